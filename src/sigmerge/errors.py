@@ -1,0 +1,55 @@
+"""What can go wrong, said in one place: what, where, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class SigmergeError(Exception):
+    """An error a user can act on. The command line prints it without a traceback."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join([message, *(f"  - {problem}" for problem in self.problems)]))
+
+
+class RecipeError(SigmergeError):
+    """The recipe does not say something that can be run."""
+
+    exit_code = 2
+
+
+class PoolError(SigmergeError):
+    """A checkpoint, or the checkpoints together, cannot be merged."""
+
+    exit_code = 3
+
+
+class OutputError(SigmergeError):
+    """The output folder cannot be written or replaced."""
+
+    exit_code = 4
+
+
+class ScoreError(SigmergeError):
+    """Scores are missing, malformed or do not fit the pool."""
+
+    exit_code = 5
+
+
+class MissingExtra(SigmergeError):
+    """An optional library is not installed."""
+
+    exit_code = 6
+
+    def __init__(self, library: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs {library}, which is not installed. "
+            f"Install it with: pip install 'sigmerge[{extra}]'"
+        )
+
+
+class SigmergeWarning(UserWarning):
+    """Something the user should know; the run goes on."""

@@ -1,0 +1,63 @@
+"""Counter-based random numbers: Philox4x32-10 (Salmon et al., SC'11).
+
+A draw depends on (key, index) alone, so any tile of any tensor can be drawn anywhere in any order
+and gives the same bits. Index i is lane i mod 4 of counter i div 4.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+Array = np.ndarray[Any, Any]
+
+
+def key_of(seed: int, *names: str) -> tuple[int, int]:
+    """The two key words of a stream that is named by a seed and strings."""
+    digest = hashlib.sha256("\0".join([str(seed), *names]).encode()).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _round4(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, int, int, int]:
+    product0 = np.uint64(0xD2511F53) * np.uint64(c0)
+    product1 = np.uint64(0xCD9E8D57) * np.uint64(c2)
+    high0 = np.uint32(product0 >> np.uint64(32))
+    high1 = np.uint32(product1 >> np.uint64(32))
+    return (
+        high1 ^ c1 ^ k0,
+        np.uint32(product1),
+        high0 ^ c3 ^ k1,
+        np.uint32(product0),
+    )
+
+
+@njit(cache=True, nogil=True)
+def fill(key: tuple[int, int], start: int, out: Array) -> None:
+    """Random uint32 for the indices start, start+1, …; `start` is a multiple of 4."""
+    size = out.size
+    for group in range((size + 3) // 4):
+        counter = np.uint64(start // 4 + group)
+        c0, c1 = np.uint32(counter), np.uint32(counter >> np.uint64(32))
+        c2, c3 = np.uint32(0), np.uint32(0)
+        k0, k1 = np.uint32(key[0]), np.uint32(key[1])
+        for _ in range(10):
+            c0, c1, c2, c3 = _round4(c0, c1, c2, c3, k0, k1)
+            k0 = np.uint32(k0 + np.uint32(0x9E3779B9))
+            k1 = np.uint32(k1 + np.uint32(0xBB67AE85))
+        base = 4 * group
+        out[base] = c0
+        if base + 1 < size:
+            out[base + 1] = c1
+        if base + 2 < size:
+            out[base + 2] = c2
+        if base + 3 < size:
+            out[base + 3] = c3
+
+
+def keep_below(probability: float) -> int:
+    """A draw below this integer happens with the given probability (exactly 2**32 for 1)."""
+    return int(probability * 2**32)
