@@ -1,0 +1,46 @@
+"""The layer-domain budget, the integer quotas that realise it, and who claims first."""
+
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+GUARD: Final = 1e-9
+"""A target this close to an integer, relatively, is that integer: 0.45 · 0.2 · 100 is 9, not 10."""
+
+
+def budget(
+    capacity: Float64[np.ndarray, "layers"], share: Float64[np.ndarray, "domains"]
+) -> Float64[np.ndarray, "layers domains"]:
+    """Eq. budget, B = Cρᵀ: the fraction of layer i that domain d may occupy."""
+    return np.outer(capacity, share)
+
+
+def quotas(
+    capacity: Float64[np.ndarray, "layers"],
+    share: Float64[np.ndarray, "domains"],
+    coordinates: Int64[np.ndarray, "layers"],
+) -> Int64[np.ndarray, "layers domains"]:
+    """k_i,d = ⌈C_i ρ_d n_i⌉ of Alg. 1 and Theorem 1, with n_i = |Ω_i|. A share of 0 gives 0."""
+    target = budget(capacity, share) * coordinates[:, None]
+    nearest = np.rint(target)
+    exact = np.abs(target - nearest) <= GUARD * target
+    return np.where(exact, nearest, np.ceil(target)).astype(np.int64)
+
+
+def infeasible(
+    quota: Int64[np.ndarray, "layers domains"], coordinates: Int64[np.ndarray, "layers"]
+) -> list[str]:
+    """Layers whose quotas do not fit, K_i > n_i: Theorem 1's assumption fails there."""
+    return [
+        f"layer {layer}: the domains claim {wanted} of {available} coordinates"
+        for layer, (wanted, available) in enumerate(
+            zip(quota.sum(axis=1), coordinates, strict=True)
+        )
+        if wanted > available
+    ]
+
+
+def claim_order(share: Float64[np.ndarray, "domains"]) -> Int64[np.ndarray, "domains"]:
+    """π: domain indices by decreasing ρ_d, equal shares in the order the domains are given."""
+    return np.argsort(-share, kind="stable").astype(np.int64)
