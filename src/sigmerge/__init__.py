@@ -1,0 +1,24 @@
+"""sigmerge: merge fine-tuned checkpoints of one reference model, then repair the merge.
+
+The verbs of the command line are functions here: `sigmerge.merge(recipe, out)`, ….
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_VERBS = {
+    "merge": "sigmerge.commands.merge:merge",
+    "load_recipe": "sigmerge.recipe:load_recipe",
+}
+
+__all__ = list(_VERBS)
+
+
+def __getattr__(name: str) -> Any:
+    """Verbs are imported when they are used: `import sigmerge` alone loads nothing."""
+    if name not in _VERBS:
+        raise AttributeError(f"module 'sigmerge' has no attribute {name!r}")
+    module, _, function = _VERBS[name].partition(":")
+    return getattr(import_module(module), function)

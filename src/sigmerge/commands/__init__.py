@@ -1,0 +1,1 @@
+"""One function per verb: they join recipe, pool, maths, engine and output."""

@@ -1,0 +1,53 @@
+"""What is remembered between runs: file digests and derived files, keyed by file identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+
+def cache_folder(name: str) -> Path:
+    """SIGMERGE_CACHE, or the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    root = Path(os.environ.get("SIGMERGE_CACHE") or Path(home) / "sigmerge")
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def identity(file: Path) -> str:
+    """Changes whenever the file is replaced or written: path, inode, size and times."""
+    real = file.resolve()
+    status = real.stat()
+    return f"{real}|{status.st_ino}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}"
+
+
+def sha256(
+    files: Iterable[Path], threads: int = 1, progress: Callable[[int], None] | None = None
+) -> dict[Path, str]:
+    """SHA-256 of files; one that was hashed before and has not changed is not read again."""
+    folder = cache_folder("digests")
+
+    def digest(file: Path) -> str:
+        note = folder / hashlib.sha256(identity(file).encode()).hexdigest()[:32]
+        if note.exists():
+            return str(json.loads(note.read_text())["sha256"])
+        value = hashlib.sha256()
+        buffer = memoryview(bytearray(1 << 22))
+        with file.open("rb", buffering=0) as stream:
+            while count := stream.readinto(buffer):
+                value.update(buffer[:count])
+                if progress:
+                    progress(count)
+        partial = note.with_name(f"{note.name}.{os.getpid()}")
+        partial.write_text(json.dumps({"file": str(file), "sha256": value.hexdigest()}))
+        partial.replace(note)
+        return value.hexdigest()
+
+    unique = sorted(set(files))
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        return dict(zip(unique, pool.map(digest, unique), strict=True))

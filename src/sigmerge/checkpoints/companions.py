@@ -1,0 +1,69 @@
+"""Everything in an output folder that is not weights: configuration, tokenizer, card, records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.writer import Output
+
+TOKENIZER = (
+    "tokenizer*",
+    "*.tiktoken",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*.model",
+    "chat_template*",
+    "additional_chat_templates/*",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+MODEL = ("generation_config.json", "*.py")
+"""Files of the model itself; *.py is code that a configuration may refer to. It is never run."""
+
+_TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def copy_companions(output: Output, pool: Pool, tokenizer: Path | None, dtype: str | None) -> None:
+    layout = pool.layout
+    config = merged_config(layout.config, pool.untied, dtype)
+    output.text("config.json", json.dumps(config, indent=2) + "\n")
+    for file in _matching(layout.path, MODEL):
+        output.copy(file, str(file.relative_to(layout.path)))
+    source = tokenizer or layout.path
+    for file in _matching(source, TOKENIZER):
+        output.copy(file, str(file.relative_to(source)))
+
+
+def merged_config(config: dict[str, Any], untied: bool, dtype: str | None) -> dict[str, Any]:
+    """The reference's configuration, true to what is written: dtype and tied head."""
+    merged = dict(config)
+    if dtype:
+        key = "dtype" if "dtype" in merged else "torch_dtype"
+        merged[key] = _TORCH_NAMES[dtype]
+    if untied:
+        merged["tie_word_embeddings"] = False
+    return merged
+
+
+def model_card(title: str, pool: Pool, recipe: str, notes: list[str]) -> str:
+    """README.md: what this is and how to make it again. The same for every run of the recipe."""
+    front = ["---", "library_name: transformers", "tags:", "- merge", "- sigmerge", "---", ""]
+    lines = [f"# {title}", "", "Made with [sigmerge](sigmerge/recipe.yaml), without training.", ""]
+    if pool.reference:
+        lines += [f"- reference: `{pool.reference.path.name}`"]
+    lines += [f"- expert `{name}`: `{member.path.name}`" for name, member in pool.experts.items()]
+    lines += ["", *notes, "", "## Recipe", "", "```yaml", recipe.rstrip(), "```", ""]
+    return "\n".join([*front, *lines])
+
+
+def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
+    files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+    yield from sorted(files)

@@ -1,0 +1,31 @@
+"""Hub ids, through huggingface_hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sigmerge.errors import MissingExtra, RecipeError
+
+WANTED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
+
+
+def download(identifier: str) -> Path:
+    """The local snapshot of `owner/name` or `owner/name@revision`, downloaded if need be."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError:
+        raise MissingExtra("huggingface_hub", "hub", f"The hub id {identifier}") from None
+    name, _, revision = identifier.partition("@")
+    options = {"revision": revision or None, "allow_patterns": WANTED}
+    try:
+        return Path(snapshot_download(name, local_files_only=True, **options))
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        return Path(snapshot_download(name, **options))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RecipeError(
+            f"{identifier!r}: no such folder, and the hub could not provide it ({reason})"
+        ) from None

@@ -1,0 +1,32 @@
+"""Pickled weights, only on request: loaded weights-only and kept as safetensors in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from sigmerge.checkpoints.cache import cache_folder, identity
+from sigmerge.errors import MissingExtra, PoolError
+
+
+def as_safetensors(pickles: list[Path]) -> list[Path]:
+    """A safetensors twin of every pickle. Code inside a pickle is never run."""
+    try:
+        import torch
+        from safetensors.torch import save_file
+    except ImportError:
+        raise MissingExtra("torch", "models", "Reading pickled weights") from None
+    twins = []
+    for pickle in pickles:
+        key = hashlib.sha256(identity(pickle).encode()).hexdigest()[:24]
+        twin = cache_folder("unpickled") / f"{key}.safetensors"
+        if not twin.exists():
+            try:
+                state = torch.load(pickle, map_location="cpu", weights_only=True, mmap=True)
+            except Exception as error:
+                raise PoolError(f"{pickle}: cannot be loaded weights-only ({error}).") from None
+            partial = twin.with_suffix(".partial")
+            save_file({name: value.contiguous().clone() for name, value in state.items()}, partial)
+            partial.rename(twin)
+        twins.append(twin)
+    return twins

@@ -1,0 +1,236 @@
+"""A pool: the reference and its experts, checked against each other from headers alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sigmerge.checkpoints.blocks import Stack
+from sigmerge.checkpoints.folder import HEAD_NAMES, Checkpoint, open_checkpoint
+from sigmerge.checkpoints.header import Tensor
+from sigmerge.errors import PoolError
+
+SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Pool:
+    """`reference` is the model the experts were tuned from; a plain soup may have none.
+
+    `layout` is the checkpoint whose tensors, configuration and tokenizer the output takes over:
+    the reference, or else the first expert. `untied` is set when some members store an output head
+    of their own and others share it with the embedding: every member is then read as untied.
+    """
+
+    reference: Checkpoint | None
+    experts: Mapping[str, Checkpoint]
+    untied: bool = False
+
+    @property
+    def layout(self) -> Checkpoint:
+        return self.reference or next(iter(self.experts.values()))
+
+    @property
+    def names(self) -> list[str]:
+        """Tensor names in the order everything is done in: sorted."""
+        return sorted(self.layout.tensors)
+
+    @property
+    def stack(self) -> Stack:
+        return self.layout.stack
+
+    @property
+    def members(self) -> dict[str, Checkpoint]:
+        """Every checkpoint under the name that errors use for it."""
+        first = {"reference": self.reference} if self.reference else {}
+        return {**first, **self.experts}
+
+    def blocks(self) -> list[tuple[str, list[str]]]:
+        """Units of work: ("layer 0", its tensors) … then each tensor outside on its own."""
+        inside: list[list[str]] = [[] for _ in range(self.stack.depth)]
+        outside: list[tuple[str, list[str]]] = []
+        for name in self.names:
+            block = self.stack.block_of(name)
+            if block is None:
+                outside.append((name, [name]))
+            else:
+                inside[block].append(name)
+        return [(f"layer {i}", names) for i, names in enumerate(inside)] + outside
+
+
+def open_pool(
+    reference: Path | None,
+    experts: Mapping[str, Path],
+    *,
+    allow_pickle: bool = False,
+    mixed_dtypes: bool = False,
+    ignore: Iterable[str] = (),
+) -> Pool:
+    """Open and check a pool. All problems of all members are reported together.
+
+    `mixed_dtypes` allows members of different precision (the recipe says what is written);
+    `ignore` names tensors of the reference that no expert is asked for.
+    """
+    opened: dict[str, Checkpoint] = {}
+    problems: list[str] = []
+    for name, path in {**({"reference": reference} if reference else {}), **experts}.items():
+        try:
+            opened[name] = open_checkpoint(path, allow_pickle=allow_pickle)
+        except PoolError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise PoolError("The pool cannot be opened:", problems)
+    base = opened.pop("reference", None) if reference else None
+    pool = _with_heads(Pool(base, opened))
+    problems += _same_folders(pool)
+    for name, expert in pool.experts.items():
+        if expert is not pool.layout:
+            problems += _differences(name, expert, pool.layout, mixed_dtypes, set(ignore))
+    if not problems:
+        problems += _equal_to_reference(pool)
+    if problems:
+        raise PoolError("The checkpoints do not form a pool:", problems)
+    return pool
+
+
+def outside_tensors(checkpoint: Checkpoint) -> list[str]:
+    return [name for name in checkpoint.tensors if checkpoint.stack.block_of(name) is None]
+
+
+def _with_heads(pool: Pool) -> Pool:
+    """Tied heads: a member without a head of its own reads its embedding in that place.
+
+    A head stored beside `tie_word_embeddings: true` is a redundant copy and is left out, unless
+    other members are untied.
+    """
+    heads = {name: member.head for name, member in pool.members.items()}
+    tied = {
+        name: heads[name] is None or bool(member.config.get("tie_word_embeddings"))
+        for name, member in pool.members.items()
+    }
+    if all(tied.values()):
+        members = {name: _without_head(member) for name, member in pool.members.items()}
+        return _rebuilt(pool, members, untied=False)
+    if not any(tied.values()):
+        return pool
+    head = next(name for name in heads.values() if name)
+    members = {name: _with_head(member, head) for name, member in pool.members.items()}
+    return _rebuilt(pool, members, untied=True)
+
+
+def _rebuilt(pool: Pool, members: dict[str, Checkpoint], untied: bool) -> Pool:
+    experts = {name: members[name] for name in pool.experts}
+    return Pool(members["reference"] if pool.reference else None, experts, untied)
+
+
+def _without_head(member: Checkpoint) -> Checkpoint:
+    kept = {name: tensor for name, tensor in member.tensors.items() if name not in HEAD_NAMES}
+    return replace(member, tensors=kept)
+
+
+def _with_head(member: Checkpoint, head: str) -> Checkpoint:
+    if member.head is not None or member.embedding is None:
+        return member
+    alias = replace(member.tensors[member.embedding], name=head)
+    return replace(member, tensors={**member.tensors, head: alias})
+
+
+def _same_folders(pool: Pool) -> list[str]:
+    folders = Counter(member.path for member in pool.members.values())
+    problems = []
+    for folder, count in folders.items():
+        if count > 1:
+            names = [name for name, member in pool.members.items() if member.path == folder]
+            what = "is the reference itself" if "reference" in names else "is given twice"
+            problems.append(f"{', '.join(names)}: the folder {folder} {what}")
+    return problems
+
+
+def _differences(
+    name: str, expert: Checkpoint, layout: Checkpoint, mixed_dtypes: bool, ignore: set[str]
+) -> list[str]:
+    problems = []
+    ours, theirs = layout.config.get("architectures"), expert.config.get("architectures")
+    if ours and theirs and ours != theirs:
+        return [f"{name}: architecture {_join(theirs)}, the reference has {_join(ours)}"]
+    sizes = layout.config.get("vocab_size"), expert.config.get("vocab_size")
+    wanted = {n: t for n, t in layout.tensors.items() if n not in ignore}
+    if None not in sizes and sizes[0] != sizes[1] and layout.embedding in wanted:
+        problems.append(
+            f"{name}: vocabulary of {sizes[1]} tokens, the reference has {sizes[0]}; "
+            "set parameters: {outside: reference} to keep the reference's embeddings"
+        )
+    missing = sorted(set(wanted) - set(expert.tensors))
+    extra = sorted(set(expert.tensors) - set(layout.tensors))
+    problems += _listed(f"{name}: tensor missing", missing)
+    problems += _listed(f"{name}: tensor that the reference does not have", extra)
+    shared = [n for n in sorted(wanted) if n in expert.tensors]
+    problems += _listed_pairs(
+        name, [(n, _clash(wanted[n], expert.tensors[n], mixed_dtypes)) for n in shared]
+    )
+    return problems
+
+
+def _clash(ours: Tensor, theirs: Tensor, mixed_dtypes: bool) -> str | None:
+    if ours.shape != theirs.shape:
+        return f"shape {list(theirs.shape)}, the reference has {list(ours.shape)}"
+    both_floating = ours.floating and theirs.floating
+    if ours.dtype != theirs.dtype and not (mixed_dtypes and both_floating):
+        hint = "; say what to write with dtype: in the recipe" if both_floating else ""
+        return f"dtype {theirs.dtype}, the reference has {ours.dtype}{hint}"
+    return None
+
+
+def _equal_to_reference(pool: Pool) -> list[str]:
+    """An expert whose bytes are the reference's has nothing to merge.
+
+    Almost every expert differs in the first bytes compared; only a true copy is read to its end.
+    """
+    if pool.reference is None:
+        return []
+    return [
+        f"{name}: every tensor equals the reference's; it is a copy, not an expert"
+        for name, expert in pool.experts.items()
+        if _same_weights(pool.reference, expert)
+    ]
+
+
+def _same_weights(one: Checkpoint, other: Checkpoint) -> bool:
+    if any(
+        one.tensors[n].dtype != other.tensors[n].dtype for n in one.tensors if n in other.tensors
+    ):
+        return False
+    return all(
+        _same_bytes(one.tensors[n], other.tensors[n]) for n in one.tensors if n in other.tensors
+    )
+
+
+def _same_bytes(one: Tensor, other: Tensor, step: int = 1 << 20) -> bool:
+    with one.file.open("rb") as left, other.file.open("rb") as right:
+        left.seek(one.begin)
+        right.seek(other.begin)
+        remaining = one.nbytes
+        while remaining > 0:
+            count = min(step, remaining)
+            if left.read(count) != right.read(count):
+                return False
+            remaining -= count
+    return True
+
+
+def _listed(what: str, names: list[str]) -> list[str]:
+    lines = [f"{what}: {name}" for name in names[:SHOWN]]
+    if len(names) > SHOWN:
+        lines.append(f"{what}: and {len(names) - SHOWN} more")
+    return lines
+
+
+def _listed_pairs(expert: str, pairs: list[tuple[str, str | None]]) -> list[str]:
+    clashes = [f"{name}: {why}" for name, why in pairs if why]
+    return _listed(expert, clashes)
+
+
+def _join(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

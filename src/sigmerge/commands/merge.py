@@ -1,0 +1,312 @@
+"""`sigmerge merge`: a dense merge, streamed from the experts' folders into a new one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sigmerge.checkpoints.cache import identity, sha256
+from sigmerge.checkpoints.companions import copy_companions, model_card
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.pool import Pool, open_pool, outside_tensors
+from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.writer import Layout, Output, check_target, parse_size, plan_layout
+from sigmerge.commands.options import Meter, Options, versions
+from sigmerge.engine.stream import CHUNK, Stream, StreamChunk, Workers
+from sigmerge.errors import OutputError, RecipeError
+from sigmerge.kernels import TILE
+from sigmerge.kernels.convert import NARROW, STORAGE
+from sigmerge.kernels.merge import add_reference
+from sigmerge.operators.base import Operator, Site
+from sigmerge.recipe import Recipe, load_recipe
+
+INTERPRETER = 250_000_000
+"""Resident bytes of Python with the libraries loaded, before any tensor."""
+
+
+@dataclass(frozen=True)
+class MergeJob:
+    """A merge that passed every check that headers allow."""
+
+    recipe: Recipe
+    operator: Operator
+    pool: Pool
+    sites: Mapping[str, Site]
+    """Tensors that are merged; the others are copied from the layout's checkpoint."""
+    layout: Layout
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """Checkpoints that are read tensor by tensor."""
+        if self.operator.gives_vector:
+            return self.pool.members
+        return dict(self.pool.experts)
+
+    def fingerprint(self) -> str:
+        recipe = self.recipe
+        inputs = {
+            name: [identity(file) for file in member.files]
+            for name, member in self.pool.members.items()
+        }
+        content = [
+            versions(),
+            recipe.method,
+            recipe.preset,
+            recipe.seed,
+            repr(self.sites),
+            inputs,
+            [hashlib.sha256(header).hexdigest() for header in self.layout.headers],
+            TILE,
+            CHUNK,
+        ]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def bytes_in(self) -> int:
+        """Bytes one pass over the merged tensors reads."""
+        return sum(
+            member.tensors[name].nbytes for member in self.members.values() for name in self.sites
+        )
+
+    def peak_memory(self, threads: int) -> int:
+        """A bound on resident memory: it depends on experts and threads, not on the model."""
+        experts = len(self.pool.experts)
+        scratch = (experts + 4) * TILE * 4
+        window = (experts + 1) * CHUNK * 4
+        counts = 3 * experts * 65536 * 8
+        return INTERPRETER + threads * (scratch + window + counts)
+
+    def describe(self, threads: int) -> dict[str, Any]:
+        """What `--dry-run` tells."""
+        pool = self.pool
+        return {
+            "operator": self.recipe.method,
+            "reference": str(pool.reference.path) if pool.reference else None,
+            "experts": {name: str(member.path) for name, member in pool.experts.items()},
+            "layers": pool.stack.depth,
+            "tensors": len(self.layout.slots),
+            "merged_tensors": len(self.sites),
+            "coordinates": sum(site.size for site in self.sites.values()),
+            "settings": summary(self.sites),
+            "bytes_to_read": self.bytes_in(),
+            "bytes_to_write": self.layout.nbytes,
+            "files": self.layout.files,
+            "peak_memory_bytes": self.peak_memory(threads),
+            "threads": threads,
+            "notes": list(self.recipe.notes),
+        }
+
+
+def merge(
+    recipe: Recipe | Path | str | Mapping[str, Any], out: Path | str, **how: Any
+) -> dict[str, Any]:
+    """Merge as the recipe says into a new folder; returns what was done (provenance).
+
+    Keyword arguments are those of `Options`. A recipe with a `repair:` section is repaired too.
+    """
+    options = Options(**how)
+    loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    if loaded.repair is not None:
+        from sigmerge.commands.repair import merge_and_repair
+
+        return merge_and_repair(loaded, Path(out), options)
+    check_target(Path(out), options.overwrite)
+    job = plan_merge(loaded, options)
+    return run_merge(job, Path(out), options)
+
+
+def plan_merge(recipe: Recipe, options: Options) -> MergeJob:
+    """Check the recipe against the checkpoints' headers. Reads no tensor."""
+    operator = recipe.operator
+    if operator is None:
+        raise RecipeError(
+            "merge_method: checkpoint has nothing to merge; add a repair: section, or use "
+            "`sigmerge repair`."
+        )
+    keep_outside = recipe.parameters.get("outside") == "reference"
+    ignore: list[str] = []
+    if keep_outside and recipe.reference:
+        opened = open_checkpoint(recipe.reference, allow_pickle=options.allow_pickle)
+        ignore = outside_tensors(opened)
+    pool = open_pool(
+        recipe.reference,
+        recipe.experts,
+        allow_pickle=options.allow_pickle,
+        mixed_dtypes=recipe.out_dtype is not None,
+        ignore=ignore,
+    )
+    sites = _sites(recipe, pool, set(ignore))
+    problems = operator.check(list(sites.values()))
+    if problems:
+        raise RecipeError(f"{recipe.method}: the parameters do not fit:", problems)
+    tensors = [
+        (
+            name,
+            recipe.out_dtype if stored.floating and recipe.out_dtype else stored.dtype,
+            stored.shape,
+        )
+        for name, stored in sorted(pool.layout.tensors.items(), key=lambda item: _natural(item[0]))
+    ]
+    return MergeJob(
+        recipe, operator, pool, sites, plan_layout(tensors, parse_size(options.max_shard_size))
+    )
+
+
+def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
+    meter = Meter()
+    recipe, pool = job.recipe, job.pool
+    source = PoolSource(job.members, allow_nonfinite=options.allow_nonfinite)
+    with (
+        Output(out, job.layout, job.fingerprint(), overwrite=options.overwrite) as output,
+        Workers(options.threads) as workers,
+    ):
+        resumed = sorted(output.done)
+        _merge_blocks(job, source, workers, output, options)
+        inputs = _input_files(pool, options)
+        copy_companions(output, pool, recipe.tokenizer, recipe.out_dtype)
+        title = f"{job.operator.title} of {len(pool.experts)} experts"
+        output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
+        output.text("sigmerge/recipe.yaml", recipe.text)
+        plan = {
+            "operator": recipe.method,
+            "preset": recipe.preset,
+            "seed": recipe.seed,
+            "settings": summary(job.sites),
+            "warnings": list(recipe.notes),
+        }
+        output.text("sigmerge/plan.json", json.dumps(plan, indent=2) + "\n")
+        provenance = {
+            "inputs": inputs,
+            "versions": versions(),
+            "device": "cpu",
+            "engine": f"local, {options.threads} threads",
+            "bytes_read": source.bytes_read,
+            "bytes_written": job.layout.nbytes,
+            "blocks_resumed": resumed,
+            **meter.read(),
+        }
+        output.text("sigmerge/provenance.json", json.dumps(provenance, indent=2) + "\n")
+        output.publish()
+    return {"out": str(output.final), **provenance}
+
+
+def _merge_blocks(
+    job: MergeJob, source: PoolSource, workers: Workers, output: Output, options: Options
+) -> None:
+    operator, pool = job.operator, job.pool
+    todo = [(key, names) for key, names in pool.blocks() if key not in output.done]
+    stream = Stream(
+        [[job.sites[name] for name in names if name in job.sites] for _, names in pool.blocks()],
+        source,
+        workers,
+        operator.granule,
+    )
+    survey = stream.survey(operator.survey(list(job.sites.values()))) if todo else None
+    total = sum(slot.nbytes for slot in job.layout.slots.values())
+    written = total - sum(job.layout.slots[n].nbytes for _, names in todo for n in names)
+    blocks = stream.ahead([[job.sites[n] for n in names if n in job.sites] for _, names in todo])
+    for (key, names), block in zip(todo, blocks, strict=True):
+        states = stream.prepare(block, lambda site: operator.prepare(site, survey))
+        stream.visit(block, states, lambda chunk: _write_chunk(job, survey, output, chunk))
+        for name in names:
+            if name not in job.sites:
+                _copy_tensor(job, source, output, name)
+        output.finish(key)
+        written += sum(job.layout.slots[name].nbytes for name in names)
+        options.progress("merging", written, total)
+
+
+def _write_chunk(job: MergeJob, survey: Any, output: Output, chunk: StreamChunk) -> int:
+    tensor = chunk.site.tensor
+    dtype = job.layout.slots[tensor].dtype
+    raw = np.empty(min(chunk.step, chunk.stop - chunk.start), STORAGE[dtype])
+    for tile in job.operator.merge(chunk, survey):
+        if job.operator.gives_vector:
+            add_reference(tile.out, tile.reference)
+        store(output, tensor, tile.start, tile.out, raw[: tile.out.size], dtype)
+    return chunk.stop - chunk.start
+
+
+def store(output: Output, tensor: str, start: int, values: Any, raw: Any, dtype: str) -> None:
+    """Round float32 values once to the stored type and write them; overflow is an error."""
+    if not NARROW[dtype](values, raw):
+        place = start + int(np.flatnonzero(_overflows(raw, dtype))[0])
+        raise OutputError(
+            f"{tensor}: the result at flat index {place} is not finite in {dtype}. The weights "
+            "add up too large: lower them, or write a wider dtype."
+        )
+    output.write(tensor, start, raw)
+
+
+def _overflows(raw: Any, dtype: str) -> Any:
+    if dtype == "BF16":
+        return (raw & 0x7F80) == 0x7F80
+    return ~np.isfinite(raw)
+
+
+def _copy_tensor(job: MergeJob, source: PoolSource, output: Output, name: str) -> None:
+    """A tensor that is not merged: the layout checkpoint's own bytes, cast if asked."""
+    stored, slot = job.pool.layout.tensors[name], job.layout.slots[name]
+    if stored.dtype == slot.dtype:
+        output.write_bytes(name, source.reader.bytes(stored))
+        return
+    member = "reference" if job.pool.reference else next(iter(job.pool.experts))
+    origin = PoolSource({member: job.pool.layout}, allow_nonfinite=source.allow_nonfinite)
+    for start in range(0, stored.size, TILE):
+        values = np.empty(min(TILE, stored.size - start), np.float32)
+        origin.fill(member, name, start, values)
+        store(output, name, start, values, np.empty(values.size, STORAGE[slot.dtype]), slot.dtype)
+
+
+def _sites(recipe: Recipe, pool: Pool, ignore: set[str]) -> dict[str, Site]:
+    sites = {}
+    for name, stored in sorted(pool.layout.tensors.items()):
+        if stored.floating and name not in ignore and stored.size:
+            block = pool.stack.block_of(name)
+            sites[name] = recipe.site(name, stored.size, block, pool.stack.depth)
+    return sites
+
+
+def summary(sites: Mapping[str, Site]) -> dict[str, Any]:
+    """Settings by name; where tensors differ, the distinct values."""
+    seen: dict[str, list[Any]] = {}
+    for site in sites.values():
+        for name, value in site.settings.items():
+            values = seen.setdefault(name, [])
+            plain = (
+                dict(zip(site.experts, value, strict=True)) if isinstance(value, tuple) else value
+            )
+            if plain not in values:
+                values.append(plain)
+    return {
+        name: values[0] if len(values) == 1 else {"by tensor": values}
+        for name, values in seen.items()
+    }
+
+
+def _input_files(pool: Pool, options: Options) -> list[dict[str, Any]]:
+    files = {file: name for name, member in pool.members.items() for file in member.files}
+    total = sum(file.stat().st_size for file in files)
+    hashed = 0
+
+    def progress(count: int) -> None:
+        nonlocal hashed
+        hashed += count
+        options.progress("hashing inputs", hashed, total)
+
+    digests = sha256(files, options.threads, progress)
+    return [
+        {"member": name, "file": str(file), "size": file.stat().st_size, "sha256": digests[file]}
+        for file, name in files.items()
+    ]
+
+
+def _natural(name: str) -> list[Any]:
+    """Sort key that puts layer 2 before layer 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

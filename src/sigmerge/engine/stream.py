@@ -1,0 +1,199 @@
+"""Streaming: a model goes by block by block, a block chunk by chunk over worker threads.
+
+Only a few chunks are in memory at any time, however large the model. Results are folded in the
+order of the chunks, whatever thread finished first, so they do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from sigmerge.kernels import TILE
+from sigmerge.operators.base import Array, Pass, Passes, Site, Tile
+
+CHUNK = 32 * TILE
+"""Coordinates one worker takes at a time."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def default_threads() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Workers:
+    """A pool of threads whose `map` keeps order and holds few items in flight."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = max(1, threads)
+        self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        if self._pool is None:
+            yield from map(function, items)
+            return
+        waiting: deque[Future[Result]] = deque()
+        for item in items:
+            waiting.append(self._pool.submit(function, item))
+            if len(waiting) > 2 * self.threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+class Source(Protocol):
+    """Where values come from. Members are the experts in order, and the reference."""
+
+    def fill(self, member: str, tensor: str, start: int, out: Array) -> None:
+        """Write float32 values of a tensor from `start` on into `out`."""
+
+    def done(self, tensor: str, start: int, stop: int) -> None:
+        """These coordinates will not be needed again in this pass."""
+
+    def prefetch(self, tensors: Iterable[str]) -> None:
+        """These tensors come next."""
+
+
+@dataclass
+class StreamChunk:
+    """Tiles of one tensor, read as they are asked for into the worker's own scratch."""
+
+    site: Site
+    start: int
+    stop: int
+    step: int
+    source: Source
+    state: Any = None
+
+    def tiles(self) -> Iterator[Tile]:
+        reference, experts, out = _scratch(len(self.site.experts))
+        for start in range(self.start, self.stop, self.step):
+            size = min(self.step, self.stop - start)
+            tile = Tile(start, reference[:size], experts[:, :size], out[:size])
+            self.source.fill("reference", self.site.tensor, start, tile.reference)
+            for row, expert in zip(tile.experts, self.site.experts, strict=True):
+                self.source.fill(expert, self.site.tensor, start, row)
+            yield tile
+        self.source.done(self.site.tensor, self.start, self.stop)
+
+
+_local = threading.local()
+
+
+def _scratch(experts: int) -> tuple[Array, Array, Array]:
+    if getattr(_local, "experts", None) != experts:
+        _local.experts = experts
+        _local.rows = np.empty((experts + 2, TILE), np.float32)
+    return _local.rows[0], _local.rows[1:-1], _local.rows[-1]
+
+
+def chunks(site: Site, granule: int, source: Source, state: Any = None) -> list[StreamChunk]:
+    """A tensor cut into chunks whose tiles start at multiples of the granule."""
+    step = max(TILE // granule, 1) * granule
+    length = CHUNK // step * step
+    return [
+        StreamChunk(site, start, min(site.size, start + length), step, source, state)
+        for start in range(0, site.size, length)
+    ]
+
+
+Granule = Callable[[Site], int]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The sites of a model, block by block, and the machinery that passes over them."""
+
+    blocks: Sequence[Sequence[Site]]
+    source: Source
+    workers: Workers
+    granule: Granule
+    progress: Callable[[int], None] = lambda coordinates: None
+
+    def survey(self, passes: Passes) -> Any:
+        """Drive a generator of passes over the whole model to its result."""
+
+        def run(step: Pass) -> Any:
+            total = None
+            for block in self.ahead(self.blocks):
+                states = self.prepare(block, step.prepare) if step.prepare else {}
+                for part in self.workers.map(step.visit, self._chunks(block, states)):
+                    total = step.fold(total, part)
+            return total
+
+        return _drive(passes, run)
+
+    def prepare(self, block: Sequence[Site], passes: Callable[[Site], Passes]) -> dict[str, Any]:
+        """Drive the passes of all tensors of a block side by side; their results by name."""
+        running = {site.tensor: (site, passes(site)) for site in block}
+        replies: dict[str, Any] = dict.fromkeys(running)
+        states: dict[str, Any] = {}
+        while running:
+            steps: dict[str, Pass] = {}
+            for name, (_, generator) in list(running.items()):
+                try:
+                    steps[name] = generator.send(replies[name])
+                except StopIteration as stop:
+                    states[name] = stop.value
+                    del running[name]
+            replies = self._round([site for site, _ in running.values()], steps)
+        return states
+
+    def visit(
+        self, block: Sequence[Site], states: Mapping[str, Any], visit: Callable[[StreamChunk], int]
+    ) -> None:
+        """One pass whose results are not folded: the writing of the merge."""
+        for coordinates in self.workers.map(visit, self._chunks(block, states)):
+            self.progress(coordinates)
+
+    def ahead(self, blocks: Iterable[Sequence[Site]]) -> Iterator[Sequence[Site]]:
+        """The blocks in turn, each next one being read ahead while one is at work."""
+        upcoming = iter(blocks)
+        block = next(upcoming, None)
+        while block is not None:
+            following = next(upcoming, None)
+            self.source.prefetch(site.tensor for site in following or ())
+            yield block
+            block = following
+
+    def _chunks(self, block: Sequence[Site], states: Mapping[str, Any]) -> list[StreamChunk]:
+        return [
+            chunk
+            for site in block
+            for chunk in chunks(site, self.granule(site), self.source, states.get(site.tensor))
+        ]
+
+    def _round(self, sites: Sequence[Site], steps: Mapping[str, Pass]) -> dict[str, Any]:
+        items = self._chunks(sites, {})
+        results = self.workers.map(lambda chunk: steps[chunk.site.tensor].visit(chunk), items)
+        totals: dict[str, Any] = dict.fromkeys(steps)
+        for chunk, part in zip(items, results, strict=True):
+            name = chunk.site.tensor
+            totals[name] = steps[name].fold(totals[name], part)
+        return totals
+
+
+def _drive(passes: Generator[Pass, Any, Any], run: Callable[[Pass], Any]) -> Any:
+    reply = None
+    while True:
+        try:
+            step = passes.send(reply)
+        except StopIteration as stop:
+            return stop.value
+        reply = run(step)

@@ -1,0 +1,237 @@
+"""The arithmetic of the dense operators on one tile, in float32, expert by expert in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from sigmerge.kernels.philox import fill
+
+Array = np.ndarray[Any, Any]
+
+STRIP = 1024
+"""Coordinates that stay in the first-level cache while all experts pass over them."""
+
+
+@njit(cache=True, nogil=True)
+def subtract(values: Array, reference: Array) -> None:
+    """Δ = θ_d − θ_ref, in place."""
+    for i in range(values.size):
+        values[i] -= reference[i]
+
+
+@njit(cache=True, nogil=True)
+def weighted_sum(values: Array, weights: Array, out: Array) -> None:
+    """Σ_d w_d v_d."""
+    experts, size = values.shape
+    for begin in range(0, size, STRIP):
+        end = min(size, begin + STRIP)
+        for i in range(begin, end):
+            out[i] = values[0, i] * weights[0]
+        for d in range(1, experts):
+            weight = weights[d]
+            for i in range(begin, end):
+                out[i] += values[d, i] * weight
+
+
+@njit(cache=True, nogil=True)
+def scale(out: Array, divisor: float, factor: float) -> None:
+    """τ · factor / divisor, in place."""
+    below, above = np.float32(divisor), np.float32(factor)
+    for i in range(out.size):
+        out[i] = out[i] / below * above
+
+
+@njit(cache=True, nogil=True)
+def add_reference(out: Array, reference: Array) -> None:
+    """θ = θ_ref + τ, in place."""
+    for i in range(out.size):
+        out[i] += reference[i]
+
+
+@njit(cache=True, nogil=True)
+def trim(values: Array, threshold: int, ties: int) -> int:
+    """Zero what lies below a cut; of the entries equal to it only the first `ties` stay.
+
+    Returns how many ties may still be kept further on.
+    """
+    bits = values.view(np.uint32)
+    cut = np.uint32(threshold)
+    for i in range(bits.size):
+        magnitude = bits[i] & np.uint32(0x7FFFFFFF)
+        bits[i] = bits[i] if magnitude >= cut else np.uint32(0)
+    if ties >= bits.size:
+        return ties - equal_count(bits, cut)
+    for i in range(bits.size):
+        if bits[i] & np.uint32(0x7FFFFFFF) == cut:
+            if ties > 0:
+                ties -= 1
+            else:
+                bits[i] = np.uint32(0)
+    return ties
+
+
+@njit(cache=True, nogil=True)
+def equal_count(bits: Array, cut: int) -> int:
+    count = 0
+    for i in range(bits.size):
+        count += (bits[i] & np.uint32(0x7FFFFFFF)) == cut
+    return count
+
+
+@njit(cache=True, nogil=True)
+def drop(
+    values: Array, key: tuple[int, int], start: int, keep: int, multiplier: float, divisor: float
+) -> None:
+    """Keep an entry if its draw lies below `keep` (out of 2**32), rescaled; zero the others."""
+    draws = np.empty(STRIP, np.uint32)
+    factor, below = np.float32(multiplier), np.float32(divisor)
+    limit = np.uint64(keep)
+    for begin in range(0, values.size, STRIP):
+        count = min(STRIP, values.size - begin)
+        fill(key, start + begin, draws[:count])
+        for i in range(count):
+            kept = np.uint64(draws[i]) < limit
+            value = values[begin + i] * factor / below
+            values[begin + i] = value if kept else np.float32(0)
+
+
+@njit(cache=True, nogil=True)
+def norms_of_drop(
+    values: Array, key: tuple[int, int], start: int, keep: int
+) -> tuple[float, float]:
+    """ℓ1 norms of a tile before and after dropping."""
+    draws = np.empty(STRIP, np.uint32)
+    limit = np.uint64(keep)
+    before = after = 0.0
+    for begin in range(0, values.size, STRIP):
+        count = min(STRIP, values.size - begin)
+        fill(key, start + begin, draws[:count])
+        for i in range(count):
+            magnitude = np.float64(abs(values[begin + i]))
+            before += magnitude
+            after += magnitude if np.uint64(draws[i]) < limit else 0.0
+    return before, after
+
+
+@njit(cache=True, nogil=True)
+def norm(values: Array) -> float:
+    """ℓ1 norm of a tile."""
+    total = 0.0
+    for i in range(values.size):
+        total += np.float64(abs(values[i]))
+    return total
+
+
+@njit(cache=True, nogil=True)
+def disjoint_merge(
+    values: Array, weights: Array, weighted_election: bool, normalize: bool, out: Array
+) -> None:
+    """Elect a sign per coordinate, then sum (or average) the weighted entries that agree.
+
+    The sign is that of Σ w_d v_d, or of Σ v_d in the unweighted election; a zero sum elects +.
+    Zeros never agree.
+    """
+    experts, size = values.shape
+    vote = np.empty(STRIP, np.float32)
+    share = np.empty(STRIP, np.float32)
+    for begin in range(0, size, STRIP):
+        count = min(STRIP, size - begin)
+        vote[:count] = 0
+        share[:count] = 0
+        for d in range(experts):
+            weight = weights[d] if weighted_election else np.float32(1)
+            for i in range(count):
+                vote[i] += values[d, begin + i] * weight
+        for i in range(count):
+            out[begin + i] = 0
+        for d in range(experts):
+            weight = weights[d]
+            for i in range(count):
+                entry = values[d, begin + i] * weight
+                agrees = (entry > 0 and vote[i] >= 0) or (entry < 0 and vote[i] < 0)
+                out[begin + i] += entry if agrees else np.float32(0)
+                share[i] += weight if agrees else np.float32(0)
+        if normalize:
+            for i in range(count):
+                below = share[i] if share[i] != 0 else np.float32(1)
+                out[begin + i] = out[begin + i] / below
+
+
+@njit(cache=True, nogil=True)
+def prune_groups(values: Array, taken: Array, n: int, m: int, overlap: bool) -> None:
+    """n:m pruning (CABS) of one expert's tile, in place: a group keeps its n largest free entries.
+
+    Free means not `taken` by an earlier expert. With `overlap`, a group that runs out of free
+    entries fills up from taken ones. Ties go to the lowest index. A tail shorter than m is zeroed.
+    """
+    bits = values.view(np.uint32)
+    scores = np.empty(m, np.int64)
+    whole = values.size // m * m
+    for base in range(0, whole, m):
+        free = 0
+        for i in range(m):
+            magnitude = np.int64(bits[base + i] & np.uint32(0x7FFFFFFF))
+            scores[i] = magnitude if taken[base + i] == 0 else np.int64(-1)
+            free += taken[base + i] == 0
+        if overlap and free < n:
+            # Every free entry first: they rank above all magnitudes, taken ones by magnitude.
+            for i in range(m):
+                magnitude = np.int64(bits[base + i] & np.uint32(0x7FFFFFFF))
+                scores[i] = magnitude if taken[base + i] != 0 else np.int64(1) << 31
+        _keep_largest(scores, min(n, m if overlap else free))
+        for i in range(m):
+            kept = scores[i] == KEPT
+            bits[base + i] = bits[base + i] if kept else np.uint32(0)
+            taken[base + i] |= np.uint8(kept)
+    bits[whole:] = 0
+
+
+KEPT = -2
+
+
+@njit(cache=True, nogil=True)
+def _keep_largest(scores: Array, count: int) -> None:
+    """Overwrite the `count` largest scores (all ≥ 0) by KEPT, the lowest index first among equals.
+
+    The count-th largest score is built bit by bit from the top: a handful of vectorised counts.
+    """
+    if count == 0:
+        return
+    threshold = np.int64(0)
+    for bit in range(31, -1, -1):
+        candidate = threshold | (np.int64(1) << bit)
+        reached = 0
+        for i in range(scores.size):
+            reached += scores[i] >= candidate
+        if reached >= count:
+            threshold = candidate
+    above = 0
+    for i in range(scores.size):
+        above += scores[i] > threshold
+    ties = count - above
+    for i in range(scores.size):
+        if scores[i] > threshold:
+            scores[i] = KEPT
+        elif scores[i] == threshold and ties > 0:
+            scores[i] = KEPT
+            ties -= 1
+
+
+@njit(cache=True, nogil=True)
+def merge_overlaps(values: Array, weights: Array, out: Array) -> None:
+    """One claimant: its weighted entry. Several: the mean of those that agree with their sum."""
+    experts, size = values.shape
+    for i in range(size):
+        total = np.float32(0)
+        for d in range(experts):
+            total += values[d, i] * weights[d]
+        agreeing, count = np.float32(0), 0
+        for d in range(experts):
+            entry = values[d, i] * weights[d]
+            if (entry > 0 and total >= 0) or (entry < 0 and total < 0):
+                agreeing += entry
+                count += 1
+        out[i] = agreeing / np.float32(count) if count > 0 else np.float32(0)

@@ -1,0 +1,144 @@
+"""What an operator is.
+
+An operator turns one tile of the reference and the experts into one tile of the merge. What must be
+known beforehand about a tensor (a trimming threshold, a norm) is gathered by passes over its tiles:
+`prepare` is a generator that yields a `Pass` and is sent back its folded result; it returns the
+tensor's state. `survey` is the same over the whole model.
+Operators know no files and no threads; the engine decides where a pass runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One option of an operator. `mergekit` and `paper` are its defaults under the two presets."""
+
+    name: str
+    kind: type[float] | type[int] | type[bool] | tuple[str, ...]
+    doc: str
+    mergekit: Any
+    paper: Any
+    per_model: bool = False
+    low: float = -float("inf")
+    high: float = float("inf")
+    auto: bool = False
+    """Whether the word "auto" is a value too."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A tensor as an operator sees it. `settings` holds its options, per-model ones as a tuple."""
+
+    tensor: str
+    size: int
+    block: int | None
+    depth: int
+    experts: tuple[str, ...]
+    settings: Mapping[str, Any]
+    seed: int
+
+    def weights(self) -> Array:
+        return np.array(self.settings["weight"], np.float32)
+
+
+@dataclass
+class Tile:
+    """Scratch for one tile; an operator may overwrite `experts`, and fills `out`.
+
+    `start` is the tile's first flat index in its tensor; `experts` has one row per expert.
+    """
+
+    start: int
+    reference: Array
+    experts: Array
+    out: Array
+
+
+class Chunk(Protocol):
+    """A run of tiles of one tensor that one worker goes through in order."""
+
+    site: Site
+    start: int
+    state: Any
+
+    def tiles(self) -> Iterator[Tile]: ...
+
+
+def collect(total: list[Any] | None, part: Any) -> list[Any]:
+    return [*total, part] if total else [part]
+
+
+def add(total: Array | None, part: Array) -> Array:
+    return part if total is None else total + part
+
+
+@dataclass(frozen=True)
+class Pass:
+    """`visit` runs on every chunk, anywhere; `fold` joins its results in chunk order.
+
+    In a survey, `prepare` (if any) makes the state that visited chunks of a tensor carry.
+    """
+
+    visit: Callable[[Chunk], Any]
+    fold: Callable[[Any, Any], Any] = collect
+    prepare: Callable[[Site], Passes] | None = None
+
+
+Passes = Generator[Pass, Any, Any]
+
+
+class Operator:
+    """Base of all operators; the defaults need no pass."""
+
+    name: str
+    title: str
+    paper: str
+    needs_reference: bool = True
+    gives_vector: bool = True
+    """Whether `out` is the merged task vector, to be added to the reference, or the values."""
+    parameters: tuple[Parameter, ...]
+
+    def check(self, sites: Sequence[Site]) -> list[str]:
+        """Problems of the settings that no single parameter's bounds show."""
+        return []
+
+    def granule(self, site: Site) -> int:
+        """Tiles start at multiples of this many coordinates."""
+        return 4
+
+    def survey(self, sites: Sequence[Site]) -> Passes:
+        """Passes over the whole model."""
+        return None
+        yield
+
+    def prepare(self, site: Site, survey: Any) -> Passes:
+        """Passes over one tensor; the result is the `state` of its chunks."""
+        return None
+        yield
+
+    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+        """Go through the tiles of a chunk and hand each on with `out` filled."""
+        raise TypeError(f"{type(self).__name__} must define merge")
+
+
+WEIGHT = Parameter("weight", float, "coefficient of the expert", 1.0, 1.0, per_model=True)
+LAMBDA = Parameter("lambda", float, "scale of the merged task vector", 1.0, 1.0)
+OUTSIDE = Parameter(
+    "outside",
+    ("merge", "reference"),
+    "embeddings, head and final norm: merged like the rest, or kept from the reference",
+    "merge",
+    "merge",
+)
+INT8_MASK = Parameter(
+    "int8_mask", bool, "accepted; mergekit's memory option, changes nothing here", False, False
+)

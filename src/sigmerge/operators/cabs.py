@@ -1,0 +1,84 @@
+"""CABS: n:m pruning under sequential masks that keep experts disjoint (Yang et al., 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sigmerge.kernels import TILE
+from sigmerge.kernels import merge as kernels
+from sigmerge.operators.base import OUTSIDE, WEIGHT, Chunk, Operator, Parameter, Site, Tile
+from sigmerge.operators.task_arithmetic import task_vectors
+
+
+class Cabs(Operator):
+    """In every group of m consecutive entries each expert, in order, keeps its n largest free ones.
+
+    Survivors are not rescaled. A tail shorter than m is left at the reference.
+    """
+
+    name = "cabs"
+    title = "CABS"
+    paper = "Yang et al., CABS, ICML 2025 (arXiv:2503.01874)"
+    parameters = (
+        WEIGHT,
+        Parameter("m", int, "group length", 256, 256, low=1, high=TILE),
+        Parameter(
+            "n",
+            int,
+            "entries kept per group and expert; auto: m/4, or m/experts if that is less",
+            "auto",
+            "auto",
+            low=1,
+            auto=True,
+        ),
+        Parameter(
+            "overlap",
+            ("error", "fill"),
+            "experts × n > m: refuse, or fill up from entries "
+            "already taken and merge those by elected sign",
+            "error",
+            "error",
+        ),
+        OUTSIDE,
+    )
+
+    def check(self, sites: Sequence[Site]) -> list[str]:
+        problems = []
+        for site in sites[:1]:
+            n, m, experts = _kept(site), site.settings["m"], len(site.experts)
+            if n > m:
+                problems.append(f"n = {n} exceeds the group length m = {m}")
+            elif n == 0:
+                problems.append(f"{experts} experts do not fit into groups of m = {m}")
+            elif experts * n > m and site.settings["overlap"] == "error":
+                problems.append(
+                    f"{experts} experts × n = {n} exceed m = {m}: masks cannot be disjoint; "
+                    f"take n ≤ {m // experts} or set overlap: fill"
+                )
+        return problems
+
+    def granule(self, site: Site) -> int:
+        return int(site.settings["m"])
+
+    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+        site = chunk.site
+        n, m = _kept(site), site.settings["m"]
+        fill = site.settings["overlap"] == "fill"
+        weights = site.weights()
+        for tile in task_vectors(chunk):
+            taken = np.zeros(tile.out.size, np.uint8)
+            for row in tile.experts:
+                kernels.prune_groups(row, taken, n, m, fill)
+            if fill:
+                kernels.merge_overlaps(tile.experts, weights, tile.out)
+            else:
+                kernels.weighted_sum(tile.experts, weights, tile.out)
+            yield tile
+
+
+def _kept(site: Site) -> int:
+    n, m = site.settings["n"], site.settings["m"]
+    return min(m // 4, m // len(site.experts)) if n == "auto" else int(n)

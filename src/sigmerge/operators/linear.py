@@ -1,0 +1,40 @@
+"""Linear soup: the weighted mean of the experts (Wortsman et al., 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sigmerge.kernels import merge as kernels
+from sigmerge.operators.base import OUTSIDE, WEIGHT, Chunk, Operator, Parameter, Site, Tile
+
+
+class Linear(Operator):
+    """θ = Σ_d w_d θ_d / Σ_d w_d."""
+
+    name = "linear"
+    title = "Linear soup"
+    paper = "Wortsman et al., Model soups, ICML 2022 (arXiv:2203.05482)"
+    needs_reference = False
+    gives_vector = False
+    parameters = (
+        WEIGHT,
+        Parameter("normalize", bool, "divide by the sum of the weights", True, True),
+        OUTSIDE,
+    )
+
+    def check(self, sites: Sequence[Site]) -> list[str]:
+        for site in sites:
+            if site.settings["normalize"] and sum(site.settings["weight"]) == 0:
+                return [f"the weights of {site.tensor} sum to zero and cannot be normalised"]
+        return []
+
+    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+        weights = chunk.site.weights()
+        for tile in chunk.tiles():
+            kernels.weighted_sum(tile.experts, weights, tile.out)
+            if chunk.site.settings["normalize"]:
+                kernels.scale(tile.out, weights.sum(dtype=np.float32), 1.0)
+            yield tile

@@ -1,0 +1,95 @@
+"""LiNeS: scale a merged task vector linearly with depth (Wang et al., 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sigmerge.kernels import merge as kernels
+from sigmerge.operators.base import Array, Chunk, Operator, Parameter, Pass, Passes, Site, Tile, add
+from sigmerge.operators.task_arithmetic import task_vectors
+
+
+class Surveyed(NamedTuple):
+    inner: Any
+    alpha: float
+
+
+class Lines(Operator):
+    """θ = θ_ref + (α + β (ℓ−1)/(L−1)) · τ, τ the merged task vector of another operator.
+
+    Tensors outside the blocks get α. `alpha: auto` is the authors' (1/K) ‖Σ_d Δ_d‖₁ / ‖τ‖₁.
+    """
+
+    name = "lines"
+    title = "LiNeS"
+    paper = "Wang et al., LiNeS: post-training layer scaling, ICLR 2025 (arXiv:2410.17146)"
+
+    def __init__(self, inner: Operator) -> None:
+        self.inner = inner
+        self.parameters = (
+            Parameter(
+                "alpha",
+                float,
+                "factor of the first block and of all tensors outside; auto: (1/K)‖Σ Δ‖₁/‖τ‖₁",
+                "auto",
+                "auto",
+                auto=True,
+            ),
+            Parameter("beta", float, "what the last block gets on top of alpha", 0.5, 0.5),
+            *inner.parameters,
+        )
+
+    def check(self, sites: Sequence[Site]) -> list[str]:
+        return self.inner.check(sites)
+
+    def granule(self, site: Site) -> int:
+        return self.inner.granule(site)
+
+    def survey(self, sites: Sequence[Site]) -> Passes:
+        inner = yield from self.inner.survey(sites)
+        alpha = sites[0].settings["alpha"] if sites else 0.0
+        if alpha != "auto":
+            return Surveyed(inner, alpha)
+        plain, merged = yield Pass(
+            lambda chunk: self._norms(chunk, inner),
+            add,
+            lambda site: self.inner.prepare(site, inner),
+        )
+        experts = len(sites[0].experts)
+        return Surveyed(inner, plain / merged / experts if merged > 0 else 1.0 / experts)
+
+    def prepare(self, site: Site, survey: Surveyed) -> Passes:
+        return (yield from self.inner.prepare(site, survey.inner))
+
+    def merge(self, chunk: Chunk, survey: Surveyed) -> Iterator[Tile]:
+        factor = depth_factor(chunk.site, survey.alpha)
+        for tile in self._vectors(chunk, survey.inner):
+            kernels.scale(tile.out, 1.0, factor)
+            yield tile
+
+    def _vectors(self, chunk: Chunk, inner: Any) -> Iterator[Tile]:
+        for tile in self.inner.merge(chunk, inner):
+            if not self.inner.gives_vector:
+                kernels.subtract(tile.out, tile.reference)
+            yield tile
+
+    def _norms(self, chunk: Chunk, inner: Any) -> Array:
+        """ℓ1 norms of the plain sum of task vectors and of the merged one."""
+        norms = np.zeros(2)
+        ones = np.ones(len(chunk.site.experts), np.float32)
+        for tile in task_vectors(chunk):
+            kernels.weighted_sum(tile.experts, ones, tile.out)
+            norms[0] += kernels.norm(tile.out)
+        for tile in self._vectors(chunk, inner):
+            norms[1] += kernels.norm(tile.out)
+        return norms
+
+
+def depth_factor(site: Site, alpha: float) -> float:
+    """λ_ℓ = α + β (ℓ−1)/(L−1); α alone outside the blocks or with a single block."""
+    if site.block is None or site.depth < 2:
+        return alpha
+    return alpha + float(site.settings["beta"]) * site.block / (site.depth - 1)

@@ -1,0 +1,58 @@
+"""Task arithmetic: add the weighted task vectors (Ilharco et al., 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from sigmerge.kernels import merge as kernels
+from sigmerge.operators.base import (
+    INT8_MASK,
+    LAMBDA,
+    OUTSIDE,
+    WEIGHT,
+    Chunk,
+    Operator,
+    Parameter,
+    Site,
+    Tile,
+)
+
+
+def task_vectors(chunk: Chunk) -> Iterator[Tile]:
+    """The tiles of a chunk with Δ_d = θ_d − θ_ref in the experts' rows."""
+    for tile in chunk.tiles():
+        for row in tile.experts:
+            kernels.subtract(row, tile.reference)
+        yield tile
+
+
+def plain_sum(tile: Tile, site: Site) -> None:
+    """τ = λ Σ_d w_d Δ_d, divided by Σ_d w_d if asked to normalise."""
+    weights = site.weights()
+    kernels.weighted_sum(tile.experts, weights, tile.out)
+    total = float(weights.sum(dtype=np.float32))
+    divisor = total if site.settings["normalize"] and abs(total) >= 1e-8 else 1.0
+    kernels.scale(tile.out, divisor, site.settings["lambda"])
+
+
+class TaskArithmetic(Operator):
+    """θ = θ_ref + λ Σ_d w_d Δ_d."""
+
+    name = "task_arithmetic"
+    title = "Task arithmetic"
+    paper = "Ilharco et al., Editing models with task arithmetic, ICLR 2023 (arXiv:2212.04089)"
+    parameters = (
+        WEIGHT,
+        LAMBDA,
+        Parameter("normalize", bool, "divide by the sum of the weights", False, False),
+        OUTSIDE,
+        INT8_MASK,
+    )
+
+    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+        for tile in task_vectors(chunk):
+            plain_sum(tile, chunk.site)
+            yield tile

@@ -1,0 +1,166 @@
+"""TIES: trim small entries, elect a sign, merge what agrees (Yadav et al., 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sigmerge.kernels import merge as kernels
+from sigmerge.kernels import select
+from sigmerge.operators.base import (
+    INT8_MASK,
+    LAMBDA,
+    OUTSIDE,
+    WEIGHT,
+    Array,
+    Chunk,
+    Operator,
+    Parameter,
+    Pass,
+    Passes,
+    Site,
+    Tile,
+    add,
+)
+from sigmerge.operators.task_arithmetic import task_vectors
+
+ALL_TIES = 2**62
+KEEP_ALL = select.Cut(0, ALL_TIES)
+KEEP_NONE = select.Cut(0x7FFFFFFF, 0)
+ELECT = Parameter(
+    "elect",
+    ("weighted", "unweighted"),
+    "whether weights count in the election of signs",
+    "weighted",
+    "unweighted",
+)
+
+
+class Ties(Operator):
+    """Keep the `density` largest entries of every task vector, then merge them disjointly.
+
+    `scope: model` takes one threshold over an expert's whole task vector (the authors'; entries
+    equal to it all stay), `scope: tensor` one per tensor (mergekit's; exactly k entries stay, ties
+    go to the lowest index).
+    """
+
+    name = "ties"
+    title = "TIES"
+    paper = "Yadav et al., TIES-Merging, NeurIPS 2023 (arXiv:2306.01708)"
+    parameters = (
+        WEIGHT,
+        Parameter("density", float, "fraction of entries kept", 1.0, 0.2, True, 0.0, 1.0),
+        Parameter(
+            "scope", ("tensor", "model"), "what a threshold is taken over", "tensor", "model"
+        ),
+        ELECT,
+        Parameter("normalize", bool, "average the agreeing entries (else sum)", True, True),
+        LAMBDA,
+        OUTSIDE,
+        INT8_MASK,
+    )
+
+    def check(self, sites: Sequence[Site]) -> list[str]:
+        scopes = {site.settings["scope"] for site in sites}
+        densities = {site.settings["density"] for site in sites}
+        if scopes == {"model"} and len(densities) > 1:
+            return [
+                "scope: model takes one density per expert; filters and gradients need "
+                "scope: tensor"
+            ]
+        return ["scope must be the same for every tensor"] if len(scopes) > 1 else []
+
+    def survey(self, sites: Sequence[Site]) -> Passes:
+        if not sites or sites[0].settings["scope"] == "tensor":
+            return None
+        total = sum(site.size for site in sites)
+        cuts = yield from find_cuts(_ranks(sites[0], total), total)
+        return [cut if cut == KEEP_NONE else cut._replace(ties=ALL_TIES) for cut in cuts]
+
+    def prepare(self, site: Site, survey: Any) -> Passes:
+        if survey is not None:
+            return survey
+        cuts = yield from find_cuts(_ranks(site, site.size), site.size)
+        if all(cut in (KEEP_ALL, KEEP_NONE) for cut in cuts):
+            return cuts
+        counts = yield Pass(lambda chunk: (chunk.start, _count_ties(chunk, cuts)))
+        return _allowances(cuts, counts)
+
+    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+        cuts = chunk.state[chunk.start] if isinstance(chunk.state, dict) else chunk.state
+        ties = [cut.ties for cut in cuts]
+        for tile in task_vectors(chunk):
+            for d, cut in enumerate(cuts):
+                if cut != KEEP_ALL:
+                    ties[d] = kernels.trim(tile.experts[d], cut.threshold, ties[d])
+            disjoint_sum(tile, chunk.site)
+            yield tile
+
+
+def disjoint_sum(tile: Tile, site: Site) -> None:
+    """τ = λ times the disjoint merge of the tile's sparse task vectors."""
+    settings = site.settings
+    weighted = settings["elect"] == "weighted"
+    kernels.disjoint_merge(tile.experts, site.weights(), weighted, settings["normalize"], tile.out)
+    kernels.scale(tile.out, 1.0, settings["lambda"])
+
+
+def find_cuts(ranks: Sequence[int], size: int) -> Passes:
+    """The cut of every expert's largest `rank` of `size` entries, in two counting passes."""
+    cuts = [KEEP_NONE if rank == 0 else KEEP_ALL for rank in ranks]
+    wanted = [d for d, rank in enumerate(ranks) if 0 < rank < size]
+    if not wanted:
+        return cuts
+    high = yield Pass(lambda chunk: _count_high(chunk, wanted), add)
+    bins = [select.bin_of_rank(high[row], ranks[d]) for row, d in enumerate(wanted)]
+    low = yield Pass(lambda chunk: _count_low(chunk, wanted, [b for b, _ in bins]), add)
+    for row, d in enumerate(wanted):
+        below, ties = select.bin_of_rank(low[row], bins[row][1])
+        cuts[d] = select.Cut(select.threshold_of(bins[row][0], below), ties)
+    return cuts
+
+
+def _ranks(site: Site, size: int) -> list[int]:
+    """How many entries of each expert stay: ⌊density · size⌋, at least one unless density is 0."""
+    return [
+        size if density >= 1 else max(1, int(density * size)) if density > 0 else 0
+        for density in site.settings["density"]
+    ]
+
+
+def _count_high(chunk: Chunk, experts: list[int]) -> Array:
+    histogram = np.zeros((len(experts), select.HIGH_BINS), np.int64)
+    for tile in task_vectors(chunk):
+        for row, d in enumerate(experts):
+            select.count_high(tile.experts[d], histogram[row])
+    return histogram
+
+
+def _count_low(chunk: Chunk, experts: list[int], bins: list[int]) -> Array:
+    histogram = np.zeros((len(experts), select.LOW_BINS), np.int64)
+    for tile in task_vectors(chunk):
+        for row, d in enumerate(experts):
+            select.count_low(tile.experts[d], bins[row], histogram[row])
+    return histogram
+
+
+def _count_ties(chunk: Chunk, cuts: Sequence[select.Cut]) -> list[int]:
+    counts = [0] * len(cuts)
+    for tile in task_vectors(chunk):
+        for d, cut in enumerate(cuts):
+            counts[d] += select.count_equal(tile.experts[d], cut.threshold)
+    return counts
+
+
+def _allowances(
+    cuts: Sequence[select.Cut], counts: list[tuple[int, list[int]]]
+) -> dict[int, list[select.Cut]]:
+    """How many ties every chunk may keep, the earlier chunks having had theirs."""
+    left = [cut.ties for cut in cuts]
+    allowed = {}
+    for start, found in counts:
+        allowed[start] = [cut._replace(ties=max(0, t)) for cut, t in zip(cuts, left, strict=True)]
+        left = [t - f for t, f in zip(left, found, strict=True)]
+    return allowed
