@@ -18,12 +18,27 @@ Array = np.ndarray[Any, Any]
 def widen_bf16(raw: Array, out: Array) -> bool:
     """float32 values of bfloat16 bit patterns; False if any is NaN or infinite."""
     bits = out.view(np.uint32)
-    bad = np.uint32(0)
+    largest = np.uint16(0)
     for i in range(raw.size):
-        pattern = np.uint32(raw[i])
-        bits[i] = pattern << np.uint32(16)
-        bad += np.uint32((pattern & np.uint32(0x7F80)) == np.uint32(0x7F80))
-    return bad == 0
+        bits[i] = np.uint32(raw[i]) << np.uint32(16)
+        largest = max(largest, np.uint16(raw[i] & np.uint16(0x7FFF)))
+    return bool(largest < np.uint16(0x7F80))
+
+
+@njit(cache=True, nogil=True)
+def delta_bf16(expert: Array, reference: Array, out: Array) -> bool:
+    """float32(expert) − float32(reference) of bfloat16 bit patterns; False if not all are finite.
+
+    One pass, in half the time of two widenings and a subtraction.
+    """
+    largest = np.uint16(0)
+    for i in range(out.size):
+        minuend = np.uint32(np.uint32(expert[i]) << np.uint32(16))
+        subtrahend = np.uint32(np.uint32(reference[i]) << np.uint32(16))
+        out[i] = minuend.view(np.float32) - subtrahend.view(np.float32)
+        largest = max(largest, np.uint16(expert[i] & np.uint16(0x7FFF)))
+        largest = max(largest, np.uint16(reference[i] & np.uint16(0x7FFF)))
+    return bool(largest < np.uint16(0x7F80))
 
 
 @njit(cache=True, nogil=True)
@@ -39,16 +54,15 @@ def all_finite(values: Array) -> bool:
 def narrow_bf16(values: Array, out: Array) -> bool:
     """bfloat16 bit patterns of float32 values, round to nearest even; False if not all finite."""
     bits = values.view(np.uint32)
-    bad = np.uint32(0)
+    largest = np.uint32(0)
     for i in range(bits.size):
-        word = bits[i]
-        rounded = (word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))) >> (
-            np.uint32(16)
-        )
-        out[i] = np.uint16(rounded)
-        bad += np.uint32((rounded & np.uint32(0x7F80)) == np.uint32(0x7F80))
-        bad += np.uint32((word & np.uint32(0x7F800000)) == np.uint32(0x7F800000))
-    return bad == 0
+        odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
+        rounded = np.uint32(bits[i] + np.uint32(np.uint32(0x7FFF) + odd))
+        out[i] = np.uint16(rounded >> np.uint32(16))
+        # Both, since rounding can carry a large number to infinity and a NaN past the sign.
+        largest = max(largest, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
+        largest = max(largest, np.uint32(rounded & np.uint32(0x7FFFFFFF)))
+    return bool(largest < np.uint32(0x7F800000))
 
 
 def _widen_f32(raw: Array, out: Array) -> bool:

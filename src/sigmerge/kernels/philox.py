@@ -13,6 +13,8 @@ import numpy as np
 from numba import njit
 
 Array = np.ndarray[Any, Any]
+Word = np.uint32
+Counter = tuple[Word, Word, Word, Word]
 
 
 def key_of(seed: int, *names: str) -> tuple[int, int]:
@@ -22,7 +24,7 @@ def key_of(seed: int, *names: str) -> tuple[int, int]:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _round4(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, int, int, int]:
+def _round4(c0: Word, c1: Word, c2: Word, c3: Word, k0: Word, k1: Word) -> Counter:
     product0 = np.uint64(0xD2511F53) * np.uint64(c0)
     product1 = np.uint64(0xCD9E8D57) * np.uint64(c2)
     high0 = np.uint32(product0 >> np.uint64(32))
@@ -37,9 +39,9 @@ def _round4(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, 
 
 @njit(cache=True, nogil=True)
 def fill(key: tuple[int, int], start: int, out: Array) -> None:
-    """Random uint32 for the indices start, start+1, …; `start` is a multiple of 4."""
-    size = out.size
-    for group in range((size + 3) // 4):
+    """Random uint32 for the indices start, start+1, …, whatever the start."""
+    size, lane = out.size, start % 4
+    for group in range((lane + size + 3) // 4):
         counter = np.uint64(start // 4 + group)
         c0, c1 = np.uint32(counter), np.uint32(counter >> np.uint64(32))
         c2, c3 = np.uint32(0), np.uint32(0)
@@ -48,11 +50,12 @@ def fill(key: tuple[int, int], start: int, out: Array) -> None:
             c0, c1, c2, c3 = _round4(c0, c1, c2, c3, k0, k1)
             k0 = np.uint32(k0 + np.uint32(0x9E3779B9))
             k1 = np.uint32(k1 + np.uint32(0xBB67AE85))
-        base = 4 * group
-        out[base] = c0
-        if base + 1 < size:
+        base = 4 * group - lane
+        if base >= 0:
+            out[base] = c0
+        if 0 <= base + 1 < size:
             out[base + 1] = c1
-        if base + 2 < size:
+        if 0 <= base + 2 < size:
             out[base + 2] = c2
         if base + 3 < size:
             out[base + 3] = c3

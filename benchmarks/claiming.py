@@ -1,0 +1,143 @@
+"""Claiming beside a plain top-k: ns per coordinate and domain, in one run.
+
+    python -m benchmarks.claiming
+
+Five bfloat16 experts of one block, held in memory as raw bits, two threads; the times include
+reading the raw bits and forming the task vectors. The plain ones get |Δ| ready made, in float32.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from sigmerge.kernels import TILE, convert
+from sigmerge.method import occupancy
+
+THREADS = 2
+DOMAINS = ("math", "coding", "instruction", "multilingual", "safety")
+SHARES = (0.35, 0.25, 0.2, 0.15, 0.05)
+CAPACITY = 0.45
+BAR_NS = 3.0
+BAR_RATIO = 10.0
+
+
+@dataclass(frozen=True)
+class RawBlock:
+    """A block of bfloat16 experts in memory."""
+
+    reference: np.ndarray
+    experts: Sequence[np.ndarray]
+    index: int = 0
+    domains: Sequence[str] = DOMAINS
+    scratch: threading.local = field(default_factory=threading.local)
+
+    @property
+    def size(self) -> int:
+        return int(self.reference.size)
+
+    @cached_property
+    def tiles(self) -> list[tuple[int, int]]:
+        return [(start, min(start + TILE, self.size)) for start in range(0, self.size, TILE)]
+
+    def _tile(self, tile: int) -> tuple[slice, np.ndarray]:
+        if not hasattr(self.scratch, "tile"):
+            self.scratch.tile = np.empty(TILE, np.float32)
+        start, stop = self.tiles[tile]
+        return slice(start, stop), self.scratch.tile[: stop - start]
+
+    def delta(self, domain: int, tile: int) -> np.ndarray:
+        here, out = self._tile(tile)
+        convert.delta_bf16(self.experts[domain][here], self.reference[here], out)
+        return out
+
+    def expert(self, domain: int, tile: int) -> np.ndarray:
+        here, out = self._tile(tile)
+        convert.widen_bf16(self.experts[domain][here], out)
+        return out
+
+
+def make_block(size: int) -> RawBlock:
+    """Reference N(0, 0.02), experts N(0, 5e-4) away from it, all rounded to bfloat16."""
+    rng = np.random.default_rng(0)
+
+    def stored(values: np.ndarray) -> np.ndarray:
+        raw = np.empty(size, np.uint16)
+        convert.narrow_bf16(values, raw)
+        return raw
+
+    reference = stored(0.02 * rng.standard_normal(size, np.float32))
+    wide = np.empty(size, np.float32)
+    convert.widen_bf16(reference, wide)
+    experts = [stored(wide + 5e-4 * rng.standard_normal(size, np.float32)) for _ in DOMAINS]
+    return RawBlock(reference, experts)
+
+
+def best(work: Callable[[], Any], repeats: int) -> tuple[float, float]:
+    """Best wall seconds of several runs, and the best CPU seconds."""
+    wall, cpu = [], []
+    for _ in range(repeats):
+        wall_start, cpu_start = time.perf_counter(), time.process_time()
+        work()
+        wall.append(time.perf_counter() - wall_start)
+        cpu.append(time.process_time() - cpu_start)
+    return min(wall), min(cpu)
+
+
+def run(size: int = 30_000_000, repeats: int = 5) -> list[dict[str, Any]]:
+    """One row per way to choose the largest entries; ns per coordinate and domain."""
+    block = make_block(size)
+    quota = [int(CAPACITY * share * size) for share in SHARES]
+    order = range(len(DOMAINS))
+    magnitude = np.abs(np.concatenate([block.delta(0, t) for t in range(len(block.tiles))]))
+    tensor, k = torch.from_numpy(magnitude), quota[0]
+    torch.set_num_threads(THREADS)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        occupancy.claim(block, order, quota, run=pool.map)  # compiles the kernels
+
+        def claim_all() -> None:
+            occupancy.claim(block, order, quota, run=pool.map)
+
+        def mask_all() -> None:
+            occupancy.claim(block, order, quota, mask_seed=0, run=pool.map)
+
+        ways: list[tuple[str, Callable[[], Any], int, int]] = [
+            ("sigmerge claim, raw bf16", claim_all, len(DOMAINS), repeats),
+            ("sigmerge random mask", mask_all, len(DOMAINS), 2),
+            ("torch.topk", lambda: torch.topk(tensor, k), 1, 2),
+            ("torch.topk, unsorted", lambda: torch.topk(tensor, k, sorted=False), 1, 2),
+            ("torch.kthvalue", lambda: torch.kthvalue(tensor, size - k + 1), 1, 2),
+            ("np.partition", lambda: np.partition(magnitude, size - k), 1, 2),
+        ]
+        rows = []
+        for name, work, domains, times in ways:
+            wall, cpu = (1e9 * seconds / (size * domains) for seconds in best(work, times))
+            rows.append({"name": name, "wall_ns": wall, "cpu_ns": cpu})
+    for row in rows:
+        row["ratio"] = row["wall_ns"] / rows[0]["wall_ns"]
+    return rows
+
+
+def main() -> int:
+    """Print the table; 1 if a bar is missed."""
+    rows = run()
+    print(f"{'ns per coordinate and domain':32} {'wall':>8} {'cpu':>8} {'ratio':>8}")
+    for row in rows:
+        print(f"{row['name']:32} {row['wall_ns']:8.2f} {row['cpu_ns']:8.2f} {row['ratio']:7.1f}x")
+    ratio = next(row["ratio"] for row in rows if row["name"] == "torch.topk")
+    print(f"bars: at most {BAR_NS} ns, torch.topk at least {BAR_RATIO}x slower")
+    return 0 if rows[0]["wall_ns"] <= BAR_NS and ratio >= BAR_RATIO else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+import torch
+
+from sigmerge.kernels import convert
+
+ALL_PATTERNS = np.arange(1 << 16, dtype=np.uint16)
+
+
+def torch_widen(raw: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(raw.view(np.int16)).view(torch.bfloat16).float().numpy()
+
+
+def torch_narrow(values: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+
+def finite_patterns() -> np.ndarray:
+    return ALL_PATTERNS[np.isfinite(torch_widen(ALL_PATTERNS))]
+
+
+def hard_floats() -> np.ndarray:
+    """Random bit patterns, every halfway case, and its two neighbours; finite after rounding."""
+    rng = np.random.default_rng(0)
+    halfway = (finite_patterns().astype(np.uint32) << 16) | 0x8000
+    bits = [rng.integers(0, 1 << 32, 200_000, dtype=np.uint32), halfway - 1, halfway, halfway + 1]
+    values = np.concatenate(bits).astype(np.uint32).view(np.float32)
+    values = values[np.isfinite(values)]
+    return values[np.isfinite(torch_widen(torch_narrow(values)))]
+
+
+def test_widen_every_pattern():
+    out = np.empty(ALL_PATTERNS.size, np.float32)
+    assert not convert.widen_bf16(ALL_PATTERNS, out)
+    assert np.array_equal(out.view(np.uint32), torch_widen(ALL_PATTERNS).view(np.uint32))
+
+
+def test_widen_tells_finite_from_not():
+    finite = finite_patterns()
+    assert convert.widen_bf16(finite, np.empty(finite.size, np.float32))
+    for pattern in np.setdiff1d(ALL_PATTERNS, finite):
+        assert not convert.widen_bf16(np.array([0, pattern, 0], np.uint16), np.empty(3, np.float32))
+
+
+def test_narrow_rounds_to_nearest_even():
+    values = hard_floats()
+    out = np.empty(values.size, np.uint16)
+    assert convert.narrow_bf16(values, out)
+    assert np.array_equal(out, torch_narrow(values))
+
+
+def test_narrow_undoes_widen():
+    finite = finite_patterns()
+    wide, back = np.empty(finite.size, np.float32), np.empty(finite.size, np.uint16)
+    convert.widen_bf16(finite, wide)
+    assert convert.narrow_bf16(wide, back)
+    assert np.array_equal(back, finite)
+
+
+@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001])
+def test_narrow_refuses_what_is_not_finite(bits):
+    values = np.array([0, bits, 0], np.uint32).view(np.float32)
+    assert not convert.narrow_bf16(values, np.empty(3, np.uint16))
+
+
+def test_narrow_refuses_a_number_that_rounds_to_infinity():
+    largest = np.array([0x7F7FFFFF], np.uint32).view(np.float32)
+    assert not convert.narrow_bf16(largest, np.empty(1, np.uint16))
+
+
+def test_delta_is_the_float32_difference():
+    rng = np.random.default_rng(1)
+    finite = finite_patterns()
+    expert, reference = rng.choice(finite, 50_000), rng.choice(finite, 50_000)
+    out = np.empty(expert.size, np.float32)
+    assert convert.delta_bf16(expert, reference, out)
+    with np.errstate(over="ignore"):
+        expected = torch_widen(expert) - torch_widen(reference)
+    assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("pattern", [0x7F80, 0xFF80, 0x7FC0, 0xFFFF])
+def test_delta_refuses_what_is_not_finite(pattern):
+    fine, bad = np.zeros(3, np.uint16), np.array([0, pattern, 0], np.uint16)
+    assert not convert.delta_bf16(fine, bad, np.empty(3, np.float32))
+    assert not convert.delta_bf16(bad, fine, np.empty(3, np.float32))
+
+
+@pytest.mark.parametrize("name", ["BF16", "F16", "F32"])
+def test_tables_agree(name):
+    values = np.array([0.0, -0.0, 1.5, -2.25, 1e-3], np.float32)
+    raw, wide = np.empty(5, convert.STORAGE[name]), np.empty(5, np.float32)
+    assert convert.NARROW[name](values, raw)
+    assert convert.WIDEN[name](raw, wide)
+    assert np.allclose(wide, values, rtol=2**-8)
+    values[2] = np.inf
+    assert not convert.NARROW[name](values, raw)
+    assert not convert.WIDEN[name](raw, wide)
