@@ -1,0 +1,1 @@
+"""What came out of a run, for people: paired tables, figures and the page."""

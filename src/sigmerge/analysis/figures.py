@@ -1,0 +1,423 @@
+"""The figures of the page: what a plan and its scores say, each as chart, caption and table.
+
+Captions use the paper's words: conflict, capacity, deficit, share, claim. A figure whose numbers
+are missing is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sigmerge.analysis import svg
+from sigmerge.analysis.table import PairedRow, Scores, percent, points, strongest
+
+Plan = Mapping[str, Any]
+Kinds = Mapping[str, str]  # domain -> the class that gives it its colour on the whole page
+
+VIEWS = {"representation": "r", "direction": "p", "sign": "s"}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of printed cells; the first of each row is its heading."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    wordy: bool = False  # cells are words, not numbers
+
+
+@dataclass(frozen=True)
+class Figure:
+    title: str
+    caption: str
+    chart: svg.Markup
+    grid: Grid
+    legend: Sequence[tuple[str, str]] = ()  # (class of the mark, what it stands for)
+    opened: bool = False  # the table is shown from the start
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    figures: Sequence[Figure]
+
+
+def domains_of(plan: Plan | None, *scores: Scores | None) -> list[str]:
+    """The domains in the recipe's order."""
+    if plan:
+        return list(plan.get("domains") or plan.get("share") or plan.get("deficit") or ())
+    return next((list(s["anchor"]) for s in scores if s and s.get("anchor")), [])
+
+
+def sections(plan: Plan | None, scores: Scores | None, kinds: Kinds) -> list[Section]:
+    """All figures of one run, in the order of the Method section."""
+    plan, scores = plan or {}, scores or {}
+    names = domains_of(plan)
+    drawn = {
+        "What the merge kept": [paired_scores(scores, kinds), radar(scores, kinds)],
+        "Conflict to capacity": [conflict(plan), capacity(plan)],
+        "Deficit to allocation": [deficits(plan, names, kinds), shares(plan, names, kinds)],
+        "Sequential occupancy": [
+            budget(plan, names, kinds),
+            claimed(plan, names, kinds),
+            admitted_mass(plan, names, kinds),
+        ],
+    }
+    kept = {title: [f for f in figures if f] for title, figures in drawn.items()}
+    return [Section(title, figures) for title, figures in kept.items() if figures]
+
+
+def overview(rows: Sequence[PairedRow]) -> Figure:
+    """Every anchor of the page beside its repair."""
+    marks = [
+        svg.Pair(
+            row.name,
+            "hurt" if (row.gain or 0) < 0 else "accent",
+            row.anchor,
+            row.repaired,
+            None,
+            points(row.gain),
+            svg.tip(row.name, *_paired_facts(row)),
+        )
+        for row in rows
+    ]
+    head = ("anchor", "before", "after", "gain")
+    cells = [(r.name, percent(r.anchor), percent(r.repaired), points(r.gain)) for r in rows]
+    return Figure(
+        f"Macro-{rows[0].domains} of each anchor, before and after repair",
+        "The ring is the anchor, the disc the repaired merge, in percent. On the right the gain "
+        "in points.",
+        svg.pairs("Macro score of each anchor before and after repair", marks),
+        Grid(head, cells),
+    )
+
+
+def score_grid(scores: Scores | None) -> Grid | None:
+    """Paired scores per domain."""
+    anchor, repaired = (scores or {}).get("anchor"), (scores or {}).get("repaired") or {}
+    if not anchor:
+        return None
+    best = strongest((scores or {}).get("experts") or {})
+    rows = []
+    for domain, before in anchor.items():
+        after = repaired.get(domain)
+        gain = None if after is None else after - before
+        values = (percent(best.get(domain)), percent(before), percent(after), points(gain))
+        rows.append((domain, *values))
+    return Grid(("domain", "strongest", "anchor", "repaired", "gain"), rows)
+
+
+def paired_scores(scores: Scores, kinds: Kinds) -> Figure | None:
+    grid = score_grid(scores)
+    if not grid:
+        return None
+    anchor, repaired = scores["anchor"], scores.get("repaired") or {}
+    best = strongest(scores.get("experts") or {})
+    marks = [
+        svg.Pair(
+            domain,
+            kinds[domain],
+            anchor[domain],
+            repaired.get(domain),
+            best.get(domain),
+            values[-1],
+            svg.tip(domain, *zip(grid.head[1:], values, strict=True)),
+        )
+        for domain, *values in grid.rows
+    ]
+    return Figure(
+        "Scores per domain",
+        _scores_caption(anchor, repaired, best),
+        svg.pairs("Scores per domain", marks),
+        grid,
+        [("key-ring", "anchor"), ("key-disc", "repaired"), ("key-goal", "strongest expert")],
+        opened=True,
+    )
+
+
+def radar(scores: Scores, kinds: Kinds) -> Figure | None:
+    """Experts, anchor and repaired merge over the domains all of them were scored on."""
+    experts = scores.get("experts") or {}
+    anchor, repaired = scores.get("anchor") or {}, scores.get("repaired") or {}
+    shapes: list[tuple[str, str, Mapping[str, float]]] = [
+        (f"expert {name}", f"expert {kinds.get(name, 'level')}", values)
+        for name, values in experts.items()
+    ]
+    shapes += [("anchor", "anchor", anchor), ("repaired", "repaired", repaired)]
+    shapes = [shape for shape in shapes if shape[2]]
+    axes = [domain for domain in anchor if all(domain in values for _, _, values in shapes)]
+    if len(axes) < 3:
+        return None
+    outlines = [
+        svg.Outline(
+            kind,
+            [values[d] for d in axes],
+            [svg.tip(name, (d, percent(values[d]))) for d in axes],
+        )
+        for name, kind, values in shapes
+    ]
+    return Figure(
+        "Experts, anchor and repaired merge",
+        "Each thin line is an expert in the colour of its domain: far out on its own axis, less "
+        "so elsewhere. A good merge encloses what the experts reach one by one.",
+        svg.radar("Radar of domain scores", axes, outlines),
+        Grid(("checkpoint", *axes), [(n, *(percent(v[d]) for d in axes)) for n, _, v in shapes]),
+        [
+            ("key-dashed", "anchor"),
+            *([("key-solid", "repaired")] if repaired else []),
+            *((f"key-thin {kinds.get(name, 'level')}", f"expert {name}") for name in experts),
+        ],
+    )
+
+
+def conflict(plan: Plan) -> Figure | None:
+    scores = plan.get("conflict")
+    if not scores:
+        return None
+    views = {name: v for name in VIEWS if (v := (plan.get("views") or {}).get(name))}
+    tips = [
+        svg.tip(
+            f"Layer {i}",
+            ("conflict S̄", f"{score:.3f}"),
+            *((f"{name} {VIEWS[name]}", f"{values[i]:.4f}") for name, values in views.items()),
+        )
+        for i, score in enumerate(scores)
+    ]
+    series = [svg.Line(f"view {name}", _min_max(values)) for name, values in views.items()]
+    cells = [
+        (str(i), *(f"{values[i]:.4f}" for values in views.values()), f"{score:.3f}")
+        for i, score in enumerate(scores)
+    ]
+    high, low = _extremes(scores)
+    return Figure(
+        "Conflict over depth",
+        f"The experts disagree most in layer {high} (S̄ = {scores[high]:.2f}) and least in layer "
+        f"{low} ({scores[low]:.2f}). Views are drawn min-max scaled over layers, as they enter "
+        "the mean S̄; hover and table give them as measured.",
+        svg.lines("Conflict over depth", [*series, svg.Line("score", scores)], tips),
+        Grid(("layer", *views, "conflict S̄"), cells),
+        [("key-score", "conflict S̄"), *((f"key-view {name}", name) for name in views)],
+    )
+
+
+def capacity(plan: Plan) -> Figure | None:
+    values = plan.get("capacity")
+    if not values:
+        return None
+    tips = [svg.tip(f"Layer {i}", ("capacity C", f"{percent(c)} %")) for i, c in enumerate(values)]
+    high, low = _extremes(values)
+    rule = " The more contested a layer, the less it opens." if _as_in_paper(plan) else ""
+    return Figure(
+        "Capacity over depth",
+        f"The share of a layer's coordinates that the repair may occupy: {percent(values[high])} % "
+        f"in layer {high}, {percent(values[low])} % in layer {low}.{rule}",
+        svg.columns(
+            "Capacity over depth", [[c] for c in values], ["accent"], tips, "{:.0%}".format
+        ),
+        Grid(("layer", "capacity C (%)"), [(str(i), percent(c)) for i, c in enumerate(values)]),
+    )
+
+
+def deficits(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
+    values = plan.get("deficit")
+    if not values:
+        return None
+    printed = {name: percent(values[name]) for name in names}
+    marks = [
+        svg.Bar(
+            n, kinds[n], values[n], printed[n], svg.tip(n, ("deficit g", f"{printed[n]} points"))
+        )
+        for n in names
+    ]
+    worst = max(names, key=lambda name: values[name])
+    caption = (
+        f"The anchor is furthest behind on {worst}: {printed[worst]} points short of the "
+        "experts on the calibration split. A domain that is not behind has no deficit."
+        if values[worst] > 0
+        else "The anchor matches the experts on every domain of the calibration split: nothing is "
+        "to be repaired, and no capacity is opened."
+    )
+    cells = [(name, printed[name]) for name in names]
+    chart = svg.bars("Deficit per domain", marks)
+    return Figure("Deficits", caption, chart, Grid(("domain", "deficit g (points)"), cells))
+
+
+def shares(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
+    values = plan.get("share")
+    if not values or not any(values.values()):
+        return None
+    order = list(plan.get("order") or sorted(names, key=lambda name: -values[name]))
+    order += [name for name in names if name not in order]
+    marks, cells = [], []
+    for turn, name in enumerate(order, start=1):
+        place = str(turn) if values[name] > 0 else "none"
+        printed = f"{percent(values[name])} %"
+        words = svg.tip(name, ("share ρ", printed), ("claims", place))
+        marks.append(svg.Bar(f"{turn}. {name}", kinds[name], values[name], printed, words))
+        cells.append((name, place, percent(values[name])))
+    origin = f"by the variant {plan.get('variant')}"
+    if _as_in_paper(plan):
+        origin = "in proportion to the deficits"
+    return Figure(
+        "Shares and claim order",
+        f"Capacity is divided {origin}, alike at every layer. The first to claim, {order[0]}, "
+        "picks from the whole layer; each later domain picks from what is left.",
+        svg.bars("Share per domain in claim order", marks),
+        Grid(("domain", "claims", "share ρ (%)"), cells),
+    )
+
+
+def budget(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
+    opened, share = plan.get("capacity"), plan.get("share")
+    if not opened or not share:
+        return None
+    values = [[c * share[name] for name in names] for c in opened]
+    printed = [[f"{100 * b:.1f}" for b in row] for row in values]
+    facts = [[[("budget B", f"{percent(b)} %")] for b in row] for row in values]
+    return Figure(
+        "Budget",
+        "B = C ρᵀ, in percent of a layer's coordinates: conflict shapes the columns, deficit the "
+        "rows, and each column adds up to the layer's capacity.",
+        _heat("Budget, layer by domain", values, names, kinds, facts, printed),
+        _layer_grid(names, [[percent(b) for b in row] for row in values]),
+    )
+
+
+def claimed(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
+    counts = plan.get("claimed")
+    if not counts:
+        return None
+    sizes, quota = plan.get("coordinates"), plan.get("quota")
+    facts = [
+        [_claim_facts(counts, quota, sizes, i, d) for d in range(len(names))]
+        for i in range(len(counts))
+    ]
+    printed = [[_brief(count) for count in row] for row in counts]
+    total = sum(map(sum, counts))
+    rule = ": the entries where its expert moved furthest and nobody had claimed before"
+    rule = rule if _as_in_paper(plan) else ""
+    part = f" of {sum(sizes):,} ({100 * total / sum(sizes):.2f} %)" if sizes else ""
+    return Figure(
+        "Claimed coordinates",
+        f"{total:,} coordinates{part} of the layer blocks were claimed, each by one domain only{rule}.",
+        _heat("Claimed coordinates, layer by domain", counts, names, kinds, facts, printed),
+        _layer_grid(names, [[f"{count:,}" for count in row] for row in counts]),
+    )
+
+
+def admitted_mass(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
+    mass = plan.get("admitted_mass")
+    if not mass:
+        return None
+    tips = [
+        svg.tip(
+            f"Layer {i}",
+            *((name, f"{value:,.3f}") for name, value in zip(names, row, strict=True)),
+            ("together", f"{sum(row):,.3f}"),
+        )
+        for i, row in enumerate(mass)
+    ]
+    classes = [kinds[name] for name in names]
+    sums = dict(zip(names, map(sum, zip(*mass, strict=True)), strict=True))
+    whole = sum(sums.values()) or 1.0
+    return Figure(
+        "Admitted mass",
+        "The ℓ1 mass of the task vectors at the claimed coordinates, stacked by domain: how much "
+        f"of what the experts learned each layer takes in. Of {sum(sums.values()):,.2f} in all, "
+        f"{_and([f'{100 * part / whole:.1f} % is {name}' for name, part in sums.items()])}.",
+        svg.columns("Admitted mass over depth", mass, classes, tips, _brief),
+        _layer_grid(names, [[f"{value:,.3f}" for value in row] for row in mass]),
+        [(f"key-disc {kinds[name]}", name) for name in names],
+    )
+
+
+def _scores_caption(
+    anchor: Mapping[str, float], repaired: Mapping[str, float], best: Mapping[str, float]
+) -> str:
+    if not repaired:
+        return "Scores of the merge on the evaluation split, in percent."
+    rose = [d for d in anchor if repaired.get(d, anchor[d]) > anchor[d]]
+    fell = [d for d in anchor if repaired.get(d, anchor[d]) < anchor[d]]
+    words = f"In percent, on the evaluation split. The repair raised {_and(rose)}"
+    words += f" and lowered {_and(fell)}" if fell else ""
+    reached = [d for d in anchor if d in best and repaired.get(d, -1.0) >= best[d]]
+    return f"{words}." + (
+        f" The strongest expert is reached on {_and(reached)}." if reached else ""
+    )
+
+
+def _as_in_paper(plan: Plan) -> bool:
+    """Controls and ablations change a rule on purpose; captions must not claim it for them."""
+    return plan.get("variant", "default") == "default"
+
+
+def _claim_facts(
+    counts: Sequence[Sequence[int]],
+    quota: Sequence[Sequence[int]] | None,
+    sizes: Sequence[int] | None,
+    layer: int,
+    domain: int,
+) -> list[tuple[str, str]]:
+    count = counts[layer][domain]
+    facts = [("claimed", f"{count:,}")]
+    if quota:
+        facts.append(("quota", f"{quota[layer][domain]:,}"))
+    if sizes:
+        facts.append(("of the layer", f"{100 * count / sizes[layer]:.2f} %"))
+    return facts
+
+
+def _heat(
+    title: str,
+    values: Sequence[Sequence[float]],
+    names: Sequence[str],
+    kinds: Kinds,
+    facts: Sequence[Sequence[Sequence[tuple[str, str]]]],
+    printed: Sequence[Sequence[str]],
+) -> svg.Markup:
+    tips = [
+        [svg.tip(f"Layer {i} · {name}", *cell) for name, cell in zip(names, row, strict=True)]
+        for i, row in enumerate(facts)
+    ]
+    return svg.heat(title, values, [(name, kinds[name]) for name in names], tips, printed)
+
+
+def _layer_grid(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
+    return Grid(("layer", *names), [(str(i), *row) for i, row in enumerate(rows)])
+
+
+def _paired_facts(row: PairedRow) -> list[tuple[str, str]]:
+    return [
+        ("anchor", percent(row.anchor)),
+        ("repaired", percent(row.repaired)),
+        ("gain", points(row.gain)),
+        ("residual gap", f"{percent(row.gap_before)} → {percent(row.gap_after)}"),
+    ]
+
+
+def _min_max(values: Sequence[float]) -> list[float]:
+    """Min-max over layers; a constant view is 0 everywhere (ruling 10)."""
+    low, span = min(values), max(values) - min(values)
+    return [(value - low) / span if span else 0.0 for value in values]
+
+
+def _extremes(values: Sequence[float]) -> tuple[int, int]:
+    """Where the largest and the smallest value are."""
+    layers = range(len(values))
+    return max(layers, key=lambda i: values[i]), min(layers, key=lambda i: values[i])
+
+
+def _brief(value: float) -> str:
+    """A number where room is short: 12.3k, 4.5M."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def _and(names: Sequence[str]) -> str:
+    if not names:
+        return "no domain"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

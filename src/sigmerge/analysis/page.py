@@ -1,0 +1,322 @@
+"""The page (`report.html`): one self-contained file about one or several runs.
+
+Nothing is loaded from anywhere: charts are SVG in the text, and a Content-Security-Policy admits
+only the page's own style and script, by their hashes. Every part of a `Run` may be missing; the
+page shows what is there.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from sigmerge.analysis import table
+from sigmerge.analysis.figures import (
+    Figure,
+    Grid,
+    Plan,
+    Section,
+    domains_of,
+    overview,
+    score_grid,
+    sections,
+)
+from sigmerge.analysis.svg import Markup
+from sigmerge.analysis.table import PairedRow, Scores, paired_row, percent, points
+from sigmerge.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+COLOURS = 8  # distinct domain colours in the style sheet
+
+
+@dataclass(frozen=True)
+class Run:
+    """One anchor, with or without repair.
+
+    plan        as in plan.json; None when nothing was repaired
+    provenance  as in provenance.json
+    scores      on the evaluation split, calibration: on the calibration split
+    """
+
+    name: str
+    recipe: str = ""
+    plan: Plan | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    scores: Scores | None = None
+    calibration: Scores | None = None
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Notice:
+    level: str  # "loud", "warning" or "note"
+    text: str
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What the template needs of a run: everything is text by now."""
+
+    name: str
+    tags: Sequence[tuple[str, str]]
+    headline: Sequence[tuple[str, str, str]]  # (what, number, beside it)
+    notices: Sequence[Notice]
+    sections: Sequence[Section]
+    calibration: Grid | None
+    ingredients: Grid | None
+    costs: Sequence[tuple[str, str]]
+    files: Grid | None
+    recipe: str
+    gain: str
+    mood: str  # "up", "down" or "level"
+
+
+def write_page(path: Path, runs: Sequence[Run], *, title: str | None = None) -> None:
+    """Write the page about `runs` to `path`."""
+    path.write_text(render(runs, title=title), encoding="utf-8", newline="\n")
+
+
+def render(runs: Sequence[Run], *, title: str | None = None) -> str:
+    """The page about `runs`, the first one shown first."""
+    style, script = _asset("page.css"), _asset("page.js")
+    kinds = _kinds(runs)
+    rows = [row for run in runs if (row := _row(run))]
+    return _template().render(
+        title=title or _title(runs),
+        lead=_lead(rows),
+        policy=_policy(style, script),
+        style=Markup(style),
+        script=Markup(script),
+        paired=_paired_grid(rows) if len(rows) > 1 else None,
+        overview=_overview(rows),
+        runs=[_view(run, kinds) for run in runs],
+    )
+
+
+def _template() -> Template:
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError as error:
+        raise MissingExtra("jinja2", "report", "The report page") from error
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_asset("page.html.j2"))
+
+
+def _asset(name: str) -> str:
+    return resources.files("sigmerge.analysis").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Only this style and this script, and nothing from outside."""
+
+    def source(content: str) -> str:
+        digest = hashlib.sha256(content.encode()).digest()
+        return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+    return (
+        f"default-src 'none'; style-src {source(style)}; script-src {source(script)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _kinds(runs: Sequence[Run]) -> dict[str, str]:
+    """One colour per domain on the whole page."""
+    seen: dict[str, str] = {}
+    for run in runs:
+        scored = [
+            name for s in (run.scores, run.calibration) for name in (s or {}).get("anchor", ())
+        ]
+        for domain in [*domains_of(run.plan), *scored]:
+            seen.setdefault(domain, f"d{len(seen) % COLOURS}")
+    return seen
+
+
+def _row(run: Run) -> PairedRow | None:
+    """The run in the paired table, if it was scored."""
+    return paired_row(run.name, run.scores) if run.scores and run.scores.get("anchor") else None
+
+
+def _title(runs: Sequence[Run]) -> str:
+    done = "merged and repaired" if any(run.plan for run in runs) else "merged"
+    return f"{runs[0].name}, {done}" if len(runs) == 1 else f"{len(runs)} anchors, {done}"
+
+
+def _lead(rows: Sequence[PairedRow]) -> str:
+    """The result of the whole page in a sentence or two."""
+    paired = [row for row in rows if row.gain is not None]
+    if not paired:
+        return ""
+    mean = table.mean_row(paired)
+    better = sum(row.gain > 0 for row in paired if row.gain is not None)
+    subject = (
+        f"The repair improved {better} of {len(paired)} anchors; on average it changed"
+        if len(paired) > 1
+        else "The repair changed"
+    )
+    words = f"{subject} Macro-{mean.domains} by {points(mean.gain)} points"
+    if mean.gap_before is not None and mean.gap_after is not None:
+        words += (
+            f" and the residual gap to the strongest experts from {percent(mean.gap_before)} "
+            f"to {percent(mean.gap_after)}"
+        )
+    return f"{words}."
+
+
+def _paired_grid(rows: Sequence[PairedRow]) -> Grid:
+    return Grid(table.headings(rows), [table.cells(row) for row in table.with_mean(rows)])
+
+
+def _overview(rows: Sequence[PairedRow]) -> Figure | None:
+    paired = [row for row in rows if row.repaired is not None]
+    return overview(paired) if len(paired) > 1 else None
+
+
+def _view(run: Run, kinds: Mapping[str, str]) -> RunView:
+    row = _row(run)
+    gain = row.gain if row else None
+    return RunView(
+        name=run.name,
+        tags=_tags(run.plan),
+        headline=_headline(row, run),
+        notices=_notices(run, row),
+        sections=sections(run.plan, run.scores, kinds),
+        calibration=score_grid(run.calibration),
+        ingredients=_ingredients(run.recipe),
+        costs=_costs(run.provenance),
+        files=_files(run.provenance),
+        recipe=run.recipe.strip(),
+        gain=points(gain) if gain is not None else "",
+        mood="level" if not gain else "up" if gain > 0 else "down",
+    )
+
+
+def _tags(plan: Plan | None) -> list[tuple[str, str]]:
+    names = {"variant": "variant", "scale": "scale λ", "seed": "seed"}
+    return [(label, str(plan[key])) for key, label in names.items() if plan and key in plan]
+
+
+def _headline(row: PairedRow | None, run: Run) -> list[tuple[str, str, str]]:
+    """The few numbers to take away."""
+    facts = []
+    if row:
+        name = f"Macro-{row.domains}"
+        if row.repaired is None:
+            facts.append((name, percent(row.anchor), "the merge, in percent"))
+        else:
+            facts.append((name, percent(row.repaired), f"anchor {percent(row.anchor)}"))
+            facts.append(("Gain", points(row.gain), "points"))
+        if row.gap_after is not None:
+            facts.append(("Residual gap", percent(row.gap_after), f"was {percent(row.gap_before)}"))
+    plan = run.plan or {}
+    if plan.get("claimed") and plan.get("coordinates"):
+        part = sum(map(sum, plan["claimed"])) / sum(plan["coordinates"])
+        facts.append(("Claimed", f"{percent(part)} %", "of the layers' coordinates"))
+    seconds = run.provenance.get("wall_seconds")
+    if seconds is not None:
+        memory = run.provenance.get("peak_memory_bytes")
+        beside = f"{_bytes(memory)} peak memory" if memory is not None else ""
+        facts.append(("Time", _duration(seconds), beside))
+    return facts
+
+
+def _notices(run: Run, row: PairedRow | None) -> list[Notice]:
+    notices = []
+    if row and row.gain is not None and row.gain < 0:
+        notices.append(
+            Notice(
+                "loud",
+                f"The repair hurt this anchor. Macro-{row.domains} on the evaluation split went "
+                f"from {percent(row.anchor)} to {percent(row.repaired)} ({points(row.gain)} "
+                "points). Use the anchor as it is, or try another scale or variant.",
+            )
+        )
+    said = [*run.warnings, *((run.plan or {}).get("warnings") or ())]
+    notices += [Notice("warning", str(text)) for text in dict.fromkeys(said)]
+    share = (run.plan or {}).get("share")
+    if share and not any(share.values()):
+        notices.append(Notice("note", "No domain has a deficit: the anchor is returned unchanged."))
+    return notices
+
+
+def _ingredients(recipe: str) -> Grid | None:
+    """What the recipe merges, and with what."""
+    try:
+        content = yaml.safe_load(recipe)
+    except yaml.YAMLError:
+        return None
+    if not isinstance(content, dict):
+        return None
+    rows: list[tuple[str, str, str]] = []
+    if content.get("merge_method"):
+        settings = _settings(content.get("parameters"))
+        rows.append(("method", str(content["merge_method"]), settings))
+    for key, label in (("base_model", "reference"), ("anchor", "anchor")):
+        if content.get(key):
+            rows.append((label, str(content[key]), ""))
+    for model in content.get("models") or ():
+        if isinstance(model, dict):
+            name = str(model.get("name") or "expert")
+            rows.append((name, str(model.get("model")), _settings(model.get("parameters"))))
+    if content.get("repair"):
+        rows.append(("repair", "yes", _settings(content["repair"])))
+    return Grid(("what", "from", "settings"), rows, wordy=True) if rows else None
+
+
+def _settings(values: object) -> str:
+    if not isinstance(values, dict):
+        return ""
+    return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+def _costs(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Time, memory, traffic and versions; anything else that is short is shown as it is."""
+    facts = []
+    for key, value in provenance.items():
+        label = key.replace("_", " ")
+        if isinstance(value, Mapping):
+            facts += [(str(name), str(version)) for name, version in value.items()]
+        elif key.endswith("_seconds"):
+            facts.append((label.replace("seconds", "time"), _duration(value)))
+        elif "bytes" in label.split():
+            facts.append((label.removesuffix(" bytes"), _bytes(value)))
+        elif isinstance(value, str | int | float):
+            facts.append((label, str(value)))
+    return facts
+
+
+def _files(provenance: Mapping[str, Any]) -> Grid | None:
+    files = provenance.get("inputs")
+    if not files:
+        return None
+    rows = [
+        (str(file.get("path")), _bytes(file.get("size", 0)), str(file.get("sha256", ""))[:16])
+        for file in files
+    ]
+    return Grid(("input file", "size", "sha256 (begins)"), rows, wordy=True)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    return f"{count:.2f} TiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

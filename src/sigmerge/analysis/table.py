@@ -1,0 +1,168 @@
+"""The paired table: each anchor beside its repaired merge, on the terminal and in Markdown.
+
+Scores are fractions in files and percent in print. Macro-5 is the unweighted mean of the domain
+scores; the residual gap is the mean over domains of how far a merge stays behind the strongest
+expert of the pool, g_d = max(0, Q_d(strongest) − Q_d(merge)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypedDict
+
+from rich.table import Table
+from rich.text import Text
+
+from sigmerge.errors import ScoreError
+
+DomainScores = Mapping[str, float]
+
+
+class Scores(TypedDict, total=False):
+    """Domain scores on one split: of every expert, of the anchor and of the repaired merge."""
+
+    experts: Mapping[str, DomainScores]
+    anchor: DomainScores
+    repaired: DomainScores
+
+
+@dataclass(frozen=True)
+class PairedRow:
+    """One anchor and its repair, as fractions; None where nothing was measured."""
+
+    name: str
+    domains: int
+    anchor: float
+    repaired: float | None = None
+    gap_before: float | None = None
+    gap_after: float | None = None
+
+    @property
+    def gain(self) -> float | None:
+        return None if self.repaired is None else self.repaired - self.anchor
+
+
+def macro(scores: DomainScores) -> float:
+    """Macro-5: the unweighted mean over domains."""
+    return fmean(scores.values())
+
+
+def strongest(experts: Mapping[str, DomainScores]) -> dict[str, float]:
+    """The best score any expert of the pool reaches, per domain (ruling 11)."""
+    best: dict[str, float] = {}
+    for scores in experts.values():
+        for domain, score in scores.items():
+            best[domain] = max(score, best.get(domain, score))
+    return best
+
+
+def residual_gap(experts: Mapping[str, DomainScores], scores: DomainScores) -> float:
+    """Mean over domains of the residual expert gap g_d (Eq. 6)."""
+    best = strongest(experts)
+    unknown = [domain for domain in scores if domain not in best]
+    if unknown:
+        raise ScoreError(f"No expert has a score for the domain {', '.join(unknown)}.")
+    return fmean(max(0.0, best[domain] - score) for domain, score in scores.items())
+
+
+def paired_row(name: str, scores: Scores) -> PairedRow:
+    """The row of one anchor. The repaired merge and the experts may be missing."""
+    anchor = scores.get("anchor")
+    if not anchor:
+        raise ScoreError(f"The anchor {name} has no scores.")
+    repaired, experts = scores.get("repaired"), scores.get("experts")
+    if repaired and set(repaired) != set(anchor):
+        differing = ", ".join(sorted(set(repaired) ^ set(anchor)))
+        raise ScoreError(f"{name}: anchor and repaired merge are not scored alike: {differing}.")
+    return PairedRow(
+        name,
+        domains=len(anchor),
+        anchor=macro(anchor),
+        repaired=macro(repaired) if repaired else None,
+        gap_before=residual_gap(experts, anchor) if experts else None,
+        gap_after=residual_gap(experts, repaired) if experts and repaired else None,
+    )
+
+
+def mean_row(rows: Sequence[PairedRow], name: str = "mean") -> PairedRow:
+    """The mean over anchors; a column with a hole has no mean."""
+
+    def mean(column: Sequence[float | None]) -> float | None:
+        known = [value for value in column if value is not None]
+        return fmean(known) if known and len(known) == len(column) else None
+
+    return PairedRow(
+        name,
+        domains=rows[0].domains,
+        anchor=fmean(row.anchor for row in rows),
+        repaired=mean([row.repaired for row in rows]),
+        gap_before=mean([row.gap_before for row in rows]),
+        gap_after=mean([row.gap_after for row in rows]),
+    )
+
+
+def percent(fraction: float | None) -> str:
+    """0.4217 as 42.17; a dash where nothing was measured."""
+    return "–" if fraction is None else f"{100 * fraction:.2f}"
+
+
+def points(difference: float | None) -> str:
+    """A difference of two scores in percent points, signed."""
+    return "–" if difference is None else f"{100 * difference:+.2f}".replace("-", "−")
+
+
+def headings(rows: Sequence[PairedRow]) -> tuple[str, ...]:
+    sizes = {row.domains for row in rows}
+    score = f"Macro-{sizes.pop()}" if len(sizes) == 1 else "Macro"
+    return ("anchor", score, "+ repair", "gain", "residual gap", "after repair")
+
+
+def cells(row: PairedRow) -> tuple[str, ...]:
+    """A row as printed: percent and percent points with two decimals."""
+    return (
+        row.name,
+        percent(row.anchor),
+        percent(row.repaired),
+        points(row.gain),
+        percent(row.gap_before),
+        percent(row.gap_after),
+    )
+
+
+def with_mean(rows: Iterable[PairedRow]) -> list[PairedRow]:
+    """The rows and, below several, their mean."""
+    listed = list(rows)
+    return [*listed, mean_row(listed)] if len(listed) > 1 else listed
+
+
+def rich_table(rows: Sequence[PairedRow], title: str | None = None) -> Table:
+    """The paired table for the terminal; a repair that hurt stands out."""
+    table = Table(title=title)
+    for index, heading in enumerate(headings(rows)):
+        table.add_column(heading, justify="right" if index else "left")
+    for row in with_mean(rows):
+        name, *numbers = cells(row)
+        numbers[2] = f"[{_colour(row.gain)}]{numbers[2]}[/]"
+        # The rule below the last anchor sets the mean apart.
+        table.add_row(Text(name), *numbers, end_section=len(rows) > 1 and row is rows[-1])
+    return table
+
+
+def _colour(gain: float | None) -> str:
+    if not gain:
+        return "default"
+    return "green" if gain > 0 else "bold red"
+
+
+def markdown(rows: Sequence[PairedRow]) -> str:
+    """The paired table for the docs."""
+    head = headings(rows)
+    lines = [head, ("---", *["---:"] * (len(head) - 1))]
+    lines += [(_plain(name), *numbers) for name, *numbers in map(cells, with_mean(rows))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.split()).replace("|", "\\|")

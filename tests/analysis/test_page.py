@@ -1,0 +1,200 @@
+"""What the page says, and that nothing a user wrote can become markup."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from sigmerge.analysis.page import Run, render, write_page
+from sigmerge.analysis.svg import nice_ticks
+from sigmerge.errors import MissingExtra
+from tests.analysis import samples
+
+HOSTILE = """</script><script>alert("x")</script><img src=x onerror='alert(1)'>&"""
+
+
+class Outline(HTMLParser):
+    """Counts elements and gathers what a reader sees."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def titles(page: str) -> list[str]:
+    return re.findall(r"<h4>(.*?)</h4>", page)
+
+
+def test_full_page_has_every_figure():
+    page = render([samples.run("TIES")])
+    assert titles(page) == [
+        "Scores per domain",
+        "Experts, anchor and repaired merge",
+        "Conflict over depth",
+        "Capacity over depth",
+        "Deficits",
+        "Shares and claim order",
+        "Budget",
+        "Claimed coordinates",
+        "Admitted mass",
+    ]
+    # Each with its table.
+    assert page.count("<figure>") == page.count("<summary>Exact values</summary>")
+    assert "merge_method: ties" in page
+    assert "393.75 MiB" in page and "4.2 s" in page
+    assert "role=tab" not in page.split("<script>")[0]
+
+
+def test_several_runs_share_an_overview():
+    runs = samples.demo()
+    page = render(runs)
+    assert page.count('role="tab"') == page.count('role="tabpanel"') == len(runs)
+    assert "The repair improved 6 of 7 anchors" in page
+    assert page.count("The repair hurt this anchor") == 1
+
+
+def test_plain_merge_without_scores_has_no_plots():
+    page = render([Run("linear", recipe=samples.RECIPE)])
+    assert titles(page) == []
+    assert "linear, merged ·" in page and "./pool/reference" in page
+
+
+def test_anchor_scored_but_not_repaired():
+    scores = samples.scores(0)
+    del scores["repaired"]
+    page = render([Run("linear", scores=scores)])
+    assert titles(page) == ["Scores per domain", "Experts, anchor and repaired merge"]
+
+
+def test_two_domains_have_no_radar():
+    page = render([Run("x", scores={"anchor": {"a": 0.5, "b": 0.6}})])
+    assert titles(page) == ["Scores per domain"]
+
+
+@pytest.mark.parametrize("part", ["plan", "scores", "calibration"])
+def test_any_part_may_be_missing(part):
+    assert "<h1>" in render([replace(samples.run("TIES"), **{part: None})])
+
+
+@pytest.mark.parametrize(
+    "key", ["views", "conflict", "capacity", "deficit", "share", "order", "quota", "claimed"]
+)
+def test_any_part_of_a_plan_may_be_missing(key):
+    run = samples.run("TIES")
+    plan = {k: v for k, v in run.plan.items() if k != key}
+    assert "<h1>" in render([replace(run, plan=plan)])
+
+
+def test_no_deficit_is_said():
+    run = samples.run("TIES")
+    nothing = dict.fromkeys(samples.DOMAINS, 0.0)
+    zeros = [[0] * 5] * 6
+    changed = {"deficit": nothing, "share": nothing, "claimed": zeros, "admitted_mass": zeros}
+    page = render([replace(run, plan={**run.plan, **changed})])
+    assert "the anchor is returned unchanged" in page
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "ticks"),
+    [
+        (0.0, 1.0, 6, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0.803, 0.917, 6, [0.80, 0.85, 0.90, 0.95]),
+        (0.0, 274.9, 6, [0.0, 100.0, 200.0, 300.0]),
+    ],
+)
+def test_ticks_are_round_and_span_the_values(low, high, most, ticks):
+    assert nice_ticks(low, high, most) == pytest.approx(ticks)
+
+
+def test_scores_that_are_all_alike_can_be_drawn():
+    level = dict.fromkeys(samples.DOMAINS, 0.0)
+    scores = {"experts": {"math": level}, "anchor": level, "repaired": level}
+    assert len(titles(render([Run("flat", scores=scores)]))) == 2
+
+
+def test_captions_do_not_claim_the_papers_rules_for_a_control():
+    run = samples.run("TIES")
+    control = render([replace(run, plan={**run.plan, "variant": "random_mask"})])
+    for rule in ("the less it opens", "in proportion to the deficits", "moved furthest"):
+        assert rule in render([run]) and rule not in control
+
+
+def test_warnings_are_shown_once():
+    run = samples.run("TIES")
+    plan = {**run.plan, "warnings": ["The sign view is constant."]}
+    page = render([replace(run, plan=plan, warnings=["The sign view is constant."])])
+    assert page.count("The sign view is constant.") == 1
+
+
+def test_hostile_text_stays_text():
+    tame = Outline(render([renamed("quiet")]))
+    wild_page = render([renamed(HOSTILE)])
+    wild = Outline(wild_page)
+    assert wild.tags == tame.tags
+    assert not [name for name, _ in wild.attributes if name.startswith("on")]
+    assert HOSTILE in wild.text
+    assert wild_page.count("</script>") == 1
+
+
+def renamed(word: str) -> Run:
+    """A run in which a user's word stands wherever a user can write one."""
+
+    def swap(value):
+        if isinstance(value, dict):
+            return {word if key == "math" else key: swap(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [swap(inner) for inner in value]
+        return word if value == "math" else value
+
+    run = samples.run(word)
+    provenance = {**run.provenance, "device": word, "inputs": [{"path": word, "size": 1}]}
+    return replace(
+        run,
+        recipe=f"merge_method: ties\n# {word}",
+        plan={**swap(run.plan), "variant": word, "warnings": [word]},
+        provenance=provenance,
+        scores=swap(run.scores),
+        calibration=swap(run.calibration),
+        warnings=[f"Beware of {word}"],
+    )
+
+
+def test_policy_admits_only_the_pages_own_style_and_script():
+    page = render(samples.demo())
+    policy = re.search(r'Content-Security-Policy" content="(.*?)"', page)[1].replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy
+    for element in ("style", "script"):
+        content = re.search(rf"<{element}>(.*?)</{element}>", page, re.DOTALL)[1]
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{element}-src 'sha256-{digest}'" in policy
+    assert "http://" not in page and "https://" not in page
+
+
+def test_page_is_small_and_the_same_every_time(tmp_path):
+    for name in ("a.html", "b.html"):
+        write_page(tmp_path / name, samples.demo())
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+    assert (tmp_path / "a.html").stat().st_size < 1_000_000
+
+
+def test_missing_jinja_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(MissingExtra, match=r"sigmerge\[report\]"):
+        render([Run("linear")])
