@@ -301,7 +301,8 @@ def claimed(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
     part = f" of {sum(sizes):,} ({100 * total / sum(sizes):.2f} %)" if sizes else ""
     return Figure(
         "Claimed coordinates",
-        f"{total:,} coordinates{part} of the layer blocks were claimed, each by one domain only{rule}.",
+        f"{total:,} coordinates{part} of the layer blocks were claimed, each by one domain "
+        f"only{rule}.",
         _heat("Claimed coordinates, layer by domain", counts, names, kinds, facts, printed),
         _layer_grid(names, [[f"{count:,}" for count in row] for row in counts]),
     )
