@@ -84,7 +84,8 @@ def run(name: str, seed: int = 0, layers: int = 6, gain: float = 0.06) -> Run:
     provenance = {
         "inputs": [
             {
-                "path": f"pool/{folder}/model.safetensors",
+                "member": folder,
+                "file": f"pool/{folder}/model.safetensors",
                 "size": 2_871_296,
                 "sha256": hashlib.sha256(folder.encode()).hexdigest(),
             }

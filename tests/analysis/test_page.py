@@ -71,7 +71,8 @@ def test_several_runs_share_an_overview():
 
 
 def test_plain_merge_without_scores_has_no_plots():
-    page = render([Run("linear", recipe=samples.RECIPE)])
+    plan = {"operator": "linear", "seed": 0, "settings": {}, "warnings": []}
+    page = render([Run("linear", recipe=samples.RECIPE, plan=plan)])
     assert titles(page) == []
     assert "linear, merged ·" in page and "./pool/reference" in page
 
@@ -164,7 +165,8 @@ def renamed(word: str) -> Run:
         return word if value == "math" else value
 
     run = samples.run(word)
-    provenance = {**run.provenance, "device": word, "inputs": [{"path": word, "size": 1}]}
+    file = {"member": word, "file": word, "size": 1, "sha256": word}
+    provenance = {**run.provenance, "device": word, "inputs": [file]}
     return replace(
         run,
         recipe=f"merge_method: ties\n# {word}",

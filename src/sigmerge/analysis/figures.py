@@ -44,11 +44,10 @@ class Section:
     figures: Sequence[Figure]
 
 
-def domains_of(plan: Plan | None, *scores: Scores | None) -> list[str]:
+def domains_of(plan: Plan | None) -> list[str]:
     """The domains in the recipe's order."""
-    if plan:
-        return list(plan.get("domains") or plan.get("share") or plan.get("deficit") or ())
-    return next((list(s["anchor"]) for s in scores if s and s.get("anchor")), [])
+    plan = plan or {}
+    return list(plan.get("domains") or plan.get("share") or plan.get("deficit") or ())
 
 
 def sections(plan: Plan | None, scores: Scores | None, kinds: Kinds) -> list[Section]:

@@ -42,7 +42,7 @@ COLOURS = 8  # distinct domain colours in the style sheet
 class Run:
     """One anchor, with or without repair.
 
-    plan        as in plan.json; None when nothing was repaired
+    plan        as in plan.json; None, or without shares, when nothing was repaired
     provenance  as in provenance.json
     scores      on the evaluation split, calibration: on the calibration split
     """
@@ -148,7 +148,8 @@ def _row(run: Run) -> PairedRow | None:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    done = "merged and repaired" if any(run.plan for run in runs) else "merged"
+    repaired = any((run.plan or {}).get("share") for run in runs)
+    done = "merged and repaired" if repaired else "merged"
     return f"{runs[0].name}, {done}" if len(runs) == 1 else f"{len(runs)} anchors, {done}"
 
 
@@ -300,10 +301,9 @@ def _files(provenance: Mapping[str, Any]) -> Grid | None:
     if not files:
         return None
     rows = [
-        (str(file.get("path")), _bytes(file.get("size", 0)), str(file.get("sha256", ""))[:16])
-        for file in files
+        (str(f["member"]), str(f["file"]), _bytes(f["size"]), str(f["sha256"])[:16]) for f in files
     ]
-    return Grid(("input file", "size", "sha256 (begins)"), rows, wordy=True)
+    return Grid(("what", "file", "size", "sha256 (begins)"), rows, wordy=True)
 
 
 def _bytes(count: float) -> str:
