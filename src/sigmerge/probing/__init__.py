@@ -1,0 +1,1 @@
+"""Forward passes through models. The only importer of transformers."""

@@ -1,0 +1,176 @@
+"""The probe pass: what every decoder block computes on a shared set of prompts.
+
+One expert at a time is loaded, run once without cache, and freed. Of its hidden states only one
+prompt Gram matrix per block is kept, which is all that CKA reads.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from sigmerge.errors import MissingExtra, PoolError, SigmergeError
+from sigmerge.method.conflict import prompt_gram
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def read_prompts(path: str | Path) -> list[str]:
+    """The prompts of a JSONL file with {"prompt": …} on every line; blank lines are skipped."""
+    path = Path(path)
+    if not path.is_file():
+        raise SigmergeError(f"Probe file {path} does not exist.")
+    prompts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise SigmergeError(f"{path}, line {number}: not JSON ({error}).") from error
+        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+            raise SigmergeError(f'{path}, line {number}: expected {{"prompt": "…"}}.')
+        prompts.append(record["prompt"])
+    if not prompts:
+        raise SigmergeError(f'{path} holds no prompts. Give one {{"prompt": "…"}} per line.')
+    return prompts
+
+
+def probe(
+    folder: str | Path,
+    prompts: Sequence[str],
+    *,
+    batch_size: int = 8,
+    max_length: int = 256,
+    offload_folder: str | Path | None = None,
+    trust_remote_code: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Float64[np.ndarray, "layers prompts prompts"]:
+    """Prompt Gram matrices H_i H_iᵀ (not centred) of one expert, block by block.
+
+    H_i holds, per prompt, the output of block i averaged over the prompt's tokens. Weights are
+    computed with in float32. With `offload_folder`, layers that do not fit the memory wait there.
+    `progress` hears (prompts done, prompts in all).
+    """
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise MissingExtra("transformers", "models", "The representation view") from error
+
+    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    placement: dict[str, Any] = {}
+    if offload_folder is not None:
+        placement = {"device_map": "auto", "offload_folder": str(offload_folder)}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=torch.float32, **options, **placement
+        )
+    except (OSError, ValueError) as error:
+        raise PoolError(f"{folder} cannot be loaded for the probe pass: {error}") from error
+    tokens = tokenizer(list(prompts), truncation=True, max_length=max_length)["input_ids"]
+    if empty := [number for number, ids in enumerate(tokens, start=1) if not ids]:
+        raise SigmergeError(f"Prompt {empty[0]} is empty to the tokenizer of {folder}.")
+    try:
+        states = _pooled_states(model.eval(), tokens, batch_size, progress)
+    finally:
+        del model
+        gc.collect()  # the next expert must not be loaded beside this one
+    return np.stack([prompt_gram(layer) for layer in states])
+
+
+def _pooled_states(
+    model: Any,
+    tokens: Sequence[Sequence[int]],
+    batch_size: int,
+    progress: Callable[[int, int], None] | None,
+) -> Float32[np.ndarray, "layers prompts width"]:
+    """H: the mean of every block's output over each prompt's tokens, pooled in float32."""
+    import torch
+
+    blocks = _decoder_blocks(model)
+    # Offloaded weights are on no device until their turn comes.
+    devices = [weight.device for weight in model.parameters() if weight.device.type != "meta"]
+    device = devices[0] if devices else torch.device("cpu")
+    by_length = sorted(range(len(tokens)), key=lambda index: len(tokens[index]))
+    pooled = []
+    with torch.inference_mode():
+        for start in range(0, len(tokens), batch_size):
+            batch = by_length[start : start + batch_size]
+            ids, mask = _padded([tokens[index] for index in batch], device)
+            with _recorded(blocks, mask) as means:
+                # The head is left out: its logits are never read and can be larger than a block.
+                model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+            pooled.append(np.stack(means))
+            if progress is not None:
+                progress(start + len(batch), len(tokens))
+    return np.concatenate(pooled, axis=1)[:, np.argsort(by_length)]
+
+
+def _padded(
+    rows: Sequence[Sequence[int]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, padded on the right whatever the tokenizer prefers.
+
+    On the right, a causal model gives every real token the position and the context it has without
+    padding; what stands in the padding is then never seen.
+    """
+    import torch
+
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[row[-1]] * (longest - len(row))] for row in rows], device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    return ids, mask.to(device)
+
+
+@contextmanager
+def _recorded(blocks: nn.ModuleList, mask: torch.Tensor) -> Iterator[list[np.ndarray]]:
+    """While open, a forward pass fills the list with each block's mask-weighted mean output."""
+    means: list[np.ndarray] = [np.empty(0)] * len(blocks)
+
+    def record(layer: int) -> Callable[..., None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output
+            weight = mask.to(hidden.device).unsqueeze(-1)
+            # Not hidden · weight: what a masked position holds may be NaN.
+            total = hidden.float().masked_fill(weight == 0, 0.0).sum(dim=1)
+            means[layer] = (total / weight.sum(dim=1)).cpu().numpy()
+
+        return hook
+
+    handles = [block.register_forward_hook(record(i)) for i, block in enumerate(blocks)]
+    try:
+        yield means
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _decoder_blocks(model: Any) -> nn.ModuleList:
+    """The numbered decoder blocks: of the lists as long as the model is deep, the largest.
+
+    The last entry of the model's own `hidden_states` would be after the final norm, so the blocks
+    themselves are asked.
+    """
+    from torch import nn
+
+    depth = model.config.get_text_config().num_hidden_layers
+    stacks = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len(module) == depth
+    ]
+    if not stacks:
+        kind = type(model).__name__
+        raise PoolError(f"{kind} has no list of {depth} decoder blocks; it cannot be probed.")
+    return max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()))
