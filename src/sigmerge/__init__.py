@@ -10,6 +10,12 @@ from typing import Any
 
 _VERBS = {
     "merge": "sigmerge.commands.merge:merge",
+    "profile": "sigmerge.commands.profile:profile",
+    "deficits": "sigmerge.commands.repair:deficits",
+    "repair": "sigmerge.commands.repair:repair",
+    "replay": "sigmerge.commands.repair:replay",
+    "run": "sigmerge.commands.run:run",
+    "demo": "sigmerge.commands.demo:demo",
     "load_recipe": "sigmerge.recipe:load_recipe",
 }
 

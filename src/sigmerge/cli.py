@@ -40,6 +40,11 @@ Nonfinite = Annotated[
 Seed = Annotated[int | None, typer.Option("--seed", help="Override the recipe's seed.")]
 
 
+Anchor = Annotated[
+    Path | None, typer.Option("--anchor", help="Stored merge to look at, ours or another tool's.")
+]
+
+
 @app.command(
     epilog="Examples:  sigmerge merge recipe.yaml merged/   |   "
     "sigmerge merge recipe.yaml merged/ --dry-run"
@@ -58,22 +63,17 @@ def merge(
 ) -> None:
     """Merge the checkpoints a recipe names into one new folder.
 
-    Interrupted, the same command continues where it stopped and ends in the same bytes.
+    A recipe with a repair: section is repaired too. Interrupted, the same command continues where
+    it stopped and ends in the same bytes.
     """
     from sigmerge.checkpoints.writer import check_target
     from sigmerge.commands import merge as verb
     from sigmerge.commands.options import Options
-    from sigmerge.engine.stream import default_threads
     from sigmerge.recipe import load_recipe
 
     loaded = load_recipe(recipe, seed=seed)
-    how: dict[str, Any] = {
-        "threads": threads or default_threads(),
-        "max_shard_size": max_shard_size,
-        "overwrite": overwrite,
-        "allow_pickle": allow_pickle,
-        "allow_nonfinite": allow_nonfinite,
-    }
+    how = _how(threads, overwrite, allow_pickle, allow_nonfinite)
+    how["max_shard_size"] = max_shard_size
     if dry_run:
         check_target(out, overwrite)
         plan = verb.plan_merge(loaded, Options(**how)).describe(how["threads"])
@@ -82,6 +82,137 @@ def merge(
     with _progress(as_json) as progress:
         result = verb.merge(loaded, out, progress=progress, **how)
     _emit(result, as_json, _result_lines)
+
+
+@app.command(epilog="Example:  sigmerge profile recipe.yaml")
+def profile(
+    recipe: RecipeFile,
+    threads: Threads = 0,
+    allow_pickle: Pickle = False,
+    allow_nonfinite: Nonfinite = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how contested every layer is, and the capacity that leaves it.
+
+    Needs no anchor; computed once per pool and kept beside it.
+    """
+    from sigmerge.commands.profile import profile as verb
+
+    with _progress(as_json) as progress:
+        how = _how(threads, False, allow_pickle, allow_nonfinite)
+        result = verb(recipe, progress=progress, **how)
+    _emit(result, as_json, _profile_lines)
+
+
+@app.command(epilog="Example:  sigmerge deficits recipe.yaml --anchor merged/")
+def deficits(
+    recipe: RecipeFile, anchor: Anchor = None, threads: Threads = 0, as_json: Json = False
+) -> None:
+    """Measure what an anchor lost on every domain, and the share of capacity that gives it."""
+    from sigmerge.commands.repair import deficits as verb
+
+    with _progress(as_json) as progress:
+        result = verb(recipe, anchor=anchor, progress=progress, **_how(threads))
+    _emit(result, as_json, _deficit_lines)
+
+
+@app.command(
+    epilog="Examples:  sigmerge repair recipe.yaml repaired/ --anchor merged/   |   "
+    "sigmerge repair --plan repaired/sigmerge/plan.json again/"
+)
+def repair(
+    paths: Annotated[list[Path], typer.Argument(help="RECIPE OUT, or OUT alone with --plan.")],
+    anchor: Anchor = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="Make the repair of this plan.json again.")
+    ] = None,
+    overwrite: Overwrite = False,
+    threads: Threads = 0,
+    dry_run: DryRun = False,
+    allow_pickle: Pickle = False,
+    allow_nonfinite: Nonfinite = False,
+    as_json: Json = False,
+) -> None:
+    """Repair a stored merge: give every domain back what the merge took, within a budget."""
+    from sigmerge.commands import repair as verb
+    from sigmerge.commands.options import Options
+    from sigmerge.recipe import load_recipe
+
+    if len(paths) != (1 if plan else 2):
+        raise typer.BadParameter("give OUT alone with --plan, otherwise RECIPE and OUT")
+    how = _how(threads, overwrite, allow_pickle, allow_nonfinite)
+    if dry_run and not plan:
+        described = verb.describe(load_recipe(paths[0]), Options(**how))
+        _emit(described, as_json, _repair_plan_lines)
+        return
+    with _progress(as_json) as progress:
+        how["progress"] = progress
+        if plan:
+            result = verb.replay(plan, paths[0], anchor=anchor, **how)
+        else:
+            result = verb.repair(paths[0], paths[1], anchor=anchor, **how)
+    _emit(result, as_json, _result_lines)
+
+
+@app.command(epilog="Example:  sigmerge run recipe.yaml run/")
+def run(
+    recipe: RecipeFile,
+    out: OutFolder,
+    overwrite: Overwrite = False,
+    threads: Threads = 0,
+    allow_pickle: Pickle = False,
+    allow_nonfinite: Nonfinite = False,
+    as_json: Json = False,
+) -> None:
+    """Merge, score, profile, repair, score again on disjoint items, and write the report."""
+    from sigmerge.commands.run import run as verb
+
+    with _progress(as_json) as progress:
+        how = _how(threads, overwrite, allow_pickle, allow_nonfinite)
+        result = verb(recipe, out, progress=progress, **how)
+    _emit(result, as_json, _run_lines)
+
+
+@app.command(epilog="Example:  sigmerge demo")
+def demo(
+    out: Annotated[Path, typer.Argument(help="Folder for the results.")] = Path("demo-out"),
+    overwrite: Overwrite = False,
+    threads: Threads = 0,
+    as_json: Json = False,
+) -> None:
+    """Merge and repair the embedded five-domain pool with every anchor, and write the page.
+
+    The pool is a bench with synthetic domains, small enough for a laptop; it claims nothing about
+    large models.
+    """
+    from dataclasses import asdict
+
+    from sigmerge.commands.demo import demo as verb
+
+    with _progress(as_json) as progress:
+        result = verb(out, progress=progress, **_how(threads, overwrite))
+    if as_json:
+        rows = [{**asdict(row), "gain": row.gain} for row in result["rows"]]
+        typer.echo(json.dumps({**result, "rows": rows}, indent=2))
+        return
+    _print_table(result["rows"])
+    typer.echo(f"page: {result['page']}")
+
+
+def _how(
+    threads: int,
+    overwrite: bool = False,
+    allow_pickle: bool = False,
+    allow_nonfinite: bool = False,
+) -> dict[str, Any]:
+    from sigmerge.engine.stream import default_threads
+
+    return {
+        "threads": threads or default_threads(),
+        "overwrite": overwrite,
+        "allow_pickle": allow_pickle,
+        "allow_nonfinite": allow_nonfinite,
+    }
 
 
 @app.command(epilog="Examples:  sigmerge operators   |   sigmerge operators ties")
@@ -147,6 +278,16 @@ def _plan_lines(plan: dict[str, Any]) -> Iterator[str]:
     yield from (f"note: {note}" for note in plan["notes"])
 
 
+def _repair_plan_lines(plan: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"repair: {len(plan['experts'])} experts, {plan['layers']} layers, "
+        f"{plan['coordinates']:,} coordinates may be claimed"
+    )
+    yield f"reads   {_size(plan['bytes_to_read'])}"
+    yield f"writes  {_size(plan['bytes_to_write'])}"
+    yield f"memory  at most {_size(plan['peak_memory_bytes'])} with {plan['threads']} threads"
+
+
 def _result_lines(result: dict[str, Any]) -> Iterator[str]:
     yield (
         f"{result['out']}: {_size(result['bytes_written'])} written in "
@@ -154,6 +295,67 @@ def _result_lines(result: dict[str, Any]) -> Iterator[str]:
     )
     if result["blocks_resumed"]:
         yield f"continued an interrupted run: {len(result['blocks_resumed'])} blocks were there"
+    plan = result.get("plan", {})
+    for domain in plan.get("order", []):
+        claimed = sum(row[plan["domains"].index(domain)] for row in plan["claimed"])
+        yield (
+            f"  {domain}: deficit {100 * plan['deficit'][domain]:.2f} points, "
+            f"share {plan['share'][domain]:.3f}, {claimed:,} coordinates"
+        )
+    yield from _guard_lines(plan.get("guard", {}))
+    yield from (f"warning: {text}" for text in plan.get("warnings", []))
+
+
+def _guard_lines(guard: dict[str, Any]) -> Iterator[str]:
+    if "after" in guard:
+        yield (
+            f"calibration mean: {100 * guard['before']:.2f} before, {100 * guard['after']:.2f} "
+            f"after the repair ({guard['verdict']})"
+        )
+
+
+def _profile_lines(result: dict[str, Any]) -> Iterator[str]:
+    names = list(result["views"])
+    yield "  ".join(["layer", *(f"{name:>14}" for name in names), "conflict", "capacity"])
+    for i, (score, capacity) in enumerate(zip(result["conflict"], result["capacity"], strict=True)):
+        views = [f"{result['views'][name][i]:14.6f}" for name in names]
+        yield "  ".join([f"{i:5d}", *views, f"{score:8.4f}", f"{capacity:8.4f}"])
+    yield from (f"warning: {text}" for text in result["warnings"])
+
+
+def _deficit_lines(result: dict[str, Any]) -> Iterator[str]:
+    yield f"{'domain':16}  strongest  anchor  deficit  share"
+    for domain in result["domains"]:
+        best = max(scores.get(domain, 0.0) for scores in result["experts"].values())
+        yield (
+            f"{domain:16}  {100 * best:9.2f}  {100 * result['anchor'][domain]:6.2f}  "
+            f"{100 * result['deficit'][domain]:7.2f}  {result['share'][domain]:.3f}"
+        )
+
+
+def _run_lines(result: dict[str, Any]) -> Iterator[str]:
+    scores, split = result["evaluation"], "evaluation"
+    if scores is None:
+        scores, split = result["calibration"], "calibration"
+    yield f"{'domain':16}  anchor  repaired   gain   ({split} split)"
+    repaired = scores.get("repaired", {})
+    for domain, before in scores["anchor"].items():
+        line = f"{domain:16}  {100 * before:6.2f}"
+        if domain in repaired:
+            gain = repaired[domain] - before
+            line += f"  {100 * repaired[domain]:8.2f}  {100 * gain:+6.2f}"
+        yield line
+    yield from _guard_lines(result["guard"])
+    yield from (f"warning: {text}" for text in result["warnings"])
+    yield f"page: {result['out']}/report.html"
+
+
+def _print_table(rows: Any) -> None:
+    from rich.console import Console
+
+    from sigmerge.analysis.table import rich_table
+
+    Console().print(rich_table(rows, "Macro-5 on the evaluation items of the embedded pool"))
 
 
 def _size(count: float) -> str:

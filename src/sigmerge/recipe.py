@@ -45,7 +45,7 @@ class RepairSection(_Strict):
     scale: float | Literal["calibrated"] = 0.60
     update: Literal["add", "replace"] = "add"
     probe: str | None = None
-    scores: str | None = None
+    scores: str | dict[str, Any] | None = None
     command: str | None = None
     evaluate: dict[str, Any] | None = None
     variant: str = "default"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,12 +66,12 @@ def open_pool(
     *,
     allow_pickle: bool = False,
     mixed_dtypes: bool = False,
-    ignore: Iterable[str] = (),
+    outside: bool = True,
 ) -> Pool:
     """Open and check a pool. All problems of all members are reported together.
 
-    `mixed_dtypes` allows members of different precision (the recipe says what is written);
-    `ignore` names tensors of the reference that no expert is asked for.
+    `mixed_dtypes` allows members of different precision (the recipe says what is written).
+    Without `outside`, experts are not asked for tensors outside the numbered blocks.
     """
     opened: dict[str, Checkpoint] = {}
     problems: list[str] = []
@@ -87,16 +87,12 @@ def open_pool(
     problems += _same_folders(pool)
     for name, expert in pool.experts.items():
         if expert is not pool.layout:
-            problems += _differences(name, expert, pool.layout, mixed_dtypes, set(ignore))
+            problems += differences(name, expert, pool.layout, mixed_dtypes, outside)
     if not problems:
         problems += _equal_to_reference(pool)
     if problems:
         raise PoolError("The checkpoints do not form a pool:", problems)
     return pool
-
-
-def outside_tensors(checkpoint: Checkpoint) -> list[str]:
-    return [name for name in checkpoint.tensors if checkpoint.stack.block_of(name) is None]
 
 
 def _with_heads(pool: Pool) -> Pool:
@@ -148,22 +144,28 @@ def _same_folders(pool: Pool) -> list[str]:
     return problems
 
 
-def _differences(
-    name: str, expert: Checkpoint, layout: Checkpoint, mixed_dtypes: bool, ignore: set[str]
+def differences(
+    name: str, expert: Checkpoint, layout: Checkpoint, mixed_dtypes: bool, outside: bool
 ) -> list[str]:
     problems = []
     ours, theirs = layout.config.get("architectures"), expert.config.get("architectures")
     if ours and theirs and ours != theirs:
         return [f"{name}: architecture {_join(theirs)}, the reference has {_join(ours)}"]
     sizes = layout.config.get("vocab_size"), expert.config.get("vocab_size")
-    wanted = {n: t for n, t in layout.tensors.items() if n not in ignore}
+    wanted = {
+        n: t for n, t in layout.tensors.items() if outside or layout.stack.block_of(n) is not None
+    }
     if None not in sizes and sizes[0] != sizes[1] and layout.embedding in wanted:
         problems.append(
             f"{name}: vocabulary of {sizes[1]} tokens, the reference has {sizes[0]}; "
             "set parameters: {outside: reference} to keep the reference's embeddings"
         )
     missing = sorted(set(wanted) - set(expert.tensors))
-    extra = sorted(set(expert.tensors) - set(layout.tensors))
+    extra = sorted(
+        n
+        for n in set(expert.tensors) - set(layout.tensors)
+        if outside or layout.stack.block_of(n) is not None
+    )
     problems += _listed(f"{name}: tensor missing", missing)
     problems += _listed(f"{name}: tensor that the reference does not have", extra)
     shared = [n for n in sorted(wanted) if n in expert.tensors]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.folder import INDEX, SINGLE
+from sigmerge.checkpoints.folder import INDEX, SINGLE, Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE, encode_header
 from sigmerge.errors import OutputError
 
@@ -53,18 +53,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """The shards of an output: their headers, sizes, and a slot for every tensor."""
+    """The shards of an output: names, headers, sizes, and a slot for every tensor."""
 
+    files: tuple[str, ...]
     headers: tuple[bytes, ...]
     sizes: tuple[int, ...]
     slots: dict[str, Slot]
-
-    @property
-    def files(self) -> list[str]:
-        count = len(self.headers)
-        if count == 1:
-            return [SINGLE]
-        return [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
     @property
     def nbytes(self) -> int:
@@ -72,11 +66,10 @@ class Layout:
 
     def index(self) -> dict[str, Any] | None:
         """The content of the index file; a single shard has none."""
-        if len(self.headers) == 1:
+        if self.files == (SINGLE,):
             return None
         stored = sum(slot.nbytes for slot in self.slots.values())
-        files = self.files
-        weight_map = {name: files[slot.shard] for name, slot in sorted(self.slots.items())}
+        weight_map = {name: self.files[slot.shard] for name, slot in sorted(self.slots.items())}
         return {"metadata": {"total_size": stored}, "weight_map": weight_map}
 
 
@@ -101,7 +94,25 @@ def plan_layout(tensors: Sequence[Spec], max_shard: int) -> Layout:
             end = begin + size * ITEM_SIZE[dtype]
         headers.append(header)
         sizes.append(end)
-    return Layout(tuple(headers), tuple(sizes), slots)
+    count = len(shards)
+    files = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    names = (SINGLE,) if count == 1 else tuple(files)
+    return Layout(names, tuple(headers), tuple(sizes), slots)
+
+
+def mirror_layout(checkpoint: Checkpoint) -> Layout:
+    """The files of a checkpoint as they are: same names, same headers, same places."""
+    headers = []
+    for file in checkpoint.files:
+        begins = [t.begin for t in checkpoint.tensors.values() if t.file == file]
+        with file.open("rb") as stream:
+            headers.append(stream.read(min(begins, default=file.stat().st_size)))
+    slots = {
+        name: Slot(checkpoint.files.index(t.file), t.begin, t.dtype, t.size)
+        for name, t in checkpoint.tensors.items()
+    }
+    sizes = tuple(file.stat().st_size for file in checkpoint.files)
+    return Layout(tuple(file.name for file in checkpoint.files), tuple(headers), sizes, slots)
 
 
 def check_target(final: Path, overwrite: bool) -> None:
@@ -166,10 +177,14 @@ class Output:
                 "are kept; run the same command again to continue."
             ) from None
 
-    def finish(self, block: str) -> None:
-        """This block is complete: a later run of the same command will not do it again."""
-        os.write(self._journal, (json.dumps({"done": block}) + "\n").encode())
-        self.done.add(block)
+    def finish(self, block: str, record: Any = None) -> None:
+        """This block is complete: a later run of the same command will not do it again.
+
+        `record` is what the run wants to know about the block then.
+        """
+        line = {"done": block, "record": record}
+        os.write(self._journal, (json.dumps(line) + "\n").encode())
+        self.done[block] = record
 
     def publish(self) -> None:
         """Rename the finished folder into place; an old one is moved away as a whole first."""
@@ -207,8 +222,10 @@ class Output:
             raise OutputError(f"{self.final}: another run is writing it.") from None
         self._stack.callback(lock.unlink, missing_ok=True)
 
-    def _resume(self, fingerprint: str) -> set[str]:
-        """Finished blocks of an interrupted run of the same job; anything else is cleared away.
+    def _resume(self, fingerprint: str) -> dict[str, Any]:
+        """Finished blocks, with their records, of an interrupted run of the same job.
+
+        Anything else is cleared away.
 
         What a killed process wrote is safe in the system's page cache, but not across a restart of
         the machine: then the journal is not believed.
@@ -216,15 +233,15 @@ class Output:
         first = {"job": fingerprint, "boot": _boot()}
         file = self.partial / _JOURNAL
         lines = _journal_lines(file)
-        done: set[str] = set()
+        done: dict[str, Any] = {}
         if lines and lines[0] == first and first["boot"]:
-            done = {line["done"] for line in lines[1:] if "done" in line}
+            done = {line["done"]: line["record"] for line in lines[1:]}
         else:
             shutil.rmtree(self.partial)
             file.parent.mkdir(parents=True)
         self._journal = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
         self._stack.callback(os.close, self._journal)
-        content = [first, *({"done": block} for block in sorted(done))]
+        content = [first, *({"done": block, "record": record} for block, record in done.items())]
         os.write(self._journal, "".join(json.dumps(line) + "\n" for line in content).encode())
         return done
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from sigmerge.checkpoints.cache import identity, sha256
 from sigmerge.checkpoints.companions import copy_companions, model_card
-from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.checkpoints.pool import Pool, open_pool, outside_tensors
+from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.pool import Pool, open_pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import Layout, Output, check_target, parse_size, plan_layout
 from sigmerge.commands.options import Meter, Options, versions
@@ -129,19 +129,15 @@ def plan_merge(recipe: Recipe, options: Options) -> MergeJob:
             "merge_method: checkpoint has nothing to merge; add a repair: section, or use "
             "`sigmerge repair`."
         )
-    keep_outside = recipe.parameters.get("outside") == "reference"
-    ignore: list[str] = []
-    if keep_outside and recipe.reference:
-        opened = open_checkpoint(recipe.reference, allow_pickle=options.allow_pickle)
-        ignore = outside_tensors(opened)
+    outside = recipe.parameters.get("outside") != "reference"
     pool = open_pool(
         recipe.reference,
         recipe.experts,
         allow_pickle=options.allow_pickle,
         mixed_dtypes=recipe.out_dtype is not None,
-        ignore=ignore,
+        outside=outside,
     )
-    sites = _sites(recipe, pool, set(ignore))
+    sites = _sites(recipe, pool, outside)
     problems = operator.check(list(sites.values()))
     if problems:
         raise RecipeError(f"{recipe.method}: the parameters do not fit:", problems)
@@ -151,7 +147,7 @@ def plan_merge(recipe: Recipe, options: Options) -> MergeJob:
             recipe.out_dtype if stored.floating and recipe.out_dtype else stored.dtype,
             stored.shape,
         )
-        for name, stored in sorted(pool.layout.tensors.items(), key=lambda item: _natural(item[0]))
+        for name, stored in sorted(pool.layout.tensors.items(), key=lambda item: natural(item[0]))
     ]
     return MergeJob(
         recipe, operator, pool, sites, plan_layout(tensors, parse_size(options.max_shard_size))
@@ -168,7 +164,7 @@ def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
     ):
         resumed = sorted(output.done)
         _merge_blocks(job, source, workers, output, options)
-        inputs = _input_files(pool, options)
+        inputs = input_files(pool.members, options)
         copy_companions(output, pool, recipe.tokenizer, recipe.out_dtype)
         title = f"{job.operator.title} of {len(pool.experts)} experts"
         output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
@@ -264,11 +260,11 @@ def _copy_tensor(job: MergeJob, source: PoolSource, output: Output, name: str) -
         store(output, name, start, values, np.empty(values.size, STORAGE[slot.dtype]), slot.dtype)
 
 
-def _sites(recipe: Recipe, pool: Pool, ignore: set[str]) -> dict[str, Site]:
+def _sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:
     sites = {}
     for name, stored in sorted(pool.layout.tensors.items()):
-        if stored.floating and name not in ignore and stored.size:
-            block = pool.stack.block_of(name)
+        block = pool.stack.block_of(name)
+        if stored.floating and stored.size and (outside or block is not None):
             sites[name] = recipe.site(name, stored.size, block, pool.stack.depth)
     return sites
 
@@ -290,8 +286,8 @@ def summary(sites: Mapping[str, Site]) -> dict[str, Any]:
     }
 
 
-def _input_files(pool: Pool, options: Options) -> list[dict[str, Any]]:
-    files = {file: name for name, member in pool.members.items() for file in member.files}
+def input_files(members: Mapping[str, Checkpoint], options: Options) -> list[dict[str, Any]]:
+    files = {file: name for name, member in members.items() for file in member.files}
     total = sum(file.stat().st_size for file in files)
     hashed = 0
 
@@ -307,6 +303,6 @@ def _input_files(pool: Pool, options: Options) -> list[dict[str, Any]]:
     ]
 
 
-def _natural(name: str) -> list[Any]:
+def natural(name: str) -> list[Any]:
     """Sort key that puts layer 2 before layer 10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,42 @@
+"""`sigmerge demo`: the embedded pool, every anchor with and without repair, one page."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from sigmerge.analysis.page import write_page
+from sigmerge.analysis.table import paired_row
+from sigmerge.commands.options import Options
+from sigmerge.commands.run import run_pipeline
+from sigmerge.errors import OutputError
+from sigmerge.nano.files import RECIPES
+from sigmerge.recipe import load_recipe
+
+ANCHORS = ("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties")
+
+
+def demo(out: Path | str, **how: Any) -> dict[str, Any]:
+    """Run the shipped recipes; returns the rows of the paired table and where the page is."""
+    options, folder = Options(**how), Path(out)
+    _prepare(folder, options.overwrite)
+    pages, rows = [], []
+    for name in ANCHORS:
+        result = run_pipeline(load_recipe(RECIPES / f"{name}.yaml"), folder / name, options)
+        pages.append(result["page"])
+        rows.append(paired_row(result["title"], result["evaluation"]))
+    page = folder / "report.html"
+    write_page(page, pages, title="Five anchors on the embedded pool")
+    return {"rows": rows, "page": str(page.absolute()), "out": str(folder.absolute())}
+
+
+def _prepare(folder: Path, overwrite: bool) -> None:
+    """Start over on a finished demo; go on with an interrupted one."""
+    if not (folder / "report.html").exists():
+        return
+    if not overwrite:
+        raise OutputError(f"{folder}: holds a finished demo; pass --overwrite to run it again.")
+    for name in ANCHORS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / "report.html").unlink()

@@ -1,0 +1,257 @@
+"""The repair's writing side: claim block by block, update, store (Algorithm 1, lines 10-18)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sigmerge.checkpoints.cache import identity
+from sigmerge.checkpoints.companions import copy_companions, model_card
+from sigmerge.checkpoints.folder import INDEX, Checkpoint
+from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.writer import Layout, Output
+from sigmerge.commands.merge import input_files, store
+from sigmerge.commands.options import Meter, Options, versions
+from sigmerge.commands.profile import block_sites
+from sigmerge.engine.stream import Workers
+from sigmerge.kernels import TILE
+from sigmerge.kernels.convert import STORAGE
+from sigmerge.kernels.merge import subtract
+from sigmerge.method.occupancy import Update, admit, claim
+from sigmerge.operators.base import Site
+
+Guard = Callable[[Path], dict[str, Any]]
+"""Looks at a repaired folder and returns what it found: verdict, warning, what is kept."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of claiming: who may claim how much of every layer, and in which order."""
+
+    order: tuple[str, ...]
+    quota: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class RepairJob:
+    """Everything that decides the bytes of a repair."""
+
+    pool: Pool
+    anchor: Checkpoint
+    rounds: tuple[Round, ...]
+    update: Update
+    mask_seed: int | None
+    layout: Layout
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        return tuple(self.pool.experts)
+
+    @property
+    def idle(self) -> bool:
+        """Nobody may claim anything: the result is the anchor."""
+        return not any(k for r in self.rounds for row in r.quota for k in row)
+
+    def fingerprint(self) -> str:
+        members = {**self.pool.members, "": self.anchor}
+        inputs = {name: [identity(f) for f in member.files] for name, member in members.items()}
+        content = [versions(), inputs, repr(self.rounds), repr(self.update), self.mask_seed,
+                   [hashlib.sha256(h).hexdigest() for h in self.layout.headers]]  # fmt: skip
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+class LayerBlock:
+    """One decoder block as `occupancy` sees it: tiles in flat order over its sorted tensors."""
+
+    def __init__(self, index: int, sites: Sequence[Site], job: RepairJob, source: PoolSource):
+        self.index = index
+        self.domains = job.domains
+        self.tiles: list[tuple[int, int]] = []
+        self.places: list[tuple[str, int]] = []
+        self.sites = sites
+        self._source = source
+        self._local = threading.local()
+        offset = 0
+        for site in sites:
+            for start in range(0, site.size, TILE):
+                stop = min(site.size, start + TILE)
+                self.tiles.append((offset + start, offset + stop))
+                self.places.append((site.tensor, start))
+            offset += site.size
+        self.size = offset
+
+    def expert(self, domain: int, tile: int) -> np.ndarray[Any, Any]:
+        return self._fill(self.domains[domain], tile, 0)
+
+    def delta(self, domain: int, tile: int) -> np.ndarray[Any, Any]:
+        values = self.expert(domain, tile)
+        subtract(values, self._fill("reference", tile, 1))
+        return values
+
+    def _fill(self, member: str, tile: int, row: int) -> np.ndarray[Any, Any]:
+        if not hasattr(self._local, "rows"):
+            self._local.rows = np.empty((2, TILE), np.float32)
+        start, stop = self.tiles[tile]
+        tensor, first = self.places[tile]
+        values = self._local.rows[row, : stop - start]
+        self._source.fill(member, tensor, first, values)
+        return values
+
+    def release(self) -> None:
+        for site in self.sites:
+            self._source.done(site.tensor, 0, site.size)
+
+
+def write_repair(
+    job: RepairJob,
+    plan: dict[str, Any],
+    recipe: str,
+    out: Path,
+    options: Options,
+    meter: Meter,
+    guard: Guard | None = None,
+) -> dict[str, Any]:
+    """Write the repaired checkpoint with its records; returns what was done.
+
+    `guard` sees the finished folder before it is published, and may have the anchor put back.
+    """
+    source = PoolSource(job.pool.members, allow_nonfinite=options.allow_nonfinite)
+    anchor = PoolSource({"anchor": job.anchor}, allow_nonfinite=options.allow_nonfinite)
+    with Output(out, job.layout, job.fingerprint(), overwrite=options.overwrite) as output:
+        resumed = sorted(output.done)
+        with Workers(options.threads) as workers:
+            layers = _write_layers(job, source, anchor, workers, output, options)
+        _copy_outside(job, anchor, output)
+        plan |= _claimed(layers)
+        copy_companions(output, Pool(job.anchor, {}), None, None)
+        if guard is not None:
+            found = guard(_readable(output))
+            plan["guard"] = found
+            if warning := found.get("warning"):
+                plan["warnings"] = [*plan.get("warnings", []), warning]
+            if found.get("kept") == "anchor":
+                _put_back(job, anchor, output)
+        inputs = input_files({**job.pool.members, "anchor": job.anchor}, options) if recipe else []
+        provenance = {
+            "inputs": inputs,
+            "versions": versions(),
+            "device": "cpu",
+            "engine": f"local, {options.threads} threads",
+            "bytes_read": source.bytes_read + anchor.bytes_read,
+            "bytes_written": job.layout.nbytes,
+            "blocks_resumed": resumed,
+            **meter.read(),
+        }
+        notes = [f"Repaired with sigmerge, variant {plan.get('variant', 'default')}."]
+        output.text("README.md", model_card("SigMerge repair", job.pool, recipe, notes))
+        output.text("sigmerge/recipe.yaml", recipe)
+        output.text("sigmerge/plan.json", json.dumps(plan, indent=2) + "\n")
+        output.text("sigmerge/provenance.json", json.dumps(provenance, indent=2) + "\n")
+        output.publish()
+    return {"out": str(output.final), "plan": plan, **provenance}
+
+
+def _readable(output: Output) -> Path:
+    """The unpublished folder, complete enough to be loaded and scored."""
+    index = output.layout.index()
+    if index is not None:
+        output.text(INDEX, json.dumps(index, indent=2) + "\n")
+    return output.partial
+
+
+def _put_back(job: RepairJob, anchor: PoolSource, output: Output) -> None:
+    for name, stored in job.anchor.tensors.items():
+        output.write_bytes(name, anchor.reader.bytes(stored))
+
+
+def _write_layers(
+    job: RepairJob,
+    source: PoolSource,
+    anchor: PoolSource,
+    workers: Workers,
+    output: Output,
+    options: Options,
+) -> list[list[dict[str, Any]]]:
+    """Claim and update block by block; per layer, per round what was claimed."""
+    blocks = block_sites(job.pool)
+    total = job.layout.nbytes
+    written = 0
+    for index, sites in enumerate(blocks):
+        key = f"layer {index}"
+        if key not in output.done:
+            following = blocks[index + 1] if index + 1 < len(blocks) else []
+            source.prefetch(site.tensor for site in following)
+            output.finish(key, _write_layer(job, index, sites, source, anchor, workers, output))
+        written += sum(job.layout.slots[site.tensor].nbytes for site in sites)
+        options.progress("repairing", written, total)
+    return [output.done[f"layer {index}"] for index in range(len(blocks))]
+
+
+def _write_layer(
+    job: RepairJob,
+    index: int,
+    sites: Sequence[Site],
+    source: PoolSource,
+    anchor: PoolSource,
+    workers: Workers,
+    output: Output,
+) -> list[dict[str, Any]]:
+    block = LayerBlock(index, sites, job, source)
+    owner = None
+    records = []
+    for turn in job.rounds:
+        order = [job.domains.index(domain) for domain in turn.order]
+        claims = claim(block, order, turn.quota[index], owner=owner, mask_seed=job.mask_seed,
+                       run=workers.map)  # fmt: skip
+        owner = claims.owner
+        records.append({"claimed": claims.claimed, "support": claims.support, "mass": claims.mass})
+    assert owner is not None
+    owned = owner
+
+    def write(tiles: Sequence[int]) -> None:
+        values = np.empty(TILE, np.float32)
+        raw = np.empty(TILE * 4, np.uint8)
+        for tile in tiles:
+            tensor, start = block.places[tile]
+            first, last = block.tiles[tile]
+            size = last - first
+            dtype = job.layout.slots[tensor].dtype
+            anchor.fill("anchor", tensor, start, values[:size])
+            admit(block, owned, tile, values[:size], job.update)
+            kind = STORAGE[dtype]
+            store(output, tensor, start, values[:size],
+                  raw[: size * kind.itemsize].view(kind), dtype)  # fmt: skip
+
+    pieces = [range(a, min(a + 8, len(block.tiles))) for a in range(0, len(block.tiles), 8)]
+    for _ in workers.map(write, pieces):
+        pass
+    block.release()
+    for site in sites:
+        anchor.done(site.tensor, 0, site.size)
+    return records
+
+
+def _copy_outside(job: RepairJob, anchor: PoolSource, output: Output) -> None:
+    """Everything the repair does not touch is the anchor's, byte for byte."""
+    inside = {site.tensor for block in block_sites(job.pool) for site in block}
+    for name, stored in job.anchor.tensors.items():
+        if name not in inside:
+            output.write_bytes(name, anchor.reader.bytes(stored))
+
+
+def _claimed(layers: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Claimed counts, support and admitted mass of all rounds together, layers × domains."""
+
+    def total(key: str) -> list[list[Any]]:
+        return [np.sum([turn[key] for turn in layer], axis=0).tolist() for layer in layers]
+
+    return {"claimed": total("claimed"), "support": total("support"),
+            "admitted_mass": total("mass")}  # fmt: skip

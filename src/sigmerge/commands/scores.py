@@ -1,0 +1,212 @@
+"""Where domain scores come from, and what is remembered of them.
+
+A score is a fraction per domain. Sources: a JSON file, result files of lm-evaluation-harness, a
+command that prints JSON, the embedded suite, or a Python callable. What was measured on a
+checkpoint is kept by content, so an expert is scored once per pool, not once per anchor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from sigmerge.checkpoints.cache import cache_folder, sha256
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.commands.options import Options
+from sigmerge.errors import ScoreError
+from sigmerge.method.deficit import check_scores
+from sigmerge.recipe import Recipe, RepairSection
+
+Scores = dict[str, float]
+Score = Callable[[Path], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """Q_d of every expert and of the anchor on the calibration items."""
+
+    experts: dict[str, Scores]
+    anchor: Scores
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Measures a checkpoint folder. `name` says with what, and is part of the memory's key."""
+
+    name: str
+    measure: Score
+
+    def __call__(self, folder: Path) -> Scores:
+        """Scores of a folder; one with the same weights and files was perhaps measured before."""
+        note = cache_folder("scores") / f"{self._key(folder)}.json"
+        if note.exists():
+            return dict(json.loads(note.read_text())["scores"])
+        scores = {str(domain): float(q) for domain, q in self.measure(folder).items()}
+        partial = note.with_suffix(".partial")
+        partial.write_text(json.dumps({"scorer": self.name, "scores": scores}))
+        partial.replace(note)
+        return scores
+
+    def _key(self, folder: Path) -> str:
+        checkpoint = open_checkpoint(folder)
+        files = [*checkpoint.files, *sorted(folder.glob("*.json")), *folder.glob("*.model")]
+        weights = set(checkpoint.files)
+        digests = sha256(set(files))
+        content = [self.name, *sorted(f"{'' if f in weights else f.name} {d}"
+                                      for f, d in digests.items())]  # fmt: skip
+        return hashlib.sha256("\n".join(content).encode()).hexdigest()[:40]
+
+
+def scorer_of(section: RepairSection, folder: Path, split: str = "calibration") -> Scorer | None:
+    """The scorer a recipe names; None if its scores are in a file, or do not know this split."""
+    if section.command is not None:
+        if split != "calibration" and "{split}" not in section.command:
+            return None
+        command = section.command.replace("{split}", split)
+        return Scorer(f"command {command}", lambda path: run_command(command, path, folder))
+    if section.evaluate is not None:
+        return suite_scorer(section.evaluate, split)
+    return None
+
+
+def suite_scorer(evaluate: Mapping[str, Any], split: str) -> Scorer:
+    if evaluate.get("suite") != "nano" or set(evaluate) - {"suite", "limit"}:
+        raise ScoreError(
+            f"repair.evaluate: {dict(evaluate)} is not known; there is {{suite: nano, limit: n}}. "
+            "Other benchmarks: give scores: or command:."
+        )
+    limit = evaluate.get("limit")
+
+    def measure(folder: Path) -> Scores:
+        from sigmerge.nano.suite import score
+
+        return score(folder, split, limit=limit).domains
+
+    return Scorer(f"nano {split} limit={limit} {_nano_key()}", measure)
+
+
+def _nano_key() -> str:
+    from sigmerge.nano.files import POOL
+
+    sums = POOL / "SHA256SUMS"
+    return hashlib.sha256(sums.read_bytes()).hexdigest()[:16]
+
+
+def score_table(
+    recipe: Recipe, anchor: Path | None, scorer: Scorer | None, options: Options
+) -> ScoreTable:
+    """Scores of all experts and the anchor, checked; every problem is reported at once."""
+    section = recipe.repair
+    assert section is not None
+    domains = list(recipe.experts)
+    if scorer is not None:
+        if anchor is None:
+            raise ScoreError("The anchor must be stored before it can be scored; give --anchor.")
+        folders = {**recipe.experts, "anchor of this merge": anchor}
+        measured = {}
+        for done, (name, folder) in enumerate(folders.items()):
+            options.progress("scoring", done, len(folders))
+            measured[name] = scorer(folder)
+        options.progress("scoring", len(folders), len(folders))
+        table = ScoreTable({name: measured[name] for name in domains}, measured[list(folders)[-1]])
+        where = scorer.name
+    elif section.scores is not None:
+        table, where = read_scores(section.scores, recipe.folder), "repair.scores"
+    else:
+        raise ScoreError(
+            "The repair needs scores of the experts and the anchor: give one of scores:, command: "
+            "and evaluate: in the repair: section."
+        )
+    problems = check_scores(table.experts, table.anchor, domains, section.reference)
+    if problems:
+        raise ScoreError(f"The scores ({where}) cannot be used:", problems)
+    return table
+
+
+def read_scores(given: str | Mapping[str, Any], folder: Path) -> ScoreTable:
+    """A score file, or result files of lm-evaluation-harness as the recipe lists them."""
+    if isinstance(given, str):
+        content = _json_file(folder / Path(given).expanduser())
+        missing = [key for key in ("experts", "anchor") if not isinstance(content.get(key), dict)]
+        if missing:
+            shape = '{"experts": {expert: {domain: score}}, "anchor": {domain: score}}'
+            raise ScoreError(f"{given}: expected {shape}; {', '.join(missing)} missing.")
+        rows = content["experts"]
+        if bad := [name for name, row in rows.items() if not isinstance(row, dict)]:
+            raise ScoreError(f"{given}: experts.{bad[0]} is not a mapping of domain to score.")
+        return ScoreTable({name: dict(row) for name, row in rows.items()}, content["anchor"])
+    return _harness_table(given, folder)
+
+
+def _harness_table(given: Mapping[str, Any], folder: Path) -> ScoreTable:
+    missing = [key for key in ("experts", "anchor", "domains") if key not in given]
+    if missing:
+        raise ScoreError(f"repair.scores: {', '.join(missing)} missing; result files of "
+                         "lm-evaluation-harness are given as experts: {name: file}, anchor: file, "
+                         "domains: {domain: [task/metric]}.")  # fmt: skip
+
+    def read(file: str) -> Scores:
+        return harness_scores(_json_file(folder / file), given["domains"], file)
+
+    experts = {name: read(file) for name, file in given["experts"].items()}
+    return ScoreTable(experts, read(given["anchor"]))
+
+
+def harness_scores(results: Mapping[str, Any], domains: Mapping[str, Any], where: str) -> Scores:
+    """Domain scores of one lm-evaluation-harness result: the mean of each domain's task/metric."""
+    table, problems, scores = results.get("results", {}), [], {}
+    for domain, wanted in domains.items():
+        values = []
+        for path in [wanted] if isinstance(wanted, str) else wanted:
+            task, _, metric = path.partition("/")
+            value = table.get(task, {}).get(metric)
+            if isinstance(value, int | float):
+                values.append(float(value))
+            else:
+                known = ", ".join(table.get(task, table))
+                problems.append(f"{domain}: {path} is not in it; there are {known}")
+        if values:
+            scores[domain] = fmean(values)
+    if problems:
+        raise ScoreError(f"{where}: the results do not hold what domains: asks for:", problems)
+    return scores
+
+
+def run_command(command: str, checkpoint: Path, folder: Path) -> Scores:
+    """Run the user's own scorer on a checkpoint; its last line of output is a JSON object."""
+    words = [word.replace("{checkpoint}", str(checkpoint)) for word in shlex.split(command)]
+    try:
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ScoreError(f"repair.command: {words[0]!r} cannot be run ({error}).") from None
+    if done.returncode:
+        tail = "\n".join(done.stderr.strip().splitlines()[-5:])
+        raise ScoreError(f"repair.command: exit code {done.returncode} on {checkpoint}:\n{tail}")
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    try:
+        scores = json.loads(lines[-1])
+        return {str(domain): float(score) for domain, score in scores.items()}
+    except (IndexError, ValueError, AttributeError, TypeError):
+        raise ScoreError(
+            f"repair.command: its last line must be a JSON object of domain scores, not "
+            f"{lines[-1] if lines else 'nothing'!r}."
+        ) from None
+
+
+def _json_file(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ScoreError(f"{file}: no such score file.") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ScoreError(f"{file}: not valid JSON ({error}).") from None
+    if not isinstance(content, dict):
+        raise ScoreError(f"{file}: a JSON object is expected.")
+    return content
