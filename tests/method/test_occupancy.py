@@ -334,8 +334,12 @@ def test_random_masks_differ_by_seed_and_block():
 
 def test_a_quota_beyond_what_is_free_names_layer_and_domain():
     pool = Pool(np.ones((2, 10), np.float32), [(0, 10)])
+    owner = np.full(10, FREE, np.uint8)
     with pytest.raises(ValueError, match=r"layer 3: domain 'd1' is to claim 5 .* 4 of 10 are free"):
-        claim(pool, [0, 1], [6, 5])
+        claim(pool, [0, 1], [6, 5], owner=owner)
+    assert (owner == FREE).all()
+    with pytest.raises(ValueError, match="'d0' is to claim -1"):
+        claim(pool, [0, 1], [-1, 5])
 
 
 @pytest.mark.parametrize(("order", "quota"), [([0], [1]), ([0, 0], [1, 1]), ([0, 1], [1, 1, 1])])

@@ -107,20 +107,14 @@ def claim(
     """
     if owner is None:
         owner = np.full(block.size, kernels.FREE, np.uint8)
-    _check(block, order, quota, owner)
     free = sum(int(np.count_nonzero(owner[a:b] == kernels.FREE)) for a, b in block.tiles)
+    _check(block, order, quota, owner, free)
     support, mass = [0] * len(quota), [0.0] * len(quota)
     for domain in order:
-        wanted = quota[domain]
-        if not 0 <= wanted <= free:
-            raise ValueError(
-                f"layer {block.index}: domain {block.domains[domain]!r} is to claim {wanted} "
-                f"coordinates, but {free} of {block.size} are free; lower the capacity or the quota"
-            )
-        if wanted:
-            step = _Step(block, owner, domain, wanted, free, mask_seed, run)
+        if quota[domain]:
+            step = _Step(block, owner, domain, quota[domain], free, mask_seed, run)
             support[domain], mass[domain] = step.claim()
-        free -= wanted
+        free -= quota[domain]
     return Claims(owner, tuple(quota), tuple(support), tuple(mass))
 
 
@@ -145,7 +139,10 @@ def admit(block: Block, owner: Owner, tile: int, values: Tile, update: Update) -
             kernels.add_sparse(values, mine, domain, delta, scale, draws, below)
 
 
-def _check(block: Block, order: Sequence[int], quota: Sequence[int], owner: Owner) -> None:
+def _check(
+    block: Block, order: Sequence[int], quota: Sequence[int], owner: Owner, free: int
+) -> None:
+    """Refuse what cannot be claimed before the owner map is touched."""
     if sorted(order) != list(range(len(block.domains))) or len(quota) != len(order):
         raise ValueError(
             f"layer {block.index}: the claim order {list(order)} and the {len(quota)} quotas must "
@@ -160,6 +157,14 @@ def _check(block: Block, order: Sequence[int], quota: Sequence[int], owner: Owne
         raise ValueError(
             f"layer {block.index}: the owner map has {owner.size} coordinates, not {block.size}"
         )
+    for domain in order:
+        if not 0 <= quota[domain] <= free:
+            raise ValueError(
+                f"layer {block.index}: domain {block.domains[domain]!r} is to claim "
+                f"{quota[domain]} coordinates, but {free} of {block.size} are free for it; "
+                f"lower the capacity"
+            )
+        free -= quota[domain]
 
 
 class _Mark(NamedTuple):
