@@ -115,7 +115,7 @@ class Recipe:
 
     def site(self, tensor: str, size: int, block: int | None, depth: int) -> Site:
         """A tensor with the options that hold for it: filters and depth gradients resolved."""
-        t = block / (depth - 1) if block is not None and depth > 1 else 0.0
+        t = 0.0 if block is None else block / (depth - 1) if depth > 1 else 1.0
         settings = {}
         for parameter in self.operator.parameters if self.operator else ():
             name = parameter.name
@@ -301,12 +301,18 @@ class _Parser:
             if chosen:
                 where = ("models", i, "parameters")
                 own = self._settings(where, own, chosen, section.preset, per_model=True)
-            models.append(Model(entry.name or path.name, path, own))
+            default = "base" if path == reference else path.name
+            models.append(Model(entry.name or default, path, own))
         names = [model.name for model in models]
         for name in sorted({n for n in names if names.count(n) > 1}):
             self.problem(("models",), f"two experts are called {name!r}; give each a name:")
         if "reference" in names:
             self.problem(("models",), "no expert may be called 'reference'; give it a name:")
+        if not needs and reference and all(model.path != reference for model in models):
+            self.notes.append(
+                f"{section.base_model} gives configuration and tokenizer only; it is not in the "
+                f"soup unless it is listed under models:"
+            )
         if not models and not self.problems:
             self.problem(("models",), "no expert is listed")
         return reference, tuple(models)

@@ -67,11 +67,13 @@ def open_pool(
     allow_pickle: bool = False,
     mixed_dtypes: bool = False,
     outside: bool = True,
+    soup: bool = False,
 ) -> Pool:
     """Open and check a pool. All problems of all members are reported together.
 
     `mixed_dtypes` allows members of different precision (the recipe says what is written).
-    Without `outside`, experts are not asked for tensors outside the numbered blocks.
+    Without `outside`, experts are not asked for tensors outside the numbered blocks. In a `soup`
+    the reference may be a member like others, since nobody's task vector is asked for.
     """
     opened: dict[str, Checkpoint] = {}
     problems: list[str] = []
@@ -84,11 +86,11 @@ def open_pool(
         raise PoolError("The pool cannot be opened:", problems)
     base = opened.pop("reference", None) if reference else None
     pool = _with_heads(Pool(base, opened))
-    problems += _same_folders(pool)
+    problems += _same_folders(pool.experts if soup else pool.members)
     for name, expert in pool.experts.items():
         if expert is not pool.layout:
             problems += differences(name, expert, pool.layout, mixed_dtypes, outside)
-    if not problems:
+    if not problems and not soup:
         problems += _equal_to_reference(pool)
     if problems:
         raise PoolError("The checkpoints do not form a pool:", problems)
@@ -133,12 +135,12 @@ def _with_head(member: Checkpoint, head: str) -> Checkpoint:
     return replace(member, tensors={**member.tensors, head: alias})
 
 
-def _same_folders(pool: Pool) -> list[str]:
-    folders = Counter(member.path for member in pool.members.values())
+def _same_folders(members: Mapping[str, Checkpoint]) -> list[str]:
+    folders = Counter(member.path for member in members.values())
     problems = []
     for folder, count in folders.items():
         if count > 1:
-            names = [name for name, member in pool.members.items() if member.path == folder]
+            names = [name for name, member in members.items() if member.path == folder]
             what = "is the reference itself" if "reference" in names else "is given twice"
             problems.append(f"{', '.join(names)}: the folder {folder} {what}")
     return problems

@@ -136,6 +136,7 @@ def plan_merge(recipe: Recipe, options: Options) -> MergeJob:
         allow_pickle=options.allow_pickle,
         mixed_dtypes=recipe.out_dtype is not None,
         outside=outside,
+        soup=not operator.needs_reference,
     )
     sites = _sites(recipe, pool, outside)
     problems = operator.check(list(sites.values()))
