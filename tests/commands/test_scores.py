@@ -103,7 +103,7 @@ def test_a_command_prints_its_scores_on_the_last_line(tmp_path: Path) -> None:
     command = f"{sys.executable} score.py {{checkpoint}}"
     assert run_command(command, tmp_path, tmp_path) == {"math": 0.25}
     script.write_text("import sys\nsys.exit('no GPU here')\n")
-    with pytest.raises(ScoreError, match="exit code 1.*\n.*no GPU here"):
+    with pytest.raises(ScoreError, match=r"exit code 1.*\n.*no GPU here"):
         run_command(command, tmp_path, tmp_path)
     script.write_text("print('half')\n")
     with pytest.raises(ScoreError, match="JSON object of domain scores, not 'half'"):

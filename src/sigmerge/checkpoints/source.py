@@ -12,7 +12,8 @@ from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.errors import PoolError
-from sigmerge.kernels.convert import WIDEN
+from sigmerge.kernels.convert import WIDEN, delta_bf16
+from sigmerge.kernels.merge import subtract
 
 
 class PoolSource:
@@ -40,6 +41,26 @@ class PoolSource:
                 f"{member}: tensor {tensor} holds {out[place - start]} at flat index {place} "
                 f"({stored.file}). Repair the checkpoint, or pass --allow-nonfinite."
             )
+
+    def delta(
+        self,
+        member: str,
+        tensor: str,
+        start: int,
+        out: np.ndarray[Any, Any],
+        scratch: np.ndarray[Any, Any],
+    ) -> None:
+        """Δ of a member against the reference; `scratch` is overwritten."""
+        expert, reference = self.members[member].tensors[tensor], self.members["reference"]
+        base = reference.tensors[tensor]
+        if expert.dtype == base.dtype == "BF16":
+            stop = start + out.size
+            raw, raw_base = self.reader.raw(expert, start, stop), self.reader.raw(base, start, stop)
+            if delta_bf16(raw, raw_base, out):
+                return
+        self.fill(member, tensor, start, out)
+        self.fill("reference", tensor, start, scratch)
+        subtract(out, scratch)
 
     def done(self, tensor: str, start: int, stop: int) -> None:
         passed = 0

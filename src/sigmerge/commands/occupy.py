@@ -24,7 +24,6 @@ from sigmerge.commands.profile import block_sites
 from sigmerge.engine.stream import Workers
 from sigmerge.kernels import TILE
 from sigmerge.kernels.convert import STORAGE
-from sigmerge.kernels.merge import subtract
 from sigmerge.method.occupancy import Update, admit, claim
 from sigmerge.operators.base import Site
 
@@ -89,21 +88,23 @@ class LayerBlock:
         self.size = offset
 
     def expert(self, domain: int, tile: int) -> np.ndarray[Any, Any]:
-        return self._fill(self.domains[domain], tile, 0)
+        tensor, start, values, _ = self._place(tile)
+        self._source.fill(self.domains[domain], tensor, start, values)
+        return values
 
     def delta(self, domain: int, tile: int) -> np.ndarray[Any, Any]:
-        values = self.expert(domain, tile)
-        subtract(values, self._fill("reference", tile, 1))
+        tensor, start, values, scratch = self._place(tile)
+        self._source.delta(self.domains[domain], tensor, start, values, scratch)
         return values
 
-    def _fill(self, member: str, tile: int, row: int) -> np.ndarray[Any, Any]:
+    def _place(self, tile: int) -> tuple[str, int, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Where a tile lies, and the calling thread's own room for it."""
         if not hasattr(self._local, "rows"):
             self._local.rows = np.empty((2, TILE), np.float32)
-        start, stop = self.tiles[tile]
-        tensor, first = self.places[tile]
-        values = self._local.rows[row, : stop - start]
-        self._source.fill(member, tensor, first, values)
-        return values
+        first, last = self.tiles[tile]
+        tensor, start = self.places[tile]
+        values, scratch = self._local.rows[:, : last - first]
+        return tensor, start, values, scratch
 
     def release(self) -> None:
         for site in self.sites:

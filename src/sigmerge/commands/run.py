@@ -17,9 +17,10 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sigmerge.analysis.page import Run, write_page
+from sigmerge.analysis.table import Scores
 from sigmerge.commands.merge import plan_merge, run_merge
 from sigmerge.commands.options import Options
 from sigmerge.commands.repair import repair_anchor, stale_anchor
@@ -74,7 +75,15 @@ def run_pipeline(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
         "wall_seconds": result["wall_seconds"],
     }
     _write_json(out / "run.json", summary)
-    page = Run(title, recipe.text, plan, provenance, evaluation, calibration, plan["warnings"])
+    page = Run(
+        title,
+        recipe.text,
+        plan,
+        provenance,
+        cast("Scores | None", evaluation),
+        cast(Scores, calibration),
+        plan["warnings"],
+    )
     return {**summary, "page": page}
 
 

@@ -1,0 +1,346 @@
+"""The repair of a stored anchor: against brute force, replayed, resumed, guarded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sigmerge
+from sigmerge.errors import PoolError, RecipeError, ScoreError, SigmergeError
+from sigmerge.method.controls import VARIANTS
+from tests.oracles import oracle_occupancy
+from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes
+
+LAYERS = 3
+DOMAINS = ("math", "coding", "safety")
+SCORES: dict[str, Any] = {
+    "experts": {e: {d: 0.9 if d == e else 0.4 for d in DOMAINS} for e in DOMAINS},
+    "anchor": {"math": 0.5, "coding": 0.8, "safety": 0.6},
+}
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    root = tmp_path_factory.mktemp("repair")
+    made = make_pool(root, layers=LAYERS, dtype="bf16", shards=(1, 2, 1, 3), spread=0.002)
+    (root / "scores.json").write_text(json.dumps(SCORES))
+    sigmerge.merge(made.recipe("linear"), root / "anchor", max_shard_size="20KB")
+    return made
+
+
+def recipe(pool: PoolOnDisk, **repair: Any) -> Path:
+    return pool.write(pool.recipe("linear", repair={"scores": "scores.json", **repair}))
+
+
+def plan_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "sigmerge/plan.json").read_text()))
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {k: v for k, v in weight_bytes(folder).items() if k.endswith(".safetensors")}
+
+
+def block(weights: dict[str, np.ndarray], layer: int) -> tuple[list[str], np.ndarray]:
+    names = sorted(name for name in weights if name.startswith(f"model.layers.{layer}."))
+    return names, np.concatenate([weights[name].ravel() for name in names])
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """float64 to bfloat16 and back, by torch."""
+    import torch
+
+    return torch.tensor(values.astype(np.float32)).to(torch.bfloat16).to(torch.float32).numpy()
+
+
+def test_every_coordinate_is_that_of_brute_force(pool: PoolOnDisk, tmp_path: Path) -> None:
+    result = sigmerge.repair(recipe(pool), tmp_path / "out", anchor=pool.root / "anchor")
+    plan = result["plan"]
+    base, anchor = read_weights(pool.reference), read_weights(pool.root / "anchor")
+    tuned = {name: read_weights(folder) for name, folder in pool.experts.items()}
+    found = read_weights(tmp_path / "out")
+    assert plan["order"] == ["math", "safety", "coding"]
+    order = [DOMAINS.index(domain) for domain in plan["order"]]
+    for layer in range(LAYERS):
+        _, reference = block(base, layer)
+        deltas = np.array([block(tuned[d], layer)[1] - reference for d in DOMAINS])
+        owner = oracle_occupancy.claim(deltas, order, plan["quota"][layer])
+        wanted = oracle_occupancy.add(block(anchor, layer)[1], deltas, owner, 0.6)
+        got = block(found, layer)[1]
+        # One float32 addition before the rounding: a bfloat16 halfway case may fall either way.
+        exact = rounded(wanted)
+        assert np.mean(got == exact) > 0.999
+        assert np.all(np.abs(got - exact) <= np.abs(exact) * 2**-7)
+        claimed = [int((owner == d).sum()) for d in range(len(DOMAINS))]
+        assert plan["claimed"][layer] == plan["quota"][layer] == claimed
+        masses = [np.abs(deltas[d])[owner == d].sum(dtype=np.float64) for d in range(3)]
+        assert plan["admitted_mass"][layer] == pytest.approx(masses, rel=1e-6)
+    outside = [name for name in anchor if not name.startswith("model.layers.")]
+    assert outside and all(np.array_equal(found[n], anchor[n]) for n in outside)
+
+
+def test_one_step_is_two_steps_and_the_plan_replays(pool: PoolOnDisk, tmp_path: Path) -> None:
+    file = recipe(pool)
+    sigmerge.repair(file, tmp_path / "two", anchor=pool.root / "anchor")
+    sigmerge.merge(file, tmp_path / "one", max_shard_size="20KB")
+    assert weights(tmp_path / "one") == weights(tmp_path / "two")
+    assert not list(tmp_path.glob(".*")), "nothing is left beside the result"
+    sigmerge.replay(tmp_path / "two/sigmerge/plan.json", tmp_path / "again")
+    assert weights(tmp_path / "again") == weights(tmp_path / "two")
+    with pytest.raises(RecipeError, match="anchor it repaired was not kept"):
+        sigmerge.replay(tmp_path / "one/sigmerge/plan.json", tmp_path / "no")
+    sigmerge.replay(
+        tmp_path / "one/sigmerge/plan.json", tmp_path / "with", anchor=pool.root / "anchor"
+    )
+    assert weights(tmp_path / "with") == weights(tmp_path / "two")
+
+
+def test_a_plan_does_not_replay_on_other_weights(pool: PoolOnDisk, tmp_path: Path) -> None:
+    sigmerge.repair(recipe(pool), tmp_path / "out", anchor=pool.root / "anchor")
+    sigmerge.merge(pool.recipe("task_arithmetic"), tmp_path / "other")
+    with pytest.raises(PoolError, match="other weights of: anchor"):
+        sigmerge.replay(
+            tmp_path / "out/sigmerge/plan.json", tmp_path / "no", anchor=tmp_path / "other"
+        )
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(RecipeError, match="not the plan of a repair"):
+        sigmerge.replay(tmp_path / "broken.json", tmp_path / "no")
+
+
+def test_without_deficit_the_anchor_comes_back_byte_for_byte(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    level = {**SCORES, "anchor": dict.fromkeys(DOMAINS, 0.95)}
+    (pool.root / "level.json").write_text(json.dumps(level))
+    file = pool.write(pool.recipe("linear", repair={"scores": "level.json"}))
+    result = sigmerge.repair(file, tmp_path / "out", anchor=pool.root / "anchor")
+    assert weights(tmp_path / "out") == weights(pool.root / "anchor")
+    assert any("unchanged" in warning for warning in result["plan"]["warnings"])
+
+
+def test_threads_do_not_change_a_bit(pool: PoolOnDisk, tmp_path: Path) -> None:
+    for threads in (1, 2, 5):
+        out = tmp_path / str(threads)
+        sigmerge.repair(recipe(pool), out, anchor=pool.root / "anchor", threads=threads)
+    assert weights(tmp_path / "1") == weights(tmp_path / "2") == weights(tmp_path / "5")
+    assert plan_of(tmp_path / "1") == plan_of(tmp_path / "5")
+
+
+KILLED = """
+import os, signal, sys
+import sigmerge
+from sigmerge.checkpoints.writer import Output
+finish = Output.finish
+def finish_and_die(self, block, record=None):
+    finish(self, block, record)
+    if block == "layer 1":
+        os.kill(os.getpid(), signal.SIGKILL)
+Output.finish = finish_and_die
+sigmerge.repair(sys.argv[1], sys.argv[2], anchor=sys.argv[3])
+"""
+
+
+def test_killed_and_run_again_ends_in_the_same_bytes(pool: PoolOnDisk, tmp_path: Path) -> None:
+    file, anchor = recipe(pool), pool.root / "anchor"
+    sigmerge.repair(file, tmp_path / "whole", anchor=anchor)
+    words = [sys.executable, "-c", KILLED, str(file), str(tmp_path / "out"), str(anchor)]
+    died = subprocess.run(words, env=dict(os.environ), check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    result = sigmerge.repair(file, tmp_path / "out", anchor=anchor)
+    assert result["blocks_resumed"] == ["layer 0", "layer 1"]
+    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
+    assert plan_of(tmp_path / "out") == plan_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "view_representation"])
+def test_every_variant_is_reachable_from_the_recipe(
+    pool: PoolOnDisk, tmp_path: Path, variant: str
+) -> None:
+    anchor = pool.root / "anchor"
+    result = sigmerge.repair(recipe(pool, variant=variant), tmp_path / "out", anchor=anchor)
+    plan = result["plan"]
+    assert plan["variant"] == variant
+    assert plan["claimed"] == plan["quota"]
+    changed = weights(tmp_path / "out") != weights(anchor)
+    assert changed
+    sigmerge.repair(recipe(pool), tmp_path / "default", anchor=anchor)
+    assert (weights(tmp_path / "out") == weights(tmp_path / "default")) == (variant == "default")
+
+
+def test_another_seed_draws_another_mask(pool: PoolOnDisk, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        file = recipe(pool, variant="random_mask", seed=seed)
+        sigmerge.repair(file, tmp_path / str(seed), anchor=pool.root / "anchor")
+    assert weights(tmp_path / "0") != weights(tmp_path / "1")
+    assert plan_of(tmp_path / "0")["quota"] == plan_of(tmp_path / "1")["quota"]
+
+
+def test_replace_writes_the_owners_own_value(pool: PoolOnDisk, tmp_path: Path) -> None:
+    file = recipe(pool, update="replace")
+    plan = sigmerge.repair(file, tmp_path / "out", anchor=pool.root / "anchor")["plan"]
+    assert plan["update"] == "replace"
+    assert plan["scale"] == 1.0
+    found, anchor = read_weights(tmp_path / "out"), read_weights(pool.root / "anchor")
+    tuned = [read_weights(folder) for folder in pool.experts.values()]
+    for name in found:
+        moved = found[name] != anchor[name]
+        owned = np.any([found[name] == expert[name] for expert in tuned], axis=0)
+        assert np.all(owned[moved])
+
+
+def score_by_distance(pool: PoolOnDisk) -> Any:
+    """A measurable score: how near a checkpoint's blocks are to each domain's expert."""
+    tuned = {d: read_weights(folder) for d, folder in pool.experts.items()}
+    base = read_weights(pool.reference)
+
+    def score(folder: Path) -> dict[str, float]:
+        mine = read_weights(folder)
+        result = {}
+        for domain, expert in tuned.items():
+            far = sum(float(np.abs(mine[n] - expert[n]).sum()) for n in mine)
+            reach = sum(float(np.abs(base[n] - expert[n]).sum()) for n in mine)
+            result[domain] = max(0.0, 1 - far / (2 * reach))
+        return result
+
+    return score
+
+
+def test_a_python_callable_scores_and_the_guard_reads_again(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    score = score_by_distance(pool)
+    file = pool.write(pool.recipe("linear", repair={}))
+    plan = sigmerge.repair(
+        file, tmp_path / "out", anchor=pool.root / "anchor", score=score
+    )["plan"]  # fmt: skip
+    assert plan["scores"]["anchor"] == pytest.approx(score(pool.root / "anchor"))
+    assert plan["guard"]["scores"] == pytest.approx(score(tmp_path / "out"))
+    before, after = (
+        np.mean(list(score(f).values())) for f in (pool.root / "anchor", tmp_path / "out")
+    )
+    assert plan["guard"]["before"] == pytest.approx(before)
+    assert plan["guard"]["after"] == pytest.approx(after)
+    assert plan["guard"]["verdict"] == ("better" if after > before else "worse")
+
+
+def test_a_repair_that_hurts_says_so_and_can_keep_the_anchor(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    anchor = pool.root / "anchor"
+
+    def hurt(folder: Path) -> dict[str, float]:
+        same = weights(folder) == weights(anchor)
+        own = next((d for d, f in pool.experts.items() if f == folder), None)
+        if own:
+            return {d: 0.9 if d == own else 0.4 for d in DOMAINS}
+        return dict.fromkeys(DOMAINS, 0.7 if same else 0.6)
+
+    file = pool.write(pool.recipe("linear", repair={}))
+    plan = sigmerge.repair(file, tmp_path / "warned", anchor=anchor, score=hurt)["plan"]
+    assert plan["guard"]["verdict"] == "worse"
+    assert any("THE REPAIR HURT" in w and "70.00 to 60.00" in w for w in plan["warnings"])
+    assert weights(tmp_path / "warned") != weights(anchor)
+    file = pool.write(pool.recipe("linear", repair={"guard": "keep_anchor"}))
+    plan = sigmerge.repair(file, tmp_path / "kept", anchor=anchor, score=hurt)["plan"]
+    assert plan["guard"]["kept"] == "anchor"
+    assert weights(tmp_path / "kept") == weights(anchor)
+
+
+def test_calibrated_scale_takes_the_best_candidate(pool: PoolOnDisk, tmp_path: Path) -> None:
+    score = score_by_distance(pool)
+    anchor = pool.root / "anchor"
+    file = pool.write(pool.recipe("linear", repair={"scale": "calibrated"}))
+    plan = sigmerge.repair(file, tmp_path / "out", anchor=anchor, score=score)["plan"]
+    means = {(c["update"], c["scale"]): c["mean"] for c in plan["candidates"]}
+    assert len(means) == 5
+    best = max(means, key=lambda candidate: means[candidate])
+    assert (plan["update"], plan["scale"]) == best
+    assert plan["guard"]["after"] == pytest.approx(means[best])
+    for form, scale in means:
+        one = pool.write(pool.recipe("linear", repair={"update": form, "scale": scale}))
+        out = tmp_path / f"{form}{scale}"
+        sigmerge.repair(one, out, anchor=anchor, score=score)
+        assert np.mean(list(score(out).values())) == pytest.approx(means[form, scale])
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_second_round_claims_from_what_is_left(pool: PoolOnDisk, tmp_path: Path) -> None:
+    score, anchor = score_by_distance(pool), pool.root / "anchor"
+    one = pool.write(pool.recipe("linear", repair={}))
+    first = sigmerge.repair(one, tmp_path / "one", anchor=anchor, score=score)["plan"]
+    two = pool.write(pool.recipe("linear", repair={"rounds": 2}))
+    plan = sigmerge.repair(two, tmp_path / "two", anchor=anchor, score=score)["plan"]
+    assert plan["quota"] == first["quota"]
+    [later] = plan["later_rounds"]
+    assert later["deficit"] != first["deficit"]
+    total = np.array(plan["quota"]) + np.array(later["quota"])
+    assert plan["claimed"] == total.tolist()
+    before, once, twice = (read_weights(f) for f in (anchor, tmp_path / "one", tmp_path / "two"))
+    for name in before:
+        moved = once[name] != before[name]
+        assert np.array_equal(once[name][moved], twice[name][moved]), "round one stays as it was"
+    sigmerge.replay(tmp_path / "two/sigmerge/plan.json", tmp_path / "again")
+    assert weights(tmp_path / "again") == weights(tmp_path / "two")
+
+
+def test_only_the_most_deficient_are_admitted(pool: PoolOnDisk, tmp_path: Path) -> None:
+    file = recipe(pool, admit=1)
+    plan = sigmerge.repair(file, tmp_path / "out", anchor=pool.root / "anchor")["plan"]
+    assert plan["share"] == {"math": 1.0, "coding": 0.0, "safety": 0.0}
+    assert all(row[1] == row[2] == 0 for row in plan["claimed"])
+
+
+@pytest.mark.parametrize(
+    ("repair", "message"),
+    [
+        ({"c_min": 0.5, "c_max": 0.2}, "c_min 0.5 exceeds c_max 0.2"),
+        ({"c_max": 1.5}, "less than or equal to 1"),
+        ({"variant": "uniform"}, "did you mean 'uniform_capacity'"),
+        ({"varriant": "default"}, "did you mean 'variant'"),
+        ({"guard": "maybe"}, "'warn', 'keep_anchor' or 'off'"),
+        ({"rounds": 2}, r"rounds: 2 must score checkpoints"),
+        ({"scale": "calibrated"}, "scale: calibrated must score"),
+        ({"guard": "keep_anchor"}, "guard: keep_anchor must score"),
+        ({"variant": "sparse_update", "update": "replace"}, "drop update: replace"),
+        ({"variant": "view_representation"}, "needs the representation view"),
+        (
+            {"c_min": 1.0, "c_max": 1.0, "variant": "random_share"},
+            r"layer 0: the domains claim \d+ of \d+ coordinates",
+        ),
+        ({"probe": "nowhere.jsonl"}, r"nowhere\.jsonl does not exist"),
+    ],
+)
+def test_wrong_repair_sections(
+    pool: PoolOnDisk, tmp_path: Path, repair: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((RecipeError, ScoreError, SigmergeError), match=message):
+        sigmerge.repair(recipe(pool, **repair), tmp_path / "out", anchor=pool.root / "anchor")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_foreign_anchor_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:
+    other = make_pool(tmp_path / "other", style="gemma", layers=LAYERS)
+    with pytest.raises(PoolError, match="anchor: architecture Gemma2ForCausalLM"):
+        sigmerge.repair(recipe(pool), tmp_path / "out", anchor=other.reference)
+    shallow = make_pool(tmp_path / "shallow", layers=LAYERS - 1)
+    with pytest.raises(PoolError, match=r"anchor: tensor missing: model\.layers\.2"):
+        sigmerge.repair(recipe(pool), tmp_path / "out", anchor=shallow.reference)
+    with pytest.raises(RecipeError, match="Which anchor"):
+        sigmerge.repair(recipe(pool), tmp_path / "out")
+
+
+def test_an_anchor_made_elsewhere_is_named_in_the_recipe(pool: PoolOnDisk, tmp_path: Path) -> None:
+    made = pool.recipe("checkpoint", repair={"scores": "scores.json"}, anchor="anchor")
+    for model in made["models"]:
+        del model["parameters"]
+    sigmerge.merge(pool.write(made), tmp_path / "out")
+    sigmerge.repair(recipe(pool), tmp_path / "two", anchor=pool.root / "anchor")
+    assert weights(tmp_path / "out") == weights(tmp_path / "two")
