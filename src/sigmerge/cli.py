@@ -75,7 +75,7 @@ def merge(
     how = _how(threads, overwrite, allow_pickle, allow_nonfinite)
     how["max_shard_size"] = max_shard_size
     if dry_run:
-        check_target(out, overwrite)
+        check_target(out, overwrite, loaded.inputs)
         plan = verb.plan_merge(loaded, Options(**how)).describe(how["threads"])
         _emit(plan, as_json, _plan_lines)
         return

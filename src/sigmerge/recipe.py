@@ -34,7 +34,7 @@ class _Strict(BaseModel):
 class ModelSection(_Strict):
     model: str
     name: str | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: dict[str, Any] | None = None
 
 
 class RepairSection(_Strict):
@@ -73,7 +73,7 @@ class RecipeSection(_Strict):
     merge_method: str
     base_model: str | None = None
     models: list[ModelSection] = Field(default_factory=list)
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: dict[str, Any] | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     out_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     tokenizer_source: str | None = None
@@ -112,6 +112,12 @@ class Recipe:
     @property
     def experts(self) -> dict[str, Path]:
         return {model.name: model.path for model in self.models}
+
+    @property
+    def inputs(self) -> list[Path]:
+        """Every folder that is read, and so must not be written."""
+        others = [path for path in (self.reference, self.tokenizer, self.anchor) if path]
+        return [*others, *self.experts.values()]
 
     def site(self, tensor: str, size: int, block: int | None, depth: int) -> Site:
         """A tensor with the options that hold for it: filters and depth gradients resolved."""
@@ -174,6 +180,7 @@ class _Parser:
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.lines: dict[tuple[Any, ...], int] = {}
+        self.walked: set[int] = set()
 
     def problem(self, path: tuple[Any, ...], message: str) -> None:
         line = next(
@@ -197,7 +204,7 @@ class _Parser:
         chosen, method = self._operator(section)
         self.stop_on_problems()
         reference, models = self._models(section, chosen)
-        parameters = dict(section.parameters)
+        parameters = dict(section.parameters or {})
         parameters.pop("on", None)
         if chosen:
             parameters = self._settings(("parameters",), parameters, chosen, section.preset)
@@ -227,11 +234,13 @@ class _Parser:
         try:
             node = yaml.compose(self.text, Loader=yaml.SafeLoader)
             data = yaml.safe_load(self.text)
+            self._walk(node, ())
         except yaml.YAMLError as error:
             raise RecipeError(f"{self.where}: not valid YAML: {error}") from None
+        except RecursionError:
+            raise RecipeError(f"{self.where}: nested too deeply for a recipe.") from None
         if not isinstance(data, dict):
             raise RecipeError(f"{self.where}: a recipe is a mapping; see `sigmerge merge --help`.")
-        self._walk(node, ())
         return data
 
     def _walk(self, node: yaml.Node | None, path: tuple[Any, ...]) -> None:
@@ -239,6 +248,9 @@ class _Parser:
         if node is None:
             return
         self.lines.setdefault(path, node.start_mark.line + 1)
+        if id(node) in self.walked:  # an alias: its keys were looked at where they stand
+            return
+        self.walked.add(id(node))
         if isinstance(node, yaml.MappingNode):
             seen = set()
             for key, value in node.value:
@@ -267,10 +279,12 @@ class _Parser:
             return None, "checkpoint"
         if section.anchor is not None:
             self.problem(("anchor",), "is only read with merge_method: checkpoint")
+        on = (section.parameters or {}).get("on")
+        if not isinstance(on, str | None):
+            self.problem(("parameters", "on"), f"must be the name of an operator, not {on!r}")
+            return None, section.merge_method
         try:
-            return operator(
-                section.merge_method, section.parameters.get("on")
-            ), section.merge_method
+            return operator(section.merge_method, on), section.merge_method
         except RecipeError as error:
             self.problem((), str(error))
             return None, section.merge_method
@@ -297,7 +311,7 @@ class _Parser:
                     f"no task vector and is left out"
                 )
                 continue
-            own = entry.parameters
+            own = entry.parameters or {}
             if chosen:
                 where = ("models", i, "parameters")
                 own = self._settings(where, own, chosen, section.preset, per_model=True)
@@ -350,6 +364,9 @@ class _Parser:
                 if set(rule) - {"filter", "value"} or "value" not in rule:
                     self.problem((*path, i), "a condition has the keys filter and value")
                     continue
+                if not isinstance(rule.get("filter"), str | None):
+                    self.problem((*path, i, "filter"), "must be part of a tensor's name")
+                    continue
                 inner = self._setting((*path, i, "value"), rule["value"], parameter, preset)
                 rules.append((rule.get("filter"), inner))
             return _Conditions(tuple(rules))
@@ -393,10 +410,13 @@ class _Parser:
         reference: Path | None,
         models: tuple[Model, ...],
     ) -> None:
-        outside = section.parameters.get("outside")
-        if outside == "reference" and reference is None:
+        given = section.parameters or {}
+        for name in ("outside", "alpha", "scope"):
+            if isinstance(given.get(name), list | dict):
+                self.problem(("parameters", name), "has one value for the whole model")
+        if given.get("outside") == "reference" and reference is None:
             self.problem(("parameters", "outside"), "reference needs a base_model")
-        if chosen is not None and "on" in section.parameters and chosen.name != "lines":
+        if chosen is not None and "on" in given and chosen.name != "lines":
             self.problem(("parameters", "on"), "is an option of merge_method: lines")
 
     def _tokenizer(
@@ -434,16 +454,19 @@ def find_model(text: str, folder: Path) -> Path:
 
     A hub id is `owner/name` whose owner is no local folder; anything else never reaches the hub.
     """
-    if "+" in text and not Path(text).exists():
+    try:
+        given = Path(text).expanduser()
+        tried = list(dict.fromkeys([Path.cwd() / given, folder / given]))
+        for place in tried:
+            if place.exists() or place.is_symlink():
+                return place.absolute() if place.is_symlink() else place.resolve()
+    except (OSError, RuntimeError) as error:
+        raise RecipeError(f"{text!r}: cannot be a folder ({error})") from None
+    if "+" in text:
         raise RecipeError(
             f"{text!r}: a model with a LoRA adapter (+) is not supported; merge the "
             "adapter into its model first"
         )
-    given = Path(text).expanduser()
-    tried = list(dict.fromkeys([Path.cwd() / given, folder / given]))
-    for place in tried:
-        if place.exists() or place.is_symlink():
-            return place.absolute() if place.is_symlink() else place.resolve()
     owner = text.partition("/")[0]
     local = (
         given.is_absolute()
@@ -462,7 +485,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 

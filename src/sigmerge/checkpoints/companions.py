@@ -13,13 +13,14 @@ from sigmerge.checkpoints.writer import Output
 TOKENIZER = (
     "tokenizer*",
     "*.tiktoken",
+    "*.model",
+    "*.spm",
+    "vocab*",
+    "merges*",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece*.model",
+    "normalizer.json",
+    "tekken.json",
     "chat_template*",
     "additional_chat_templates/*",
     "preprocessor_config.json",
@@ -46,8 +47,8 @@ def merged_config(config: dict[str, Any], untied: bool, dtype: str | None) -> di
     """The reference's configuration, true to what is written: dtype and tied head."""
     merged = dict(config)
     if dtype:
-        key = "dtype" if "dtype" in merged else "torch_dtype"
-        merged[key] = _TORCH_NAMES[dtype]
+        present = [key for key in ("dtype", "torch_dtype") if key in merged]
+        merged |= dict.fromkeys(present or ["torch_dtype"], _TORCH_NAMES[dtype])
     if untied:
         merged["tie_word_embeddings"] = False
     return merged

@@ -62,6 +62,7 @@ def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
     _check_index(folder, tensors)
     if not tensors:
         raise PoolError(f"{folder}: its weight files hold no tensor.")
+    _refuse_other_floats(folder, tensors)
     return Checkpoint(folder, config, tensors, tuple(files))
 
 
@@ -74,7 +75,9 @@ def read_json(file: Path, *, required_in: Path | None = None) -> dict[str, Any]:
         raise PoolError(
             f"{required_in}: no {file.name}; a checkpoint folder in Hugging Face format is needed."
         ) from None
-    except (UnicodeDecodeError, ValueError) as error:
+    except OSError as error:
+        raise PoolError(f"{file}: cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError) as error:
         raise PoolError(f"{file}: not valid JSON ({error}).") from None
     if not isinstance(content, dict):
         raise PoolError(f"{file}: a JSON object is expected.")
@@ -119,10 +122,26 @@ def _refuse_quantised(folder: Path, config: dict[str, Any]) -> None:
             )
 
 
+def _refuse_other_floats(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Numbers that are neither merged nor plain buffers would silently stay the reference's."""
+    other = [t for t in tensors.values() if t.dtype.startswith("F") and not t.floating]
+    if other:
+        raise PoolError(
+            f"{folder}: tensor {other[0].name!r} is stored as {other[0].dtype}"
+            f"{f' (and {len(other) - 1} more)' if other[1:] else ''}; float32, bfloat16 and "
+            "float16 can be merged. Convert the checkpoint first."
+        )
+
+
 def _weight_files(folder: Path, allow_pickle: bool) -> list[Path]:
     index = folder / INDEX
     if index.exists():
         names = sorted(set(_weight_map(index).values()))
+        if (folder / SINGLE).exists() and SINGLE not in names:
+            raise PoolError(
+                f"{folder}: holds both {SINGLE} and {INDEX}, which names other files; one of the "
+                "two is left over from an older checkpoint. Remove it."
+            )
         files = [folder / _inside(index, name) for name in names]
         missing = [file.name for file in files if not file.exists()]
         if missing:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +62,19 @@ class Tensor:
 
 def read_header(file: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file; every way a header can lie is a PoolError."""
-    total = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        length = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or length > min(MAX_HEADER, total - 8):
-            raise _broken(file, f"the header asks for {length} bytes, the file has {total}")
-        raw = stream.read(length)
+    try:
+        total = file.stat().st_size
+        with file.open("rb") as stream:
+            prefix = stream.read(8)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or length > min(MAX_HEADER, total - 8):
+                raise _broken(file, f"the header asks for {length} bytes, the file has {total}")
+            raw = stream.read(length)
+    except OSError as error:
+        raise PoolError(f"{file}: cannot be read ({error.strerror}).") from None
     try:
         entries = json.loads(raw, object_pairs_hook=_without_duplicates)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _broken(file, f"the header is not valid JSON ({error})") from None
     if not isinstance(entries, dict):
         raise _broken(file, "the header is not a JSON object")
@@ -102,8 +106,8 @@ def encode_header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> tuple[byte
 
 def _tensor(file: Path, name: str, entry: Any, start: int) -> Tensor:
     try:
-        dtype, shape = str(entry["dtype"]), tuple(int(side) for side in entry["shape"])
-        begin, end = (int(offset) for offset in entry["data_offsets"])
+        dtype, shape = str(entry["dtype"]), tuple(index(side) for side in entry["shape"])
+        begin, end = (index(offset) for offset in entry["data_offsets"])
     except (TypeError, KeyError, ValueError):
         raise _broken(file, f"tensor {name!r} has a malformed header entry") from None
     if dtype not in ITEM_SIZE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from sigmerge.errors import MissingExtra, RecipeError
@@ -19,10 +20,8 @@ def download(identifier: str) -> Path:
     name, _, revision = identifier.partition("@")
     options = {"revision": revision or None, "allow_patterns": WANTED}
     try:
-        return Path(snapshot_download(name, local_files_only=True, **options))
-    except LocalEntryNotFoundError:
-        pass
-    try:
+        with contextlib.suppress(LocalEntryNotFoundError):
+            return Path(snapshot_download(name, local_files_only=True, **options))
         return Path(snapshot_download(name, **options))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]

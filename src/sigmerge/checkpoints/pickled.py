@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from sigmerge.checkpoints.cache import cache_folder, identity
@@ -23,10 +24,12 @@ def as_safetensors(pickles: list[Path]) -> list[Path]:
         if not twin.exists():
             try:
                 state = torch.load(pickle, map_location="cpu", weights_only=True, mmap=True)
+                copies = {name: value.contiguous().clone() for name, value in state.items()}
             except Exception as error:
-                raise PoolError(f"{pickle}: cannot be loaded weights-only ({error}).") from None
-            partial = twin.with_suffix(".partial")
-            save_file({name: value.contiguous().clone() for name, value in state.items()}, partial)
+                reason = str(error).strip().splitlines()[0]
+                raise PoolError(f"{pickle}: cannot be loaded weights-only ({reason}).") from None
+            partial = twin.with_suffix(f".{os.getpid()}")
+            save_file(copies, partial)
             partial.rename(twin)
         twins.append(twin)
     return twins

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,10 +115,14 @@ def mirror_layout(checkpoint: Checkpoint) -> Layout:
     return Layout(tuple(file.name for file in checkpoint.files), tuple(headers), sizes, slots)
 
 
-def check_target(final: Path, overwrite: bool) -> None:
-    """Refuse early what could not be published later."""
-    if not final.name or final.resolve() in (Path.cwd(), Path.home(), Path("/")):
+def check_target(final: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
+    """Refuse early what could not be published later, or would replace an input."""
+    target = final.expanduser().resolve()
+    if not final.name or target in (Path.cwd(), Path.home(), Path("/")):
         raise OutputError(f"{final}: choose a new folder for the result.")
+    for folder in inputs:
+        if folder.resolve().is_relative_to(target):
+            raise OutputError(f"{final}: holds an input, {folder}; choose a new folder.")
     if final.exists() and not final.is_dir():
         raise OutputError(f"{final}: is a file; choose a new folder for the result.")
     if final.exists() and any(final.iterdir()):
@@ -134,13 +138,16 @@ class Output:
     """The folder while it is written. Use as a context manager; `publish` makes it real."""
 
     def __init__(self, final: Path, layout: Layout, fingerprint: str, *, overwrite: bool) -> None:
-        self.final = Path.cwd() / final.expanduser()
+        self.final = final.expanduser().resolve()
         self.layout = layout
         self.overwrite = overwrite
         check_target(self.final, overwrite)
         self.partial = self.final.with_name(f".{self.final.name}.partial")
-        self.final.parent.mkdir(parents=True, exist_ok=True)
         self._stack = contextlib.ExitStack()
+        try:
+            self.partial.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{final}: cannot be written ({error.strerror}).") from None
         try:
             self._claim()
             self.done = self._resume(fingerprint)
@@ -212,14 +219,17 @@ class Output:
 
     def _claim(self) -> None:
         """Only one run at a time may write this folder."""
-        self.partial.mkdir(exist_ok=True)
         lock = self.partial.with_name(f"{self.partial.name}.lock")
         handle = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)
         self._stack.callback(os.close, handle)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The run before may have removed the file between our opening and locking it.
+            held = os.path.samestat(os.fstat(handle), lock.stat())
         except OSError:
-            raise OutputError(f"{self.final}: another run is writing it.") from None
+            held = False
+        if not held:
+            raise OutputError(f"{self.final}: another run is writing it.")
         self._stack.callback(lock.unlink, missing_ok=True)
 
     def _resume(self, fingerprint: str) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class MergeJob:
             recipe.method,
             recipe.preset,
             recipe.seed,
+            str(recipe.tokenizer),
             repr(self.sites),
             inputs,
             [hashlib.sha256(header).hexdigest() for header in self.layout.headers],
@@ -116,7 +117,7 @@ def merge(
         from sigmerge.commands.repair import merge_and_repair
 
         return merge_and_repair(loaded, Path(out), options)
-    check_target(Path(out), options.overwrite)
+    check_target(Path(out), options.overwrite, loaded.inputs)
     job = plan_merge(loaded, options)
     return run_merge(job, Path(out), options)
 
@@ -159,8 +160,10 @@ def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
     meter = Meter()
     recipe, pool = job.recipe, job.pool
     source = PoolSource(job.members, allow_nonfinite=options.allow_nonfinite)
+    # Blocks that were finished without the check for NaN are not taken over by a run that checks.
+    fingerprint = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
     with (
-        Output(out, job.layout, job.fingerprint(), overwrite=options.overwrite) as output,
+        Output(out, job.layout, fingerprint, overwrite=options.overwrite) as output,
         Workers(options.threads) as workers,
     ):
         resumed = sorted(output.done)
@@ -210,7 +213,11 @@ def _merge_blocks(
     blocks = stream.ahead([[job.sites[n] for n in names if n in job.sites] for _, names in todo])
     for (key, names), block in zip(todo, blocks, strict=True):
         states = stream.prepare(block, lambda site: operator.prepare(site, survey))
-        stream.visit(block, states, lambda chunk: _write_chunk(job, survey, output, chunk))
+        stream.visit(
+            block,
+            states,
+            lambda chunk: _write_chunk(job, survey, output, chunk, source.allow_nonfinite),
+        )
         for name in names:
             if name not in job.sites:
                 _copy_tensor(job, source, output, name)
@@ -219,25 +226,42 @@ def _merge_blocks(
         options.progress("merging", written, total)
 
 
-def _write_chunk(job: MergeJob, survey: Any, output: Output, chunk: StreamChunk) -> int:
+def _write_chunk(
+    job: MergeJob, survey: Any, output: Output, chunk: StreamChunk, lenient: bool
+) -> int:
     tensor = chunk.site.tensor
     dtype = job.layout.slots[tensor].dtype
     raw = np.empty(min(chunk.step, chunk.stop - chunk.start), STORAGE[dtype])
     for tile in job.operator.merge(chunk, survey):
         if job.operator.gives_vector:
             add_reference(tile.out, tile.reference)
-        store(output, tensor, tile.start, tile.out, raw[: tile.out.size], dtype)
+        store(output, tensor, tile.start, tile.out, raw[: tile.out.size], dtype, lenient)
     return chunk.stop - chunk.start
 
 
-def store(output: Output, tensor: str, start: int, values: Any, raw: Any, dtype: str) -> None:
-    """Round float32 values once to the stored type and write them; overflow is an error."""
+def store(
+    output: Output,
+    tensor: str,
+    start: int,
+    values: Any,
+    raw: Any,
+    dtype: str,
+    lenient: bool = False,
+) -> None:
+    """Round float32 values once to the stored type and write them; overflow is an error.
+
+    `lenient` lets through what was not finite before it was rounded.
+    """
     if not NARROW[dtype](values, raw):
-        place = start + int(np.flatnonzero(_overflows(raw, dtype))[0])
-        raise OutputError(
-            f"{tensor}: the result at flat index {place} is not finite in {dtype}. The weights "
-            "add up too large: lower them, or write a wider dtype."
-        )
+        if lenient and dtype == "BF16":
+            raw[np.isnan(values)] = 0x7FC0  # rounding can carry a NaN out of the NaNs
+        wrong = _overflows(raw, dtype) & (np.isfinite(values) if lenient else True)
+        if wrong.any():
+            raise OutputError(
+                f"{tensor}: the result at flat index {start + int(np.flatnonzero(wrong)[0])} is "
+                f"not finite in {dtype}. The weights add up too large: lower them, or write a "
+                "wider dtype."
+            )
     output.write(tensor, start, raw)
 
 
@@ -248,9 +272,9 @@ def _overflows(raw: Any, dtype: str) -> Any:
 
 
 def _copy_tensor(job: MergeJob, source: PoolSource, output: Output, name: str) -> None:
-    """A tensor that is not merged: the layout checkpoint's own bytes, cast if asked."""
+    """A tensor that is not merged: the layout checkpoint's own values, cast if asked."""
     stored, slot = job.pool.layout.tensors[name], job.layout.slots[name]
-    if stored.dtype == slot.dtype:
+    if not stored.floating:
         output.write_bytes(name, source.reader.bytes(stored))
         return
     member = "reference" if job.pool.reference else next(iter(job.pool.experts))
@@ -258,7 +282,8 @@ def _copy_tensor(job: MergeJob, source: PoolSource, output: Output, name: str) -
     for start in range(0, stored.size, TILE):
         values = np.empty(min(TILE, stored.size - start), np.float32)
         origin.fill(member, name, start, values)
-        store(output, name, start, values, np.empty(values.size, STORAGE[slot.dtype]), slot.dtype)
+        raw = np.empty(values.size, STORAGE[slot.dtype])
+        store(output, name, start, values, raw, slot.dtype, source.allow_nonfinite)
 
 
 def _sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:

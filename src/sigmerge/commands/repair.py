@@ -60,7 +60,7 @@ def repair(
             "Which anchor? Pass --anchor FOLDER, or merge_method: checkpoint with anchor: in the "
             "recipe; `sigmerge merge` makes and repairs one in a single command."
         )
-    check_target(Path(out), options.overwrite)
+    check_target(Path(out), options.overwrite, [*loaded.inputs, stored])
     return repair_anchor(loaded, stored, Path(out), options, score)
 
 
@@ -68,7 +68,7 @@ def merge_and_repair(
     recipe: Recipe, out: Path, options: Options, score: Score | None = None
 ) -> dict[str, Any]:
     """Merge and repair in one command: the anchor is stored beside the result while it lasts."""
-    check_target(out, options.overwrite)
+    check_target(out, options.overwrite, recipe.inputs)
     if recipe.operator is None:
         assert recipe.anchor is not None
         return repair_anchor(recipe, recipe.anchor, out, options, score)

@@ -46,19 +46,19 @@ class Cabs(Operator):
     )
 
     def check(self, sites: Sequence[Site]) -> list[str]:
-        problems = []
-        for site in sites[:1]:
+        problems: dict[str, None] = {}
+        for site in sites:
             n, m, experts = _kept(site), site.settings["m"], len(site.experts)
             if n > m:
-                problems.append(f"n = {n} exceeds the group length m = {m}")
+                problems[f"n = {n} exceeds the group length m = {m}"] = None
             elif n == 0:
-                problems.append(f"{experts} experts do not fit into groups of m = {m}")
+                problems[f"{experts} experts do not fit into groups of m = {m}"] = None
             elif experts * n > m and site.settings["overlap"] == "error":
-                problems.append(
+                problems[
                     f"{experts} experts × n = {n} exceed m = {m}: masks cannot be disjoint; "
                     f"take n ≤ {m // experts} or set overlap: fill"
-                )
-        return problems
+                ] = None
+        return list(problems)
 
     def granule(self, site: Site) -> int:
         return int(site.settings["m"])

@@ -27,7 +27,7 @@ class Linear(Operator):
 
     def check(self, sites: Sequence[Site]) -> list[str]:
         for site in sites:
-            if site.settings["normalize"] and sum(site.settings["weight"]) == 0:
+            if site.settings["normalize"] and site.weights().sum(dtype=np.float32) == 0:
                 return [f"the weights of {site.tensor} sum to zero and cannot be normalised"]
         return []
 

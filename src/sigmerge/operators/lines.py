@@ -43,7 +43,9 @@ class Lines(Operator):
         )
 
     def check(self, sites: Sequence[Site]) -> list[str]:
-        return self.inner.check(sites)
+        alphas = {site.settings["alpha"] for site in sites}
+        several = ["alpha must be the same for every tensor"] if len(alphas) > 1 else []
+        return several + self.inner.check(sites)
 
     def granule(self, site: Site) -> int:
         return self.inner.granule(site)
