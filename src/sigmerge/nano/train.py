@@ -1,0 +1,257 @@
+"""Train a pool: a reference that knows half of the facts, and five mild experts.
+
+The reference learns the seen half of all domains. Each expert goes on from the *stored* reference
+at a small learning rate, with all facts of its own domain and some replay of the reference's
+mixture. Data, initial weights and batches come from CPU generators keyed by the seed; on one
+machine and thread count a CPU run gives the same bytes every time.
+
+    python -m sigmerge.nano.train OUT --seed 0 --size nano --device cpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from sigmerge.errors import OutputError
+from sigmerge.nano import files
+from sigmerge.nano.facts import DOMAINS, Domain, build_all
+from sigmerge.nano.suite import quiet, score
+from sigmerge.nano.tokenizer import CONTEXT, build_tokenizer, save_tokenizer
+
+IGNORED = -100
+ATTENTION = "eager"  # the fused kernels' gradients are not deterministic on a GPU
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps at a peak learning rate, with warm-up and cosine decay to zero."""
+
+    steps: int
+    rate: float
+    warmup: int = 50
+
+    def factor(self, step: int) -> float:
+        """The part of the peak rate that a step runs at."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        return 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / (self.steps - self.warmup)))
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's shape and how it is trained."""
+
+    width: int
+    layers: int
+    hidden: int
+    reference: Schedule
+    expert: Schedule
+    batch: int = 256
+    head: int = 32
+    replay: float = 0.3
+
+
+SIZES = {
+    "mini": Size(64, 2, 176, Schedule(120, 1e-2, 10), Schedule(40, 3e-3, 5), batch=64),
+    "nano": Size(128, 6, 352, Schedule(1500, 1e-3), Schedule(400, 3e-4)),
+    "6.7M": Size(256, 8, 688, Schedule(1500, 1e-3), Schedule(400, 3e-4)),
+    "26M": Size(512, 8, 1376, Schedule(1500, 1e-3), Schedule(400, 3e-4)),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """All facts as token rows, padded on the right; labels cover the answer and <eos> alone."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    rows: dict[str, torch.Tensor]
+    seen: dict[str, torch.Tensor]
+
+
+def train(
+    out: str | Path,
+    seed: int = 0,
+    size: str = "nano",
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Path:
+    """Make a pool in the new folder `out`; `progress` hears (member, step, steps)."""
+    out = Path(out)
+    if out.exists():
+        raise OutputError(f"{out} exists already; name a new folder or remove it")
+    pool = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(pool, ignore_errors=True)
+    domains, tokenizer = build_all(seed), build_tokenizer()
+    files.write_data(domains.values(), pool)
+    table = _tabulate(domains, tokenizer, device)
+    log: list[dict[str, Any]] = [_header(seed, size, device)]
+    with _deterministic(), quiet():
+        for member in files.MEMBERS:
+            log += _train_member(pool, member, SIZES[size], seed, table, tokenizer, progress)
+    for member, split in product(files.MEMBERS, files.SPLITS):
+        scores = score(pool / member, split, pool=pool, device=device).domains
+        log.append({"member": member, "split": split, "scores": scores})
+    files.write_lines(pool / files.LOG, log)
+    files.write_sums(pool)
+    return pool.rename(out)
+
+
+def _train_member(
+    pool: Path,
+    member: str,
+    recipe: Size,
+    seed: int,
+    table: Table,
+    tokenizer: Any,
+    progress: Progress | None,
+) -> list[dict[str, Any]]:
+    """Train one checkpoint and store it in bf16; its losses for the log."""
+    start = None if member == files.REFERENCE else pool / files.REFERENCE
+    schedule = recipe.expert if start else recipe.reference
+    model: Any = _start(recipe, tokenizer, seed, start).to(table.ids.device)
+    draws = _draws(table, member, recipe, schedule.steps, seed)
+    log = _fit(model, table, draws, schedule, member, progress)
+    model.to(torch.bfloat16).save_pretrained(pool / member)
+    save_tokenizer(tokenizer, pool / member)
+    return log
+
+
+def _header(seed: int, size: str, device: str) -> dict[str, Any]:
+    """What the pool was made from."""
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    recipe = asdict(SIZES[size])
+    return {"seed": seed, "size": size, "device": device, "versions": versions, "recipe": recipe}
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """The same sums in the same order at every run, on a GPU too."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _tabulate(domains: dict[str, Domain], tokenizer: Any, device: str) -> Table:
+    """Encode every fact once."""
+    facts = [fact for domain in domains.values() for fact in domain.facts]
+    place = {fact.id: row for row, fact in enumerate(facts)}
+    prompts = tokenizer([fact.prompt for fact in facts])["input_ids"]
+    answers = tokenizer([fact.answer for fact in facts], add_special_tokens=False)["input_ids"]
+    texts = [p + a + [tokenizer.eos_token_id] for p, a in zip(prompts, answers, strict=True)]
+    ids = torch.full((len(facts), max(map(len, texts))), tokenizer.pad_token_id)
+    labels = torch.full_like(ids, IGNORED)
+    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        ids[row, : len(text)] = torch.tensor(text)
+        labels[row, len(prompt) : len(text)] = ids[row, len(prompt) : len(text)]
+    return Table(
+        ids.to(device),
+        labels.to(device),
+        {name: torch.tensor([place[f.id] for f in d.facts]) for name, d in domains.items()},
+        {name: torch.tensor([place[f.id] for f in d.seen]) for name, d in domains.items()},
+    )
+
+
+def _start(recipe: Size, tokenizer: Any, seed: int, reference: Path | None) -> LlamaForCausalLM:
+    """A fresh model, or the stored reference in float32."""
+    if reference:
+        return AutoModelForCausalLM.from_pretrained(
+            reference, dtype=torch.float32, attn_implementation=ATTENTION
+        )
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.width,
+        intermediate_size=recipe.hidden,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.width // recipe.head,
+        num_key_value_heads=recipe.width // recipe.head,
+        max_position_embeddings=CONTEXT,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        attn_implementation=ATTENTION,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def _draws(table: Table, member: str, recipe: Size, steps: int, seed: int) -> torch.Tensor:
+    """The fact rows of every batch [steps, batch]: the mixture, and an expert's own facts."""
+    generator = torch.Generator().manual_seed(1000 * seed + files.MEMBERS.index(member))
+    own = 0 if member == files.REFERENCE else round((1 - recipe.replay) * recipe.batch)
+
+    def pick(rows: torch.Tensor, count: int) -> torch.Tensor:
+        return rows[torch.randint(len(rows), (steps, count), generator=generator)]
+
+    mixture = torch.stack([pick(table.seen[name], recipe.batch - own) for name in DOMAINS])
+    which = torch.randint(len(DOMAINS), (1, steps, recipe.batch - own), generator=generator)
+    replay = mixture.gather(0, which)[0]
+    return torch.cat([pick(table.rows[member], own), replay], 1) if own else replay
+
+
+def _fit(
+    model: Any,
+    table: Table,
+    draws: torch.Tensor,
+    schedule: Schedule,
+    member: str,
+    progress: Progress | None,
+) -> list[dict[str, Any]]:
+    """AdamW over the drawn batches; the loss at every tenth of the way, for the log."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), schedule.rate, betas=(0.9, 0.98))
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.factor)
+    draws, log = draws.to(table.ids.device), []
+    for step, rows in enumerate(draws, 1):
+        logits = model(table.ids[rows]).logits[:, :-1]
+        loss = cross_entropy(logits.flatten(0, 1), table.labels[rows][:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        decay.step()
+        if step % max(1, schedule.steps // 10) == 0:
+            log.append({"member": member, "step": step, "loss": round(loss.item(), 6)})
+            if progress:
+                progress(member, step, schedule.steps)
+    return log
+
+
+def main() -> None:
+    """`python -m sigmerge.nano.train`."""
+    parser = argparse.ArgumentParser(description="Train a pool of a reference and five experts.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--size", choices=SIZES, default="nano")
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    train(args.out, args.seed, args.size, args.device, _print_progress)
+
+
+def _print_progress(member: str, step: int, steps: int) -> None:
+    print(f"{member}: {step}/{steps}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Training: the same bytes for a seed, HF folders, a log that can be believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from sigmerge.errors import OutputError, PoolError
+from sigmerge.nano import files
+from sigmerge.nano.facts import build_all
+from sigmerge.nano.suite import score
+from sigmerge.nano.train import Schedule, train
+
+
+def contents(pool: Path) -> dict[str, bytes]:
+    paths = (path for path in pool.rglob("*") if path.is_file())
+    return {path.relative_to(pool).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_the_same_seed_gives_the_same_bytes(mini: Path, tmp_path: Path) -> None:
+    heard: list[tuple[str, int, int]] = []
+    again = train(tmp_path / "again", 0, "mini", progress=lambda *event: heard.append(event))
+    assert contents(again) == contents(mini)
+    assert [path.name for path in tmp_path.iterdir()] == ["again"]
+    assert {member for member, _, _ in heard} == set(files.MEMBERS)
+    assert heard[-1][1] == heard[-1][2]
+
+
+def test_members_are_llama_folders_in_bf16(mini: Path) -> None:
+    weights = {}
+    for member in files.MEMBERS:
+        model = AutoModelForCausalLM.from_pretrained(mini / member)
+        assert isinstance(model, LlamaForCausalLM)
+        assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.bfloat16}
+        weights[member] = model.state_dict()
+        assert (mini / member / "generation_config.json").exists()
+    reference = weights.pop(files.REFERENCE)
+    for expert in weights.values():
+        assert expert.keys() == reference.keys()
+        assert any(not torch.equal(expert[name], reference[name]) for name in reference)
+
+
+def test_training_teaches_the_domain(mini: Path) -> None:
+    losses: dict[str, list[float]] = {}
+    for record in files.read_lines(mini / files.LOG):
+        if "loss" in record:
+            losses.setdefault(record["member"], []).append(record["loss"])
+    assert losses.keys() == set(files.MEMBERS)
+    assert losses["reference"][-1] < 0.7 * losses["reference"][0]
+
+
+def test_the_log_holds_the_scores(mini: Path) -> None:
+    logged = next(r for r in files.read_lines(mini / files.LOG) if r.get("member") == "safety"
+                  and r.get("split") == "calibration")  # fmt: skip
+    assert score(mini / "safety", "calibration", pool=mini).domains == logged["scores"]
+
+
+def test_the_files_are_the_facts(mini: Path) -> None:
+    for name, domain in build_all(0).items():
+        assert tuple(files.load_items("calibration", name, mini)) == domain.calibration
+        assert tuple(files.load_items("evaluation", name, mini)) == domain.evaluation
+        shown = files.read_lines(files.exemplar_file(name, mini))
+        assert [r["prompt"] for r in shown] == [fact.prompt for fact in domain.exemplars]
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda pool: (pool / "probe.jsonl").write_text("{}"), "probe.jsonl: changed"),
+        (lambda pool: (pool / "log.jsonl").unlink(), "log.jsonl: missing"),
+        (lambda pool: (pool / "stray").write_text(""), "stray: not in SHA256SUMS"),
+    ],
+)
+def test_verify_names_what_differs(tmp_path: Path, harm, said: str) -> None:  # type: ignore[no-untyped-def]
+    files.write_data(build_all(0).values(), tmp_path)
+    files.write_lines(tmp_path / files.LOG, [])
+    files.write_sums(tmp_path)
+    assert files.verify(tmp_path) == 17
+    harm(tmp_path)
+    with pytest.raises(PoolError, match=said):
+        files.verify(tmp_path)
+
+
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="exists already"):
+        train(tmp_path, size="mini")
+
+
+def test_the_rate_rises_and_falls_to_zero() -> None:
+    schedule = Schedule(100, 1e-3, warmup=10)
+    factors = [schedule.factor(step) for step in range(101)]
+    assert factors[:10] == sorted(factors[:10])
+    assert factors[9] == factors[10] == 1.0
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+    assert factors[100] == pytest.approx(0)
