@@ -1,0 +1,22 @@
+"""`make bench`: every benchmark in turn; 1 if one of them misses a bar."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+BENCHMARKS = ("dense", "claiming", "repair")
+
+
+def main() -> int:
+    missed = 0
+    for name in BENCHMARKS:
+        if find_spec(f"benchmarks.{name}"):
+            print(f"== {name}", flush=True)
+            missed |= import_module(f"benchmarks.{name}").main()
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

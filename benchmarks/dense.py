@@ -1,0 +1,220 @@
+"""Dense merges beside mergekit and beside plain copying, on the same folders in one run.
+
+    python -m benchmarks.dense [--quick] [--repeat N] [--methods ties,linear] [--no-mergekit]
+
+Every side is a command started from cold, its start-up included; files are in the page cache, and
+what earlier runs wrote is flushed before each. sigmerge and the floor take the best of three runs,
+mergekit one (it is slow) unless --repeat is given. The first run of sigmerge, on files it has not
+seen and with nothing compiled, is shown on its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from benchmarks.measure import Cost, best, machine, run, versions
+from benchmarks.pool import HALF_BILLION, QUICK, TINY, BenchPool, make_pool
+
+WEIGHTS = (0.5, 0.3, 0.2)
+METHODS: dict[str, dict[str, float]] = {
+    "linear": {},
+    "task_arithmetic": {},
+    "ties": {"density": 0.2},
+    "dare_linear": {"density": 0.5},
+    "dare_ties": {"density": 0.5},
+}
+FASTER = {"ties": 15.0, "dare_ties": 6.0}
+FASTER_ELSE = 2.0
+MEMORY = 2.0
+NEAR_FLOOR = {"linear": 2.0, "task_arithmetic": 2.0}
+
+OUT = Path("bench-out")
+BIN = Path(sys.executable).parent
+THREADS = len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one method cost; `floor` reads what the method reads and writes what it writes."""
+
+    method: str
+    first: Cost
+    sigmerge: Cost
+    floor: Cost
+    mergekit: Cost | None
+
+
+def write_recipe(pool: BenchPool, method: str, file: Path) -> Path:
+    """A recipe in the dialect of both."""
+    recipe = {
+        "merge_method": method,
+        **({} if method == "linear" else {"base_model": str(pool.reference.resolve())}),
+        "models": [
+            {"model": str(member.resolve()), "parameters": {"weight": weight, **METHODS[method]}}
+            for member, weight in zip(pool.members[1:], WEIGHTS, strict=True)
+        ],
+        "dtype": "bfloat16",
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    return file
+
+
+class Sides:
+    """The three commands, each into a fresh folder."""
+
+    def __init__(self, pool: BenchPool, method: str) -> None:
+        self.pool, self.method = pool, method
+        self.recipe = write_recipe(pool, method, OUT / f"{method}.yaml")
+
+    def sigmerge(self, *, first: bool = False) -> Cost:
+        cache = OUT / "cache"
+        if first:
+            shutil.rmtree(cache, ignore_errors=True)
+        env = {
+            name: str((cache / name).resolve()) for name in ("SIGMERGE_CACHE", "NUMBA_CACHE_DIR")
+        }
+        return run([BIN / "sigmerge", "merge", self.recipe, self._fresh("sigmerge")], env)
+
+    def floor(self) -> Cost:
+        members = self.pool.members[1:] if self.method == "linear" else self.pool.members
+        files = [self.pool.weights(member) for member in members]
+        target = self._fresh("floor")
+        command = [sys.executable, "-S", "-m", "benchmarks.floor", str(THREADS), target]
+        return run([*command, *files])
+
+    def mergekit(self) -> Cost:
+        out = self._fresh("mergekit")
+        return run([BIN / "mergekit-yaml", self.recipe, out, "--no-copy-tokenizer"])
+
+    @staticmethod
+    def _fresh(name: str) -> Path:
+        path = OUT / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        return path
+
+
+def measure(pool: BenchPool, method: str, repeat: int | None, mergekit: bool) -> Result:
+    """Sides take turns, so that a busy moment of the machine does not fall on one of them."""
+    sides = Sides(pool, method)
+    first = sides.sigmerge(first=True)
+    ours, floors, theirs = [], [], []
+    for turn in range(repeat or 3):
+        ours.append(sides.sigmerge())
+        floors.append(sides.floor())
+        if mergekit and turn < (repeat or 1):
+            theirs.append(sides.mergekit())
+    return Result(method, first, best(ours), best(floors), best(theirs) if theirs else None)
+
+
+def startup(mergekit: bool) -> Iterator[tuple[str, Cost]]:
+    """What the commands take before any weight counts."""
+    sides = Sides(make_pool(OUT / "tiny", TINY), "ties")
+    tools = {"sigmerge": sides.sigmerge, "mergekit": sides.mergekit}
+    for name, command in (("sigmerge", "sigmerge"), ("mergekit", "mergekit-yaml")):
+        if name == "mergekit" and not mergekit:
+            continue
+        tools[name]()  # compiles, and brings the libraries into the page cache
+        yield f"{name} --help", run([BIN / command, "--help"])
+        yield f"{name}, ties on {sides.pool.shape.parameters:,} parameters", tools[name]()
+
+
+def bars(results: list[Result]) -> Iterator[tuple[bool, str]]:
+    """Each bar: whether it is met, and how far."""
+    for result in results:
+        method, ours = result.method, result.sigmerge
+        if result.mergekit:
+            least = FASTER.get(method, FASTER_ELSE)
+            ratio = result.mergekit.wall / ours.wall
+            yield ratio >= least, f"{method}: {ratio:.1f}× faster than mergekit (bar {least:g}×)"
+            ratio = result.mergekit.memory / ours.memory
+            yield ratio >= MEMORY, f"{method}: {ratio:.1f}× less memory (bar {MEMORY:g}×)"
+        if method in NEAR_FLOOR:
+            ratio, most = ours.wall / result.floor.wall, NEAR_FLOOR[method]
+            yield ratio <= most, f"{method}: {ratio:.2f}× the floor (bar {most:g}×)"
+
+
+def table(results: list[Result]) -> Iterator[str]:
+    yield (
+        "| method | side | wall s | CPU s | peak MB | "
+        "mergekit/sigmerge: wall | CPU | peak | sigmerge/floor: wall |"
+    )
+    yield "|---|---|--:|--:|--:|--:|--:|--:|--:|"
+    for result in results:
+        ours, theirs = result.sigmerge, result.mergekit
+        ratios = " | | | "
+        if theirs:
+            ratios = " | ".join(f"{b / a:.1f}×" for a, b in zip(ours, theirs, strict=True))
+        near = f"{ours.wall / result.floor.wall:.2f}×"
+        yield f"| {result.method} | sigmerge | {_cells(ours)} | {ratios} | {near} |"
+        if theirs:
+            yield f"| | mergekit | {_cells(theirs)} | | | | |"
+        yield f"| | floor | {_cells(result.floor)} | | | | |"
+        yield f"| | sigmerge, first run | {_cells(result.first)} | | | | |"
+
+
+def _cells(cost: Cost) -> str:
+    return f"{cost.wall:.2f} | {cost.cpu:.2f} | {cost.memory / 1e6:.0f}"
+
+
+def document(pool: BenchPool, results: list[Result], starts: list[tuple[str, Cost]]) -> str:
+    parameters = pool.shape.parameters
+    lines = [
+        "# Dense merges: sigmerge, mergekit, and plain copying",
+        "",
+        f"`{'make bench' if pool.shape == HALF_BILLION else 'python -m benchmarks.dense --quick'}` "
+        f"(this table alone: `python -m benchmarks.dense`). A generated Llama pool of "
+        f"{parameters / 1e6:.0f} M parameters in bfloat16, {len(pool.experts)} experts and their "
+        "reference, the same recipes and folders for both tools, in one run; files in the page "
+        "cache. *floor*: reading the inputs the method needs and writing as many bytes as the "
+        f"output, {THREADS} threads, nothing else. *first run*: files not seen before are hashed "
+        "for the provenance, kernels are compiled; both are remembered. Start-up is part of every "
+        "time.",
+        "",
+        f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba', 'mergekit', 'torch')}.",
+        "",
+        *table(results),
+        "",
+        "| start-up | wall s | CPU s | peak MB |",
+        "|---|--:|--:|--:|",
+        *(f"| {name} | {_cells(cost)} |" for name, cost in starts),
+        "",
+        *(f"- {'PASS' if met else 'MISS'} {text}" for met, text in bars(results)),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print and write the document; 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dense", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a small pool; writes no document")
+    parser.add_argument("--repeat", type=int, help="runs of every side, mergekit included")
+    parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated")
+    parser.add_argument("--no-mergekit", action="store_true", help="leave mergekit out")
+    options = parser.parse_args(arguments)
+    shape, folder = (QUICK, "quick") if options.quick else (HALF_BILLION, "half-billion")
+    pool = make_pool(Path("bench-pool") / folder, shape)
+    results = []
+    for method in options.methods.split(","):
+        results.append(measure(pool, method, options.repeat, not options.no_mergekit))
+        print("\n".join(list(table(results[-1:]))[-4 if results[-1].mergekit else -3 :]))
+    text = document(pool, results, list(startup(not options.no_mergekit)))
+    print(text)
+    if not (options.quick or options.no_mergekit) and len(results) == len(METHODS):
+        Path("docs/results/dense-merge.md").write_text(text, encoding="utf-8")
+    return 0 if all(met for met, _ in bars(results)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Wall time, CPU time and peak memory of commands, and the machine they ran on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Cost(NamedTuple):
+    """Seconds of wall and CPU time (user and system), peak resident bytes."""
+
+    wall: float
+    cpu: float
+    memory: float
+
+
+class CommandFailed(Exception):
+    """A measured command ended with an error; the message is what it wrote."""
+
+
+def run(command: Iterable[str | Path], env: Mapping[str, str] | None = None) -> Cost:
+    """The cost of one run. Earlier writes are flushed first, so that no one pays for another's."""
+    os.sync()
+    words = [str(word) for word in command]
+    read, write = os.pipe()
+    launch = [sys.executable, "-S", "-m", "benchmarks.child", f"/dev/fd/{write}", *words]
+    with os.fdopen(read) as report:
+        done = subprocess.run(
+            launch,
+            env={**os.environ, **(env or {})},
+            pass_fds=[write],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        os.close(write)
+        numbers = report.read().split()
+    if done.returncode:
+        raise CommandFailed(f"{' '.join(words)}\n{done.stdout[-2000:]}")
+    return Cost(*map(float, numbers))
+
+
+def best(costs: Iterable[Cost]) -> Cost:
+    """The least of each: what other processes add to a run is noise."""
+    return Cost(*map(min, zip(*costs, strict=True)))
+
+
+def machine() -> str:
+    """Cores, processor and memory, without any name of the host."""
+    models = [
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    memory = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores, {models[0] if models else 'unknown CPU'}, {memory / 1e9:.0f} GB RAM"
+
+
+def versions(*packages: str) -> str:
+    python = ".".join(map(str, sys.version_info[:3]))
+    return ", ".join([f"Python {python}", *(f"{name} {version(name)}" for name in packages)])
