@@ -1,0 +1,184 @@
+"""The result does not depend on how the work is cut up or who does it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sigmerge
+from sigmerge.checkpoints.blocks import find_stack
+from sigmerge.engine import stream
+from sigmerge.engine.stream import Stream, Workers
+from tests.operators.driver import MemorySource, run
+from tests.pools import DTYPES, PoolOnDisk, Weights, make_pool, read_weights, weight_bytes
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "linear": ("linear", {}, {}),
+    "task_arithmetic": ("task_arithmetic", {"lambda": 0.7}, {}),
+    "ties": ("ties", {}, {"density": (0.3, 0.5, 0.75)}),
+    "ties over the model": ("ties", {"scope": "model"}, {"density": (0.3, 0.5, 0.75)}),
+    "dare_linear": ("dare_linear", {"rescale": "inverse"}, {"density": (0.3, 0.5, 0.75)}),
+    "dare_linear l1": ("dare_linear", {"rescale": "l1"}, {"density": (0.3, 0.5, 0.75)}),
+    "dare_ties": ("dare_ties", {"rescale": "none"}, {"density": (0.3, 0.5, 0.75)}),
+    "cabs": ("cabs", {"n": 3, "m": 24}, {}),
+    "cabs fill": ("cabs", {"n": 5, "m": 8, "overlap": "fill"}, {}),
+    "lines": ("lines", {"beta": 0.5}, {}),
+    "lines on ties": ("lines", {"on": "ties", "alpha": 0.4}, {"density": (0.3, 0.5, 0.75)}),
+}
+SUMS = ("dare_linear l1", "lines")
+"""Cases that add float64 numbers up tile by tile: only the order of addition may show."""
+WEIGHT = (0.5, 0.25, 0.75)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    return make_pool(tmp_path_factory.mktemp("pool"), layers=3, dtype="bf16")
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors of some hundred entries span many tiles and chunks."""
+    monkeypatch.setattr(stream, "TILE", 48)
+    monkeypatch.setattr(stream, "CHUNK", 144)
+    monkeypatch.setattr(stream, "_local", threading.local())
+    monkeypatch.setattr("sigmerge.commands.merge.TILE", 48)
+    yield
+
+
+def merged(pool: PoolOnDisk, case: str, out: Path, **how: Any) -> Weights:
+    method, parameters, each = CASES[case]
+    recipe = pool.recipe(method, parameters, WEIGHT, each, dtype="float32")
+    sigmerge.merge(recipe, out, **how)
+    return read_weights(out)
+
+
+def same(one: Weights, other: Weights) -> None:
+    assert set(one) == set(other)
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_streamed_from_disk_is_merged_in_memory(
+    pool: PoolOnDisk, tmp_path: Path, case: str
+) -> None:
+    streamed = merged(pool, case, tmp_path / "out", threads=2)
+    reference = read_weights(pool.reference)
+    experts = {name: read_weights(folder) for name, folder in pool.experts.items()}
+    stack = find_stack((name, values.size) for name, values in reference.items())
+    blocks = {n: b for n in reference if (b := stack.block_of(n)) is not None}
+    method, parameters, each = CASES[case]
+    options = {k: v for k, v in parameters.items() if k != "on"} | each
+    in_memory = run(
+        method,
+        reference,
+        experts,
+        on=parameters.get("on"),
+        blocks=blocks,
+        weight=WEIGHT,
+        **options,
+    )
+    same({n: v.ravel() for n, v in streamed.items()}, in_memory)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_thread_and_many_give_the_same_bytes(
+    pool: PoolOnDisk, tmp_path: Path, small_tiles: None, case: str
+) -> None:
+    merged(pool, case, tmp_path / "one", threads=1)
+    merged(pool, case, tmp_path / "many", threads=5)
+    assert weight_bytes(tmp_path / "one") == weight_bytes(tmp_path / "many")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tile_and_chunk_boundaries_leave_no_trace(
+    pool: PoolOnDisk, tmp_path: Path, case: str, request: pytest.FixtureRequest
+) -> None:
+    whole = merged(pool, case, tmp_path / "whole", threads=1)
+    request.getfixturevalue("small_tiles")
+    cut = merged(pool, case, tmp_path / "cut", threads=1)
+    if case in SUMS:
+        for name, values in whole.items():
+            np.testing.assert_allclose(cut[name], values, rtol=1e-6, atol=1e-8)
+    else:
+        same(cut, whole)
+
+
+@pytest.mark.parametrize("case", ["ties over the model", "dare_ties"])
+def test_the_sharding_of_inputs_and_output_does_not_matter(tmp_path: Path, case: str) -> None:
+    plain = make_pool(tmp_path / "plain", layers=3, dtype="bf16")
+    mixed = make_pool(tmp_path / "mixed", layers=3, dtype="bf16", shards=(3, 1, 5, 2))
+    one = merged(plain, case, tmp_path / "one", threads=2)
+    other = merged(mixed, case, tmp_path / "other", threads=2, max_shard_size="5KB")
+    same(one, other)
+    assert len(list((tmp_path / "other").glob("*.safetensors"))) > 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32", None])
+def test_values_are_rounded_once_to_the_output_type(
+    tmp_path: Path, dtype: str, out_dtype: str | None
+) -> None:
+    pool = make_pool(tmp_path / "pool", dtype=dtype, experts=2)
+    top = {"dtype": out_dtype} if out_dtype else {}
+    sigmerge.merge(pool.recipe("task_arithmetic", weight=(0.7, 0.4), **top), tmp_path / "out")
+    reference = read_weights(pool.reference)
+    experts = {name: read_weights(folder) for name, folder in pool.experts.items()}
+    exact = run("task_arithmetic", reference, experts, weight=(0.7, 0.4))
+    kind = getattr(torch, out_dtype) if out_dtype else DTYPES[dtype]
+    for name, values in read_weights(tmp_path / "out").items():
+        wanted = torch.tensor(exact[name]).to(kind).to(torch.float32).numpy()
+        np.testing.assert_array_equal(values.ravel(), wanted)
+
+
+def test_workers_keep_order_and_few_items_in_flight() -> None:
+    started = itertools.count()
+    latest = 0
+
+    def work(item: int) -> int:
+        nonlocal latest
+        latest = max(latest, next(started) + 1)
+        time.sleep(0.001 * (item % 3))
+        return item
+
+    with Workers(3) as workers:
+        for taken, item in enumerate(workers.map(work, range(60))):
+            assert item == taken
+            assert latest - taken <= 2 * 3 + 2
+
+
+def test_an_error_in_a_worker_reaches_the_caller() -> None:
+    def work(item: int) -> int:
+        if item == 7:
+            raise RuntimeError("item 7")
+        return item
+
+    with Workers(2) as workers, pytest.raises(RuntimeError, match="item 7"):
+        list(workers.map(work, range(20)))
+
+
+def test_each_next_block_is_read_ahead() -> None:
+    asked: list[list[str]] = []
+
+    class Source(MemorySource):
+        def prefetch(self, tensors: Any) -> None:
+            asked.append(list(tensors))
+
+    class Named:
+        def __init__(self, tensor: str) -> None:
+            self.tensor = tensor
+
+    blocks: Any = [[Named("a")], [Named("b"), Named("c")], [Named("d")]]
+    with Workers(1) as workers:
+        passes = Stream(blocks, Source({}), workers, lambda site: 4).ahead(blocks)
+        assert next(passes) is blocks[0]
+        assert asked == [["b", "c"]]
+        assert list(passes) == blocks[1:]
