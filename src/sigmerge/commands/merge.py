@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -167,7 +167,7 @@ def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
         Workers(options.threads) as workers,
     ):
         resumed = sorted(output.done)
-        _merge_blocks(job, source, workers, output, options)
+        merge_blocks(job, source, workers, output, options)
         inputs = input_files(pool.members, options)
         copy_companions(output, pool, recipe.tokenizer, recipe.out_dtype)
         title = f"{job.operator.title} of {len(pool.experts)} experts"
@@ -196,9 +196,22 @@ def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
     return {"out": str(output.final), **provenance}
 
 
-def _merge_blocks(
-    job: MergeJob, source: PoolSource, workers: Workers, output: Output, options: Options
+class Sink(Protocol):
+    """Where the values of a merge go: an output folder, or a search's memory."""
+
+    done: dict[str, Any]
+
+    def write(self, tensor: str, start: int, raw: np.ndarray[Any, Any]) -> None: ...
+
+    def write_bytes(self, tensor: str, data: memoryview) -> None: ...
+
+    def finish(self, block: str) -> None: ...
+
+
+def merge_blocks(
+    job: MergeJob, source: PoolSource, workers: Workers, output: Sink, options: Options
 ) -> None:
+    """Merge block by block what `output` does not have yet."""
     operator, pool = job.operator, job.pool
     todo = [(key, names) for key, names in pool.blocks() if key not in output.done]
     stream = Stream(
@@ -227,7 +240,7 @@ def _merge_blocks(
 
 
 def _write_chunk(
-    job: MergeJob, survey: Any, output: Output, chunk: StreamChunk, lenient: bool
+    job: MergeJob, survey: Any, output: Sink, chunk: StreamChunk, lenient: bool
 ) -> int:
     tensor = chunk.site.tensor
     dtype = job.layout.slots[tensor].dtype
@@ -240,7 +253,7 @@ def _write_chunk(
 
 
 def store(
-    output: Output,
+    output: Sink,
     tensor: str,
     start: int,
     values: Any,
@@ -271,7 +284,7 @@ def _overflows(raw: Any, dtype: str) -> Any:
     return ~np.isfinite(raw)
 
 
-def _copy_tensor(job: MergeJob, source: PoolSource, output: Output, name: str) -> None:
+def _copy_tensor(job: MergeJob, source: PoolSource, output: Sink, name: str) -> None:
     """A tensor that is not merged: the layout checkpoint's own values, cast if asked."""
     stored, slot = job.pool.layout.tensors[name], job.layout.slots[name]
     if not stored.floating:
