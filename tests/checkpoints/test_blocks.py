@@ -1,0 +1,62 @@
+"""The numbered stack, found from the names of eight families and a mixture of experts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sigmerge.checkpoints.blocks import Stack, find_stack
+from tests.pools import STYLES, shapes
+
+
+def sized(names: dict[str, tuple[int, ...]]) -> list[tuple[str, int]]:
+    return [(name, math.prod(shape)) for name, shape in names.items()]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("layers", [1, 3, 12])
+def test_every_style(style: str, layers: int) -> None:
+    named = shapes(style, layers, tied=False)
+    stack = find_stack(sized(named))
+    assert stack == Stack(STYLES[style].prefix, layers)
+    outside = {name for name in named if stack.block_of(name) is None}
+    assert outside == {*STYLES[style].outside, STYLES[style].head}
+    for i in range(layers):
+        inside = {name for name in named if stack.block_of(name) == i}
+        assert inside == {f"{STYLES[style].prefix}{i}.{name}" for name in STYLES[style].inside}
+
+
+def test_experts_of_a_mixture_stay_in_their_block() -> None:
+    stack = find_stack(sized(shapes("moe", 2)))
+    assert stack.block_of("model.layers.1.block_sparse_moe.experts.2.w1.weight") == 1
+
+
+def test_names_without_a_prefix() -> None:
+    """The first GPT-2 checkpoint has no `transformer.` before its names."""
+    stack = find_stack([("wte.weight", 9), ("h.0.ln_1.weight", 1), ("h.1.ln_1.weight", 1)])
+    assert stack == Stack("h.", 2)
+    assert stack.block_of("h.1.ln_1.weight") == 1
+
+
+def test_the_larger_of_two_stacks_is_the_decoder() -> None:
+    names = [(f"vision_tower.layers.{i}.w", 10) for i in range(8)]
+    names += [(f"language_model.model.layers.{i}.w", 100) for i in range(2)]
+    assert find_stack(names) == Stack("language_model.model.layers.", 2)
+
+
+def test_a_stack_with_a_gap_is_none() -> None:
+    assert find_stack([("layers.0.w", 5), ("layers.2.w", 5)]) == Stack("", 0)
+
+
+def test_no_stack_at_all() -> None:
+    stack = find_stack([("embed.weight", 5), ("2.weight", 5)])
+    assert stack.depth == 0
+    assert stack.block_of("2.weight") is None
+
+
+def test_a_longer_number_is_not_taken_for_a_shorter_one() -> None:
+    stack = find_stack([(f"model.layers.{i}.w", 1) for i in range(12)])
+    assert stack.block_of("model.layers.11.w") == 11
+    assert stack.block_of("model.layers.1.w") == 1
+    assert stack.block_of("model.layersx.1.w") is None
