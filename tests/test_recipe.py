@@ -1,0 +1,494 @@
+"""Recipes: what mergekit's dialect means, and what each wrong recipe is told."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sigmerge.errors import RecipeError
+from sigmerge.recipe import find_model, load_recipe
+from tests.command_line import refused
+from tests.pools import PoolOnDisk, make_pool
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    return make_pool(tmp_path_factory.mktemp("pool"), experts=2, layers=1)
+
+
+def ties(pool: PoolOnDisk) -> dict[str, Any]:
+    return pool.recipe("ties", {"normalize": True}, each={"density": (0.5, 0.5)})
+
+
+def put(*path: Any) -> Callable[[Any], Change]:
+    """put("models", 0, "model")(value): a change of a recipe."""
+
+    def with_value(value: Any) -> Change:
+        def change(recipe: dict[str, Any]) -> None:
+            here: Any = recipe
+            for part in path[:-1]:
+                here = here[part]
+            here[path[-1]] = value
+
+        return change
+
+    return with_value
+
+
+WRONG: dict[str, tuple[Change, list[str]]] = {
+    "misspelt parameter": (
+        put("models", 0, "parameters", "denisty")(0.5),
+        ["models[0].parameters.denisty", "line ", "did you mean 'density'?"],
+    ),
+    "misspelt key": (put("parametres")({}), ["parametres", "did you mean 'parameters'?"]),
+    "misspelt key of a model": (
+        put("models", 1, "modle")("x"),
+        ["models[1].modle", "did you mean 'model'?"],
+    ),
+    "misspelt key of repair": (
+        put("repair")({"cmax": 0.3}),
+        ["repair.cmax", "did you mean 'c_max'?"],
+    ),
+    "unknown operator": (
+        put("merge_method")("tise"),
+        ["unknown operator 'tise'", "did you mean 'ties'?", "dare_linear"],
+    ),
+    "operator of mergekit": (
+        put("merge_method")("slerp"),
+        ["slerp is a mergekit method that sigmerge does not have", "task_arithmetic"],
+    ),
+    "density out of bounds": (
+        put("models", 0, "parameters", "density")(50),
+        ["models[0].parameters.density", "between 0 and 1, not 50"],
+    ),
+    "negative density": (
+        put("models", 0, "parameters", "density")(-1),
+        ["models[0].parameters.density", "between 0 and 1, not -1"],
+    ),
+    "density in words": (
+        put("models", 0, "parameters", "density")("half"),
+        ["models[0].parameters.density", "must be a number, not 'half'"],
+    ),
+    "infinite weight": (
+        put("models", 0, "parameters", "weight")(float("inf")),
+        ["models[0].parameters.weight", "must be a number"],
+    ),
+    "number too long": (
+        put("models", 0, "parameters", "weight")(10**400),
+        ["models[0].parameters.weight", "must be a number"],
+    ),
+    "empty gradient": (put("models", 0, "parameters", "weight")([]), ["empty list"]),
+    "wrong entry in a gradient": (
+        put("models", 0, "parameters", "density")([0.5, 7]),
+        ["models[0].parameters.density[1]", "between 0 and 1, not 7"],
+    ),
+    "condition without a value": (
+        put("models", 0, "parameters", "weight")([{"filter": "mlp"}]),
+        ["models[0].parameters.weight[0]", "keys filter and value"],
+    ),
+    "filter that is no text": (
+        put("models", 0, "parameters", "weight")([{"filter": 3, "value": 1}]),
+        ["models[0].parameters.weight[0].filter", "part of a tensor's name"],
+    ),
+    "option of the merge given to a model": (
+        put("models", 0, "parameters", "normalize")(True),
+        ["models[0].parameters.normalize", "move it to the top-level parameters"],
+    ),
+    "word out of a choice": (
+        put("parameters", "scope")("layer"),
+        ["parameters.scope", "one of tensor, model, not 'layer'"],
+    ),
+    "scope by filter": (
+        put("parameters", "scope")([{"filter": "mlp", "value": "model"}]),
+        ["parameters.scope", "one value for the whole model"],
+    ),
+    "truth in words": (
+        put("parameters", "normalize")("yes please"),
+        ["parameters.normalize", "true or false"],
+    ),
+    "bad dtype": (put("dtype")("bf16"), ["dtype", "'bfloat16'", "not 'bf16'"]),
+    "slices": (put("slices")([]), ["slices", "not supported", "models:"]),
+    "union tokenizer": (
+        put("tokenizer_source")("union"),
+        ["tokenizer_source", "union is not supported"],
+    ),
+    "no base model": (
+        lambda recipe: recipe.pop("base_model"),
+        ["base_model is missing", "ties needs the reference"],
+    ),
+    "no method": (lambda recipe: recipe.pop("merge_method"), ["merge_method", "is missing"]),
+    "no experts": (put("models")([]), ["models", "no expert is listed"]),
+    "two experts of one name": (
+        lambda recipe: [model.update(name="math") for model in recipe["models"]],
+        ["two experts are called 'math'", "give each a name"],
+    ),
+    "an expert called reference": (
+        put("models", 0, "name")("reference"),
+        ["no expert may be called 'reference'"],
+    ),
+    "path that does not exist": (
+        put("models", 0, "model")("./pool/maths"),
+        ["models[0].model", "'./pool/maths': no such folder", "looked in"],
+    ),
+    "model with an adapter": (
+        put("models", 0, "model")("org/model+org/lora"),
+        ["models[0].model", "LoRA adapter (+) is not supported"],
+    ),
+    "path too long for a file": (
+        put("models", 0, "model")("./" + "x" * 300),
+        ["models[0].model", "cannot be a folder"],
+    ),
+    "model that is no text": (put("models", 0, "model")(7), ["models[0].model", "not 7"]),
+    "lines on nothing known": (
+        lambda r: r.update(merge_method="lines", parameters={"on": "tize"}),
+        ["unknown operator 'tize'", "did you mean 'ties'?"],
+    ),
+    "lines on a list": (
+        lambda r: r.update(merge_method="lines", parameters={"on": ["ties"]}),
+        ["parameters.on", "name of an operator"],
+    ),
+    "lines on lines": (
+        lambda r: r.update(merge_method="lines", parameters={"on": "lines"}),
+        ["lines cannot stand on lines"],
+    ),
+    "on without lines": (
+        put("parameters", "on")("ties"),
+        ["parameters.on", "an option of merge_method: lines"],
+    ),
+    "outside kept without a reference": (
+        lambda r: (
+            r.pop("base_model"),
+            r.update(merge_method="linear", parameters={"outside": "reference"}),
+            [m["parameters"].pop("density") for m in r["models"]],
+        ),
+        ["parameters.outside", "needs a base_model"],
+    ),
+    "checkpoint without an anchor": (
+        put("merge_method")("checkpoint"),
+        ["merge_method", "checkpoint needs anchor"],
+    ),
+    "anchor without checkpoint": (put("anchor")("./x"), ["anchor", "merge_method: checkpoint"]),
+    "budget upside down": (
+        put("repair")({"c_min": 0.5, "c_max": 0.2}),
+        ["repair", "c_min 0.5 exceeds c_max 0.2"],
+    ),
+    "two sources of scores": (
+        put("repair")({"scores": "s.json", "command": "x"}),
+        ["repair", "not scores, command"],
+    ),
+    "unknown variant": (put("repair")({"variant": "defualt"}), ["did you mean 'default'?"]),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_recipes(pool: PoolOnDisk, tmp_path: Path, wrong: str) -> None:
+    change, words = WRONG[wrong]
+    recipe = ties(pool)
+    change(recipe)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    said = refused(2, "merge", file, tmp_path / "out", beside=tmp_path)
+    for word in [str(file), *words]:
+        assert word in said, said
+
+
+def test_all_problems_are_reported_together_each_with_its_line(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        f"merge_method: ties\n"
+        f"base_model: {pool.reference}\n"
+        f"models:\n"
+        f"  - model: ./nowhere\n"
+        f"  - model: {pool.experts['math']}\n"
+        f"    parameters:\n"
+        f"      wieght: 1\n"
+        f"      density: 3\n"
+        f"parameters:\n"
+        f"  lambda: large\n"
+    )
+    said = refused(2, "merge", file, tmp_path / "out", beside=tmp_path)
+    for place in (
+        "line 4, models[0].model",
+        "line 7, models[1].parameters.wieght",
+        "line 8, models[1].parameters.density",
+        "line 10, parameters.lambda",
+    ):
+        assert place in said
+    assert said.count("\n  - ") == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("merge_method: [ties", "not valid YAML"),
+        ("", "a recipe is a mapping"),
+        ("- ties", "a recipe is a mapping"),
+        ("merge_method: ties\nmerge_method: linear\n", "line 2, merge_method: is given twice"),
+        ("? [a, b]\n: 1\n", "not valid YAML"),
+        ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("1: 2\nmerge_method: linear\n", "1"),
+        ("merge_method: &a [*a]\n", "merge_method"),
+        ("[" * 5000, "nested too deeply"),
+    ],
+)
+def test_files_that_are_no_recipe(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    assert words in refused(2, "merge", file, tmp_path / "out", beside=tmp_path)
+
+
+def test_nested_aliases_do_not_blow_up(tmp_path: Path) -> None:
+    bomb = "a0: &a0 [x, x]\n"
+    bomb += "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
+    with pytest.raises(RecipeError, match="merge_method: is missing"):
+        load_recipe(_written(tmp_path, bomb))
+
+
+def _written(folder: Path, text: str) -> Path:
+    file = folder / "recipe.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_missing_and_binary_recipe_files(tmp_path: Path) -> None:
+    said = refused(2, "merge", tmp_path / "no.yaml", tmp_path / "out", beside=tmp_path)
+    assert "no.yaml: no such recipe file" in said
+    (tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe\x00")
+    said = refused(2, "merge", tmp_path / "recipe.yaml", tmp_path / "out", beside=tmp_path)
+    assert "cannot be read as a recipe" in said
+    assert "cannot be read" in refused(2, "merge", tmp_path, tmp_path / "out", beside=tmp_path)
+
+
+PARAMETERS_THAT_DO_NOT_FIT: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "cabs quotas": ("cabs", {"n": 200}, {}, "2 experts × n = 200 exceed m = 256"),
+    "cabs n over m": ("cabs", {"n": 9, "m": 8}, {}, "n = 9 exceeds the group length m = 8"),
+    "cabs no room": ("cabs", {"m": 1}, {}, "2 experts do not fit into groups of m = 1"),
+    "cabs quotas of some tensors": (
+        "cabs",
+        {"n": [{"filter": "mlp", "value": 200}, {"value": 4}]},
+        {},
+        "2 experts × n = 200 exceed m = 256",
+    ),
+    "model scope with gradients": (
+        "ties",
+        {"scope": "model"},
+        {"density": ([0.1, 0.5], 0.5)},
+        "scope: model takes one density per expert",
+    ),
+    "weights that cancel": ("linear", {}, {"weight": (0.5, -0.5)}, "sum to zero"),
+    "weights that cancel in float32": (
+        "linear",
+        {},
+        {"weight": (1.0, -1.0 - 1e-9)},
+        "sum to zero",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", PARAMETERS_THAT_DO_NOT_FIT)
+def test_parameters_that_do_not_fit_together(pool: PoolOnDisk, tmp_path: Path, wrong: str) -> None:
+    method, parameters, each, words = PARAMETERS_THAT_DO_NOT_FIT[wrong]
+    file = _written(tmp_path, yaml.safe_dump(pool.recipe(method, parameters, each=each)))
+    said = refused(2, "merge", file, tmp_path / "out", beside=tmp_path)
+    assert f"{method}: the parameters do not fit" in said
+    assert words in said
+
+
+def test_lines_alpha_is_one_number(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("lines", {"alpha": [0.1, 0.5]})
+    with pytest.raises(RecipeError, match=r"alpha: has one value for the whole model"):
+        load_recipe(recipe)
+
+
+# What the dialect means.
+
+
+def site(recipe: dict[str, Any], tensor: str, block: int | None = None, depth: int = 5) -> Any:
+    return load_recipe(recipe).site(tensor, 100, block, depth).settings
+
+
+def test_presets(pool: PoolOnDisk) -> None:
+    ours = site(pool.recipe("dare_ties"), "x")
+    assert (ours["rescale"], ours["density"], ours["normalize"]) == ("l1", (1.0, 1.0), False)
+    paper = site(pool.recipe("dare_ties", preset="paper"), "x")
+    assert (paper["rescale"], paper["density"], paper["normalize"]) == ("inverse", (0.1, 0.1), True)
+    tied = site(pool.recipe("ties", preset="paper"), "x")
+    assert (tied["scope"], tied["elect"], tied["density"]) == ("model", "unweighted", (0.2, 0.2))
+    assert site(pool.recipe("ties"), "x")["scope"] == "tensor"
+
+
+@pytest.mark.parametrize(("given", "word"), [(True, "l1"), (False, "none"), ("inverse", "inverse")])
+def test_rescale_may_be_said_in_mergekits_way(pool: PoolOnDisk, given: Any, word: str) -> None:
+    assert site(pool.recipe("dare_linear", {"rescale": given}), "x")["rescale"] == word
+
+
+def test_a_models_own_parameter_comes_before_the_shared_one(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("ties", {"weight": 0.9, "density": 0.3}, each={"density": (0.5, 0.6)})
+    del recipe["models"][1]["parameters"]
+    settings = site(recipe, "x")
+    assert settings["weight"] == (0.5, 0.9)
+    assert settings["density"] == (0.5, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("block", "depth", "value"),
+    [(0, 5, 0.0), (1, 5, 0.25), (2, 5, 0.5), (4, 5, 1.0), (None, 5, 0.0), (0, 1, 1.0)],
+)
+def test_gradients_over_depth(
+    pool: PoolOnDisk, block: int | None, depth: int, value: float
+) -> None:
+    recipe = pool.recipe("ties", weight=([0, 0.5, 1], 1.0))
+    assert site(recipe, "x", block, depth)["weight"] == (value, 1.0)
+
+
+def test_the_first_filter_that_matches_decides(pool: PoolOnDisk) -> None:
+    rules = [
+        {"filter": "self_attn", "value": 0.1},
+        {"filter": "q_proj", "value": 0.2},
+        {"value": 0.3},
+    ]
+    recipe = pool.recipe("ties", weight=(rules, [{"filter": "mlp", "value": 0.4}]))
+    recipe["parameters"] = {"weight": 0.5}
+    assert site(recipe, "layers.0.self_attn.q_proj")["weight"] == (0.1, 0.5)
+    assert site(recipe, "layers.0.mlp.up_proj")["weight"] == (0.3, 0.4)
+
+
+def test_empty_parameters_are_none(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("linear")
+    recipe["parameters"] = None
+    recipe["models"][0]["parameters"] = None
+    assert site(recipe, "x")["weight"] == (1.0, 0.25)
+
+
+def test_the_base_model_under_models_is_left_out_with_a_note(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("ties")
+    recipe["models"].insert(0, {"model": str(pool.reference)})
+    loaded = load_recipe(recipe)
+    assert list(loaded.experts) == ["math", "coding"]
+    assert "is the base model" in loaded.notes[0]
+
+
+def test_a_soup_says_that_its_base_model_is_not_in_it(pool: PoolOnDisk) -> None:
+    assert "not in the soup" in load_recipe(pool.recipe("linear")).notes[0]
+    recipe = pool.recipe("linear")
+    recipe["models"].append({"model": str(pool.reference)})
+    loaded = load_recipe(recipe)
+    assert loaded.notes == () and list(loaded.experts) == ["math", "coding", "base"]
+
+
+def test_names_and_seed(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("linear", seed=5)
+    recipe["models"][0]["name"] = "arithmetic"
+    assert list(load_recipe(recipe).experts) == ["arithmetic", "coding"]
+    assert load_recipe(recipe).seed == 5
+    assert load_recipe(recipe, seed=6).seed == 6
+
+
+# Where models are found.
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """A hub that notes every question and has nothing."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        asked.append((name, options))
+        raise LocalEntryNotFoundError("no network here\nand more lines")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "text", ["./x", "/x", "../x", "~/x", "pool/x", "./pool/x", "x", "a/b/c", ".", "", "pool/"]
+)
+def test_a_path_never_becomes_a_hub_lookup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[Any], text: str
+) -> None:
+    (tmp_path / "pool").mkdir()
+    monkeypatch.chdir(tmp_path)
+    if text in (".", "", "pool/"):
+        assert find_model(text, tmp_path).is_relative_to(tmp_path)
+    else:
+        with pytest.raises(RecipeError, match="no such folder"):
+            find_model(text, tmp_path)
+    assert hub == []
+
+
+def test_folders_are_looked_for_beside_the_recipe_too(pool: PoolOnDisk, tmp_path: Path) -> None:
+    recipe = pool.recipe("linear")
+    recipe |= {"base_model": "./reference", "models": [{"model": "math"}, {"model": "./coding"}]}
+    loaded = load_recipe(pool.write(recipe, "beside.yaml"))
+    assert loaded.experts == pool.experts and loaded.reference == pool.reference
+
+
+def test_a_folder_with_a_plus_in_its_name_is_no_adapter(tmp_path: Path) -> None:
+    (tmp_path / "a+b").mkdir()
+    assert find_model("a+b", tmp_path) == tmp_path / "a+b"
+
+
+def test_an_unknown_home_is_no_crash(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="cannot be a folder"):
+        find_model("~no-such-user-here/x", tmp_path)
+
+
+def test_a_hub_id_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: PoolOnDisk
+) -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    asked: list[tuple[str, Any, bool]] = []
+
+    def snapshot_download(name: str, *, revision: str | None, **options: Any) -> str:
+        local = bool(options.get("local_files_only"))
+        asked.append((name, revision, local))
+        if local:
+            raise LocalEntryNotFoundError("not here")
+        return str(pool.experts["math"])
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    assert find_model("org/model@v1.2", tmp_path) == pool.experts["math"]
+    assert asked == [("org/model", "v1.2", True), ("org/model", "v1.2", False)]
+
+
+def test_what_the_hub_cannot_provide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=r"'org/model': no such folder, and the hub could not"):
+        find_model("org/model", tmp_path)
+    assert len(hub) == 2
+
+
+def test_a_hub_id_that_the_hub_calls_malformed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="hub could not provide it"):
+        find_model("org/my--model", tmp_path)
+
+
+def test_without_huggingface_hub_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sigmerge.errors import MissingExtra
+
+    empty = types.ModuleType("huggingface_hub")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", empty)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingExtra, match=r"pip install 'sigmerge\[hub\]'"):
+        find_model("org/model", tmp_path)
