@@ -12,8 +12,7 @@ from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.errors import PoolError
-from sigmerge.kernels.convert import WIDEN, delta_bf16
-from sigmerge.kernels.merge import subtract
+from sigmerge.kernels.convert import WIDEN
 
 
 class PoolSource:
@@ -42,25 +41,9 @@ class PoolSource:
                 f"({stored.file}). Repair the checkpoint, or pass --allow-nonfinite."
             )
 
-    def delta(
-        self,
-        member: str,
-        tensor: str,
-        start: int,
-        out: np.ndarray[Any, Any],
-        scratch: np.ndarray[Any, Any],
-    ) -> None:
-        """Δ of a member against the reference; `scratch` is overwritten."""
-        expert, reference = self.members[member].tensors[tensor], self.members["reference"]
-        base = reference.tensors[tensor]
-        if expert.dtype == base.dtype == "BF16":
-            stop = start + out.size
-            raw, raw_base = self.reader.raw(expert, start, stop), self.reader.raw(base, start, stop)
-            if delta_bf16(raw, raw_base, out):
-                return
-        self.fill(member, tensor, start, out)
-        self.fill("reference", tensor, start, scratch)
-        subtract(out, scratch)
+    def raw(self, member: str, tensor: str) -> np.ndarray[Any, Any]:
+        """A whole tensor as it is stored; nothing is read before it is touched."""
+        return self.reader.raw(self.members[member].tensors[tensor])
 
     def done(self, tensor: str, start: int, stop: int) -> None:
         passed = 0

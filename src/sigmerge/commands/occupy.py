@@ -23,10 +23,12 @@ from sigmerge.commands.options import Meter, Options, versions
 from sigmerge.commands.profile import block_sites
 from sigmerge.engine.stream import Workers
 from sigmerge.kernels import TILE
-from sigmerge.kernels.convert import STORAGE
+from sigmerge.kernels.convert import STORAGE, delta_bf16
+from sigmerge.kernels.merge import subtract
 from sigmerge.method.occupancy import Update, admit, claim
 from sigmerge.operators.base import Site
 
+BF16 = STORAGE["BF16"]
 Guard = Callable[[Path], dict[str, Any]]
 """Looks at a repaired folder and returns what it found: verdict, warning, what is kept."""
 
@@ -86,25 +88,42 @@ class LayerBlock:
                 self.places.append((site.tensor, start))
             offset += site.size
         self.size = offset
+        self._raw = {name: self._views(name) for name in ("reference", *job.domains)}
+        self._half = [
+            all(self._raw[name][tile].dtype == BF16 for name in self._raw)
+            for tile in range(len(self.tiles))
+        ]
 
     def expert(self, domain: int, tile: int) -> np.ndarray[Any, Any]:
-        tensor, start, values, _ = self._place(tile)
-        self._source.fill(self.domains[domain], tensor, start, values)
-        return values
+        return self._fill(self.domains[domain], tile, 0)
 
     def delta(self, domain: int, tile: int) -> np.ndarray[Any, Any]:
-        tensor, start, values, scratch = self._place(tile)
-        self._source.delta(self.domains[domain], tensor, start, values, scratch)
+        expert = self.domains[domain]
+        if self._half[tile]:
+            values = self._room(tile, 0)
+            if delta_bf16(self._raw[expert][tile], self._raw["reference"][tile], values):
+                return values
+        values = self._fill(expert, tile, 0)
+        subtract(values, self._fill("reference", tile, 1))
         return values
 
-    def _place(self, tile: int) -> tuple[str, int, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Where a tile lies, and the calling thread's own room for it."""
+    def _views(self, member: str) -> list[np.ndarray[Any, Any]]:
+        """A member's stored values, tile by tile."""
+        whole = {site.tensor: self._source.raw(member, site.tensor) for site in self.sites}
+        return [whole[tensor][start : start + TILE] for tensor, start in self.places]
+
+    def _fill(self, member: str, tile: int, row: int) -> np.ndarray[Any, Any]:
+        tensor, start = self.places[tile]
+        values = self._room(tile, row)
+        self._source.fill(member, tensor, start, values)
+        return values
+
+    def _room(self, tile: int, row: int) -> np.ndarray[Any, Any]:
+        """The calling thread's own room for a tile."""
         if not hasattr(self._local, "rows"):
             self._local.rows = np.empty((2, TILE), np.float32)
-        first, last = self.tiles[tile]
-        tensor, start = self.places[tile]
-        values, scratch = self._local.rows[:, : last - first]
-        return tensor, start, values, scratch
+        start, stop = self.tiles[tile]
+        return self._local.rows[row, : stop - start]
 
     def release(self) -> None:
         for site in self.sites:

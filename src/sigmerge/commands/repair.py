@@ -99,7 +99,7 @@ def repair_anchor(
     anchor: Path,
     out: Path,
     options: Options,
-    score: Score | None,
+    score: Score | None = None,
     *,
     kept: bool = True,
 ) -> dict[str, Any]:
