@@ -117,11 +117,11 @@ def mirror_layout(checkpoint: Checkpoint) -> Layout:
 
 def check_target(final: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
     """Refuse early what could not be published later, or would replace an input."""
-    target = final.expanduser().resolve()
+    target = Path(os.path.realpath(final.expanduser()))
     if not final.name or target in (Path.cwd(), Path.home(), Path("/")):
         raise OutputError(f"{final}: choose a new folder for the result.")
     for folder in inputs:
-        if folder.resolve().is_relative_to(target):
+        if Path(os.path.realpath(folder)).is_relative_to(target):
             raise OutputError(f"{final}: holds an input, {folder}; choose a new folder.")
     if final.exists() and not final.is_dir():
         raise OutputError(f"{final}: is a file; choose a new folder for the result.")
@@ -138,7 +138,7 @@ class Output:
     """The folder while it is written. Use as a context manager; `publish` makes it real."""
 
     def __init__(self, final: Path, layout: Layout, fingerprint: str, *, overwrite: bool) -> None:
-        self.final = final.expanduser().resolve()
+        self.final = Path(os.path.realpath(final.expanduser()))
         self.layout = layout
         self.overwrite = overwrite
         check_target(self.final, overwrite)
