@@ -40,6 +40,14 @@ Nonfinite = Annotated[
 Seed = Annotated[int | None, typer.Option("--seed", help="Override the recipe's seed.")]
 
 
+SuiteName = Annotated[
+    str, typer.Option("--suite", help="mergebench, nano, or a suite's YAML file.")
+]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder with the benchmarks' files; default SIGMERGE_DATA."),
+]
+UseHub = Annotated[bool, typer.Option("--hub", help="Read what is not in --data from the hub.")]
 Anchor = Annotated[
     Path | None, typer.Option("--anchor", help="Stored merge to look at, ours or another tool's.")
 ]
@@ -173,6 +181,59 @@ def run(
     _emit(result, as_json, _run_lines)
 
 
+@app.command(
+    epilog="Examples:  sigmerge search recipe.yaml found/   |   "
+    "sigmerge search recipe.yaml found/ --population 25 --generations 7"
+)
+def search(
+    recipe: RecipeFile,
+    out: OutFolder,
+    population: Annotated[int, typer.Option(help="Candidates per generation.")] = 24,
+    generations: Annotated[
+        int | None, typer.Option(help="Generations, the first included; default: calls/population.")
+    ] = None,
+    calls: Annotated[
+        int | None, typer.Option(help="Evaluation calls in all; default: 240.")
+    ] = None,
+    items: Annotated[int, typer.Option(help="Items a candidate answers per domain.")] = 20,
+    estimator: Annotated[
+        str, typer.Option(help="mean, p-irt, gp-irt, mp-irt or gmp-irt.")
+    ] = "gmp-irt",
+    extraction: Annotated[
+        str, typer.Option(help="How the items are drawn: uniform or clusters.")
+    ] = "uniform",
+    suite: Annotated[
+        str, typer.Option(help="nano, or the folder of a pool that nano train made.")
+    ] = "nano",
+    seed: Annotated[int, typer.Option(help="Seed of the items, the evolution and DARE.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start over.")] = False,
+    threads: Threads = 0,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Search the coefficients of a merge by evolution on a few labelled items (MERGE³).
+
+    Searches linear, task_arithmetic, ties or dare_ties, as the recipe says. Interrupted, the same
+    command replays what was evaluated and goes on.
+    """
+    from sigmerge.commands import search as verb
+    from sigmerge.commands.options import Options
+    from sigmerge.search.evolve import generations_of
+
+    if calls is not None and generations is not None:
+        raise typer.BadParameter("give --calls or --generations, not both")
+    rounds = generations_of(calls or 240, population) if generations is None else generations
+    settings = verb.Settings(population, rounds, items, estimator, extraction, seed=seed)
+    how = _how(threads, overwrite)
+    if dry_run:
+        plan = verb.plan_search(recipe, settings, Options(**how), suite).describe()
+        _emit(plan, as_json, _search_plan_lines)
+        return
+    with _progress(as_json) as progress:
+        result = verb.search(recipe, out, settings, suite=suite, progress=progress, **how)
+    _emit(result, as_json, _search_lines)
+
+
 @app.command(epilog="Example:  sigmerge demo")
 def demo(
     out: Annotated[Path, typer.Argument(help="Folder for the results.")] = Path("demo-out"),
@@ -197,6 +258,48 @@ def demo(
         return
     _print_table(result["rows"])
     typer.echo(f"page: {result['page']}")
+
+
+splits = typer.Typer(no_args_is_help=True, help="Fix and check which records calibrate.")
+app.add_typer(splits, name="splits")
+
+
+@splits.command("build", epilog="Example:  sigmerge splits build splits.json --data benchmarks/")
+def splits_build(
+    file: Annotated[Path, typer.Argument(help="Split file to write.")],
+    suite: SuiteName = "mergebench",
+    data: DataFolder = None,
+    hub: UseHub = False,
+    as_json: Json = False,
+) -> None:
+    """Divide every benchmark 20/80, and draw each domain's calibration items."""
+    from sigmerge.commands.splits import build
+
+    _emit(build(suite, file, data=data, hub=hub), as_json, _split_lines)
+
+
+@splits.command("verify", epilog="Example:  sigmerge splits verify splits.json --data benchmarks/")
+def splits_verify(
+    file: Annotated[Path, typer.Argument(help="Split file to check.")],
+    suite: SuiteName = "mergebench",
+    data: DataFolder = None,
+    hub: UseHub = False,
+    as_json: Json = False,
+) -> None:
+    """Check a split file: counts, disjointness, sums and the source data."""
+    from sigmerge.commands.splits import verify
+
+    _emit(verify(suite, file, data=data, hub=hub), as_json, _split_lines)
+
+
+def _split_lines(result: dict[str, Any]) -> Iterator[str]:
+    yield f"{'benchmark':16} {'records':>8} {'calibration':>11} {'evaluation':>10} {'drawn':>5}"
+    for name, row in [*result["benchmarks"].items(), ("total", result["totals"])]:
+        counts = f"{row['records']:8,} {row['calibration']:11,} {row['evaluation']:10,}"
+        part = "" if row.get("complete", True) else "  not the complete benchmark"
+        yield f"{name:16} {counts} {row['drawn']:5}{part}"
+    yield from (f"left out: {reason}" for reason in result["absent"].values())
+    yield f"{result['file']}: {result['sha256']}"
 
 
 def _how(
@@ -348,6 +451,36 @@ def _run_lines(result: dict[str, Any]) -> Iterator[str]:
     yield from _guard_lines(result["guard"])
     yield from (f"warning: {text}" for text in result["warnings"])
     yield f"page: {result['out']}/report.html"
+
+
+def _search_plan_lines(plan: dict[str, Any]) -> Iterator[str]:
+    yield f"{plan['operator']}: {plan['genes']} genes of {len(plan['experts'])} experts"
+    yield (
+        f"calls   {plan['evaluation_calls']} = {plan['population']} × {plan['generations']}, "
+        f"{sum(plan['items_per_call'].values())} items each, estimator {plan['estimator']}"
+    )
+    yield (
+        f"before  {plan['ability_runs']} respondents answer all "
+        f"{sum(plan['labelled_items'].values())} labelled items"
+    )
+    yield f"reads   {_size(plan['bytes_per_candidate'])} per candidate"
+    yield f"memory  {_size(plan['memory_of_weights_bytes'])} of weights"
+
+
+def _search_lines(result: dict[str, Any]) -> Iterator[str]:
+    found, unseen = result["best"], result["test"]
+    yield f"{'domain':16}  estimate  unseen items"
+    for domain, estimate in found["estimates"].items():
+        shown = f"{100 * unseen[domain]:12.2f}" if domain in unseen else ""
+        yield f"{domain:16}  {100 * estimate:8.2f}  {shown}".rstrip()
+    for name, settings in found["settings"].items():
+        yield f"  {name}: " + ", ".join(f"{k} {v:.4f}" for k, v in settings.items())
+    yield (
+        f"candidate {found['candidate']} of {result['evaluation_calls']} calls "
+        f"({result['replayed']} replayed), {result['ability_runs']} ability runs, "
+        f"{result['wall_seconds']:.1f} s"
+    )
+    yield f"winner: {result['winner']}"
 
 
 def _print_table(rows: Any) -> None:

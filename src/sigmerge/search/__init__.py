@@ -1,0 +1,1 @@
+"""MERGE³: extract a few items, estimate a candidate's ability from them, evolve the recipe."""

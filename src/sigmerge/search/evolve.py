@@ -1,0 +1,121 @@
+"""Evolve: a genetic algorithm over the coefficients of a merge.
+
+One objective, the mean of the domains' estimates. The first generation counts, so a search makes
+exactly population × generations evaluation calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sigmerge.errors import MissingExtra, RecipeError, SigmergeError
+
+Genotype = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The genes of an operator: for each of its `parameters` in turn, one gene per expert."""
+
+    parameters: tuple[str, ...]
+    low: float = 0.0
+    high: float = 1.0
+
+    def size(self, experts: int) -> int:
+        return len(self.parameters) * experts
+
+    def settings(self, genotype: Genotype, experts: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Every expert's parameters: first all weights, then all densities."""
+        rows = np.reshape(genotype, (len(self.parameters), len(experts)))
+        return {
+            name: {p: float(row[k]) for p, row in zip(self.parameters, rows, strict=True)}
+            for k, name in enumerate(experts)
+        }
+
+
+SPACES = {
+    "linear": Space(("weight",), low=0.01),  # a soup divides by their sum
+    "task_arithmetic": Space(("weight",)),
+    "ties": Space(("weight", "density")),
+    "dare_ties": Space(("weight", "density")),
+}
+
+
+def space_of(method: str) -> Space:
+    if method not in SPACES:
+        raise RecipeError(
+            f"merge_method: {method} cannot be searched; the search knows {', '.join(SPACES)}."
+        )
+    return SPACES[method]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One evaluation call: who was asked, what it answered, what that is worth."""
+
+    index: int
+    genotype: Genotype
+    answers: Mapping[str, Sequence[int]]
+    estimates: Mapping[str, float]
+    estimate: float
+
+
+def best(history: Iterable[Candidate]) -> Candidate:
+    """The highest estimate; of equal ones the earliest."""
+    return min(history, key=lambda candidate: (-candidate.estimate, candidate.index))
+
+
+def generations_of(budget: int, population: int) -> int:
+    """How many generations a budget of evaluation calls lasts."""
+    if population < 2:
+        raise RecipeError(f"A population of {population} has nobody to cross; give at least 2.")
+    if budget < population or budget % population:
+        near = [n for n in range(2, budget + 1) if budget % n == 0]
+        near = sorted(sorted(near, key=lambda n: abs(n - population))[:4])
+        raise RecipeError(
+            f"A budget of {budget} evaluation calls cannot be divided into generations of "
+            f"{population}: populations near it that divide it are {', '.join(map(str, near))}."
+        )
+    return budget // population
+
+
+Evaluate = Callable[[int, Genotype], Candidate]
+"""Called with a candidate's index and its genotype."""
+
+
+def evolve(
+    space: Space, experts: int, evaluate: Evaluate, population: int, generations: int, seed: int
+) -> list[Candidate]:
+    """Simulated binary crossover and polynomial mutation; returns every candidate in its order."""
+    try:
+        from pymoo.algorithms.soo.nonconvex.ga import GA
+        from pymoo.core.evaluator import Evaluator
+        from pymoo.core.problem import Problem
+        from pymoo.operators.crossover.sbx import SBX
+        from pymoo.operators.mutation.pm import PM
+        from pymoo.problems.static import StaticProblem
+    except ImportError as error:
+        raise MissingExtra("pymoo", "search", "The search") from error
+
+    problem = Problem(n_var=space.size(experts), n_obj=1, xl=space.low, xu=space.high)
+    algorithm = GA(pop_size=population, crossover=SBX(), mutation=PM(), eliminate_duplicates=True)
+    algorithm.setup(problem, termination=("n_gen", generations), seed=seed)
+    history: list[Candidate] = []
+    while algorithm.has_next():
+        born = algorithm.ask()
+        fitness = []
+        for genes in born.get("X"):
+            history.append(evaluate(len(history), tuple(map(float, genes))))
+            fitness.append([-history[-1].estimate])
+        Evaluator().eval(StaticProblem(problem, F=np.array(fitness)), born)
+        algorithm.tell(infills=born)
+    calls = population * generations
+    if len(history) != calls:
+        raise SigmergeError(
+            f"The search made {len(history)} evaluation calls, not {population} × {generations} = "
+            f"{calls}: no new genotypes were left. Lower the budget."
+        )
+    return history
