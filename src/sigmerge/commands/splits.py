@@ -1,0 +1,43 @@
+"""`sigmerge splits`: fix which records calibrate and which evaluate, and check that it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sigmerge.errors import ScoreError
+from sigmerge.evaluation import splits
+from sigmerge.evaluation.sources import Data
+from sigmerge.evaluation.suite import load_suite
+
+
+def build(suite: str, file: Path, *, data: Path | None = None, hub: bool = False) -> dict[str, Any]:
+    """Write the split file of a suite for the benchmarks whose records are here."""
+    loaded = load_suite(suite)
+    items, absent = splits.load_available(loaded, Data.default(data, hub))
+    content = splits.build(loaded, items)
+    splits.write(content, file)
+    return {"file": str(file), "absent": absent, **summary(content)}
+
+
+def verify(
+    suite: str, file: Path, *, data: Path | None = None, hub: bool = False
+) -> dict[str, Any]:
+    """Check counts, disjointness, sums and source data; ScoreError says what does not hold."""
+    content = splits.read(file)
+    problems = splits.verify(content, load_suite(suite), Data.default(data, hub))
+    if problems:
+        raise ScoreError(f"{file}: the splits do not hold:", problems)
+    return {"file": str(file), "absent": {}, **summary(content)}
+
+
+def summary(content: dict[str, Any]) -> dict[str, Any]:
+    """The counts of a split file, without its ids."""
+    keys = ("calibration", "evaluation", "drawn")
+    rows = {
+        name: {"domain": mark["domain"], "records": mark["records"], "complete": mark["complete"]}
+        | {key: len(mark[key]) for key in keys}
+        for name, mark in content["benchmarks"].items()
+    }
+    totals = content["totals"]
+    return {"benchmarks": rows, "totals": totals, "sha256": content["sha256"]}

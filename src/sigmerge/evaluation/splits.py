@@ -1,0 +1,203 @@
+"""Which records may measure deficits and which measure the result: 20/80, fixed, checkable.
+
+Of every benchmark the first fifth, rounded down, in the order of SHA-256(seed, benchmark, id) is
+its calibration split and the rest its evaluation split. Languages are concatenated first. From a
+domain's calibration splits a fixed number is drawn, divided between its benchmarks in proportion
+to their calibration sizes by largest remainder; deficits are read on these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sigmerge.errors import ScoreError
+from sigmerge.evaluation.sources import Data, Item, NoSource, load_items
+from sigmerge.evaluation.suite import Suite
+
+SPLITS = ("calibration", "evaluation", "all")
+SHARE = 5
+"""One record in five is for calibration."""
+
+
+def shuffled(ids: Iterable[str], benchmark: str, seed: int) -> list[str]:
+    """Ids in an order that depends on nothing but the seed, the benchmark and the ids."""
+    return sorted(ids, key=lambda i: hashlib.sha256(f"{seed}|{benchmark}|{i}".encode()).digest())
+
+
+def largest_remainder(sizes: Sequence[int], total: int) -> list[int]:
+    """`total` seats divided in proportion to `sizes`; left-over seats go to the largest remainders.
+
+    Equal remainders are served in order. Nobody gets more than its size.
+    """
+    population = sum(sizes)
+    if total >= population:
+        return list(sizes)
+    seats = [total * size // population for size in sizes]
+    order = sorted(range(len(sizes)), key=lambda i: -(total * sizes[i] % population))
+    for i in order[: total - sum(seats)]:
+        seats[i] += 1
+    return seats
+
+
+def split_ids(items: Sequence[Item], benchmark: str, seed: int) -> tuple[list[str], list[str]]:
+    """Calibration and evaluation ids; a source that brings its own splits keeps them."""
+    if any(item.split for item in items):
+        own = {item.id: item.split for item in items}
+        calibration = [i for i, split in own.items() if split == "calibration"]
+        return calibration, [i for i, split in own.items() if split == "evaluation"]
+    order = shuffled((item.id for item in items), benchmark, seed)
+    cut = len(order) // SHARE
+    return order[:cut], order[cut:]
+
+
+def build(suite: Suite, items: Mapping[str, Sequence[Item]]) -> dict[str, Any]:
+    """The split file's content for the benchmarks whose records are given."""
+    marks = {}
+    for name, rows in items.items():
+        calibration, evaluation = split_ids(rows, name, suite.seed)
+        marks[name] = {
+            "domain": suite.domain_of(name),
+            "records": len(rows),
+            "complete": suite.benchmarks[name].records in (None, len(rows)),
+            "sources": _sources(rows),
+            "calibration": calibration,
+            "evaluation": evaluation,
+        }
+    _draw(suite, marks)
+    totals = {
+        "records": sum(mark["records"] for mark in marks.values()),
+        "calibration": sum(len(mark["calibration"]) for mark in marks.values()),
+        "evaluation": sum(len(mark["evaluation"]) for mark in marks.values()),
+        "drawn": sum(len(mark["drawn"]) for mark in marks.values()),
+    }
+    content = {"suite": suite.name, "seed": suite.seed, "totals": totals, "benchmarks": marks}
+    return {**content, "sha256": _digest(content)}
+
+
+def _draw(suite: Suite, marks: dict[str, dict[str, Any]]) -> None:
+    """The calibration items of each domain on which deficits are read, in shuffled order."""
+    for domain in suite.domains:
+        names = [name for name, mark in marks.items() if mark["domain"] == domain]
+        sizes = [len(marks[name]["calibration"]) for name in names]
+        seats = largest_remainder(sizes, suite.calibration_items or sum(sizes))
+        for name, count in zip(names, seats, strict=True):
+            marks[name]["drawn"] = marks[name]["calibration"][:count]
+
+
+def _sources(items: Sequence[Item]) -> dict[str, dict[str, Any]]:
+    """Count and digest of the records of every part."""
+    parts: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    for item in items:
+        parts.setdefault(item.part, hashlib.sha256()).update(item.digest.encode())
+        counts[item.part] = counts.get(item.part, 0) + 1
+    return {part: {"records": counts[part], "sha256": parts[part].hexdigest()} for part in parts}
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def load_available(
+    suite: Suite, data: Data, only: Sequence[str] = ()
+) -> tuple[dict[str, list[Item]], dict[str, str]]:
+    """The records that are here, and why the other benchmarks' are not."""
+    items, absent = {}, {}
+    for name, mark in suite.benchmarks.items():
+        if only and name not in only:
+            continue
+        try:
+            items[name] = load_items(name, mark, data, suite.folder)
+        except NoSource as error:
+            absent[name] = str(error)
+    if not items:
+        raise ScoreError(f"No benchmark of {suite.name} has its records here:", [*absent.values()])
+    return items, absent
+
+
+def write(content: Mapping[str, Any], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    partial.replace(file)
+
+
+def read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        assert isinstance(content["benchmarks"], dict)
+        return dict(content)
+    except FileNotFoundError:
+        raise ScoreError(
+            f"{file}: no such split file; `sigmerge splits build` writes it."
+        ) from None
+    except (ValueError, KeyError, TypeError, AssertionError):
+        raise ScoreError(f"{file}: is no split file; `sigmerge splits build` writes one.") from None
+
+
+def verify(content: Mapping[str, Any], suite: Suite, data: Data) -> list[str]:
+    """What is wrong with a split file: its sums, its membership, or the source data; [] if nothing.
+
+    Benchmarks whose records are not here are checked as far as that goes.
+    """
+    problems = []
+    plain = {key: value for key, value in content.items() if key != "sha256"}
+    if content.get("sha256") != _digest(plain):
+        problems.append("the file was changed after it was written (SHA-256)")
+    if (content.get("suite"), content.get("seed")) != (suite.name, suite.seed):
+        problems.append(f"it is for {content.get('suite')} with seed {content.get('seed')}")
+    marks = content["benchmarks"]
+    for name, mark in marks.items():
+        if name not in suite.benchmarks:
+            problems.append(f"{name}: is no benchmark of {suite.name}")
+            continue
+        problems += [f"{name}: {text}" for text in _mark_problems(mark)]
+        try:
+            items = load_items(name, suite.benchmarks[name], data, suite.folder)
+        except NoSource:
+            continue
+        problems += [f"{name}: {text}" for text in _source_problems(mark, items, name, suite.seed)]
+    for key in ("calibration", "evaluation", "drawn"):
+        if content["totals"][key] != sum(len(mark[key]) for mark in marks.values()):
+            problems.append(f"the total of {key} is not the sum over the benchmarks")
+    return problems
+
+
+def _mark_problems(mark: Mapping[str, Any]) -> list[str]:
+    calibration, evaluation = set(mark["calibration"]), set(mark["evaluation"])
+    sizes = len(mark["calibration"]), len(mark["evaluation"])
+    checks = {
+        "an id stands twice": (len(calibration), len(evaluation)) == sizes,
+        "calibration and evaluation overlap": not calibration & evaluation,
+        "calibration and evaluation do not sum to the records": sum(sizes) == mark["records"],
+        "drawn items are not calibration items": set(mark["drawn"]) <= calibration,
+    }
+    return [text for text, holds in checks.items() if not holds]
+
+
+def _source_problems(
+    mark: Mapping[str, Any], items: Sequence[Item], name: str, seed: int
+) -> list[str]:
+    found, problems = _sources(items), []
+    for part in dict.fromkeys([*mark["sources"], *found]):
+        then, now = mark["sources"].get(part), found.get(part)
+        if then != now:
+            counts = [side["records"] if side else 0 for side in (then, now)]
+            what = f"{counts[0]} records, now {counts[1]}" if counts[0] != counts[1] else "content"
+            problems.append(f"the source data of {part} changed ({what})")
+    if not problems and split_ids(items, name, seed) != (mark["calibration"], mark["evaluation"]):
+        problems.append("the membership is not the one that the seed gives")
+    return problems
+
+
+def members(content: Mapping[str, Any], name: str, split: str, items: Sequence[Item]) -> list[Item]:
+    """A benchmark's items of a split, in the split's order; calibration means the drawn items."""
+    mark = content["benchmarks"][name]
+    keys = {"calibration": ["drawn"], "evaluation": ["evaluation"]}
+    ids = [i for key in keys.get(split, ["calibration", "evaluation"]) for i in mark[key]]
+    known = {item.id: item for item in items}
+    return [known[i] for i in ids]

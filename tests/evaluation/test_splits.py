@@ -1,0 +1,179 @@
+"""Splits: the paper's counts on records of the true numbers, and changes that verify catches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sigmerge.commands import splits as verb
+from sigmerge.errors import ScoreError
+from sigmerge.evaluation import splits
+from sigmerge.evaluation.sources import Data, Item, load_items
+from sigmerge.evaluation.suite import load_suite
+from tests.evaluation.data import DATA, needs_data
+
+LANGUAGES = {
+    "m_mmlu": {"fr": 13091, "es": 13334, "de": 13258, "ru": 13007},
+    "m_arc": {"fr": 1169, "es": 1170, "de": 1169, "ru": 1169},
+    "m_hellaswag": {"fr": 9338, "es": 9374, "de": 9368, "ru": 9272},
+}
+PAPER = {
+    "gsm8k": (263, 1056),
+    "ifeval": (108, 433),
+    "humaneval_plus": (32, 132),
+    "mbpp_plus": (75, 303),
+    "m_mmlu": (10538, 42152),
+    "m_arc": (935, 3742),
+    "m_hellaswag": (7470, 29882),
+    "wildguardtest": (149, 600),
+    "harmbench": (64, 256),
+    "xstest": (90, 360),
+    "do_anything_now": (60, 240),
+}
+DRAWN = {
+    "gsm8k": 100,
+    "ifeval": 100,
+    "humaneval_plus": 30,
+    "mbpp_plus": 70,
+    "m_mmlu": 56,
+    "m_arc": 5,
+    "m_hellaswag": 39,
+    "wildguardtest": 41,
+    "harmbench": 18,
+    "xstest": 25,
+    "do_anything_now": 16,
+}
+
+
+@pytest.fixture(scope="module")
+def full():
+    """The split of all eleven benchmarks, on empty records of the true counts."""
+    suite = load_suite("mergebench")
+    items = {}
+    for name, mark in suite.benchmarks.items():
+        parts = LANGUAGES.get(name, {"all": mark.records})
+        items[name] = [Item(part, i, {}) for part, count in parts.items() for i in range(count)]
+    return splits.build(suite, items)
+
+
+def test_the_papers_counts(full):
+    marks = full["benchmarks"]
+    assert {n: (len(m["calibration"]), len(m["evaluation"])) for n, m in marks.items()} == PAPER
+    assert {n: len(m["drawn"]) for n, m in marks.items()} == DRAWN
+    assert full["totals"] == {
+        "records": 98_940,
+        "calibration": 19_784,
+        "evaluation": 79_156,
+        "drawn": 500,
+    }
+    for mark in marks.values():
+        assert not set(mark["calibration"]) & set(mark["evaluation"])
+        assert set(mark["drawn"]) <= set(mark["calibration"])
+
+
+def test_languages_are_one_population(full):
+    """Each language has about a fifth of its own records in calibration."""
+    for name, counts in LANGUAGES.items():
+        calibration = full["benchmarks"][name]["calibration"]
+        for part, count in counts.items():
+            share = sum(i.startswith(f"{part}/") for i in calibration) / count
+            assert abs(share - 0.2) < 0.04
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=6), st.integers(1, 300))
+def test_largest_remainder_is_proportional(sizes: list[int], total: int):
+    seats = splits.largest_remainder(sizes, total)
+    assert sum(seats) == min(total, sum(sizes))
+    assert all(0 <= seat <= size for seat, size in zip(seats, sizes, strict=True))
+    if total < sum(sizes):
+        exact = [total * size / sum(sizes) for size in sizes]
+        assert all(abs(seat - x) < 1 for seat, x in zip(seats, exact, strict=True))
+
+
+SUITE = {
+    "name": "own",
+    "calibration_items": 3,
+    "domains": {"law": {"bar": {"harness": "jsonl", "files": "bar.jsonl"}}},
+}
+
+
+def _own(folder: Path, count: int = 20) -> dict:
+    rows = [{"prompt": f"p{i}", "answer": f"a{i}"} for i in range(count)]
+    (folder / "bar.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    suite = load_suite(SUITE)
+    items, _ = splits.load_available(suite, Data(folder))
+    return splits.build(suite, items)
+
+
+def test_verify_accepts_what_build_wrote(tmp_path: Path):
+    content = _own(tmp_path)
+    assert splits.verify(content, load_suite(SUITE), Data(tmp_path)) == []
+    assert [len(content["benchmarks"]["bar"][k]) for k in ("calibration", "drawn")] == [4, 3]
+
+
+def test_verify_catches_a_changed_source(tmp_path: Path):
+    content = _own(tmp_path)
+    file = tmp_path / "bar.jsonl"
+    file.write_text(file.read_text().replace("a7", "a8"))
+    problems = splits.verify(content, load_suite(SUITE), Data(tmp_path))
+    assert problems == ["bar: the source data of all changed (content)"]
+    _own(tmp_path, 19)
+    problems = splits.verify(content, load_suite(SUITE), Data(tmp_path))
+    assert problems == ["bar: the source data of all changed (20 records, now 19)"]
+
+
+def test_verify_catches_a_changed_membership(tmp_path: Path):
+    content = _own(tmp_path)
+    mark = content["benchmarks"]["bar"]
+    mark["calibration"][3], mark["evaluation"][0] = mark["evaluation"][0], mark["calibration"][3]
+    problems = splits.verify(content, load_suite(SUITE), Data(tmp_path))
+    assert any("changed after" in text for text in problems)
+    assert any("not the one that the seed gives" in text for text in problems)
+    mark["evaluation"].append(mark["calibration"][0])
+    problems = splits.verify(content, load_suite(SUITE), Data(tmp_path))
+    assert any("overlap" in text for text in problems)
+
+
+def test_wildguard_keeps_labelled_harmful_prompts(tmp_path: Path):
+    """WildGuardTest is gated; its loader is tested on a file of the same columns."""
+    labels = ("prompt_harm_label", "response_harm_label", "response_refusal_label")
+    rows = [
+        {"prompt": str(i), **dict(zip(labels, values, strict=True))}
+        for i, values in enumerate(
+            [
+                ("harmful", "unharmful", "refusal"),
+                ("unharmful", "unharmful", "compliance"),
+                (None, "harmful", "compliance"),
+                ("harmful", None, "compliance"),
+                ("harmful", "harmful", "compliance"),
+            ]
+        )
+    ]
+    (tmp_path / "wildguardtest").mkdir()
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "wildguardtest/test.jsonl").write_text(text)
+    suite = load_suite("mergebench")
+    mark = suite.benchmarks["wildguardtest"]
+    items = load_items("wildguardtest", mark, Data(tmp_path), suite.folder)
+    assert [item.record["prompt"] for item in items] == ["0", "4"]
+    assert [item.id for item in items] == ["all/0", "all/1"]
+
+
+@needs_data
+def test_the_local_files_have_the_papers_counts(tmp_path: Path):
+    file = tmp_path / "splits.json"
+    result = verb.build("mergebench", file, data=DATA)
+    complete = {n: r["records"] for n, r in result["benchmarks"].items() if r["complete"]}
+    suite = load_suite("mergebench")
+    assert complete == {name: suite.benchmarks[name].records for name in complete}
+    assert {"gsm8k", "ifeval", "humaneval_plus", "mbpp_plus", "m_arc", "xstest"} <= set(complete)
+    assert verb.verify("mergebench", file, data=DATA)["sha256"] == result["sha256"]
+
+
+def test_verify_says_what_fails(tmp_path: Path):
+    with pytest.raises(ScoreError, match="no such split file"):
+        verb.verify("mergebench", tmp_path / "none.json")

@@ -1,0 +1,79 @@
+"""Suites: what is shipped says what the paper says, and wrong ones are refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sigmerge.errors import RecipeError
+from sigmerge.evaluation.suite import SHIPPED, load_suite
+
+
+def test_mergebench_is_the_papers_suite():
+    suite = load_suite("mergebench")
+    assert list(suite.domains) == ["math", "instruction", "coding", "multilingual", "safety"]
+    assert [len(marks) for marks in suite.domains.values()] == [1, 1, 2, 3, 4]
+    assert len(list(suite.submetrics)) == 17
+    assert sum(mark.records or 0 for mark in suite.benchmarks.values()) == 98_940
+    assert suite.benchmarks["gsm8k"].score == "flexible"
+    assert suite.benchmarks["ifeval"].score == "prompt_strict"
+    assert suite.benchmarks["m_arc"].languages == ["fr", "es", "de", "ru"]
+    assert suite.benchmarks["harmbench"].metrics["safe"].better == "lower"
+
+
+@pytest.mark.parametrize("name", [file.stem for file in SHIPPED.glob("*.yaml")])
+def test_shipped_suites_load(name: str):
+    assert load_suite(name).name == name
+
+
+def test_a_users_suite(tmp_path: Path):
+    own = {
+        "name": "own",
+        "domains": {
+            "law": {"bar": {"harness": "jsonl", "files": "bar.jsonl", "matcher": "choice"}},
+            "sums": {
+                "add": {"harness": "command", "command": "score", "metrics": {"right": "right"}},
+                "gsm": {"harness": "lm_eval", "task": "gsm8k", "metrics": {"em": "exact_match,x"}},
+            },
+        },
+    }
+    file = tmp_path / "own.yaml"
+    file.write_text(yaml.safe_dump(own))
+    suite = load_suite(file)
+    assert suite.folder == tmp_path.resolve()
+    assert list(suite.benchmarks) == ["bar", "add", "gsm"]
+    assert suite.domain_of("gsm") == "sums"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"domans": {}}, "domans: is no key here; did you mean 'domains'?"),
+        ({"domains": {"a": {"b": {"harness": "lm_evl"}}}}, "domains.a.b: harness: must be one of"),
+        (
+            {"domains": {"a": {"b": {"harness": "jsonl", "matchr": "exact"}}}},
+            "domains.a.b.matchr: is no key here; did you mean 'matcher'?",
+        ),
+        (
+            {"domains": {"a": {"b": {"harness": "jsonl", "files": [{"pth": "x"}]}}}},
+            "domains.a.b.files.0.pth: is no key here; did you mean 'path'?",
+        ),
+        (
+            {"domains": {x: {"b": {"harness": "jsonl"}} for x in "ac"}},
+            "the benchmark 'b' is in two domains",
+        ),
+        ({"domains": {"a": {}}}, "the domain 'a' has no benchmark"),
+        ({"domains": {"a": {"b": {"harness": "code", "dataset": "mbpp"}}}}, "metrics: field req"),
+    ],
+)
+def test_wrong_suites_say_where(change: dict, words: str):
+    with pytest.raises(RecipeError) as error:
+        load_suite({"name": "own", "domains": {"a": {"b": {"harness": "jsonl"}}}, **change})
+    assert words in str(error.value)
+
+
+def test_an_unknown_name_is_guessed():
+    with pytest.raises(RecipeError, match="did you mean 'mergebench'"):
+        load_suite("mergebnech")
