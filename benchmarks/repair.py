@@ -133,7 +133,8 @@ def document(bench: Bench, costs: dict[str, Cost]) -> str:
         f"{shape.layers} blocks of {bench.block_bytes / 1e6:.0f} MB), {EXPERTS} experts, a linear "
         "anchor. *floor*: reading the reference, the experts and the anchor and writing as many "
         f"bytes as the result, {THREADS} threads, nothing else. *cold*: the inputs are dropped "
-        "from the page cache before each run; *warm*: they are in it. Best of three, start-up included.",
+        "from the page cache before each run; *warm*: they are in it. Best of three, start-up "
+        "included.",
         "",
         f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba')}.",
         "",

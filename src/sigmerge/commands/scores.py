@@ -77,26 +77,24 @@ def scorer_of(section: RepairSection, folder: Path, split: str = "calibration") 
 
 
 def suite_scorer(evaluate: Mapping[str, Any], split: str) -> Scorer:
-    if evaluate.get("suite") != "nano" or set(evaluate) - {"suite", "limit"}:
+    if evaluate.get("suite") != "nano" or set(evaluate) - {"suite", "limit", "pool"}:
         raise ScoreError(
-            f"repair.evaluate: {dict(evaluate)} is not known; there is {{suite: nano, limit: n}}. "
-            "Other benchmarks: give scores: or command:."
+            f"repair.evaluate: {dict(evaluate)} is not known; there is {{suite: nano, limit: n, "
+            "pool: folder}. Other benchmarks: give scores: or command:."
         )
-    limit = evaluate.get("limit")
+    from sigmerge.nano.files import POOL, SUMS
+
+    limit, pool = evaluate.get("limit"), Path(evaluate.get("pool", POOL))
+    if not (pool / SUMS).exists():
+        raise ScoreError(f"repair.evaluate.pool: {pool} is no nano pool.")
+    items = hashlib.sha256((pool / SUMS).read_bytes()).hexdigest()[:16]
 
     def measure(folder: Path) -> Scores:
         from sigmerge.nano.suite import score
 
-        return score(folder, split, limit=limit).domains
+        return score(folder, split, pool=pool, limit=limit).domains
 
-    return Scorer(f"nano {split} limit={limit} {_nano_key()}", measure)
-
-
-def _nano_key() -> str:
-    from sigmerge.nano.files import POOL
-
-    sums = POOL / "SHA256SUMS"
-    return hashlib.sha256(sums.read_bytes()).hexdigest()[:16]
+    return Scorer(f"nano {split} limit={limit} {items}", measure)
 
 
 def score_table(

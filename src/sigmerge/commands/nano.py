@@ -1,0 +1,47 @@
+"""`sigmerge nano`: train embedded pools, check the shipped one, and study the repair on several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sigmerge.commands.options import Options
+from sigmerge.errors import PoolError
+from sigmerge.experiments.grid import OURS, controls, run_grid
+from sigmerge.experiments.summary import markdown
+from sigmerge.nano.files import MEMBERS, RECIPES, verify
+
+
+def study(
+    pools: Sequence[Path], anchors: Sequence[str], out: Path, seeds: int, options: Options
+) -> dict[str, Any]:
+    """Every anchor × every variant of the paper and of ours, on every pool; two tables."""
+    for pool in pools:
+        if missing := [name for name in MEMBERS if not (pool / name / "config.json").exists()]:
+            raise PoolError(f"{pool}: no nano pool; {', '.join(missing)} missing.")
+    settings = [*controls(seeds), *((setting, 0) for setting in OURS)]
+    named = {pool.resolve().name: _recipes(pool.resolve()) for pool in pools}
+    cells = run_grid(named, anchors, settings, out / "cells.jsonl", options)
+    (out / "study.md").write_text(markdown(cells), encoding="utf-8")
+    return {"cells": len(cells), "table": markdown(cells), "out": str(out / "study.md")}
+
+
+def _recipes(pool: Path) -> Callable[[str], Mapping[str, Any]]:
+    """The shipped recipes, with their paths moved to another pool."""
+
+    def recipe(anchor: str) -> Mapping[str, Any]:
+        shipped = yaml.safe_load((RECIPES / f"{anchor}.yaml").read_text(encoding="utf-8"))
+        section = {**shipped["repair"], "probe": str(pool / "probe.jsonl"),
+                   "evaluate": {"suite": "nano", "pool": str(pool)}}  # fmt: skip
+        models = [{**model, "model": str(pool / model["name"])} for model in shipped["models"]]
+        return {**shipped, "base_model": str(pool / "reference"), "models": models,
+                "repair": section}  # fmt: skip
+
+    return recipe
+
+
+def check(pool: Path) -> dict[str, Any]:
+    return {"pool": str(pool), "files": verify(pool)}
