@@ -302,6 +302,64 @@ def _split_lines(result: dict[str, Any]) -> Iterator[str]:
     yield f"{result['file']}: {result['sha256']}"
 
 
+nano = typer.Typer(
+    help="The embedded five-domain pool: train one, check one, study the repair on several.",
+    no_args_is_help=True,
+)
+app.add_typer(nano, name="nano")
+
+
+@nano.command(epilog="Example:  sigmerge nano train my-pool/ --seed 3")
+def train(
+    out: OutFolder,
+    seed: Annotated[int, typer.Option("--seed", help="Decides the facts and the training.")] = 0,
+    size: Annotated[str, typer.Option("--size", help="mini, nano, 6.7M or 26M.")] = "nano",
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Train a reference and five experts from a seed, as ordinary checkpoint folders."""
+    from sigmerge.nano.train import train as verb
+
+    typer.echo(f"pool: {verb(out, seed=seed, size=size, device=device)}")
+
+
+@nano.command(epilog="Example:  sigmerge nano verify")
+def verify(
+    pool: Annotated[Path | None, typer.Argument(help="A pool; the shipped one by default.")] = None,
+) -> None:
+    """Check the SHA-256 sums of a pool's files."""
+    from sigmerge.nano.files import POOL
+    from sigmerge.nano.files import verify as verb
+
+    typer.echo(f"{verb(pool or POOL)} files as they should be")
+
+
+@nano.command(epilog="Example:  sigmerge nano study pool-0 pool-1 pool-2 --out study/")
+def study(
+    pools: Annotated[list[Path], typer.Argument(help="Folders made by `sigmerge nano train`.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for cells and tables.")] = Path(
+        "study"
+    ),
+    anchors: Annotated[
+        str | None, typer.Option("--anchors", help="Comma-separated; all shipped by default.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per random control.")] = 1,
+    threads: Threads = 0,
+) -> None:
+    """Repair every anchor with every variant on every pool, and say what each keeps of the gain.
+
+    Interrupted, the same command goes on with the cells that are missing.
+    """
+    from sigmerge.commands.demo import ANCHORS
+    from sigmerge.commands.nano import study as verb
+    from sigmerge.commands.options import Options
+
+    chosen = anchors.split(",") if anchors else ANCHORS
+    with _progress(False) as progress:
+        options = Options(threads=_how(threads)["threads"], progress=progress)
+        result = verb(pools, chosen, out, seeds, options)
+    typer.echo(result["table"])
+
+
 def _how(
     threads: int,
     overwrite: bool = False,

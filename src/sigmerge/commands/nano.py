@@ -1,4 +1,4 @@
-"""`sigmerge nano`: train embedded pools, check the shipped one, and study the repair on several."""
+"""`sigmerge nano study`: the repair with all its variants on several pools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sigmerge.commands.options import Options
 from sigmerge.errors import PoolError
 from sigmerge.experiments.grid import OURS, controls, run_grid
 from sigmerge.experiments.summary import markdown
-from sigmerge.nano.files import MEMBERS, RECIPES, verify
+from sigmerge.nano.files import MEMBERS, RECIPES
 
 
 def study(
@@ -41,7 +41,3 @@ def _recipes(pool: Path) -> Callable[[str], Mapping[str, Any]]:
                 "repair": section}  # fmt: skip
 
     return recipe
-
-
-def check(pool: Path) -> dict[str, Any]:
-    return {"pool": str(pool), "files": verify(pool)}
