@@ -1,0 +1,193 @@
+"""The command line: what it prints, what it returns, and that --dry-run tells the truth."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sigmerge as package
+from sigmerge.operators.table import OPERATORS, operator
+from tests.command_line import refused, sigmerge, tree
+from tests.pools import PoolOnDisk, make_pool, weight_bytes
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> PoolOnDisk:
+    return make_pool(tmp_path / "pool", layers=2, dtype="bf16", shards=(2, 1, 3, 1))
+
+
+TIES = {"density": (0.5, 0.25, 0.75)}
+
+
+def test_merge_in_words(pool: PoolOnDisk) -> None:
+    ran = sigmerge("merge", pool.write(pool.recipe("linear")), pool.root / "out")
+    assert ran.code == 0 and ran.err == ""
+    assert ran.out.startswith(f"{pool.root / 'out'}: ") and "written in" in ran.out
+
+
+def test_merge_as_json(pool: PoolOnDisk) -> None:
+    ran = sigmerge("merge", pool.write(pool.recipe("linear")), pool.root / "out", "--json")
+    assert ran.code == 0 and ran.err == ""
+    provenance = json.loads((pool.root / "out/sigmerge/provenance.json").read_text())
+    assert ran.json == {"out": str(pool.root / "out"), **provenance}
+
+
+@pytest.mark.parametrize("size", ["5GB", "3KB"])
+@pytest.mark.parametrize(
+    ("method", "passes"), [("linear", 1), ("task_arithmetic", 1), ("ties", 4), ("dare_linear", 2)]
+)
+def test_dry_run_is_true_and_writes_nothing(
+    pool: PoolOnDisk, method: str, passes: int, size: str
+) -> None:
+    each: dict[str, Any] = TIES if method in ("ties", "dare_linear") else {}
+    recipe = pool.write(pool.recipe(method, None, each=each))
+    how = ("merge", recipe, pool.root / "out", "--max-shard-size", size, "--json")
+    before = tree(pool.root)
+    told = sigmerge(*how, "--dry-run")
+    assert told.code == 0 and tree(pool.root) == before
+    plan = told.json
+    done = sigmerge(*how).json
+    files = sorted((pool.root / "out").glob("*.safetensors"))
+    assert plan["files"] == [file.name for file in files]
+    assert plan["bytes_to_write"] == sum(file.stat().st_size for file in files)
+    assert plan["bytes_to_write"] == done["bytes_written"]
+    assert passes * plan["bytes_to_read"] == done["bytes_read"]
+    members = 3 if method == "linear" else 4
+    stored = plan["coordinates"] * 2
+    assert plan["bytes_to_read"] == members * stored
+    assert (plan["layers"], plan["operator"]) == (2, method)
+    assert plan["experts"] == {name: str(folder) for name, folder in pool.experts.items()}
+    assert plan["settings"]["weight"] == {"math": 0.5, "coding": 0.25, "safety": 0.75}
+
+
+def test_dry_run_in_words(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("ties", None, each=TIES)
+    recipe["models"].insert(0, {"model": str(pool.reference)})
+    ran = sigmerge("merge", pool.write(recipe), pool.root / "out", "--dry-run")
+    assert ran.code == 0
+    for word in ("ties: 3 experts, 2 layers", "reads", "writes", "memory", "density", "note: "):
+        assert word in ran.out
+
+
+def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    told = []
+    for layers in (1, 12):
+        pool = make_pool(tmp_path / str(layers), layers=layers)
+        recipe = pool.write(pool.recipe("ties"))
+        ran = sigmerge("merge", recipe, tmp_path / "out", "--dry-run", "--json", "--threads", "2")
+        told.append(ran.json["peak_memory_bytes"])
+    assert told[0] == told[1]
+
+
+def test_threads_seed_and_api_give_the_same_bytes(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("dare_ties", None, each=TIES)
+    file = pool.write(recipe)
+    sigmerge("merge", file, pool.root / "one", "--threads", "1", "--seed", "5")
+    sigmerge("merge", file, pool.root / "two", "--threads", "3", "--seed", "5")
+    package.merge(pool.write(recipe | {"seed": 5}, "seeded.yaml"), pool.root / "three")
+    sigmerge("merge", file, pool.root / "other", "--seed", "6")
+    shards = {
+        name: {k: v for k, v in weight_bytes(pool.root / name).items() if "safetensors" in k}
+        for name in ("one", "two", "three", "other")
+    }
+    assert shards["one"] == shards["two"] == shards["three"]
+    assert shards["one"] != shards["other"]
+
+
+def test_an_api_recipe_may_be_a_mapping(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("linear")
+    assert package.merge(recipe, pool.root / "out")["out"] == str(pool.root / "out")
+    assert package.load_recipe(recipe).method == "linear"
+    with pytest.raises(AttributeError, match="has no attribute 'marge'"):
+        _ = package.marge
+
+
+def test_operators_lists_every_one_with_its_parameters() -> None:
+    rows = sigmerge("operators", "--json").json["operators"]
+    assert [row["name"] for row in rows] == list(OPERATORS)
+    text = sigmerge("operators").out
+    for row in rows:
+        chosen = operator(row["name"])
+        assert [p["name"] for p in row["parameters"]] == [p.name for p in chosen.parameters]
+        assert row["paper"] == chosen.paper and "20" in row["paper"]
+        assert f"{chosen.name}  {chosen.title}" in text and chosen.paper in text
+        for p in chosen.parameters:
+            assert p.doc and f"    {p.name} (" in text
+
+
+def test_operators_of_the_foundation_are_there() -> None:
+    wanted = {"linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "lines", "cabs"}
+    assert wanted <= set(OPERATORS)
+
+
+def test_one_operator() -> None:
+    ran = sigmerge("operators", "ties")
+    assert ran.code == 0
+    assert "scope (tensor|model; default tensor, preset: paper model)" in ran.out
+    assert "density (float; per model; default 1.0, preset: paper 0.2)" in ran.out
+    assert "DARE" not in ran.out
+
+
+def test_an_unknown_operator(tmp_path: Path) -> None:
+    assert "did you mean 'ties'?" in refused(2, "operators", "tise", beside=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["marge"], "No such command"),
+        (["merge"], "Missing argument"),
+        (["merge", "a", "b", "--treads", "2"], "No such option"),
+        (["merge", "a", "b", "--threads", "-1"], "--threads"),
+        (["merge", "a", "b", "--seed", "x"], "--seed"),
+    ],
+)
+def test_wrong_usage_is_exit_code_two(arguments: list[str], words: str) -> None:
+    ran = sigmerge(*arguments)
+    assert ran.code == 2 and words in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("size", ["0", "-5", "5 gigs", "GB", "1e3"])
+def test_a_size_that_is_none(pool: PoolOnDisk, size: str) -> None:
+    recipe = pool.write(pool.recipe("linear"))
+    arguments = ("merge", recipe, pool.root / "out", f"--max-shard-size={size}")
+    assert "is not a size" in refused(4, *arguments, beside=pool.root)
+
+
+@pytest.mark.parametrize("out", [".", "/", "~"])
+def test_targets_that_are_no_new_folder(pool: PoolOnDisk, out: str) -> None:
+    recipe = pool.write(pool.recipe("linear"))
+    said = refused(4, "merge", recipe, out, "--overwrite", beside=pool.root)
+    assert "choose a new folder" in said
+
+
+def test_a_target_that_is_a_file(pool: PoolOnDisk) -> None:
+    recipe = pool.write(pool.recipe("linear"))
+    said = refused(4, "merge", recipe, recipe, "--overwrite", beside=pool.root)
+    assert "is a file" in said
+
+
+def test_dry_run_refuses_what_the_run_would(pool: PoolOnDisk) -> None:
+    recipe = pool.write(pool.recipe("linear"))
+    sigmerge("merge", recipe, pool.root / "out")
+    arguments = ("merge", recipe, pool.root / "out", "--dry-run")
+    assert "exists already" in refused(4, *arguments, beside=pool.root)
+    inside = ("merge", recipe, pool.reference, "--dry-run", "--overwrite")
+    assert "holds an input" in refused(4, *inside, beside=pool.root)
+
+
+def test_the_installed_command(pool: PoolOnDisk) -> None:
+    """Once as a user runs it: a process of its own, exit codes and streams and all."""
+    recipe = pool.write(pool.recipe("linear"))
+    command = [sys.executable, "-m", "sigmerge.cli", "merge", str(recipe), str(pool.root / "out")]
+    ran = subprocess.run([*command, "--json"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["out"] == str(pool.root / "out")
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert (again.returncode, again.stdout) == (4, "")
+    assert again.stderr.startswith("error: ") and "--overwrite" in again.stderr
