@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from sigmerge import show
 from sigmerge.errors import SigmergeError
 
 app = typer.Typer(
@@ -85,11 +85,11 @@ def merge(
     if dry_run:
         check_target(out, overwrite, loaded.inputs)
         plan = verb.plan_merge(loaded, Options(**how)).describe(how["threads"])
-        _emit(plan, as_json, _plan_lines)
+        show.emit(plan, as_json, show.plan_lines)
         return
-    with _progress(as_json) as progress:
+    with show.progress(as_json) as progress:
         result = verb.merge(loaded, out, progress=progress, **how)
-    _emit(result, as_json, _result_lines)
+    show.emit(result, as_json, show.result_lines)
 
 
 @app.command(epilog="Example:  sigmerge profile recipe.yaml")
@@ -106,10 +106,10 @@ def profile(
     """
     from sigmerge.commands.profile import profile as verb
 
-    with _progress(as_json) as progress:
+    with show.progress(as_json) as progress:
         how = _how(threads, False, allow_pickle, allow_nonfinite)
         result = verb(recipe, progress=progress, **how)
-    _emit(result, as_json, _profile_lines)
+    show.emit(result, as_json, show.profile_lines)
 
 
 @app.command(epilog="Example:  sigmerge deficits recipe.yaml --anchor merged/")
@@ -119,9 +119,9 @@ def deficits(
     """Measure what an anchor lost on every domain, and the share of capacity that gives it."""
     from sigmerge.commands.repair import deficits as verb
 
-    with _progress(as_json) as progress:
+    with show.progress(as_json) as progress:
         result = verb(recipe, anchor=anchor, progress=progress, **_how(threads))
-    _emit(result, as_json, _deficit_lines)
+    show.emit(result, as_json, show.deficit_lines)
 
 
 @app.command(
@@ -151,15 +151,15 @@ def repair(
     how = _how(threads, overwrite, allow_pickle, allow_nonfinite)
     if dry_run and not plan:
         described = verb.describe(load_recipe(paths[0]), Options(**how))
-        _emit(described, as_json, _repair_plan_lines)
+        show.emit(described, as_json, show.repair_plan_lines)
         return
-    with _progress(as_json) as progress:
+    with show.progress(as_json) as progress:
         how["progress"] = progress
         if plan:
             result = verb.replay(plan, paths[0], anchor=anchor, **how)
         else:
             result = verb.repair(paths[0], paths[1], anchor=anchor, **how)
-    _emit(result, as_json, _result_lines)
+    show.emit(result, as_json, show.result_lines)
 
 
 @app.command(epilog="Example:  sigmerge run recipe.yaml run/")
@@ -175,10 +175,10 @@ def run(
     """Merge, score, profile, repair, score again on disjoint items, and write the report."""
     from sigmerge.commands.run import run as verb
 
-    with _progress(as_json) as progress:
+    with show.progress(as_json) as progress:
         how = _how(threads, overwrite, allow_pickle, allow_nonfinite)
         result = verb(recipe, out, progress=progress, **how)
-    _emit(result, as_json, _run_lines)
+    show.emit(result, as_json, show.run_lines)
 
 
 @app.command(
@@ -227,11 +227,11 @@ def search(
     how = _how(threads, overwrite)
     if dry_run:
         plan = verb.plan_search(recipe, settings, Options(**how), suite).describe()
-        _emit(plan, as_json, _search_plan_lines)
+        show.emit(plan, as_json, _search_plan_lines)
         return
-    with _progress(as_json) as progress:
+    with show.progress(as_json) as progress:
         result = verb.search(recipe, out, settings, suite=suite, progress=progress, **how)
-    _emit(result, as_json, _search_lines)
+    show.emit(result, as_json, _search_lines)
 
 
 @app.command(epilog="Example:  sigmerge demo")
@@ -250,13 +250,13 @@ def demo(
 
     from sigmerge.commands.demo import demo as verb
 
-    with _progress(as_json) as progress:
+    with show.progress(as_json) as progress:
         result = verb(out, progress=progress, **_how(threads, overwrite))
     if as_json:
         rows = [{**asdict(row), "gain": row.gain} for row in result["rows"]]
         typer.echo(json.dumps({**result, "rows": rows}, indent=2))
         return
-    _print_table(result["rows"])
+    show.print_table(result["rows"])
     typer.echo(f"page: {result['page']}")
 
 
@@ -275,7 +275,7 @@ def splits_build(
     """Divide every benchmark 20/80, and draw each domain's calibration items."""
     from sigmerge.commands.splits import build
 
-    _emit(build(suite, file, data=data, hub=hub), as_json, _split_lines)
+    show.emit(build(suite, file, data=data, hub=hub), as_json, _split_lines)
 
 
 @splits.command("verify", epilog="Example:  sigmerge splits verify splits.json --data benchmarks/")
@@ -289,7 +289,7 @@ def splits_verify(
     """Check a split file: counts, disjointness, sums and the source data."""
     from sigmerge.commands.splits import verify
 
-    _emit(verify(suite, file, data=data, hub=hub), as_json, _split_lines)
+    show.emit(verify(suite, file, data=data, hub=hub), as_json, _split_lines)
 
 
 def _split_lines(result: dict[str, Any]) -> Iterator[str]:
@@ -319,7 +319,9 @@ def train(
     """Train a reference and five experts from a seed, as ordinary checkpoint folders."""
     from sigmerge.nano.train import train as verb
 
-    typer.echo(f"pool: {verb(out, seed=seed, size=size, device=device)}")
+    with show.progress(False) as progress:
+        pool = verb(out, seed=seed, size=size, device=device, progress=progress)
+    typer.echo(f"pool: {pool}")
 
 
 @nano.command(epilog="Example:  sigmerge nano verify")
@@ -354,7 +356,7 @@ def study(
     from sigmerge.commands.options import Options
 
     chosen = anchors.split(",") if anchors else ANCHORS
-    with _progress(False) as progress:
+    with show.progress(False) as progress:
         options = Options(threads=_how(threads)["threads"], progress=progress)
         result = verb(pools, chosen, out, seeds, options)
     typer.echo(result["table"])
@@ -384,131 +386,8 @@ def operators(
     """List the merge operators with their parameters, defaults and papers."""
     from sigmerge.operators.table import OPERATORS, operator
 
-    rows = [_operator_row(operator(key)) for key in ([name] if name else OPERATORS)]
-    _emit({"operators": rows}, as_json, _operator_lines)
-
-
-def _operator_row(chosen: Any) -> dict[str, Any]:
-    parameters = [
-        {
-            "name": p.name,
-            "values": list(p.kind) if isinstance(p.kind, tuple) else p.kind.__name__,
-            "per_model": p.per_model,
-            "default": p.mergekit,
-            "default_paper": p.paper,
-            "doc": p.doc,
-        }
-        for p in chosen.parameters
-    ]
-    return {
-        "name": chosen.name,
-        "title": chosen.title,
-        "paper": chosen.paper,
-        "parameters": parameters,
-    }
-
-
-def _operator_lines(listing: dict[str, Any]) -> Iterator[str]:
-    for row in listing["operators"]:
-        yield f"{row['name']}  {row['title']}"
-        yield f"    {row['paper']}"
-        for p in row["parameters"]:
-            values = "|".join(p["values"]) if isinstance(p["values"], list) else p["values"]
-            default = f"default {_word(p['default'])}"
-            if p["default_paper"] != p["default"]:
-                default += f", preset: paper {_word(p['default_paper'])}"
-            where = "per model; " if p["per_model"] else ""
-            yield f"    {p['name']} ({values}; {where}{default}): {p['doc']}"
-        yield ""
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value}"
-
-
-def _plan_lines(plan: dict[str, Any]) -> Iterator[str]:
-    yield (
-        f"{plan['operator']}: {len(plan['experts'])} experts, {plan['layers']} layers, "
-        f"{plan['coordinates']:,} coordinates in {plan['merged_tensors']} tensors"
-    )
-    yield f"reads   {_size(plan['bytes_to_read'])} per pass"
-    yield f"writes  {_size(plan['bytes_to_write'])} in {len(plan['files'])} file(s)"
-    yield f"memory  at most {_size(plan['peak_memory_bytes'])} with {plan['threads']} threads"
-    for name, value in plan["settings"].items():
-        yield f"  {name}: {value}"
-    yield from (f"note: {note}" for note in plan["notes"])
-
-
-def _repair_plan_lines(plan: dict[str, Any]) -> Iterator[str]:
-    yield (
-        f"repair: {len(plan['experts'])} experts, {plan['layers']} layers, "
-        f"{plan['coordinates']:,} coordinates may be claimed"
-    )
-    yield f"reads   {_size(plan['bytes_to_read'])}"
-    yield f"writes  {_size(plan['bytes_to_write'])}"
-    yield f"memory  at most {_size(plan['peak_memory_bytes'])} with {plan['threads']} threads"
-
-
-def _result_lines(result: dict[str, Any]) -> Iterator[str]:
-    yield (
-        f"{result['out']}: {_size(result['bytes_written'])} written in "
-        f"{result['wall_seconds']:.1f} s, peak memory {_size(result['peak_memory_bytes'])}"
-    )
-    if result["blocks_resumed"]:
-        yield f"continued an interrupted run: {len(result['blocks_resumed'])} blocks were there"
-    plan = result.get("plan", {})
-    for domain in plan.get("order", []):
-        claimed = sum(row[plan["domains"].index(domain)] for row in plan["claimed"])
-        yield (
-            f"  {domain}: deficit {100 * plan['deficit'][domain]:.2f} points, "
-            f"share {plan['share'][domain]:.3f}, {claimed:,} coordinates"
-        )
-    yield from _guard_lines(plan.get("guard", {}))
-    yield from (f"warning: {text}" for text in plan.get("warnings", []))
-
-
-def _guard_lines(guard: dict[str, Any]) -> Iterator[str]:
-    if "after" in guard:
-        yield (
-            f"calibration mean: {100 * guard['before']:.2f} before, {100 * guard['after']:.2f} "
-            f"after the repair ({guard['verdict']})"
-        )
-
-
-def _profile_lines(result: dict[str, Any]) -> Iterator[str]:
-    names = list(result["views"])
-    yield "  ".join(["layer", *(f"{name:>14}" for name in names), "conflict", "capacity"])
-    for i, (score, capacity) in enumerate(zip(result["conflict"], result["capacity"], strict=True)):
-        views = [f"{result['views'][name][i]:14.6f}" for name in names]
-        yield "  ".join([f"{i:5d}", *views, f"{score:8.4f}", f"{capacity:8.4f}"])
-    yield from (f"warning: {text}" for text in result["warnings"])
-
-
-def _deficit_lines(result: dict[str, Any]) -> Iterator[str]:
-    yield f"{'domain':16}  strongest  anchor  deficit  share"
-    for domain in result["domains"]:
-        best = max(scores.get(domain, 0.0) for scores in result["experts"].values())
-        yield (
-            f"{domain:16}  {100 * best:9.2f}  {100 * result['anchor'][domain]:6.2f}  "
-            f"{100 * result['deficit'][domain]:7.2f}  {result['share'][domain]:.3f}"
-        )
-
-
-def _run_lines(result: dict[str, Any]) -> Iterator[str]:
-    scores, split = result["evaluation"], "evaluation"
-    if scores is None:
-        scores, split = result["calibration"], "calibration"
-    yield f"{'domain':16}  anchor  repaired   gain   ({split} split)"
-    repaired = scores.get("repaired", {})
-    for domain, before in scores["anchor"].items():
-        line = f"{domain:16}  {100 * before:6.2f}"
-        if domain in repaired:
-            gain = repaired[domain] - before
-            line += f"  {100 * repaired[domain]:8.2f}  {100 * gain:+6.2f}"
-        yield line
-    yield from _guard_lines(result["guard"])
-    yield from (f"warning: {text}" for text in result["warnings"])
-    yield f"page: {result['out']}/report.html"
+    rows = [show.operator_row(operator(key)) for key in ([name] if name else OPERATORS)]
+    show.emit({"operators": rows}, as_json, show.operator_lines)
 
 
 def _search_plan_lines(plan: dict[str, Any]) -> Iterator[str]:
@@ -521,8 +400,8 @@ def _search_plan_lines(plan: dict[str, Any]) -> Iterator[str]:
         f"before  {plan['ability_runs']} respondents answer all "
         f"{sum(plan['labelled_items'].values())} labelled items"
     )
-    yield f"reads   {_size(plan['bytes_per_candidate'])} per candidate"
-    yield f"memory  {_size(plan['memory_of_weights_bytes'])} of weights"
+    yield f"reads   {show.size(plan['bytes_per_candidate'])} per candidate"
+    yield f"memory  {show.size(plan['memory_of_weights_bytes'])} of weights"
 
 
 def _search_lines(result: dict[str, Any]) -> Iterator[str]:
@@ -539,60 +418,6 @@ def _search_lines(result: dict[str, Any]) -> Iterator[str]:
         f"{result['wall_seconds']:.1f} s"
     )
     yield f"winner: {result['winner']}"
-
-
-def _print_table(rows: Any) -> None:
-    from rich.console import Console
-
-    from sigmerge.analysis.table import rich_table
-
-    Console().print(rich_table(rows, "Macro-5 on the evaluation items of the embedded pool"))
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"
-
-
-def _emit(content: Any, as_json: bool, lines: Callable[[Any], Iterator[str]]) -> None:
-    typer.echo(json.dumps(content, indent=2) if as_json else "\n".join(lines(content)).rstrip())
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar with bytes and the time left, on a terminal's standard error; else nothing."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda stage, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        tasks: dict[str, Any] = {}
-
-        def update(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total)
-            bar.update(tasks[stage], completed=done, total=total)
-
-        yield update
 
 
 def main() -> None:
