@@ -14,6 +14,9 @@ Array = np.ndarray[Any, Any]
 STRIP = 1024
 """Coordinates that stay in the first-level cache while all experts pass over them."""
 
+LANES = 64
+"""Partial sums of a norm."""
+
 
 @njit(cache=True, nogil=True)
 def subtract(values: Array, reference: Array) -> None:
@@ -25,21 +28,27 @@ def subtract(values: Array, reference: Array) -> None:
 @njit(cache=True, nogil=True)
 def weighted_sum(values: Array, weights: Array, out: Array) -> None:
     """Σ_d w_d v_d."""
-    experts, size = values.shape
-    for begin in range(0, size, STRIP):
-        end = min(size, begin + STRIP)
-        for i in range(begin, end):
-            out[i] = values[0, i] * weights[0]
-        for d in range(1, experts):
-            weight = weights[d]
-            for i in range(begin, end):
-                out[i] += values[d, i] * weight
+    for begin in range(0, out.size, STRIP):
+        total = out[begin : begin + STRIP]
+        first = values[0, begin : begin + STRIP]
+        for i in range(total.size):
+            total[i] = first[i] * weights[0]
+        for d in range(1, len(values)):
+            _add_scaled(total, values[d, begin : begin + STRIP], weights[d])
+
+
+@njit(cache=True, nogil=True)
+def _add_scaled(total: Array, values: Array, factor: np.float32) -> None:
+    for i in range(total.size):
+        total[i] += values[i] * factor
 
 
 @njit(cache=True, nogil=True)
 def scale(out: Array, divisor: float, factor: float) -> None:
     """τ · factor / divisor, in place."""
     below, above = np.float32(divisor), np.float32(factor)
+    if below == 1 and above == 1:
+        return
     for i in range(out.size):
         out[i] = out[i] / below * above
 
@@ -88,14 +97,25 @@ def drop(
     """Keep an entry if its draw lies below `keep` (out of 2**32), rescaled; zero the others."""
     draws = np.empty(STRIP, np.uint32)
     factor, below = np.float32(multiplier), np.float32(divisor)
-    limit = np.uint64(keep)
     for begin in range(0, values.size, STRIP):
-        count = min(STRIP, values.size - begin)
-        fill(key, start + begin, draws[:count])
-        for i in range(count):
-            kept = np.uint64(draws[i]) < limit
-            value = values[begin + i] * factor / below
-            values[begin + i] = value if kept else np.float32(0)
+        part = values[begin : begin + STRIP]
+        drawn = draws[: part.size]
+        fill(key, start + begin, drawn)
+        _keep_below(drawn, keep)
+        for i in range(part.size):
+            part[i] = part[i] * factor if drawn[i] else np.float32(0)
+        if below != 1:
+            for i in range(part.size):
+                part[i] /= below
+
+
+@njit(cache=True, nogil=True)
+def _keep_below(draws: Array, keep: int) -> None:
+    """Draws become 1 if they lie below `keep` (at most 2**32), else 0."""
+    last = np.uint32(max(keep, 1) - 1)
+    some = np.uint32(keep > 0)
+    for i in range(draws.size):
+        draws[i] = some if draws[i] <= last else np.uint32(0)
 
 
 @njit(cache=True, nogil=True)
@@ -104,25 +124,35 @@ def norms_of_drop(
 ) -> tuple[float, float]:
     """ℓ1 norms of a tile before and after dropping."""
     draws = np.empty(STRIP, np.uint32)
-    limit = np.uint64(keep)
-    before = after = 0.0
+    kept = np.empty(STRIP, np.float32)
+    before, after = np.zeros(LANES), np.zeros(LANES)
     for begin in range(0, values.size, STRIP):
-        count = min(STRIP, values.size - begin)
-        fill(key, start + begin, draws[:count])
-        for i in range(count):
-            magnitude = np.float64(abs(values[begin + i]))
-            before += magnitude
-            after += magnitude if np.uint64(draws[i]) < limit else 0.0
-    return before, after
+        part = values[begin : begin + STRIP]
+        drawn, some = draws[: part.size], kept[: part.size]
+        fill(key, start + begin, drawn)
+        _keep_below(drawn, keep)
+        for i in range(part.size):
+            some[i] = part[i] if drawn[i] else np.float32(0)
+        _add_magnitudes(part, before)
+        _add_magnitudes(some, after)
+    return before.sum(), after.sum()
 
 
 @njit(cache=True, nogil=True)
 def norm(values: Array) -> float:
     """ℓ1 norm of a tile."""
-    total = 0.0
-    for i in range(values.size):
-        total += np.float64(abs(values[i]))
-    return total
+    lanes = np.zeros(LANES)
+    _add_magnitudes(values, lanes)
+    return lanes.sum()
+
+
+@njit(cache=True, nogil=True)
+def _add_magnitudes(values: Array, lanes: Array) -> None:
+    """Entry i goes to lane i mod LANES: a fixed order of addition that runs in vectors."""
+    for begin in range(0, values.size, LANES):
+        part = values[begin : begin + LANES]
+        for i in range(part.size):
+            lanes[i] += np.float64(abs(part[i]))
 
 
 @njit(cache=True, nogil=True)
@@ -134,30 +164,32 @@ def disjoint_merge(
     The sign is that of Σ w_d v_d, or of Σ v_d in the unweighted election; a zero sum elects +.
     Zeros never agree.
     """
-    experts, size = values.shape
-    vote = np.empty(STRIP, np.float32)
-    share = np.empty(STRIP, np.float32)
-    for begin in range(0, size, STRIP):
-        count = min(STRIP, size - begin)
-        vote[:count] = 0
-        share[:count] = 0
-        for d in range(experts):
+    votes, shares = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
+    for begin in range(0, out.size, STRIP):
+        total = out[begin : begin + STRIP]
+        vote, share = votes[: total.size], shares[: total.size]
+        vote[:], total[:], share[:] = 0, 0, 0
+        for d in range(len(values)):
             weight = weights[d] if weighted_election else np.float32(1)
-            for i in range(count):
-                vote[i] += values[d, begin + i] * weight
-        for i in range(count):
-            out[begin + i] = 0
-        for d in range(experts):
-            weight = weights[d]
-            for i in range(count):
-                entry = values[d, begin + i] * weight
-                agrees = (entry > 0 and vote[i] >= 0) or (entry < 0 and vote[i] < 0)
-                out[begin + i] += entry if agrees else np.float32(0)
-                share[i] += weight if agrees else np.float32(0)
+            _add_scaled(vote, values[d, begin : begin + STRIP], weight)
+        for d in range(len(values)):
+            _add_agreeing(values[d, begin : begin + STRIP], weights[d], vote, total, share)
         if normalize:
-            for i in range(count):
-                below = share[i] if share[i] != 0 else np.float32(1)
-                out[begin + i] = out[begin + i] / below
+            for i in range(total.size):
+                total[i] /= share[i] if share[i] != 0 else np.float32(1)
+
+
+@njit(cache=True, nogil=True)
+def _add_agreeing(
+    values: Array, weight: np.float32, vote: Array, total: Array, share: Array
+) -> None:
+    """Add the weighted entries of the elected sign, and their weight."""
+    for i in range(values.size):
+        entry = values[i] * weight
+        # & and |, not and/or: without a branch the loop runs in vectors.
+        agrees = ((entry > 0) & (vote[i] >= 0)) | ((entry < 0) & (vote[i] < 0))
+        total[i] += entry if agrees else np.float32(0)
+        share[i] += weight if agrees else np.float32(0)
 
 
 @njit(cache=True, nogil=True)

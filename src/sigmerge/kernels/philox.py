@@ -30,35 +30,52 @@ def _round4(c0: Word, c1: Word, c2: Word, c3: Word, k0: Word, k1: Word) -> Count
     high0 = np.uint32(product0 >> np.uint64(32))
     high1 = np.uint32(product1 >> np.uint64(32))
     return (
-        high1 ^ c1 ^ k0,
+        np.uint32(high1 ^ c1 ^ k0),
         np.uint32(product1),
-        high0 ^ c3 ^ k1,
+        np.uint32(high0 ^ c3 ^ k1),
         np.uint32(product0),
     )
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _draw4(counter: np.uint64, key: tuple[int, int]) -> Counter:
+    """The four draws of one counter."""
+    c0, c1 = np.uint32(counter), np.uint32(counter >> np.uint64(32))
+    c2, c3 = np.uint32(0), np.uint32(0)
+    k0, k1 = np.uint32(key[0]), np.uint32(key[1])
+    for _ in range(10):
+        c0, c1, c2, c3 = _round4(c0, c1, c2, c3, k0, k1)
+        k0 = np.uint32(k0 + np.uint32(0x9E3779B9))
+        k1 = np.uint32(k1 + np.uint32(0xBB67AE85))
+    return c0, c1, c2, c3
 
 
 @njit(cache=True, nogil=True)
 def fill(key: tuple[int, int], start: int, out: Array) -> None:
     """Random uint32 for the indices start, start+1, …, whatever the start."""
-    size, lane = out.size, start % 4
-    for group in range((lane + size + 3) // 4):
-        counter = np.uint64(start // 4 + group)
-        c0, c1 = np.uint32(counter), np.uint32(counter >> np.uint64(32))
-        c2, c3 = np.uint32(0), np.uint32(0)
-        k0, k1 = np.uint32(key[0]), np.uint32(key[1])
-        for _ in range(10):
-            c0, c1, c2, c3 = _round4(c0, c1, c2, c3, k0, k1)
-            k0 = np.uint32(k0 + np.uint32(0x9E3779B9))
-            k1 = np.uint32(k1 + np.uint32(0xBB67AE85))
-        base = 4 * group - lane
-        if base >= 0:
-            out[base] = c0
-        if 0 <= base + 1 < size:
-            out[base + 1] = c1
-        if 0 <= base + 2 < size:
-            out[base + 2] = c2
-        if base + 3 < size:
-            out[base + 3] = c3
+    head = min(-start % 4, out.size)
+    groups = (out.size - head) // 4
+    tail = head + 4 * groups
+    _fill_some(key, start, out[:head])
+    _fill_groups(key, (start + head) // 4, groups, out[head:tail])
+    _fill_some(key, start + tail, out[tail:])
+
+
+@njit(cache=True, nogil=True)
+def _fill_groups(key: tuple[int, int], first: int, groups: int, out: Array) -> None:
+    """All four lanes of every counter from `first` on, in a loop that runs in vectors."""
+    for group in range(groups):
+        c0, c1, c2, c3 = _draw4(np.uint64(first + group), key)
+        out[4 * group] = c0
+        out[4 * group + 1] = c1
+        out[4 * group + 2] = c2
+        out[4 * group + 3] = c3
+
+
+@njit(cache=True, nogil=True)
+def _fill_some(key: tuple[int, int], start: int, out: Array) -> None:
+    for i in range(out.size):
+        out[i] = _draw4(np.uint64((start + i) // 4), key)[(start + i) % 4]
 
 
 def keep_below(probability: float) -> int:
