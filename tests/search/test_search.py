@@ -1,0 +1,280 @@
+"""The whole search on a tiny pool: history, resume, the winner's bytes, errors, the command."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import sigmerge
+from sigmerge.cli import app
+from sigmerge.commands.options import Options
+from sigmerge.commands.search import ANCHORS, Settings, plan_search, search
+from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError
+from sigmerge.search.candidate import candidate_seed
+from tests.pools import EXPERTS, PoolOnDisk, make_pool, read_weights, weight_bytes
+from tests.search.stub import EACH, SETTINGS, TENSOR, StubScorer
+
+DOMAINS = EXPERTS[:3]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    return make_pool(tmp_path_factory.mktemp("pool"), dtype="bf16", tokenizer=True)
+
+
+def recipe_of(pool: PoolOnDisk, method: str = "dare_ties", **more: Any) -> Path:
+    models = [{"model": name} for name in DOMAINS]
+    content = {"merge_method": method, "base_model": "reference", "models": models, **more}
+    return pool.write(content, f"{method}.yaml")
+
+
+def run(pool: PoolOnDisk, out: Path, settings: Settings = SETTINGS, **more: Any) -> dict[str, Any]:
+    given = {"recipe": recipe_of(pool), "scorer": StubScorer(pool.root, DOMAINS), **more}
+    return search(given.pop("recipe"), out, settings, **{"threads": 1, **given})
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "search.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(pool: PoolOnDisk, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "out"
+    run(pool, out)
+    return out
+
+
+def test_calls_are_counted_to_the_one(pool: PoolOnDisk, tmp_path: Path) -> None:
+    scorer = StubScorer(pool.root, DOMAINS)
+    heard: list[tuple[str, int, int]] = []
+    result = run(pool, tmp_path / "out", scorer=scorer, progress=lambda *e: heard.append(e))
+    abilities, calls = result["ability_runs"], result["evaluation_calls"]
+    assert (abilities, calls) == (len(DOMAINS) + 1 + len(ANCHORS), 12)
+    asked = [len(ids) for ids in scorer.asked]
+    assert asked == [3 * EACH] * abilities + [3 * 6] * calls + [3 * (EACH - 6)]
+    subset, unseen = set(scorer.asked[-2]), set(scorer.asked[-1])
+    assert not subset & unseen and len(subset | unseen) == 3 * EACH
+    assert [e[1:] for e in heard if e[0] == "searching"] == [(i + 1, 12) for i in range(12)]
+    assert result["replayed"] == 0
+
+
+def test_the_journal_keeps_everything(pool: PoolOnDisk, whole: Path) -> None:
+    header, *rest = records(whole)
+    assert header["settings"] == asdict(SETTINGS)
+    assert {d: len(ids) for d, ids in header["items"].items()} == dict.fromkeys(DOMAINS, EACH)
+    candidates = [record for record in rest if "candidate" in record]
+    assert [record["candidate"] for record in candidates] == list(range(12))
+    for record in candidates:
+        assert len(record["genotype"]) == 6
+        assert {d: len(a) for d, a in record["answers"].items()} == dict.fromkeys(DOMAINS, 6)
+        assert record["estimate"] == pytest.approx(np.mean(list(record["estimates"].values())))
+    result = json.loads((whole / "search.json").read_text())
+    assert result["best"]["estimate"] == max(record["estimate"] for record in candidates)
+    assert result["best_by_generation"] == sorted(result["best_by_generation"])
+    assert set(result["held_out_error"]) == set(DOMAINS)
+
+
+def test_the_winner_is_a_plain_merge_that_can_be_made_again(whole: Path, tmp_path: Path) -> None:
+    made = whole / "winner" / "sigmerge" / "recipe.yaml"
+    sigmerge.merge(made, tmp_path / "again")
+    assert weight_bytes(tmp_path / "again") == weight_bytes(whole / "winner")
+    recipe, result = (
+        yaml.safe_load(made.read_text()),
+        json.loads((whole / "search.json").read_text()),
+    )
+    assert recipe["seed"] == candidate_seed(0, result["best"]["candidate"])
+    settings = {model["name"]: model["parameters"] for model in recipe["models"]}
+    assert settings == result["best"]["settings"]
+
+
+@pytest.mark.parametrize("method", ["linear", "task_arithmetic", "ties", "dare_ties"])
+def test_what_was_scored_is_what_is_stored(method: str, pool: PoolOnDisk, tmp_path: Path) -> None:
+    """The weights in memory are those of the folder, to the last bit, for every operator."""
+
+    class Keeping(StubScorer):
+        kept: list[Any]
+
+        def __call__(self, weights: Any, items: Any) -> list[int]:
+            self.kept = [*getattr(self, "kept", []), {n: v.copy() for n, v in weights.items()}]
+            return super().__call__(weights, items)
+
+    scorer = Keeping(pool.root, DOMAINS)
+    settings = replace(SETTINGS, estimator="mean", generations=1)
+    recipe = recipe_of(pool, method, preset="paper", parameters={"outside": "reference"})
+    result = run(pool, tmp_path / "out", settings, recipe=recipe, scorer=scorer)
+    scored = scorer.kept[result["best"]["candidate"]]
+    stored = read_weights(tmp_path / "out" / "winner")
+    assert scored.keys() == stored.keys()
+    assert all(np.array_equal(scored[name], stored[name]) for name in stored)
+
+
+def test_the_seed_decides_everything(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
+    run(pool, tmp_path / "same", threads=2)
+    assert records(tmp_path / "same") == records(whole)
+    run(pool, tmp_path / "other", replace(SETTINGS, seed=1))
+    ours, theirs = records(whole), records(tmp_path / "other")
+    assert [r["genotype"] for r in ours if "candidate" in r] != [
+        r["genotype"] for r in theirs if "candidate" in r
+    ]
+
+
+@pytest.mark.parametrize("die_at", [3, 18, 24])
+def test_killed_and_run_again(die_at: int, pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
+    """Killed among the abilities, in the middle of the search and in its last call."""
+    out, recipe = tmp_path / "out", recipe_of(pool)
+    arguments = [str(recipe), str(out), str(die_at), *DOMAINS]
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.search.stub", *arguments], capture_output=True, text=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (out / "search.json").exists() and len(records(out)) == 1 + die_at
+    scorer = StubScorer(pool.root, DOMAINS)
+    result = run(pool, out, scorer=scorer)
+    assert len(scorer.asked) == 13 + 12 + 1 - die_at
+    assert result["replayed"] == max(0, die_at - 13)
+    assert records(out) == records(whole)
+    assert weight_bytes(out / "winner") == weight_bytes(whole / "winner")
+
+
+def test_a_torn_last_line_is_done_again(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
+    lines = (whole / "search.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "search.jsonl").write_text("".join(lines[:20]) + lines[20][:40])
+    assert run(pool, tmp_path)["replayed"] == 6
+    assert records(tmp_path) == records(whole)
+
+
+def test_the_search_finds_more_than_the_first_generation(pool: PoolOnDisk, tmp_path: Path) -> None:
+    settings = Settings(population=10, generations=6, items=10, estimator="mean")
+    result = run(pool, tmp_path / "out", settings, recipe=recipe_of(pool, "task_arithmetic"))
+    first, *_, last = result["best_by_generation"]
+    assert last > first
+    assert result["ability_runs"] == 0 and result["held_out_error"] == {}
+
+
+@pytest.mark.parametrize("estimator", ["mean", "p-irt", "gp-irt", "mp-irt", "gmp-irt"])
+@pytest.mark.parametrize("extraction", ["uniform", "clusters"])
+def test_every_estimator_and_extraction(
+    estimator: str, extraction: str, pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    settings = Settings(4, 1, 5, estimator, extraction, dimension=2)
+    result = run(pool, tmp_path / "out", settings)
+    assert 0 <= result["best"]["estimate"] <= 1
+    assert (result["ability_runs"] > 0) == ((estimator, extraction) != ("mean", "uniform"))
+
+
+def test_all_items_make_the_estimate_the_score(pool: PoolOnDisk, tmp_path: Path) -> None:
+    result = run(pool, tmp_path / "out", replace(SETTINGS, items=EACH, generations=1))
+    winner = read_weights(tmp_path / "out" / "winner")
+    scorer = StubScorer(pool.root, DOMAINS)
+    assert result["best"]["estimate"] == pytest.approx(np.mean(scorer(winner, scorer.items())))
+    assert result["test"] == {}
+
+
+def test_a_soup_without_a_reference(pool: PoolOnDisk, tmp_path: Path) -> None:
+    file = pool.write(
+        {"merge_method": "linear", "models": [{"model": n} for n in DOMAINS]}, "s.yaml"
+    )
+    result = run(pool, tmp_path / "out", replace(SETTINGS, generations=1), recipe=file)
+    assert result["ability_runs"] == len(DOMAINS) + 1
+    sigmerge.merge(tmp_path / "out/winner/sigmerge/recipe.yaml", tmp_path / "again")
+    assert weight_bytes(tmp_path / "again") == weight_bytes(tmp_path / "out" / "winner")
+
+
+def test_without_a_method_dare_ties_is_searched(pool: PoolOnDisk, tmp_path: Path) -> None:
+    content = {"base_model": "reference", "models": [{"model": n} for n in DOMAINS]}
+    file = pool.write(content, "plain.yaml")
+    scorer = StubScorer(pool.root, DOMAINS)
+    plan = plan_search(file, SETTINGS, Options(), scorer=scorer).describe()
+    assert (plan["operator"], plan["genes"]) == ("dare_ties", 6)
+    absolute = {
+        "base_model": str(pool.reference),
+        "models": [{"model": str(folder)} for folder in pool.experts.values()],
+    }
+    assert plan_search(absolute, SETTINGS, Options(), scorer=scorer).describe() == plan
+
+
+def test_a_finished_search_is_not_overwritten_by_chance(pool: PoolOnDisk, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, generations=1, estimator="mean")
+    run(pool, tmp_path / "out", settings)
+    with pytest.raises(OutputError, match="finished search; pass --overwrite"):
+        run(pool, tmp_path / "out", settings)
+    result = run(pool, tmp_path / "out", replace(settings, seed=3), overwrite=True)
+    assert result["replayed"] == 0 and result["seed"] == 3
+
+
+def test_folders_that_are_not_ours(pool: PoolOnDisk, tmp_path: Path, whole: Path) -> None:
+    (tmp_path / "note.txt").write_text("")
+    with pytest.raises(OutputError, match=r"holds note\.txt, which no search wrote"):
+        run(pool, tmp_path)
+    with pytest.raises(OutputError, match="is a file"):
+        run(pool, tmp_path / "note.txt")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/search.jsonl").write_bytes((whole / "search.jsonl").read_bytes())
+    with pytest.raises(OutputError, match="another search, which differs in settings"):
+        run(pool, tmp_path / "out", replace(SETTINGS, seed=9))
+
+
+def test_a_journal_of_another_evolution(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
+    lines = [json.dumps(r) for r in records(whole)[:20]]
+    lines[15] = lines[15].replace('"genotype": [0.', '"genotype": [0.1')
+    (tmp_path / "search.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(sigmerge.errors.SigmergeError, match="candidate 1 has another genotype"):
+        run(pool, tmp_path)
+
+
+def test_settings_are_checked_together(pool: PoolOnDisk) -> None:
+    wrong = Settings(1, 0, 0, "irt", "random", 0, seed=-1)
+    with pytest.raises(RecipeError) as caught:
+        plan_search(recipe_of(pool), wrong, Options())
+    assert len(caught.value.problems) == 7
+
+
+def test_recipes_that_cannot_be_searched(pool: PoolOnDisk, tmp_path: Path) -> None:
+    scorer = StubScorer(pool.root, DOMAINS)
+    with pytest.raises(RecipeError, match="cabs cannot be searched"):
+        plan_search(recipe_of(pool, "cabs"), SETTINGS, Options(), scorer=scorer)
+    with pytest.raises(RecipeError, match="no such recipe file"):
+        plan_search(tmp_path / "none.yaml", SETTINGS, Options(), scorer=scorer)
+    one = pool.write({"merge_method": "linear", "models": [{"model": DOMAINS[0]}]}, "one.yaml")
+    with pytest.raises(RecipeError, match="gmp-irt mixes the abilities of endpoints"):
+        plan_search(one, SETTINGS, Options(), scorer=scorer)
+
+
+@pytest.mark.parametrize(
+    ("library", "extra"), [("pymoo", "search"), ("scipy", "search"), ("torch", "models")]
+)
+def test_missing_extras(
+    library: str, extra: str, pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtra, match=rf"{library}.*sigmerge\[{extra}\]"):
+        plan_search(recipe_of(pool), SETTINGS, Options())
+
+
+def test_a_suite_that_is_none(pool: PoolOnDisk, tmp_path: Path) -> None:
+    with pytest.raises(ScoreError, match="no splits/calibration in it"):
+        plan_search(recipe_of(pool), SETTINGS, Options(), suite=str(tmp_path))
+
+
+def test_command_errors(pool: PoolOnDisk, tmp_path: Path) -> None:
+    arguments = ["search", str(recipe_of(pool)), str(tmp_path / "out")]
+    both = CliRunner().invoke(app, [*arguments, "--calls", "240", "--generations", "10"])
+    assert both.exit_code == 2 and "not both" in both.output
+    uneven = CliRunner().invoke(app, [*arguments, "--population", "25"])
+    assert isinstance(uneven.exception, RecipeError)
+    assert "240 evaluation calls cannot be divided into generations of 25" in str(uneven.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_stub_reads_a_tensor_that_exists(pool: PoolOnDisk) -> None:
+    assert TENSOR in read_weights(pool.reference)
