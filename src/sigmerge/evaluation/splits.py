@@ -56,7 +56,7 @@ def split_ids(items: Sequence[Item], benchmark: str, seed: int) -> tuple[list[st
 
 def build(suite: Suite, items: Mapping[str, Sequence[Item]]) -> dict[str, Any]:
     """The split file's content for the benchmarks whose records are given."""
-    marks = {}
+    marks: dict[str, dict[str, Any]] = {}
     for name, rows in items.items():
         calibration, evaluation = split_ids(rows, name, suite.seed)
         marks[name] = {

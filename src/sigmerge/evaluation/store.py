@@ -1,0 +1,166 @@
+"""Per-item results in one SQLite file, so that nothing is scored twice.
+
+A result is keyed by the checkpoint's content, the settings it was scored under, and the item with
+its content. Results come in batches; a batch is written whole or not at all, also when the process
+is killed. One process writes at a time; readers are not disturbed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sigmerge.checkpoints.cache import sha256
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.errors import OutputError
+
+Value = float | list[float]
+"""A metric of an item; a list is pooled with the lists of other items."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS batches (
+    id INTEGER PRIMARY KEY, calls INTEGER, prompt_tokens INTEGER, generated_tokens INTEGER,
+    seconds REAL, written REAL
+);
+CREATE TABLE IF NOT EXISTS results (
+    checkpoint TEXT, settings TEXT, item TEXT, digest TEXT, scores TEXT, output TEXT,
+    judge TEXT, batch INTEGER REFERENCES batches,
+    PRIMARY KEY (checkpoint, settings, item, digest)
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a batch cost: calls of the model, tokens read and written, time."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
+        return Usage(*(a + b for a, b in pairs))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What an item got: its metrics, what the model said, and who judged it, if anyone."""
+
+    scores: dict[str, Value]
+    output: Any = None
+    judge: str | None = None
+
+
+@dataclass(frozen=True)
+class Key:
+    """Under which results of one benchmark on one checkpoint are kept."""
+
+    checkpoint: str
+    settings: str
+
+
+def settings_key(settings: Mapping[str, Any]) -> str:
+    """A short name for everything a score depends on besides the checkpoint and the item."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def checkpoint_key(folder: Path) -> str:
+    """A checkpoint by content: its weights, configuration and tokenizer, wherever it lies."""
+    checkpoint = open_checkpoint(folder)
+    around = [file for ending in ("*.json", "*.model", "*.jinja") for file in folder.glob(ending)]
+    weights = set(checkpoint.files)
+    digests = sha256({*checkpoint.files, *around})
+    lines = sorted(f"{'' if file in weights else file.name} {d}" for file, d in digests.items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:40]
+
+
+@dataclass
+class Store:
+    """Open it with `with`; while it is open no other process can write to it."""
+
+    file: Path
+    _connection: sqlite3.Connection = field(init=False, repr=False)
+
+    def __enter__(self) -> Store:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = self.file.with_name(self.file.name + ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise OutputError(
+                f"{self.file}: another evaluation is writing to this store; wait for it, or give "
+                "--store another file."
+            ) from None
+        self._connection = sqlite3.connect(self.file, isolation_level=None)
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=FULL")
+        self._connection.executescript(_SCHEMA)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+        self._lock.close()
+
+    def write(self, key: Key, results: Mapping[tuple[str, str], Scored], usage: Usage) -> None:
+        """Add a batch of results, {(item, digest): result}; all of it or nothing."""
+        db = self._connection
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            cost = (*asdict(usage).values(), time.time())
+            batch = db.execute("INSERT INTO batches VALUES (NULL, ?, ?, ?, ?, ?)", cost).lastrowid
+            db.executemany(
+                "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (key.checkpoint, key.settings, *item, json.dumps(result.scores),
+                     json.dumps(result.output, default=str), result.judge, batch)
+                    for item, result in results.items()
+                ],
+            )  # fmt: skip
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+
+    def read(self, key: Key, wanted: Iterable[tuple[str, str]]) -> dict[str, Scored]:
+        """The results that are there, by item."""
+        asked = set(wanted)
+        rows = self._connection.execute(
+            "SELECT item, digest, scores, output, judge FROM results "
+            "WHERE checkpoint = ? AND settings = ?",
+            (key.checkpoint, key.settings),
+        )
+        return {
+            item: Scored(json.loads(scores), json.loads(output), judge)
+            for item, digest, scores, output, judge in rows
+            if (item, digest) in asked
+        }
+
+    def usage(self, keys: Sequence[Key]) -> Usage:
+        """What the results under these keys cost, whenever they were scored."""
+        total = Usage()
+        for key in set(keys):
+            row = self._connection.execute(
+                "SELECT sum(calls), sum(prompt_tokens), sum(generated_tokens), sum(seconds) "
+                "FROM batches WHERE id IN "
+                "(SELECT batch FROM results WHERE checkpoint = ? AND settings = ?)",
+                (key.checkpoint, key.settings),
+            ).fetchone()
+            total += Usage(*(value or 0 for value in row))
+        return total

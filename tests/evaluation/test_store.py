@@ -1,0 +1,65 @@
+"""The store: what is written is read, by content; one writer; batches are whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sigmerge.errors import OutputError
+from sigmerge.evaluation.store import Key, Scored, Store, Usage, checkpoint_key, settings_key
+from tests.evaluation.tiny import write_tiny
+
+KEY = Key("model", "settings")
+
+
+def test_results_come_back(tmp_path: Path):
+    file = tmp_path / "results.sqlite"
+    batch = {("all/1", "d1"): Scored({"right": 1.0, "each": [1.0, 0.0]}, ["out"], "keyword")}
+    with Store(file) as store:
+        store.write(KEY, batch, Usage(1, 10, 5, 0.5))
+        store.write(KEY, {("all/2", "d2"): Scored({"right": 0.0})}, Usage(2, 20, 7, 0.25))
+    with Store(file) as store:
+        found = store.read(KEY, [("all/1", "d1"), ("all/2", "changed"), ("all/3", "d3")])
+        assert found == {"all/1": batch["all/1", "d1"]}
+        assert store.read(Key("other", "settings"), [("all/1", "d1")]) == {}
+        assert store.usage([KEY]) == Usage(3, 30, 12, 0.75)
+
+
+def test_a_failed_batch_leaves_nothing(tmp_path: Path):
+    with Store(tmp_path / "results.sqlite") as store:
+        bad = {("all/1", "d"): Scored({"right": 1.0}), ("all/2", "d"): Scored({"x": object()})}
+        with pytest.raises(TypeError):
+            store.write(KEY, bad, Usage())  # type: ignore[arg-type]
+        assert store.read(KEY, [("all/1", "d")]) == {}
+        assert store.usage([KEY]) == Usage()
+
+
+def test_one_writer(tmp_path: Path):
+    file = tmp_path / "results.sqlite"
+    program = (
+        "import sys; from pathlib import Path; from sigmerge.evaluation.store import Store\n"
+        f"with Store(Path({str(file)!r})): print('open')"
+    )
+    with Store(file):
+        other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert "another evaluation is writing" in other.stderr
+        with pytest.raises(OutputError), Store(file):
+            pass
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert other.stdout == "open\n"
+
+
+def test_settings_key_ignores_order():
+    assert settings_key({"a": 1, "b": 2}) == settings_key({"b": 2, "a": 1})
+    assert settings_key({"a": 1}) != settings_key({"a": 2})
+
+
+def test_a_checkpoint_is_known_by_content(tmp_path: Path):
+    first, same = write_tiny(tmp_path / "a"), write_tiny(tmp_path / "b")
+    other = write_tiny(tmp_path / "c", seed=1)
+    assert checkpoint_key(first) == checkpoint_key(same) != checkpoint_key(other)
+    (same / "generation_config.json").write_text('{"eos_token_id": 5}')
+    assert checkpoint_key(first) != checkpoint_key(same)
