@@ -227,11 +227,11 @@ def search(
     how = _how(threads, overwrite)
     if dry_run:
         plan = verb.plan_search(recipe, settings, Options(**how), suite).describe()
-        show.emit(plan, as_json, _search_plan_lines)
+        show.emit(plan, as_json, show.search_plan_lines)
         return
     with show.progress(as_json) as progress:
         result = verb.search(recipe, out, settings, suite=suite, progress=progress, **how)
-    show.emit(result, as_json, _search_lines)
+    show.emit(result, as_json, show.search_lines)
 
 
 @app.command(epilog="Example:  sigmerge demo")
@@ -388,36 +388,6 @@ def operators(
 
     rows = [show.operator_row(operator(key)) for key in ([name] if name else OPERATORS)]
     show.emit({"operators": rows}, as_json, show.operator_lines)
-
-
-def _search_plan_lines(plan: dict[str, Any]) -> Iterator[str]:
-    yield f"{plan['operator']}: {plan['genes']} genes of {len(plan['experts'])} experts"
-    yield (
-        f"calls   {plan['evaluation_calls']} = {plan['population']} × {plan['generations']}, "
-        f"{sum(plan['items_per_call'].values())} items each, estimator {plan['estimator']}"
-    )
-    yield (
-        f"before  {plan['ability_runs']} respondents answer all "
-        f"{sum(plan['labelled_items'].values())} labelled items"
-    )
-    yield f"reads   {show.size(plan['bytes_per_candidate'])} per candidate"
-    yield f"memory  {show.size(plan['memory_of_weights_bytes'])} of weights"
-
-
-def _search_lines(result: dict[str, Any]) -> Iterator[str]:
-    found, unseen = result["best"], result["test"]
-    yield f"{'domain':16}  estimate  unseen items"
-    for domain, estimate in found["estimates"].items():
-        shown = f"{100 * unseen[domain]:12.2f}" if domain in unseen else ""
-        yield f"{domain:16}  {100 * estimate:8.2f}  {shown}".rstrip()
-    for name, settings in found["settings"].items():
-        yield f"  {name}: " + ", ".join(f"{k} {v:.4f}" for k, v in settings.items())
-    yield (
-        f"candidate {found['candidate']} of {result['evaluation_calls']} calls "
-        f"({result['replayed']} replayed), {result['ability_runs']} ability runs, "
-        f"{result['wall_seconds']:.1f} s"
-    )
-    yield f"winner: {result['winner']}"
 
 
 def main() -> None:

@@ -142,6 +142,36 @@ def print_table(rows: Any) -> None:
     Console().print(rich_table(rows, "Macro-5 on the evaluation items of the embedded pool"))
 
 
+def search_plan_lines(plan: dict[str, Any]) -> Iterator[str]:
+    yield f"{plan['operator']}: {plan['genes']} genes of {len(plan['experts'])} experts"
+    yield (
+        f"calls   {plan['evaluation_calls']} = {plan['population']} × {plan['generations']}, "
+        f"{sum(plan['items_per_call'].values())} items each, estimator {plan['estimator']}"
+    )
+    yield (
+        f"before  {plan['ability_runs']} respondents answer all "
+        f"{sum(plan['labelled_items'].values())} labelled items"
+    )
+    yield f"reads   {size(plan['bytes_per_candidate'])} per candidate"
+    yield f"memory  {size(plan['memory_of_weights_bytes'])} of weights"
+
+
+def search_lines(result: dict[str, Any]) -> Iterator[str]:
+    found, unseen = result["best"], result["test"]
+    yield f"{'domain':16}  estimate  unseen items"
+    for domain, estimate in found["estimates"].items():
+        shown = f"{100 * unseen[domain]:12.2f}" if domain in unseen else ""
+        yield f"{domain:16}  {100 * estimate:8.2f}  {shown}".rstrip()
+    for name, settings in found["settings"].items():
+        yield f"  {name}: " + ", ".join(f"{k} {v:.4f}" for k, v in settings.items())
+    yield (
+        f"candidate {found['candidate']} of {result['evaluation_calls']} calls "
+        f"({result['replayed']} replayed), {result['ability_runs']} ability runs, "
+        f"{result['wall_seconds']:.1f} s"
+    )
+    yield f"winner: {result['winner']}"
+
+
 def size(count: float) -> str:
     for unit in ("B", "kB", "MB"):
         if count < 1000:

@@ -68,12 +68,17 @@ def score(
     """
     chosen = DOMAINS if domains is None else domains
     items = [fact for domain in chosen for fact in load_items(split, domain, pool)[:limit]]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    with quiet():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.to(device).eval()
+    model, tokenizer = load(folder)
+    model.to(device)
     outputs = answer(model, tokenizer, [item.prompt for item in items], batch_size, progress)
     return Scores(tuple(_mark(item, output) for item, output in zip(items, outputs, strict=True)))
+
+
+def load(folder: str | Path) -> tuple[Any, Any]:
+    """The model of an HF folder in float32, and its tokenizer."""
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval(), AutoTokenizer.from_pretrained(folder)
 
 
 @contextmanager

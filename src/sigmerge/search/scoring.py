@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from sigmerge.errors import MissingExtra, ScoreError
+from sigmerge.errors import ScoreError
 from sigmerge.search.candidate import Weights
 from sigmerge.search.extract import Item
 
@@ -53,16 +54,9 @@ class NanoScorer:
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
-        try:
-            import torch
-            from transformers import AutoModelForCausalLM, AutoTokenizer
+        from sigmerge.nano.suite import load
 
-            from sigmerge.nano.suite import quiet
-        except ImportError as error:
-            raise MissingExtra("transformers", "models", "Scoring candidates") from error
-        with quiet():
-            model = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
-        return model.eval(), AutoTokenizer.from_pretrained(self.model)
+        return load(self.model)
 
     @property
     def name(self) -> str:
@@ -78,8 +72,22 @@ class NanoScorer:
         model, tokenizer = self._loaded
         _load(model, weights)
         facts = [self._facts[item.id] for item in items]
-        outputs = answer(model, tokenizer, [fact.prompt for fact in facts])
+        with _one_thread():
+            outputs = answer(model, tokenizer, [fact.prompt for fact in facts])
         return [int(out == fact.answer) for out, fact in zip(outputs, facts, strict=True)]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A model this small is faster on one thread: several wait for each other at every layer."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _load(model: Any, weights: Weights) -> None:
