@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
@@ -85,12 +86,21 @@ def read_header(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def encode_header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, list[int]]:
+def read_metadata(file: Path) -> dict[str, str]:
+    """The notes in the header of a sound file."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        return dict(json.loads(stream.read(length)).get("__metadata__", {}))
+
+
+def encode_header(
+    tensors: list[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, list[int]]:
     """Header bytes for tensors laid out in this order, and each one's absolute begin.
 
     The header is padded to a multiple of 64, so that aligned data follows.
     """
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     relative = []
     for name, dtype, shape in tensors:

@@ -11,10 +11,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from sigmerge.kernels import TILE
 from sigmerge.operators.base import Array, Pass, Passes, Site, Tile
@@ -31,18 +32,24 @@ def default_threads() -> int:
 
 
 class Workers:
-    """A pool of threads whose `map` keeps order and holds few items in flight."""
+    """A pool of threads whose `map` keeps order and holds few items in flight.
+
+    Meanwhile linear algebra stays in the thread that asks for it: threads are here already, and a
+    sum that a library splits over threads depends on their number.
+    """
 
     def __init__(self, threads: int) -> None:
         self.threads = max(1, threads)
         self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
 
     def __enter__(self) -> Workers:
+        self._limits = threadpool_limits(1, "blas")
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
+        self._limits.restore_original_limits()
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         if self._pool is None:
@@ -80,9 +87,11 @@ class StreamChunk:
     step: int
     source: Source
     state: Any = None
+    statistics: Any = None
+    notes: dict[str, Any] = field(default_factory=dict)
 
     def tiles(self) -> Iterator[Tile]:
-        reference, experts, out = _scratch(len(self.site.experts))
+        reference, experts, out = _scratch(len(self.site.experts), self.step)
         for start in range(self.start, self.stop, self.step):
             size = min(self.step, self.stop - start)
             tile = Tile(start, reference[:size], experts[:, :size], out[:size])
@@ -96,19 +105,25 @@ class StreamChunk:
 _local = threading.local()
 
 
-def _scratch(experts: int) -> tuple[Array, Array, Array]:
+def _scratch(experts: int, size: int) -> tuple[Array, Array, Array]:
+    """Rows for the reference, the experts and the result; kept, unless a tensor is one tile."""
+    if size > TILE:
+        rows = np.empty((experts + 2, size), np.float32)
+        return rows[0], rows[1:-1], rows[-1]
     if getattr(_local, "experts", None) != experts:
         _local.experts = experts
         _local.rows = np.empty((experts + 2, TILE), np.float32)
     return _local.rows[0], _local.rows[1:-1], _local.rows[-1]
 
 
-def chunks(site: Site, granule: int, source: Source, state: Any = None) -> list[StreamChunk]:
+def chunks(
+    site: Site, granule: int, source: Source, state: Any = None, statistics: Any = None
+) -> list[StreamChunk]:
     """A tensor cut into chunks whose tiles start at multiples of the granule."""
     step = max(TILE // granule, 1) * granule
-    length = CHUNK // step * step
+    length = max(CHUNK // step, 1) * step
     return [
-        StreamChunk(site, start, min(site.size, start + length), step, source, state)
+        StreamChunk(site, start, min(site.size, start + length), step, source, state, statistics)
         for start in range(0, site.size, length)
     ]
 
@@ -125,6 +140,7 @@ class Stream:
     workers: Workers
     granule: Granule
     progress: Callable[[int], None] = lambda coordinates: None
+    statistics: Any = None
 
     def survey(self, passes: Passes) -> Any:
         """Drive a generator of passes over the whole model to its result."""
@@ -176,7 +192,9 @@ class Stream:
         return [
             chunk
             for site in block
-            for chunk in chunks(site, self.granule(site), self.source, states.get(site.tensor))
+            for chunk in chunks(
+                site, self.granule(site), self.source, states.get(site.tensor), self.statistics
+            )
         ]
 
     def _round(self, sites: Sequence[Site], steps: Mapping[str, Pass]) -> dict[str, Any]:

@@ -4,18 +4,21 @@ An operator turns one tile of the reference and the experts into one tile of the
 known beforehand about a tensor (a trimming threshold, a norm) is gathered by passes over its tiles:
 `prepare` is a generator that yields a `Pass` and is sent back its folded result; it returns the
 tensor's state. `survey` is the same over the whole model.
+An operator that reads data says what it `needs`; a capture pass has measured it on the experts' own
+exemplars, and chunks carry it as `statistics`.
 Operators know no files and no threads; the engine decides where a pass runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,14 @@ class Site:
     experts: tuple[str, ...]
     settings: Mapping[str, Any]
     seed: int
+    shape: tuple[int, ...] = ()
+    measured: str = ""
+    """What `statistics` hold of every expert for this tensor: gram, energy, fisher or nothing."""
+
+    @property
+    def shift(self) -> bool:
+        """Whether this is a bias, which adds to features without reading them."""
+        return self.tensor.endswith(".bias")
 
     def weights(self) -> Array:
         return np.array(self.settings["weight"], np.float32)
@@ -63,12 +74,39 @@ class Tile:
     out: Array
 
 
+class Statistics(Protocol):
+    """What capture passes measured on each expert's own exemplars. Experts go by name."""
+
+    def gram(self, expert: str, tensor: str) -> Array:
+        """S = XᵀX in float64, X the inputs of a linear weight, one row a token."""
+
+    def energy(self, expert: str, tensor: str) -> Array:
+        """Σ x̂² over tokens in float64, x̂ the normalised inputs of a norm scale."""
+
+    def rows(self, expert: str, tensor: str) -> int:
+        """How many tokens a Gram or energy sums over."""
+
+    def fisher(self, expert: str, tensor: str, start: int, stop: int) -> Array:
+        """F: the mean over exemplars of squared per-exemplar gradients."""
+
+    def fisher_norm(self, expert: str) -> float:
+        """‖F‖₂ over all tensors of the expert."""
+
+    def once(self, tensor: str, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` derives from a tensor's inputs: made once for all that share them and key."""
+
+
 class Chunk(Protocol):
-    """A run of tiles of one tensor that one worker goes through in order."""
+    """A run of tiles of one tensor that one worker goes through in order.
+
+    What an operator writes into `notes` about a tensor stands in the plan.
+    """
 
     site: Site
     start: int
     state: Any
+    statistics: Statistics
+    notes: dict[str, Any]
 
     def tiles(self) -> Iterator[Tile]: ...
 
@@ -105,14 +143,20 @@ class Operator:
     needs_reference: bool = True
     gives_vector: bool = True
     """Whether `out` is the merged task vector, to be added to the reference, or the values."""
+    needs: str = ""
+    """What it must know about the experts' own exemplars: features, fisher or nothing."""
     parameters: tuple[Parameter, ...]
 
     def check(self, sites: Sequence[Site]) -> list[str]:
         """Problems of the settings that no single parameter's bounds show."""
         return []
 
+    def check_statistics(self, sites: Sequence[Site], statistics: Statistics) -> list[str]:
+        """Problems of what was measured, before the first tensor is merged."""
+        return []
+
     def granule(self, site: Site) -> int:
-        """Tiles start at multiples of this many coordinates."""
+        """Tiles start at multiples of this; a tensor's size asks for the whole in one tile."""
         return 4
 
     def survey(self, sites: Sequence[Site]) -> Passes:

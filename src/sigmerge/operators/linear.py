@@ -11,6 +11,13 @@ from sigmerge.kernels import merge as kernels
 from sigmerge.operators.base import OUTSIDE, WEIGHT, Chunk, Operator, Parameter, Site, Tile
 
 
+def plain_mean(tile: Tile) -> None:
+    """The mean of the experts' rows."""
+    experts = len(tile.experts)
+    kernels.weighted_sum(tile.experts, np.ones(experts, np.float32), tile.out)
+    kernels.scale(tile.out, float(experts), 1.0)
+
+
 class Linear(Operator):
     """θ = Σ_d w_d θ_d / Σ_d w_d."""
 

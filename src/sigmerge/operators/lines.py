@@ -8,7 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sigmerge.kernels import merge as kernels
-from sigmerge.operators.base import Array, Chunk, Operator, Parameter, Pass, Passes, Site, Tile, add
+from sigmerge.operators.base import (
+    Array,
+    Chunk,
+    Operator,
+    Parameter,
+    Pass,
+    Passes,
+    Site,
+    Statistics,
+    Tile,
+    add,
+)
 from sigmerge.operators.task_arithmetic import task_vectors
 
 
@@ -29,6 +40,7 @@ class Lines(Operator):
 
     def __init__(self, inner: Operator) -> None:
         self.inner = inner
+        self.needs = inner.needs
         self.parameters = (
             Parameter(
                 "alpha",
@@ -46,6 +58,9 @@ class Lines(Operator):
         alphas = {site.settings["alpha"] for site in sites}
         several = ["alpha must be the same for every tensor"] if len(alphas) > 1 else []
         return several + self.inner.check(sites)
+
+    def check_statistics(self, sites: Sequence[Site], statistics: Statistics) -> list[str]:
+        return self.inner.check_statistics(sites, statistics)
 
     def granule(self, site: Site) -> int:
         return self.inner.granule(site)

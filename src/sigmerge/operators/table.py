@@ -15,6 +15,10 @@ OPERATORS = {
     "dare_linear": "dare:DareLinear",
     "dare_ties": "dare:DareTies",
     "cabs": "cabs:Cabs",
+    "fisher": "fisher:Fisher",
+    "regmean": "regmean:RegMean",
+    "cat": "cat:Cat",
+    "lot": "lot:Lot",
     "lines": "lines:Lines",
 }
 

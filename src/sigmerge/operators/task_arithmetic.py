@@ -50,6 +50,8 @@ class TaskArithmetic(Operator):
         Parameter("normalize", bool, "divide by the sum of the weights", False, False),
         OUTSIDE,
         INT8_MASK,
+        Parameter("density", float, "accepted; nothing is dropped here", 1.0, 1.0, True, 0, 1),
+        Parameter("rescale", bool, "accepted; nothing is dropped here", False, False),
     )
 
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:

@@ -98,7 +98,7 @@ def _pooled_states(
     """H: the mean of every block's output over each prompt's tokens, pooled in float32."""
     import torch
 
-    blocks = _decoder_blocks(model)
+    blocks = decoder_blocks(model)
     # Offloaded weights are on no device until their turn comes.
     devices = [weight.device for weight in model.parameters() if weight.device.type != "meta"]
     device = devices[0] if devices else torch.device("cpu")
@@ -156,7 +156,7 @@ def _recorded(blocks: nn.ModuleList, mask: torch.Tensor) -> Iterator[list[np.nda
             handle.remove()
 
 
-def _decoder_blocks(model: Any) -> nn.ModuleList:
+def decoder_blocks(model: Any) -> nn.ModuleList:
     """The numbered decoder blocks: of the lists as long as the model is deep, the largest.
 
     The last entry of the model's own `hidden_states` would be after the final norm, so the blocks

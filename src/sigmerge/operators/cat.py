@@ -1,0 +1,205 @@
+"""CAT: take out of every update what would move other tasks' features (Sun et al., 2025).
+
+Notation: D_i = W_i − W_ref, (out, in) as torch stores it; S_k = X_kᵀX_k; t_i the task vector of a
+norm scale or bias. The authors' code could not be read: the formulas come from a review, a preprint
+and a third-party port that agree. Renormalising, the scale of the network that features come from
+(capture: scale), dividing by token counts and all defaults are second-hand and therefore options.
+Masks take positive scores only, as the projection takes positive eigenvalues only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+from sigmerge.errors import PoolError
+from sigmerge.kernels import merge as kernels
+from sigmerge.operators.base import (
+    LAMBDA,
+    OUTSIDE,
+    WEIGHT,
+    Array,
+    Chunk,
+    Operator,
+    Parameter,
+    Site,
+    Statistics,
+    Tile,
+)
+from sigmerge.operators.features import NORMALIZE_TOKENS, energies, grams
+from sigmerge.operators.task_arithmetic import task_vectors
+
+DENSE = 64
+"""Up to this many outputs the matrix is formed and decomposed as a whole."""
+ZERO = 1e-12
+"""Eigenvalues below this times the largest |eigenvalue| are not positive."""
+
+
+Trim = Callable[[Array], Array]
+
+
+class Cat(Operator):
+    """θ = θ_ref + λ Σ_i w_i T_i′, T_i′ the task vector of i trimmed for every other task k.
+
+    Linear weights: D_i ← (I − B_k B_kᵀ) D_i, B_k the eigenvectors of the `rank` largest positive
+    eigenvalues of G_k = Σ_{i≠k} D_i (S_k − trade_off · S_i) D_iᵀ. Norm scales and biases: the
+    entries of t_i with the largest scores of k are set to zero. Experts in the recipe's order.
+    """
+
+    name = "cat"
+    title = "CAT"
+    paper = "Sun et al., CAT Merging: conflict-aware task merging, 2025"
+    needs = "features"
+    parameters = (
+        WEIGHT,
+        Parameter("lambda", float, LAMBDA.doc, 0.4, 0.4),
+        Parameter("rank", int, "directions taken out per task and weight", 4, 4, low=0),
+        Parameter("trade_off", float, "how much a task's own features are spared", 5.0, 5.0, low=0),
+        Parameter("norm_mask", int, "entries masked per task and norm scale", 4, 4, low=0),
+        Parameter("norm_trade_off", float, "the same trade-off for norm scales", 10.0, 10.0, low=0),
+        Parameter("bias_mask", int, "entries masked per task and bias", 4, 4, low=0),
+        Parameter("renorm", bool, "restore an update's norm after each trim", False, False),
+        Parameter("normalize_tokens", bool, NORMALIZE_TOKENS, True, True),
+        OUTSIDE,
+    )
+
+    def granule(self, site: Site) -> int:
+        return site.size if site.measured or site.shift else 4
+
+    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+        site = chunk.site
+        for tile in task_vectors(chunk):
+            if site.measured or site.shift:
+                tile.experts[:], notes = _trimmed(tile.experts, site, chunk.statistics)
+                chunk.notes.update(notes)
+            kernels.weighted_sum(tile.experts, site.weights(), tile.out)
+            kernels.scale(tile.out, 1.0, site.settings["lambda"])
+            yield tile
+
+
+def _trimmed(rows: Array, site: Site, statistics: Statistics) -> tuple[Array, dict[str, Any]]:
+    """The task vectors after trimming, and how much each task took out of the others'."""
+    vectors = rows.astype(np.float64).reshape(len(rows), *site.shape)
+    if site.measured == "gram":
+        what, trims, taken = "rank", *_projections(vectors, site, statistics)
+    else:
+        what, trims, taken = "masked", *_maskings(vectors, site, statistics)
+    trimmed = trim_others(vectors, trims, site.settings["renorm"])
+    return trimmed.reshape(rows.shape), {what: dict(zip(site.experts, taken, strict=True))}
+
+
+def _projections(deltas: Array, site: Site, statistics: Statistics) -> tuple[list[Trim], list[int]]:
+    """For every task, the removal of its B_k, all from the untrimmed updates; and their ranks."""
+    options = site.settings
+    features = list(grams(site, statistics, options["normalize_tokens"]))
+    try:
+        bases = [
+            removal_basis(deltas, features, k, options["rank"], options["trade_off"])
+            for k in range(len(deltas))
+        ]
+    except ArpackNoConvergence as error:
+        raise PoolError(
+            f"{site.tensor}: the conflict directions did not converge ({error}); lower rank."
+        ) from None
+    return [_projection(basis) for basis in bases], [basis.shape[1] for basis in bases]
+
+
+def _maskings(vectors: Array, site: Site, statistics: Statistics) -> tuple[list[Trim], list[int]]:
+    """For every task, the masking of its highest scores; and how many entries that are."""
+    options, tasks = site.settings, range(len(vectors))
+    if site.measured == "energy":
+        seen = energies(site, statistics, mean=True)
+        scores = [scale_scores(vectors, seen, k, options["norm_trade_off"]) for k in tasks]
+        masks = [top_positive(score, options["norm_mask"]) for score in scores]
+    else:
+        masks = [top_positive(shift_scores(vectors, k), options["bias_mask"]) for k in tasks]
+    return [_masking(mask) for mask in masks], [int(mask.sum()) for mask in masks]
+
+
+def removal_basis(
+    deltas: Array, features: Sequence[Array], task: int, rank: int, trade_off: float
+) -> Array:
+    """B_k, (out, at most rank): eigenvectors of the largest positive eigenvalues of G_k.
+
+    G_k is indefinite and may be large: it is only ever applied to vectors, and the largest
+    algebraic eigenvalues are asked for.
+    """
+    size = deltas.shape[1]
+    others = [i for i in range(len(deltas)) if i != task]
+
+    def apply(vectors: Array) -> Array:
+        total = np.zeros_like(vectors)
+        for i in others:
+            seen = deltas[i].T @ vectors
+            total += deltas[i] @ (features[task] @ seen - trade_off * (features[i] @ seen))
+        return total
+
+    rank = min(rank, size)
+    if rank == 0:
+        return np.zeros((size, 0))
+    if size <= max(DENSE, rank + 1):
+        matrix = apply(np.eye(size))
+        values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+        largest = float(np.abs(values).max())
+    else:
+        values, vectors, largest = _lanczos(apply, size, rank)
+    values, vectors = values[-rank:], vectors[:, -rank:]
+    return vectors[:, values > ZERO * largest][:, ::-1]
+
+
+def _lanczos(apply: Callable[[Array], Array], size: int, rank: int) -> tuple[Array, Array, float]:
+    """The largest algebraic eigenpairs, ascending, and the largest |eigenvalue|."""
+    start = np.random.default_rng(0).standard_normal(size)
+    if not apply(start).any():
+        return np.zeros(1), np.zeros((size, 1)), 0.0
+    matrix = LinearOperator((size, size), matvec=apply, dtype=np.float64)
+    largest = eigsh(matrix, 1, which="LM", v0=start, tol=0.1, return_eigenvectors=False)
+    values, vectors = eigsh(matrix, rank, which="LA", v0=start)
+    order = np.argsort(values)
+    return values[order], vectors[:, order], float(np.abs(largest[0]))
+
+
+def scale_scores(vectors: Array, seen: Array, task: int, trade_off: float) -> Array:
+    """s_k = Σ_{i≠k} (mean x̂_k² − trade_off · mean x̂_i²) t_i²."""
+    scores = (seen[task] - trade_off * seen) * vectors**2
+    total: Array = np.delete(scores, task, axis=0).sum(axis=0)
+    return total
+
+
+def shift_scores(vectors: Array, task: int) -> Array:
+    """s_k = Σ_{i≠k} t_i²: what a bias adds does not depend on features."""
+    score: Array = (np.delete(vectors, task, axis=0) ** 2).sum(axis=0)
+    return score
+
+
+def top_positive(scores: Array, count: int) -> Array:
+    """A mask of the largest positive scores, at most `count`; ties go to the lowest index."""
+    mask = np.zeros(scores.size, bool)
+    mask[np.argsort(-scores, kind="stable")[:count]] = True
+    return mask & (scores > 0)
+
+
+def _projection(basis: Array) -> Trim:
+    return lambda delta: delta - basis @ (basis.T @ delta)
+
+
+def _masking(mask: Array) -> Trim:
+    return lambda vector: np.where(mask, 0.0, vector)
+
+
+def trim_others(vectors: Array, trims: Sequence[Trim], renorm: bool) -> Array:
+    """Each update under the trims of all other tasks, in order: projections do not commute."""
+    trimmed = vectors.copy()
+    for i, vector in enumerate(trimmed):
+        for k, trim in enumerate(trims):
+            if k == i:
+                continue
+            before = np.linalg.norm(vector)
+            vector[:] = trim(vector)
+            after = np.linalg.norm(vector)
+            if renorm and after > 0:
+                vector *= before / after
+    return trimmed

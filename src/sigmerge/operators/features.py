@@ -1,0 +1,46 @@
+"""What the operators that read features share: RegMean, LOT and CAT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from sigmerge.operators.base import Array, Parameter, Site, Statistics
+
+RTOL = Parameter(
+    "rtol", float, "eigenvalues below this times the largest count as zero", 1e-10, 1e-10,
+    False, 0, 1,
+)  # fmt: skip
+NORMALIZE_TOKENS = "divide each expert's sums by its tokens"
+
+
+def grams(site: Site, statistics: Statistics, mean: bool) -> Iterator[Array]:
+    """S_k of every expert in turn, summed over its tokens or their mean."""
+    for expert in site.experts:
+        tokens = statistics.rows(expert, site.tensor) if mean else 1
+        yield statistics.gram(expert, site.tensor) / tokens
+
+
+def energies(site: Site, statistics: Statistics, mean: bool) -> Array:
+    """e_k = Σ x̂_k² of every expert, one row each, or the mean over its tokens."""
+    return np.stack([
+        statistics.energy(expert, site.tensor)
+        / (statistics.rows(expert, site.tensor) if mean else 1)
+        for expert in site.experts
+    ])  # fmt: skip
+
+
+def matrices(rows: Array, site: Site) -> Iterator[Array]:
+    """The experts' rows of a whole tile as float64 matrices, (out, in), one at a time."""
+    for row in rows:
+        yield row.reshape(site.shape).astype(np.float64)
+
+
+def sum_of(arrays: Iterable[Array]) -> Array:
+    """The sum of arrays that come one by one; the first is added into."""
+    left = iter(arrays)
+    total = next(left)
+    for array in left:
+        total += array
+    return total

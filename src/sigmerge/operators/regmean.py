@@ -1,0 +1,167 @@
+"""RegMean: the linear map closest to every expert's on its own inputs (Jin et al., 2023).
+
+Notation: W_k is (out, in) as torch stores it; S_k = X_kᵀX_k, X_k the expert's inputs, one row a
+token. The off-diagonal factor is 0.1 or 0.9 with the authors and 0.5 in MergeBench, and what to do
+near singularity is not settled between implementations: both are options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import cho_solve
+from scipy.linalg.lapack import dpocon, dpotrf
+
+from sigmerge.errors import PoolError
+from sigmerge.operators.base import (
+    OUTSIDE,
+    Array,
+    Chunk,
+    Operator,
+    Parameter,
+    Site,
+    Statistics,
+    Tile,
+)
+from sigmerge.operators.features import RTOL, grams, matrices, sum_of
+from sigmerge.operators.linear import plain_mean
+
+
+class Solver(NamedTuple):
+    """Applies (Σ S̃_k)⁻¹ from the right, and what the plan says about it."""
+
+    apply: Callable[[Array], Array]
+    notes: dict[str, Any]
+
+
+class RegMean(Operator):
+    """W = (Σ_k W_k S̃_k)(Σ_k S̃_k)⁻¹; tensors without Grams are averaged.
+
+    S̃_k is the mean over tokens of the Gram, its off-diagonal entries multiplied by a factor. A
+    pseudo-inverse erases what the experts know in directions that no exemplar shows.
+    """
+
+    name = "regmean"
+    title = "RegMean"
+    paper = "Jin et al., Dataless knowledge fusion by merging weights, ICLR 2023 (arXiv:2212.09849)"
+    needs = "features"
+    needs_reference = False
+    gives_vector = False
+    parameters = (
+        Parameter(
+            "off_diagonal", float, "factor on off-diagonal Gram entries", 0.9, 0.9, False, 0, 1
+        ),
+        Parameter("condition", float, "largest condition number solved as it is", 1e8, 1e8, low=1),
+        Parameter(
+            "singular",
+            ("pinv", "jitter", "error"),
+            "beyond that: pseudo-inverse, a ridge on the diagonal, or refuse",
+            "pinv",
+            "pinv",
+        ),
+        Parameter("jitter", float, "ridge relative to the mean of the diagonal", 1e-6, 1e-6, low=0),
+        RTOL,
+        OUTSIDE,
+    )
+
+    def check_statistics(self, sites: Sequence[Site], statistics: Statistics) -> list[str]:
+        """With the factor at 1, fewer tokens than input channels cannot be inverted."""
+        problems = []
+        for site in sites:
+            options = site.settings
+            if site.measured != "gram" or options["singular"] != "error":
+                continue
+            rows = sum(statistics.rows(expert, site.tensor) for expert in site.experts)
+            if options["off_diagonal"] == 1 and rows < site.shape[1]:
+                problems.append(
+                    f"{site.tensor}: its Grams are singular, {rows} tokens for {site.shape[1]} "
+                    "channels; give more exemplars, off_diagonal < 1, or singular: pinv"
+                )
+        return problems
+
+    def granule(self, site: Site) -> int:
+        return site.size if site.measured == "gram" else 4
+
+    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+        site = chunk.site
+        for tile in chunk.tiles():
+            if site.measured == "gram":
+                merged, notes = self._regress(tile, site, chunk.statistics)
+                tile.out[:] = merged.ravel()
+                chunk.notes.update(notes)
+            else:
+                plain_mean(tile)
+            yield tile
+
+    def _regress(
+        self, tile: Tile, site: Site, statistics: Statistics
+    ) -> tuple[Array, dict[str, Any]]:
+        """Grams are read twice, so that no more than two are in memory."""
+        options = site.settings
+
+        def shrunken() -> Iterator[Array]:
+            return (shrunk(gram, options["off_diagonal"]) for gram in grams(site, statistics, True))
+
+        solve = statistics.once(
+            site.tensor, tuple(options.items()), lambda: solver(sum_of(shrunken()), site)
+        )
+        pairs = zip(matrices(tile.experts, site), shrunken(), strict=True)
+        return solve.apply(sum_of(weight @ gram for weight, gram in pairs)), solve.notes
+
+
+def shrunk(gram: Array, factor: float) -> Array:
+    """S̃: off-diagonal entries times the factor."""
+    diagonal = gram.diagonal().copy()
+    gram = gram * factor
+    np.fill_diagonal(gram, diagonal)
+    return gram
+
+
+def solver(total: Array, site: Site) -> Solver:
+    """Cholesky where Σ S̃_k is well conditioned; near singularity what `singular` says."""
+    options = site.settings
+    if not total.any():
+        raise PoolError(f"{site.tensor}: no exemplar of any expert reaches it; its Grams are zero.")
+    factor, number = cholesky(total)
+    if number <= options["condition"]:
+        return Solver(_solves(factor), {"solver": "cholesky", "condition": number})
+    if options["singular"] == "error":
+        raise PoolError(
+            f"{site.tensor}: its Grams are near singular (condition {number:.1e}); give more "
+            "exemplars, a smaller off_diagonal, or singular: pinv or jitter."
+        )
+    if options["singular"] == "jitter":
+        ridge = options["jitter"] * float(total.diagonal().mean())
+        factor, after = cholesky(total + ridge * np.eye(len(total)))
+        if np.isfinite(after):
+            notes = {"solver": "jitter", "condition": number, "ridge": ridge}
+            return Solver(_solves(factor), _finite(notes))
+    values, vectors = np.linalg.eigh(total)
+    kept = values > options["rtol"] * values[-1]
+    basis, inverse = vectors[:, kept], 1.0 / values[kept]
+    notes = {"solver": "pinv", "condition": number, "rank": int(kept.sum()), "of": len(values)}
+    return Solver(lambda rhs: ((rhs @ basis) * inverse) @ basis.T, _finite(notes))
+
+
+def cholesky(matrix: Array) -> tuple[Array, float]:
+    """The lower factor and an estimate of the condition number; infinite if there is no factor."""
+    factor, failed = dpotrf(matrix, lower=1, clean=1)
+    if failed:
+        return factor, np.inf
+    reciprocal, _ = dpocon(factor, np.linalg.norm(matrix, 1), uplo="L")
+    return factor, 1.0 / reciprocal if reciprocal > 0 else np.inf
+
+
+def _solves(factor: Array) -> Callable[[Array], Array]:
+    def apply(rhs: Array) -> Array:
+        solved: Array = cho_solve((factor, True), rhs.T)
+        return solved.T
+
+    return apply
+
+
+def _finite(notes: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity."""
+    return {name: None if value == np.inf else value for name, value in notes.items()}

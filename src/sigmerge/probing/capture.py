@@ -1,0 +1,276 @@
+"""The capture pass over features: Grams and energies of an expert on its own exemplars.
+
+Block by block: the hidden states that enter a block are kept for all exemplars; the block's weights
+are loaded, the exemplars pass through it, its statistics are written, and everything but the new
+hidden states is forgotten. So memory is that of one block, whatever the depth.
+
+Exemplars are not padded and no sum is split over threads: any number of threads gives the same
+bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.statistics import Entry, block_file, packed, write_block
+from sigmerge.engine.stream import Workers
+from sigmerge.errors import PoolError
+from sigmerge.probing.exemplars import Tokens
+from sigmerge.probing.skeleton import Call, Read, Skeleton
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[int, int], None]
+Named = Callable[[str], str]
+
+GROUP = 2048
+"""Tokens whose inputs are held before they are added to the Grams."""
+PANEL = 512
+"""Rows of a Gram that one worker adds to."""
+
+
+def capture_features(
+    expert: Checkpoint,
+    read: Read,
+    tokens: Sequence[Tokens],
+    folder: Path,
+    *,
+    skip_bos: bool = False,
+    threads: int = 1,
+    progress: Progress = lambda done, total: None,
+) -> None:
+    """One file of statistics per block into a folder; blocks that are there are not done again.
+
+    With `skip_bos` an exemplar's first token, on which models park huge activations, is left out of
+    the sums. `progress` hears (blocks done, blocks in all).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model = Skeleton(expert, read)
+    with one_torch_thread(), Workers(threads) as workers:
+        states, calls = model.enter(tokens)
+        for i in range(len(model.blocks)):
+            file = block_file(folder, i)
+            sums = None if file.exists() else Sums(workers)
+            with model.loaded(i) as block:
+                entered = [(state, call[i]) for state, call in zip(states, calls, strict=True)]
+                states = _advance(block, partial(model.tensor, i), entered, sums, workers, skip_bos)
+            if sums:
+                sums.write(file)
+            progress(i + 1, len(model.blocks))
+        outside = Sums(workers)
+        with model.loaded(None) as body, _watching(body, partial(model.tensor, None), False):
+            for row, state in zip(tokens, states, strict=True):
+                with _noted(len(row.ids), skip_bos) as seen:
+                    model.leave(body, row, state)
+                outside.add([seen])
+        outside.write(block_file(folder, None))
+
+
+def _advance(
+    block: nn.Module,
+    name: Named,
+    entered: list[tuple[torch.Tensor, Call]],
+    sums: Sums | None,
+    workers: Workers,
+    skip_bos: bool,
+) -> list[torch.Tensor]:
+    """All exemplars through one block; `sums` (if any) gathers what its layers read."""
+    import torch
+
+    def forward(item: tuple[torch.Tensor, Call]) -> tuple[torch.Tensor, Seen]:
+        state, (args, kwargs) = item
+        torch.set_num_threads(1)
+        with torch.inference_mode(), _noted(state.shape[1], skip_bos) as seen:
+            out = block(state, *args, **kwargs)
+        return (out[0] if isinstance(out, tuple) else out), seen
+
+    left: list[torch.Tensor] = []
+    with _watching(block, name, True) if sums else nullcontext():
+        for group in _groups(entered):
+            done = list(workers.map(forward, group))
+            left += [state for state, _ in done]
+            if sums:
+                sums.add([seen for _, seen in done])
+    return left
+
+
+def _groups(entered: list[tuple[torch.Tensor, Call]]) -> Iterator[list[tuple[torch.Tensor, Call]]]:
+    group, held = [], 0
+    for item in entered:
+        group.append(item)
+        held += item[0].shape[1]
+        if held >= GROUP:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
+
+
+@dataclass
+class Seen:
+    """What one exemplar showed: inputs by the first tensor that read them, energies of norms."""
+
+    length: int
+    skip_bos: bool
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
+    energies: dict[str, tuple[Array, int]] = field(default_factory=dict)
+
+    def linear(self, tensor: str, x: torch.Tensor) -> None:
+        """Tensors that read the same memory share an input: queries, keys and values; gate, up."""
+        rows = self._counted(x)
+        for first, other in self.inputs.items():
+            if rows.data_ptr() == other.data_ptr() and rows.shape == other.shape:
+                self.shared[tensor] = first
+                return
+        self.inputs[tensor], self.shared[tensor] = rows, tensor
+
+    def norm(self, tensor: str, scaled: torch.Tensor) -> None:
+        rows = self._counted(scaled)
+        self.energies[tensor] = rows.square().sum(dim=0).numpy(), len(rows)
+
+    def _counted(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows that enter the sums. Norms of heads have several rows a token and keep them all."""
+        rows = x.reshape(-1, x.shape[-1])
+        return rows[1:] if self.skip_bos and len(rows) == self.length else rows
+
+
+class Sums:
+    """Grams and energies of one block while exemplars pass: float64, in the exemplars' order."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers = workers
+        self.shared: dict[str, str] = {}
+        self.grams: dict[str, torch.Tensor] = {}
+        self.energies: dict[str, Array] = {}
+        self.rows: dict[str, int] = defaultdict(int)
+
+    def add(self, group: Sequence[Seen]) -> None:
+        import torch
+
+        for seen in group:
+            self.shared = self.shared or seen.shared
+            if seen.shared != self.shared:
+                raise PoolError("Blocks whose linear layers differ from text to text cannot be "
+                                "captured (a mixture of experts?).")  # fmt: skip
+            for name, (energy, count) in seen.energies.items():
+                self.energies[name] = self.energies.get(name, 0.0) + energy
+                self.rows[name] += count
+        for name in list(group[0].inputs):
+            rows = torch.cat([seen.inputs.pop(name) for seen in group])
+            self._add_gram(name, rows.double())
+
+    def _add_gram(self, name: str, x: torch.Tensor) -> None:
+        """The upper triangle of XᵀX, panel by panel."""
+        import torch
+
+        width = x.shape[1]
+        gram = self.grams.setdefault(name, torch.zeros(width, width, dtype=torch.float64))
+        self.rows[name] += len(x)
+
+        def add(start: int) -> None:
+            torch.set_num_threads(1)
+            panel = slice(start, min(start + PANEL, width))
+            gram[panel, start:] += x[:, panel].T @ x[:, start:]
+
+        list(self.workers.map(add, range(0, width, PANEL)))
+
+    def write(self, file: Path) -> None:
+        entries = {name: Entry("gram", first, self.rows[first])
+                   for name, first in self.shared.items()}  # fmt: skip
+        entries |= {name: Entry("energy", name, self.rows[name]) for name in self.energies}
+        arrays = {name: packed(gram.numpy()) for name, gram in self.grams.items()}
+        write_block(file, entries, {**arrays, **self.energies})
+
+
+_local = threading.local()
+
+
+@contextmanager
+def _noted(length: int, skip_bos: bool) -> Iterator[Seen]:
+    """While open, what watched layers read in this thread is noted here."""
+    _local.seen = seen = Seen(length, skip_bos)
+    yield seen
+    del _local.seen
+
+
+@contextmanager
+def _watching(module: nn.Module, name: Named, linears: bool) -> Iterator[None]:
+    """While open, the inputs of norms, and of linear layers if asked, are noted."""
+    from torch import nn
+
+    def first(args: Any, kwargs: Any) -> torch.Tensor:
+        value: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
+        return value
+
+    def linear(tensor: str) -> Callable[..., None]:
+        return lambda _, args, kwargs: _local.seen.linear(tensor, first(args, kwargs))
+
+    def norm(tensor: str, centred: bool) -> Callable[..., None]:
+        def hook(part: nn.Module, args: Any, kwargs: Any) -> None:
+            _local.seen.norm(tensor, normalised(first(args, kwargs), part, centred))
+
+        return hook
+
+    handles = []
+    for local, part in module.named_modules():
+        weight = getattr(part, "weight", None)
+        if linears and isinstance(part, nn.Linear):
+            hook = linear(name(f"{local}.weight"))
+        elif "norm" in type(part).__name__.lower() and getattr(weight, "ndim", 0) == 1:
+            hook = norm(name(f"{local}.weight"), takes_mean_out(part))
+        else:
+            continue
+        handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def normalised(inputs: torch.Tensor, norm: nn.Module, centred: bool) -> torch.Tensor:
+    """x̂: what the norm multiplies with its scale, from its input and never from its output.
+
+    A Gemma norm multiplies by 1 + w, and any scale may be near zero.
+    """
+    x = inputs.double()
+    if centred:
+        x = x - x.mean(dim=-1, keepdim=True)
+    epsilon = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None) or 0.0
+    return x / (x.square().mean(dim=-1, keepdim=True) + epsilon).sqrt()
+
+
+def takes_mean_out(norm: nn.Module) -> bool:
+    """Whether a norm standardises (LayerNorm) or only divides (RMSNorm), asked of itself."""
+    import torch
+
+    with torch.inference_mode():
+        row = torch.linspace(-1.0, 2.0, norm.weight.numel()).unsqueeze(0)  # type: ignore[union-attr, operator]
+        return bool(torch.allclose(norm(row), norm(row + 1.0), atol=1e-4))
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Work is spread over threads here, so that torch need not, and sums have one order."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

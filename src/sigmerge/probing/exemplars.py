@@ -1,0 +1,103 @@
+"""Exemplars: what an expert is shown in its capture pass, as text and as tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sigmerge.errors import MissingExtra, PoolError, RecipeError
+
+SHAPE = '{"prompt": "…"} or {"prompt": "…", "response": "…"}'
+
+
+@dataclass(frozen=True)
+class Exemplar:
+    prompt: str
+    response: str | None = None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Prompt and response in one row of ids; the response starts at `answer`."""
+
+    ids: tuple[int, ...]
+    answer: int
+
+
+def read_exemplars(file: Path, limit: int | None = None) -> list[Exemplar]:
+    """The first `limit` exemplars of a JSONL file, or all; blank lines are skipped."""
+    if not file.is_file():
+        raise RecipeError(f"{file}: no such file of exemplars.")
+    found: list[Exemplar] = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if limit is not None and len(found) == limit:
+            break
+        if line.strip():
+            found.append(_exemplar(line, f"{file}, line {number}"))
+    if not found:
+        raise RecipeError(f"{file}: holds no exemplars. Give one {SHAPE} per line.")
+    return found
+
+
+def _exemplar(line: str, where: str) -> Exemplar:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise RecipeError(f"{where}: not JSON ({error}).") from None
+    record = record if isinstance(record, dict) else {}
+    prompt, response = record.get("prompt"), record.get("response")
+    if not isinstance(prompt, str) or not isinstance(response, str | None):
+        raise RecipeError(f"{where}: expected {SHAPE}.")
+    return Exemplar(prompt, response)
+
+
+def tokenizer_of(folder: Path) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingExtra("transformers", "models", "A capture pass") from error
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise PoolError(f"{folder}: its tokenizer cannot be loaded ({error}).") from error
+
+
+def check_same_vocabulary(folders: Mapping[str, Path]) -> None:
+    """Experts whose tokenizers differ were not shown the same language; they cannot be merged."""
+    first, *rest = folders
+    words = tokenizer_of(folders[first]).get_vocab()
+    problems = []
+    for name in rest:
+        other = tokenizer_of(folders[name]).get_vocab()
+        if other != words:
+            count = len(dict(words.items() ^ other.items()))
+            problems.append(f"{name}: {count} tokens differ from those of {first}")
+    if problems:
+        raise PoolError("The experts' tokenizers differ:", problems)
+
+
+def tokenize(
+    folder: Path, exemplars: Sequence[Exemplar], max_length: int, *, answers: bool = False
+) -> list[Tokens]:
+    """Each exemplar cut to `max_length` tokens. With `answers`, some of a response must be left."""
+    tokenizer, rows = tokenizer_of(folder), []
+    for number, exemplar in enumerate(exemplars, start=1):
+        prompt = tokenizer(exemplar.prompt)["input_ids"]
+        response = []
+        if exemplar.response:
+            response = tokenizer(exemplar.response, add_special_tokens=False)["input_ids"]
+        ids = tuple([*prompt, *response][:max_length])
+        if not prompt:
+            raise RecipeError(
+                f"Exemplar {number}: its prompt is empty to the tokenizer of {folder}."
+            )
+        if answers and len(ids) <= len(prompt):
+            raise RecipeError(
+                f"Exemplar {number} has no response within {max_length} tokens, and labels: data "
+                "needs one. Raise max_length, or take labels: argmax or sampled."
+            )
+        rows.append(Tokens(ids, min(len(prompt), len(ids))))
+    return rows
