@@ -175,6 +175,20 @@ def test_every_variant_is_reachable_from_the_recipe(
     assert (weights(tmp_path / "out") == weights(tmp_path / "default")) == (variant == "default")
 
 
+def test_an_anchor_left_by_another_seed_is_made_again(pool: PoolOnDisk, tmp_path: Path) -> None:
+    each = {"density": (0.5, 0.5, 0.5)}
+    made = pool.recipe("dare_linear", each=each, repair={"scores": "scores.json"})
+    file = pool.write(made, "dare.yaml")
+    for seed in (1, 2):
+        sigmerge.merge(sigmerge.load_recipe(file, seed=seed), tmp_path / str(seed))
+    left = tmp_path / ".late.anchor"
+    plain = {key: value for key, value in made.items() if key != "repair"}
+    sigmerge.merge({**plain, "seed": 1}, left)
+    (left / "sigmerge/recipe.yaml").write_text(file.read_text())
+    sigmerge.merge(sigmerge.load_recipe(file, seed=2), tmp_path / "late")
+    assert weights(tmp_path / "late") == weights(tmp_path / "2") != weights(tmp_path / "1")
+
+
 def test_another_seed_draws_another_mask(pool: PoolOnDisk, tmp_path: Path) -> None:
     for seed in (0, 1):
         file = recipe(pool, variant="random_mask", seed=seed)

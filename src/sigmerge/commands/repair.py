@@ -89,7 +89,8 @@ def stale_anchor(recipe: Recipe, anchor: Path) -> bool:
     provenance = json.loads((anchor / "sigmerge/provenance.json").read_text())
     files = {Path(entry["file"]): entry["sha256"] for entry in provenance["inputs"]}
     same_text = (anchor / "sigmerge/recipe.yaml").read_text() == recipe.text
-    if not same_text or any(not file.exists() for file in files):
+    same_seed = json.loads((anchor / "sigmerge/plan.json").read_text())["seed"] == recipe.seed
+    if not (same_text and same_seed) or any(not file.exists() for file in files):
         return True
     return sha256(files) != files
 
