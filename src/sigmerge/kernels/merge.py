@@ -164,32 +164,39 @@ def disjoint_merge(
     The sign is that of Σ w_d v_d, or of Σ v_d in the unweighted election; a zero sum elects +.
     Zeros never agree.
     """
-    votes, shares = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
+    signs, shares = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
     for begin in range(0, out.size, STRIP):
         total = out[begin : begin + STRIP]
-        vote, share = votes[: total.size], shares[: total.size]
-        vote[:], total[:], share[:] = 0, 0, 0
+        sign, share = signs[: total.size], shares[: total.size]
+        sign[:], total[:], share[:] = 0, 0, 0
         for d in range(len(values)):
             weight = weights[d] if weighted_election else np.float32(1)
-            _add_scaled(vote, values[d, begin : begin + STRIP], weight)
+            _add_scaled(sign, values[d, begin : begin + STRIP], weight)
+        for i in range(sign.size):
+            negative = np.float32(-1) if sign[i] < 0 else np.float32(0)
+            sign[i] = np.float32(1) if sign[i] >= 0 else negative
         for d in range(len(values)):
-            _add_agreeing(values[d, begin : begin + STRIP], weights[d], vote, total, share)
+            _add_agreeing(values[d, begin : begin + STRIP], weights[d], sign, total)
+            if normalize:
+                _add_shares(values[d, begin : begin + STRIP], weights[d], sign, share)
         if normalize:
             for i in range(total.size):
                 total[i] /= share[i] if share[i] != 0 else np.float32(1)
 
 
 @njit(cache=True, nogil=True)
-def _add_agreeing(
-    values: Array, weight: np.float32, vote: Array, total: Array, share: Array
-) -> None:
-    """Add the weighted entries of the elected sign, and their weight."""
+def _add_agreeing(values: Array, weight: np.float32, sign: Array, total: Array) -> None:
+    """Add the weighted entries of the elected sign."""
     for i in range(values.size):
         entry = values[i] * weight
-        # & and |, not and/or: without a branch the loop runs in vectors.
-        agrees = ((entry > 0) & (vote[i] >= 0)) | ((entry < 0) & (vote[i] < 0))
-        total[i] += entry if agrees else np.float32(0)
-        share[i] += weight if agrees else np.float32(0)
+        total[i] += entry if entry * sign[i] > 0 else np.float32(0)
+
+
+@njit(cache=True, nogil=True)
+def _add_shares(values: Array, weight: np.float32, sign: Array, share: Array) -> None:
+    """Add the weights of the entries of the elected sign."""
+    for i in range(values.size):
+        share[i] += weight if values[i] * weight * sign[i] > 0 else np.float32(0)
 
 
 @njit(cache=True, nogil=True)
