@@ -10,6 +10,7 @@ from typing import Any
 
 _VERBS = {
     "merge": "sigmerge.commands.merge:merge",
+    "capture": "sigmerge.commands.capture:capture",
     "profile": "sigmerge.commands.profile:profile",
     "deficits": "sigmerge.commands.repair:deficits",
     "repair": "sigmerge.commands.repair:repair",

@@ -92,6 +92,39 @@ def merge(
     show.emit(result, as_json, show.result_lines)
 
 
+@app.command(
+    epilog="Examples:  sigmerge capture recipe.yaml   |   "
+    "sigmerge capture recipe.yaml --expert math --out statistics/"
+)
+def capture(
+    recipe: RecipeFile,
+    expert: Annotated[
+        list[str] | None, typer.Option("--expert", help="Only this expert; may be repeated.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the statistics; else beside the pool.")
+    ] = None,
+    threads: Threads = 0,
+    dry_run: DryRun = False,
+    allow_pickle: Pickle = False,
+    as_json: Json = False,
+) -> None:
+    """Measure on each expert's own exemplars what the recipe's operator needs to know.
+
+    `merge` does this by itself; alone it can be split over machines. What is there already is not
+    measured again. Statistics made elsewhere are used when they lie beside the pool, or in the
+    folder that the recipe's capture: section names.
+    """
+    from sigmerge.commands.capture import capture as verb
+
+    with show.progress(as_json) as progress:
+        how = _how(threads, False, allow_pickle)
+        result = verb(
+            recipe, experts=expert or (), out=out, dry_run=dry_run, progress=progress, **how
+        )
+    show.emit(result, as_json, show.capture_lines)
+
+
 @app.command(epilog="Example:  sigmerge profile recipe.yaml")
 def profile(
     recipe: RecipeFile,

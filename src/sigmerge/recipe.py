@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +34,23 @@ class _Strict(BaseModel):
 class ModelSection(_Strict):
     model: str
     name: str | None = None
+    exemplars: str | None = None
     parameters: dict[str, Any] | None = None
+
+
+class CaptureSection(_Strict):
+    """The `capture:` section: how an operator that reads data gets its statistics.
+
+    `limit` exemplars of each file are taken, from its top; all if it is not given. `scale` moves
+    the network that features come from to θ_ref + scale · Δ_k.
+    """
+
+    limit: int | None = Field(default=None, ge=1)
+    max_length: int = Field(default=256, ge=1)
+    skip_bos: bool = False
+    scale: float = 1.0
+    labels: Literal["argmax", "sampled", "data"] = "argmax"
+    folder: str | None = None
 
 
 class RepairSection(_Strict):
@@ -80,6 +96,7 @@ class RecipeSection(_Strict):
     preset: Literal["mergekit", "paper"] = "mergekit"
     seed: int = 0
     anchor: str | None = None
+    capture: CaptureSection = Field(default_factory=CaptureSection)
     repair: RepairSection | None = None
 
 
@@ -88,6 +105,7 @@ class Model:
     name: str
     path: Path
     parameters: Mapping[str, Any]
+    exemplars: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +126,7 @@ class Recipe:
     folder: Path
     text: str
     notes: tuple[str, ...] = ()
+    capture: CaptureSection = field(default_factory=CaptureSection)
 
     @property
     def experts(self) -> dict[str, Path]:
@@ -228,6 +247,7 @@ class _Parser:
             self.folder,
             self.text,
             tuple(self.notes),
+            section.capture,
         )
 
     def _yaml(self) -> dict[str, Any]:
@@ -316,13 +336,15 @@ class _Parser:
                 where = ("models", i, "parameters")
                 own = self._settings(where, own, chosen, section.preset, per_model=True)
             default = "base" if path == reference else path.name
-            models.append(Model(entry.name or default, path, own))
+            exemplars = self._exemplars(i, entry, section.merge_method, chosen)
+            models.append(Model(entry.name or default, path, own, exemplars))
         names = [model.name for model in models]
         for name in sorted({n for n in names if names.count(n) > 1}):
             self.problem(("models",), f"two experts are called {name!r}; give each a name:")
         if "reference" in names:
             self.problem(("models",), "no expert may be called 'reference'; give it a name:")
-        if not needs and reference and all(model.path != reference for model in models):
+        soup = not needs and section.repair is None  # the repair does read the reference
+        if soup and reference and all(model.path != reference for model in models):
             self.notes.append(
                 f"{section.base_model} gives configuration and tokenizer only; it is not in the "
                 f"soup unless it is listed under models:"
@@ -330,6 +352,22 @@ class _Parser:
         if not models and not self.problems:
             self.problem(("models",), "no expert is listed")
         return reference, tuple(models)
+
+    def _exemplars(
+        self, i: int, entry: ModelSection, method: str, chosen: Operator | None
+    ) -> Path | None:
+        if entry.exemplars is None:
+            if chosen and chosen.needs:
+                self.problem(
+                    ("models", i),
+                    f"exemplars is missing: {method} reads each expert's own exemplars, a JSONL "
+                    'file of {"prompt": …} or {"prompt": …, "response": …}',
+                )
+            return None
+        file = self.folder / Path(entry.exemplars).expanduser()
+        if not file.is_file():
+            self.problem(("models", i, "exemplars"), f"{str(file)!r}: no such file")
+        return file
 
     def _settings(
         self,
@@ -416,6 +454,8 @@ class _Parser:
                 self.problem(("parameters", name), "has one value for the whole model")
         if given.get("outside") == "reference" and reference is None:
             self.problem(("parameters", "outside"), "reference needs a base_model")
+        if section.capture.scale != 1 and reference is None:
+            self.problem(("capture", "scale"), "needs a base_model unless it is 1")
         if chosen is not None and "on" in given and chosen.name != "lines":
             self.problem(("parameters", "on"), "is an option of merge_method: lines")
 
@@ -506,6 +546,7 @@ def _unknown(what: str, name: Any, known: Mapping[str, Any]) -> str:
 
 _KEYS: dict[str, Callable[[], Mapping[str, Any]]] = {
     "models": lambda: ModelSection.model_fields,
+    "capture": lambda: CaptureSection.model_fields,
     "repair": lambda: RepairSection.model_fields,
 }
 

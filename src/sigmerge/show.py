@@ -57,6 +57,8 @@ def plan_lines(plan: dict[str, Any]) -> Iterator[str]:
     yield f"reads   {size(plan['bytes_to_read'])} per pass"
     yield f"writes  {size(plan['bytes_to_write'])} in {len(plan['files'])} file(s)"
     yield f"memory  at most {size(plan['peak_memory_bytes'])} with {plan['threads']} threads"
+    for name, count in plan.get("exemplars", {}).items():
+        yield f"capture {name}: {count} exemplars"
     for name, value in plan["settings"].items():
         yield f"  {name}: {value}"
     yield from (f"note: {note}" for note in plan["notes"])
@@ -96,6 +98,11 @@ def guard_lines(guard: dict[str, Any]) -> Iterator[str]:
             f"calibration mean: {100 * guard['before']:.2f} before, {100 * guard['after']:.2f} "
             f"after the repair ({guard['verdict']})"
         )
+
+
+def capture_lines(result: dict[str, Any]) -> Iterator[str]:
+    for row in result["captures"]:
+        yield f"{row['expert']}: {row['exemplars']} exemplars, {row['state']}: {row['folder']}"
 
 
 def profile_lines(result: dict[str, Any]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 
 def cache_folder(name: str) -> Path:
@@ -17,6 +18,24 @@ def cache_folder(name: str) -> Path:
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def beside(member: Path, name: str) -> Path:
+    """A place of that name beside a pool's members, or in the cache if that cannot be written."""
+    folder = member.parent / ".sigmerge"
+    if (folder / name).exists():
+        return folder / name
+    try:
+        folder.mkdir(exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    return (folder if writable else cache_folder("profiles")) / name
+
+
+def content_key(parts: list[Any]) -> str:
+    """A short name for plain content: the same on every machine."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
 def identity(file: Path) -> str:

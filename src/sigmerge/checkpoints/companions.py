@@ -65,6 +65,10 @@ def model_card(title: str, pool: Pool, recipe: str, notes: list[str]) -> str:
     return "\n".join([*front, *lines])
 
 
+def tokenizer_files(folder: Path) -> list[Path]:
+    return list(_matching(folder, TOKENIZER))
+
+
 def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
     files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
     yield from sorted(files)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,6 +80,7 @@ class StatisticsFolders:
     """The statistics of all experts of a pool, each from its own folder; experts go by name."""
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
+        self.names = {expert: folder.name for expert, folder in folders.items()}
         self._entries: dict[str, dict[str, Entry]] = {}
         self._tensors: dict[str, dict[str, Tensor]] = {}
         self._norms: dict[str, float] = {}
@@ -144,11 +145,6 @@ def finish(folder: Path, content: Mapping[str, Any]) -> None:
 
 def is_finished(folder: Path) -> bool:
     return (folder / DONE).exists()
-
-
-def find_folder(name: str, places: Iterable[Path]) -> Path | None:
-    """The first place that holds the finished statistics of that name."""
-    return next((place / name for place in places if is_finished(place / name)), None)
 
 
 def _finished(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,10 +18,11 @@ from sigmerge.checkpoints.companions import copy_companions, model_card
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool, open_pool
 from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.statistics import StatisticsFolders
 from sigmerge.checkpoints.writer import Layout, Output, check_target, parse_size, plan_layout
 from sigmerge.commands.options import Meter, Options, versions
 from sigmerge.engine.stream import CHUNK, Stream, StreamChunk, Workers
-from sigmerge.errors import OutputError, RecipeError
+from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.kernels import TILE
 from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.kernels.merge import add_reference
@@ -41,6 +43,10 @@ class MergeJob:
     sites: Mapping[str, Site]
     """Tensors that are merged; the others are copied from the layout's checkpoint."""
     layout: Layout
+    exemplars: Mapping[str, int] = field(default_factory=dict)
+    """How many each expert is shown, where the operator reads data."""
+    statistics: StatisticsFolders | None = None
+    """What was captured on them; there once the job runs."""
 
     @property
     def members(self) -> dict[str, Any]:
@@ -62,6 +68,7 @@ class MergeJob:
             recipe.seed,
             str(recipe.tokenizer),
             repr(self.sites),
+            self.statistics.names if self.statistics else None,
             inputs,
             [hashlib.sha256(header).hexdigest() for header in self.layout.headers],
             TILE,
@@ -76,12 +83,21 @@ class MergeJob:
         )
 
     def peak_memory(self, threads: int) -> int:
-        """A bound on resident memory: it depends on experts and threads, not on the model."""
+        """A bound on resident memory: it depends on experts and threads, not on the depth.
+
+        Operators that read features hold a whole tensor of every expert, and Grams of its inputs.
+        """
         experts = len(self.pool.experts)
         scratch = (experts + 4) * TILE * 4
         window = (experts + 1) * CHUNK * 4
         counts = 3 * experts * 65536 * 8
-        return INTERPRETER + threads * (scratch + window + counts)
+        whole = 0
+        if self.operator.needs == "features":
+            shapes = [s.shape for s in self.sites.values() if s.block is not None]
+            matrices = [shape for shape in shapes if len(shape) == 2]
+            whole = max((16 * experts * out * into + 8 * (experts + 4) * into * into
+                         for out, into in matrices), default=0)  # fmt: skip
+        return INTERPRETER + threads * (scratch + window + counts + whole)
 
     def describe(self, threads: int) -> dict[str, Any]:
         """What `--dry-run` tells."""
@@ -95,6 +111,7 @@ class MergeJob:
             "merged_tensors": len(self.sites),
             "coordinates": sum(site.size for site in self.sites.values()),
             "settings": summary(self.sites),
+            **({"exemplars": dict(self.exemplars)} if self.exemplars else {}),
             "bytes_to_read": self.bytes_in(),
             "bytes_to_write": self.layout.nbytes,
             "files": self.layout.files,
@@ -122,6 +139,20 @@ def merge(
     return run_merge(job, Path(out), options)
 
 
+def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
+    """The pool of a recipe that merges, and whether tensors outside the blocks are merged."""
+    outside = recipe.parameters.get("outside") != "reference"
+    pool = open_pool(
+        recipe.reference,
+        recipe.experts,
+        allow_pickle=options.allow_pickle,
+        mixed_dtypes=recipe.out_dtype is not None,
+        outside=outside,
+        soup=recipe.operator is not None and not recipe.operator.needs_reference,
+    )
+    return pool, outside
+
+
 def plan_merge(recipe: Recipe, options: Options) -> MergeJob:
     """Check the recipe against the checkpoints' headers. Reads no tensor."""
     operator = recipe.operator
@@ -130,15 +161,7 @@ def plan_merge(recipe: Recipe, options: Options) -> MergeJob:
             "merge_method: checkpoint has nothing to merge; add a repair: section, or use "
             "`sigmerge repair`."
         )
-    outside = recipe.parameters.get("outside") != "reference"
-    pool = open_pool(
-        recipe.reference,
-        recipe.experts,
-        allow_pickle=options.allow_pickle,
-        mixed_dtypes=recipe.out_dtype is not None,
-        outside=outside,
-        soup=not operator.needs_reference,
-    )
+    pool, outside = open_merge_pool(recipe, options)
     sites = _sites(recipe, pool, outside)
     problems = operator.check(list(sites.values()))
     if problems:
@@ -151,13 +174,35 @@ def plan_merge(recipe: Recipe, options: Options) -> MergeJob:
         )
         for name, stored in sorted(pool.layout.tensors.items(), key=lambda item: natural(item[0]))
     ]
-    return MergeJob(
-        recipe, operator, pool, sites, plan_layout(tensors, parse_size(options.max_shard_size))
-    )
+    layout = plan_layout(tensors, parse_size(options.max_shard_size))
+    exemplars = {}
+    if operator.needs:
+        from sigmerge.commands.capture import plan_captures
+
+        captures = plan_captures(recipe, pool)
+        exemplars = {planned.expert: len(planned.exemplars) for planned in captures}
+    return MergeJob(recipe, operator, pool, sites, layout, exemplars)
+
+
+def _with_statistics(job: MergeJob, options: Options) -> MergeJob:
+    """The job with what its operator needs to know, captured now or earlier."""
+    from sigmerge.commands.capture import plan_captures, run_captures
+
+    captures = plan_captures(job.recipe, job.pool)
+    statistics = StatisticsFolders(run_captures(captures, job.recipe, job.pool, options))
+    sites = {
+        name: replace(site, measured=statistics.measured(name)) for name, site in job.sites.items()
+    }
+    problems = job.operator.check_statistics(list(sites.values()), statistics)
+    if problems:
+        raise PoolError(f"{job.recipe.method}: the exemplars do not suffice:", problems)
+    return replace(job, sites=sites, statistics=statistics)
 
 
 def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
     meter = Meter()
+    if job.operator.needs:
+        job = _with_statistics(job, options)
     recipe, pool = job.recipe, job.pool
     source = PoolSource(job.members, allow_nonfinite=options.allow_nonfinite)
     # Blocks that were finished without the check for NaN are not taken over by a run that checks.
@@ -168,7 +213,8 @@ def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
     ):
         resumed = sorted(output.done)
         merge_blocks(job, source, workers, output, options)
-        inputs = input_files(pool.members, options)
+        exemplars = {m.name: m.exemplars for m in recipe.models if m.exemplars and job.statistics}
+        inputs = input_files(pool.members, options, exemplars)
         copy_companions(output, pool, recipe.tokenizer, recipe.out_dtype)
         title = f"{job.operator.title} of {len(pool.experts)} experts"
         output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
@@ -180,6 +226,10 @@ def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
             "settings": summary(job.sites),
             "warnings": list(recipe.notes),
         }
+        if job.statistics:
+            notes = {n: v for record in output.done.values() for n, v in (record or {}).items()}
+            plan["capture"] = recipe.capture.model_dump() | {"exemplars": dict(job.exemplars)}
+            plan["tensors"] = {name: notes[name] for name in sorted(notes, key=natural)}
         output.text("sigmerge/plan.json", json.dumps(plan, indent=2) + "\n")
         provenance = {
             "inputs": inputs,
@@ -205,7 +255,7 @@ class Sink(Protocol):
 
     def write_bytes(self, tensor: str, data: memoryview) -> None: ...
 
-    def finish(self, block: str) -> None: ...
+    def finish(self, block: str, record: Any = None) -> None: ...
 
 
 def merge_blocks(
@@ -219,6 +269,7 @@ def merge_blocks(
         source,
         workers,
         operator.granule,
+        statistics=job.statistics,
     )
     survey = stream.survey(operator.survey(list(job.sites.values()))) if todo else None
     total = sum(slot.nbytes for slot in job.layout.slots.values())
@@ -226,21 +277,24 @@ def merge_blocks(
     blocks = stream.ahead([[job.sites[n] for n in names if n in job.sites] for _, names in todo])
     for (key, names), block in zip(todo, blocks, strict=True):
         states = stream.prepare(block, lambda site: operator.prepare(site, survey))
-        stream.visit(
-            block,
-            states,
-            lambda chunk: _write_chunk(job, survey, output, chunk, source.allow_nonfinite),
-        )
+        notes: dict[str, Any] = {}
+        write = partial(_write_chunk, job, survey, output, source.allow_nonfinite, notes)
+        stream.visit(block, states, write)
         for name in names:
             if name not in job.sites:
                 _copy_tensor(job, source, output, name)
-        output.finish(key)
+        output.finish(key, notes or None)
         written += sum(job.layout.slots[name].nbytes for name in names)
         options.progress("merging", written, total)
 
 
 def _write_chunk(
-    job: MergeJob, survey: Any, output: Sink, chunk: StreamChunk, lenient: bool
+    job: MergeJob,
+    survey: Any,
+    output: Sink,
+    lenient: bool,
+    notes: dict[str, Any],
+    chunk: StreamChunk,
 ) -> int:
     tensor = chunk.site.tensor
     dtype = job.layout.slots[tensor].dtype
@@ -249,6 +303,8 @@ def _write_chunk(
         if job.operator.gives_vector:
             add_reference(tile.out, tile.reference)
         store(output, tensor, tile.start, tile.out, raw[: tile.out.size], dtype, lenient)
+    if chunk.notes:
+        notes[tensor] = chunk.notes
     return chunk.stop - chunk.start
 
 
@@ -304,7 +360,8 @@ def _sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:
     for name, stored in sorted(pool.layout.tensors.items()):
         block = pool.stack.block_of(name)
         if stored.floating and stored.size and (outside or block is not None):
-            sites[name] = recipe.site(name, stored.size, block, pool.stack.depth)
+            site = recipe.site(name, stored.size, block, pool.stack.depth)
+            sites[name] = replace(site, shape=stored.shape)
     return sites
 
 
@@ -325,8 +382,11 @@ def summary(sites: Mapping[str, Site]) -> dict[str, Any]:
     }
 
 
-def input_files(members: Mapping[str, Checkpoint], options: Options) -> list[dict[str, Any]]:
+def input_files(
+    members: Mapping[str, Checkpoint], options: Options, exemplars: Mapping[str, Path] | None = None
+) -> list[dict[str, Any]]:
     files = {file: name for name, member in members.items() for file in member.files}
+    files |= {file: name for name, file in (exemplars or {}).items()}
     total = sum(file.stat().st_size for file in files)
     hashed = 0
 

@@ -5,9 +5,7 @@ Measured once per pool, independent of any anchor, and kept beside the pool by c
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.cache import cache_folder, sha256
+from sigmerge.checkpoints.cache import beside, content_key, sha256
 from sigmerge.checkpoints.companions import TOKENIZER
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool, open_pool
@@ -104,9 +102,9 @@ def block_sites(pool: Pool) -> list[list[Site]]:
 
 def _weight_views(pool: Pool, options: Options) -> Views:
     """Direction and sign views: one pass that reads every weight once."""
-    key = _key(["weights", FORMAT, _weights_key(pool.layout, options),
+    key = content_key(["weights", FORMAT, _weights_key(pool.layout, options),
                 *(_weights_key(e, options) for e in pool.experts.values())])  # fmt: skip
-    note = _beside(pool, f"signature-{key}.json")
+    note = beside(pool.layout.path, f"signature-{key}.json")
     if note.exists():
         kept = json.loads(note.read_text())
         dots, mass = np.array(kept["dots"]), np.array(kept["mass"])
@@ -163,9 +161,9 @@ def _representation(probe_file: Path, pool: Pool, options: Options) -> np.ndarra
         tokenizer = {f for pattern in TOKENIZER for f in expert.path.glob(pattern) if f.is_file()}
         files = [expert.path / "config.json", *sorted(tokenizer)]
         digests = sha256(files)
-        key = _key(["gram", FORMAT, prompts, _weights_key(expert, options),
+        key = content_key(["gram", FORMAT, prompts, _weights_key(expert, options),
                     *(f"{file.name} {digests[file]}" for file in files)])  # fmt: skip
-        note = _beside(pool, f"gram-{key}.npy")
+        note = beside(pool.layout.path, f"gram-{key}.npy")
         if not note.exists():
             gram = probe(expert.path, prompts)
             if len(gram) != pool.stack.depth:
@@ -182,23 +180,6 @@ def _representation(probe_file: Path, pool: Pool, options: Options) -> np.ndarra
 def _weights_key(checkpoint: Checkpoint, options: Options) -> str:
     digests = sha256(checkpoint.files, options.threads)
     return " ".join(sorted(digests.values()))
-
-
-def _key(parts: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
-
-
-def _beside(pool: Pool, name: str) -> Path:
-    """A file beside the pool, or in the user's cache where that folder cannot be written."""
-    folder = pool.layout.path.parent / ".sigmerge"
-    if (folder / name).exists():
-        return folder / name
-    try:
-        folder.mkdir(exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError:
-        writable = False
-    return (folder if writable else cache_folder("profiles")) / name
 
 
 def _publish(file: Path, content: bytes) -> None:

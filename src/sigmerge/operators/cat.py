@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-from sigmerge.errors import PoolError
 from sigmerge.kernels import merge as kernels
 from sigmerge.operators.base import (
     LAMBDA,
@@ -32,9 +31,9 @@ from sigmerge.operators.base import (
 from sigmerge.operators.features import NORMALIZE_TOKENS, energies, grams
 from sigmerge.operators.task_arithmetic import task_vectors
 
-DENSE = 64
-"""Up to this many outputs the matrix is formed and decomposed as a whole."""
-ZERO = 1e-12
+DENSE = 1024
+"""Up to this many outputs it is faster to form the matrix and decompose all of it."""
+ZERO = 1e-10
 """Eigenvalues below this times the largest |eigenvalue| are not positive."""
 
 
@@ -95,15 +94,10 @@ def _projections(deltas: Array, site: Site, statistics: Statistics) -> tuple[lis
     """For every task, the removal of its B_k, all from the untrimmed updates; and their ranks."""
     options = site.settings
     features = list(grams(site, statistics, options["normalize_tokens"]))
-    try:
-        bases = [
-            removal_basis(deltas, features, k, options["rank"], options["trade_off"])
-            for k in range(len(deltas))
-        ]
-    except ArpackNoConvergence as error:
-        raise PoolError(
-            f"{site.tensor}: the conflict directions did not converge ({error}); lower rank."
-        ) from None
+    bases = [
+        removal_basis(deltas, features, k, options["rank"], options["trade_off"])
+        for k in range(len(deltas))
+    ]
     return [_projection(basis) for basis in bases], [basis.shape[1] for basis in bases]
 
 
@@ -140,26 +134,36 @@ def removal_basis(
     rank = min(rank, size)
     if rank == 0:
         return np.zeros((size, 0))
-    if size <= max(DENSE, rank + 1):
-        matrix = apply(np.eye(size))
-        values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-        largest = float(np.abs(values).max())
-    else:
-        values, vectors, largest = _lanczos(apply, size, rank)
-    values, vectors = values[-rank:], vectors[:, -rank:]
+    values, vectors, largest = _top(apply, size, rank)
     return vectors[:, values > ZERO * largest][:, ::-1]
 
 
-def _lanczos(apply: Callable[[Array], Array], size: int, rank: int) -> tuple[Array, Array, float]:
+def _top(apply: Trim, size: int, rank: int) -> tuple[Array, Array, float]:
     """The largest algebraic eigenpairs, ascending, and the largest |eigenvalue|."""
+    if size > max(DENSE, rank + 1):
+        try:
+            return _lanczos(apply, size, rank)
+        except ArpackNoConvergence:
+            pass  # positive eigenvalues too close to one another: take all of them apart
+    matrix = apply(np.eye(size))
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    return values[-rank:], vectors[:, -rank:], float(np.abs(values).max())
+
+
+def _lanczos(apply: Trim, size: int, rank: int) -> tuple[Array, Array, float]:
+    """Without forming the matrix. It is scaled and shifted into [0, 2], so that the solver's
+    tolerance is relative to the largest |eigenvalue| and not to an eigenvalue near zero."""
     start = np.random.default_rng(0).standard_normal(size)
     if not apply(start).any():
-        return np.zeros(1), np.zeros((size, 1)), 0.0
-    matrix = LinearOperator((size, size), matvec=apply, dtype=np.float64)
-    largest = eigsh(matrix, 1, which="LM", v0=start, tol=0.1, return_eigenvectors=False)
-    values, vectors = eigsh(matrix, rank, which="LA", v0=start)
+        return np.zeros(0), np.zeros((size, 0)), 0.0
+    plain = LinearOperator((size, size), matvec=apply, dtype=np.float64)
+    found = eigsh(plain, 1, which="LM", v0=start, tol=0.01, return_eigenvectors=False)
+    largest = float(np.abs(found[0]))
+    shifted = LinearOperator((size, size), lambda v: apply(v) / largest + v, dtype=np.float64)
+    space = min(size, max(64, 4 * rank))
+    values, vectors = eigsh(shifted, rank, which="LA", v0=start, ncv=space, tol=ZERO)
     order = np.argsort(values)
-    return values[order], vectors[:, order], float(np.abs(largest[0]))
+    return (values[order] - 1.0) * largest, vectors[:, order], largest
 
 
 def scale_scores(vectors: Array, seen: Array, task: int, trade_off: float) -> Array:

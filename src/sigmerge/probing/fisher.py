@@ -91,8 +91,10 @@ def _load(folder: Path) -> Any:
     try:
         import torch
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
     except ImportError as error:
         raise MissingExtra("transformers", "models", "A capture pass") from error
+    logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=torch.float32, local_files_only=True

@@ -84,7 +84,7 @@ class Memory:
         if tensor in self.weights:
             self.write(tensor, 0, np.frombuffer(data, STORAGE[self._dtypes[tensor]]))
 
-    def finish(self, block: str) -> None:
+    def finish(self, block: str, record: Any = None) -> None:
         pass
 
 

@@ -1,0 +1,185 @@
+"""`sigmerge capture`: measure on each expert's own exemplars what an operator needs to know.
+
+One folder an expert, named by content (weights, exemplars, tokenizer, settings), so that statistics
+made on another machine are the same folder. Experts and exemplars belong together by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sigmerge.checkpoints.cache import beside, content_key, sha256
+from sigmerge.checkpoints.companions import tokenizer_files
+from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.statistics import finish, is_finished
+from sigmerge.commands.merge import open_merge_pool
+from sigmerge.commands.options import Options
+from sigmerge.errors import PoolError, RecipeError
+from sigmerge.probing.exemplars import Exemplar, check_same_vocabulary, read_exemplars, tokenize
+from sigmerge.recipe import Recipe, load_recipe
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What one expert is shown; `kind` is what the operator needs, features or fisher."""
+
+    expert: str
+    kind: str
+    checkpoint: Checkpoint
+    tokenizer: Path
+    exemplars: tuple[Exemplar, ...]
+
+
+def capture(
+    recipe: Recipe | Path | str | Mapping[str, Any],
+    *,
+    experts: Sequence[str] = (),
+    out: Path | str | None = None,
+    dry_run: bool = False,
+    **how: Any,
+) -> dict[str, Any]:
+    """Capture what the recipe's operator needs, of these experts or all; says what lies where."""
+    options = Options(**how)
+    loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    if loaded.operator is None or not loaded.operator.needs:
+        raise RecipeError(f"merge_method: {loaded.method} reads no exemplars; nothing to capture.")
+    if unknown := [name for name in experts if name not in loaded.experts]:
+        known = ", ".join(loaded.experts)
+        raise RecipeError(f"No expert is called {unknown[0]!r}; there are: {known}.")
+    pool, _ = open_merge_pool(loaded, options)
+    planned = [c for c in plan_captures(loaded, pool) if not experts or c.expert in experts]
+    places = folders(planned, loaded, pool, options, Path(out) if out else None)
+    states = {n: "there already" if is_finished(place) else "to do" for n, place in places.items()}
+    if not dry_run:
+        run_captures(planned, loaded, pool, options, places)
+        states = {n: "captured" if state == "to do" else state for n, state in states.items()}
+    return {"captures": [
+        {"expert": c.expert, "kind": c.kind, "exemplars": len(c.exemplars),
+         "folder": str(places[c.expert]), "state": states[c.expert]}
+        for c in planned
+    ]}  # fmt: skip
+
+
+def plan_captures(recipe: Recipe, pool: Pool) -> list[Capture]:
+    """Every check that needs no model: exemplars can be read, tokenizers agree."""
+    assert recipe.operator is not None
+    planned, problems = [], []
+    for model in recipe.models:
+        checkpoint = pool.experts[model.name]
+        home = checkpoint.path if tokenizer_files(checkpoint.path) else recipe.tokenizer
+        if home is None or not tokenizer_files(home):
+            problems.append(f"{model.name}: no tokenizer in {checkpoint.path} or base_model")
+            continue
+        assert model.exemplars is not None
+        try:
+            shown = tuple(read_exemplars(model.exemplars, recipe.capture.limit))
+        except RecipeError as error:
+            problems.append(f"{model.name}: {error}")
+            continue
+        planned.append(Capture(model.name, recipe.operator.needs, checkpoint, home, shown))
+    if problems:
+        raise RecipeError("The experts cannot be shown their exemplars:", problems)
+    _check_tokenizers(planned)
+    return planned
+
+
+def _check_tokenizers(planned: Sequence[Capture]) -> None:
+    """Equal files are equal tokenizers; only where files differ the vocabularies are compared."""
+    main = {c.expert: c.tokenizer / "tokenizer.json" for c in planned}
+    files = [file for file in main.values() if file.exists()]
+    if len(files) < len(main) or len(set(sha256(files).values())) > 1:
+        check_same_vocabulary({c.expert: c.tokenizer for c in planned})
+
+
+def folders(
+    planned: Sequence[Capture],
+    recipe: Recipe,
+    pool: Pool,
+    options: Options,
+    out: Path | None = None,
+) -> dict[str, Path]:
+    """Where each expert's statistics lie or go: `out`, the recipe's folder, or beside the pool."""
+    wanted = out or (recipe.folder / recipe.capture.folder if recipe.capture.folder else None)
+    names = {c.expert: f"{c.kind}-{_key(c, recipe, pool, options)}" for c in planned}
+    return {
+        expert: wanted / name if wanted else beside(pool.layout.path, name)
+        for expert, name in names.items()
+    }
+
+
+def _key(planned: Capture, recipe: Recipe, pool: Pool, options: Options) -> str:
+    """Of all that the statistics depend on, by content; no path, so the same everywhere."""
+    settings = recipe.capture
+    files = [planned.checkpoint.path / "config.json", *tokenizer_files(planned.tokenizer)]
+    digests = sha256(files)
+    content: list[Any] = [
+        FORMAT,
+        planned.kind,
+        _weights(planned.checkpoint, options),
+        [f"{file.name} {digests[file]}" for file in files],
+        [list(asdict(exemplar).values()) for exemplar in planned.exemplars],
+        settings.max_length,
+    ]
+    if planned.kind == "features":
+        content += [settings.skip_bos, settings.scale]
+        if settings.scale != 1:
+            assert pool.reference is not None
+            content.append(_weights(pool.reference, options))
+    else:
+        content += [settings.labels, recipe.seed if settings.labels == "sampled" else None]
+    return content_key(content)
+
+
+def _weights(checkpoint: Checkpoint, options: Options) -> list[str]:
+    return sorted(sha256(checkpoint.files, options.threads).values())
+
+
+def run_captures(
+    planned: Sequence[Capture],
+    recipe: Recipe,
+    pool: Pool,
+    options: Options,
+    places: Mapping[str, Path] | None = None,
+) -> dict[str, Path]:
+    """The folders of all experts' statistics; what is not there yet is captured now."""
+    places = places or folders(planned, recipe, pool, options)
+    for one in planned:
+        if not is_finished(places[one.expert]):
+            _run(one, recipe, pool, options, places[one.expert])
+    return dict(places)
+
+
+def _run(planned: Capture, recipe: Recipe, pool: Pool, options: Options, folder: Path) -> None:
+    settings = recipe.capture
+    answers = planned.kind == "fisher" and settings.labels == "data"
+    tokens = tokenize(planned.tokenizer, planned.exemplars, settings.max_length, answers=answers)
+    about: dict[str, Any] = {"expert": planned.expert, "kind": planned.kind,
+                             "exemplars": len(tokens),
+                             "tokens": sum(len(row.ids) for row in tokens)}  # fmt: skip
+
+    def progress(done: int, total: int) -> None:
+        options.progress(f"capturing {planned.expert}", done, total)
+
+    if planned.kind == "features":
+        from sigmerge.probing.capture import capture_features
+        from sigmerge.probing.skeleton import reader
+
+        reference = pool.reference if settings.scale != 1 else None
+        read = reader(planned.checkpoint, reference, settings.scale)
+        capture_features(planned.checkpoint, read, tokens, folder, skip_bos=settings.skip_bos,
+                         threads=options.threads, progress=progress)  # fmt: skip
+    elif planned.kind == "fisher":
+        from sigmerge.probing.fisher import capture_fisher
+
+        about["norm"] = capture_fisher(planned.checkpoint, tokens, folder, labels=settings.labels,
+                                       seed=recipe.seed, threads=options.threads,
+                                       progress=progress)  # fmt: skip
+    else:
+        raise PoolError(f"{recipe.method} needs {planned.kind!r}, which nothing measures.")
+    finish(folder, about)
