@@ -91,10 +91,9 @@ class StreamChunk:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def tiles(self) -> Iterator[Tile]:
-        reference, experts, out = _scratch(len(self.site.experts), self.step)
         for start in range(self.start, self.stop, self.step):
             size = min(self.step, self.stop - start)
-            tile = Tile(start, reference[:size], experts[:, :size], out[:size])
+            tile = Tile(start, *_scratch(len(self.site.experts), size))
             self.source.fill("reference", self.site.tensor, start, tile.reference)
             for row, expert in zip(tile.experts, self.site.experts, strict=True):
                 self.source.fill(expert, self.site.tensor, start, row)
@@ -106,14 +105,19 @@ _local = threading.local()
 
 
 def _scratch(experts: int, size: int) -> tuple[Array, Array, Array]:
-    """Rows for the reference, the experts and the result; kept, unless a tensor is one tile."""
+    """Rows for the reference, the experts and the result; kept, unless a tensor is one tile.
+
+    Without gaps between rows, so that kernels see one contiguous array.
+    """
+    length = (experts + 2) * size
     if size > TILE:
-        rows = np.empty((experts + 2, size), np.float32)
-        return rows[0], rows[1:-1], rows[-1]
-    if getattr(_local, "experts", None) != experts:
-        _local.experts = experts
-        _local.rows = np.empty((experts + 2, TILE), np.float32)
-    return _local.rows[0], _local.rows[1:-1], _local.rows[-1]
+        flat = np.empty(length, np.float32)
+    else:
+        if getattr(_local, "experts", 0) < experts:
+            _local.experts, _local.flat = experts, np.empty((experts + 2) * TILE, np.float32)
+        flat = _local.flat[:length]
+    rows = flat.reshape(experts + 2, size)
+    return rows[0], rows[1:-1], rows[-1]
 
 
 def chunks(
