@@ -52,9 +52,14 @@ def run(
     seed: int = 0,
     threads: int = 1,
     blocks: Mapping[str, int] | None = None,
+    statistics: Any = None,
+    notes: dict[str, Any] | None = None,
     **given: Any,
 ) -> dict[str, Array]:
-    """The merged tensors, flat float32. `blocks` says which tensors lie in the stack."""
+    """The merged tensors, flat float32. `blocks` says which tensors lie in the stack.
+
+    What the operator notes about tensors goes into `notes`.
+    """
     chosen = operator(method, on)
     depth = max(blocks.values()) + 1 if blocks else 0
     names = tuple(experts)
@@ -67,6 +72,8 @@ def run(
             names,
             settings_of(chosen, len(names), preset, given),
             seed,
+            values.shape,
+            statistics.measured(name) if statistics else "",
         )
         for name, values in sorted(reference.items())
     ]
@@ -79,10 +86,14 @@ def run(
         for tile in chosen.merge(chunk, survey):
             values = tile.out + tile.reference if chosen.gives_vector else tile.out
             merged[chunk.site.tensor][tile.start : tile.start + values.size] = values
+        if notes is not None:
+            notes[chunk.site.tensor] = chunk.notes
         return chunk.stop - chunk.start
 
     with Workers(threads) as workers:
-        stream = Stream([[site] for site in sites], source, workers, chosen.granule)
+        stream = Stream(
+            [[site] for site in sites], source, workers, chosen.granule, statistics=statistics
+        )
         survey = stream.survey(chosen.survey(sites))
         for site in sites:
             states = stream.prepare([site], lambda s: chosen.prepare(s, survey))

@@ -118,3 +118,236 @@ def test_four_distinct_inputs_a_block_are_stored_once(llama: Path, tmp_path: Pat
         (136,),
         (300,),
     ]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("*.safetensors"))}
+
+
+def test_threads_and_groups_do_not_change_a_bit(llama: Path, tmp_path: Path) -> None:
+    tokens = tokens_of(count=9)
+    features(llama, tokens, tmp_path / "one", threads=1)
+    features(llama, tokens, tmp_path / "many", threads=4)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "many")
+
+
+def test_grams_in_several_groups_and_panels(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sigmerge.probing import capture
+
+    monkeypatch.setattr(capture, "GROUP", 10)
+    monkeypatch.setattr(capture, "PANEL", 5)
+    tokens = tokens_of()
+    found = features(llama, tokens, tmp_path / "out", threads=2)
+    for name, gram in in_one_go(llama, tokens)[0].items():
+        np.testing.assert_allclose(found.gram("e", name), gram, **CLOSE)
+
+
+def test_a_resumed_capture_ends_in_the_same_bytes(llama: Path, tmp_path: Path) -> None:
+    tokens = tokens_of()
+    features(llama, tokens, tmp_path / "whole")
+
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        features(llama, tokens, tmp_path / "parts", progress=stop)
+    assert len(files_of(tmp_path / "parts")) == 2
+    before = (tmp_path / "parts/layer-00001.safetensors").stat().st_mtime_ns
+    features(llama, tokens, tmp_path / "parts")
+    assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
+    assert (tmp_path / "parts/layer-00001.safetensors").stat().st_mtime_ns == before
+
+
+def test_statistics_add_up_over_exemplars(llama: Path, tmp_path: Path) -> None:
+    tokens = tokens_of()
+    name = "model.layers.1.mlp.down_proj.weight"
+    whole, left, right = (
+        features(llama, part, tmp_path / str(i)).gram("e", name)
+        for i, part in enumerate((tokens, tokens[:2], tokens[2:]))
+    )
+    np.testing.assert_allclose(left + right, whole, rtol=1e-12)
+
+
+def test_skip_bos_leaves_out_the_first_token(llama: Path, tmp_path: Path) -> None:
+    tokens = tokens_of()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    whole = features(llama, tokens, tmp_path / "whole")
+    first = features(llama, [Tokens(row.ids[:1], 1) for row in tokens], tmp_path / "first")
+    rest = features(llama, tokens, tmp_path / "rest", skip_bos=True)
+    np.testing.assert_allclose(
+        rest.gram("e", name), whole.gram("e", name) - first.gram("e", name), **CLOSE
+    )
+    assert rest.rows("e", name) == whole.rows("e", name) - len(tokens)
+    assert rest.rows("e", "model.norm.weight") == whole.rows("e", "model.norm.weight") - len(tokens)
+
+
+def test_scale_moves_the_network_between_reference_and_expert(llama: Path, tmp_path: Path) -> None:
+    models.write_expert(tmp_path / "expert", near=llama, seed=3)
+    expert, reference = open_checkpoint(tmp_path / "expert"), open_checkpoint(llama)
+    tokens, name = tokens_of(), "model.layers.2.mlp.gate_proj.weight"
+    grams = {
+        scale: features(tmp_path / "expert", tokens, tmp_path / str(scale),
+                        read=reader(expert, reference, scale)).gram("e", name)
+        for scale in (0.0, 0.5, 1.0)
+    }  # fmt: skip
+    np.testing.assert_allclose(grams[0.0], features(llama, tokens, tmp_path / "r").gram("e", name))
+    plain = features(tmp_path / "expert", tokens, tmp_path / "e").gram("e", name)
+    assert np.array_equal(grams[1.0], plain)
+    assert not np.allclose(grams[0.5], plain, rtol=1e-3)
+
+
+def test_weights_are_loaded_block_by_block(llama: Path, tmp_path: Path) -> None:
+    """At no time are two blocks' weights in memory."""
+    from sigmerge.probing.skeleton import Skeleton
+
+    expert = open_checkpoint(llama)
+    model = Skeleton(expert, reader(expert))
+
+    def held() -> int:
+        parts = [*model.blocks, model._body]
+        return sum(p.numel() for m in parts for p in m.parameters() if p.device.type != "meta")
+
+    small = held()
+    block = sum(p.numel() for p in model.blocks[0].parameters())
+    states, calls = model.enter(tokens_of())
+    assert held() <= small
+    for i in range(3):
+        with model.loaded(i) as module, torch.inference_mode():
+            args, kwargs = calls[0][i]
+            states[0] = module(states[0], *args, **kwargs)
+            assert held() <= small + block
+    assert held() == 0
+
+
+def test_families_without_linear_modules_keep_what_can_be_measured(tmp_path: Path) -> None:
+    """GPT-2 has transposed weights of its own kind: its norms are measured, its matrices not."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "gpt2")
+    found = features(tmp_path / "gpt2", tokens_of(), tmp_path / "out")
+    assert found.measured("transformer.h.0.ln_1.weight") == "energy"
+    assert found.measured("transformer.h.0.attn.c_attn.weight") == ""
+
+
+# Fisher
+
+
+def by_autograd(folder: Path, tokens: list[Tokens], labels: str) -> dict[str, Any]:
+    """Mean over exemplars of squared gradients, one backward pass each; argmax and data labels."""
+    model = models.load(folder)
+    sums = {name: np.zeros(tuple(p.shape)) for name, p in model.named_parameters()}
+    for row in tokens:
+        model.zero_grad()
+        logits = model(input_ids=torch.tensor([row.ids])).logits[0]
+        if labels == "argmax":
+            at = row.answer - 1
+            loss = torch.nn.functional.cross_entropy(logits[at], logits[at].argmax())
+        else:
+            wanted = torch.tensor(row.ids[row.answer :])
+            guess = logits[row.answer - 1 : len(row.ids) - 1]
+            loss = torch.nn.functional.cross_entropy(guess, wanted, reduction="sum")
+        loss.backward()
+        for name, p in model.named_parameters():
+            if p.grad is not None:
+                sums[name] += p.grad.double().numpy() ** 2 / len(tokens)
+    return sums
+
+
+def fisher(folder: Path, tokens: list[Tokens], out: Path, **how: Any) -> StatisticsFolders:
+    norm = capture_fisher(open_checkpoint(folder), tokens, out, **how)
+    finish(out, {"norm": norm})
+    return StatisticsFolders({"e": out})
+
+
+@pytest.mark.parametrize("labels", ["argmax", "data"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_fisher_equals_a_loop_of_backward_passes(family: str, labels: str, tmp_path: Path) -> None:
+    models.write_expert(tmp_path / "expert", family)
+    tokens = tokens_of()
+    before = (tmp_path / "expert/model.safetensors").read_bytes()
+    found = fisher(tmp_path / "expert", tokens, tmp_path / "out", labels=labels, threads=2)
+    assert (tmp_path / "expert/model.safetensors").read_bytes() == before
+    wanted = by_autograd(tmp_path / "expert", tokens, labels)
+    for name, values in wanted.items():
+        assert found.measured(name) == "fisher"
+        got = found.fisher("e", name, 0, values.size).reshape(values.shape)
+        np.testing.assert_allclose(got, values, rtol=1e-3, atol=1e-6 * values.max())
+        np.testing.assert_array_equal(found.fisher("e", name, 3, 7), got.ravel()[3:7])
+    total = np.sqrt(sum(np.square(values).sum() for values in wanted.values()))
+    assert found.fisher_norm("e") == pytest.approx(total, rel=1e-4)
+
+
+def test_the_square_of_a_batch_gradient_would_be_another_thing(llama: Path, tmp_path: Path) -> None:
+    row = tokens_of(count=1)[0]
+    twice = fisher(llama, [row, row], tmp_path / "twice")
+    once = fisher(llama, [row], tmp_path / "once")
+    name = "model.norm.weight"
+    np.testing.assert_allclose(
+        twice.fisher("e", name, 0, 16), once.fisher("e", name, 0, 16), rtol=1e-6
+    )
+
+
+def test_sampled_labels_follow_the_seed_and_threads_change_nothing(
+    llama: Path, tmp_path: Path
+) -> None:
+    tokens = tokens_of(count=5)
+    for name, how in {
+        "a": {"seed": 1, "threads": 1},
+        "b": {"seed": 1, "threads": 3},
+        "c": {"seed": 2, "threads": 1},
+    }.items():
+        fisher(llama, tokens, tmp_path / name, labels="sampled", **how)
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+    assert files_of(tmp_path / "a") != files_of(tmp_path / "c")
+
+
+# Exemplars
+
+
+def test_exemplars_are_read_and_cut(llama: Path, tmp_path: Path) -> None:
+    file = tmp_path / "e.jsonl"
+    file.write_text('{"prompt": "w1 w2"}\n\n{"prompt": "w3", "response": "w4 w5 w6"}\n')
+    rows = tokenize(llama, read_exemplars(file), 3)
+    assert rows == [Tokens((4, 5), 2), Tokens((6, 7, 8), 1)]
+    assert len(read_exemplars(file, limit=1)) == 1
+    with pytest.raises(RecipeError, match="Exemplar 1 has no response within 1 tokens"):
+        tokenize(llama, read_exemplars(file)[1:], 1, answers=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no exemplars"),
+        ("\n\n", "holds no exemplars"),
+        ('{"prompt": "a"}\nnot json\n', "line 2: not JSON"),
+        ('{"text": "a"}\n', "line 1: expected"),
+        ('{"prompt": "a", "response": 3}\n', "line 1: expected"),
+        ("[1]\n", "line 1: expected"),
+    ],
+)
+def test_wrong_files_of_exemplars(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "e.jsonl").write_text(text)
+    with pytest.raises(RecipeError, match=message):
+        read_exemplars(tmp_path / "e.jsonl")
+
+
+def test_tokenizers_that_differ_are_named(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    models.write_tokenizer(tmp_path / "other", models.WORDS[::-1])
+    check_same_vocabulary({"math": llama, "chat": llama})
+    with pytest.raises(PoolError, match="coding: 20 tokens differ from those of math"):
+        check_same_vocabulary({"math": llama, "coding": tmp_path / "other"})
+
+
+def test_a_checkpoint_whose_names_the_model_does_not_have(llama: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    models.write_expert(tmp_path / "odd")
+    state = load_file(tmp_path / "odd/model.safetensors")
+    renamed = {n.replace("q_proj", "query"): v for n, v in state.items()}
+    save_file(renamed, tmp_path / "odd/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(PoolError, match=r"the model needs model\.layers\.0\.self_attn\.q_proj"):
+        features(tmp_path / "odd", tokens_of(), tmp_path / "out")
