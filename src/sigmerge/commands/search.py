@@ -54,7 +54,7 @@ ANCHORS: tuple[tuple[str, dict[str, float]], ...] = (
     ("ties", {"weight": 1.0, "density": 0.2}),
     ("ties", {"weight": 1.0, "density": 0.5}),
     ("dare_linear", {"weight": 0.4, "density": 0.5}),
-    ("dare_ties", {"weight": 0.4, "density": 0.5}),
+    ("dare_ties", {"weight": 1.0, "density": 0.2}),
     ("dare_ties", {"weight": 1.0, "density": 0.5}),
 )
 """Plain merges that answer all items too: endpoints alone are too few to fit item parameters."""
