@@ -23,14 +23,10 @@ def cache_folder(name: str) -> Path:
 def beside(member: Path, name: str) -> Path:
     """A place of that name beside a pool's members, or in the cache if that cannot be written."""
     folder = member.parent / ".sigmerge"
-    if (folder / name).exists():
+    writable = os.access(folder if folder.exists() else folder.parent, os.W_OK)
+    if writable or (folder / name).exists():
         return folder / name
-    try:
-        folder.mkdir(exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError:
-        writable = False
-    return (folder if writable else cache_folder("profiles")) / name
+    return cache_folder("profiles") / name
 
 
 def content_key(parts: list[Any]) -> str:

@@ -169,6 +169,7 @@ def _representation(probe_file: Path, pool: Pool, options: Options) -> np.ndarra
             if len(gram) != pool.stack.depth:
                 raise PoolError(f"{name}: {len(gram)} blocks answered the probe, the tensor names "
                                 f"show {pool.stack.depth}.")  # fmt: skip
+            note.parent.mkdir(exist_ok=True)
             partial = note.with_suffix(".partial.npy")
             np.save(partial, gram)
             partial.replace(note)
@@ -183,6 +184,7 @@ def _weights_key(checkpoint: Checkpoint, options: Options) -> str:
 
 
 def _publish(file: Path, content: bytes) -> None:
+    file.parent.mkdir(exist_ok=True)
     partial = file.with_suffix(".partial")
     partial.write_bytes(content)
     partial.replace(file)
