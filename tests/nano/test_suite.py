@@ -56,6 +56,23 @@ def test_limit_domains_and_progress() -> None:
     assert heard == [(n, 10) for n in (2, 4, 5, 7, 9, 10)]
 
 
+def test_the_number_of_threads_is_given_back() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        during: list[int] = []
+        score(
+            POOL / "math",
+            limit=2,
+            domains=["math"],
+            progress=lambda *_: during.append(torch.get_num_threads()),
+        )
+        assert set(during) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_fractions_and_macro() -> None:
     marks = [("a", True), ("a", False), ("a", False), ("a", False), ("b", True)]
     scores = Scores(tuple(Result(str(i), d, ok, "") for i, (d, ok) in enumerate(marks)))

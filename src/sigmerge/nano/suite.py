@@ -70,7 +70,8 @@ def score(
     items = [fact for domain in chosen for fact in load_items(split, domain, pool)[:limit]]
     model, tokenizer = load(folder)
     model.to(device)
-    outputs = answer(model, tokenizer, [item.prompt for item in items], batch_size, progress)
+    with _one_thread():
+        outputs = answer(model, tokenizer, [item.prompt for item in items], batch_size, progress)
     return Scores(tuple(_mark(item, output) for item, output in zip(items, outputs, strict=True)))
 
 
@@ -91,6 +92,17 @@ def quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Matrices this small are slower on two threads: they wait for each other at every product."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _mark(item: Fact, output: str) -> Result:
