@@ -17,7 +17,7 @@ def logged(split: str) -> dict[str, dict[str, float]]:
 
 def test_sums_hold_and_the_size_is_bounded() -> None:
     assert files.verify() == 47
-    assert sum(path.stat().st_size for path in POOL.rglob("*") if path.is_file()) < 20e6
+    assert sum(path.stat().st_size for path in files.contents()) < 20e6
 
 
 def test_it_is_the_pool_of_its_seed() -> None:

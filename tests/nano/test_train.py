@@ -72,6 +72,7 @@ def test_the_files_are_the_facts(mini: Path) -> None:
         (lambda pool: (pool / "probe.jsonl").write_text("{}"), "probe.jsonl: changed"),
         (lambda pool: (pool / "log.jsonl").unlink(), "log.jsonl: missing"),
         (lambda pool: (pool / "stray").write_text(""), "stray: not in SHA256SUMS"),
+        (lambda pool: (pool / "splits/.sigmerge").write_text(""), "sigmerge: not in SHA256SUMS"),
     ],
 )
 def test_verify_names_what_differs(tmp_path: Path, harm, said: str) -> None:  # type: ignore[no-untyped-def]
@@ -82,6 +83,14 @@ def test_verify_names_what_differs(tmp_path: Path, harm, said: str) -> None:  # 
     harm(tmp_path)
     with pytest.raises(PoolError, match=said):
         files.verify(tmp_path)
+
+
+def test_what_a_merge_remembers_is_no_part_of_the_pool(tmp_path: Path) -> None:
+    files.write_data(build_all(0).values(), tmp_path)
+    files.write_sums(tmp_path)
+    (tmp_path / ".sigmerge").mkdir()
+    (tmp_path / ".sigmerge/gram.npy").write_text("")
+    assert files.verify(tmp_path) == 16
 
 
 def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ exemplars/<domain>.jsonl        {"prompt", "response"}
 probe.jsonl                     {"prompt"}
 log.jsonl                       how it was trained and what its members score
 SHA256SUMS                      of all of the above, as `sha256sum --check` reads it
+.sigmerge/                      what merges of the pool left to be remembered; no part of it
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ SPLITS = ("calibration", "evaluation")
 PROBE = "probe.jsonl"
 LOG = "log.jsonl"
 SUMS = "SHA256SUMS"
+NOTES = ".sigmerge"
 
 
 def split_file(split: str, domain: str, pool: Path = POOL) -> Path:
@@ -68,9 +70,15 @@ def read_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def contents(pool: Path = POOL) -> list[Path]:
+    """The pool's files."""
+    notes = pool / NOTES
+    return sorted(p for p in pool.rglob("*") if p.is_file() and notes not in p.parents)
+
+
 def _sums(pool: Path) -> dict[str, str]:
     """SHA-256 of every file of the pool, by its path there."""
-    files = sorted(path for path in pool.rglob("*") if path.is_file() and path.name != SUMS)
+    files = [path for path in contents(pool) if path.name != SUMS]
     return {
         path.relative_to(pool).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
