@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from sigmerge.commands.options import Options
 from sigmerge.commands.run import run_pipeline
 from sigmerge.errors import OutputError
 from sigmerge.nano.files import RECIPES
-from sigmerge.recipe import load_recipe
+from sigmerge.recipe import Recipe, load_recipe
 
 ANCHORS = ("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties")
 
@@ -23,7 +24,9 @@ def demo(out: Path | str, **how: Any) -> dict[str, Any]:
     _prepare(folder, options.overwrite)
     pages, rows = [], []
     for name in ANCHORS:
-        result = run_pipeline(load_recipe(RECIPES / f"{name}.yaml"), folder / name, options)
+        recipe = load_recipe(RECIPES / f"{name}.yaml")
+        again = options.overwrite or _ours(folder / name, recipe)
+        result = run_pipeline(recipe, folder / name, replace(options, overwrite=again))
         pages.append(result["page"])
         rows.append(paired_row(result["title"], result["evaluation"]))
     page = folder / "report.html"
@@ -40,3 +43,14 @@ def _prepare(folder: Path, overwrite: bool) -> None:
     for name in ANCHORS:
         shutil.rmtree(folder / name, ignore_errors=True)
     (folder / "report.html").unlink()
+
+
+def _ours(folder: Path, recipe: Recipe) -> bool:
+    """Whether an interrupted demo made this run: to be made again, for the page, if it is finished.
+
+    Its scores are remembered, so that takes a moment. A run of the user's own has a page.
+    """
+    text = folder / "repaired/sigmerge/recipe.yaml"
+    if not text.exists() or (folder / "report.html").exists():
+        return False
+    return text.read_text(encoding="utf-8") == recipe.text
