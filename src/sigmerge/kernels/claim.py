@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 
+from sigmerge.kernels.jit import kernel
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS
 
 Array = np.ndarray[Any, Any]
@@ -29,7 +29,7 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _LANES = 64
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_high(score: Array, owner: Array, histogram: Array) -> None:
     """select.count_high over the free coordinates."""
     bits = score.view(np.uint32)
@@ -38,7 +38,7 @@ def count_high(score: Array, owner: Array, histogram: Array) -> None:
         histogram[(bits[i] & _MAGNITUDE) >> np.uint32(LOW_BITS)] += np.int64(owner[i] >= ABOVE)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_low(score: Array, owner: Array, high: int, histogram: Array) -> None:
     """select.count_low over the free coordinates."""
     bits = score.view(np.uint32)
@@ -53,7 +53,7 @@ def count_low(score: Array, owner: Array, high: int, histogram: Array) -> None:
         histogram[inside[i]] += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _mass(values: Array, owner: Array, code: np.uint8) -> float:
     """Sum of |value| where the owner is `code`: float64, in 64 lanes, then lane by lane.
 
@@ -71,7 +71,7 @@ def _mass(values: Array, owner: Array, code: np.uint8) -> float:
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def mark(score: Array, owner: Array, threshold: int) -> tuple[int, int, float]:
     """Mark the free coordinates ABOVE the threshold, TIED with it, or FREE.
 
@@ -91,7 +91,7 @@ def mark(score: Array, owner: Array, threshold: int) -> tuple[int, int, float]:
     return int(above), int(tied), _mass(score, owner, ABOVE)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def settle(owner: Array, domain: int, ties: int, tied: int) -> None:
     """Hand the marked coordinates out: those above and the first `ties` of the `tied` are claimed.
 
@@ -111,7 +111,7 @@ def settle(owner: Array, domain: int, ties: int, tied: int) -> None:
         rest[i] = code if rest[i] == ABOVE else (FREE if rest[i] == TIED else rest[i])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def tally(delta: Array, owner: Array, code: int) -> tuple[int, float]:
     """Support (nonzero entries) and ℓ1 mass of the task vector where the owner is `code`."""
     wanted = np.uint8(code)
@@ -121,14 +121,14 @@ def tally(delta: Array, owner: Array, code: int) -> tuple[int, float]:
     return int(support), _mass(delta, owner, wanted)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def owners(owner: Array, present: Array) -> None:
     """Set present[code] for every code in the tile."""
     for i in range(owner.size):
         present[owner[i]] = True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def add(values: Array, owner: Array, domain: int, delta: Array, scale: float) -> None:
     """Eq. (occupancy): add scale · delta where `domain` owns, in float32."""
     code, factor = np.uint8(domain), np.float32(scale)
@@ -136,7 +136,7 @@ def add(values: Array, owner: Array, domain: int, delta: Array, scale: float) ->
         values[i] = values[i] + factor * delta[i] if owner[i] == code else values[i]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def add_sparse(
     values: Array, owner: Array, domain: int, delta: Array, scale: float, draws: Array, below: int
 ) -> None:
@@ -147,7 +147,7 @@ def add_sparse(
         values[i] = values[i] + factor * delta[i] if kept else values[i]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def replace(values: Array, owner: Array, domain: int, expert: Array, scale: float) -> None:
     """Move from the anchor's value to the expert's by `scale` where `domain` owns.
 

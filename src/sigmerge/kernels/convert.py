@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from sigmerge.kernels.jit import kernel
 
 Array = np.ndarray[Any, Any]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def widen_bf16(raw: Array, out: Array) -> bool:
     """float32 values of bfloat16 bit patterns; False if any is NaN or infinite."""
     bits = out.view(np.uint32)
@@ -25,7 +26,7 @@ def widen_bf16(raw: Array, out: Array) -> bool:
     return bool(largest < np.uint16(0x7F80))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def delta_bf16(expert: Array, reference: Array, out: Array) -> bool:
     """float32(expert) − float32(reference) of bfloat16 bit patterns; False if not all are finite.
 
@@ -41,7 +42,7 @@ def delta_bf16(expert: Array, reference: Array, out: Array) -> bool:
     return bool(largest < np.uint16(0x7F80))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def all_finite(values: Array) -> bool:
     bits = values.view(np.uint32)
     bad = np.uint32(0)
@@ -50,7 +51,7 @@ def all_finite(values: Array) -> bool:
     return bad == 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def narrow_bf16(values: Array, out: Array) -> bool:
     """bfloat16 bit patterns of float32 values, round to nearest even; False if not all finite."""
     bits = values.view(np.uint32)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from sigmerge.kernels.jit import kernel
 from sigmerge.kernels.philox import fill
 
 Array = np.ndarray[Any, Any]
@@ -18,14 +18,14 @@ LANES = 64
 """Partial sums of a norm."""
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def subtract(values: Array, reference: Array) -> None:
     """Δ = θ_d − θ_ref, in place."""
     for i in range(values.size):
         values[i] -= reference[i]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def weighted_sum(values: Array, weights: Array, out: Array) -> None:
     """Σ_d w_d v_d."""
     for begin in range(0, out.size, STRIP):
@@ -37,13 +37,13 @@ def weighted_sum(values: Array, weights: Array, out: Array) -> None:
             _add_scaled(total, values[d, begin : begin + STRIP], weights[d])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_scaled(total: Array, values: Array, factor: np.float32) -> None:
     for i in range(total.size):
         total[i] += values[i] * factor
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def scale(out: Array, divisor: float, factor: float) -> None:
     """τ · factor / divisor, in place."""
     below, above = np.float32(divisor), np.float32(factor)
@@ -53,14 +53,14 @@ def scale(out: Array, divisor: float, factor: float) -> None:
         out[i] = out[i] / below * above
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def add_reference(out: Array, reference: Array) -> None:
     """θ = θ_ref + τ, in place."""
     for i in range(out.size):
         out[i] += reference[i]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def trim(values: Array, threshold: int, ties: int) -> int:
     """Zero what lies below a cut; of the entries equal to it only the first `ties` stay.
 
@@ -82,7 +82,7 @@ def trim(values: Array, threshold: int, ties: int) -> int:
     return ties
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def equal_count(bits: Array, cut: int) -> int:
     count = 0
     for i in range(bits.size):
@@ -90,7 +90,7 @@ def equal_count(bits: Array, cut: int) -> int:
     return count
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def drop(
     values: Array, key: tuple[int, int], start: int, keep: int, multiplier: float, divisor: float
 ) -> None:
@@ -109,7 +109,7 @@ def drop(
                 part[i] /= below
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _keep_below(draws: Array, keep: int) -> None:
     """Draws become 1 if they lie below `keep` (at most 2**32), else 0."""
     last = np.uint32(max(keep, 1) - 1)
@@ -118,7 +118,7 @@ def _keep_below(draws: Array, keep: int) -> None:
         draws[i] = some if draws[i] <= last else np.uint32(0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def norms_of_drop(
     values: Array, key: tuple[int, int], start: int, keep: int
 ) -> tuple[float, float]:
@@ -135,18 +135,27 @@ def norms_of_drop(
             some[i] = part[i] if drawn[i] else np.float32(0)
         _add_magnitudes(part, before)
         _add_magnitudes(some, after)
-    return before.sum(), after.sum()
+    return _total(before), _total(after)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def norm(values: Array) -> float:
     """ℓ1 norm of a tile."""
     lanes = np.zeros(LANES)
     _add_magnitudes(values, lanes)
-    return lanes.sum()
+    return _total(lanes)
 
 
-@njit(cache=True, nogil=True)
+@kernel
+def _total(lanes: Array) -> float:
+    """Lane by lane. `lanes.sum()` would load a good part of numba with this kernel."""
+    total = 0.0
+    for i in range(lanes.size):
+        total += lanes[i]
+    return total
+
+
+@kernel
 def _add_magnitudes(values: Array, lanes: Array) -> None:
     """Entry i goes to lane i mod LANES: a fixed order of addition that runs in vectors."""
     for begin in range(0, values.size, LANES):
@@ -155,7 +164,7 @@ def _add_magnitudes(values: Array, lanes: Array) -> None:
             lanes[i] += np.float64(abs(part[i]))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def disjoint_merge(
     values: Array, weights: Array, weighted_election: bool, normalize: bool, out: Array
 ) -> None:
@@ -184,7 +193,7 @@ def disjoint_merge(
                 total[i] /= share[i] if share[i] != 0 else np.float32(1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_agreeing(values: Array, weight: np.float32, sign: Array, total: Array) -> None:
     """Add the weighted entries of the elected sign."""
     for i in range(values.size):
@@ -192,14 +201,14 @@ def _add_agreeing(values: Array, weight: np.float32, sign: Array, total: Array) 
         total[i] += entry if entry * sign[i] > 0 else np.float32(0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_shares(values: Array, weight: np.float32, sign: Array, share: Array) -> None:
     """Add the weights of the entries of the elected sign."""
     for i in range(values.size):
         share[i] += weight if values[i] * weight * sign[i] > 0 else np.float32(0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def prune_groups(values: Array, taken: Array, n: int, m: int, overlap: bool) -> None:
     """n:m pruning (CABS) of one expert's tile, in place: a group keeps its n largest free entries.
 
@@ -231,7 +240,7 @@ def prune_groups(values: Array, taken: Array, n: int, m: int, overlap: bool) -> 
 KEPT = -2
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _keep_largest(scores: Array, count: int) -> None:
     """Overwrite the `count` largest scores (all ≥ 0) by KEPT, the lowest index first among equals.
 
@@ -259,7 +268,7 @@ def _keep_largest(scores: Array, count: int) -> None:
             ties -= 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def merge_overlaps(values: Array, weights: Array, out: Array) -> None:
     """One claimant: its weighted entry. Several: the mean of those that agree with their sum."""
     experts, size = values.shape

@@ -10,7 +10,8 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from sigmerge.kernels.jit import inlined, kernel
 
 Array = np.ndarray[Any, Any]
 Word = np.uint32
@@ -23,7 +24,7 @@ def key_of(seed: int, *names: str) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
 
-@njit(cache=True, nogil=True, inline="always")
+@inlined
 def _round4(c0: Word, c1: Word, c2: Word, c3: Word, k0: Word, k1: Word) -> Counter:
     product0 = np.uint64(0xD2511F53) * np.uint64(c0)
     product1 = np.uint64(0xCD9E8D57) * np.uint64(c2)
@@ -37,7 +38,7 @@ def _round4(c0: Word, c1: Word, c2: Word, c3: Word, k0: Word, k1: Word) -> Count
     )
 
 
-@njit(cache=True, nogil=True, inline="always")
+@inlined
 def _draw4(counter: np.uint64, key: tuple[int, int]) -> Counter:
     """The four draws of one counter."""
     c0, c1 = np.uint32(counter), np.uint32(counter >> np.uint64(32))
@@ -50,7 +51,7 @@ def _draw4(counter: np.uint64, key: tuple[int, int]) -> Counter:
     return c0, c1, c2, c3
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fill(key: tuple[int, int], start: int, out: Array) -> None:
     """Random uint32 for the indices start, start+1, …, whatever the start."""
     head = min(-start % 4, out.size)
@@ -61,7 +62,7 @@ def fill(key: tuple[int, int], start: int, out: Array) -> None:
     _fill_some(key, start + tail, out[tail:])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _fill_groups(key: tuple[int, int], first: int, groups: int, out: Array) -> None:
     """All four lanes of every counter from `first` on, in a loop that runs in vectors."""
     for group in range(groups):
@@ -72,7 +73,7 @@ def _fill_groups(key: tuple[int, int], first: int, groups: int, out: Array) -> N
         out[4 * group + 3] = c3
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _fill_some(key: tuple[int, int], start: int, out: Array) -> None:
     for i in range(out.size):
         out[i] = _draw4(np.uint64((start + i) // 4), key)[(start + i) % 4]

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+
+from sigmerge.kernels.jit import kernel
 
 Array = np.ndarray[Any, Any]
 
@@ -30,7 +31,7 @@ class Cut(NamedTuple):
     ties: int
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_high(values: Array, histogram: Array) -> None:
     """Add the upper 16 bits of every magnitude pattern to a histogram of 65536 bins."""
     bits = values.view(np.uint32)
@@ -38,7 +39,7 @@ def count_high(values: Array, histogram: Array) -> None:
         histogram[(bits[i] & np.uint32(0x7FFFFFFF)) >> np.uint32(LOW_BITS)] += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_low(values: Array, high: int, histogram: Array) -> None:
     """Among magnitudes whose upper bits are `high`, add the lower 15 bits to a histogram."""
     bits = values.view(np.uint32)
@@ -49,7 +50,7 @@ def count_low(values: Array, high: int, histogram: Array) -> None:
             histogram[magnitude & np.uint32(LOW_BINS - 1)] += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_equal(values: Array, threshold: int) -> int:
     """How many magnitudes equal the threshold pattern."""
     bits = values.view(np.uint32)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
+
+from sigmerge.kernels.jit import kernel
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +24,7 @@ CHUNK: Final = 8 * LANES
 """Coordinates taken at once, few enough for the first-level cache. A lane has eight of them."""
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def add_signature(deltas: Array, dots: Array, mass: Array) -> None:
     """Add one tile of every task vector to the sums behind Eq. views (p and s).
 
@@ -60,14 +61,14 @@ def add_signature(deltas: Array, dots: Array, mass: Array) -> None:
     mass[1] += _sum(masses[1])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _widen(row: Array, wide: Array) -> None:
     for i in range(row.size):
         wide[i] = row[i]
     wide[row.size :] = 0.0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _stretch(row: Array, highest: Array, lowest: Array) -> None:
     """Let the range of every coordinate hold one more expert's value."""
     for i in range(row.size):
@@ -76,7 +77,7 @@ def _stretch(row: Array, highest: Array, lowest: Array) -> None:
         lowest[i] = value if value < low else low
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_mass(highest: Array, lowest: Array, contested: Array, total: Array) -> None:
     zero = np.float32(0.0)
     for start in range(0, CHUNK, LANES):
@@ -88,7 +89,7 @@ def _add_mass(highest: Array, lowest: Array, contested: Array, total: Array) -> 
             contested[i] += largest if (high > zero) & (low < zero) else zero
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_products(left: Array, right: Array, lanes: Array) -> None:
     for i in range(LANES):
         total = lanes[i] + left[i] * right[i]
@@ -102,7 +103,7 @@ def _add_products(left: Array, right: Array, lanes: Array) -> None:
         lanes[i] = total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sum(lanes: Array) -> float:
     total = 0.0
     for i in range(LANES):
