@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -293,6 +292,94 @@ def demo(
     typer.echo(f"page: {result['page']}")
 
 
+@app.command(
+    epilog="Example:  sigmerge evaluate merged/ --suite mergebench --split evaluation --data data/"
+)
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder to score.")],
+    suite: SuiteName = "mergebench",
+    split: Annotated[
+        str, typer.Option("--split", help="calibration (the drawn items), evaluation or all.")
+    ] = "calibration",
+    data: DataFolder = None,
+    hub: UseHub = False,
+    splits_file: Annotated[
+        Path | None, typer.Option("--splits", help="Split file; default: what build would write.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="First items of each benchmark only.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--benchmark", help="Only this benchmark; repeatable.")
+    ] = None,
+    backend: Annotated[str, typer.Option("--backend", help="hf or vllm.")] = "hf",
+    dtype: Annotated[str, typer.Option("--dtype", help="Of weights; auto: as saved.")] = "auto",
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=0, help="0: found automatically.")
+    ] = 0,
+    judge: Annotated[
+        str, typer.Option("--judge", help="keyword, or a WildGuard checkpoint's folder.")
+    ] = "keyword",
+    allow_code: Annotated[
+        bool,
+        typer.Option("--allow-code-execution", help="Run generated programs, in a sandbox."),
+    ] = False,
+    store: Annotated[
+        Path | None, typer.Option("--store", help="SQLite file of results; default: user cache.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the result here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score a checkpoint on a suite. Items that were scored before are not scored again.
+
+    Interrupted, the same command goes on with the items that are missing.
+    """
+    from sigmerge.commands.evaluate import evaluate as verb
+    from sigmerge.evaluation import lines
+
+    def announce(estimate: Any) -> None:
+        if not as_json:
+            typer.echo(lines.estimate_line(estimate), err=True)
+
+    how: dict[str, Any] = {
+        "limit": limit,
+        "only": tuple(only or ()),
+        "backend": backend,
+        "dtype": dtype,
+        "batch_size": batch_size or None,
+        "judge": judge,
+        "allow_code": allow_code,
+        "store": store,
+        "splits": splits_file,
+        "announce": announce,
+    }
+    with show.progress(as_json) as progress:
+        result = verb(
+            checkpoint, suite, split, data=data, hub=hub, out=out, progress=progress, **how
+        )
+    show.emit(result, as_json, lines.evaluation_lines)
+
+
+@app.command(
+    epilog="Example:  sigmerge aggregate merged.json repaired.json --expert math=math.json"
+)
+def aggregate(
+    files: Annotated[list[Path], typer.Argument(help="Result files of sigmerge evaluate.")],
+    expert: Annotated[
+        list[str] | None, typer.Option("--expert", help="NAME=FILE of an expert; repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Put results side by side: domain scores, macro score, submetrics, gaps to the experts."""
+    from sigmerge.commands.aggregate import aggregate as verb
+    from sigmerge.evaluation import lines
+
+    if wrong := [text for text in expert or [] if "=" not in text]:
+        raise typer.BadParameter(f"--expert {wrong[0]}: expected NAME=FILE")
+    experts = {name: Path(file) for name, file in (text.split("=", 1) for text in expert or [])}
+    show.emit(verb(files, experts), as_json, lines.aggregate_lines)
+
+
 splits = typer.Typer(no_args_is_help=True, help="Fix and check which records calibrate.")
 app.add_typer(splits, name="splits")
 
@@ -307,8 +394,9 @@ def splits_build(
 ) -> None:
     """Divide every benchmark 20/80, and draw each domain's calibration items."""
     from sigmerge.commands.splits import build
+    from sigmerge.evaluation import lines
 
-    show.emit(build(suite, file, data=data, hub=hub), as_json, _split_lines)
+    show.emit(build(suite, file, data=data, hub=hub), as_json, lines.split_lines)
 
 
 @splits.command("verify", epilog="Example:  sigmerge splits verify splits.json --data benchmarks/")
@@ -321,18 +409,9 @@ def splits_verify(
 ) -> None:
     """Check a split file: counts, disjointness, sums and the source data."""
     from sigmerge.commands.splits import verify
+    from sigmerge.evaluation import lines
 
-    show.emit(verify(suite, file, data=data, hub=hub), as_json, _split_lines)
-
-
-def _split_lines(result: dict[str, Any]) -> Iterator[str]:
-    yield f"{'benchmark':16} {'records':>8} {'calibration':>11} {'evaluation':>10} {'drawn':>5}"
-    for name, row in [*result["benchmarks"].items(), ("total", result["totals"])]:
-        counts = f"{row['records']:8,} {row['calibration']:11,} {row['evaluation']:10,}"
-        part = "" if row.get("complete", True) else "  not the complete benchmark"
-        yield f"{name:16} {counts} {row['drawn']:5}{part}"
-    yield from (f"left out: {reason}" for reason in result["absent"].values())
-    yield f"{result['file']}: {result['sha256']}"
+    show.emit(verify(suite, file, data=data, hub=hub), as_json, lines.split_lines)
 
 
 nano = typer.Typer(

@@ -72,16 +72,42 @@ def scorer_of(section: RepairSection, folder: Path, split: str = "calibration") 
         command = section.command.replace("{split}", split)
         return Scorer(f"command {command}", lambda path: run_command(command, path, folder))
     if section.evaluate is not None:
-        return suite_scorer(section.evaluate, split)
+        return suite_scorer(section.evaluate, split, folder)
     return None
 
 
-def suite_scorer(evaluate: Mapping[str, Any], split: str) -> Scorer:
-    if evaluate.get("suite") != "nano" or set(evaluate) - {"suite", "limit", "pool"}:
-        raise ScoreError(
-            f"repair.evaluate: {dict(evaluate)} is not known; there is {{suite: nano, limit: n, "
-            "pool: folder}. Other benchmarks: give scores: or command:."
-        )
+EVALUATE_KEYS = {
+    "suite": str,
+    "pool": str,
+    "backend": str,
+    "limit": int,
+    "data": str,
+    "splits": str,
+    "judge": str,
+    "allow_code_execution": bool,
+}
+"""What `repair: evaluate:` may say; `pool` is for suite: nano, what follows it for the others."""
+
+
+def suite_scorer(evaluate: Mapping[str, Any], split: str, folder: Path) -> Scorer:
+    """The embedded suite, a shipped one, or the user's own, measured on a split."""
+    problems = [
+        f"{key}: is not known; there are {', '.join(EVALUATE_KEYS)}"
+        if key not in EVALUATE_KEYS
+        else f"{key}: {value!r} is no {EVALUATE_KEYS[key].__name__}"
+        for key, value in evaluate.items()
+        if key not in EVALUATE_KEYS or not isinstance(value, EVALUATE_KEYS[key])
+    ]
+    if "suite" not in evaluate:
+        problems.append("suite: is missing; give nano, mergebench or a suite's YAML file")
+    if problems:
+        raise ScoreError("repair.evaluate: cannot be used:", problems)
+    if evaluate["suite"] == "nano":
+        return _nano_scorer(evaluate, split)
+    return _general_scorer(evaluate, split, folder)
+
+
+def _nano_scorer(evaluate: Mapping[str, Any], split: str) -> Scorer:
     from sigmerge.nano.files import POOL, SUMS
 
     limit, pool = evaluate.get("limit"), Path(evaluate.get("pool", POOL))
@@ -95,6 +121,27 @@ def suite_scorer(evaluate: Mapping[str, Any], split: str) -> Scorer:
         return score(folder, split, pool=pool, limit=limit).domains
 
     return Scorer(f"nano {split} limit={limit} {items}", measure)
+
+
+def _general_scorer(evaluate: Mapping[str, Any], split: str, folder: Path) -> Scorer:
+    """A suite through its harnesses; files that the recipe names are looked for beside it."""
+    from sigmerge.commands.evaluate import evaluate as verb
+    from sigmerge.evaluation.suite import load_suite
+
+    beside = {key: folder / evaluate[key] for key in ("data", "splits") if key in evaluate}
+    own = folder / evaluate["suite"]
+    suite = str(own) if own.is_file() else evaluate["suite"]
+    how: dict[str, Any] = {k: evaluate[k] for k in ("backend", "judge", "limit") if k in evaluate}
+    how["allow_code"] = evaluate.get("allow_code_execution", False)
+    how["splits"] = beside.get("splits")
+
+    def measure(checkpoint: Path) -> Scores:
+        result = verb(checkpoint, suite, split, data=beside.get("data"), **how)
+        return dict(result["domains"])
+
+    settings = load_suite(suite).model_dump_json(exclude={"folder"})
+    key = hashlib.sha256(f"{settings} {sorted(evaluate.items())}".encode()).hexdigest()[:16]
+    return Scorer(f"suite {evaluate['suite']} {split} {key}", measure)
 
 
 def score_table(

@@ -109,8 +109,9 @@ def limit(settings: dict[str, Any], processes: bool) -> None:
 
 def become(settings: dict[str, Any], mode: str) -> NoReturn:
     """Replace this process by the interpreter that runs the program from standard input."""
+    here = str(Path.cwd())
     environment = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
-                   "HOME": os.getcwd(), "TMPDIR": os.getcwd(), "LANG": "C.UTF-8"}  # fmt: skip
+                   "HOME": here, "TMPDIR": here, "LANG": "C.UTF-8"}  # fmt: skip
     walls = WALLS if mode == "walled" else ""
     before = "".join(f"import {module}\n" for module in settings["preload"])
     loader = f"import sys; sys.path += {settings['path']!r}\n{before}{walls}{LOADER}"

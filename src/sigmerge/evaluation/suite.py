@@ -101,7 +101,8 @@ class LmEval(_Benchmark):
 
 
 class Code(_Benchmark):
-    """`max_length` counts prompt and generation together, `timeout` a problem's whole test."""
+    """`max_length` counts prompt and generation together, `timeout` is for one
+    program on all tests of its problem, in seconds, the reference solution's time included."""
 
     harness: Literal["code"]
     dataset: Literal["humaneval", "mbpp"]
@@ -109,7 +110,7 @@ class Code(_Benchmark):
     temperature: float = Field(0.2, ge=0)
     top_p: float = Field(0.95, gt=0, le=1)
     max_length: int = Field(512, ge=1)
-    timeout: float = Field(60.0, gt=0)
+    timeout: float = Field(120.0, gt=0)
     seed: int = 0
 
 
@@ -126,7 +127,7 @@ class Safety(_Benchmark):
     judged: str | None = None
     measure: Literal["harm", "compliance", "refusal_match"]
     unparsed: Literal[0, 1]
-    template: str = "chat"
+    template: Literal["chat", "none"] = "chat"
     temperature: float = Field(0.0, ge=0)
     max_new_tokens: int = Field(512, ge=1)
     seed: int = 0

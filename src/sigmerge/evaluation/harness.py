@@ -1,0 +1,239 @@
+"""lm-evaluation-harness behind the one interface; the only module that imports it.
+
+Records are ours: they are written to a file, and a task made by including the registered one reads
+that file instead of the hub. Subsets go through `samples`, whose lists must be sorted, unique and
+not empty; the harness's request cache is never used, as its key forgets them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sigmerge.errors import MissingExtra, ScoreError
+from sigmerge.evaluation.models import HfModel, Model
+from sigmerge.evaluation.sources import Item
+from sigmerge.evaluation.store import Scored, Usage, Value
+from sigmerge.evaluation.suite import LmEval
+
+SEED = 1234
+"""The harness's own default for few-shot draws."""
+
+
+def harness_version() -> str:
+    try:
+        return version("lm-eval")
+    except PackageNotFoundError:
+        raise MissingExtra("lm-eval", "eval", "An lm_eval benchmark") from None
+
+
+def provide_punkt() -> None:
+    """Let nltk find the sentence model that IFEval reads, without a download.
+
+    It is looked for among nltk's own data and in the package llama-index-core, which carries it.
+    """
+    import nltk
+
+    try:
+        nltk.data.find("tokenizers/punkt_tab/english")
+        return
+    except LookupError:
+        pass
+    try:
+        root = Path(str(distribution("llama-index-core").locate_file("llama_index/core/_static")))
+    except PackageNotFoundError:
+        root = Path("/nonexistent")
+    if not (root / "nltk_cache/tokenizers/punkt_tab/english").is_dir():
+        raise ScoreError(
+            "IFEval's sentence splitter needs nltk's punkt_tab, which is not installed. Install "
+            "it with: pip install 'sigmerge[eval]', or python -m nltk.downloader punkt_tab"
+        )
+    nltk.data.path.append(str(root / "nltk_cache"))
+
+
+class HarnessScorer:
+    """One benchmark's tasks, a task for every language, on one loaded model."""
+
+    def __init__(
+        self, name: str, mark: LmEval, model: Model | None, items: Sequence[Item], folder: Path
+    ) -> None:
+        harness_version()
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        if "ifeval" in mark.task:
+            provide_punkt()
+            import langdetect
+
+            langdetect.DetectorFactory.seed = 0  # its verdicts are drawn at random otherwise
+        self.name, self.mark, self.model = name, mark, model
+        self.lm: Any = _wrapped(model) if model is not None else None
+        self.tasks = {
+            part: _task(mark, part, [item for item in items if item.part == part], folder)
+            for part in dict.fromkeys(item.part for item in items)
+        }
+
+    def score(self, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
+        from lm_eval.evaluator import evaluate
+
+        start = time.perf_counter()
+        results: dict[str, Scored] = {}
+        before = self.lm.usage
+        for part, task in self.tasks.items():
+            indices = sorted({item.index for item in items if item.part == part})
+            if not indices:  # an empty list would mean the whole task
+                continue
+
+            def work(task: Any = task, indices: list[int] = indices) -> Any:
+                if isinstance(self.model, HfModel):
+                    self.lm.batch_size_per_gpu = self.model.batch_size
+                return evaluate(
+                    lm=self.lm,
+                    task_dict={"tasks": {task.task_name: task}},
+                    samples={task.task_name: indices},
+                    bootstrap_iters=0,
+                    apply_chat_template=self.mark.chat_template,
+                )
+
+            with _quiet():
+                outcome = self.model.halving(work) if isinstance(self.model, HfModel) else work()
+            results |= self.read(part, outcome["samples"][task.task_name])
+        used = self.lm.usage
+        cost = Usage(
+            used.calls - before.calls,
+            used.prompt_tokens - before.prompt_tokens,
+            used.generated_tokens - before.generated_tokens,
+            time.perf_counter() - start,
+        )
+        return results, cost
+
+    def read(self, part: str, samples: Sequence[dict[str, Any]]) -> dict[str, Scored]:
+        """Per-item results from the harness's log, which has a row for every filter of an item."""
+        scores: dict[int, dict[str, Value]] = {}
+        outputs: dict[int, Any] = {}
+        for sample in samples:
+            index = sample["doc_id"]
+            outputs[index] = sample["resps"]
+            for metric in self.mark.metrics.values():
+                name, _, wanted = metric.key.partition(",")
+                if sample["filter"] == (wanted or "none") and name in sample:
+                    scores.setdefault(index, {})[metric.key] = _number(sample[name])
+        missing = {m.key for m in self.mark.metrics.values()} - {
+            k for s in scores.values() for k in s
+        }
+        if missing:
+            filters = sorted({sample["filter"] for sample in samples})
+            raise ScoreError(
+                f"{self.name}: the task {self.mark.task} reports no {', '.join(sorted(missing))}; "
+                f"its metrics are {', '.join(samples[0]['metrics'])}, its filters "
+                f"{', '.join(filters)}."
+            )
+        return {f"{part}/{i}": Scored(values, outputs[i]) for i, values in scores.items()}
+
+
+def _number(value: Any) -> Value:
+    return [float(v) for v in value] if isinstance(value, list) else float(value)
+
+
+def _task(mark: LmEval, part: str, items: Sequence[Item], folder: Path) -> Any:
+    """The registered task, reading our records."""
+    from lm_eval.tasks import TaskManager
+
+    registered = mark.task.replace("{language}", part)
+    if registered not in _registered():
+        raise ScoreError(
+            f"lm-evaluation-harness has no task {registered!r}; see `lm_eval ls tasks`."
+        )
+    name = f"sigmerge_{registered}"
+    place = folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    rows = place / "records.jsonl"
+    rows.write_text("".join(json.dumps(item.record) + "\n" for item in items), encoding="utf-8")
+    content: dict[str, Any] = {
+        "include": str(_registered()[registered].yaml_path),
+        "task": name,
+        "tag": [],
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"test": str(rows)}, "cache_dir": str(place / "cache")},
+        "training_split": None,
+        "validation_split": None,
+        "fewshot_split": None,
+        "test_split": "test",
+    }
+    (place / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    with _quiet():
+        manager = TaskManager(include_path=str(place), include_defaults=False)
+        task = manager.load([name])["tasks"][name]
+    if mark.generation:
+        task.set_config(key="generation_kwargs", value=mark.generation, update=True)
+    if task.get_config("num_fewshot") is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=SEED)
+    return task
+
+
+@cache
+def _registered() -> Any:
+    """The harness's own tasks; finding them takes seconds."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager().task_index
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars of the harness and its libraries; ours counts items."""
+    with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+        yield
+
+
+def _wrapped(model: Model) -> Any:
+    """The loaded model in the harness's own class, which also counts what it does."""
+    return _wrapped_hf(model) if isinstance(model, HfModel) else _wrapped_vllm(model.name)
+
+
+def _wrapped_hf(model: HfModel) -> Any:
+    from lm_eval.models.huggingface import HFLM
+
+    class Counting(HFLM):  # type: ignore[misc]
+        usage = Usage()
+
+        def _loglikelihood_tokens(self, requests: Any, *rest: Any, **how: Any) -> Any:
+            self.usage += Usage(0, sum(len(ctx) + len(new) for _, ctx, new in requests))
+            return super()._loglikelihood_tokens(requests, *rest, **how)
+
+        def _model_call(self, inputs: Any, *rest: Any, **how: Any) -> Any:
+            self.usage += Usage(1)
+            return super()._model_call(inputs, *rest, **how)
+
+        def _model_generate(self, context: Any, *rest: Any, **how: Any) -> Any:
+            rows = super()._model_generate(context, *rest, **how)
+            new = [model.until_end(row) for row in rows[:, context.shape[1] :].tolist()]
+            read = int(how["attention_mask"].sum())
+            self.usage += Usage(1, read, sum(map(len, new)))
+            return rows
+
+    return Counting(pretrained=model.model, tokenizer=model.tokenizer, batch_size=model.batch_size)
+
+
+def _wrapped_vllm(folder: str) -> Any:
+    """The harness's vLLM class; its calls are counted, its tokens are not."""
+    from lm_eval.api.registry import get_model
+
+    class Counting(get_model("vllm")):  # type: ignore[misc]
+        usage = Usage()
+
+        def _model_generate(self, *rest: Any, **how: Any) -> Any:
+            self.usage += Usage(1)
+            return super()._model_generate(*rest, **how)
+
+    return Counting(pretrained=folder, batch_size="auto", seed=SEED)

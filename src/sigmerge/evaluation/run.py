@@ -1,0 +1,322 @@
+"""Evaluating a checkpoint on a suite: what is already in the store is not scored again.
+
+Items are scored in groups, in the split's order; a finished group is in the store before the next
+one starts, so a killed evaluation goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from sigmerge.checkpoints.cache import cache_folder
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.errors import ScoreError
+from sigmerge.evaluation import splits
+from sigmerge.evaluation.aggregate import summarise
+from sigmerge.evaluation.models import HfModel, Model, load_model
+from sigmerge.evaluation.sandbox import best_mode, require_permission
+from sigmerge.evaluation.sources import Data, Item
+from sigmerge.evaluation.store import Key, Scored, Store, Usage, checkpoint_key, settings_key
+from sigmerge.evaluation.suite import (
+    Benchmark,
+    Code,
+    Command,
+    Jsonl,
+    LmEval,
+    Nano,
+    Safety,
+    Suite,
+    load_suite,
+)
+
+GROUP = 16
+
+
+class Scorer(Protocol):
+    """The one interface of all harnesses: items in, a result for each and the cost out."""
+
+    def score(self, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
+        """Results by item id."""
+
+
+@dataclass(frozen=True)
+class How:
+    """With what an evaluation is done. `progress` hears (benchmark, items done, items in all)."""
+
+    data: Data = field(default_factory=Data.default)
+    splits: Path | None = None
+    store: Path | None = None
+    limit: int | None = None
+    only: tuple[str, ...] = ()
+    backend: str = "hf"
+    dtype: str = "auto"
+    batch_size: int | None = None
+    judge: str = "keyword"
+    allow_code: bool = False
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+    announce: Callable[[Mapping[str, Any]], None] = lambda estimate: None
+
+
+def evaluate(
+    checkpoint: Path, suite: Suite | str | Path, split: str = "calibration", how: How | None = None
+) -> dict[str, Any]:
+    """Scores of a checkpoint on a split of a suite, and what they cost."""
+    how = how or How()
+    loaded = suite if isinstance(suite, Suite) else load_suite(suite)
+    if split not in splits.SPLITS:
+        raise ScoreError(f"{split!r} is no split; there are {', '.join(splits.SPLITS)}.")
+    chosen, absent = _chosen(loaded, split, how)
+    marks = loaded.benchmarks
+    if any(isinstance(marks[name], Code) for name in chosen):
+        require_permission(how.allow_code)
+    run = _Run(checkpoint, loaded, how)
+    keys = {name: run.key(name) for name in chosen}
+    with Store(how.store or cache_folder("evaluation") / "results.sqlite") as store:
+        wanted = {n: [(item.id, item.digest) for item in items] for n, items in chosen.items()}
+        known = {name: store.read(keys[name], wanted[name]) for name in chosen}
+        open_items = {n: [i for i in chosen[n] if i.id not in known[n]] for n in chosen}
+        how.announce(estimate(checkpoint, loaded, chosen, open_items))
+        reused = sum(map(len, known.values()))
+        for name in chosen:
+            known[name] |= run.score(name, chosen[name], open_items[name], keys[name], store)
+        usage = store.usage(list(keys.values()))
+    results = {name: [known[name][item.id] for item in chosen[name]] for name in chosen}
+    return {
+        "checkpoint": str(checkpoint),
+        "suite": loaded.name,
+        "split": split,
+        "limit": how.limit,
+        **summarise(loaded, results),
+        "absent": absent,
+        "reused_items": reused,
+        "usage_of_run": asdict(run.usage),
+        "usage_of_results": asdict(usage),
+        "sandbox": run.sandbox,
+    }
+
+
+def _chosen(suite: Suite, split: str, how: How) -> tuple[dict[str, list[Item]], dict[str, str]]:
+    """The items to score by benchmark, and the benchmarks whose records are not here."""
+    if unknown := [name for name in how.only if name not in suite.benchmarks]:
+        known = ", ".join(suite.benchmarks)
+        raise ScoreError(f"{unknown[0]!r} is no benchmark of {suite.name}; there are {known}.")
+    everything, absent = splits.load_available(suite, how.data)
+    if how.splits:
+        content = splits.read(how.splits)
+        if problems := splits.verify(content, suite, how.data):
+            raise ScoreError(f"{how.splits}: the splits do not hold:", problems)
+    else:
+        content = splits.build(suite, everything)
+    chosen = {}
+    for name, items in everything.items():
+        if (not how.only or name in how.only) and name in content["benchmarks"]:
+            chosen[name] = splits.members(content, name, split, items)[: how.limit]
+    if not chosen:
+        raise ScoreError("None of the wanted benchmarks has its records here:", [*absent.values()])
+    return {name: items for name, items in chosen.items() if items}, absent
+
+
+def estimate(
+    checkpoint: Path,
+    suite: Suite,
+    chosen: Mapping[str, Sequence[Item]],
+    missing: Mapping[str, Sequence[Item]],
+) -> dict[str, Any]:
+    """A rough cost before the start: four characters a token, generations at their longest.
+
+    The time assumes 30 GFLOP/s a processor core, or 100 TFLOP/s on a GPU.
+    """
+    tokens = 0
+    for name, items in missing.items():
+        read, written = _tokens(suite.benchmarks[name])
+        text = sum(len(json.dumps(item.record, ensure_ascii=False)) for item in items)
+        tokens += read * text // 4 + written * len(items)
+    parameters = sum(tensor.size for tensor in open_checkpoint(checkpoint).tensors.values())
+    try:
+        import torch
+
+        rate = 1e14 if torch.cuda.is_available() else 3e10 * torch.get_num_threads()
+    except ImportError:
+        rate = 3e10
+    return {
+        "items": sum(map(len, chosen.values())),
+        "items_to_score": sum(map(len, missing.values())),
+        "tokens_at_most": tokens,
+        "seconds_at_most": round(2 * parameters * tokens / rate, 1),
+    }
+
+
+def _tokens(mark: Benchmark) -> tuple[int, int]:
+    """How often a record's text is read, and how many more tokens an item takes at most."""
+    if isinstance(mark, LmEval):
+        generated = {"gsm8k_cot": 1100, "ifeval": 1280}.get(mark.task)
+        return (1, int(mark.generation.get("max_gen_toks", generated))) if generated else (4, 0)
+    if isinstance(mark, Code):
+        return 0, mark.samples * mark.max_length
+    if isinstance(mark, Safety | Jsonl):
+        return 1, mark.max_new_tokens
+    return 1, 4
+
+
+@dataclass
+class _Run:
+    """One checkpoint's evaluation; the model is loaded when the first item needs it."""
+
+    checkpoint: Path
+    suite: Suite
+    how: How
+    usage: Usage = field(default_factory=Usage)
+    sandbox: str | None = None
+
+    @cached_property
+    def content(self) -> str:
+        return checkpoint_key(self.checkpoint)
+
+    @cached_property
+    def model(self) -> Model:
+        how = self.how
+        return load_model(self.checkpoint, how.backend, how.dtype, how.batch_size)
+
+    @cached_property
+    def judge(self) -> Any:
+        from sigmerge.evaluation.safety import load_judge
+
+        return load_judge(self.how.judge, self.how.backend)
+
+    def key(self, name: str) -> Key:
+        """What a result depends on: the benchmark's settings, backend, judge, harness."""
+        mark = self.suite.benchmarks[name]
+        apart = {"files", "hub", "records", "languages", "keep", "present"}
+        settings: dict[str, Any] = {"name": name, **mark.model_dump(mode="json", exclude=apart)}
+        settings |= {"backend": self.how.backend, "dtype": self.how.dtype}
+        if isinstance(mark, Safety):
+            settings["judge"] = self.how.judge
+        if isinstance(mark, LmEval):
+            from sigmerge.evaluation.harness import harness_version
+
+            settings["lm_eval"] = harness_version()
+        return Key(self.content, settings_key(settings))
+
+    def score(
+        self, name: str, items: Sequence[Item], missing: Sequence[Item], key: Key, store: Store
+    ) -> dict[str, Scored]:
+        """Score what is missing, group by group, each written before the next begins."""
+        self.how.progress(name, len(items) - len(missing), len(items))
+        results: dict[str, Scored] = {}
+        if not missing:
+            return results
+        digests = {item.id: item.digest for item in missing}
+        left = set(digests)
+        groups = [items[i : i + GROUP] for i in range(0, len(items), GROUP)]
+        with tempfile.TemporaryDirectory(prefix="sigmerge-") as folder:
+            scorer = self._scorer(name, missing, Path(folder))
+            for group in groups:
+                todo = [item for item in group if item.id in left]
+                if not todo:
+                    continue
+                scored, usage = scorer.score(todo)
+                store.write(key, {(i, digests[i]): scored[i] for i in scored}, usage)
+                results |= scored
+                self.usage += usage
+                left -= set(scored)
+                self.how.progress(name, len(items) - len(left), len(items))
+        if left:
+            raise ScoreError(f"{name}: no score came back for {', '.join(sorted(left)[:3])}.")
+        return results
+
+    def _scorer(self, name: str, items: Sequence[Item], folder: Path) -> Scorer:
+        mark = self.suite.benchmarks[name]
+        if isinstance(mark, LmEval):
+            from sigmerge.evaluation.harness import HarnessScorer
+            from sigmerge.evaluation.sources import load_items
+
+            everything = load_items(name, mark, self.how.data, self.suite.folder)
+            return HarnessScorer(name, mark, self.model, everything, folder)
+        if isinstance(mark, Code):
+            from sigmerge.evaluation.coding import CodeScorer
+
+            self.sandbox = best_mode()
+            return CodeScorer(name, mark, self.model)
+        if isinstance(mark, Safety):
+            from sigmerge.evaluation.safety import SafetyScorer
+
+            return SafetyScorer(name, mark, self.model, self.judge)
+        if isinstance(mark, Jsonl):
+            from sigmerge.evaluation.match import JsonlScorer
+
+            return JsonlScorer(name, mark, self.model)
+        if isinstance(mark, Nano):
+            return NanoScorer(mark, self.model)
+        return CommandScorer(name, mark, self.checkpoint, self.suite.folder)
+
+
+@dataclass(frozen=True)
+class NanoScorer:
+    """The embedded pool's own way of asking: greedy, equal lengths together, exact match."""
+
+    mark: Nano
+    model: Model
+
+    def score(self, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
+        from sigmerge.nano.suite import answer
+
+        if not isinstance(self.model, HfModel):
+            raise ScoreError("The nano suite is scored by transformers; use --backend hf.")
+        prompts = [item.record["prompt"] for item in items]
+        tokenizer = self.model.tokenizer
+        outputs = answer(self.model.model, tokenizer, prompts)
+        key = next(iter(self.mark.metrics.values())).key
+        results = {
+            item.id: Scored({key: float(output == item.record["answer"])}, output)
+            for item, output in zip(items, outputs, strict=True)
+        }
+        read, written = (
+            sum(map(len, tokenizer(texts)["input_ids"])) for texts in (prompts, outputs)
+        )
+        return results, Usage(1, read, written)
+
+
+@dataclass(frozen=True)
+class CommandScorer:
+    """A user's program, called once per group of items."""
+
+    name: str
+    mark: Command
+    checkpoint: Path
+    folder: Path
+
+    def score(self, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
+        with tempfile.TemporaryDirectory(prefix="sigmerge-") as place:
+            file = Path(place) / "items.jsonl"
+            rows = [{**item.record, "id": item.id} for item in items]
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            words = [
+                word.replace("{checkpoint}", str(self.checkpoint)).replace("{items}", str(file))
+                for word in shlex.split(self.mark.command)
+            ]
+            try:
+                done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True)
+            except OSError as error:
+                raise ScoreError(f"{self.name}: {words[0]!r} cannot be run ({error}).") from None
+        if done.returncode:
+            tail = "\n".join(done.stderr.strip().splitlines()[-5:])
+            raise ScoreError(f"{self.name}: its command ended with {done.returncode}:\n{tail}")
+        keys = [metric.key for metric in self.mark.metrics.values()]
+        try:
+            read = [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
+            results = {row["id"]: Scored({key: float(row[key]) for key in keys}) for row in read}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ScoreError(
+                f'{self.name}: its command must print a line {{"id", {", ".join(keys)}}} for every '
+                f"item ({error!r})."
+            ) from None
+        known = {item.id for item in items}
+        return {i: result for i, result in results.items() if i in known}, Usage(1)
