@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 
-BENCHMARKS = ("dense", "claiming", "repair")
+BENCHMARKS = ("dense", "claiming", "repair", "capture")
 
 
 def main() -> int:

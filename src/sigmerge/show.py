@@ -27,6 +27,7 @@ def operator_row(chosen: Any) -> dict[str, Any]:
         "name": chosen.name,
         "title": chosen.title,
         "paper": chosen.paper,
+        "needs": chosen.needs,
         "parameters": parameters,
     }
 
@@ -35,6 +36,8 @@ def operator_lines(listing: dict[str, Any]) -> Iterator[str]:
     for row in listing["operators"]:
         yield f"{row['name']}  {row['title']}"
         yield f"    {row['paper']}"
+        if row["needs"]:
+            yield f"    needs exemplars of every expert, to capture {row['needs']}"
         for p in row["parameters"]:
             values = "|".join(p["values"]) if isinstance(p["values"], list) else p["values"]
             default = f"default {word(p['default'])}"
