@@ -96,7 +96,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Matrices this small are slower on two threads: they wait for each other at every product."""
+    """On busy cores two threads wait for each other at every small product, one does not."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
