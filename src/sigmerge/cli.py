@@ -510,9 +510,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
-    except typer.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         typer.echo("interrupted; the same command continues from the finished blocks", err=True)
         sys.exit(130)
     except Exception as error:
