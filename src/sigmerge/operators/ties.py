@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -76,17 +77,14 @@ class Ties(Operator):
         if not sites or sites[0].settings["scope"] == "tensor":
             return None
         total = sum(site.size for site in sites)
-        cuts = yield from find_cuts(_ranks(sites[0], total), total)
+        cuts, _ = yield from find_cuts(_ranks(sites[0], total), total, by_chunk=False)
         return [cut if cut == KEEP_NONE else cut._replace(ties=ALL_TIES) for cut in cuts]
 
     def prepare(self, site: Site, survey: Any) -> Passes:
         if survey is not None:
             return survey
-        cuts = yield from find_cuts(_ranks(site, site.size), site.size)
-        if all(cut in (KEEP_ALL, KEEP_NONE) for cut in cuts):
-            return cuts
-        counts = yield Pass(lambda chunk: (chunk.start, _count_ties(chunk, cuts)))
-        return _allowances(cuts, counts)
+        cuts, ties = yield from find_cuts(_ranks(site, site.size), site.size, by_chunk=True)
+        return _allowances(cuts, ties) if ties else cuts
 
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
         cuts = chunk.state[chunk.start] if isinstance(chunk.state, dict) else chunk.state
@@ -107,19 +105,43 @@ def disjoint_sum(tile: Tile, site: Site) -> None:
     kernels.scale(tile.out, 1.0, settings["lambda"])
 
 
-def find_cuts(ranks: Sequence[int], size: int) -> Passes:
-    """The cut of every expert's largest `rank` of `size` entries, in two counting passes."""
+class Inside(NamedTuple):
+    """Lower bits of a chunk's entries in the bin of each expert's cut: values and their counts."""
+
+    start: int
+    found: list[tuple[Array, Array]]
+
+
+def find_cuts(ranks: Sequence[int], size: int, *, by_chunk: bool) -> Passes:
+    """The cut of every expert's largest `rank` of `size` entries, in two counting passes.
+
+    With `by_chunk` also the number of ties in every chunk: (start, one count per expert).
+    """
     cuts = [KEEP_NONE if rank == 0 else KEEP_ALL for rank in ranks]
     wanted = [d for d, rank in enumerate(ranks) if 0 < rank < size]
     if not wanted:
-        return cuts
-    high = yield Pass(lambda chunk: _count_high(chunk, wanted), add)
-    bins = [select.bin_of_rank(high[row], ranks[d]) for row, d in enumerate(wanted)]
-    low = yield Pass(lambda chunk: _count_low(chunk, wanted, [b for b, _ in bins]), add)
+        return cuts, []
+    high = yield Pass(partial(_count_high, experts=wanted), add)
+    bins = [select.bin_of_rank(row, ranks[d]) for row, d in zip(high, wanted, strict=True)]
+    chunks: list[Inside] = []
+
+    def fold(total: Array | None, part: Inside) -> Array:
+        total = np.zeros((len(wanted), select.LOW_BINS), np.int64) if total is None else total
+        for row, (values, counts) in zip(total, part.found, strict=True):
+            row[values] += counts
+        if by_chunk:
+            chunks.append(part)
+        return total
+
+    low = yield Pass(partial(_count_low, experts=wanted, bins=[b for b, _ in bins]), fold)
+    ties = [(part.start, [0] * len(ranks)) for part in chunks]
     for row, d in enumerate(wanted):
-        below, ties = select.bin_of_rank(low[row], bins[row][1])
-        cuts[d] = select.Cut(select.threshold_of(bins[row][0], below), ties)
-    return cuts
+        below, left = select.bin_of_rank(low[row], bins[row][1])
+        cuts[d] = select.Cut(select.threshold_of(bins[row][0], below), left)
+        for (_, tied), part in zip(ties, chunks, strict=True):
+            values, counts = part.found[row]
+            tied[d] = int(counts[values == below].sum())
+    return cuts, ties
 
 
 def _ranks(site: Site, size: int) -> list[int]:
@@ -138,20 +160,12 @@ def _count_high(chunk: Chunk, experts: list[int]) -> Array:
     return histogram
 
 
-def _count_low(chunk: Chunk, experts: list[int], bins: list[int]) -> Array:
+def _count_low(chunk: Chunk, experts: list[int], bins: list[int]) -> Inside:
     histogram = np.zeros((len(experts), select.LOW_BINS), np.int64)
     for tile in task_vectors(chunk):
         for row, d in enumerate(experts):
             select.count_low(tile.experts[d], bins[row], histogram[row])
-    return histogram
-
-
-def _count_ties(chunk: Chunk, cuts: Sequence[select.Cut]) -> list[int]:
-    counts = [0] * len(cuts)
-    for tile in task_vectors(chunk):
-        for d, cut in enumerate(cuts):
-            counts[d] += select.count_equal(tile.experts[d], cut.threshold)
-    return counts
+    return Inside(chunk.start, [(v := np.flatnonzero(row), row[v]) for row in histogram])
 
 
 def _allowances(
