@@ -83,7 +83,8 @@ def test_gsm8k_strict_and_flexible_extraction(tmp_path: Path):
 def test_ifeval_scores_gpt4s_published_responses(tmp_path: Path):
     """Google's GPT-4 responses, published as 76.89, 83.57, 79.30 and 85.37 percent.
 
-    The harness's scorer finds one response more to be right than the published numbers count.
+    Those are 416 and 429 of 541 prompts and 697 and 712 of 834 instructions. The harness's scorer
+    finds exactly one more right in each: 77.08, 83.69, 79.48 and 85.49 percent.
     """
     mark = SUITE.benchmarks["ifeval"]
     items = load_items("ifeval", mark, Data(DATA), SUITE.folder)
@@ -102,7 +103,7 @@ def test_ifeval_scores_gpt4s_published_responses(tmp_path: Path):
     }
     for name, right in published.items():
         difference = found[name] * counts[name.partition("_")[0]] - right
-        assert 0 <= round(difference) <= 1, name
+        assert round(difference) == 1, name
 
 
 def test_an_unknown_task_and_metric_are_refused(tmp_path: Path):

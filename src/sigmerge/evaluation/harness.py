@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -178,7 +179,19 @@ def _task(mark: LmEval, part: str, items: Sequence[Item], folder: Path) -> Any:
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=SEED)
+    _seed_each_item(task)
     return task
+
+
+def _seed_each_item(task: Any) -> None:
+    """Scoring may draw at random (IFEval does); seeded anew, no item depends on its neighbours."""
+    process = task.process_results
+
+    def seeded(doc: Any, results: Any) -> Any:
+        random.seed(0)
+        return process(doc, results)
+
+    task.process_results = seeded
 
 
 @cache

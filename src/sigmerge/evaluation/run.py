@@ -38,6 +38,7 @@ from sigmerge.evaluation.suite import (
 )
 
 GROUP = 16
+"""Items that are scored together; a problem of ten programs is a group of its own."""
 
 
 class Scorer(Protocol):
@@ -215,7 +216,8 @@ class _Run:
             return results
         digests = {item.id: item.digest for item in missing}
         left = set(digests)
-        groups = [items[i : i + GROUP] for i in range(0, len(items), GROUP)]
+        size = 1 if isinstance(self.suite.benchmarks[name], Code) else GROUP
+        groups = [items[i : i + size] for i in range(0, len(items), size)]
         with tempfile.TemporaryDirectory(prefix="sigmerge-") as folder:
             scorer = self._scorer(name, missing, Path(folder))
             for group in groups:
