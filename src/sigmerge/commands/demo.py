@@ -15,7 +15,10 @@ from sigmerge.errors import OutputError
 from sigmerge.nano.files import RECIPES
 from sigmerge.recipe import Recipe, load_recipe
 
-ANCHORS = ("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties")
+ANCHORS = (
+    "linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "fisher", "regmean",
+)  # fmt: skip
+"""The paper's seven."""
 
 
 def demo(out: Path | str, **how: Any) -> dict[str, Any]:
@@ -30,7 +33,7 @@ def demo(out: Path | str, **how: Any) -> dict[str, Any]:
         pages.append(result["page"])
         rows.append(paired_row(result["title"], result["evaluation"]))
     page = folder / "report.html"
-    write_page(page, pages, title="Five anchors on the embedded pool")
+    write_page(page, pages, title="The embedded pool, anchor by anchor")
     return {"rows": rows, "page": str(page.absolute()), "out": str(folder.absolute())}
 
 
