@@ -447,6 +447,23 @@ def verify(
     typer.echo(f"{verb(pool or POOL)} files as they should be")
 
 
+@nano.command(epilog="Example:  sigmerge nano compare pool-0 --out methods/")
+def compare(
+    pool: Annotated[Path | None, typer.Argument(help="A pool; the shipped one by default.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("methods"),
+    threads: Threads = 0,
+) -> None:
+    """Make all twelve methods on a pool, and the repair on each anchor: scores and costs."""
+    from sigmerge.commands.nano import compare as verb
+    from sigmerge.commands.options import Options
+    from sigmerge.nano.files import POOL
+
+    with show.progress(False) as progress:
+        options = Options(threads=_how(threads)["threads"], progress=progress)
+        result = verb(pool or POOL, out, options)
+    typer.echo(result["table"])
+
+
 @nano.command(epilog="Example:  sigmerge nano study pool-0 pool-1 pool-2 --out study/")
 def study(
     pools: Annotated[list[Path], typer.Argument(help="Folders made by `sigmerge nano train`.")],

@@ -1,18 +1,26 @@
-"""`sigmerge nano study`: the repair with all its variants on several pools."""
+"""`sigmerge nano study` and `compare`: the paper's tables on pools of the embedded kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from sigmerge.commands.demo import ANCHORS
 from sigmerge.commands.options import Options
 from sigmerge.errors import PoolError
+from sigmerge.experiments.compare import Bench
+from sigmerge.experiments.compare import compare as compare_methods
+from sigmerge.experiments.compare import markdown as method_tables
 from sigmerge.experiments.grid import OURS, controls, run_grid
 from sigmerge.experiments.summary import markdown
-from sigmerge.nano.files import MEMBERS, RECIPES
+from sigmerge.nano.facts import DOMAINS
+from sigmerge.nano.files import MEMBERS, PROBE, RECIPES, load_items
+
+BASELINES = ("cabs", "cat", "lines", "lot")
 
 
 def study(
@@ -27,6 +35,20 @@ def study(
     cells = run_grid(named, anchors, settings, out / "cells.jsonl", options)
     (out / "study.md").write_text(markdown(cells), encoding="utf-8")
     return {"cells": len(cells), "table": markdown(cells), "out": str(out / "study.md")}
+
+
+def compare(pool: Path, out: Path, options: Options) -> dict[str, Any]:
+    """The seven anchors, each with the repair, and the five baselines on one pool; two tables."""
+    pool = pool.resolve()
+    recipes = _recipes(pool)
+    labelled = sum(len(load_items("calibration", domain, pool)) for domain in DOMAINS)
+    probes = len((pool / PROBE).read_text(encoding="utf-8").splitlines())
+    bench = Bench(out, labelled, probes, replace(options, overwrite=True))
+    methods = {name: recipes(name) for name in (*ANCHORS, *BASELINES)}
+    rows = compare_methods(bench, methods, ANCHORS, recipes("merge3"))
+    table = method_tables(rows)
+    (out / "methods.md").write_text(table, encoding="utf-8")
+    return {"table": table, "out": str(out / "methods.md")}
 
 
 def _recipes(pool: Path) -> Callable[[str], Mapping[str, Any]]:

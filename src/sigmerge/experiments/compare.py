@@ -1,0 +1,157 @@
+"""All methods on one pool, side by side: what they score, and what they cost to make."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sigmerge.analysis.table import macro, residual_gap
+from sigmerge.commands.merge import plan_merge, run_merge
+from sigmerge.commands.options import Options
+from sigmerge.commands.repair import repair_anchor
+from sigmerge.commands.scores import scorer_of
+from sigmerge.recipe import Recipe, load_recipe
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method. Calls and samples are what making it took, as the paper counts them."""
+
+    method: str
+    scores: Mapping[str, float]
+    gap: float
+    seconds: float
+    forward: int = 0
+    """Forward passes over exemplars or probe prompts, one per expert."""
+    calls: int = 0
+    """Evaluations of a checkpoint on labelled items."""
+    labelled: int = 0
+    unlabelled: int = 0
+
+    @property
+    def macro(self) -> float:
+        return macro(self.scores)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where a comparison is made; `labelled` and `probes` are how many items the repair reads."""
+
+    out: Path
+    labelled: int
+    probes: int
+    options: Options
+
+
+def compare(
+    bench: Bench,
+    recipes: Mapping[str, Mapping[str, Any]],
+    repaired: Sequence[str],
+    searched: Mapping[str, Any],
+) -> list[Row]:
+    """Make every method of `recipes`, the repair on top of some, and a search; score them all.
+
+    Rows are kept in rows.jsonl; a method that is there is not made again.
+    """
+    tasks: dict[str, Callable[[], Row]] = {}
+    for name, recipe in recipes.items():
+        tasks[name] = partial(_merged, bench, name, recipe)
+        if name in repaired:
+            tasks[f"{name} + repair"] = partial(_repaired, bench, name, recipe)
+    tasks["merge3"] = partial(_searched, bench, searched)
+    bench.out.mkdir(parents=True, exist_ok=True)
+    store = bench.out / "rows.jsonl"
+    store.touch()
+    rows = {row.method: row for row in map(_read, store.read_text().splitlines())}
+    with store.open("a", encoding="utf-8") as stream:
+        for done, (name, task) in enumerate(tasks.items()):
+            bench.options.progress("methods", done, len(tasks))
+            if name not in rows:
+                rows[name] = task()
+                stream.write(json.dumps(asdict(rows[name])) + "\n")
+                stream.flush()
+    return [rows[name] for name in tasks]
+
+
+def _read(line: str) -> Row:
+    return Row(**json.loads(line))
+
+
+def _merged(bench: Bench, name: str, recipe: Mapping[str, Any]) -> Row:
+    loaded = load_recipe(recipe)
+    started = time.perf_counter()
+    job = plan_merge(loaded, bench.options)
+    run_merge(job, bench.out / name, bench.options)
+    seconds = time.perf_counter() - started
+    shown = sum(job.exemplars.values())
+    folder = bench.out / name
+    return _row(name, loaded, folder, seconds, forward=len(job.exemplars), unlabelled=shown)
+
+
+def _repaired(bench: Bench, name: str, recipe: Mapping[str, Any]) -> Row:
+    """The repair's own cost, on top of its anchor's: experts, anchor and result are scored."""
+    loaded = load_recipe(recipe)
+    started = time.perf_counter()
+    folder = bench.out / f"{name}+repair"
+    repair_anchor(loaded, bench.out / name, folder, bench.options)
+    seconds = time.perf_counter() - started
+    experts = len(loaded.experts)
+    return _row(
+        f"{name} + repair",
+        loaded,
+        folder,
+        seconds,
+        forward=experts,
+        calls=experts + 2,
+        labelled=bench.labelled,
+        unlabelled=bench.probes,
+    )
+
+
+def _searched(bench: Bench, recipe: Mapping[str, Any]) -> Row:
+    from sigmerge.commands.search import Settings, search
+
+    settings, folder = Settings(), bench.out / "merge3"
+    suite = recipe["repair"]["evaluate"]["pool"]
+    started = time.perf_counter()
+    threads = bench.options.threads
+    search(recipe, folder, settings, suite=suite, overwrite=True, threads=threads)
+    seconds = time.perf_counter() - started
+    costs = {"calls": settings.calls, "labelled": bench.labelled}
+    return _row("merge3", load_recipe(recipe), folder / "winner", seconds, **costs)
+
+
+def _row(name: str, recipe: Recipe, folder: Path, seconds: float, **costs: int) -> Row:
+    assert recipe.repair is not None
+    scorer = scorer_of(recipe.repair, recipe.folder, "evaluation")
+    if scorer is None:
+        raise ValueError("a comparison needs a scorer that knows the evaluation split")
+    experts = {expert: scorer(path) for expert, path in recipe.experts.items()}
+    scores = scorer(folder)
+    return Row(name, scores, residual_gap(experts, scores), seconds, **costs)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    return "\n".join([*_scores(rows), "", *_costs(rows), ""])
+
+
+def _scores(rows: Sequence[Row]) -> Iterator[str]:
+    domains = list(rows[0].scores)
+    yield f"| method | Macro-{len(domains)} | {' | '.join(domains)} | residual gap |"
+    yield f"|---|{'--:|' * (len(domains) + 2)}"
+    for row in sorted(rows, key=lambda row: -row.macro):
+        values = [row.macro, *row.scores.values(), row.gap]
+        yield f"| {row.method} | {' | '.join(f'{100 * v:.2f}' for v in values)} |"
+
+
+def _costs(rows: Sequence[Row]) -> Iterator[str]:
+    yield "| method | seconds | forward passes | evaluation calls | labelled | unlabelled |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    for row in rows:
+        yield (f"| {row.method} | {row.seconds:.1f} | {row.forward} | {row.calls} | "
+               f"{row.labelled} | {row.unlabelled} |")  # fmt: skip
