@@ -33,8 +33,8 @@ def plain_sum(tile: Tile, site: Site) -> None:
     """τ = λ Σ_d w_d Δ_d, divided by Σ_d w_d if asked to normalise."""
     weights = site.weights()
     kernels.weighted_sum(tile.experts, weights, tile.out)
-    total = float(weights.sum(dtype=np.float32))
-    divisor = total if site.settings["normalize"] and abs(total) >= 1e-8 else 1.0
+    total = float(weights.sum(dtype=np.float32)) if site.settings["normalize"] else 1.0
+    divisor = total if abs(total) >= 1e-8 else 1.0
     kernels.scale(tile.out, divisor, site.settings["lambda"])
 
 
