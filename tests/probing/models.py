@@ -25,6 +25,7 @@ CONFIGS: dict[str, Any] = {
     "gemma2": lambda: transformers.Gemma2Config(**SHAPE, head_dim=8, sliding_window=4),
     "qwen2": lambda: transformers.Qwen2Config(**SHAPE),
     "qwen3": lambda: transformers.Qwen3Config(**SHAPE, head_dim=8),
+    "olmo2": lambda: transformers.Olmo2Config(**SHAPE),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(
         **{n: v for n, v in SHAPE.items() if n != "num_key_value_heads"}
     ),
