@@ -10,10 +10,9 @@ import pytest
 
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.aggregate import metric
-from sigmerge.evaluation.models import HfModel
 from sigmerge.evaluation.sources import Data, Item, load_items, read_rows
-from sigmerge.evaluation.store import Usage
 from sigmerge.evaluation.suite import File, LmEval, load_suite
+from sigmerge.probing.generate import HfModel, Usage
 from tests.evaluation.data import DATA, needs_data
 from tests.evaluation.tiny import write_tiny
 

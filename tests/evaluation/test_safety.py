@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from sigmerge.evaluation.models import Sampling
 from sigmerge.evaluation.safety import (
     Judge,
     KeywordJudge,
@@ -15,8 +14,8 @@ from sigmerge.evaluation.safety import (
     parse_wildguard,
 )
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import Usage
 from sigmerge.evaluation.suite import Safety, load_suite
+from sigmerge.probing.generate import Sampling, Usage
 
 
 @pytest.mark.parametrize(

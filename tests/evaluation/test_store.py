@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sigmerge.errors import OutputError
-from sigmerge.evaluation.store import Key, Scored, Store, Usage, checkpoint_key, settings_key
+from sigmerge.evaluation.store import Key, Scored, Store, checkpoint_key, settings_key
+from sigmerge.probing.generate import Usage
 from tests.evaluation.tiny import write_tiny
 
 KEY = Key("model", "settings")

@@ -14,11 +14,11 @@ from math import comb
 from typing import Any
 
 from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.evaluation.models import Model, Sampling
 from sigmerge.evaluation.sandbox import Limits, execute
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import Scored, Usage
+from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import Code
+from sigmerge.probing.generate import Model, Sampling, Usage
 
 STOPS = {
     "humaneval": ("\nclass", "\ndef", "\n#", "\n@", "\nprint", "\nif", "\n```"),

@@ -22,10 +22,10 @@ from typing import Any
 import yaml
 
 from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.evaluation.models import HfModel, Model
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import Scored, Usage, Value
+from sigmerge.evaluation.store import Scored, Value
 from sigmerge.evaluation.suite import LmEval
+from sigmerge.probing.generate import HfModel, Model, Usage
 
 SEED = 1234
 """The harness's own default for few-shot draws."""

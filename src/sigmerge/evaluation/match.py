@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.models import Model, Sampling
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import Scored, Usage
+from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import Jsonl
+from sigmerge.probing.generate import Model, Sampling, Usage
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 _CHOICE = re.compile(r"(?<![A-Za-z])\(?([A-Za-z])\)?(?![A-Za-z])")

@@ -21,10 +21,9 @@ from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import summarise
-from sigmerge.evaluation.models import HfModel, Model, load_model
 from sigmerge.evaluation.sandbox import best_mode, require_permission
 from sigmerge.evaluation.sources import Data, Item
-from sigmerge.evaluation.store import Key, Scored, Store, Usage, checkpoint_key, settings_key
+from sigmerge.evaluation.store import Key, Scored, Store, checkpoint_key, settings_key
 from sigmerge.evaluation.suite import (
     Benchmark,
     Code,
@@ -36,6 +35,7 @@ from sigmerge.evaluation.suite import (
     Suite,
     load_suite,
 )
+from sigmerge.probing.generate import HfModel, Model, Usage, load_model
 
 GROUP = 16
 """Items that are scored together; a problem of ten programs is a group of its own."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sigmerge.evaluation.models import Model, Sampling, load_model
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import Scored, Usage
+from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import Safety
+from sigmerge.probing.generate import Model, Sampling, Usage, load_model
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import Any
 from sigmerge.checkpoints.cache import sha256
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import OutputError
+from sigmerge.probing.generate import Usage
 
 Value = float | list[float]
 """A metric of an item; a list is pooled with the lists of other items."""
@@ -36,20 +37,6 @@ CREATE TABLE IF NOT EXISTS results (
     PRIMARY KEY (checkpoint, settings, item, digest)
 ) WITHOUT ROWID;
 """
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a batch cost: calls of the model, tokens read and written, time."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    seconds: float = 0.0
-
-    def __add__(self, other: Usage) -> Usage:
-        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
-        return Usage(*(a + b for a, b in pairs))
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,27 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sigmerge.errors import MissingExtra, PoolError, ScoreError
-from sigmerge.evaluation.store import Usage
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a batch cost: calls of the model, tokens read and written, time."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
+        return Usage(*(a + b for a, b in pairs))
 
 
 @dataclass(frozen=True)
