@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from sigmerge.errors import ScoreError
 from sigmerge.evaluation.safety import (
+    JUDGE_PROMPT,
     Judge,
     KeywordJudge,
     SafetyScorer,
     Verdict,
+    judge_prompt,
+    load_judge,
     parse_wildguard,
 )
 from sigmerge.evaluation.sources import Item
@@ -111,3 +116,10 @@ def test_the_judge_of_jailbreaks_reads_the_plain_request():
     judge = Fixed([Verdict(True, False)])
     scores("do_anything_now", [{"adversarial": "long trick", "vanilla": "plain"}], judge)
     assert judge.read == [("plain", "answer")]
+
+
+def test_a_judge_brings_its_own_prompt(tmp_path: Path):
+    with pytest.raises(ScoreError, match=r"judge_prompt\.txt: write the input format"):
+        load_judge(str(tmp_path), "hf")
+    (tmp_path / JUDGE_PROMPT).write_text("Q: {prompt} A: {answer} Verdict:")
+    assert judge_prompt(tmp_path) == "Q: {prompt} A: {answer} Verdict:"
