@@ -108,8 +108,8 @@ def judge_prompt(folder: Path) -> str:
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     if "{prompt}" not in text or "{answer}" not in text:
         raise ScoreError(
-            f"{file}: write the input format of the judge's model card there, with {{prompt}} where "
-            "the request and {answer} where the response goes."
+            f"{file}: write the input format of the judge's model card there, with {{prompt}} "
+            "where the request and {answer} where the response goes."
         )
     return text
 
