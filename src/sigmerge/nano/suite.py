@@ -70,7 +70,7 @@ def score(
     items = [fact for domain in chosen for fact in load_items(split, domain, pool)[:limit]]
     model, tokenizer = load(folder)
     model.to(device)
-    with _one_thread():
+    with one_thread():
         outputs = answer(model, tokenizer, [item.prompt for item in items], batch_size, progress)
     return Scores(tuple(_mark(item, output) for item, output in zip(items, outputs, strict=True)))
 
@@ -95,7 +95,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """On busy cores two threads wait for each other at every small product, one does not."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

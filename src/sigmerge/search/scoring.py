@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,27 +66,14 @@ class NanoScorer:
         return [Item(fact.id, fact.domain, SPLIT) for fact in self._facts.values()]
 
     def __call__(self, weights: Weights, items: Sequence[Item]) -> list[int]:
-        from sigmerge.nano.suite import answer
+        from sigmerge.nano.suite import answer, one_thread
 
         model, tokenizer = self._loaded
         _load(model, weights)
         facts = [self._facts[item.id] for item in items]
-        with _one_thread():
+        with one_thread():
             outputs = answer(model, tokenizer, [fact.prompt for fact in facts])
         return [int(out == fact.answer) for out, fact in zip(outputs, facts, strict=True)]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """A model this small is faster on one thread: several wait for each other at every layer."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _load(model: Any, weights: Weights) -> None:
