@@ -22,7 +22,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.measure import Cost, best, machine, run, versions
+from benchmarks.measure import Cost, best, drop, machine, run, versions
 from benchmarks.pool import BenchPool, Shape, make_pool
 
 SHAPE = Shape(layers=8, width=2048, hidden=5632, vocabulary=16000)
@@ -66,14 +66,6 @@ class Bench:
         command = [sys.executable, "-S", "-m", "benchmarks.floor", str(THREADS), target]
         return run([*command, *self.files])
 
-    def drop(self) -> None:
-        """Take the inputs out of the page cache."""
-        for file in self.files:
-            handle = os.open(file, os.O_RDONLY)
-            os.fsync(handle)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(handle)
-
 
 def prepare(shape: Shape, folder: Path) -> Bench:
     pool = make_pool(folder, shape, EXPERTS)
@@ -106,9 +98,9 @@ def measure(bench: Bench, turns: int = 3) -> dict[str, Cost]:
     bench.repair()  # hashes what it has not seen, and compiles
     costs: dict[str, list[Cost]] = {}
     for _ in range(turns):
-        for heat, before in (("cold", bench.drop), ("warm", _nothing)):
+        for heat, files in (("cold", bench.files), ("warm", [])):
             for side, command in (("repair", bench.repair), ("floor", bench.floor)):
-                before()
+                drop(files)
                 costs.setdefault(f"{side}, {heat}", []).append(command())
     return {"profile": profile, **{name: best(runs) for name, runs in costs.items()}}
 
@@ -155,10 +147,6 @@ def document(bench: Bench, costs: dict[str, Cost]) -> str:
 def _environment() -> dict[str, str]:
     cache = OUT / "cache"
     return {name: str((cache / name).resolve()) for name in ("SIGMERGE_CACHE", "NUMBA_CACHE_DIR")}
-
-
-def _nothing() -> None:
-    pass
 
 
 def main(arguments: list[str] | None = None) -> int:
