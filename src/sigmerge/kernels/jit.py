@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from numba import njit
 from numba.core.caching import Cache
 from numba.core.runtime import rtsys
-
-kernel = njit(cache=True, nogil=True)
-inlined = njit(cache=True, nogil=True, inline="always")
 
 
 def _load_overload(self: Any, signature: Any, target_context: Any) -> Any:
@@ -23,5 +22,15 @@ def _load_overload(self: Any, signature: Any, target_context: Any) -> Any:
         return self._load_overload(signature, target_context)
 
 
-if hasattr(Cache, "_load_overload") and hasattr(Cache, "_guard_against_spurious_io_errors"):
-    Cache.load_overload = _load_overload
+_SHORTCUT = hasattr(Cache, "_load_overload") and hasattr(Cache, "_guard_against_spurious_io_errors")
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """A compiled function; only our own kernels take the shortcut into numba's cache."""
+    compiled = njit(cache=True, nogil=True)(function)
+    if _SHORTCUT and isinstance(compiled._cache, Cache):
+        compiled._cache.load_overload = MethodType(_load_overload, compiled._cache)
+    return compiled
+
+
+inlined = njit(cache=True, nogil=True, inline="always")
