@@ -492,3 +492,19 @@ def test_without_huggingface_hub_the_extra_is_named(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MissingExtra, match=r"pip install 'sigmerge\[hub\]'"):
         find_model("org/model", tmp_path)
+
+
+def test_an_unquoted_on_is_no_truth_value(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool")
+    text = "\n".join(
+        [
+            "merge_method: lines",
+            f"base_model: {pool.reference}",
+            "models:",
+            *(f"  - model: {folder}" for folder in pool.experts.values()),
+            "parameters: {on: ties, beta: 0.5}",
+        ]
+    )
+    (tmp_path / "recipe.yaml").write_text(text)
+    operator = load_recipe(tmp_path / "recipe.yaml").operator
+    assert {parameter.name for parameter in operator.parameters} >= {"beta", "density", "elect"}

@@ -259,6 +259,9 @@ class _Parser:
             raise RecipeError(f"{self.where}: not valid YAML: {error}") from None
         except RecursionError:
             raise RecipeError(f"{self.where}: nested too deeply for a recipe.") from None
+        if isinstance(data, dict) and isinstance(parameters := data.get("parameters"), dict):
+            # YAML 1.1 reads an unquoted `on` as true.
+            data["parameters"] = {"on" if k is True else k: v for k, v in parameters.items()}
         if not isinstance(data, dict):
             raise RecipeError(f"{self.where}: a recipe is a mapping; see `sigmerge merge --help`.")
         return data
