@@ -31,7 +31,7 @@ PIECE = 8
 """Tiles per item handed to `run`: one tile alone is little more work than the call."""
 SAMPLE = 16
 """One tile in this many is looked at to guess a threshold."""
-WORTH_A_GUESS = 1 / 256
+WORTH_A_GUESS = 1 / 1024
 """Share of a sample that must sit exactly on the guessed threshold for the guess to be tried."""
 
 
