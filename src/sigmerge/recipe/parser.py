@@ -1,21 +1,21 @@
-"""Recipes: YAML in mergekit's dialect, checked strictly, all problems reported together."""
+"""From YAML to a checked recipe. All problems are found before any is told."""
 
 from __future__ import annotations
 
-import difflib
-import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from sigmerge.errors import RecipeError
-from sigmerge.operators.base import Operator, Parameter, Site
+from sigmerge.operators.base import Operator
 from sigmerge.operators.table import operator
+from sigmerge.recipe.record import Model, Recipe
+from sigmerge.recipe.sections import ModelSection, RecipeSection, worded
+from sigmerge.recipe.settings import Judge
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NOT_SUPPORTED = {
@@ -25,134 +25,6 @@ NOT_SUPPORTED = {
     "chat_template": "is not supported; the tokenizer's own chat template is kept",
 }
 """Keys of mergekit's dialect that sigmerge does not have, and what to do instead."""
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class ModelSection(_Strict):
-    model: str
-    name: str | None = None
-    exemplars: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class CaptureSection(_Strict):
-    """The `capture:` section: how an operator that reads data gets its statistics.
-
-    `limit` exemplars of each file are taken, from its top; all if it is not given. `scale` moves
-    the network that features come from to θ_ref + scale · Δ_k.
-    """
-
-    limit: int | None = Field(default=None, ge=1)
-    max_length: int = Field(default=256, ge=1)
-    skip_bos: bool = False
-    scale: float = 1.0
-    labels: Literal["argmax", "sampled", "data"] = "argmax"
-    folder: str | None = None
-
-
-class RepairSection(_Strict):
-    """The `repair:` section (design of the method: paper, Sec. 3)."""
-
-    c_min: float = Field(0.10, ge=0, le=1)
-    c_max: float = Field(0.45, ge=0, le=1)
-    scale: float | Literal["calibrated"] = 0.60
-    update: Literal["add", "replace"] = "add"
-    probe: str | None = None
-    scores: str | dict[str, Any] | None = None
-    command: str | None = None
-    evaluate: dict[str, Any] | None = None
-    variant: str = "default"
-    reference: Literal["strongest", "own"] = "strongest"
-    rounds: int = Field(1, ge=1)
-    admit: int | None = Field(None, ge=1)
-    guard: Literal["warn", "keep_anchor", "off"] = "warn"
-    seed: int = 0
-
-    @model_validator(mode="after")
-    def _consistent(self) -> RepairSection:
-        if self.c_min > self.c_max:
-            raise ValueError(f"c_min {self.c_min} exceeds c_max {self.c_max}")
-        sources = [k for k in ("scores", "command", "evaluate") if getattr(self, k) is not None]
-        if len(sources) > 1:
-            raise ValueError(f"give one of scores, command and evaluate, not {', '.join(sources)}")
-        from sigmerge.method.controls import VARIANTS
-
-        if self.variant not in VARIANTS:
-            raise ValueError(_unknown("variant", self.variant, VARIANTS))
-        return self
-
-
-class RecipeSection(_Strict):
-    merge_method: str
-    base_model: str | None = None
-    models: list[ModelSection] = Field(default_factory=list)
-    parameters: dict[str, Any] | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    out_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    tokenizer_source: str | None = None
-    preset: Literal["mergekit", "paper"] = "mergekit"
-    seed: int = 0
-    anchor: str | None = None
-    capture: CaptureSection = Field(default_factory=CaptureSection)
-    repair: RepairSection | None = None
-
-
-@dataclass(frozen=True)
-class Model:
-    name: str
-    path: Path
-    parameters: Mapping[str, Any]
-    exemplars: Path | None = None
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A checked recipe. `operator` is None when the anchor is a checkpoint made elsewhere."""
-
-    operator: Operator | None
-    method: str
-    reference: Path | None
-    models: tuple[Model, ...]
-    parameters: Mapping[str, Any]
-    preset: str
-    seed: int
-    out_dtype: str | None
-    tokenizer: Path | None
-    anchor: Path | None
-    repair: RepairSection | None
-    folder: Path
-    text: str
-    notes: tuple[str, ...] = ()
-    capture: CaptureSection = field(default_factory=CaptureSection)
-
-    @property
-    def experts(self) -> dict[str, Path]:
-        return {model.name: model.path for model in self.models}
-
-    @property
-    def inputs(self) -> list[Path]:
-        """Every folder that is read, and so must not be written."""
-        others = [path for path in (self.reference, self.tokenizer, self.anchor) if path]
-        return [*others, *self.experts.values()]
-
-    def site(self, tensor: str, size: int, block: int | None, depth: int) -> Site:
-        """A tensor with the options that hold for it: filters and depth gradients resolved."""
-        t = 0.0 if block is None else block / (depth - 1) if depth > 1 else 1.0
-        settings = {}
-        for parameter in self.operator.parameters if self.operator else ():
-            name = parameter.name
-            default = getattr(parameter, self.preset)
-            shared = evaluate(self.parameters.get(name), tensor, t)
-            if parameter.per_model:
-                own = [evaluate(model.parameters.get(name), tensor, t) for model in self.models]
-                settings[name] = tuple(_first(value, shared, default) for value in own)
-            else:
-                settings[name] = _first(shared, default)
-        names = tuple(model.name for model in self.models)
-        return Site(tensor, size, block, depth, names, settings, self.seed)
 
 
 def load_recipe(source: Path | str | Mapping[str, Any], *, seed: int | None = None) -> Recipe:
@@ -169,28 +41,6 @@ def load_recipe(source: Path | str | Mapping[str, Any], *, seed: int | None = No
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{source}: cannot be read as a recipe ({error}).") from None
     return _Parser(text, where, folder).parse(seed)
-
-
-def evaluate(setting: Any, tensor: str, t: float) -> Any:
-    """A setting's value for one tensor: the first filter that matches, a gradient at depth t."""
-    if isinstance(setting, _Conditions):
-        for pattern, value in setting.rules:
-            if pattern in (None, "*") or pattern in tensor:
-                return evaluate(value, tensor, t)
-        return None
-    if isinstance(setting, list):
-        if not all(isinstance(v, float | int) and not isinstance(v, bool) for v in setting):
-            return setting[int(t * (len(setting) - 1))]
-        position = t * (len(setting) - 1)
-        low = int(position)
-        high = min(len(setting) - 1, low + 1)
-        return (1 - (position - low)) * setting[low] + (position - low) * setting[high]
-    return setting
-
-
-@dataclass(frozen=True)
-class _Conditions:
-    rules: tuple[tuple[str | None, Any], ...]
 
 
 class _Parser:
@@ -226,7 +76,8 @@ class _Parser:
         parameters = dict(section.parameters or {})
         parameters.pop("on", None)
         if chosen:
-            parameters = self._settings(("parameters",), parameters, chosen, section.preset)
+            judge = Judge(chosen, section.preset, self.problem)
+            parameters = judge.settings(("parameters",), parameters)
         self._check(section, chosen, reference, models)
         tokenizer = self._tokenizer(section, reference, models)
         anchor = self._path(("anchor",), section.anchor) if section.anchor else None
@@ -248,6 +99,7 @@ class _Parser:
             self.text,
             tuple(self.notes),
             section.capture,
+            section.search,
         )
 
     def _yaml(self) -> dict[str, Any]:
@@ -292,7 +144,7 @@ class _Parser:
             return RecipeSection.model_validate(data)
         except ValidationError as error:
             for item in error.errors():
-                self.problem(item["loc"], _worded(item))
+                self.problem(item["loc"], worded(item))
             return None
 
     def _operator(self, section: RecipeSection) -> tuple[Operator | None, str]:
@@ -337,7 +189,8 @@ class _Parser:
             own = entry.parameters or {}
             if chosen:
                 where = ("models", i, "parameters")
-                own = self._settings(where, own, chosen, section.preset, per_model=True)
+                judge = Judge(chosen, section.preset, self.problem)
+                own = judge.settings(where, own, per_model=True)
             default = "base" if path == reference else path.name
             exemplars = self._exemplars(i, entry, section.merge_method, chosen)
             models.append(Model(entry.name or default, path, own, exemplars))
@@ -372,78 +225,6 @@ class _Parser:
             self.problem(("models", i, "exemplars"), f"{str(file)!r}: no such file")
         return file
 
-    def _settings(
-        self,
-        path: tuple[Any, ...],
-        given: dict[str, Any],
-        chosen: Operator,
-        preset: str,
-        per_model: bool = False,
-    ) -> dict[str, Any]:
-        known = {p.name: p for p in chosen.parameters}
-        checked = {}
-        for name, value in given.items():
-            parameter = known.get(name)
-            if parameter is None:
-                self.problem((*path, name), _unknown(f"parameter of {chosen.name}", name, known))
-            elif per_model and not parameter.per_model:
-                self.problem(
-                    (*path, name),
-                    "belongs to the merge as a whole; move it to the top-level parameters:",
-                )
-            else:
-                checked[name] = self._setting((*path, name), value, parameter, preset)
-        return checked
-
-    def _setting(self, path: tuple[Any, ...], value: Any, parameter: Parameter, preset: str) -> Any:
-        """A scalar, a gradient over depth, or conditions by tensor name."""
-        if isinstance(value, dict):
-            value = [value]
-        if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
-            rules = []
-            for i, rule in enumerate(value):
-                if set(rule) - {"filter", "value"} or "value" not in rule:
-                    self.problem((*path, i), "a condition has the keys filter and value")
-                    continue
-                if not isinstance(rule.get("filter"), str | None):
-                    self.problem((*path, i, "filter"), "must be part of a tensor's name")
-                    continue
-                inner = self._setting((*path, i, "value"), rule["value"], parameter, preset)
-                rules.append((rule.get("filter"), inner))
-            return _Conditions(tuple(rules))
-        if isinstance(value, list):
-            if not value:
-                self.problem(path, "an empty list has no value")
-                return None
-            return [self._scalar((*path, i), v, parameter, preset) for i, v in enumerate(value)]
-        return self._scalar(path, value, parameter, preset)
-
-    def _scalar(self, path: tuple[Any, ...], value: Any, parameter: Parameter, preset: str) -> Any:
-        if parameter.auto and value == "auto":
-            return value
-        kind = parameter.kind
-        if isinstance(kind, tuple):
-            if isinstance(value, bool) and "none" in kind:
-                value = _rescale_word(parameter, preset) if value else "none"
-            if value in kind:
-                return value
-            self.problem(path, f"must be one of {', '.join(kind)}, not {value!r}")
-            return None
-        if kind is bool:
-            if isinstance(value, bool):
-                return value
-            self.problem(path, f"must be true or false, not {value!r}")
-            return None
-        number = _number(value)
-        if number is None or (kind is int and number != int(number)):
-            self.problem(path, f"must be a {'whole ' if kind is int else ''}number, not {value!r}")
-            return None
-        if not parameter.low <= number <= parameter.high:
-            bounds = f"between {parameter.low:g} and {parameter.high:g}"
-            self.problem(path, f"must lie {bounds}, not {value!r}")
-            return None
-        return int(number) if kind is int else number
-
     def _check(
         self,
         section: RecipeSection,
@@ -459,6 +240,12 @@ class _Parser:
             self.problem(("parameters", "outside"), "reference needs a base_model")
         if section.capture.scale != 1 and reference is None:
             self.problem(("capture", "scale"), "needs a base_model unless it is 1")
+        if section.search is not None:
+            from sigmerge.search.evolve import SPACES
+
+            if section.merge_method not in SPACES:
+                self.problem(("search",), f"merge_method: {section.merge_method} cannot be "
+                             f"searched; the search knows {', '.join(SPACES)}")  # fmt: skip
         if chosen is not None and "on" in given and chosen.name != "lines":
             self.problem(("parameters", "on"), "is an option of merge_method: lines")
 
@@ -521,55 +308,6 @@ def find_model(text: str, folder: Path) -> Path:
 
         return download(text)
     raise RecipeError(f"{text!r}: no such folder (looked in {', '.join(map(str, tried))})")
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _rescale_word(parameter: Parameter, preset: str) -> str:
-    return str(getattr(parameter, preset))
-
-
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
-
-
-def _unknown(what: str, name: Any, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(str(name), list(known), 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
-    return f"{name!r} is no {what}; {hint}"
-
-
-_KEYS: dict[str, Callable[[], Mapping[str, Any]]] = {
-    "models": lambda: ModelSection.model_fields,
-    "capture": lambda: CaptureSection.model_fields,
-    "repair": lambda: RepairSection.model_fields,
-}
-
-
-def _worded(item: Any) -> str:
-    """A pydantic error in the words of a recipe."""
-    loc = item["loc"]
-    if item["type"] == "extra_forbidden":
-        known = _KEYS[loc[0]]() if len(loc) > 1 and loc[0] in _KEYS else RecipeSection.model_fields
-        return _unknown("key here", loc[-1], known)
-    if item["type"] == "missing":
-        return "is missing"
-    if item["type"] == "literal_error":
-        return f"must be {item['ctx']['expected']}, not {item['input']!r}"
-    message = item["msg"].removeprefix("Value error, ")
-    return (
-        message
-        if item["type"] == "value_error"
-        else f"{message[0].lower()}{message[1:]}, not {item['input']!r}"
-    )
 
 
 def _dotted(path: tuple[Any, ...]) -> str:

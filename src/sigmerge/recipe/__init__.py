@@ -1,0 +1,15 @@
+"""Recipes: YAML in mergekit's dialect, checked strictly, all problems reported together."""
+
+from sigmerge.recipe.parser import find_model, load_recipe
+from sigmerge.recipe.record import Model, Recipe
+from sigmerge.recipe.sections import CaptureSection, RepairSection, SearchSection
+
+__all__ = [
+    "CaptureSection",
+    "Model",
+    "Recipe",
+    "RepairSection",
+    "SearchSection",
+    "find_model",
+    "load_recipe",
+]

@@ -1,0 +1,123 @@
+"""Settings of an operator: a value, a gradient over depth, or conditions by tensor name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sigmerge.operators.base import Operator, Parameter
+from sigmerge.recipe.sections import unknown
+
+Place = tuple[Any, ...]
+
+
+def evaluate(setting: Any, tensor: str, t: float) -> Any:
+    """A setting's value for one tensor: the first filter that matches, a gradient at depth t."""
+    if isinstance(setting, Conditions):
+        for pattern, value in setting.rules:
+            if pattern in (None, "*") or pattern in tensor:
+                return evaluate(value, tensor, t)
+        return None
+    if isinstance(setting, list):
+        if not all(isinstance(v, float | int) and not isinstance(v, bool) for v in setting):
+            return setting[int(t * (len(setting) - 1))]
+        position = t * (len(setting) - 1)
+        low = int(position)
+        high = min(len(setting) - 1, low + 1)
+        return (1 - (position - low)) * setting[low] + (position - low) * setting[high]
+    return setting
+
+
+@dataclass(frozen=True)
+class Conditions:
+    rules: tuple[tuple[str | None, Any], ...]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Checks what a recipe says about an operator's parameters; `problem` hears what is wrong."""
+
+    operator: Operator
+    preset: str
+    problem: Callable[[Place, str], None]
+
+    def settings(
+        self, path: Place, given: Mapping[str, Any], per_model: bool = False
+    ) -> dict[str, Any]:
+        known = {p.name: p for p in self.operator.parameters}
+        checked = {}
+        for name, value in given.items():
+            parameter = known.get(name)
+            if parameter is None:
+                self.problem(
+                    (*path, name), unknown(f"parameter of {self.operator.name}", name, known)
+                )
+            elif per_model and not parameter.per_model:
+                self.problem(
+                    (*path, name),
+                    "belongs to the merge as a whole; move it to the top-level parameters:",
+                )
+            else:
+                checked[name] = self._setting((*path, name), value, parameter)
+        return checked
+
+    def _setting(self, path: Place, value: Any, parameter: Parameter) -> Any:
+        """A scalar, a gradient over depth, or conditions by tensor name."""
+        if isinstance(value, dict):
+            value = [value]
+        if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+            rules = []
+            for i, rule in enumerate(value):
+                if set(rule) - {"filter", "value"} or "value" not in rule:
+                    self.problem((*path, i), "a condition has the keys filter and value")
+                    continue
+                if not isinstance(rule.get("filter"), str | None):
+                    self.problem((*path, i, "filter"), "must be part of a tensor's name")
+                    continue
+                inner = self._setting((*path, i, "value"), rule["value"], parameter)
+                rules.append((rule.get("filter"), inner))
+            return Conditions(tuple(rules))
+        if isinstance(value, list):
+            if not value:
+                self.problem(path, "an empty list has no value")
+                return None
+            return [self._scalar((*path, i), v, parameter) for i, v in enumerate(value)]
+        return self._scalar(path, value, parameter)
+
+    def _scalar(self, path: Place, value: Any, parameter: Parameter) -> Any:
+        if parameter.auto and value == "auto":
+            return value
+        kind = parameter.kind
+        if isinstance(kind, tuple):
+            if isinstance(value, bool) and "none" in kind:
+                value = getattr(parameter, self.preset) if value else "none"
+            if value in kind:
+                return value
+            self.problem(path, f"must be one of {', '.join(kind)}, not {value!r}")
+            return None
+        if kind is bool:
+            if isinstance(value, bool):
+                return value
+            self.problem(path, f"must be true or false, not {value!r}")
+            return None
+        number = _number(value)
+        if number is None or (kind is int and number != int(number)):
+            self.problem(path, f"must be a {'whole ' if kind is int else ''}number, not {value!r}")
+            return None
+        if not parameter.low <= number <= parameter.high:
+            bounds = f"between {parameter.low:g} and {parameter.high:g}"
+            self.problem(path, f"must lie {bounds}, not {value!r}")
+            return None
+        return int(number) if kind is int else number
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
