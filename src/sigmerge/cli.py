@@ -81,6 +81,13 @@ def merge(
     loaded = load_recipe(recipe, seed=seed)
     how = _how(threads, overwrite, allow_pickle, allow_nonfinite)
     how["max_shard_size"] = max_shard_size
+    if dry_run and loaded.search:
+        from sigmerge.commands.search import Settings, plan_search
+
+        check_target(out, overwrite, loaded.inputs)
+        job = plan_search(loaded, Settings.of(loaded), Options(**how))
+        show.emit(job.describe(how["threads"]), as_json, show.search_plan_lines)
+        return
     if dry_run:
         check_target(out, overwrite, loaded.inputs)
         plan = verb.plan_merge(loaded, Options(**how)).describe(how["threads"])
@@ -220,24 +227,26 @@ def run(
 def search(
     recipe: RecipeFile,
     out: OutFolder,
-    population: Annotated[int, typer.Option(help="Candidates per generation.")] = 24,
+    population: Annotated[
+        int | None, typer.Option(help="Candidates per generation; default 24.")
+    ] = None,
     generations: Annotated[
         int | None, typer.Option(help="Generations, the first included; default: calls/population.")
     ] = None,
-    calls: Annotated[
-        int | None, typer.Option(help="Evaluation calls in all; default: 240.")
+    calls: Annotated[int | None, typer.Option(help="Evaluation calls in all; default 240.")] = None,
+    items: Annotated[
+        int | None, typer.Option(help="Items a candidate answers per domain; default 20.")
     ] = None,
-    items: Annotated[int, typer.Option(help="Items a candidate answers per domain.")] = 20,
     estimator: Annotated[
-        str, typer.Option(help="mean, p-irt, gp-irt, mp-irt or gmp-irt.")
-    ] = "gmp-irt",
+        str | None, typer.Option(help="mean, p-irt, gp-irt, mp-irt or gmp-irt; default gmp-irt.")
+    ] = None,
     extraction: Annotated[
-        str, typer.Option(help="How the items are drawn: uniform or clusters.")
-    ] = "uniform",
+        str | None, typer.Option(help="How the items are drawn: uniform (default) or clusters.")
+    ] = None,
     suite: Annotated[
-        str, typer.Option(help="nano, or the folder of a pool that nano train made.")
-    ] = "nano",
-    seed: Annotated[int, typer.Option(help="Seed of the items, the evolution and DARE.")] = 0,
+        str | None, typer.Option(help="nano, or the folder of a pool that nano train made.")
+    ] = None,
+    seed: Seed = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start over.")] = False,
     threads: Threads = 0,
     dry_run: DryRun = False,
@@ -245,24 +254,30 @@ def search(
 ) -> None:
     """Search the coefficients of a merge by evolution on a few labelled items (MERGE³).
 
-    Searches linear, task_arithmetic, ties or dare_ties, as the recipe says. Interrupted, the same
-    command replays what was evaluated and goes on.
+    Searches linear, task_arithmetic, ties or dare_ties, as the recipe says; options go before its
+    search: section. Interrupted, the same command replays what was evaluated and goes on.
     """
     from sigmerge.commands import search as verb
     from sigmerge.commands.options import Options
-    from sigmerge.search.evolve import generations_of
+    from sigmerge.recipe import load_recipe
 
-    if calls is not None and generations is not None:
-        raise typer.BadParameter("give --calls or --generations, not both")
-    rounds = generations_of(calls or 240, population) if generations is None else generations
-    settings = verb.Settings(population, rounds, items, estimator, extraction, seed=seed)
+    loaded = load_recipe(recipe, seed=seed)
+    settings = verb.Settings.of(
+        loaded,
+        population=population,
+        generations=generations,
+        calls=calls,
+        items=items,
+        estimator=estimator,
+        extraction=extraction,
+    )
     how = _how(threads, overwrite)
     if dry_run:
-        plan = verb.plan_search(recipe, settings, Options(**how), suite).describe()
-        show.emit(plan, as_json, show.search_plan_lines)
+        job = verb.plan_search(loaded, settings, Options(**how), suite)
+        show.emit(job.describe(how["threads"]), as_json, show.search_plan_lines)
         return
     with show.progress(as_json) as progress:
-        result = verb.search(recipe, out, settings, suite=suite, progress=progress, **how)
+        result = verb.search(loaded, out, settings, suite=suite, progress=progress, **how)
     show.emit(result, as_json, show.search_lines)
 
 

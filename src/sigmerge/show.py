@@ -163,7 +163,11 @@ def search_plan_lines(plan: dict[str, Any]) -> Iterator[str]:
         f"{sum(plan['labelled_items'].values())} labelled items"
     )
     yield f"reads   {size(plan['bytes_per_candidate'])} per candidate"
-    yield f"memory  {size(plan['memory_of_weights_bytes'])} of weights"
+    yield (
+        f"memory  {size(plan['memory_of_weights_bytes'])} of weights: "
+        f"{plan['candidates_in_flight']} candidates at a time, "
+        f"{size(plan['memory_per_candidate_bytes'])} each, in half of what is free"
+    )
 
 
 def search_lines(result: dict[str, Any]) -> Iterator[str]:

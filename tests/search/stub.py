@@ -45,9 +45,9 @@ class StubScorer:
         return [int(way[i.domain] > int(i.id.rpartition("-")[2]) / EACH) for i in items]
 
 
-def main(recipe: str, out: str, die_at: str, *domains: str) -> Any:
+def main(recipe: str, out: str, die_at: str, threads: str, *domains: str) -> Any:
     scorer = StubScorer(Path(recipe).parent, domains, int(die_at))
-    return search(recipe, out, SETTINGS, scorer=scorer, threads=1)
+    return search(recipe, out, SETTINGS, scorer=scorer, threads=int(threads))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -29,7 +30,10 @@ class Stub:
     def __init__(self) -> None:
         self.calls: list[int] = []
 
-    def __call__(self, index: int, genotype: Genotype) -> Candidate:
+    def __call__(self, first: int, genotypes: Sequence[Genotype]) -> list[Candidate]:
+        return [self.one(index, genotype) for index, genotype in enumerate(genotypes, first)]
+
+    def one(self, index: int, genotype: Genotype) -> Candidate:
         self.calls.append(index)
         value = -float(np.sum((np.array(genotype) - 0.7) ** 2))
         return Candidate(index, genotype, {}, {}, value)

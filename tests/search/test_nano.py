@@ -14,6 +14,7 @@ from sigmerge.commands.search import Settings, plan_search
 from sigmerge.nano.facts import CALIBRATION, DOMAINS
 from sigmerge.nano.files import POOL, RECIPES
 from sigmerge.nano.suite import score
+from sigmerge.recipe import load_recipe
 from sigmerge.search.candidate import stored_weights
 from sigmerge.search.scoring import NanoScorer
 
@@ -35,7 +36,7 @@ def test_the_dry_run_tells_the_budget_and_writes_nothing(tmp_path: Path) -> None
 
 
 def test_items_come_from_the_calibration_split_alone() -> None:
-    job = plan_search(RECIPES / "dare_ties.yaml", Settings(), Options())
+    job = plan_search(load_recipe(RECIPES / "dare_ties.yaml"), Settings(), Options())
     ids = {item.id for item in job.scorer.items()}
     assert len(ids) == len(DOMAINS) * CALIBRATION
     evaluation = {
@@ -49,7 +50,7 @@ def test_items_come_from_the_calibration_split_alone() -> None:
 @pytest.mark.parametrize("member", ["reference", "coding"])
 def test_a_member_answers_in_memory_as_from_its_folder(member: str) -> None:
     """One model object serves them all: nothing of the last one is left in it."""
-    job = plan_search(RECIPES / "dare_ties.yaml", Settings(), Options())
+    job = plan_search(load_recipe(RECIPES / "dare_ties.yaml"), Settings(), Options())
     scorer = NanoScorer(POOL / "safety", POOL)
     items = [item for each in job.items.values() for item in each[:25]]
     scorer(stored_weights(job.base.pool.members["math"]), items)

@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ from sigmerge.cli import app
 from sigmerge.commands.options import Options
 from sigmerge.commands.search import ANCHORS, Settings, plan_search, search
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError
-from sigmerge.search.candidate import candidate_seed
+from sigmerge.recipe import load_recipe
+from sigmerge.search.candidate import Weights, candidate_seed
+from sigmerge.search.extract import Item
 from tests.pools import EXPERTS, PoolOnDisk, make_pool, read_weights, weight_bytes
 from tests.search.stub import EACH, SETTINGS, TENSOR, StubScorer
 
@@ -128,22 +132,67 @@ def test_the_seed_decides_everything(pool: PoolOnDisk, whole: Path, tmp_path: Pa
     ]
 
 
-@pytest.mark.parametrize("die_at", [3, 20])
-def test_killed_and_run_again(die_at: int, pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
-    """Killed among the abilities, and in the middle of the search."""
+@pytest.mark.parametrize(("die_at", "threads"), [(3, 1), (20, 1), (20, 3)])
+def test_killed_and_run_again(
+    die_at: int, threads: int, pool: PoolOnDisk, whole: Path, tmp_path: Path
+) -> None:
+    """Killed among the abilities, and in the middle of the search: not a bit is different."""
     out, recipe = tmp_path / "out", recipe_of(pool)
-    arguments = [str(recipe), str(out), str(die_at), *DOMAINS]
+    arguments = [str(recipe), str(out), str(die_at), str(threads), *DOMAINS]
     killed = subprocess.run(
         [sys.executable, "-m", "tests.search.stub", *arguments], capture_output=True, text=True
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert not (out / "search.json").exists() and len(records(out)) == 1 + die_at
+    left = len(records(out)) - 1
+    assert not (out / "search.json").exists()
+    assert left == die_at if threads == 1 else die_at - threads <= left <= die_at
     scorer = StubScorer(pool.root, DOMAINS)
-    result = run(pool, out, scorer=scorer)
-    assert len(scorer.asked) == 13 + 12 + 1 - die_at
-    assert result["replayed"] == max(0, die_at - 13)
+    result = run(pool, out, scorer=scorer, threads=threads)
+    assert len(scorer.asked) == 13 + 12 + 1 - left
+    assert result["replayed"] == max(0, left - 13)
     assert records(out) == records(whole)
     assert weight_bytes(out / "winner") == weight_bytes(whole / "winner")
+
+
+class Crowd(StubScorer):
+    """Knows how many ask it at the same time; with `together`, nobody is answered alone."""
+
+    def __init__(self, root: Path, domains: Sequence[str], together: int = 1) -> None:
+        super().__init__(root, domains)
+        self.gate, self.lock = threading.Barrier(together), threading.Lock()
+        self.here = self.most = 0
+
+    def __call__(self, weights: Weights, items: Sequence[Item]) -> list[int]:
+        with self.lock:
+            self.here += 1
+            self.most = max(self.most, self.here)
+        if len(items) == 3 * 6:  # a candidate, not the winner on its unseen items
+            self.gate.wait(timeout=60)
+        try:
+            return super().__call__(weights, items)
+        finally:
+            with self.lock:
+                self.here -= 1
+
+
+def test_candidates_are_scored_side_by_side(pool: PoolOnDisk, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, estimator="mean")
+    crowd = Crowd(pool.root, DOMAINS, together=2)
+    result = run(pool, tmp_path / "two", settings, scorer=crowd, threads=2)
+    assert (crowd.most, result["candidates_in_flight"]) == (2, 2)
+    run(pool, tmp_path / "one", settings)
+    assert records(tmp_path / "two") == records(tmp_path / "one")
+    assert weight_bytes(tmp_path / "two/winner") == weight_bytes(tmp_path / "one/winner")
+
+
+def test_no_more_candidates_at_a_time_than_fit(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sigmerge.commands.search.available_memory", lambda: 1)
+    crowd = Crowd(pool.root, DOMAINS)
+    result = run(pool, tmp_path / "out", scorer=crowd, threads=4)
+    assert (crowd.most, result["candidates_in_flight"]) == (1, 1)
+    assert result["memory_of_weights_bytes"] == result["memory_per_candidate_bytes"] > 0
 
 
 def test_a_torn_last_line_is_done_again(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
@@ -190,19 +239,6 @@ def test_a_soup_without_a_reference(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert weight_bytes(tmp_path / "again") == weight_bytes(tmp_path / "out" / "winner")
 
 
-def test_without_a_method_dare_ties_is_searched(pool: PoolOnDisk, tmp_path: Path) -> None:
-    content = {"base_model": "reference", "models": [{"model": n} for n in DOMAINS]}
-    file = pool.write(content, "plain.yaml")
-    scorer = StubScorer(pool.root, DOMAINS)
-    plan = plan_search(file, SETTINGS, Options(), scorer=scorer).describe()
-    assert (plan["operator"], plan["genes"]) == ("dare_ties", 6)
-    absolute = {
-        "base_model": str(pool.reference),
-        "models": [{"model": str(folder)} for folder in pool.experts.values()],
-    }
-    assert plan_search(absolute, SETTINGS, Options(), scorer=scorer).describe() == plan
-
-
 def test_a_finished_search_is_not_overwritten_by_chance(pool: PoolOnDisk, tmp_path: Path) -> None:
     settings = replace(SETTINGS, generations=1, estimator="mean")
     run(pool, tmp_path / "out", settings)
@@ -235,19 +271,17 @@ def test_a_journal_of_another_evolution(pool: PoolOnDisk, whole: Path, tmp_path:
 def test_settings_are_checked_together(pool: PoolOnDisk) -> None:
     wrong = Settings(1, 0, 0, "irt", "random", 0, seed=-1)
     with pytest.raises(RecipeError) as caught:
-        plan_search(recipe_of(pool), wrong, Options())
+        plan_search(load_recipe(recipe_of(pool)), wrong, Options())
     assert len(caught.value.problems) == 7
 
 
 def test_recipes_that_cannot_be_searched(pool: PoolOnDisk, tmp_path: Path) -> None:
     scorer = StubScorer(pool.root, DOMAINS)
     with pytest.raises(RecipeError, match="cabs cannot be searched"):
-        plan_search(recipe_of(pool, "cabs"), SETTINGS, Options(), scorer=scorer)
-    with pytest.raises(RecipeError, match="no such recipe file"):
-        plan_search(tmp_path / "none.yaml", SETTINGS, Options(), scorer=scorer)
+        plan_search(load_recipe(recipe_of(pool, "cabs")), SETTINGS, Options(), scorer=scorer)
     one = pool.write({"merge_method": "linear", "models": [{"model": DOMAINS[0]}]}, "one.yaml")
     with pytest.raises(RecipeError, match="gmp-irt mixes the abilities of endpoints"):
-        plan_search(one, SETTINGS, Options(), scorer=scorer)
+        plan_search(load_recipe(one), SETTINGS, Options(), scorer=scorer)
 
 
 @pytest.mark.parametrize(
@@ -258,18 +292,18 @@ def test_missing_extras(
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtra, match=rf"{library}.*sigmerge\[{extra}\]"):
-        plan_search(recipe_of(pool), SETTINGS, Options())
+        plan_search(load_recipe(recipe_of(pool)), SETTINGS, Options())
 
 
 def test_a_suite_that_is_none(pool: PoolOnDisk, tmp_path: Path) -> None:
     with pytest.raises(ScoreError, match="no splits/calibration in it"):
-        plan_search(recipe_of(pool), SETTINGS, Options(), suite=str(tmp_path))
+        plan_search(load_recipe(recipe_of(pool)), SETTINGS, Options(), suite=str(tmp_path))
 
 
 def test_command_errors(pool: PoolOnDisk, tmp_path: Path) -> None:
     arguments = ["search", str(recipe_of(pool)), str(tmp_path / "out")]
     both = CliRunner().invoke(app, [*arguments, "--calls", "240", "--generations", "10"])
-    assert both.exit_code == 2 and "not both" in both.output
+    assert isinstance(both.exception, RecipeError) and "not both" in str(both.exception)
     uneven = CliRunner().invoke(app, [*arguments, "--population", "25"])
     assert isinstance(uneven.exception, RecipeError)
     assert "240 evaluation calls cannot be divided into generations of 25" in str(uneven.exception)

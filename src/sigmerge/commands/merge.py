@@ -135,8 +135,16 @@ def merge(
 
         return merge_and_repair(loaded, Path(out), options)
     check_target(Path(out), options.overwrite, loaded.inputs)
-    job = plan_merge(loaded, options)
-    return run_merge(job, Path(out), options)
+    return make_merge(loaded, Path(out), options)
+
+
+def make_merge(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
+    """The dense merge of a recipe; with a `search:` section its coefficients are searched first."""
+    if recipe.search is not None:
+        from sigmerge.commands.search import search_merge
+
+        return search_merge(recipe, out, options)
+    return run_merge(plan_merge(recipe, options), out, options)
 
 
 def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
@@ -161,6 +169,8 @@ def plan_merge(recipe: Recipe, options: Options) -> MergeJob:
             "merge_method: checkpoint has nothing to merge; add a repair: section, or use "
             "`sigmerge repair`."
         )
+    if recipe.search is not None:
+        raise RecipeError("The recipe has a search: section: its coefficients are not known yet.")
     pool, outside = open_merge_pool(recipe, options)
     sites = _sites(recipe, pool, outside)
     problems = operator.check(list(sites.values()))

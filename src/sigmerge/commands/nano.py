@@ -20,7 +20,7 @@ from sigmerge.experiments.summary import markdown
 from sigmerge.nano.facts import DOMAINS
 from sigmerge.nano.files import MEMBERS, PROBE, RECIPES, load_items
 
-BASELINES = ("cabs", "cat", "lines", "lot")
+BASELINES = ("cabs", "cat", "lines", "lot", "merge3")
 
 
 def study(
@@ -45,7 +45,7 @@ def compare(pool: Path, out: Path, options: Options) -> dict[str, Any]:
     probes = len((pool / PROBE).read_text(encoding="utf-8").splitlines())
     bench = Bench(out, labelled, probes, replace(options, overwrite=True))
     methods = {name: recipes(name) for name in (*ANCHORS, *BASELINES)}
-    rows = compare_methods(bench, methods, ANCHORS, recipes("merge3"))
+    rows = compare_methods(bench, methods, ANCHORS)
     table = method_tables(rows)
     (out / "methods.md").write_text(table, encoding="utf-8")
     return {"table": table, "out": str(out / "methods.md")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from sigmerge.engine.stream import default_threads
@@ -29,6 +31,16 @@ class Options:
     allow_pickle: bool = False
     allow_nonfinite: bool = False
     progress: Progress = silent
+
+
+def available_memory() -> int:
+    """Bytes that can be taken without swapping, as far as the system tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        [kilobytes] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+        return 1024 * int(kilobytes)
+    except (OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Meter:

@@ -19,7 +19,7 @@ from sigmerge.checkpoints.cache import sha256
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool, differences
 from sigmerge.checkpoints.writer import check_target, mirror_layout
-from sigmerge.commands.merge import INTERPRETER, plan_merge, run_merge
+from sigmerge.commands.merge import INTERPRETER, make_merge
 from sigmerge.commands.occupy import Guard, RepairJob, Round, write_repair
 from sigmerge.commands.options import Meter, Options
 from sigmerge.commands.profile import Profile, block_sites, measure_profile, open_recipe_pool
@@ -74,8 +74,7 @@ def merge_and_repair(
         return repair_anchor(recipe, recipe.anchor, out, options, score)
     anchor = out.absolute().with_name(f".{out.name}.anchor")
     if not (anchor / "config.json").exists():
-        job = plan_merge(recipe, options)
-        run_merge(job, anchor, replace(options, overwrite=True))
+        make_merge(recipe, anchor, replace(options, overwrite=True))
     elif stale_anchor(recipe, anchor):
         shutil.rmtree(anchor)
         return merge_and_repair(recipe, out, options, score)
@@ -88,8 +87,12 @@ def stale_anchor(recipe: Recipe, anchor: Path) -> bool:
     """Whether an anchor left by an interrupted run was made from another recipe or other files."""
     provenance = json.loads((anchor / "sigmerge/provenance.json").read_text())
     files = {Path(entry["file"]): entry["sha256"] for entry in provenance["inputs"]}
-    same_text = (anchor / "sigmerge/recipe.yaml").read_text() == recipe.text
-    same_seed = json.loads((anchor / "sigmerge/plan.json").read_text())["seed"] == recipe.seed
+    # A search's winner keeps its own recipe, by which it can be made again, and that of the search.
+    text, note = ("searched.yaml", "search.json") if recipe.search else ("recipe.yaml", "plan.json")
+    if not (anchor / "sigmerge" / text).exists():
+        return True
+    same_text = (anchor / "sigmerge" / text).read_text() == recipe.text
+    same_seed = json.loads((anchor / "sigmerge" / note).read_text())["seed"] == recipe.seed
     if not (same_text and same_seed) or any(not file.exists() for file in files):
         return True
     return sha256(files) != files

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from sigmerge.analysis.page import Run, write_page
 from sigmerge.analysis.table import Scores
-from sigmerge.commands.merge import plan_merge, run_merge
+from sigmerge.commands.merge import make_merge
 from sigmerge.commands.options import Options
 from sigmerge.commands.repair import repair_anchor, stale_anchor
 from sigmerge.commands.scores import Scorer, scorer_of
@@ -60,6 +60,8 @@ def run_pipeline(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
         _write_json(out / "evaluation.json", evaluation)
     provenance = json.loads((repaired / "sigmerge/provenance.json").read_text())
     title = recipe.operator.title if recipe.operator else "Checkpoint"
+    if recipe.search is not None:
+        title = f"MERGE³ over {title}"
     summary = {
         "out": str(out.absolute()),
         "operator": recipe.method,
@@ -109,7 +111,7 @@ def _anchor(recipe: Recipe, out: Path, options: Options) -> Path:
         return recipe.anchor
     anchor = (out / "anchor").absolute()
     if not anchor.exists() or stale_anchor(recipe, anchor):
-        run_merge(plan_merge(recipe, options), anchor, replace(options, overwrite=True))
+        make_merge(recipe, anchor, replace(options, overwrite=True))
     return anchor
 
 

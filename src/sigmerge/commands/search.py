@@ -4,14 +4,19 @@
     OUT/winner/        the best candidate, an ordinary merge with the recipe that makes it
     OUT/search.json    what this search was; written last
 
-Interrupted, the same command replays search.jsonl and goes on where it stopped.
+The candidates of a generation are merged and scored side by side, one thread each, as many at a
+time as memory holds; whatever that number is, the journal is the same. Interrupted, the same
+command replays search.jsonl and goes on where it stopped.
+
+A recipe with a `search:` section is searched by `sigmerge merge` and `run` as well: the winner is
+the merge, and the search's own files lie in its sigmerge/ folder.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,16 +24,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.commands.merge import MergeJob, merge_blocks, plan_merge, run_merge
-from sigmerge.commands.options import Meter, Options, silent
+from sigmerge.commands.options import Meter, Options, available_memory, silent
 from sigmerge.engine.stream import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, SigmergeError
 from sigmerge.operators.table import operator
-from sigmerge.recipe import Recipe, load_recipe
+from sigmerge.recipe import Recipe, SearchSection, load_recipe
 from sigmerge.search.candidate import (
     Memory,
     Template,
@@ -37,15 +41,23 @@ from sigmerge.search.candidate import (
     stored_weights,
     template,
 )
-from sigmerge.search.evolve import Candidate, Genotype, Space, best, evolve, space_of
-from sigmerge.search.journal import Journal
+from sigmerge.search.evolve import (
+    CALLS,
+    Candidate,
+    Genotype,
+    Space,
+    best,
+    evolve,
+    generations_of,
+    space_of,
+)
+from sigmerge.search.journal import Journal, continues
 
 if TYPE_CHECKING:
     from sigmerge.search.estimate import Benchmark
     from sigmerge.search.extract import Item
     from sigmerge.search.scoring import Scorer
 
-METHOD = "dare_ties"
 ANCHORS: tuple[tuple[str, dict[str, float]], ...] = (
     ("linear", {"weight": 1.0}),
     ("task_arithmetic", {"weight": 0.4}),
@@ -60,6 +72,8 @@ ANCHORS: tuple[tuple[str, dict[str, float]], ...] = (
 """Plain merges that answer all items too: endpoints alone are too few to fit item parameters."""
 
 Answers = dict[str, list[int]]
+JOURNAL, RESULT, ORIGIN = "search.jsonl", "search.json", "searched.yaml"
+KEPT = ("answers", "estimates", "estimate")
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,21 @@ class Settings:
     dimension: int = 1
     labels: int = 1500
     seed: int = 0
+
+    @classmethod
+    def of(cls, recipe: Recipe, **given: Any) -> Settings:
+        """What the recipe's `search:` section says, where `given` does not say otherwise."""
+        section = recipe.search or SearchSection()
+        words = section.model_dump(exclude={"suite"})
+        changes = {name: value for name, value in given.items() if value is not None}
+        if {"generations", "calls"} & changes.keys():
+            words |= {"generations": None, "calls": None}
+        words |= changes
+        calls, rounds = words.pop("calls"), words.pop("generations")
+        if calls and rounds:
+            raise RecipeError("Give calls or generations, not both.")
+        rounds = rounds or generations_of(calls or CALLS, words["population"])
+        return cls(**words, generations=rounds, seed=recipe.seed)
 
     @property
     def calls(self) -> int:
@@ -116,6 +145,16 @@ class SearchJob:
         seed = candidate_seed(self.settings.seed, index)
         return self.template.candidate(self.space, genotype, seed)
 
+    def in_flight(self, threads: int) -> int:
+        """Candidates at a time: one a thread, if half of the free memory holds them; else fewer."""
+        fit = available_memory() // (2 * self.candidate_bytes)
+        return max(1, min(threads, self.settings.population, fit))
+
+    @property
+    def candidate_bytes(self) -> int:
+        """A candidate in float32, and the model it is copied into to be asked."""
+        return 8 * sum(tensor.size for tensor in self.base.pool.layout.tensors.values())
+
     def respondents(self) -> dict[str, dict[str, Any] | None]:
         """Who answers all items: the endpoints, stored already, and plain merges by recipe."""
         if not self.settings.fits:
@@ -139,10 +178,9 @@ class SearchJob:
             "items": {domain: [item.id for item in each] for domain, each in self.items.items()},
         }
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, threads: int) -> dict[str, Any]:
         """What `--dry-run` tells."""
-        settings = self.settings
-        weights = 4 * sum(tensor.size for tensor in self.base.pool.layout.tensors.values())
+        settings, side_by_side = self.settings, self.in_flight(threads)
         return {
             "operator": self.template.method,
             "experts": list(self.template.models),
@@ -153,7 +191,10 @@ class SearchJob:
             "labelled_items": {domain: len(each) for domain, each in self.items.items()},
             "items_per_call": {d: min(settings.items, len(i)) for d, i in self.items.items()},
             "bytes_per_candidate": self.base.bytes_in(),
-            "memory_of_weights_bytes": 2 * weights,
+            "candidates_in_flight": side_by_side,
+            "memory_per_candidate_bytes": self.candidate_bytes,
+            "memory_of_weights_bytes": side_by_side * self.candidate_bytes,
+            "threads": threads,
         }
 
 
@@ -162,24 +203,51 @@ def search(
     out: Path | str,
     settings: Settings | None = None,
     *,
-    suite: str = "nano",
+    suite: str | None = None,
     scorer: Scorer | None = None,
     **how: Any,
 ) -> dict[str, Any]:
     """Search the coefficients of a recipe and store the winner; returns the content of search.json.
 
-    `scorer` replaces the suite. Further keyword arguments are those of `Options`.
+    `settings` and `suite` go before the recipe's `search:` section; `scorer` replaces the suite.
+    Further keyword arguments are those of `Options`.
     """
     options = Options(**how)
-    job = plan_search(recipe, settings or Settings(), options, suite, scorer)
+    loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    job = plan_search(loaded, settings or Settings.of(loaded), options, suite, scorer)
     return run_search(job, Path(out), options)
 
 
+def search_merge(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
+    """The merge of a recipe with a `search:` section: its search's winner, as an ordinary folder.
+
+    The search lies beside it while it lasts. A search of another recipe left there is thrown away.
+    """
+    job = plan_search(recipe, Settings.of(recipe), options)
+    work = out.absolute().with_name(f".{out.name}.search")
+    if not continues(work / JOURNAL, job.header()):
+        shutil.rmtree(work, ignore_errors=True)
+    if not (work / RESULT).exists():
+        run_search(job, work, replace(options, overwrite=False))
+    found = json.loads((work / RESULT).read_text(encoding="utf-8"))
+    made = work / "winner"
+    for name in (JOURNAL, RESULT):
+        shutil.copyfile(work / name, made / "sigmerge" / name)
+    (made / "sigmerge" / ORIGIN).write_text(recipe.text, encoding="utf-8")
+    if out.exists():
+        shutil.rmtree(out)
+    made.rename(out)
+    shutil.rmtree(work)
+    provenance = json.loads((out / "sigmerge/provenance.json").read_text(encoding="utf-8"))
+    spent = {key: found[key] for key in ("wall_seconds", "peak_memory_bytes")}
+    return {"out": str(out.absolute()), **provenance, **spent}
+
+
 def plan_search(
-    recipe: Recipe | Path | str | Mapping[str, Any],
+    recipe: Recipe,
     settings: Settings,
     options: Options,
-    suite: str = "nano",
+    suite: str | None = None,
     scorer: Scorer | None = None,
 ) -> SearchJob:
     """Check the recipe, the settings and the suite. Loads no model."""
@@ -189,8 +257,7 @@ def plan_search(
 
     if problems := settings.problems():
         raise RecipeError("The search cannot be run:", problems)
-    loaded = recipe if isinstance(recipe, Recipe) else _load(recipe)
-    space, plain = space_of(loaded.method), template(loaded)
+    space, plain = space_of(recipe.method), template(recipe)
     middle = (0.5,) * space.size(len(plain.models))
     base = plan_merge(load_recipe(plain.candidate(space, middle, settings.seed)), options)
     if settings.estimator in MIXED and len(base.pool.members) < 2:
@@ -198,7 +265,7 @@ def plan_search(
             f"{settings.estimator} mixes the abilities of endpoints, and there is one only; use "
             "--estimator gp-irt or mean, or give a base_model."
         )
-    asked = scorer or _suite(suite, base)
+    asked = scorer or _suite(suite, recipe, base)
     items = labelled(asked.items(), settings.labels, settings.seed)
     return SearchJob(settings, plain, space, base, asked, items)
 
@@ -209,51 +276,34 @@ def _require(extra: str, purpose: str, *libraries: str) -> None:
             raise MissingExtra(library, extra, purpose)
 
 
-def _load(source: Path | str | Mapping[str, Any]) -> Recipe:
-    """A recipe; one that names no merge_method means DARE-TIES."""
-    if isinstance(source, Mapping):
-        return load_recipe({"merge_method": METHOD, **source})
-    file = Path(source).expanduser()
-    try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        given = None
-    if not isinstance(given, dict) or "merge_method" in given:
-        return load_recipe(file)  # what is wrong with it is said there, with the line
+def _suite(suite: str | None, recipe: Recipe, base: MergeJob) -> Scorer:
+    """The embedded suite, or the items of a pool that `nano train` made.
 
-    def seen_from_here(path: Any) -> Any:
-        beside = file.resolve().parent / Path(str(path)).expanduser()
-        return str(beside) if beside.exists() else path
-
-    models = [
-        {**entry, "model": seen_from_here(entry.get("model"))} if isinstance(entry, dict) else entry
-        for entry in given.get("models") or []
-    ]
-    base = {k: seen_from_here(v) for k, v in given.items() if k == "base_model"}
-    return load_recipe({"merge_method": METHOD, **given, **base, "models": models})
-
-
-def _suite(suite: str, base: MergeJob) -> Scorer:
-    """The embedded suite, or the items of a pool that `nano train` made."""
+    A folder that the recipe names is looked for beside it.
+    """
     _require("models", "Scoring candidates", "torch", "transformers")
     from sigmerge.nano.files import POOL
     from sigmerge.search.scoring import NanoScorer
 
-    return NanoScorer(base.pool.layout.path, POOL if suite == "nano" else Path(suite))
+    named = recipe.search.suite if recipe.search else "nano"
+    folder = Path(suite) if suite else recipe.folder / Path(named).expanduser()
+    embedded = (suite or named) == "nano"
+    return NanoScorer(base.pool.layout.path, POOL if embedded else folder)
 
 
 def run_search(job: SearchJob, out: Path, options: Options) -> dict[str, Any]:
     """Extract, estimate, evolve; then the winner as a folder, and search.json."""
     meter = Meter()
     _prepare(out, options.overwrite)
-    with Journal(out / "search.jsonl", job.header()) as journal, Workers(options.threads) as team:
+    side_by_side = job.in_flight(options.threads)
+    with Journal(out / JOURNAL, job.header()) as journal, Workers(side_by_side) as team:
         running = _Search(job, journal, team, options)
         benchmarks, errors = _benchmarks(job, running.examine())
         settings = job.settings
         history = evolve(
             job.space,
             len(job.template.models),
-            lambda index, genotype: running.call(index, genotype, benchmarks),
+            lambda first, genotypes: running.generation(first, genotypes, benchmarks),
             settings.population,
             settings.generations,
             settings.seed,
@@ -265,7 +315,7 @@ def run_search(job: SearchJob, out: Path, options: Options) -> dict[str, Any]:
     result = {
         "out": str(out.absolute()),
         "winner": str((out / "winner").absolute()),
-        **job.describe(),
+        **job.describe(options.threads),
         "best": {
             "candidate": winner.index,
             "settings": job.space.settings(winner.genotype, list(job.template.models)),
@@ -278,15 +328,19 @@ def run_search(job: SearchJob, out: Path, options: Options) -> dict[str, Any]:
         "replayed": running.replayed,
         **meter.read(),
     }
-    _write_json(out / "search.json", result)
+    _write_json(out / RESULT, result)
     return result
 
 
 class _Search:
-    """One search under way: what the journal knows is not asked again."""
+    """One search under way: what the journal knows is not asked again.
+
+    Models are asked by the threads of `team`; records come back, and go into the journal, in order.
+    """
 
     def __init__(self, job: SearchJob, journal: Journal, team: Workers, options: Options) -> None:
-        self.job, self.journal, self.team, self.options = job, journal, team, options
+        self.job, self.journal, self.team = job, journal, team
+        self.options = replace(options, threads=max(1, options.threads // team.threads))
         records = journal.records
         self.examined = {r["respondent"]: r for r in records if "respondent" in r}
         self.called = {r["candidate"]: r for r in records if "candidate" in r}
@@ -295,31 +349,40 @@ class _Search:
     def examine(self) -> dict[str, Answers]:
         """The answers of all respondents to all items."""
         respondents, members = self.job.respondents(), self.job.base.pool.members
-        for done, (name, recipe) in enumerate(respondents.items()):
-            if name not in self.examined:
-                weights = self.merged(recipe) if recipe else stored_weights(members[name])
-                record = {"respondent": name, "answers": self._ask(weights, self.job.items)}
-                self.journal.append(record)
-                self.examined[name] = record
-            self.options.progress("abilities", done + 1, len(respondents))
+
+        def ask(name: str) -> dict[str, Any]:
+            recipe = respondents[name]
+            weights = self.merged(recipe) if recipe else stored_weights(members[name])
+            return {"respondent": name, "answers": self._ask(weights, self.job.items)}
+
+        missing = [name for name in respondents if name not in self.examined]
+        for record in self.team.map(ask, missing):
+            self.journal.append(record)
+            self.examined[record["respondent"]] = record
+            self.options.progress("abilities", len(self.examined), len(respondents))
         return {name: self.examined[name]["answers"] for name in respondents}
 
-    def call(
-        self, index: int, genotype: Genotype, benchmarks: Mapping[str, Benchmark]
-    ) -> Candidate:
-        """One evaluation call: answered from the journal if it was made before."""
-        if (record := self.called.get(index)) is None:
-            record = self._evaluate(index, genotype, benchmarks)
+    def generation(
+        self, first: int, genotypes: Sequence[Genotype], benchmarks: Mapping[str, Benchmark]
+    ) -> list[Candidate]:
+        """The evaluation calls of a generation; those made before are answered by the journal."""
+        numbered = list(enumerate(genotypes, first))
+        for index, genotype in numbered:
+            record = self.called.get(index)
+            if record is not None and tuple(record["genotype"]) != genotype:
+                raise SigmergeError(
+                    f"{self.journal.file}: candidate {index} has another genotype than this search "
+                    "gives it; another version of pymoo wrote it. Pass --overwrite to start over."
+                )
+        missing = [pair for pair in numbered if pair[0] not in self.called]
+        for record in self.team.map(lambda pair: self._evaluate(*pair, benchmarks), missing):
             self.journal.append(record)
-        elif tuple(record["genotype"]) != genotype:
-            raise SigmergeError(
-                f"{self.journal.file}: candidate {index} has another genotype than this search "
-                "gives it; another version of pymoo wrote it. Pass --overwrite to start over."
-            )
-        self.options.progress("searching", index + 1, self.job.settings.calls)
-        return Candidate(
-            index, genotype, record["answers"], record["estimates"], record["estimate"]
-        )
+            self.called[record["candidate"]] = record
+            self.options.progress("searching", record["candidate"] + 1, self.job.settings.calls)
+        return [
+            Candidate(index, genotype, *(self.called[index][key] for key in KEPT))
+            for index, genotype in numbered
+        ]
 
     def _evaluate(
         self, index: int, genotype: Genotype, benchmarks: Mapping[str, Benchmark]
@@ -353,7 +416,8 @@ class _Search:
         shapes = {name: tensor.shape for name, tensor in job.pool.layout.tensors.items()}
         memory = Memory(job.layout, shapes)
         source = PoolSource(job.members, allow_nonfinite=self.options.allow_nonfinite)
-        merge_blocks(job, source, self.team, memory, replace(self.options, progress=silent))
+        with Workers(self.options.threads) as team:
+            merge_blocks(job, source, team, memory, replace(self.options, progress=silent))
         return memory.weights
 
     def _ask(self, weights: Weights, items: Mapping[str, Any]) -> Answers:
@@ -399,10 +463,10 @@ def _prepare(out: Path, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         raise OutputError(f"{out}: is a file; choose a new folder for the search.")
     names = {file.name for file in out.iterdir()} if out.exists() else set()
-    foreign = names - {"search.jsonl", "winner", "search.json"}
+    foreign = names - {JOURNAL, "winner", RESULT}
     if shown := sorted(name for name in foreign if not name.startswith(".")):
         raise OutputError(f"{out}: holds {shown[0]}, which no search wrote; choose a new folder.")
-    if "search.json" in names and not overwrite:
+    if RESULT in names and not overwrite:
         raise OutputError(f"{out}: holds a finished search; pass --overwrite to replace it.")
     if overwrite and names:
         shutil.rmtree(out)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.analysis.table import macro, residual_gap
-from sigmerge.commands.merge import plan_merge, run_merge
+from sigmerge.commands.merge import make_merge, plan_merge, run_merge
 from sigmerge.commands.options import Options
 from sigmerge.commands.repair import repair_anchor
 from sigmerge.commands.scores import scorer_of
@@ -52,18 +52,17 @@ def compare(
     bench: Bench,
     recipes: Mapping[str, Mapping[str, Any]],
     repaired: Sequence[str],
-    searched: Mapping[str, Any],
 ) -> list[Row]:
-    """Make every method of `recipes`, the repair on top of some, and a search; score them all.
+    """Make every method of `recipes`, and the repair on top of some; score them all.
 
     Rows are kept in rows.jsonl; a method that is there is not made again.
     """
     tasks: dict[str, Callable[[], Row]] = {}
     for name, recipe in recipes.items():
-        tasks[name] = partial(_merged, bench, name, recipe)
+        make = _searched if "search" in recipe else _merged
+        tasks[name] = partial(make, bench, name, recipe)
         if name in repaired:
             tasks[f"{name} + repair"] = partial(_repaired, bench, name, recipe)
-    tasks["merge3"] = partial(_searched, bench, searched)
     bench.out.mkdir(parents=True, exist_ok=True)
     store = bench.out / "rows.jsonl"
     store.touch()
@@ -113,17 +112,15 @@ def _repaired(bench: Bench, name: str, recipe: Mapping[str, Any]) -> Row:
     )
 
 
-def _searched(bench: Bench, recipe: Mapping[str, Any]) -> Row:
-    from sigmerge.commands.search import Settings, search
-
-    settings, folder = Settings(), bench.out / "merge3"
-    suite = recipe["repair"]["evaluate"]["pool"]
+def _searched(bench: Bench, name: str, recipe: Mapping[str, Any]) -> Row:
+    loaded, folder = load_recipe(recipe), bench.out / name
     started = time.perf_counter()
-    threads = bench.options.threads
-    search(recipe, folder, settings, suite=suite, overwrite=True, threads=threads)
+    make_merge(loaded, folder, bench.options)
     seconds = time.perf_counter() - started
-    costs = {"calls": settings.calls, "labelled": bench.labelled}
-    return _row("merge3", load_recipe(recipe), folder / "winner", seconds, **costs)
+    found = json.loads((folder / "sigmerge/search.json").read_text(encoding="utf-8"))
+    labelled = sum(found["labelled_items"].values())
+    calls = found["evaluation_calls"]
+    return _row(name, loaded, folder, seconds, calls=calls, labelled=labelled)
 
 
 def _row(name: str, recipe: Recipe, folder: Path, seconds: float, **costs: int) -> Row:

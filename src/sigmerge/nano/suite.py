@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from sigmerge.nano.facts import DOMAINS, LONGEST_ANSWER, Fact
 from sigmerge.nano.files import POOL, load_items
+from sigmerge.probing.threads import one_torch_thread
 
 STEPS = LONGEST_ANSWER + 1  # the last one is for <eos>, without which no answer is exact
 
@@ -70,7 +71,7 @@ def score(
     items = [fact for domain in chosen for fact in load_items(split, domain, pool)[:limit]]
     model, tokenizer = load(folder)
     model.to(device)
-    with one_thread():
+    with one_torch_thread():
         outputs = answer(model, tokenizer, [item.prompt for item in items], batch_size, progress)
     return Scores(tuple(_mark(item, output) for item, output in zip(items, outputs, strict=True)))
 
@@ -92,17 +93,6 @@ def quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """On busy cores two threads wait for each other at every small product, one does not."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _mark(item: Fact, output: str) -> Result:

@@ -30,8 +30,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from sigmerge.errors import OutputError
 from sigmerge.nano import files
 from sigmerge.nano.facts import DOMAINS, Domain, build_all
-from sigmerge.nano.suite import one_thread, quiet, score
+from sigmerge.nano.suite import quiet, score
 from sigmerge.nano.tokenizer import CONTEXT, build_tokenizer, save_tokenizer
+from sigmerge.probing.threads import one_torch_thread
 
 IGNORED = -100
 ATTENTION = "eager"  # the fused kernels' gradients are not deterministic on a GPU
@@ -103,7 +104,7 @@ def train(
     table = _tabulate(domains, tokenizer, device)
     log: list[dict[str, Any]] = [_header(seed, size, device)]
     # One thread: the order of additions, and so every byte, is then that of any machine's CPU.
-    with _deterministic(), quiet(), one_thread():
+    with _deterministic(), quiet(), one_torch_thread():
         for member in files.MEMBERS:
             log += _train_member(pool, member, SIZES[size], seed, table, tokenizer, progress)
     for member, split in product(files.MEMBERS, files.SPLITS):

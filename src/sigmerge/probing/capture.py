@@ -29,6 +29,7 @@ from sigmerge.engine.stream import Workers
 from sigmerge.errors import PoolError
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.skeleton import Call, Read, Skeleton
+from sigmerge.probing.threads import one_torch_thread
 
 if TYPE_CHECKING:
     import torch
@@ -282,16 +283,3 @@ def _give_memory_back() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:
         mallopt(M_MMAP_THRESHOLD, LARGE)
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Work is spread over threads here, so that torch need not, and sums have one order."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -16,10 +16,10 @@ from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.statistics import Entry, block_file, write_block
 from sigmerge.engine.stream import Workers
 from sigmerge.errors import MissingExtra, PoolError
-from sigmerge.probing.capture import one_torch_thread
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.hidden import decoder_blocks
 from sigmerge.probing.skeleton import StoredNames
+from sigmerge.probing.threads import one_torch_thread
 
 if TYPE_CHECKING:
     import torch

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+import reprlib
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from sigmerge.errors import RecipeError
 
@@ -56,21 +57,16 @@ class SearchSection(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> SearchSection:
-        if self.calls is not None and self.generations is not None:
-            raise ValueError("give calls or generations, not both")
-        self.rounds()
-        return self
-
-    def rounds(self) -> int:
-        """How many generations the budget lasts."""
         from sigmerge.search.evolve import CALLS, generations_of
 
-        if self.generations is not None:
-            return self.generations
+        if self.calls is not None and self.generations is not None:
+            raise ValueError("give calls or generations, not both")
         try:
-            return generations_of(self.calls or CALLS, self.population)
+            if self.generations is None:
+                generations_of(self.calls or CALLS, self.population)
         except RecipeError as error:
             raise ValueError(str(error)) from None
+        return self
 
 
 class RepairSection(_Strict):
@@ -102,52 +98,76 @@ class RepairSection(_Strict):
 
         if self.variant not in VARIANTS:
             raise ValueError(unknown("variant", self.variant, VARIANTS))
+        if self.variant == "sparse_update" and self.update == "replace":
+            raise ValueError("variant: sparse_update changes how Δ is added; drop update: replace")
+        if self.variant == "sparse_update" and self.scale == "calibrated":
+            raise ValueError("variant: sparse_update has no calibrated scale; give a number")
         return self
 
 
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16"],
+    BeforeValidator(lambda name: name.removeprefix("torch.") if isinstance(name, str) else name),
+]
+
+
+class TokenizerSection(_Strict):
+    """mergekit's long form of `tokenizer_source`."""
+
+    source: str = "union"
+    tokens: Any = None
+    pad_to_multiple_of: Any = None
+
+
 class RecipeSection(_Strict):
-    merge_method: str
+    """The top level. Its sections are checked one by one, so that each can tell all its problems."""
+
+    merge_method: str | None = None
     base_model: str | None = None
-    models: list[ModelSection] = Field(default_factory=list)
+    models: list[Any] = Field(default_factory=list)
     parameters: dict[str, Any] | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    out_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    dtype: Dtype | None = None
+    out_dtype: Dtype | None = None
     tokenizer_source: str | None = None
+    tokenizer: Any = None
     preset: Literal["mergekit", "paper"] = "mergekit"
     seed: int = 0
     anchor: str | None = None
-    capture: CaptureSection = Field(default_factory=CaptureSection)
-    search: SearchSection | None = None
-    repair: RepairSection | None = None
+    capture: Any = None
+    search: Any = None
+    repair: Any = None
 
 
-def unknown(what: str, name: Any, known: Mapping[str, Any]) -> str:
+def unknown(what: str, name: Any, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(name), list(known), 1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
-    return f"{name!r} is no {what}; {hint}"
+    return f"{shown(name)} is no {what}; {hint}"
 
 
-_KEYS: dict[str, Callable[[], Mapping[str, Any]]] = {
-    "models": lambda: ModelSection.model_fields,
-    "capture": lambda: CaptureSection.model_fields,
-    "search": lambda: SearchSection.model_fields,
-    "repair": lambda: RepairSection.model_fields,
-}
-
-
-def worded(item: Any) -> str:
-    """A pydantic error in the words of a recipe."""
-    loc = item["loc"]
-    if item["type"] == "extra_forbidden":
-        known = _KEYS[loc[0]]() if len(loc) > 1 and loc[0] in _KEYS else RecipeSection.model_fields
-        return unknown("key here", loc[-1], known)
-    if item["type"] == "missing":
+def worded(items: Sequence[Any], known: Iterable[str]) -> str:
+    """pydantic's errors about one key, in the words of a recipe; several are alternatives."""
+    first = items[0]
+    if first["type"] == "extra_forbidden":
+        return unknown("key here", first["loc"][-1], known)
+    if first["type"] == "missing":
         return "is missing"
-    if item["type"] == "literal_error":
-        return f"must be {item['ctx']['expected']}, not {item['input']!r}"
-    message = item["msg"].removeprefix("Value error, ")
-    return (
-        message
-        if item["type"] == "value_error"
-        else f"{message[0].lower()}{message[1:]}, not {item['input']!r}"
-    )
+    if first["type"] == "value_error":
+        return str(first["msg"]).removeprefix("Value error, ")
+    wanted = [
+        item["ctx"]["expected"]
+        if item["type"] == "literal_error"
+        else item["msg"].removeprefix("Input should be ")
+        for item in items
+    ]
+    wanted[0] = wanted[0][0].lower() + wanted[0][1:]
+    must = "" if wanted[0].startswith("keys should") else "must be "
+    return f"{must}{' or '.join(dict.fromkeys(wanted))}, not {shown(first['input'])}"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+def shown(value: Any) -> str:
+    """A value from a file as an error shows it: never longer than a line."""
+    return _SHORT.repr(value)

@@ -14,6 +14,8 @@ import numpy as np
 from sigmerge.errors import MissingExtra, RecipeError, SigmergeError
 
 Genotype = tuple[float, ...]
+CALLS = 240
+"""The paper's budget of evaluation calls."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ def generations_of(budget: int, population: int) -> int:
     return budget // population
 
 
-Evaluate = Callable[[int, Genotype], Candidate]
-"""Called with a candidate's index and its genotype."""
+Evaluate = Callable[[int, Sequence[Genotype]], Sequence[Candidate]]
+"""Called with a generation: the index of its first candidate, and the genotypes in their order."""
 
 
 def evolve(
@@ -106,11 +108,11 @@ def evolve(
     history: list[Candidate] = []
     while algorithm.has_next():
         born = algorithm.ask()
-        fitness = []
-        for genes in born.get("X"):
-            history.append(evaluate(len(history), tuple(map(float, genes))))
-            fitness.append([-history[-1].estimate])
-        Evaluator().eval(StaticProblem(problem, F=np.array(fitness)), born)
+        genotypes = [tuple(map(float, genes)) for genes in born.get("X")]
+        generation = evaluate(len(history), genotypes)
+        history += generation
+        fitness = np.array([[-candidate.estimate] for candidate in generation])
+        Evaluator().eval(StaticProblem(problem, F=fitness), born)
         algorithm.tell(infills=born)
     calls = population * generations
     if len(history) != calls:

@@ -11,6 +11,14 @@ from typing import Any
 from sigmerge.errors import OutputError
 
 
+def continues(file: Path, header: dict[str, Any]) -> bool:
+    """Whether a journal is there that was begun under this header."""
+    if not file.exists():
+        return False
+    first = file.read_bytes().partition(b"\n")[0]
+    return first == json.dumps(header).encode()
+
+
 class Journal:
     """Records in their order; the first is the header, which says whose records they are.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,10 @@ SPLIT = "calibration"
 
 
 class Scorer(Protocol):
-    """Asks a model given by its weights. `name` says with what; a resumed search needs the same."""
+    """Asks a model given by its weights. `name` says with what; a resumed search needs the same.
+
+    It is called by several threads at a time, and answers the same whichever asks.
+    """
 
     @property
     def name(self) -> str: ...
@@ -33,12 +37,13 @@ class Scorer(Protocol):
 class NanoScorer:
     """The calibration items of a nano pool, answered by greedy generation.
 
-    `model` is a folder with the architecture and the tokenizer of the candidates; it is loaded
-    once, and every candidate's weights are copied into it.
+    `model` is a folder with the architecture and the tokenizer of the candidates; every thread
+    loads it once and copies each candidate's weights into it.
     """
 
     def __init__(self, model: Path, pool: Path) -> None:
         self.model, self.pool = model, pool
+        self._own, self._loading = threading.local(), threading.Lock()
         if not (pool / "splits" / SPLIT).is_dir():
             raise ScoreError(
                 f"{pool}: no splits/{SPLIT} in it; a search needs the items of a nano pool."
@@ -51,11 +56,15 @@ class NanoScorer:
 
         return {f.id: f for domain in DOMAINS for f in load_items(SPLIT, domain, self.pool)}
 
-    @cached_property
     def _loaded(self) -> tuple[Any, Any]:
+        """This thread's model; transformers cannot load two at a time."""
         from sigmerge.nano.suite import load
 
-        return load(self.model)
+        if not hasattr(self._own, "loaded"):
+            with self._loading:
+                self._own.loaded = load(self.model)
+        loaded: tuple[Any, Any] = self._own.loaded
+        return loaded
 
     @property
     def name(self) -> str:
@@ -66,12 +75,13 @@ class NanoScorer:
         return [Item(fact.id, fact.domain, SPLIT) for fact in self._facts.values()]
 
     def __call__(self, weights: Weights, items: Sequence[Item]) -> list[int]:
-        from sigmerge.nano.suite import answer, one_thread
+        from sigmerge.nano.suite import answer
+        from sigmerge.probing.threads import one_torch_thread
 
-        model, tokenizer = self._loaded
+        model, tokenizer = self._loaded()
         _load(model, weights)
         facts = [self._facts[item.id] for item in items]
-        with one_thread():
+        with one_torch_thread():
             outputs = answer(model, tokenizer, [fact.prompt for fact in facts])
         return [int(out == fact.answer) for out, fact in zip(outputs, facts, strict=True)]
 
