@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from sigmerge.errors import RecipeError
-from sigmerge.recipe import find_model, load_recipe
+from sigmerge.recipe import load_recipe
+from sigmerge.recipe.folders import find_model
 from tests.command_line import refused
 from tests.pools import PoolOnDisk, make_pool
 
@@ -116,9 +117,38 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
     ),
     "bad dtype": (put("dtype")("bf16"), ["dtype", "'bfloat16'", "not 'bf16'"]),
     "slices": (put("slices")([]), ["slices", "not supported", "models:"]),
-    "union tokenizer": (
-        put("tokenizer_source")("union"),
-        ["tokenizer_source", "union is not supported"],
+    "layer by layer": (put("modules")({"default": {}}), ["modules", "not supported", "models:"]),
+    "chat template": (put("chat_template")("chatml"), ["chat_template", "is not supported"]),
+    "embeddings of single tokens": (
+        put("tokenizer")({"source": "base", "tokens": {"<s>": {"source": "x"}}}),
+        ["tokenizer.tokens", "is not supported"],
+    ),
+    "tokenizer said twice": (
+        lambda r: r.update(tokenizer_source="base", tokenizer={"source": "base"}),
+        ["tokenizer", "give one"],
+    ),
+    "rescaled trim": (
+        put("parameters", "rescale")(True),
+        ["parameters.rescale", "not supported", "dare_ties"],
+    ),
+    "models are no list": (put("models")({"model": "x"}), ["models", "valid list"]),
+    "model that is no mapping": (put("models", 0)("./x"), ["models[0]", "not './x'"]),
+    "repair that is no mapping": (put("repair")(["probe"]), ["repair", "not ['probe']"]),
+    "scale in words": (
+        put("repair")({"scale": "large"}),
+        ["repair.scale", "a valid number or 'calibrated', not 'large'"],
+    ),
+    "probe that is not there": (
+        put("repair")({"probe": "no.jsonl"}),
+        ["repair.probe", "no.jsonl does not exist"],
+    ),
+    "repair without base model": (
+        lambda r: (r.pop("base_model"), r.update(merge_method="linear", repair={})),
+        ["base_model is missing: the repair needs"],
+    ),
+    "sparse and replaced": (
+        put("repair")({"variant": "sparse_update", "update": "replace"}),
+        ["repair", "drop update: replace"],
     ),
     "no base model": (
         lambda recipe: recipe.pop("base_model"),
@@ -227,12 +257,90 @@ def test_all_problems_are_reported_together_each_with_its_line(
     assert said.count("\n  - ") == 4
 
 
+SEVERAL = """\
+merge_method: tise
+base_model: ./no-reference
+models:
+  - model: ./no-expert
+    parameters: {{denisty: 7}}
+  - {{model: {math}, nmae: math}}
+  - 17
+dtype: bf16
+parametres: {{}}
+parameters: {{lambda: large}}
+slices: []
+repair:
+  c_min: 0.5
+  c_max: 0.2
+  cmax: 0.3
+  guard: maybe
+  probe: no.jsonl
+"""
+
+
+def test_an_unknown_method_hides_no_other_problem(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """All but the parameters, of which nothing can be said without an operator."""
+    file = _written(tmp_path, SEVERAL.format(math=pool.experts["math"]))
+    said = refused(2, "merge", file, tmp_path / "out", beside=tmp_path)
+    for place in (
+        "line 1, merge_method: unknown operator 'tise'; did you mean 'ties'?",
+        "line 2, base_model: './no-reference': no such folder",
+        "line 4, models[0].model: './no-expert': no such folder",
+        "line 6, models[1].nmae: 'nmae' is no key here; did you mean 'name'?",
+        "line 7, models[2]: must be a mapping with model, name, exemplars, parameters, not 17",
+        "line 8, dtype: must be 'float32', 'bfloat16' or 'float16', not 'bf16'",
+        "line 9, parametres: 'parametres' is no key here; did you mean 'parameters'?",
+        "line 11, slices: layer slices are not supported",
+        "line 12, repair: c_min 0.5 exceeds c_max 0.2",
+        "line 15, repair.cmax: 'cmax' is no key here; did you mean 'c_max'?",
+        "line 16, repair.guard: must be 'warn', 'keep_anchor' or 'off', not 'maybe'",
+        f"line 17, repair.probe: {tmp_path / 'no.jsonl'} does not exist",
+    ):
+        assert f"  - {place}" in said, f"{place}\n{said}"
+    lines = [int(text.split()[2].rstrip(",")) for text in said.splitlines()[1:]]
+    assert lines == sorted(lines) and len(lines) == 12
+    assert "denisty" not in said and "lambda" not in said
+
+
+def test_a_missing_method_hides_no_other_problem(pool: PoolOnDisk, tmp_path: Path) -> None:
+    file = _written(tmp_path, f"models: [{{model: {pool.experts['math']}, name: 3}}]\nseed: one\n")
+    said = refused(2, "merge", file, tmp_path / "out", beside=tmp_path)
+    assert "merge_method is missing; there are: linear" in said
+    assert "line 1, models[0].name: must be a valid string, not 3" in said
+    assert "line 2, seed: must be a valid integer, not 'one'" in said
+    assert said.count("\n  - ") == 3
+
+
+def test_sections_tell_all_their_problems_with_a_known_method(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("regmean", {"off_diagonal": 7}, repair={"rounds": 0, "probe": "no.jsonl"})
+    recipe |= {"capture": {"limits": 3, "labels": "mine"}, "tokenizer_source": "./nowhere"}
+    with pytest.raises(RecipeError) as error:
+        load_recipe(recipe)
+    for word in (
+        "models[0].parameters.weight: 'weight' is no parameter of regmean",
+        "models[0]: exemplars is missing",
+        "models[1]: exemplars is missing",
+        "parameters.off_diagonal: must lie between 0 and 1, not 7",
+        "capture.limits: 'limits' is no key here; did you mean 'limit'?",
+        "capture.labels: must be 'argmax', 'sampled' or 'data', not 'mine'",
+        "repair.rounds: must be greater than or equal to 1, not 0",
+        "repair.probe",
+        "tokenizer_source: './nowhere': no such folder",
+    ):
+        assert word in str(error.value), f"{word}\n{error.value}"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("merge_method: [ties", "not valid YAML"),
-        ("", "a recipe is a mapping"),
-        ("- ties", "a recipe is a mapping"),
+        ("merge_method: ties\nmodels: }", "not valid YAML: line 2, column 9: "),
+        ("", "a recipe is a mapping with merge_method:, base_model: and models:, not an empty"),
+        ("- ties", "not a list"),
+        ("ties", "not ties"),
+        ("merge_method: ties\n---\nmerge_method: linear\n", "several YAML documents"),
+        ("dtype: &a [*a]\n", "dtype: must be 'float32', 'bfloat16' or 'float16', not [["),
+        ("merge_method: 2001-99-99\n", "not valid YAML"),
         ("merge_method: ties\nmerge_method: linear\n", "line 2, merge_method: is given twice"),
         ("? [a, b]\n: 1\n", "not valid YAML"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML"),
@@ -250,7 +358,7 @@ def test_files_that_are_no_recipe(tmp_path: Path, text: str, words: str) -> None
 def test_nested_aliases_do_not_blow_up(tmp_path: Path) -> None:
     bomb = "a0: &a0 [x, x]\n"
     bomb += "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
-    with pytest.raises(RecipeError, match="merge_method: is missing"):
+    with pytest.raises(RecipeError, match="merge_method is missing"):
         load_recipe(_written(tmp_path, bomb))
 
 
@@ -445,6 +553,12 @@ def test_an_unknown_home_is_no_crash(tmp_path: Path) -> None:
         find_model("~no-such-user-here/x", tmp_path)
 
 
+def hub_recipe(pool: PoolOnDisk, *ids: str) -> dict[str, Any]:
+    """A recipe whose experts are on the hub."""
+    models = [{"model": text, "parameters": {"weight": 1}} for text in ids]
+    return pool.recipe("task_arithmetic") | {"models": models}
+
+
 def test_a_hub_id_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: PoolOnDisk
 ) -> None:
@@ -461,29 +575,42 @@ def test_a_hub_id_is_downloaded(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     monkeypatch.chdir(tmp_path)
-    assert find_model("org/model@v1.2", tmp_path) == pool.experts["math"]
+    loaded = load_recipe(hub_recipe(pool, "org/model@v1.2"))
+    assert loaded.experts == {"model": pool.experts["math"]}
     assert asked == [("org/model", "v1.2", True), ("org/model", "v1.2", False)]
 
 
 def test_what_the_hub_cannot_provide(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[Any], pool: PoolOnDisk
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError, match=r"'org/model': no such folder, and the hub could not"):
-        find_model("org/model", tmp_path)
-    assert len(hub) == 2
+    with pytest.raises(RecipeError) as error:
+        load_recipe(hub_recipe(pool, "org/model", "org/other"))
+    for i, name in enumerate(("org/model", "org/other")):
+        place = f"models[{i}].model: '{name}': no such folder, and the hub could not"
+        assert place in str(error.value)
+    assert len(hub) == 4
+
+
+def test_nothing_is_downloaded_for_a_recipe_that_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[Any], pool: PoolOnDisk
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="did you mean 'ties'"):
+        load_recipe(hub_recipe(pool, "org/model") | {"merge_method": "tise"})
+    assert hub == []
 
 
 def test_a_hub_id_that_the_hub_calls_malformed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: PoolOnDisk
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match="hub could not provide it"):
-        find_model("org/my--model", tmp_path)
+        load_recipe(hub_recipe(pool, "org/my--model"))
 
 
 def test_without_huggingface_hub_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: PoolOnDisk
 ) -> None:
     from sigmerge.errors import MissingExtra
 
@@ -491,7 +618,7 @@ def test_without_huggingface_hub_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "huggingface_hub", empty)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MissingExtra, match=r"pip install 'sigmerge\[hub\]'"):
-        find_model("org/model", tmp_path)
+        load_recipe(hub_recipe(pool, "org/model"))
 
 
 def test_an_unquoted_on_is_no_truth_value(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sigmerge.checkpoints.folder import read_json
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.writer import Output
 
@@ -72,3 +73,17 @@ def tokenizer_files(folder: Path) -> list[Path]:
 def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
     files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
     yield from sorted(files)
+
+
+def vocabulary(folder: Path) -> dict[str, int] | bytes | None:
+    """Token → id of a folder's tokenizer, or the file that fixes them; None if it has none."""
+    fast = folder / "tokenizer.json"
+    if fast.is_file():
+        content = read_json(fast)
+        model, added = content.get("model"), content.get("added_tokens") or []
+        words = model.get("vocab") if isinstance(model, dict) else None
+        if isinstance(words, list):  # unigram: [token, score] in the order of ids
+            words = {token: i for i, (token, _) in enumerate(words)}
+        return {**(words or {}), **{token["content"]: token["id"] for token in added}}
+    files = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+    return next(((folder / f).read_bytes() for f in files if (folder / f).is_file()), None)

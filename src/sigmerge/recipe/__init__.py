@@ -1,15 +1,7 @@
 """Recipes: YAML in mergekit's dialect, checked strictly, all problems reported together."""
 
-from sigmerge.recipe.parser import find_model, load_recipe
+from sigmerge.recipe.parser import load_recipe
 from sigmerge.recipe.record import Model, Recipe
 from sigmerge.recipe.sections import CaptureSection, RepairSection, SearchSection
 
-__all__ = [
-    "CaptureSection",
-    "Model",
-    "Recipe",
-    "RepairSection",
-    "SearchSection",
-    "find_model",
-    "load_recipe",
-]
+__all__ = ["CaptureSection", "Model", "Recipe", "RepairSection", "SearchSection", "load_recipe"]

@@ -2,112 +2,155 @@
 
 from __future__ import annotations
 
-import re
+import json
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from sigmerge.errors import RecipeError
+from sigmerge.errors import PoolError, RecipeError
 from sigmerge.operators.base import Operator
-from sigmerge.operators.table import operator
+from sigmerge.operators.table import OPERATORS, operator
+from sigmerge.recipe.folders import find_model
 from sigmerge.recipe.record import Model, Recipe
-from sigmerge.recipe.sections import ModelSection, RecipeSection, worded
-from sigmerge.recipe.settings import Judge
+from sigmerge.recipe.sections import (
+    CaptureSection,
+    ModelSection,
+    RecipeSection,
+    RepairSection,
+    SearchSection,
+    TokenizerSection,
+    worded,
+)
+from sigmerge.recipe.settings import Conditions, Judge, Place
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NOT_SUPPORTED = {
     "slices": "layer slices are not supported; give whole models under models:",
     "modules": "modules are not supported; give whole models under models:",
-    "tokenizer": "token-level merging is not supported; use tokenizer_source: base or a model",
     "chat_template": "is not supported; the tokenizer's own chat template is kept",
 }
 """Keys of mergekit's dialect that sigmerge does not have, and what to do instead."""
+
+Section = TypeVar("Section", bound=BaseModel)
 
 
 def load_recipe(source: Path | str | Mapping[str, Any], *, seed: int | None = None) -> Recipe:
     """Read a recipe from a file, or from a mapping given in Python."""
     folder = Path.cwd()
     if isinstance(source, Mapping):
-        text, where = yaml.safe_dump(dict(source), sort_keys=False), "recipe"
+        try:
+            plain = json.loads(json.dumps(dict(source), default=os.fspath))
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"recipe: holds what YAML cannot say ({error}).") from None
+        text, where = yaml.safe_dump(plain, sort_keys=False), "recipe"
     else:
         file = Path(source).expanduser()
         try:
             text, where, folder = file.read_text(encoding="utf-8"), str(file), file.resolve().parent
         except FileNotFoundError:
             raise RecipeError(f"{source}: no such recipe file.") from None
+        except IsADirectoryError:
+            raise RecipeError(
+                f"{source}: cannot be read as a recipe: it is a folder. Give the YAML file."
+            ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{source}: cannot be read as a recipe ({error}).") from None
     return _Parser(text, where, folder).parse(seed)
 
 
+@dataclass(frozen=True)
+class _Sections:
+    """What is left of a recipe's sections without their wrong keys, which are told already."""
+
+    top: RecipeSection
+    models: tuple[tuple[int, ModelSection], ...]
+    capture: CaptureSection
+    search: SearchSection | None
+    repair: RepairSection | None
+
+
 class _Parser:
     def __init__(self, text: str, where: str, folder: Path) -> None:
         self.text, self.where, self.folder = text, where, folder
-        self.problems: list[str] = []
+        self.problems: dict[str, int] = {}
         self.notes: list[str] = []
-        self.lines: dict[tuple[Any, ...], int] = {}
+        self.lines: dict[Place, int] = {}
         self.walked: set[int] = set()
+        self.remote: dict[Path, tuple[Place, str]] = {}
 
-    def problem(self, path: tuple[Any, ...], message: str) -> None:
+    def problem(self, path: Place, message: str) -> None:
         line = next(
             (self.lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.lines), None
         )
         place = f"line {line}, {_dotted(path)}" if line else _dotted(path)
-        self.problems.append(f"{place}: {message}" if path else message)
+        told = f"{place}: {message}" if path else message
+        self.problems.setdefault(told, line if path and line else 0)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def stop_on_problems(self) -> None:
         if self.problems:
-            raise RecipeError(f"{self.where}: the recipe cannot be run:", self.problems)
+            by_line = sorted(self.problems, key=self.problems.__getitem__)
+            raise RecipeError(f"{self.where}: the recipe cannot be run:", by_line)
 
     def parse(self, seed: int | None) -> Recipe:
-        data = self._yaml()
-        for key in [key for key in data if key in NOT_SUPPORTED]:
-            self.problem((key,), NOT_SUPPORTED[key])
-            data.pop(key)
-        section = self._section(data)
+        sections = self._sections(self._yaml())
+        top = sections.top
+        chosen = self._operator(top)
+        judge = Judge(chosen, top.preset, self.problem, self.note) if chosen else None
+        parameters = {k: v for k, v in (top.parameters or {}).items() if k != "on"}
+        # Without an operator nothing can be said about parameters.
+        parameters = judge.settings(("parameters",), parameters) if judge else {}
+        reference = self._path(("base_model",), top.base_model) if top.base_model else None
+        models = self._models(sections, judge, reference)
+        models += self._base_in_soup(sections, chosen, reference, models, parameters)
+        self._check_names(models)
+        self._check(sections, chosen)
+        tokenizer = self._tokenizer(sections, reference, models)
+        anchor = self._path(("anchor",), top.anchor) if top.anchor else None
         self.stop_on_problems()
-        assert section is not None
-        chosen, method = self._operator(section)
-        self.stop_on_problems()
-        reference, models = self._models(section, chosen)
-        parameters = dict(section.parameters or {})
-        parameters.pop("on", None)
-        if chosen:
-            judge = Judge(chosen, section.preset, self.problem)
-            parameters = judge.settings(("parameters",), parameters)
-        self._check(section, chosen, reference, models)
-        tokenizer = self._tokenizer(section, reference, models)
-        anchor = self._path(("anchor",), section.anchor) if section.anchor else None
-        self.stop_on_problems()
-        dtype = section.out_dtype or section.dtype
-        return Recipe(
-            chosen,
-            method,
-            reference,
-            models,
-            parameters,
-            section.preset,
-            section.seed if seed is None else seed,
-            DTYPES[dtype] if dtype else None,
-            tokenizer,
-            anchor,
-            section.repair,
-            self.folder,
-            self.text,
-            tuple(self.notes),
-            section.capture,
-            section.search,
+        dtype = top.out_dtype or top.dtype
+        recipe = Recipe(
+            operator=chosen,
+            method=str(top.merge_method),
+            reference=reference,
+            models=tuple(models),
+            parameters=parameters,
+            preset=top.preset,
+            seed=top.seed if seed is None else seed,
+            out_dtype=DTYPES[dtype] if dtype else None,
+            tokenizer=tokenizer,
+            anchor=anchor,
+            repair=sections.repair,
+            folder=self.folder,
+            text=self.text,
+            notes=tuple(self.notes),
+            capture=sections.capture,
+            search=sections.search,
         )
+        recipe = self._fetched(recipe)
+        if top.tokenizer_source or top.tokenizer:
+            self._check_vocabularies(recipe)
+        self.stop_on_problems()
+        return recipe
+
+    # YAML
 
     def _yaml(self) -> dict[str, Any]:
         try:
             node = yaml.compose(self.text, Loader=yaml.SafeLoader)
             data = yaml.safe_load(self.text)
             self._walk(node, ())
-        except yaml.YAMLError as error:
+        except yaml.MarkedYAMLError as error:
+            raise RecipeError(f"{self.where}: {_yaml_trouble(error)}") from None
+        except (yaml.YAMLError, ValueError) as error:
             raise RecipeError(f"{self.where}: not valid YAML: {error}") from None
         except RecursionError:
             raise RecipeError(f"{self.where}: nested too deeply for a recipe.") from None
@@ -115,10 +158,14 @@ class _Parser:
             # YAML 1.1 reads an unquoted `on` as true.
             data["parameters"] = {"on" if k is True else k: v for k, v in parameters.items()}
         if not isinstance(data, dict):
-            raise RecipeError(f"{self.where}: a recipe is a mapping; see `sigmerge merge --help`.")
+            kind = "an empty file" if data is None else "a list" if isinstance(data, list) else data
+            raise RecipeError(
+                f"{self.where}: a recipe is a mapping with merge_method:, base_model: and models:, "
+                f"not {kind}; `sigmerge merge --help` shows one."
+            )
         return data
 
-    def _walk(self, node: yaml.Node | None, path: tuple[Any, ...]) -> None:
+    def _walk(self, node: yaml.Node | None, path: Place) -> None:
         """Remember the line of every key; a key given twice is a problem."""
         if node is None:
             return
@@ -139,85 +186,173 @@ class _Parser:
             for i, value in enumerate(node.value):
                 self._walk(value, (*path, i))
 
-    def _section(self, data: dict[str, Any]) -> RecipeSection | None:
+    # Sections
+
+    def _sections(self, data: dict[str, Any]) -> _Sections:
+        for key in [key for key in data if key in NOT_SUPPORTED]:
+            if data.pop(key) is not None:
+                self.problem((key,), NOT_SUPPORTED[key])
+        top = self._checked(RecipeSection, data, ())
+        if top is None:
+            self.stop_on_problems()
+        assert top is not None
+        if data.get("merge_method") is None:
+            self.problem((), f"merge_method is missing; there are: {', '.join(OPERATORS)}")
+        entries = [
+            (i, self._checked(ModelSection, entry, ("models", i)))
+            for i, entry in enumerate(top.models)
+        ]
+        if "models" not in data:
+            self.problem((), "models is missing: no expert is listed")
+        elif data["models"] == []:
+            self.problem(("models",), "no expert is listed")
+        capture = {} if top.capture is None else top.capture
+        return _Sections(
+            top,
+            tuple((i, entry) for i, entry in entries if entry is not None),
+            self._checked(CaptureSection, capture, ("capture",)) or CaptureSection(),
+            self._optional(SearchSection, top.search, "search"),
+            self._optional(RepairSection, top.repair, "repair"),
+        )
+
+    def _optional(self, kind: type[Section], data: Any, name: str) -> Section | None:
+        return None if data is None else self._checked(kind, data, (name,))
+
+    def _checked(self, kind: type[Section], data: Any, place: Place) -> Section | None:
+        """The section without its wrong keys, each told as a problem; None if that is not one."""
         try:
-            return RecipeSection.model_validate(data)
+            return kind.model_validate(data)
         except ValidationError as error:
+            wrong: dict[Place, list[Any]] = {}
             for item in error.errors():
-                self.problem(item["loc"], worded(item))
+                wrong.setdefault(tuple(map(str, item["loc"][:1])), []).append(item)
+        for key, items in wrong.items():
+            self.problem((*place, *key), worded(items, kind.model_fields))
+        if not isinstance(data, dict):
+            return None
+        if list(wrong) == [()]:  # every key is right, but they do not agree
+            return kind.model_construct(**data)
+        rest = {key: value for key, value in data.items() if (str(key),) not in wrong}
+        return self._checked(kind, rest, place) if len(rest) < len(data) else None
+
+    # Operator and models
+
+    def _operator(self, top: RecipeSection) -> Operator | None:
+        if top.merge_method is None:
+            return None
+        if top.merge_method == "checkpoint":
+            if top.anchor is None:
+                self.problem(("merge_method",), "checkpoint needs anchor: the folder to repair")
+            return None
+        if top.anchor is not None:
+            self.problem(("anchor",), "is only read with merge_method: checkpoint")
+        on = (top.parameters or {}).get("on")
+        if on is not None and top.merge_method in OPERATORS and top.merge_method != "lines":
+            self.problem(("parameters", "on"), "is an option of merge_method: lines")
+        elif not isinstance(on, str | None):
+            self.problem(("parameters", "on"), f"must be the name of an operator, not {on!r}")
+            return None
+        try:
+            return operator(top.merge_method, on)
+        except RecipeError as error:
+            place = ("parameters", "on") if top.merge_method == "lines" else ("merge_method",)
+            said = str(error).removeprefix("merge_method: ").removeprefix("parameters.on: ")
+            self.problem(place, said)
             return None
 
-    def _operator(self, section: RecipeSection) -> tuple[Operator | None, str]:
-        if section.merge_method == "checkpoint":
-            if section.anchor is None:
-                self.problem(("merge_method",), "checkpoint needs anchor: the folder to repair")
-            return None, "checkpoint"
-        if section.anchor is not None:
-            self.problem(("anchor",), "is only read with merge_method: checkpoint")
-        on = (section.parameters or {}).get("on")
-        if not isinstance(on, str | None):
-            self.problem(("parameters", "on"), f"must be the name of an operator, not {on!r}")
-            return None, section.merge_method
-        try:
-            return operator(section.merge_method, on), section.merge_method
-        except RecipeError as error:
-            self.problem((), str(error))
-            return None, section.merge_method
-
     def _models(
-        self, section: RecipeSection, chosen: Operator | None
-    ) -> tuple[Path | None, tuple[Model, ...]]:
-        reference = self._path(("base_model",), section.base_model) if section.base_model else None
-        needs = chosen is None or chosen.needs_reference
-        if needs and reference is None and not section.base_model:
+        self, sections: _Sections, judge: Judge | None, reference: Path | None
+    ) -> list[Model]:
+        top, chosen = sections.top, judge.operator if judge else None
+        needs = chosen.needs_reference if chosen else top.merge_method == "checkpoint"
+        if not top.base_model and (needs or sections.repair is not None):
+            who = top.merge_method if needs else "the repair"
             self.problem(
                 (),
-                f"base_model is missing: {section.merge_method} needs the reference "
-                "checkpoint that the experts were tuned from",
+                f"base_model is missing: {who} needs the reference checkpoint that the experts "
+                "were tuned from",
             )
         models: list[Model] = []
-        for i, entry in enumerate(section.models):
+        for i, entry in sections.models:
             path = self._path(("models", i, "model"), entry.model)
-            if path is None:
-                continue
-            if needs and reference is not None and path == reference:
-                self.notes.append(
+            itself = path is not None and path == reference
+            if itself and needs:
+                self.note(
                     f"{entry.model} is the base model; its entry under models: has "
                     f"no task vector and is left out"
                 )
                 continue
+            if itself and sections.repair is not None:
+                self.problem(
+                    ("models", i),
+                    "the base model in a soup cannot be repaired with it, every model being an "
+                    "expert to the repair: merge first, then repair the result with "
+                    "merge_method: checkpoint",
+                )
             own = entry.parameters or {}
-            if chosen:
-                where = ("models", i, "parameters")
-                judge = Judge(chosen, section.preset, self.problem)
-                own = judge.settings(where, own, per_model=True)
-            default = "base" if path == reference else path.name
-            exemplars = self._exemplars(i, entry, section.merge_method, chosen)
-            models.append(Model(entry.name or default, path, own, exemplars))
+            own = judge.settings(("models", i, "parameters"), own, per_model=True) if judge else {}
+            exemplars = self._exemplars(i, entry, chosen)
+            if path is not None:
+                default = "base" if itself else path.name.partition("@")[0]
+                models.append(Model(entry.name or default, path, own, exemplars))
+        if sections.models and not models and not self.problems:
+            self.problem(("models",), "no expert is listed, only the base model")
+        return models
+
+    def _base_in_soup(
+        self,
+        sections: _Sections,
+        chosen: Operator | None,
+        reference: Path | None,
+        models: list[Model],
+        parameters: Mapping[str, Any],
+    ) -> list[Model]:
+        """mergekit counts a base_model that is not listed into a soup, with the shared weight."""
+        top = sections.top
+        if reference is None or chosen is None or chosen.needs_reference:
+            return []
+        if any(model.path == reference for model in models):
+            return []
+        weight = parameters.get("weight")
+        if chosen.name != "linear" or top.preset != "mergekit" or weight is None:
+            if sections.repair is None:  # which does read the reference
+                self.note(
+                    f"{top.base_model} gives configuration and tokenizer only; it is not in the "
+                    f"soup unless it is listed under models:"
+                )
+            return []
+        if isinstance(weight, Conditions) and weight.rules[-1][0] not in (None, "*"):
+            self.problem(
+                ("parameters", "weight"),
+                "base_model is one more model of this soup, and has no weight where no filter "
+                "matches; end the list with a value without filter",
+            )
+        if sections.repair is not None:
+            self.problem(
+                ("parameters", "weight"),
+                "makes base_model one more model of this soup, as in mergekit, and such a soup "
+                "cannot be repaired; give every model its own weight, or say preset: paper",
+            )
+        self.note(
+            f"{top.base_model} is one more model of the soup, with the weight that all share, as "
+            "in mergekit; give every model its own weight to leave it out"
+        )
+        return [Model("base", reference, {})]
+
+    def _check_names(self, models: list[Model]) -> None:
         names = [model.name for model in models]
         for name in sorted({n for n in names if names.count(n) > 1}):
             self.problem(("models",), f"two experts are called {name!r}; give each a name:")
         if "reference" in names:
             self.problem(("models",), "no expert may be called 'reference'; give it a name:")
-        soup = not needs and section.repair is None  # the repair does read the reference
-        if soup and reference and all(model.path != reference for model in models):
-            self.notes.append(
-                f"{section.base_model} gives configuration and tokenizer only; it is not in the "
-                f"soup unless it is listed under models:"
-            )
-        if not models and not self.problems:
-            self.problem(("models",), "no expert is listed")
-        return reference, tuple(models)
 
-    def _exemplars(
-        self, i: int, entry: ModelSection, method: str, chosen: Operator | None
-    ) -> Path | None:
+    def _exemplars(self, i: int, entry: ModelSection, chosen: Operator | None) -> Path | None:
         if entry.exemplars is None:
             if chosen and chosen.needs:
                 self.problem(
                     ("models", i),
-                    f"exemplars is missing: {method} reads each expert's own exemplars, a JSONL "
-                    'file of {"prompt": …} or {"prompt": …, "response": …}',
+                    f"exemplars is missing: {chosen.name} reads each expert's own exemplars, a "
+                    'JSONL file of {"prompt": …} or {"prompt": …, "response": …}',
                 )
             return None
         file = self.folder / Path(entry.exemplars).expanduser()
@@ -225,92 +360,121 @@ class _Parser:
             self.problem(("models", i, "exemplars"), f"{str(file)!r}: no such file")
         return file
 
-    def _check(
-        self,
-        section: RecipeSection,
-        chosen: Operator | None,
-        reference: Path | None,
-        models: tuple[Model, ...],
-    ) -> None:
-        given = section.parameters or {}
-        for name in ("outside", "alpha", "scope"):
+    def _check(self, sections: _Sections, chosen: Operator | None) -> None:
+        """What no section can tell alone."""
+        top, given = sections.top, sections.top.parameters or {}
+        for name in ("outside", "alpha", "scope") if chosen else ():
             if isinstance(given.get(name), list | dict):
                 self.problem(("parameters", name), "has one value for the whole model")
-        if given.get("outside") == "reference" and reference is None:
+        if chosen and given.get("outside") == "reference" and not top.base_model:
             self.problem(("parameters", "outside"), "reference needs a base_model")
-        if section.capture.scale != 1 and reference is None:
+        if sections.capture.scale != 1 and not top.base_model:
             self.problem(("capture", "scale"), "needs a base_model unless it is 1")
-        if section.search is not None:
+        if sections.search is not None:
             from sigmerge.search.evolve import SPACES
 
-            if section.merge_method not in SPACES:
-                self.problem(("search",), f"merge_method: {section.merge_method} cannot be "
-                             f"searched; the search knows {', '.join(SPACES)}")  # fmt: skip
-        if chosen is not None and "on" in given and chosen.name != "lines":
-            self.problem(("parameters", "on"), "is an option of merge_method: lines")
+            if chosen is not None and top.merge_method not in SPACES:
+                self.problem(
+                    ("search",),
+                    f"merge_method: {top.merge_method} cannot be searched; the search knows "
+                    f"{', '.join(SPACES)}",
+                )
+        if sections.repair is not None and sections.repair.probe is not None:
+            probe = self.folder / sections.repair.probe
+            if not probe.is_file():
+                self.problem(("repair", "probe"), f"{probe} does not exist")
+
+    # Tokenizers
 
     def _tokenizer(
-        self, section: RecipeSection, reference: Path | None, models: tuple[Model, ...]
+        self, sections: _Sections, reference: Path | None, models: list[Model]
     ) -> Path | None:
-        wanted = section.tokenizer_source
-        if wanted in (None, "base"):
+        top = sections.top
+        section = self._optional(TokenizerSection, top.tokenizer, "tokenizer")
+        wanted = top.tokenizer_source
+        place: Place = ("tokenizer_source",)
+        if section is not None:
+            if wanted is not None:
+                self.problem(("tokenizer",), "and tokenizer_source say the same; give one")
+            for key in ("tokens", "pad_to_multiple_of"):
+                if getattr(section, key) is not None:
+                    self.problem(("tokenizer", key), "is not supported; embeddings keep their rows")
+            wanted, place = section.source, ("tokenizer", "source")
+        if wanted in (None, "base", "union"):
             return reference
-        if wanted == "union":
-            self.problem(
-                ("tokenizer_source",),
-                "union is not supported: vocabularies are not "
-                "merged; use base or one of the models",
-            )
-            return None
         for model in models:
             if wanted == model.name:
                 return model.path
-        return self._path(("tokenizer_source",), wanted)
+        return self._path(place, wanted)
 
-    def _path(self, path: tuple[Any, ...], text: str | None) -> Path | None:
+    def _check_vocabularies(self, recipe: Recipe) -> None:
+        """mergekit moves embedding rows to a tokenizer that is chosen; equal ones need nothing."""
+        from sigmerge.checkpoints.companions import vocabulary
+
+        home = recipe.tokenizer or recipe.reference or recipe.models[0].path
+        members = {model.name: model.path for model in recipe.models}
+        members |= {"base_model": recipe.reference} if recipe.reference else {}
+        place = ("tokenizer_source",) if ("tokenizer_source",) in self.lines else ("tokenizer",)
+        try:
+            ours = vocabulary(home)
+            for name, folder in members.items():
+                theirs = vocabulary(folder)
+                if theirs is not None and theirs != ours:
+                    self.problem(
+                        place,
+                        f"the tokenizer of {name} has other tokens than the one of {home.name}; "
+                        "moving embedding rows is not supported, bring the models to one "
+                        "vocabulary first",
+                    )
+        except PoolError as error:
+            self.problem(place, str(error))
+
+    # Paths
+
+    def _path(self, place: Place, text: str | None) -> Path | None:
+        """A folder. A hub id stands for itself until everything else is known to be right."""
         assert text is not None
         try:
-            return find_model(text, self.folder)
+            found = find_model(text, self.folder)
         except RecipeError as error:
-            self.problem(path, str(error))
+            self.problem(place, str(error))
             return None
+        if found is None:
+            found = Path(text)
+            self.remote.setdefault(found, (place, text))
+        return found
 
-
-_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?$")
-
-
-def find_model(text: str, folder: Path) -> Path:
-    """A local folder, looked for in the working folder and beside the recipe; or a hub id.
-
-    A hub id is `owner/name` whose owner is no local folder; anything else never reaches the hub.
-    """
-    try:
-        given = Path(text).expanduser()
-        tried = list(dict.fromkeys([Path.cwd() / given, folder / given]))
-        for place in tried:
-            if place.exists() or place.is_symlink():
-                return place.absolute() if place.is_symlink() else place.resolve()
-    except (OSError, RuntimeError) as error:
-        raise RecipeError(f"{text!r}: cannot be a folder ({error})") from None
-    if "+" in text:
-        raise RecipeError(
-            f"{text!r}: a model with a LoRA adapter (+) is not supported; merge the "
-            "adapter into its model first"
-        )
-    owner = text.partition("/")[0]
-    local = (
-        given.is_absolute()
-        or owner in (".", "..", "~")
-        or any((root / owner).exists() for root in (Path.cwd(), folder))
-    )
-    if not local and _HUB_ID.match(text):
+    def _fetched(self, recipe: Recipe) -> Recipe:
+        """The recipe with every hub id downloaded."""
+        if not self.remote:
+            return recipe
         from sigmerge.checkpoints.hub import download
 
-        return download(text)
-    raise RecipeError(f"{text!r}: no such folder (looked in {', '.join(map(str, tried))})")
+        local: dict[Path | None, Path] = {}
+        for stand_in, (place, text) in self.remote.items():
+            try:
+                local[stand_in] = download(text)
+            except RecipeError as error:
+                self.problem(place, str(error))
+        self.stop_on_problems()
+        return replace(
+            recipe,
+            reference=local.get(recipe.reference, recipe.reference),
+            models=tuple(replace(m, path=local.get(m.path, m.path)) for m in recipe.models),
+            tokenizer=local.get(recipe.tokenizer, recipe.tokenizer),
+            anchor=local.get(recipe.anchor, recipe.anchor),
+        )
 
 
-def _dotted(path: tuple[Any, ...]) -> str:
+def _yaml_trouble(error: yaml.MarkedYAMLError) -> str:
+    if "single document" in str(error.context):
+        return "holds several YAML documents (---); a recipe is one, so write a file for each merge"
+    mark = error.problem_mark or error.context_mark
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"not valid YAML: {place}{error.problem or error.context}"
+
+
+def _dotted(path: Place) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)

@@ -120,7 +120,7 @@ class TokenizerSection(_Strict):
 
 
 class RecipeSection(_Strict):
-    """The top level. Its sections are checked one by one, so that each can tell all its problems."""
+    """The top level. Its sections are checked one by one, so that each tells all its problems."""
 
     merge_method: str | None = None
     base_model: str | None = None
@@ -151,6 +151,8 @@ def worded(items: Sequence[Any], known: Iterable[str]) -> str:
         return unknown("key here", first["loc"][-1], known)
     if first["type"] == "missing":
         return "is missing"
+    if first["type"] == "model_type":
+        return f"must be a mapping with {', '.join(known)}, not {shown(first['input'])}"
     if first["type"] == "value_error":
         return str(first["msg"]).removeprefix("Value error, ")
     wanted = [

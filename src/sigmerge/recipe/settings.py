@@ -7,10 +7,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from sigmerge.operators.base import Operator, Parameter
-from sigmerge.recipe.sections import unknown
+from sigmerge.recipe.sections import shown, unknown
 
 Place = tuple[Any, ...]
+
+MERGEKIT = ("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties")
+"""Operators that mergekit has too."""
+FAMILY = ("normalize", "rescale", "lambda", "density", "gamma", "epsilon", "int8_mask")
+"""Parameters of mergekit's task-vector methods. Files keep them when their merge_method changes;
+mergekit passes over those that a method does not read."""
+NOT_SUPPORTED = {
+    ("ties", "rescale"): "mergekit's rescaling after the trim is not supported; leave it out, or "
+    "rescale with dare_ties"
+}
+"""What mergekit's operator reads and ours has not."""
 
 
 def evaluate(setting: Any, tensor: str, t: float) -> Any:
@@ -42,6 +55,7 @@ class Judge:
     operator: Operator
     preset: str
     problem: Callable[[Place, str], None]
+    note: Callable[[str], None]
 
     def settings(
         self, path: Place, given: Mapping[str, Any], per_model: bool = False
@@ -51,9 +65,7 @@ class Judge:
         for name, value in given.items():
             parameter = known.get(name)
             if parameter is None:
-                self.problem(
-                    (*path, name), unknown(f"parameter of {self.operator.name}", name, known)
-                )
+                self._stranger((*path, name), value, known)
             elif per_model and not parameter.per_model:
                 self.problem(
                     (*path, name),
@@ -62,6 +74,17 @@ class Judge:
             else:
                 checked[name] = self._setting((*path, name), value, parameter)
         return checked
+
+    def _stranger(self, path: Place, value: Any, known: Mapping[str, Any]) -> None:
+        """A parameter that the operator does not have; mergekit may know it all the same."""
+        method, name = self.operator.name, path[-1]
+        if (method, name) in NOT_SUPPORTED and _truth(value) is not False:
+            self.problem(path, NOT_SUPPORTED[method, name])
+        elif method in MERGEKIT and name in FAMILY:
+            if (method, name) not in NOT_SUPPORTED:
+                self.note(f"{name} is ignored: {method} does not read it, in mergekit neither")
+        else:
+            self.problem(path, unknown(f"parameter of {method}", name, known))
 
     def _setting(self, path: Place, value: Any, parameter: Parameter) -> Any:
         """A scalar, a gradient over depth, or conditions by tensor name."""
@@ -91,26 +114,36 @@ class Judge:
             return value
         kind = parameter.kind
         if isinstance(kind, tuple):
-            if isinstance(value, bool) and "none" in kind:
-                value = getattr(parameter, self.preset) if value else "none"
-            if value in kind:
+            if "none" in kind and (truth := _truth(value)) is not None:
+                value = getattr(parameter, self.preset) if truth else "none"
+            if isinstance(value, str) and value in kind:
                 return value
-            self.problem(path, f"must be one of {', '.join(kind)}, not {value!r}")
+            self.problem(path, f"must be one of {', '.join(kind)}, not {shown(value)}")
             return None
         if kind is bool:
-            if isinstance(value, bool):
-                return value
-            self.problem(path, f"must be true or false, not {value!r}")
+            if (truth := _truth(value)) is not None:
+                return truth
+            self.problem(path, f"must be true or false, not {shown(value)}")
             return None
         number = _number(value)
         if number is None or (kind is int and number != int(number)):
-            self.problem(path, f"must be a {'whole ' if kind is int else ''}number, not {value!r}")
+            self.problem(
+                path, f"must be a {'whole ' if kind is int else ''}number, not {shown(value)}"
+            )
             return None
         if not parameter.low <= number <= parameter.high:
             bounds = f"between {parameter.low:g} and {parameter.high:g}"
-            self.problem(path, f"must lie {bounds}, not {value!r}")
+            self.problem(path, f"must lie {bounds}, not {shown(value)}")
             return None
         return int(number) if kind is int else number
+
+
+def _truth(value: Any) -> bool | None:
+    """A truth value as mergekit reads it: 1, "yes" and "on" are true."""
+    try:
+        return TypeAdapter(bool).validate_python(value)
+    except ValidationError:
+        return None
 
 
 def _number(value: Any) -> float | None:

@@ -1,0 +1,39 @@
+"""Where the models of a recipe lie: local folders first, then the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sigmerge.errors import RecipeError
+
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?$")
+
+
+def find_model(text: str, folder: Path) -> Path | None:
+    """A local folder, looked for in the working folder and beside the recipe; None for a hub id.
+
+    A hub id is `owner/name` whose owner is no local folder; anything else never reaches the hub.
+    """
+    try:
+        given = Path(text).expanduser()
+        tried = list(dict.fromkeys([Path.cwd() / given, folder / given]))
+        for place in tried:
+            if place.exists() or place.is_symlink():
+                return place.absolute() if place.is_symlink() else place.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RecipeError(f"{text!r}: cannot be a folder ({error})") from None
+    if "+" in text:
+        raise RecipeError(
+            f"{text!r}: a model with a LoRA adapter (+) is not supported; merge the "
+            "adapter into its model first"
+        )
+    owner = text.partition("/")[0]
+    local = (
+        given.is_absolute()
+        or owner in (".", "..", "~")
+        or any((root / owner).exists() for root in (Path.cwd(), folder))
+    )
+    if not local and _HUB_ID.match(text):
+        return None
+    raise RecipeError(f"{text!r}: no such folder (looked in {', '.join(map(str, tried))})")
