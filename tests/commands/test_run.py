@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import sigmerge
+from sigmerge.cli import app
 from sigmerge.commands import demo as demo_module
 from sigmerge.commands.nano import study
 from sigmerge.commands.options import Options
+from sigmerge.commands.search import Settings, plan_search, search
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.experiments.grid import Setting, read_cells, run_grid
 from sigmerge.experiments.summary import gains, markdown
@@ -101,6 +104,87 @@ def test_a_run_writes_into_no_foreign_folder(pool: Path, tmp_path: Path) -> None
         sigmerge.run(plain, tmp_path / "run")
 
 
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def searched(pool: Path, **section: Any) -> dict[str, Any]:
+    small = {"population": 4, "calls": 8, "items": 5, "estimator": "mean", "suite": str(pool)}
+    return {**recipe(pool), "merge_method": "task_arithmetic", "search": {**small, **section}}
+
+
+def test_a_search_is_an_anchor(pool: Path, tmp_path: Path) -> None:
+    """Repaired by `run` and by `merge`; the anchor is the search's winner, to the last bit."""
+    out = tmp_path / "run"
+    result = sigmerge.run(searched(pool), out)
+    assert result["title"] == "MERGE³ over Task arithmetic"
+    search(searched(pool), tmp_path / "search")
+    winner = weights(tmp_path / "search/winner")
+    assert weights(out / "anchor") == winner
+    kept = (out / "anchor/sigmerge/search.jsonl").read_bytes()
+    assert kept == (tmp_path / "search/search.jsonl").read_bytes()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["run", "search"]
+    plan = json.loads((out / "repaired/sigmerge/plan.json").read_text())
+    assert sum(map(sum, plan["claimed"])) > 0
+    sigmerge.merge(searched(pool), tmp_path / "repaired")
+    assert weights(tmp_path / "repaired") == weights(out / "repaired")
+    plain = searched(pool)
+    del plain["repair"]
+    sigmerge.merge(plain, tmp_path / "plain")
+    assert weights(tmp_path / "plain") == winner
+    sigmerge.merge(tmp_path / "plain/sigmerge/recipe.yaml", tmp_path / "again")
+    assert weights(tmp_path / "again") == winner
+
+
+def test_an_interrupted_run_does_not_search_again(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, content = tmp_path / "run", searched(pool)
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if (stage, done) == ("searching", 6):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sigmerge.run(content, out, progress=stop, threads=1)
+    heard: list[tuple[str, int]] = []
+    sigmerge.run(content, out, progress=lambda stage, done, total: heard.append((stage, done)))
+    assert [done for stage, done in heard if stage == "searching"] == [7, 8]
+    (out / "run.json").unlink()
+    heard.clear()
+    sigmerge.run(content, out, progress=lambda stage, done, total: heard.append((stage, done)))
+    assert not [stage for stage, _ in heard if stage == "searching"]
+    (out / "run.json").unlink()
+    other = {**content, "seed": 1}
+    sigmerge.run(other, out, progress=lambda stage, done, total: heard.append((stage, done)))
+    assert [done for stage, done in heard if stage == "searching"] == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"search": {"population": 25}}, "search: A budget of 240 .* generations of 25"),
+        ({"search": {"population": 5, "calls": 10, "generations": 2}}, "not both"),
+        ({"search": {"estimator": "irt"}}, "search.estimator: must be 'mean'"),
+        ({"search": {"popluation": 4}}, "did you mean 'population'"),
+        ({"search": {}, "merge_method": "cabs"}, "cabs cannot be searched; the search knows"),
+    ],
+)
+def test_search_sections_that_cannot_be_run(
+    pool: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        sigmerge.load_recipe({**recipe(pool), **change})
+
+
+def test_a_dry_run_of_a_searched_merge(pool: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(searched(pool)))
+    ran = CliRunner().invoke(app, ["merge", str(file), str(tmp_path / "out"), "--dry-run"])
+    assert "calls   8 = 4 × 2, 25 items each" in ran.output and "candidates at a time" in ran.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_grid_fills_its_store_once(pool: Path, tmp_path: Path) -> None:
     settings = [(Setting("default", {}), 0), (Setting("mask", {"variant": "random_mask"}), 1)]
     store = tmp_path / "cells.jsonl"
@@ -153,4 +237,8 @@ def test_every_shipped_recipe_is_sound() -> None:
         loaded = sigmerge.load_recipe(file)
         assert list(loaded.experts) == list(DOMAINS)
         assert yaml.safe_load(loaded.text)["repair"]["evaluate"] == {"suite": "nano"}
-        assert plan_merge(loaded, Options()).pool.stack.depth == 6
+        if loaded.search is None:
+            assert plan_merge(loaded, Options()).pool.stack.depth == 6
+        else:
+            job = plan_search(loaded, Settings.of(loaded), Options())
+            assert (job.settings.calls, job.base.pool.stack.depth) == (240, 6)

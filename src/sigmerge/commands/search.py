@@ -231,8 +231,9 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
         run_search(job, work, replace(options, overwrite=False))
     found = json.loads((work / RESULT).read_text(encoding="utf-8"))
     made = work / "winner"
-    for name in (JOURNAL, RESULT):
-        shutil.copyfile(work / name, made / "sigmerge" / name)
+    home = str(out.absolute())
+    shutil.copyfile(work / JOURNAL, made / "sigmerge" / JOURNAL)
+    _write_json(made / "sigmerge" / RESULT, {**found, "out": home, "winner": home})
     (made / "sigmerge" / ORIGIN).write_text(recipe.text, encoding="utf-8")
     if out.exists():
         shutil.rmtree(out)
@@ -240,7 +241,7 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
     shutil.rmtree(work)
     provenance = json.loads((out / "sigmerge/provenance.json").read_text(encoding="utf-8"))
     spent = {key: found[key] for key in ("wall_seconds", "peak_memory_bytes")}
-    return {"out": str(out.absolute()), **provenance, **spent}
+    return {"out": home, **provenance, **spent}
 
 
 def plan_search(
