@@ -92,7 +92,7 @@ def result_lines(result: dict[str, Any]) -> Iterator[str]:
             f"share {plan['share'][domain]:.3f}, {claimed:,} coordinates"
         )
     yield from guard_lines(plan.get("guard", {}))
-    yield from (f"warning: {text}" for text in plan.get("warnings", []))
+    yield from (f"warning: {text}" for text in plan.get("warnings", result.get("warnings", [])))
 
 
 def guard_lines(guard: dict[str, Any]) -> Iterator[str]:

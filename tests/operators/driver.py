@@ -74,6 +74,7 @@ def run(
             seed,
             values.shape,
             statistics.measured(name) if statistics else "",
+            statistics.transposed(name) if statistics else False,
         )
         for name, values in sorted(reference.items())
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,20 @@ Array = np.ndarray[Any, Any]
 class Measured:
     """Statistics in memory: features (tokens × channels) or Fisher information, by expert."""
 
-    def __init__(self, kinds: Mapping[str, str], data: Mapping[str, Mapping[str, Any]]) -> None:
-        self.kinds, self.data = kinds, data
+    def __init__(
+        self,
+        kinds: Mapping[str, str],
+        data: Mapping[str, Mapping[str, Any]],
+        turned: Collection[str] = (),
+    ) -> None:
+        self.kinds, self.data, self.turned = kinds, data, turned
         self.made: dict[Hashable, Any] = {}
 
     def measured(self, tensor: str) -> str:
         return self.kinds.get(tensor, "")
+
+    def transposed(self, tensor: str) -> bool:
+        return tensor in self.turned
 
     def gram(self, expert: str, tensor: str) -> Array:
         x = np.asarray(self.data[expert][tensor], np.float64)
@@ -391,6 +399,56 @@ def test_threads_do_not_change_a_bit(method: str) -> None:
     )
     for name in names:
         assert np.array_equal(one[name], many[name])
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (7, 7)])
+def test_weights_that_are_stored_the_other_way_round(shape: tuple[int, int]) -> None:
+    """GPT-2's (in, out): the same merge as of the transposed weights, against dense oracles."""
+    rng = np.random.default_rng(8)
+    inputs, outputs = shape
+    base = rng.standard_normal(shape)
+    deltas = [rng.standard_normal(shape) for _ in range(3)]
+    features = [rng.standard_normal((20 + 4 * k, inputs)) for k in range(3)]
+    reference = {"c": base.astype(np.float32)}
+    experts = {n: {"c": (base + d).astype(np.float32)} for n, d in zip("ABC", deltas, strict=True)}
+    data = {n: {"c": x} for n, x in zip("ABC", features, strict=True)}
+    statistics = Measured({"c": "gram"}, data, turned={"c"})
+
+    def out(method: str, **given: Any) -> Array:
+        made = run(method, reference, experts, statistics=statistics, notes=notes, **given)
+        return made["c"].reshape(shape)
+
+    notes: dict[str, Any] = {}
+    turned = [d.T for d in deltas]
+    wanted = oracle.regmean([(base + d).T for d in deltas], features, 0.9).T
+    np.testing.assert_allclose(out("regmean"), wanted, rtol=2e-5, atol=2e-5)
+    wanted = base + oracle.lot(turned, features).T
+    np.testing.assert_allclose(out("lot"), wanted, rtol=2e-5, atol=2e-5)
+    assert notes["c"] == {"rank": inputs, "of": inputs}
+    wanted = base + 0.4 * sum(oracle.cat(turned, features, 2, 0.4)).T  # type: ignore[union-attr]
+    cat = out("cat", rank=2, trade_off=0.4)
+    np.testing.assert_allclose(cat, wanted, rtol=2e-5, atol=2e-5)
+    assert outputs == cat.shape[1] and max(notes["c"]["rank"].values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("regmean", "mean of the experts"),
+        ("lot", "mean of the task vectors"),
+        ("cat", "task vectors added untrimmed"),
+        ("fisher", "mean of the experts"),
+    ],
+)
+def test_a_block_s_matrix_without_statistics_is_named(method: str, words: str) -> None:
+    """Stacked experts of a mixture; norms, biases and what lies outside have their own rules."""
+    values = {"l.0.experts": (2, 4, 3), "l.0.n.weight": (3,), "embed": (5, 3)}
+    reference = {n: np.zeros(shape, np.float32) for n, shape in values.items()}
+    experts = {e: {n: v + 1 for n, v in reference.items()} for e in "AB"}
+    notes: dict[str, Any] = {}
+    run(method, reference, experts, statistics=Measured({}, {}), notes=notes,
+        blocks={"l.0.experts": 0, "l.0.n.weight": 0})  # fmt: skip
+    assert notes == {"l.0.experts": {"fallback": words}, "l.0.n.weight": {}, "embed": {}}
 
 
 @pytest.mark.parametrize("method", ["fisher", "regmean", "lot", "cat"])

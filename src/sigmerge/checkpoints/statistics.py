@@ -34,11 +34,15 @@ KEPT = 3
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known about a tensor: the kind, under which name it is stored, over how many rows."""
+    """What is known about a tensor: the kind, under which name it is stored, over how many rows.
+
+    A weight that reads features with its first dimension, (in, out), is `transposed`.
+    """
 
     kind: str
     stored: str
     rows: int
+    transposed: bool = False
 
 
 def block_file(folder: Path, block: int | None) -> Path:
@@ -99,6 +103,9 @@ class StatisticsFolders:
         """What is known about a tensor of every expert."""
         kinds = {e[tensor].kind if tensor in e else "" for e in self._entries.values()}
         return kinds.pop() if len(kinds) == 1 else ""
+
+    def transposed(self, tensor: str) -> bool:
+        return any(tensor in e and e[tensor].transposed for e in self._entries.values())
 
     def gram(self, expert: str, tensor: str) -> Array:
         return unpacked(self._read(expert, tensor))

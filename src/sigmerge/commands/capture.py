@@ -22,7 +22,7 @@ from sigmerge.errors import PoolError, RecipeError
 from sigmerge.probing.exemplars import Exemplar, check_same_vocabulary, read_exemplars, tokenize
 from sigmerge.recipe import Recipe, load_recipe
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -201,12 +202,31 @@ def _with_statistics(job: MergeJob, options: Options) -> MergeJob:
     captures = plan_captures(job.recipe, job.pool)
     statistics = StatisticsFolders(run_captures(captures, job.recipe, job.pool, options))
     sites = {
-        name: replace(site, measured=statistics.measured(name)) for name, site in job.sites.items()
+        name: replace(
+            site, measured=statistics.measured(name), transposed=statistics.transposed(name)
+        )
+        for name, site in job.sites.items()
     }
     problems = job.operator.check_statistics(list(sites.values()), statistics)
     if problems:
         raise PoolError(f"{job.recipe.method}: the exemplars do not suffice:", problems)
-    return replace(job, sites=sites, statistics=statistics)
+    notes = (*job.recipe.notes, *_unmeasured(sites.values(), job.pool.stack.prefix))
+    recipe = replace(job.recipe, notes=notes)
+    return replace(job, recipe=recipe, sites=sites, statistics=statistics)
+
+
+def _unmeasured(sites: Iterable[Site], prefix: str) -> list[str]:
+    """What to say about matrices of blocks that no capture could measure, by name."""
+    names = Counter(
+        site.tensor.replace(f"{prefix}{site.block}.", f"{prefix}*.", 1)
+        for site in sites
+        if site.block is not None and len(site.shape) > 1 and not site.measured
+    )
+    return [
+        f"{name} ({count} tensors): nothing was captured for it; the plan's tensors: say by which "
+        "plainer rule it was merged"
+        for name, count in names.items()
+    ]
 
 
 def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
@@ -249,6 +269,7 @@ def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
             "bytes_read": source.bytes_read,
             "bytes_written": job.layout.nbytes,
             "blocks_resumed": resumed,
+            "warnings": list(recipe.notes),
             **meter.read(),
         }
         output.text("sigmerge/provenance.json", json.dumps(provenance, indent=2) + "\n")

@@ -142,9 +142,16 @@ def repair_anchor(
         "drop": job.update.drop if job.update.form == "sparse" else None,
         **extra,
     }
-    plan["warnings"] = [*recipe.notes, *plan["warnings"]]
+    plan["warnings"] = [*_notes(recipe, stored.path), *plan["warnings"]]
     guard = _guard(section, scorer, table)
     return write_repair(job, plan, recipe.text, out, options, meter, guard)
+
+
+def _notes(recipe: Recipe, anchor: Path) -> list[str]:
+    """What the recipe, and the merge that made the anchor if it was ours, had to say."""
+    note = anchor / "sigmerge/plan.json"
+    said = json.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
+    return list(dict.fromkeys([*recipe.notes, *said.get("warnings", [])]))
 
 
 def _check_section(section: RepairSection, scorer: Scorer | None) -> None:

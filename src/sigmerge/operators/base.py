@@ -51,11 +51,18 @@ class Site:
     shape: tuple[int, ...] = ()
     measured: str = ""
     """What `statistics` hold of every expert for this tensor: gram, energy, fisher or nothing."""
+    transposed: bool = False
+    """Whether a weight with a Gram is stored (in, out), as GPT-2's are, and not (out, in)."""
 
     @property
     def shift(self) -> bool:
         """Whether this is a bias, which adds to features without reading them."""
         return self.tensor.endswith(".bias")
+
+    @property
+    def inputs(self) -> int:
+        """How many channels a weight with a Gram reads."""
+        return self.shape[0 if self.transposed else 1]
 
     def weights(self) -> Array:
         return np.array(self.settings["weight"], np.float32)

@@ -28,7 +28,14 @@ from sigmerge.operators.base import (
     Statistics,
     Tile,
 )
-from sigmerge.operators.features import NORMALIZE_TOKENS, energies, grams
+from sigmerge.operators.features import (
+    NORMALIZE_TOKENS,
+    energies,
+    grams,
+    matrices,
+    note_fallback,
+    stored,
+)
 from sigmerge.operators.task_arithmetic import task_vectors
 
 DENSE = 1024
@@ -74,6 +81,8 @@ class Cat(Operator):
             if site.measured or site.shift:
                 tile.experts[:], notes = _trimmed(tile.experts, site, chunk.statistics)
                 chunk.notes.update(notes)
+            else:
+                note_fallback(chunk, "task vectors added untrimmed")
             kernels.weighted_sum(tile.experts, site.weights(), tile.out)
             kernels.scale(tile.out, 1.0, site.settings["lambda"])
             yield tile
@@ -81,13 +90,15 @@ class Cat(Operator):
 
 def _trimmed(rows: Array, site: Site, statistics: Statistics) -> tuple[Array, dict[str, Any]]:
     """The task vectors after trimming, and how much each task took out of the others'."""
-    vectors = rows.astype(np.float64).reshape(len(rows), *site.shape)
     if site.measured == "gram":
+        vectors = np.stack(list(matrices(rows, site)))
         what, trims, taken = "rank", *_projections(vectors, site, statistics)
     else:
+        vectors = rows.astype(np.float64)
         what, trims, taken = "masked", *_maskings(vectors, site, statistics)
     trimmed = trim_others(vectors, trims, site.settings["renorm"])
-    return trimmed.reshape(rows.shape), {what: dict(zip(site.experts, taken, strict=True))}
+    flat = np.stack([stored(vector, site) for vector in trimmed])
+    return flat, {what: dict(zip(site.experts, taken, strict=True))}
 
 
 def _projections(deltas: Array, site: Site, statistics: Statistics) -> tuple[list[Trim], list[int]]:

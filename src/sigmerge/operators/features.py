@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from sigmerge.operators.base import Array, Parameter, Site, Statistics
+from sigmerge.operators.base import Array, Chunk, Parameter, Site, Statistics
 
 RTOL = Parameter(
     "rtol", float, "eigenvalues below this times the largest count as zero", 1e-10, 1e-10,
@@ -34,7 +34,20 @@ def energies(site: Site, statistics: Statistics, mean: bool) -> Array:
 def matrices(rows: Array, site: Site) -> Iterator[Array]:
     """The experts' rows of a whole tile as float64 matrices, (out, in), one at a time."""
     for row in rows:
-        yield row.reshape(site.shape).astype(np.float64)
+        matrix = row.reshape(site.shape).astype(np.float64)
+        yield matrix.T if site.transposed else matrix
+
+
+def stored(matrix: Array, site: Site) -> Array:
+    """A matrix, (out, in), flat in the order its tensor is stored in."""
+    return (matrix.T if site.transposed else matrix).ravel()
+
+
+def note_fallback(chunk: Chunk, what: str) -> None:
+    """A matrix of a block that no capture measured is not merged silently by a plainer rule."""
+    site = chunk.site
+    if not site.measured and site.block is not None and len(site.shape) > 1:
+        chunk.notes["fallback"] = what
 
 
 def sum_of(arrays: Iterable[Array]) -> Array:

@@ -18,6 +18,7 @@ from sigmerge.operators.base import (
     Statistics,
     Tile,
 )
+from sigmerge.operators.features import note_fallback
 from sigmerge.operators.linear import plain_mean
 
 
@@ -55,6 +56,7 @@ class Fisher(Operator):
                 weights = _weights(tile, chunk.site, chunk.statistics)
                 tile.out[:] = weighted_average(tile.experts, weights)
             else:
+                note_fallback(chunk, "mean of the experts")
                 plain_mean(tile)
             yield tile
 

@@ -23,7 +23,15 @@ from sigmerge.operators.base import (
     Statistics,
     Tile,
 )
-from sigmerge.operators.features import RTOL, energies, grams, matrices, sum_of
+from sigmerge.operators.features import (
+    RTOL,
+    energies,
+    grams,
+    matrices,
+    note_fallback,
+    stored,
+    sum_of,
+)
 from sigmerge.operators.linear import plain_mean
 from sigmerge.operators.task_arithmetic import task_vectors
 
@@ -64,12 +72,13 @@ class Lot(Operator):
         for tile in task_vectors(chunk):
             if site.measured == "gram":
                 vector, rank = _linear(tile, site, chunk.statistics)
-                tile.out[:] = vector.ravel()
-                chunk.notes.update({"rank": rank, "of": site.shape[1]})
+                tile.out[:] = stored(vector, site)
+                chunk.notes.update({"rank": rank, "of": site.inputs})
             elif site.measured == "energy":
                 mean = site.settings["normalize_tokens"]
                 tile.out[:] = weighted_mean(tile.experts, energies(site, chunk.statistics, mean))
             else:
+                note_fallback(chunk, "mean of the task vectors")
                 plain_mean(tile)
             kernels.scale(tile.out, 1.0, site.settings["lambda"])
             yield tile

@@ -25,7 +25,7 @@ from sigmerge.operators.base import (
     Statistics,
     Tile,
 )
-from sigmerge.operators.features import RTOL, grams, matrices, sum_of
+from sigmerge.operators.features import RTOL, grams, matrices, note_fallback, stored, sum_of
 from sigmerge.operators.linear import plain_mean
 
 
@@ -74,9 +74,9 @@ class RegMean(Operator):
             if site.measured != "gram" or options["singular"] != "error":
                 continue
             rows = sum(statistics.rows(expert, site.tensor) for expert in site.experts)
-            if options["off_diagonal"] == 1 and rows < site.shape[1]:
+            if options["off_diagonal"] == 1 and rows < site.inputs:
                 problems.append(
-                    f"{site.tensor}: its Grams are singular, {rows} tokens for {site.shape[1]} "
+                    f"{site.tensor}: its Grams are singular, {rows} tokens for {site.inputs} "
                     "channels; give more exemplars, off_diagonal < 1, or singular: pinv"
                 )
         return problems
@@ -89,9 +89,10 @@ class RegMean(Operator):
         for tile in chunk.tiles():
             if site.measured == "gram":
                 merged, notes = self._regress(tile, site, chunk.statistics)
-                tile.out[:] = merged.ravel()
+                tile.out[:] = stored(merged, site)
                 chunk.notes.update(notes)
             else:
+                note_fallback(chunk, "mean of the experts")
                 plain_mean(tile)
             yield tile
 

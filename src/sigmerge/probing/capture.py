@@ -137,17 +137,17 @@ class Seen:
     length: int
     skip_bos: bool
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    shared: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, tuple[str, bool]] = field(default_factory=dict)
     energies: dict[str, tuple[Array, int]] = field(default_factory=dict)
 
-    def linear(self, tensor: str, x: torch.Tensor) -> None:
+    def linear(self, tensor: str, x: torch.Tensor, transposed: bool) -> None:
         """Tensors that read the same memory share an input: queries, keys and values; gate, up."""
         rows = self._counted(x)
         for first, other in self.inputs.items():
             if rows.data_ptr() == other.data_ptr() and rows.shape == other.shape:
-                self.shared[tensor] = first
+                self.shared[tensor] = first, transposed
                 return
-        self.inputs[tensor], self.shared[tensor] = rows, tensor
+        self.inputs[tensor], self.shared[tensor] = rows, (tensor, transposed)
 
     def norm(self, tensor: str, scaled: torch.Tensor) -> None:
         rows = self._counted(scaled)
@@ -164,7 +164,7 @@ class Sums:
 
     def __init__(self, workers: Workers) -> None:
         self.workers = workers
-        self.shared: dict[str, str] = {}
+        self.shared: dict[str, tuple[str, bool]] = {}
         self.grams: dict[str, torch.Tensor] = {}
         self.energies: dict[str, Array] = {}
         self.rows: dict[str, int] = defaultdict(int)
@@ -173,16 +173,16 @@ class Sums:
         import torch
 
         for seen in group:
-            self.shared = self.shared or seen.shared
-            if seen.shared != self.shared:
-                raise PoolError("Blocks whose linear layers differ from text to text cannot be "
-                                "captured (a mixture of experts?).")  # fmt: skip
+            for tensor, first in seen.shared.items():
+                if self.shared.setdefault(tensor, first) != first:
+                    raise PoolError(f"{tensor}: shares its input with {first[0]} in one text and "
+                                    "not in another; it cannot be captured.")  # fmt: skip
             for name, (energy, count) in seen.energies.items():
                 self.energies[name] = self.energies.get(name, 0.0) + energy
                 self.rows[name] += count
-        for name in list(group[0].inputs):
-            rows = torch.cat([seen.inputs.pop(name) for seen in group])
-            self._add_gram(name, rows.double())
+        for name in dict.fromkeys(name for seen in group for name in seen.inputs):
+            parts = [seen.inputs.pop(name) for seen in group if name in seen.inputs]
+            self._add_gram(name, torch.cat(parts).double())
 
     def _add_gram(self, name: str, x: torch.Tensor) -> None:
         """The upper triangle of XᵀX, panel by panel."""
@@ -200,8 +200,8 @@ class Sums:
         list(self.workers.map(add, range(0, width, PANEL)))
 
     def write(self, file: Path) -> None:
-        entries = {name: Entry("gram", first, self.rows[first])
-                   for name, first in self.shared.items()}  # fmt: skip
+        entries = {name: Entry("gram", first, self.rows[first], transposed)
+                   for name, (first, transposed) in self.shared.items()}  # fmt: skip
         entries |= {name: Entry("energy", name, self.rows[name]) for name in self.energies}
         arrays = {name: packed(gram.numpy()) for name, gram in self.grams.items()}
         write_block(file, entries, {**arrays, **self.energies})
@@ -222,13 +222,14 @@ def _noted(length: int, skip_bos: bool) -> Iterator[Seen]:
 def _watching(module: nn.Module, name: Named, linears: bool) -> Iterator[None]:
     """While open, the inputs of norms, and of linear layers if asked, are noted."""
     from torch import nn
+    from transformers.pytorch_utils import Conv1D
 
     def first(args: Any, kwargs: Any) -> torch.Tensor:
         value: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
         return value
 
-    def linear(tensor: str) -> Callable[..., None]:
-        return lambda _, args, kwargs: _local.seen.linear(tensor, first(args, kwargs))
+    def linear(tensor: str, transposed: bool) -> Callable[..., None]:
+        return lambda _, args, kwargs: _local.seen.linear(tensor, first(args, kwargs), transposed)
 
     def norm(tensor: str, centred: bool) -> Callable[..., None]:
         def hook(part: nn.Module, args: Any, kwargs: Any) -> None:
@@ -239,8 +240,8 @@ def _watching(module: nn.Module, name: Named, linears: bool) -> Iterator[None]:
     handles = []
     for local, part in module.named_modules():
         weight = getattr(part, "weight", None)
-        if linears and isinstance(part, nn.Linear):
-            hook = linear(name(f"{local}.weight"))
+        if linears and isinstance(part, nn.Linear | Conv1D):
+            hook = linear(name(f"{local}.weight"), isinstance(part, Conv1D))
         elif "norm" in type(part).__name__.lower() and getattr(weight, "ndim", 0) == 1:
             hook = norm(name(f"{local}.weight"), takes_mean_out(part))
         else:
