@@ -136,7 +136,7 @@ class _Parser:
             search=sections.search,
         )
         recipe = self._fetched(recipe)
-        if top.tokenizer_source or top.tokenizer:
+        if top.tokenizer_source is not None or top.tokenizer is not None:
             self._check_vocabularies(recipe)
         self.stop_on_problems()
         return recipe

@@ -1,0 +1,207 @@
+"""mergekit's dialect, option by option: each means mergekit's numbers or is refused by name.
+
+The same file goes through both programs, in float32.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import sigmerge
+from sigmerge.errors import RecipeError
+from sigmerge.operators.table import NOT_SUPPORTED, OPERATORS
+from sigmerge.recipe import load_recipe
+from sigmerge.recipe.settings import FAMILY, MERGEKIT
+from tests.commands.test_mergekit_parity import agree, both, identical
+from tests.pools import PoolOnDisk, make_pool, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    return make_pool(tmp_path_factory.mktemp("dialect"), layers=3, tokenizer=True)
+
+
+def shared(pool: PoolOnDisk, method: str, **parameters: Any) -> dict[str, Any]:
+    """A recipe whose models have no parameters of their own."""
+    recipe = pool.recipe(method, parameters, dtype="float32")
+    return recipe | {"models": [{"model": model["model"]} for model in recipe["models"]]}
+
+
+# The base model in a soup.
+
+
+@pytest.mark.parametrize(
+    "weight", [0.4, [0.2, 0.9], [{"filter": "mlp", "value": 0.3}, {"value": [1, 0.5]}]]
+)
+def test_a_shared_weight_counts_the_base_model_into_the_soup(
+    pool: PoolOnDisk, tmp_path: Path, weight: Any
+) -> None:
+    recipe = shared(pool, "linear", weight=weight)
+    agree(*both(pool, recipe, tmp_path), ulps=4)  # mergekit fuses multiplication and addition
+    assert "one more model of the soup" in load_recipe(recipe).notes[0]
+
+
+def test_so_does_a_shared_weight_beside_weights_of_their_own(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    recipe = pool.recipe("linear", {"weight": 0.4, "normalize": False}, dtype="float32")
+    agree(*both(pool, recipe, tmp_path), ulps=4)
+
+
+def test_with_weights_of_their_own_mergekit_refuses_and_we_leave_the_base_out(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    recipe = pool.recipe("linear", dtype="float32")
+    with pytest.raises(RuntimeError, match="Missing required parameter weight"):
+        both(pool, recipe, tmp_path)
+    loaded = load_recipe(recipe)
+    assert list(loaded.experts) == list(pool.experts) and "not in the soup" in loaded.notes[0]
+    assert list(load_recipe(shared(pool, "linear", weight=1) | {"preset": "paper"}).experts) == [
+        *pool.experts
+    ]
+
+
+def test_a_base_without_a_weight_somewhere_is_refused_by_both(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    recipe = pool.recipe("linear", {"weight": [{"filter": "mlp", "value": 1}]}, dtype="float32")
+    with pytest.raises(RecipeError, match=r"parameters\.weight: base_model .* no weight where"):
+        sigmerge.merge(recipe, tmp_path / "out")
+
+
+def test_a_soup_with_the_base_model_is_not_repaired(pool: PoolOnDisk) -> None:
+    section = {"repair": {"scores": "s.json"}}
+    with pytest.raises(RecipeError, match=r"parameters\.weight: makes base_model one more model"):
+        load_recipe(shared(pool, "linear", weight=1) | section)
+    listed = pool.recipe("linear", **section)
+    listed["models"].append({"model": str(pool.reference)})
+    with pytest.raises(RecipeError, match=r"models\[3\]: the base model in a soup"):
+        load_recipe(listed)
+
+
+# Parameters.
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("ties", {"normalize": [True, False]}),
+        ("ties", {"lambda": [0.3, 1.2], "int8_mask": True}),
+        ("ties", {"density": [{"filter": "self_attn", "value": [0.9, 0.1]}, {"value": 0.4}]}),
+        ("ties", {"density": [0.1, 0.9], "weight": {"filter": "*", "value": 0.7}}),
+        ("ties", {"normalize": 0, "int8_mask": "yes"}),
+        ("ties", {"rescale": False, "gamma": 0.01, "epsilon": 0.1}),
+        ("task_arithmetic", {"density": 0.3, "rescale": True, "normalize": "true"}),
+        ("task_arithmetic", {"weight": ["5e-1", 1], "lambda": "11e-1"}),
+        ("linear", {"normalize": [False, True], "density": 0.5, "lambda": 3, "int8_mask": True}),
+    ],
+)
+def test_parameters_in_all_their_forms(
+    pool: PoolOnDisk, tmp_path: Path, method: str, parameters: dict[str, Any]
+) -> None:
+    recipe = shared(pool, method, **{"weight": 0.6, **parameters})
+    agree(*both(pool, recipe, tmp_path), ulps=2)
+
+
+def test_what_mergekit_passes_over_is_noted(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("linear", {"lambda": 3}, each={"density": (0.1, 0.2, 0.3)})
+    notes = " ".join(load_recipe(recipe).notes)
+    assert "lambda is ignored: linear does not read it" in notes
+    assert notes.count("density is ignored") == 1
+
+
+def test_the_family_of_parameters_is_mergekits() -> None:
+    from mergekit.merge_methods.registry import get
+
+    read = {name for m in ("breadcrumbs", "della") for name in _parameters(get(m))}
+    assert set(FAMILY) == read - {"weight"}
+    assert all(_parameters(get(method)) for method in MERGEKIT)
+
+
+def _parameters(method: Any) -> set[str]:
+    return {parameter.name for parameter in method.spec.parameters}
+
+
+def test_every_method_of_mergekit_runs_or_is_refused_by_name(pool: PoolOnDisk) -> None:
+    from mergekit.merge_methods.registry import registered_methods
+
+    theirs = {method.spec.name for method in registered_methods()}
+    assert theirs == {*NOT_SUPPORTED, *MERGEKIT} and set(MERGEKIT) <= set(OPERATORS)
+    for name in NOT_SUPPORTED:
+        with pytest.raises(RecipeError, match=f"{name} is a mergekit method that sigmerge does"):
+            load_recipe(pool.recipe(name, {"t": 0.5}))
+
+
+def test_every_key_of_mergekit_is_known(pool: PoolOnDisk) -> None:
+    from mergekit.config import MergeConfiguration
+
+    for key in MergeConfiguration.model_fields:
+        recipe = pool.recipe("ties") | {key: [[]]}  # a value that no key can have
+        with pytest.raises(RecipeError) as error:
+            load_recipe(recipe)
+        assert "is no key here" not in str(error.value), key
+
+
+# Precision.
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        {"dtype": "float32", "out_dtype": "float16"},
+        {"dtype": "torch.float32"},
+        {"dtype": None, "out_dtype": "bfloat16"},
+        {"dtype": None},
+    ],
+)
+def test_dtypes(pool: PoolOnDisk, tmp_path: Path, dtypes: dict[str, Any]) -> None:
+    recipe = pool.recipe("ties", None, each={"density": (0.2, 0.5, 0.8)}) | dtypes
+    identical(*both(pool, recipe, tmp_path))
+
+
+def test_a_dtype_that_we_do_not_write(pool: PoolOnDisk) -> None:
+    with pytest.raises(RecipeError, match=r"dtype: must be .* not 'float64'"):
+        load_recipe(pool.recipe("ties", dtype="float64"))
+
+
+# Tokenizers.
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"tokenizer_source": "base"},
+        {"tokenizer_source": "union"},
+        {"tokenizer_source": "{math}"},
+        {"tokenizer": {"source": "base"}},
+        {"tokenizer": {"source": "{math}"}},
+        {"tokenizer": None, "chat_template": None, "slices": None, "modules": None},
+    ],
+)
+def test_equal_tokenizers_leave_the_embeddings_alone(
+    pool: PoolOnDisk, tmp_path: Path, chosen: dict[str, Any]
+) -> None:
+    text = yaml.safe_dump(pool.recipe("task_arithmetic", dtype="float32") | chosen)
+    identical(*both(pool, text.replace("{math}", str(pool.experts["math"])), tmp_path))
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"tokenizer_source": "base"}, {"tokenizer": {}}, {"tokenizer_source": "coding"}]
+)
+def test_tokenizers_that_differ_are_refused(tmp_path: Path, chosen: dict[str, Any]) -> None:
+    pool = make_pool(tmp_path / "pool", tokenizer=True)
+    file = pool.experts["coding"] / "tokenizer.json"
+    file.write_text(file.read_text().replace('"w3"', '"wx"'))
+    with pytest.raises(RecipeError, match=r"tokenizer.*: the tokenizer of .* has other tokens"):
+        load_recipe(pool.recipe("ties") | chosen)
+    assert load_recipe(pool.recipe("ties")).tokenizer == pool.reference  # as in mergekit: unseen
+
+
+def test_a_model_without_a_tokenizer_is_taken_to_have_the_same(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool")
+    write_tokenizer(pool.reference)
+    assert load_recipe(pool.recipe("ties", tokenizer_source="base")).tokenizer == pool.reference
