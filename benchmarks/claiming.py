@@ -9,18 +9,18 @@ reading the raw bits and forming the task vectors. The plain ones get |Δ| ready
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from sigmerge.kernels import TILE, convert
+from sigmerge.commands.occupy import TILE
+from sigmerge.kernels import convert
 from sigmerge.method import occupancy
 
 THREADS = 2
@@ -39,7 +39,6 @@ class RawBlock:
     experts: Sequence[np.ndarray]
     index: int = 0
     domains: Sequence[str] = DOMAINS
-    scratch: threading.local = field(default_factory=threading.local)
 
     @property
     def size(self) -> int:
@@ -49,21 +48,12 @@ class RawBlock:
     def tiles(self) -> list[tuple[int, int]]:
         return [(start, min(start + TILE, self.size)) for start in range(0, self.size, TILE)]
 
-    def _tile(self, tile: int) -> tuple[slice, np.ndarray]:
-        if not hasattr(self.scratch, "tile"):
-            self.scratch.tile = np.empty(TILE, np.float32)
-        start, stop = self.tiles[tile]
-        return slice(start, stop), self.scratch.tile[: stop - start]
+    def stored(self, domain: int, tile: int) -> tuple[np.ndarray, np.ndarray]:
+        here = slice(*self.tiles[tile])
+        return self.experts[domain][here], self.reference[here]
 
-    def delta(self, domain: int, tile: int) -> np.ndarray:
-        here, out = self._tile(tile)
-        convert.delta_bf16(self.experts[domain][here], self.reference[here], out)
-        return out
-
-    def expert(self, domain: int, tile: int) -> np.ndarray:
-        here, out = self._tile(tile)
-        convert.widen_bf16(self.experts[domain][here], out)
-        return out
+    def not_finite(self, domain: int, tile: int) -> None:
+        raise ArithmeticError(f"{self.domains[domain]} is not finite")
 
 
 def make_block(size: int) -> RawBlock:
@@ -98,7 +88,9 @@ def run(size: int = 30_000_000, repeats: int = 5) -> list[dict[str, Any]]:
     block = make_block(size)
     quota = [int(CAPACITY * share * size) for share in SHARES]
     order = range(len(DOMAINS))
-    magnitude = np.abs(np.concatenate([block.delta(0, t) for t in range(len(block.tiles))]))
+    magnitude = np.empty(size, np.float32)
+    convert.delta_bf16(block.experts[0], block.reference, magnitude)
+    np.abs(magnitude, out=magnitude)
     tensor, k = torch.from_numpy(magnitude), quota[0]
     torch.set_num_threads(THREADS)
 

@@ -180,5 +180,8 @@ def test_each_next_block_is_read_ahead() -> None:
     with Workers(1) as workers:
         passes = Stream(blocks, Source({}), workers, lambda site: 4).ahead(blocks)
         assert next(passes) is blocks[0]
-        assert asked == [["b", "c"]]
-        assert list(passes) == blocks[1:]
+        assert asked == [["a"], ["b", "c"]]
+        assert next(passes) is blocks[1]
+        assert asked[2:] == [["d"]]
+        assert list(passes) == blocks[2:]
+        assert len(asked) == 3

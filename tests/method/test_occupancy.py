@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmerge.kernels import TILE, convert, philox
+from sigmerge.kernels.claim import STRIP
 from sigmerge.method import occupancy
 from sigmerge.method.occupancy import Update, admit, claim
 from tests.oracles import oracle_occupancy as oracle
@@ -24,29 +25,34 @@ NASTY = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 2.0**-13, -(2.0**-13), 3 * 2.0**-13, 1
 
 @dataclass(frozen=True)
 class Pool:
-    """A block whose task vectors are all in memory."""
+    """A block in memory, stored as float32 or bfloat16; without a reference, it is zero."""
 
-    deltas: np.ndarray
+    experts: np.ndarray
     tiles: Sequence[tuple[int, int]]
-    experts: np.ndarray | None = None
+    reference: np.ndarray | None = None
     index: int = 3
 
     @property
     def domains(self) -> list[str]:
-        return [f"d{domain}" for domain in range(len(self.deltas))]
+        return [f"d{domain}" for domain in range(len(self.experts))]
 
     @property
     def size(self) -> int:
-        return int(self.deltas.shape[1])
+        return int(self.experts.shape[1])
 
-    def delta(self, domain: int, tile: int) -> np.ndarray:
-        start, stop = self.tiles[tile]
-        return self.deltas[domain, start:stop].copy()
+    @property
+    def deltas(self) -> np.ndarray:
+        return self.experts if self.reference is None else self.experts - self.reference
 
-    def expert(self, domain: int, tile: int) -> np.ndarray:
-        assert self.experts is not None
+    def stored(self, domain: int, tile: int) -> tuple[np.ndarray, np.ndarray]:
         start, stop = self.tiles[tile]
-        return self.experts[domain, start:stop].copy()
+        expert = self.experts[domain, start:stop].copy()
+        if self.reference is None:
+            return expert, np.zeros_like(expert)
+        return expert, self.reference[start:stop].copy()
+
+    def not_finite(self, domain: int, tile: int) -> None:
+        raise ArithmeticError(f"{self.domains[domain]} in tile {tile}")
 
 
 def cut(size: int, at: Sequence[int]) -> list[tuple[int, int]]:
@@ -59,20 +65,29 @@ def even(size: int, tile: int) -> list[tuple[int, int]]:
     return cut(size, range(0, size, tile))
 
 
+def stored(values: np.ndarray) -> np.ndarray:
+    """Rounded to bfloat16, as bit patterns."""
+    raw = np.empty(values.size, np.uint16)
+    assert convert.narrow_bf16(values.astype(np.float32).ravel(), raw)
+    return raw.reshape(values.shape)
+
+
+def wide(raw: np.ndarray) -> np.ndarray:
+    return (raw.astype(np.uint32) << 16).view(np.float32)
+
+
+def bf16_members(domains: int, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Experts and reference as bfloat16 bit patterns."""
+    rng = np.random.default_rng(seed)
+    reference = stored(rng.normal(0, 0.02, size))
+    experts = [stored(wide(reference) + rng.normal(0, 5e-4, size)) for _ in range(domains)]
+    return np.stack(experts), reference
+
+
 def bf16_pool(domains: int, size: int, seed: int = 0) -> np.ndarray:
     """Task vectors of bfloat16 experts: few distinct values, many of them zero."""
-    rng = np.random.default_rng(seed)
-
-    def stored(values: np.ndarray) -> np.ndarray:
-        raw, wide = np.empty(size, np.uint16), np.empty(size, np.float32)
-        assert convert.narrow_bf16(values.astype(np.float32), raw)
-        assert convert.widen_bf16(raw, wide)
-        return wide
-
-    reference = stored(rng.normal(0, 0.02, size))
-    return np.stack(
-        [stored(reference + rng.normal(0, 5e-4, size)) - reference for _ in range(domains)]
-    )
+    experts, reference = bf16_members(domains, size, seed)
+    return wide(experts) - wide(reference)
 
 
 @st.composite
@@ -128,6 +143,44 @@ def test_massive_ties(domains, capacity):
     for domain, mask in enumerate(masks(claims)):
         assert claims.mass[domain] == pytest.approx(oracle.mass(deltas, domain, mask), rel=1e-14)
         assert claims.support[domain] == np.count_nonzero(deltas[domain, sorted(mask)])
+
+
+@pytest.mark.parametrize("mask_seed", [None, 1])
+def test_bfloat16_is_claimed_as_stored(mask_seed):
+    """Tiles of many strips, so that thresholds are guessed from a sample."""
+    size = 40 * STRIP + 1234
+    experts, reference = bf16_members(4, size)
+    quota = [size // 5, size // 7, size // 3, 0]
+    order = [2, 0, 3, 1]
+    tiles = cut(size, [999, 999 + 17 * STRIP])
+    raw = claim(Pool(experts, tiles, reference), order, quota, mask_seed=mask_seed)
+    deltas = wide(experts) - wide(reference)
+    widened = claim(Pool(deltas, tiles), order, quota, mask_seed=mask_seed)
+    assert np.array_equal(raw.owner, widened.owner)
+    assert (raw.support, raw.mass) == (widened.support, widened.mass)
+    if mask_seed is None:
+        assert np.array_equal(raw.owner, oracle.claim(deltas, order, quota))
+    values = np.zeros(size, np.float32)
+    for tile, (start, stop) in enumerate(tiles):
+        admit(Pool(experts, tiles, reference), raw.owner, [0, 1, 2], tile, values[start:stop],
+              Update(1.0, "replace"))  # fmt: skip
+    for domain in range(3):
+        mine = raw.owner == domain
+        assert np.array_equal(values[mine], wide(experts)[domain, mine])
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.float32])
+@pytest.mark.parametrize("member", ["expert", "reference"])
+def test_what_is_not_finite_is_told(kind, member):
+    experts, reference = bf16_members(2, 3 * STRIP)
+    if kind == np.float32:
+        experts, reference = wide(experts), wide(reference)
+    bad = experts[1] if member == "expert" else reference
+    bad[2 * STRIP + 5] = 0x7F80 if kind == np.uint16 else np.nan
+    pool = Pool(experts, even(3 * STRIP, 2 * STRIP), reference)
+    told = "d1 in tile 1" if member == "expert" else "d0 in tile 1"
+    with pytest.raises(ArithmeticError, match=told):
+        claim(pool, [0, 1], [10, 10])
 
 
 def test_ties_go_to_the_lowest_flat_index_across_tiles_and_signs():
@@ -367,7 +420,7 @@ def test_owner_map_of_another_block():
 def updated(pool: Pool, owner: np.ndarray, anchor: np.ndarray, update: Update) -> np.ndarray:
     values = anchor.copy()
     for tile, (start, stop) in enumerate(pool.tiles):
-        admit(pool, owner, tile, values[start:stop], update)
+        admit(pool, owner, [0, 1, 2], tile, values[start:stop], update)
     return values
 
 
@@ -377,7 +430,7 @@ def repaired() -> tuple[Pool, np.ndarray, np.ndarray]:
     size = 5000
     deltas = bf16_pool(3, size)
     reference = np.random.default_rng(5).normal(0, 0.02, size).astype(np.float32)
-    pool = Pool(deltas, even(size, 701), experts=reference + deltas)
+    pool = Pool(reference + deltas, even(size, 701), reference)
     anchor = np.random.default_rng(6).normal(0, 0.02, size).astype(np.float32)
     return pool, anchor, claim(pool, [0, 1, 2], [1500, 0, 900]).owner
 
@@ -415,7 +468,6 @@ def test_sparse_without_dropping_is_add(repaired):
 
 def test_replace(repaired):
     pool, anchor, owner = repaired
-    assert pool.experts is not None
     values = updated(pool, owner, anchor, Update(1.0, "replace"))
     half = updated(pool, owner, anchor, Update(0.5, "replace"))
     for domain in (0, 2):

@@ -121,11 +121,12 @@ class Layer:
     def tiles(self):
         return [(0, self.size)]
 
-    def delta(self, domain, tile):
-        return DELTAS[self.index][domain]
+    def stored(self, domain, tile):
+        delta = DELTAS[self.index][domain]
+        return delta, np.zeros_like(delta)
 
-    def expert(self, domain, tile):
-        return np.float32(1) + DELTAS[self.index][domain]
+    def not_finite(self, domain, tile):
+        raise AssertionError
 
 
 @pytest.mark.parametrize("i", LAYERS)
@@ -138,5 +139,5 @@ def test_claims_and_repaired_layer(i):
 
     values = (1 + 0.5 * DELTAS[i].sum(axis=0)).astype(np.float32)
     assert values.tolist() == numbers(f"{i} anchor").tolist()
-    occupancy.admit(Layer(i), claims.owner, 0, values, occupancy.Update(scale=SCALE))
+    occupancy.admit(Layer(i), claims.owner, order, 0, values, occupancy.Update(scale=SCALE))
     assert values == pytest.approx(numbers(f"{i} repaired"), abs=1e-6)

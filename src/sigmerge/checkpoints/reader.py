@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from sigmerge.checkpoints.header import Tensor
 from sigmerge.kernels.convert import STORAGE
 
 PAGE = mmap.PAGESIZE
+AHEAD = 4 << 20
+"""Bytes the system is asked for at a time when reading ahead."""
 
 
 class Reader:
@@ -21,6 +25,7 @@ class Reader:
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
         self._lock = threading.Lock()
+        self._ahead: SimpleQueue[Tensor] | None = None
 
     def _map(self, file: Path) -> mmap.mmap:
         with self._lock:
@@ -41,18 +46,30 @@ class Reader:
         return memoryview(self._map(tensor.file))[tensor.begin : tensor.end]
 
     def prefetch(self, tensor: Tensor) -> None:
-        """Ask the system to read ahead; a hint only."""
-        self._advise(tensor, 0, tensor.size, "MADV_WILLNEED")
+        """Have the system read ahead, in a thread of its own, which waits for the disk."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        if self._ahead is None:
+            self._ahead = SimpleQueue()
+            threading.Thread(target=_read_ahead, args=(self._ahead,), daemon=True).start()
+        self._ahead.put(tensor)
 
     def release(self, tensor: Tensor, start: int, stop: int) -> None:
         """These elements will not be needed soon: drop their pages from resident memory."""
-        self._advise(tensor, start, stop, "MADV_DONTNEED")
-
-    def _advise(self, tensor: Tensor, start: int, stop: int, advice: str) -> None:
-        if not hasattr(mmap, advice):
+        if not hasattr(mmap, "MADV_DONTNEED"):
             return
         item = tensor.nbytes // max(1, tensor.size)
         begin = (tensor.begin + start * item) // PAGE * PAGE
         length = tensor.begin + stop * item - begin
         if length > 0:
-            self._map(tensor.file).madvise(getattr(mmap, advice), begin, length)
+            self._map(tensor.file).madvise(mmap.MADV_DONTNEED, begin, length)
+
+
+def _read_ahead(tensors: SimpleQueue[Tensor]) -> None:
+    """Not by `madvise`: Python holds its lock meanwhile, and every thread would wait."""
+    while True:
+        tensor = tensors.get()
+        with tensor.file.open("rb") as stream:
+            for begin in range(tensor.begin, tensor.end, AHEAD):
+                length = min(AHEAD, tensor.end - begin)
+                os.posix_fadvise(stream.fileno(), begin, length, os.POSIX_FADV_WILLNEED)

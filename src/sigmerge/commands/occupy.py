@@ -21,14 +21,14 @@ from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.commands.merge import input_files, store
 from sigmerge.commands.options import Meter, Options, versions
 from sigmerge.commands.profile import block_sites
-from sigmerge.engine.stream import Workers
-from sigmerge.kernels import TILE
-from sigmerge.kernels.convert import STORAGE, delta_bf16
-from sigmerge.kernels.merge import subtract
+from sigmerge.engine.stream import Workers, ahead
+from sigmerge.kernels.convert import STORAGE
 from sigmerge.method.occupancy import Update, admit, claim
 from sigmerge.operators.base import Site
 
-BF16 = STORAGE["BF16"]
+BF16, F32 = STORAGE["BF16"], STORAGE["F32"]
+TILE = 1 << 17
+"""Coordinates of a tile: what it reads stays in the second-level cache, and calls are few."""
 Guard = Callable[[Path], dict[str, Any]]
 """Looks at a repaired folder and returns what it found: verdict, warning, what is kept."""
 
@@ -89,23 +89,17 @@ class LayerBlock:
             offset += site.size
         self.size = offset
         self._raw = {name: self._views(name) for name in ("reference", *job.domains)}
-        self._half = [
-            all(self._raw[name][tile].dtype == BF16 for name in self._raw)
-            for tile in range(len(self.tiles))
-        ]
 
-    def expert(self, domain: int, tile: int) -> np.ndarray[Any, Any]:
-        return self._fill(self.domains[domain], tile, 0)
+    def stored(self, domain: int, tile: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        expert = self._raw[self.domains[domain]][tile]
+        reference = self._raw["reference"][tile]
+        if expert.dtype == reference.dtype and expert.dtype in (BF16, F32):
+            return expert, reference
+        return self._fill(self.domains[domain], tile, 0), self._fill("reference", tile, 1)
 
-    def delta(self, domain: int, tile: int) -> np.ndarray[Any, Any]:
-        expert = self.domains[domain]
-        if self._half[tile]:
-            values = self._room(tile, 0)
-            if delta_bf16(self._raw[expert][tile], self._raw["reference"][tile], values):
-                return values
-        values = self._fill(expert, tile, 0)
-        subtract(values, self._fill("reference", tile, 1))
-        return values
+    def not_finite(self, domain: int, tile: int) -> None:
+        for member in (self.domains[domain], "reference"):
+            self._fill(member, tile, 0)
 
     def _views(self, member: str) -> list[np.ndarray[Any, Any]]:
         """A member's stored values, tile by tile."""
@@ -113,17 +107,14 @@ class LayerBlock:
         return [whole[tensor][start : start + TILE] for tensor, start in self.places]
 
     def _fill(self, member: str, tile: int, row: int) -> np.ndarray[Any, Any]:
-        tensor, start = self.places[tile]
-        values = self._room(tile, row)
-        self._source.fill(member, tensor, start, values)
-        return values
-
-    def _room(self, tile: int, row: int) -> np.ndarray[Any, Any]:
-        """The calling thread's own room for a tile."""
+        """A member's values in the calling thread's own room; an error if they are not finite."""
         if not hasattr(self._local, "rows"):
             self._local.rows = np.empty((2, TILE), np.float32)
+        tensor, place = self.places[tile]
         start, stop = self.tiles[tile]
-        return self._local.rows[row, : stop - start]
+        values = self._local.rows[row, : stop - start]
+        self._source.fill(member, tensor, place, values)
+        return values
 
     def release(self) -> None:
         for site in self.sites:
@@ -202,17 +193,22 @@ def _write_layers(
 ) -> list[list[dict[str, Any]]]:
     """Claim and update block by block; per layer, per round what was claimed."""
     blocks = block_sites(job.pool)
-    total = job.layout.nbytes
-    written = 0
-    for index, sites in enumerate(blocks):
-        key = f"layer {index}"
-        if key not in output.done:
-            following = blocks[index + 1] if index + 1 < len(blocks) else []
-            source.prefetch(site.tensor for site in following)
-            output.finish(key, _write_layer(job, index, sites, source, anchor, workers, output))
-        written += sum(job.layout.slots[site.tensor].nbytes for site in sites)
-        options.progress("repairing", written, total)
-    return [output.done[f"layer {index}"] for index in range(len(blocks))]
+    keys = [f"layer {index}" for index in range(len(blocks))]
+    sizes = [sum(job.layout.slots[site.tensor].nbytes for site in sites) for sites in blocks]
+    written = sum(size for key, size in zip(keys, sizes, strict=True) if key in output.done)
+
+    def prefetch(index: int) -> None:
+        names = [site.tensor for site in blocks[index]]
+        source.prefetch(names)
+        anchor.prefetch(names)
+
+    todo = [index for index, key in enumerate(keys) if key not in output.done]
+    for index in ahead(todo, prefetch):
+        record = _write_layer(job, index, blocks[index], source, anchor, workers, output)
+        output.finish(keys[index], record)
+        written += sizes[index]
+        options.progress("repairing", written, job.layout.nbytes)
+    return [output.done[key] for key in keys]
 
 
 def _write_layer(
@@ -235,6 +231,7 @@ def _write_layer(
         records.append({"claimed": claims.claimed, "support": claims.support, "mass": claims.mass})
     assert owner is not None
     owned = owner
+    owners = [d for d in range(len(job.domains)) if any(r["claimed"][d] for r in records)]
 
     def write(tiles: Sequence[int]) -> None:
         values = np.empty(TILE, np.float32)
@@ -245,12 +242,12 @@ def _write_layer(
             size = last - first
             dtype = job.layout.slots[tensor].dtype
             anchor.fill("anchor", tensor, start, values[:size])
-            admit(block, owned, tile, values[:size], job.update)
+            admit(block, owned, owners, tile, values[:size], job.update)
             kind = STORAGE[dtype]
             store(output, tensor, start, values[:size],
                   raw[: size * kind.itemsize].view(kind), dtype)  # fmt: skip
 
-    pieces = [range(a, min(a + 8, len(block.tiles))) for a in range(0, len(block.tiles), 8)]
+    pieces = [range(a, min(a + 4, len(block.tiles))) for a in range(0, len(block.tiles), 4)]
     for _ in workers.map(write, pieces):
         pass
     block.release()

@@ -132,6 +132,19 @@ def chunks(
     ]
 
 
+def ahead(items: Iterable[Item], prefetch: Callable[[Item], None]) -> Iterator[Item]:
+    """The items in turn, each next one being read ahead while one is at work."""
+    upcoming = iter(items)
+    waiting: deque[Item] = deque()
+    while True:
+        while len(waiting) < 2 and (item := next(upcoming, None)) is not None:
+            prefetch(item)
+            waiting.append(item)
+        if not waiting:
+            return
+        yield waiting.popleft()
+
+
 Granule = Callable[[Site], int]
 
 
@@ -183,14 +196,7 @@ class Stream:
             self.progress(coordinates)
 
     def ahead(self, blocks: Iterable[Sequence[Site]]) -> Iterator[Sequence[Site]]:
-        """The blocks in turn, each next one being read ahead while one is at work."""
-        upcoming = iter(blocks)
-        block = next(upcoming, None)
-        while block is not None:
-            following = next(upcoming, None)
-            self.source.prefetch(site.tensor for site in following or ())
-            yield block
-            block = following
+        return ahead(blocks, lambda block: self.source.prefetch(site.tensor for site in block))
 
     def _chunks(self, block: Sequence[Site], states: Mapping[str, Any]) -> list[StreamChunk]:
         return [

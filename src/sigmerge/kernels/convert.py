@@ -22,7 +22,7 @@ def widen_bf16(raw: Array, out: Array) -> bool:
     largest = np.uint16(0)
     for i in range(raw.size):
         bits[i] = np.uint32(raw[i]) << np.uint32(16)
-        largest = max(largest, np.uint16(raw[i] & np.uint16(0x7FFF)))
+        largest = max(largest, np.uint16(np.uint16(raw[i]) & np.uint16(0x7FFF)))
     return bool(largest < np.uint16(0x7F80))
 
 
@@ -37,8 +37,8 @@ def delta_bf16(expert: Array, reference: Array, out: Array) -> bool:
         minuend = np.uint32(np.uint32(expert[i]) << np.uint32(16))
         subtrahend = np.uint32(np.uint32(reference[i]) << np.uint32(16))
         out[i] = minuend.view(np.float32) - subtrahend.view(np.float32)
-        largest = max(largest, np.uint16(expert[i] & np.uint16(0x7FFF)))
-        largest = max(largest, np.uint16(reference[i] & np.uint16(0x7FFF)))
+        largest = max(largest, np.uint16(np.uint16(expert[i]) & np.uint16(0x7FFF)))
+        largest = max(largest, np.uint16(np.uint16(reference[i]) & np.uint16(0x7FFF)))
     return bool(largest < np.uint16(0x7F80))
 
 

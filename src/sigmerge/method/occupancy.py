@@ -15,22 +15,26 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Float32, Int64, Shaped, UInt8
 
 from sigmerge.kernels import claim as kernels
 from sigmerge.kernels import philox
 from sigmerge.kernels.select import HIGH_BINS, LOW_BINS, bin_of_rank, threshold_of
 
 Tile: TypeAlias = Float32[np.ndarray, "tile"]
+Stored: TypeAlias = Shaped[np.ndarray, "_"]
+"""Values as they are stored: float32, or bfloat16 as the bit patterns in uint16."""
 Owner: TypeAlias = UInt8[np.ndarray, "n"]
 Counts: TypeAlias = Int64[np.ndarray, "bins"]
 Run: TypeAlias = Callable[..., Iterable[Any]]
 """Like `map`: applies a function to every item and gives the results in the items' order."""
 
-PIECE = 8
-"""Tiles per item handed to `run`: one tile alone is little more work than the call."""
+PARTS = 64
+"""A pass over a block is cut into this many items for `run`, if it has as many tiles."""
+COUNTED_PARTS = 16
+"""The same for a pass that counts: every item makes a histogram of its own."""
 SAMPLE = 16
-"""One tile in this many is looked at to guess a threshold."""
+"""One strip in this many is looked at to guess a threshold."""
 WORTH_A_GUESS = 1 / 1024
 """Share of a sample that must sit exactly on the guessed threshold for the guess to be tried."""
 
@@ -55,11 +59,11 @@ class Block(Protocol):
     def tiles(self) -> Sequence[tuple[int, int]]:
         """(start, stop) of every tile in flat order; together they cover the block."""
 
-    def delta(self, domain: int, tile: int) -> Tile:
-        """Δ_d on a tile; valid until the same thread asks this block again."""
+    def stored(self, domain: int, tile: int) -> tuple[Stored, Stored]:
+        """θ_d and θ_ref on a tile, of one type; valid until the same thread asks again."""
 
-    def expert(self, domain: int, tile: int) -> Tile:
-        """θ_d on a tile; valid until the same thread asks this block again."""
+    def not_finite(self, domain: int, tile: int) -> None:
+        """Told of a tile on which θ_d or θ_ref holds NaN or infinity; may raise."""
 
 
 @dataclass(frozen=True)
@@ -118,25 +122,28 @@ def claim(
     return Claims(owner, tuple(quota), tuple(support), tuple(mass))
 
 
-def admit(block: Block, owner: Owner, tile: int, values: Tile, update: Update) -> None:
-    """Line 15 of Algorithm 1 on one tile: `values` is the anchor's tile and becomes θ̂'s."""
+def admit(
+    block: Block, owner: Owner, owners: Iterable[int], tile: int, values: Tile, update: Update
+) -> None:
+    """Line 15 of Algorithm 1 on one tile: `values` is the anchor's tile and becomes θ̂'s.
+
+    `owners` are the domains that claimed anything in the block.
+    """
     start, stop = block.tiles[tile]
     mine = owner[start:stop]
-    present = np.zeros(256, np.bool_)
-    kernels.owners(mine, present)
-    for domain in np.flatnonzero(present[: len(block.domains)]).tolist():
+    for domain in owners:
+        expert, reference = block.stored(domain, tile)
         if update.form == "replace":
-            kernels.replace(values, mine, domain, block.expert(domain, tile), update.scale)
+            kernels.replace(values, mine, domain, expert, update.scale)
         elif update.form == "add":
-            kernels.add(values, mine, domain, block.delta(domain, tile), update.scale)
+            kernels.add(values, mine, domain, expert, reference, update.scale)
         else:
             key = philox.key_of(update.seed, "sparse", str(block.index), block.domains[domain])
             draws = np.empty(stop - start, np.uint32)
             philox.fill(key, start, draws)
             below = philox.keep_below(update.drop)
             scale = update.scale / (1 - update.drop)
-            delta = block.delta(domain, tile)
-            kernels.add_sparse(values, mine, domain, delta, scale, draws, below)
+            kernels.add_sparse(values, mine, domain, expert, reference, scale, draws, below)
 
 
 def _check(
@@ -209,7 +216,7 @@ class _Step:
         def settle(tile: int) -> tuple[int, float]:
             mine, chosen = self.mine(tile), int(kernels.ABOVE)
             kernels.settle(mine, chosen, ties[tile], marks[tile].tied)
-            found = kernels.tally(self.block.delta(self.domain, tile), mine, chosen)
+            found = kernels.tally(*self.block.stored(self.domain, tile), mine, chosen)
             kernels.settle(mine, self.domain, 0, 0)
             return found
 
@@ -225,73 +232,83 @@ class _Step:
         """
         if self.wanted == self.free:
             return 0, self.marked(0)
-        tiles = range(len(self.block.tiles))
-        guess, share = self.threshold(tiles[::SAMPLE])
+        guess, share = self.threshold(SAMPLE)
         if share >= WORTH_A_GUESS:
             marks = self.marked(guess)
             above = sum(mark.above for mark in marks)
             if above < self.wanted <= above + sum(mark.tied for mark in marks):
                 return guess, marks
-        exact, _ = self.threshold(tiles)
+        exact, _ = self.threshold(1)
         return exact, self.marked(exact)
 
-    def threshold(self, tiles: Sequence[int]) -> tuple[int, float]:
-        """The magnitude at the quota's place among these tiles, and the share that has it."""
-        high = self.histogram(HIGH_BINS, tiles, kernels.count_high)
+    def threshold(self, every: int) -> tuple[int, float]:
+        """The magnitude at the quota's place in one strip of `every`, and the share that has it."""
+        high = self.histogram(
+            HIGH_BINS, lambda *tile: kernels.count_high(*tile[:3], every, tile[3])
+        )
         seen = int(high.sum())
         if not seen:
             return 0, 0.0
         rank = -(-self.wanted * seen // self.free)
         upper, rank = bin_of_rank(high, rank)
         low = self.histogram(
-            LOW_BINS, tiles, lambda score, mine, out: kernels.count_low(score, mine, upper, out)
+            LOW_BINS, lambda *tile: kernels.count_low(*tile[:3], every, upper, tile[3])
         )
         lower, _ = bin_of_rank(low, rank)
         return threshold_of(upper, lower), int(low[lower]) / seen
 
     def marked(self, threshold: int) -> list[_Mark]:
-        return self.each(
-            lambda tile: _Mark(*kernels.mark(self.score(tile), self.mine(tile), threshold))
-        )
+        def mark(tile: int) -> _Mark:
+            *found, finite = kernels.mark(*self.score(tile), self.mine(tile), threshold)
+            if not finite:
+                self.block.not_finite(self.domain, tile)
+            return _Mark(*found)
+
+        return self.each(mark)
 
     def histogram(
-        self, bins: int, tiles: Sequence[int], count: Callable[[Tile, Owner, Counts], None]
+        self, bins: int, count: Callable[[Stored, Stored, Owner, Counts], None]
     ) -> Counts:
-        """The counts of these tiles added up."""
+        """The counts of all tiles added up."""
 
-        def piece(some: Sequence[int]) -> Counts:
+        def part(some: Sequence[int]) -> Counts:
             counts = np.zeros(bins, np.int64)
             for tile in some:
-                count(self.score(tile), self.mine(tile), counts)
+                count(*self.score(tile), self.mine(tile), counts)
             return counts
 
         total = np.zeros(bins, np.int64)
-        for counts in self.run(piece, _pieces(tiles)):
+        for counts in self.run(part, _parts(len(self.block.tiles), COUNTED_PARTS)):
             total += counts
         return total
 
     def each(self, task: Callable[[int], Any]) -> list[Any]:
         """The task's results for every tile, in order."""
-        pieces = _pieces(range(len(self.block.tiles)))
-        done = self.run(lambda piece: [task(tile) for tile in piece], pieces)
-        return [result for piece in done for result in piece]
+        parts = _parts(len(self.block.tiles), PARTS)
+        done = self.run(lambda part: [task(tile) for tile in part], parts)
+        return [result for part in done for result in part]
 
     def mine(self, tile: int) -> Owner:
         start, stop = self.block.tiles[tile]
         return self.owner[start:stop]
 
-    def score(self, tile: int) -> Tile:
-        """What the domain's entries are ranked by: |Δ_d|, or random bits at the flat index."""
+    def score(self, tile: int) -> tuple[Stored, Stored]:
+        """What the domain's entries are ranked by: Δ_d, or random bits at the flat index."""
         if self.mask_seed is None:
-            return self.block.delta(self.domain, tile)
+            return self.block.stored(self.domain, tile)
         start, stop = self.block.tiles[tile]
         name = self.block.domains[self.domain]
         draws = np.empty(stop - start, np.uint32)
         philox.fill(
             philox.key_of(self.mask_seed, "mask", str(self.block.index), name), start, draws
         )
-        return draws.view(np.float32)
+        return draws.view(np.float32), _NOTHING
 
 
-def _pieces(tiles: Sequence[int]) -> list[Sequence[int]]:
-    return [tiles[first : first + PIECE] for first in range(0, len(tiles), PIECE)]
+_NOTHING = np.empty(0, np.float32)
+
+
+def _parts(tiles: int, parts: int) -> list[range]:
+    """Tiles in order, cut into at most so many parts of equal length."""
+    length = max(1, -(-tiles // parts))
+    return [range(first, min(first + length, tiles)) for first in range(0, tiles, length)]
