@@ -45,8 +45,17 @@ def test_the_larger_of_two_stacks_is_the_decoder() -> None:
     assert find_stack(names) == Stack("language_model.model.layers.", 2)
 
 
-def test_a_stack_with_a_gap_is_none() -> None:
-    assert find_stack([("layers.0.w", 5), ("layers.2.w", 5)]) == Stack("", 0)
+@pytest.mark.parametrize(("present", "gap"), [((0, 2), 1), ((1, 2), 0), ((0, 1, 999999999), 2)])
+def test_a_stack_with_a_gap_says_where(present: tuple[int, ...], gap: int) -> None:
+    stack = find_stack([(f"layers.{i}.w", 5) for i in present])
+    assert stack == Stack("layers.", len(present), gap)
+
+
+def test_gaps_outside_the_decoder_do_not_matter() -> None:
+    """As in a projector: a Sequential whose activation has a number but no tensor."""
+    names = [("projector.0.weight", 5), ("projector.2.weight", 5)]
+    names += [(f"model.layers.{i}.w", 100) for i in range(2)]
+    assert find_stack(names) == Stack("model.layers.", 2)
 
 
 def test_no_stack_at_all() -> None:

@@ -12,10 +12,14 @@ _NUMBERED = re.compile(r"^(?P<stack>(?:[^.]*[^.\d][^.]*\.)+?)(?P<index>\d+)\.")
 
 @dataclass(frozen=True)
 class Stack:
-    """`prefix` as in "model.layers."; blocks are numbered 0 … depth-1."""
+    """`prefix` as in "model.layers."; blocks are numbered 0 … depth-1.
+
+    `gap` is the first number that no tensor has though a higher one has it.
+    """
 
     prefix: str
     depth: int
+    gap: int | None = None
 
     def block_of(self, name: str) -> int | None:
         """The block a tensor lies in, or None if it lies outside the stack."""
@@ -26,7 +30,7 @@ class Stack:
 
 
 def find_stack(sizes: Iterable[tuple[str, int]]) -> Stack:
-    """The stack that holds most coordinates among those numbered 0, 1, … without a gap.
+    """The stack that holds most coordinates.
 
     Only the first number in a name counts, so the experts of a mixture stay in their block.
     No stack at all gives depth 0: everything is outside.
@@ -37,8 +41,8 @@ def find_stack(sizes: Iterable[tuple[str, int]]) -> Stack:
         if found := _NUMBERED.match(name):
             weight[found["stack"]] += size
             indices[found["stack"]].add(int(found["index"]))
-    whole = [prefix for prefix, seen in indices.items() if seen == set(range(len(seen)))]
-    if not whole:
+    if not indices:
         return Stack("", 0)
-    prefix = max(sorted(whole), key=lambda candidate: weight[candidate])
-    return Stack(prefix, len(indices[prefix]))
+    prefix = max(sorted(indices), key=lambda candidate: weight[candidate])
+    seen = indices[prefix]
+    return Stack(prefix, len(seen), next((i for i in range(len(seen)) if i not in seen), None))

@@ -63,7 +63,15 @@ def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
     if not tensors:
         raise PoolError(f"{folder}: its weight files hold no tensor.")
     _refuse_other_floats(folder, tensors)
-    return Checkpoint(folder, config, tensors, tuple(files))
+    checkpoint = Checkpoint(folder, config, tensors, tuple(files))
+    stack = checkpoint.stack
+    if stack.gap is not None:
+        raise PoolError(
+            f"{folder}: no tensor is called {stack.prefix}{stack.gap}.*, though later blocks are "
+            "there. The checkpoint is incomplete, or its layers were taken out without numbering "
+            "the others anew: export or download it again."
+        )
+    return checkpoint
 
 
 def read_json(file: Path, *, required_in: Path | None = None) -> dict[str, Any]:

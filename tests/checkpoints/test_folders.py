@@ -1,0 +1,256 @@
+"""One checkpoint folder: what cannot be merged is refused in words, what is unusual is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sigmerge.checkpoints.folder import INDEX, open_checkpoint
+from tests.checkpoints.damage import (
+    NAME,
+    Break,
+    check_refused,
+    edit_config,
+    edit_index,
+    edit_weights,
+    weights_file,
+)
+from tests.command_line import refused, sigmerge
+from tests.pools import PoolOnDisk, draw, make_pool, read_weights, shapes, write_member
+
+
+def replace_weights(name: str, content: bytes = b"x") -> Break:
+    def apply(pool: PoolOnDisk) -> None:
+        weights_file(pool).unlink()
+        (pool.experts["math"] / name).write_bytes(content)
+
+    return apply
+
+
+def loop(pool: PoolOnDisk) -> None:
+    weights_file(pool).unlink()
+    weights_file(pool).symlink_to(weights_file(pool).parent / "other.safetensors")
+    (weights_file(pool).parent / "other.safetensors").symlink_to(weights_file(pool))
+
+
+def folder_loop(pool: PoolOnDisk) -> None:
+    pool.experts["math"].rename(pool.root / "away")
+    pool.experts["math"].symlink_to(pool.root / "math2")
+    (pool.root / "math2").symlink_to(pool.experts["math"])
+
+
+def duplicate_shards(pool: PoolOnDisk) -> None:
+    edit_index(lambda weight_map: None)(pool)
+    folder = pool.experts["math"]
+    one, two = sorted(folder.glob("*.safetensors"))
+    save_file(load_file(two) | {NAME: torch.zeros(2)}, two)
+    save_file(load_file(one) | {NAME: torch.zeros(2)}, one)
+
+
+def adapter(pool: PoolOnDisk) -> None:
+    weights_file(pool).rename(pool.experts["math"] / "adapter_model.safetensors")
+    (pool.experts["math"] / "adapter_config.json").write_text("{}")
+
+
+BROKEN: dict[str, tuple[Break, list[str]]] = {
+    "weights that are a folder": (
+        lambda p: (weights_file(p).unlink(), weights_file(p).mkdir()),
+        ["math", "model.safetensors", "cannot be read"],
+    ),
+    "duplicate tensor in two shards": (duplicate_shards, ["math", NAME, "stored twice"]),
+    "index outside the folder": (
+        edit_index(lambda m: m.update({NAME: "../coding/model.safetensors"})),
+        ["math", INDEX, "'../coding/model.safetensors' points outside the folder"],
+    ),
+    "index to an absolute path": (
+        edit_index(lambda m: m.update({NAME: "/etc/passwd"})),
+        ["math", INDEX, "'/etc/passwd' points outside the folder"],
+    ),
+    "missing shard": (
+        edit_index(lambda m: m.update({NAME: "model-00003-of-00002.safetensors"})),
+        ["math", "are missing", "model-00003-of-00002.safetensors"],
+    ),
+    "tensor missing from its shard": (
+        edit_index(lambda m: m.update({"ghost": "model-00001-of-00002.safetensors"})),
+        ["math", INDEX, "ghost: promised in model-00001-of-00002.safetensors"],
+    ),
+    "tensor missing from the index": (
+        edit_index(lambda m: m.pop(NAME)),
+        ["math", INDEX, f"{NAME}: stored in", "not in the index"],
+    ),
+    "index without a map": (
+        lambda p: (p.experts["math"] / INDEX).write_text("{}"),
+        ["math", INDEX, "no weight_map"],
+    ),
+    "index not JSON": (
+        lambda p: (p.experts["math"] / INDEX).write_text("{"),
+        ["math", INDEX, "not valid JSON"],
+    ),
+    "stale single file beside an index": (
+        lambda p: (
+            edit_index(lambda m: None)(p),
+            save_file({"old": torch.zeros(3)}, weights_file(p)),
+        ),
+        ["math", "both model.safetensors and", "Remove it"],
+    ),
+    "shards without an index": (
+        lambda p: (edit_index(lambda m: None)(p), (p.experts["math"] / INDEX).unlink()),
+        ["math", "2 safetensors files but no", INDEX],
+    ),
+    "symlink loop of a file": (loop, ["math", "model.safetensors", "symlink loop"]),
+    "dangling link": (
+        lambda p: (weights_file(p).unlink(), weights_file(p).symlink_to(p.root / "gone")),
+        ["math", "model.safetensors is a link that leads nowhere", "download"],
+    ),
+    "symlink loop of a folder": (folder_loop, ["math", "symlink loop"]),
+    "no weights": (lambda p: weights_file(p).unlink(), ["math", "no weights; expected"]),
+    "no config": (
+        lambda p: (p.experts["math"] / "config.json").unlink(),
+        ["math", "no config.json", "Hugging Face format"],
+    ),
+    "config not JSON": (
+        lambda p: (p.experts["math"] / "config.json").write_text("}"),
+        ["math", "config.json", "not valid JSON"],
+    ),
+    "config a list": (
+        lambda p: (p.experts["math"] / "config.json").write_text("[]"),
+        ["math", "config.json", "object is expected"],
+    ),
+    "pickled": (
+        replace_weights("pytorch_model.bin"),
+        ["math", "pytorch_model.bin", "refused", "--allow-pickle"],
+    ),
+    "GGUF": (replace_weights("model.Q4_K_M.gguf"), ["math", "GGUF", "safetensors checkpoint"]),
+    "GPTQ by marker": (
+        lambda p: (p.experts["math"] / "quantize_config.json").write_text("{}"),
+        ["math", "GPTQ", "checkpoint they were made from"],
+    ),
+    "AWQ by marker": (
+        lambda p: (p.experts["math"] / "quant_config.json").write_text("{}"),
+        ["math", "AWQ", "checkpoint they were made from"],
+    ),
+    "bitsandbytes": (
+        lambda p: edit_config(
+            p.experts["math"], quantization_config={"quant_method": "bitsandbytes"}
+        ),
+        ["math", "quantised weights (bitsandbytes)"],
+    ),
+    "GPTQ by config": (
+        lambda p: edit_config(p.experts["math"], quantization_config={"quant_method": "gptq"}),
+        ["math", "quantised weights (gptq)"],
+    ),
+    "LoRA adapter": (adapter, ["math", "LoRA adapter", "merge_and_unload"]),
+    "double precision": (
+        edit_weights(lambda t: t.update({NAME: t[NAME].double()})),
+        ["math", NAME, "F64", "Convert"],
+    ),
+    "eight bits": (
+        edit_weights(lambda t: t.update({NAME: t[NAME].to(torch.float8_e4m3fn)})),
+        ["math", NAME, "F8_E4M3", "Convert"],
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_broken_folders(pool: PoolOnDisk, broken: str) -> None:
+    check_refused(pool, *BROKEN[broken])
+
+
+def test_a_stack_with_a_gap_is_refused_in_every_member(tmp_path: Path) -> None:
+    """All have lost layer 1 alike, so that they fit each other."""
+    pool = make_pool(tmp_path / "pool", experts=2, layers=3)
+    for folder in (pool.reference, *pool.experts.values()):
+        tensors = load_file(folder / "model.safetensors")
+        kept = {name: t for name, t in tensors.items() if ".layers.1." not in name}
+        save_file(kept, folder / "model.safetensors")
+    recipe = pool.write(pool.recipe("task_arithmetic"))
+    said = refused(3, "merge", recipe, pool.root / "out", beside=pool.root)
+    for name in ("reference", "math", "coding"):
+        assert f"{name}: {pool.root / name}: no tensor is called model.layers.1.*" in said
+    assert "download it again" in said
+
+
+def test_a_file_instead_of_a_folder(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("task_arithmetic")
+    recipe["models"][0] |= {"model": str(weights_file(pool)), "name": "math"}
+    said = refused(3, "merge", pool.write(recipe), pool.root / "out", beside=pool.root)
+    assert "is a file; give the checkpoint's folder" in said
+    (pool.root / "x.gguf").write_bytes(b"GGUF")
+    recipe["models"][0]["model"] = str(pool.root / "x.gguf")
+    said = refused(3, "merge", pool.write(recipe), pool.root / "out", beside=pool.root)
+    assert "GGUF weights are quantised" in said
+
+
+def test_one_loose_file_under_another_name(pool: PoolOnDisk) -> None:
+    weights_file(pool).rename(pool.experts["math"] / "weights.safetensors")
+    assert NAME in open_checkpoint(pool.experts["math"]).tensors
+
+
+def test_shards_behind_symlinks_as_in_the_hub_cache(pool: PoolOnDisk) -> None:
+    blob = pool.root / "blob"
+    weights_file(pool).rename(blob)
+    weights_file(pool).symlink_to(blob)
+    assert NAME in open_checkpoint(pool.experts["math"]).tensors
+
+
+def test_shards_in_a_subfolder(tmp_path: Path) -> None:
+    folder = write_member(tmp_path / "m", draw(shapes(), 0), shards=2)
+    (folder / "parts").mkdir()
+    index = json.loads((folder / INDEX).read_text())
+    for name in set(index["weight_map"].values()):
+        (folder / name).rename(folder / "parts" / name)
+    moved = {k: f"parts/{v}" for k, v in index["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps({"weight_map": moved}))
+    assert set(open_checkpoint(folder).tensors) == set(shapes())
+
+
+# Pickles.
+
+
+def pickle_expert(pool: PoolOnDisk, content: Any) -> Path:
+    file = pool.experts["math"] / "pytorch_model.bin"
+    weights_file(pool).unlink()
+    torch.save(content, file)
+    return file
+
+
+def test_pickled_weights_are_loaded_on_request(pool: PoolOnDisk) -> None:
+    recipe = pool.write(pool.recipe("ties"))
+    sigmerge("merge", recipe, pool.root / "plain")
+    tensors = load_file(weights_file(pool))
+    pickle_expert(pool, tensors)
+    ran = sigmerge("merge", recipe, pool.root / "out", "--allow-pickle")
+    assert ran.code == 0, ran
+    plain, out = read_weights(pool.root / "plain"), read_weights(pool.root / "out")
+    assert all((out[name] == values).all() for name, values in plain.items())
+
+
+class Malicious:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.trace),)
+
+
+@pytest.mark.parametrize("allow", [[], ["--allow-pickle"]])
+def test_code_in_a_pickle_is_never_run(pool: PoolOnDisk, tmp_path: Path, allow: list[str]) -> None:
+    recipe = pool.write(pool.recipe("ties"))
+    pickle_expert(pool, {"a": Malicious(tmp_path / "trace")})
+    said = refused(3, "merge", recipe, pool.root / "out", *allow, beside=tmp_path)
+    assert "math" in said and "pytorch_model.bin" in said
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("content", [{"step": 3}, [1, 2], b"no pickle"])
+def test_pickles_that_hold_no_weights(pool: PoolOnDisk, content: Any) -> None:
+    recipe = pool.write(pool.recipe("ties"))
+    pickle_expert(pool, content)
+    said = refused(3, "merge", recipe, pool.root / "out", "--allow-pickle", beside=pool.root)
+    assert "cannot be loaded weights-only" in said

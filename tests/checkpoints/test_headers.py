@@ -1,0 +1,128 @@
+"""The safetensors container: every damage to it is refused in words, and no header lies."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sigmerge.checkpoints.header import read_header
+from sigmerge.errors import PoolError
+from tests.checkpoints.damage import (
+    NAME,
+    Break,
+    check_refused,
+    edit_header,
+    put_header,
+    truncated,
+    weights_file,
+)
+from tests.pools import (
+    PoolOnDisk,
+    draw,
+    shapes,
+    write_member,
+)
+
+
+def shift(header: dict[str, Any], by: int) -> None:
+    """Moves the second tensor's place by so many bytes, its length kept."""
+    entry = sorted(
+        (e for n, e in header.items() if n != "__metadata__"), key=lambda e: e["data_offsets"]
+    )[1]
+    entry["data_offsets"] = [offset + by for offset in entry["data_offsets"]]
+
+
+def duplicate_name(pool: PoolOnDisk) -> None:
+    entry = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+    put_header(pool, f'{{"a":{entry},"a":{entry}}}'.encode(), b"\0" * 4)
+
+
+BROKEN: dict[str, tuple[Break, list[str]]] = {
+    "truncated": (truncated, ["math", "model.safetensors", "truncated", "download it again"]),
+    "longer than announced": (
+        lambda p: weights_file(p).open("ab").write(b"junk"),
+        ["math", "4 bytes follow the last tensor"],
+    ),
+    "overlapping": (edit_header(lambda h: shift(h, -4)), ["math", "overlaps the one before it"]),
+    "gap": (edit_header(lambda h: shift(h, 4)), ["math", "4 unclaimed bytes before"]),
+    "duplicate name": (duplicate_name, ["math", "a name occurs twice"]),
+    "header too long": (
+        lambda p: weights_file(p).write_bytes(struct.pack("<Q", 2**62) + b"{}"),
+        ["math", "the header asks for 4611686018427387904 bytes"],
+    ),
+    "no header": (lambda p: weights_file(p).write_bytes(b"abc"), ["math", "the header asks for"]),
+    "empty file": (lambda p: weights_file(p).write_bytes(b""), ["math", "the file has 0"]),
+    "header not JSON": (lambda p: put_header(p, b"{nope"), ["math", "not valid JSON"]),
+    "header too deep": (lambda p: put_header(p, b"[" * 200_000), ["math", "not valid JSON"]),
+    "header a list": (lambda p: put_header(p, b"[]"), ["math", "not a JSON object"]),
+    "no tensor": (lambda p: put_header(p, b"{}"), ["math", "hold no tensor"]),
+    "malformed entry": (
+        edit_header(lambda h: h[NAME].pop("shape")),
+        ["math", NAME, "malformed header entry"],
+    ),
+    "fractional shape": (
+        edit_header(lambda h: h[NAME].update(shape=[32.5, 16])),
+        ["math", NAME, "malformed header entry"],
+    ),
+    "infinite offset": (
+        edit_header(lambda h: h[NAME].update(data_offsets=[0, float("inf")])),
+        ["math", NAME, "malformed header entry"],
+    ),
+    "negative shape": (
+        edit_header(lambda h: h[NAME].update(shape=[-32, -16])),
+        ["math", NAME, "negative shape"],
+    ),
+    "shape against bytes": (
+        edit_header(lambda h: h[NAME].update(shape=[31, 16])),
+        ["math", NAME, "does not fill"],
+    ),
+    "unknown dtype": (
+        edit_header(lambda h: h[NAME].update(dtype="F3")),
+        ["math", NAME, "unknown dtype 'F3'"],
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_broken_files(pool: PoolOnDisk, broken: str) -> None:
+    check_refused(pool, *BROKEN[broken])
+
+
+def test_unaligned_data_is_read_right(tmp_path: Path) -> None:
+    """A header of odd length puts every tensor on an odd address."""
+    from sigmerge.checkpoints.reader import Reader
+
+    values = np.arange(5, dtype=np.float32)
+    header = json.dumps({"x": {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}}).encode()
+    header += b" " * ((len(header) + 1) % 2)
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header + values.tobytes())
+    tensor = read_header(file)["x"]
+    assert tensor.begin % 2 == 1
+    np.testing.assert_array_equal(Reader().raw(tensor), values)
+    np.testing.assert_array_equal(Reader().raw(tensor, 2, 4), values[2:4])
+
+
+def test_no_header_makes_the_reader_crash(tmp_path: Path) -> None:
+    """Random damage to a sound header is found, or harmless; it never escapes as another error."""
+    good = write_member(tmp_path / "m", draw(shapes(layers=1), 0), layers=1)
+    raw = bytearray((good / "model.safetensors").read_bytes())
+    length = struct.unpack("<Q", raw[:8])[0]
+    rng = np.random.default_rng(0)
+    refusals = 0
+    for _ in range(400):
+        bad = bytearray(raw)
+        for place in rng.integers(0, 8 + length, rng.integers(1, 4)):
+            bad[place] = rng.integers(0, 256)
+        file = tmp_path / "bad.safetensors"
+        file.write_bytes(bad)
+        try:
+            read_header(file)
+        except PoolError:
+            refusals += 1
+    assert refusals > 200
