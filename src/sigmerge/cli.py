@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +14,64 @@ import typer
 from sigmerge import show
 from sigmerge.errors import SigmergeError
 
+EXIT_CODES = """\b
+Exit codes:
+  0  done
+  1  anything that has no number of its own
+  2  the recipe, the options or the settings
+  3  a checkpoint, or checkpoints that form no pool
+  4  the output folder
+  5  scores, suites and their data
+  6  a library that is not installed
+  130  interrupted; the same command goes on where it stopped
+"""
+RECIPE = """
+\b
+A recipe:
+  merge_method: ties
+  base_model: ./reference
+  models:
+    - {model: ./math,   name: math,   parameters: {weight: 1.0, density: 0.2}}
+    - {model: ./coding, name: coding, parameters: {weight: 1.0, density: 0.2}}
+  dtype: bfloat16
+"""
+
 app = typer.Typer(
     name="sigmerge",
     help="Merge fine-tuned checkpoints of one reference model, then repair the merge.",
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _examples(*commands: str) -> str:
+    """An epilog that keeps its lines."""
+    return "\n".join(["\b", "Examples:" if commands[1:] else "Example:", *commands]).replace(
+        "\nsigmerge", "\n  sigmerge"
+    )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"sigmerge {version('sigmerge')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Say which version."),
+    ] = False,
+) -> None:
+    pass
+
 
 RecipeFile = Annotated[Path, typer.Argument(help="YAML recipe, in mergekit's dialect.")]
 OutFolder = Annotated[Path, typer.Argument(help="New folder for the result.")]
@@ -37,6 +89,20 @@ Nonfinite = Annotated[
     bool, typer.Option("--allow-nonfinite", help="Let NaN and infinity in inputs pass.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Override the recipe's seed.")]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that checkpoints bring along.")
+]
+
+
+class Device(StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+CaptureDevice = Annotated[
+    Device | None,
+    typer.Option("--device", help="Where exemplars pass through experts; else as the recipe says."),
+]
 
 
 SuiteName = Annotated[
@@ -53,8 +119,10 @@ Anchor = Annotated[
 
 
 @app.command(
-    epilog="Examples:  sigmerge merge recipe.yaml merged/   |   "
-    "sigmerge merge recipe.yaml merged/ --dry-run"
+    epilog=_examples(
+        "sigmerge merge recipe.yaml merged/ --dry-run", "sigmerge merge recipe.yaml merged/"
+    )
+    + RECIPE
 )
 def merge(
     recipe: RecipeFile,
@@ -66,6 +134,8 @@ def merge(
     seed: Seed = None,
     allow_pickle: Pickle = False,
     allow_nonfinite: Nonfinite = False,
+    device: CaptureDevice = None,
+    trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Merge the checkpoints a recipe names into one new folder.
@@ -76,10 +146,9 @@ def merge(
     from sigmerge.checkpoints.writer import check_target
     from sigmerge.commands import merge as verb
     from sigmerge.commands.options import Options
-    from sigmerge.recipe import load_recipe
 
-    loaded = load_recipe(recipe, seed=seed)
-    how = _how(threads, overwrite, allow_pickle, allow_nonfinite)
+    loaded = _recipe(recipe, seed, device)
+    how = _how(threads, overwrite, allow_pickle, allow_nonfinite, trust_remote_code)
     how["max_shard_size"] = max_shard_size
     if dry_run and loaded.search:
         from sigmerge.commands.search import Settings, plan_search
@@ -99,8 +168,10 @@ def merge(
 
 
 @app.command(
-    epilog="Examples:  sigmerge capture recipe.yaml   |   "
-    "sigmerge capture recipe.yaml --expert math --out statistics/"
+    epilog=_examples(
+        "sigmerge capture recipe.yaml",
+        "sigmerge capture recipe.yaml --expert math --out statistics/",
+    )
 )
 def capture(
     recipe: RecipeFile,
@@ -113,10 +184,13 @@ def capture(
     threads: Threads = 0,
     dry_run: DryRun = False,
     allow_pickle: Pickle = False,
+    device: CaptureDevice = None,
+    trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Measure on each expert's own exemplars what the recipe's operator needs to know.
+    """Measure the statistics that the recipe's operator needs.
 
+    Each expert is shown its own exemplars.
     `merge` does this by itself; alone it can be split over machines. What is there already is not
     measured again. Statistics made elsewhere are used when they lie beside the pool, or in the
     folder that the recipe's capture: section names.
@@ -124,38 +198,38 @@ def capture(
     from sigmerge.commands.capture import capture as verb
 
     with show.progress(as_json) as progress:
-        how = _how(threads, False, allow_pickle)
-        result = verb(
-            recipe, experts=expert or (), out=out, dry_run=dry_run, progress=progress, **how
-        )
+        how = _how(threads, False, allow_pickle, trust=trust_remote_code)
+        how |= {"experts": expert or (), "out": out, "dry_run": dry_run, "progress": progress}
+        result = verb(_recipe(recipe, None, device), **how)
     show.emit(result, as_json, show.capture_lines)
 
 
-@app.command(epilog="Example:  sigmerge profile recipe.yaml")
+@app.command(epilog=_examples("sigmerge profile recipe.yaml"))
 def profile(
     recipe: RecipeFile,
     threads: Threads = 0,
     allow_pickle: Pickle = False,
     allow_nonfinite: Nonfinite = False,
+    trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Measure how contested every layer is, and the capacity that leaves it.
+    """Measure how contested each layer is, and its capacity.
 
     Needs no anchor; computed once per pool and kept beside it.
     """
     from sigmerge.commands.profile import profile as verb
 
     with show.progress(as_json) as progress:
-        how = _how(threads, False, allow_pickle, allow_nonfinite)
+        how = _how(threads, False, allow_pickle, allow_nonfinite, trust_remote_code)
         result = verb(recipe, progress=progress, **how)
     show.emit(result, as_json, show.profile_lines)
 
 
-@app.command(epilog="Example:  sigmerge deficits recipe.yaml --anchor merged/")
+@app.command(epilog=_examples("sigmerge deficits recipe.yaml --anchor merged/"))
 def deficits(
     recipe: RecipeFile, anchor: Anchor = None, threads: Threads = 0, as_json: Json = False
 ) -> None:
-    """Measure what an anchor lost on every domain, and the share of capacity that gives it."""
+    """Measure what an anchor lost per domain, and the shares."""
     from sigmerge.commands.repair import deficits as verb
 
     with show.progress(as_json) as progress:
@@ -164,8 +238,10 @@ def deficits(
 
 
 @app.command(
-    epilog="Examples:  sigmerge repair recipe.yaml repaired/ --anchor merged/   |   "
-    "sigmerge repair --plan repaired/sigmerge/plan.json again/"
+    epilog=_examples(
+        "sigmerge repair recipe.yaml repaired/ --anchor merged/",
+        "sigmerge repair --plan repaired/sigmerge/plan.json again/",
+    )
 )
 def repair(
     paths: Annotated[list[Path], typer.Argument(help="RECIPE OUT, or OUT alone with --plan.")],
@@ -178,16 +254,20 @@ def repair(
     dry_run: DryRun = False,
     allow_pickle: Pickle = False,
     allow_nonfinite: Nonfinite = False,
+    trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Repair a stored merge: give every domain back what the merge took, within a budget."""
+    """Give a stored merge back what it took from each domain.
+
+    The anchor is a checkpoint that any tool made from the recipe's pool.
+    """
     from sigmerge.commands import repair as verb
     from sigmerge.commands.options import Options
     from sigmerge.recipe import load_recipe
 
     if len(paths) != (1 if plan else 2):
         raise typer.BadParameter("give OUT alone with --plan, otherwise RECIPE and OUT")
-    how = _how(threads, overwrite, allow_pickle, allow_nonfinite)
+    how = _how(threads, overwrite, allow_pickle, allow_nonfinite, trust_remote_code)
     if dry_run and not plan:
         described = verb.describe(load_recipe(paths[0]), Options(**how))
         show.emit(described, as_json, show.repair_plan_lines)
@@ -201,7 +281,7 @@ def repair(
     show.emit(result, as_json, show.result_lines)
 
 
-@app.command(epilog="Example:  sigmerge run recipe.yaml run/")
+@app.command(epilog=_examples("sigmerge run recipe.yaml run/"))
 def run(
     recipe: RecipeFile,
     out: OutFolder,
@@ -209,20 +289,27 @@ def run(
     threads: Threads = 0,
     allow_pickle: Pickle = False,
     allow_nonfinite: Nonfinite = False,
+    device: CaptureDevice = None,
+    trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Merge, score, profile, repair, score again on disjoint items, and write the report."""
+    """Merge, score, repair, score again, and write a report.
+
+    The last scores are of items that no step before has seen, where the recipe can have them.
+    """
     from sigmerge.commands.run import run as verb
 
     with show.progress(as_json) as progress:
-        how = _how(threads, overwrite, allow_pickle, allow_nonfinite)
-        result = verb(recipe, out, progress=progress, **how)
+        how = _how(threads, overwrite, allow_pickle, allow_nonfinite, trust_remote_code)
+        result = verb(_recipe(recipe, None, device), out, progress=progress, **how)
     show.emit(result, as_json, show.run_lines)
 
 
 @app.command(
-    epilog="Examples:  sigmerge search recipe.yaml found/   |   "
-    "sigmerge search recipe.yaml found/ --population 25 --generations 7"
+    epilog=_examples(
+        "sigmerge search recipe.yaml found/",
+        "sigmerge search recipe.yaml found/ --population 25 --generations 7",
+    )
 )
 def search(
     recipe: RecipeFile,
@@ -252,7 +339,7 @@ def search(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Search the coefficients of a merge by evolution on a few labelled items (MERGE³).
+    """Search a merge's coefficients by evolution (MERGE³).
 
     Searches linear, task_arithmetic, ties or dare_ties, as the recipe says; options go before its
     search: section. Interrupted, the same command replays what was evaluated and goes on.
@@ -281,14 +368,14 @@ def search(
     show.emit(result, as_json, show.search_lines)
 
 
-@app.command(epilog="Example:  sigmerge demo")
+@app.command(epilog=_examples("sigmerge demo"))
 def demo(
     out: Annotated[Path, typer.Argument(help="Folder for the results.")] = Path("demo-out"),
     overwrite: Overwrite = False,
     threads: Threads = 0,
     as_json: Json = False,
 ) -> None:
-    """Merge and repair the embedded five-domain pool with every anchor, and write the page.
+    """Merge and repair the embedded pool with every anchor.
 
     The pool is a bench with synthetic domains, small enough for a laptop; it claims nothing about
     large models.
@@ -308,7 +395,7 @@ def demo(
 
 
 @app.command(
-    epilog="Example:  sigmerge evaluate merged/ --suite mergebench --split evaluation --data data/"
+    epilog=_examples("sigmerge evaluate merged/ --suite mergebench --split evaluation --data data/")
 )
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder to score.")],
@@ -376,7 +463,7 @@ def evaluate(
 
 
 @app.command(
-    epilog="Example:  sigmerge aggregate merged.json repaired.json --expert math=math.json"
+    epilog=_examples("sigmerge aggregate merged.json repaired.json --expert math=math.json")
 )
 def aggregate(
     files: Annotated[list[Path], typer.Argument(help="Result files of sigmerge evaluate.")],
@@ -385,7 +472,7 @@ def aggregate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Put results side by side: domain scores, macro score, submetrics, gaps to the experts."""
+    """Put results side by side, with gaps to the experts."""
     from sigmerge.commands.aggregate import aggregate as verb
     from sigmerge.evaluation import lines
 
@@ -399,7 +486,7 @@ splits = typer.Typer(no_args_is_help=True, help="Fix and check which records cal
 app.add_typer(splits, name="splits")
 
 
-@splits.command("build", epilog="Example:  sigmerge splits build splits.json --data benchmarks/")
+@splits.command("build", epilog=_examples("sigmerge splits build splits.json --data benchmarks/"))
 def splits_build(
     file: Annotated[Path, typer.Argument(help="Split file to write.")],
     suite: SuiteName = "mergebench",
@@ -407,14 +494,14 @@ def splits_build(
     hub: UseHub = False,
     as_json: Json = False,
 ) -> None:
-    """Divide every benchmark 20/80, and draw each domain's calibration items."""
+    """Divide every benchmark 20/80, and draw calibration items."""
     from sigmerge.commands.splits import build
     from sigmerge.evaluation import lines
 
     show.emit(build(suite, file, data=data, hub=hub), as_json, lines.split_lines)
 
 
-@splits.command("verify", epilog="Example:  sigmerge splits verify splits.json --data benchmarks/")
+@splits.command("verify", epilog=_examples("sigmerge splits verify splits.json --data benchmarks/"))
 def splits_verify(
     file: Annotated[Path, typer.Argument(help="Split file to check.")],
     suite: SuiteName = "mergebench",
@@ -422,7 +509,7 @@ def splits_verify(
     hub: UseHub = False,
     as_json: Json = False,
 ) -> None:
-    """Check a split file: counts, disjointness, sums and the source data."""
+    """Check a split file against itself and the source data."""
     from sigmerge.commands.splits import verify
     from sigmerge.evaluation import lines
 
@@ -430,20 +517,20 @@ def splits_verify(
 
 
 nano = typer.Typer(
-    help="The embedded five-domain pool: train one, check one, study the repair on several.",
+    help="The embedded five-domain pool: train, check, compare, study.",
     no_args_is_help=True,
 )
 app.add_typer(nano, name="nano")
 
 
-@nano.command(epilog="Example:  sigmerge nano train my-pool/ --seed 3")
+@nano.command(epilog=_examples("sigmerge nano train my-pool/ --seed 3"))
 def train(
     out: OutFolder,
     seed: Annotated[int, typer.Option("--seed", help="Decides the facts and the training.")] = 0,
     size: Annotated[str, typer.Option("--size", help="mini, nano, 6.7M or 26M.")] = "nano",
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
 ) -> None:
-    """Train a reference and five experts from a seed, as ordinary checkpoint folders."""
+    """Train a reference and five experts from a seed."""
     from sigmerge.nano.train import train as verb
 
     with show.progress(False) as progress:
@@ -451,7 +538,7 @@ def train(
     typer.echo(f"pool: {pool}")
 
 
-@nano.command(epilog="Example:  sigmerge nano verify")
+@nano.command(epilog=_examples("sigmerge nano verify"))
 def verify(
     pool: Annotated[Path | None, typer.Argument(help="A pool; the shipped one by default.")] = None,
 ) -> None:
@@ -462,13 +549,13 @@ def verify(
     typer.echo(f"{verb(pool or POOL)} files as they should be")
 
 
-@nano.command(epilog="Example:  sigmerge nano compare pool-0 --out methods/")
+@nano.command(epilog=_examples("sigmerge nano compare pool-0 --out methods/"))
 def compare(
     pool: Annotated[Path | None, typer.Argument(help="A pool; the shipped one by default.")] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("methods"),
     threads: Threads = 0,
 ) -> None:
-    """Make all twelve methods on a pool, and the repair on each anchor: scores and costs."""
+    """Make all twelve methods on a pool: scores and costs."""
     from sigmerge.commands.nano import compare as verb
     from sigmerge.commands.options import Options
     from sigmerge.nano.files import POOL
@@ -479,7 +566,7 @@ def compare(
     typer.echo(result["table"])
 
 
-@nano.command(epilog="Example:  sigmerge nano study pool-0 pool-1 pool-2 --out study/")
+@nano.command(epilog=_examples("sigmerge nano study pool-0 pool-1 pool-2 --out study/"))
 def study(
     pools: Annotated[list[Path], typer.Argument(help="Folders made by `sigmerge nano train`.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for cells and tables.")] = Path(
@@ -491,7 +578,7 @@ def study(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per random control.")] = 1,
     threads: Threads = 0,
 ) -> None:
-    """Repair every anchor with every variant on every pool, and say what each keeps of the gain.
+    """Repair every anchor with every variant on every pool.
 
     Interrupted, the same command goes on with the cells that are missing.
     """
@@ -511,6 +598,7 @@ def _how(
     overwrite: bool = False,
     allow_pickle: bool = False,
     allow_nonfinite: bool = False,
+    trust: bool = False,
 ) -> dict[str, Any]:
     from sigmerge.engine.stream import default_threads
 
@@ -519,15 +607,28 @@ def _how(
         "overwrite": overwrite,
         "allow_pickle": allow_pickle,
         "allow_nonfinite": allow_nonfinite,
+        "trust_remote_code": trust,
     }
 
 
-@app.command(epilog="Examples:  sigmerge operators   |   sigmerge operators ties")
+def _recipe(file: Path, seed: int | None, device: Device | None) -> Any:
+    """A recipe, with what the command line says otherwise."""
+    from dataclasses import replace
+
+    from sigmerge.recipe import load_recipe
+
+    loaded = load_recipe(file, seed=seed)
+    if device is None:
+        return loaded
+    return replace(loaded, capture=loaded.capture.model_copy(update={"device": device.value}))
+
+
+@app.command(epilog=_examples("sigmerge operators", "sigmerge operators ties"))
 def operators(
     name: Annotated[str | None, typer.Argument(help="Show only this operator.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the merge operators with their parameters, defaults and papers."""
+    """List the merge operators, their parameters and papers."""
     from sigmerge.operators.table import OPERATORS, operator
 
     rows = [show.operator_row(operator(key)) for key in ([name] if name else OPERATORS)]
@@ -538,18 +639,35 @@ def main() -> None:
     try:
         app(standalone_mode=False)
     except SigmergeError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         typer.echo("interrupted; the same command continues from the finished blocks", err=True)
         sys.exit(130)
+    except BrokenPipeError:  # as in `sigmerge operators | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        _fail(f"{error.filename or 'a file'}: {error.strerror or error}.", 1)
+    except MemoryError:
+        _fail("Out of memory. Fewer --threads need less; --dry-run says how much.", 1)
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "show"):
             error.show()
             sys.exit(2)
-        raise
+        if "SIGMERGE_DEBUG" in os.environ:
+            raise
+        _fail(
+            f"{type(error).__name__}: {error}\nThis is a fault of sigmerge, not of your input. "
+            "SIGMERGE_DEBUG=1 shows where it happened; please report it with that.",
+            1,
+        )
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"error: {message}", err=True)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
