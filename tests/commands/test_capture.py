@@ -245,13 +245,13 @@ def test_an_expert_without_tokenizer_takes_the_references(pool: Path) -> None:
     (pool / "math/tokenizer_config.json").unlink()
     loaded = sigmerge.load_recipe(recipe(pool, "cat"))
     opened, _ = open_merge_pool(loaded, Options())
-    assert plan_captures(loaded, opened)[0].tokenizer == pool / "reference"
+    assert plan_captures(loaded, opened, Options())[0].tokenizer == pool / "reference"
     soup = recipe(pool, "regmean")
     del soup["base_model"]
     loaded = sigmerge.load_recipe(soup)
     opened, _ = open_merge_pool(loaded, Options())
     with pytest.raises(RecipeError, match="math: no tokenizer in"):
-        plan_captures(loaded, opened)
+        plan_captures(loaded, opened, Options())
 
 
 def test_singular_grams_are_an_error_if_asked(pool: Path, tmp_path: Path) -> None:

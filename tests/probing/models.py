@@ -29,7 +29,23 @@ CONFIGS: dict[str, Any] = {
     "gpt_neox": lambda: transformers.GPTNeoXConfig(
         **{n: v for n, v in SHAPE.items() if n != "num_key_value_heads"}
     ),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=24,
+        n_embd=16,
+        n_layer=3,
+        n_head=2,
+        n_positions=64,
+        bos_token_id=1,
+        eos_token_id=1,
+    ),
 }
+MIXTURES: dict[str, Any] = {
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **SHAPE, head_dim=8, num_local_experts=3, num_experts_per_tok=2
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(**SHAPE, num_local_experts=3),
+}
+"""Experts in one tensor of three dimensions; Mixtral's are stored apart and joined on loading."""
 
 
 def write_tokenizer(folder: Path, words: list[str] = WORDS) -> None:
@@ -47,7 +63,7 @@ def write_expert(
     """A random model, or one near another's weights."""
     if near is None:
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(CONFIGS[family]())
+        model = transformers.AutoModelForCausalLM.from_config({**CONFIGS, **MIXTURES}[family]())
         spread = 0.3  # defaults are so small that blocks hardly act
     else:
         model = transformers.AutoModelForCausalLM.from_pretrained(near, dtype=torch.float32)

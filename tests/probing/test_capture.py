@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from transformers.pytorch_utils import Conv1D  # noqa: E402
+
 from sigmerge.checkpoints.folder import open_checkpoint  # noqa: E402
 from sigmerge.checkpoints.statistics import StatisticsFolders, finish  # noqa: E402
 from sigmerge.errors import PoolError, RecipeError  # noqa: E402
@@ -66,7 +68,8 @@ def in_one_go(folder: Path, tokens: list[Tokens]) -> tuple[dict[str, Any], dict[
         return hook
 
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and "lm_head" not in name and "embed" not in name:
+        linear_layer = isinstance(module, torch.nn.Linear | Conv1D)
+        if linear_layer and "lm_head" not in name and "embed" not in name:
             module.register_forward_hook(linear(f"{name}.weight"), with_kwargs=True)
         if "Norm" in type(module).__name__:
             module.register_forward_hook(norm(f"{name}.weight"), with_kwargs=True)
@@ -201,13 +204,13 @@ def test_scale_moves_the_network_between_reference_and_expert(llama: Path, tmp_p
 
 def test_weights_are_loaded_block_by_block(llama: Path, tmp_path: Path) -> None:
     """At no time are two blocks' weights in memory."""
-    from sigmerge.probing.skeleton import Skeleton
+    from sigmerge.probing.skeleton import HEAD, Skeleton
 
     expert = open_checkpoint(llama)
     model = Skeleton(expert, reader(expert))
 
     def held() -> int:
-        parts = [*model.blocks, model._body]
+        parts = [*model.blocks, model._parts[HEAD][0]]
         return sum(p.numel() for m in parts for p in m.parameters() if p.device.type != "meta")
 
     small = held()
@@ -222,14 +225,42 @@ def test_weights_are_loaded_block_by_block(llama: Path, tmp_path: Path) -> None:
     assert held() == 0
 
 
-def test_families_without_linear_modules_keep_what_can_be_measured(tmp_path: Path) -> None:
-    """GPT-2 has transposed weights of its own kind: its norms are measured, its matrices not."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=2, n_positions=64)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "gpt2")
-    found = features(tmp_path / "gpt2", tokens_of(), tmp_path / "out")
-    assert found.measured("transformer.h.0.ln_1.weight") == "energy"
-    assert found.measured("transformer.h.0.attn.c_attn.weight") == ""
+def test_transposed_weights_are_marked(expert: Path, tmp_path: Path) -> None:
+    found = features(expert, tokens_of(), tmp_path / "out")
+    named = [n for n in open_checkpoint(expert).tensors if found.measured(n) == "gram"]
+    assert {found.transposed(name) for name in named} == {"gpt2" in str(expert)}
+
+
+def test_stacked_experts_of_a_mixture_are_not_measured(tmp_path: Path) -> None:
+    """The layers around them are. Experts that are joined on loading are refused by name."""
+    models.write_expert(tmp_path / "moe", "gpt_oss")
+    found = features(tmp_path / "moe", tokens_of(), tmp_path / "out")
+    assert found.measured("model.layers.0.self_attn.q_proj.weight") == "gram"
+    assert found.measured("model.layers.0.mlp.experts.gate_up_proj") == ""
+    models.write_expert(tmp_path / "mixtral", "mixtral")
+    with pytest.raises(PoolError, match=r"layers\.0\.mlp\.gate\.weight, which is not stored"):
+        features(tmp_path / "mixtral", tokens_of(), tmp_path / "none")
+
+
+def test_a_layer_that_only_some_texts_reach() -> None:
+    """A mixture of plain linear layers: each has the Gram of the tokens that came to it."""
+    from sigmerge.engine.stream import Workers
+    from sigmerge.probing.capture import Seen, Sums
+
+    rng = np.random.default_rng(0)
+    inputs = {0: torch.tensor(rng.standard_normal((4, 3))), 1: torch.ones((2, 3))}
+    sums = Sums(Workers(1))
+    for text in ((0,), (0, 1), (1,)):
+        seen = Seen(9, False)
+        for routed in text:
+            rows = inputs[routed].clone()
+            for name in ("gate", "up"):
+                seen.linear(f"{routed}.{name}", rows, False)
+        sums.add([seen])
+    assert sums.shared == {f"{e}.{n}": (f"{e}.gate", False) for e in (0, 1) for n in ("gate", "up")}
+    assert dict(sums.rows) == {"0.gate": 8, "1.gate": 4}
+    wanted = np.triu(2 * (inputs[0].T @ inputs[0]).numpy())
+    np.testing.assert_allclose(np.triu(sums.grams["0.gate"].numpy()), wanted)
 
 
 # Fisher
@@ -257,13 +288,14 @@ def by_autograd(folder: Path, tokens: list[Tokens], labels: str) -> dict[str, An
 
 
 def fisher(folder: Path, tokens: list[Tokens], out: Path, **how: Any) -> StatisticsFolders:
-    norm = capture_fisher(open_checkpoint(folder), tokens, out, **how)
+    expert = open_checkpoint(folder)
+    norm = capture_fisher(expert, reader(expert), tokens, out, **how)
     finish(out, {"norm": norm})
     return StatisticsFolders({"e": out})
 
 
 @pytest.mark.parametrize("labels", ["argmax", "data"])
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_oss"])
 def test_fisher_equals_a_loop_of_backward_passes(family: str, labels: str, tmp_path: Path) -> None:
     models.write_expert(tmp_path / "expert", family)
     tokens = tokens_of()
@@ -275,7 +307,7 @@ def test_fisher_equals_a_loop_of_backward_passes(family: str, labels: str, tmp_p
         assert found.measured(name) == "fisher"
         got = found.fisher("e", name, 0, values.size).reshape(values.shape)
         np.testing.assert_allclose(got, values, rtol=1e-3, atol=1e-6 * values.max())
-        np.testing.assert_array_equal(found.fisher("e", name, 3, 7), got.ravel()[3:7])
+        np.testing.assert_array_equal(found.fisher("e", name, 1, 2), got.ravel()[1:2])
     total = np.sqrt(sum(np.square(values).sum() for values in wanted.values()))
     assert found.fisher_norm("e") == pytest.approx(total, rel=1e-4)
 
@@ -302,6 +334,53 @@ def test_sampled_labels_follow_the_seed_and_threads_change_nothing(
         fisher(llama, tokens, tmp_path / name, labels="sampled", **how)
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
     assert files_of(tmp_path / "a") != files_of(tmp_path / "c")
+
+
+def test_a_resumed_fisher_ends_in_the_same_bytes(llama: Path, tmp_path: Path) -> None:
+    tokens = tokens_of()
+    fisher(llama, tokens, tmp_path / "whole")
+
+    def stop(done: int, total: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fisher(llama, tokens, tmp_path / "parts", progress=stop)
+    assert sorted(files_of(tmp_path / "parts")) == [
+        "layer-00001.safetensors",
+        "layer-00002.safetensors",
+    ]
+    before = (tmp_path / "parts/layer-00002.safetensors").stat().st_mtime_ns
+    again = fisher(llama, tokens, tmp_path / "parts")
+    assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
+    assert (tmp_path / "parts/layer-00002.safetensors").stat().st_mtime_ns == before
+    assert again.fisher_norm("e") == StatisticsFolders({"e": tmp_path / "whole"}).fisher_norm("e")
+
+
+def test_fisher_never_holds_two_blocks(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a tensor is read, no other block has weights; each is read on both ways."""
+    from sigmerge.probing import fisher as module
+
+    expert, made, reads = open_checkpoint(llama), [], []
+
+    class Kept(module.Skeleton):
+        def __init__(self, *args: Any, **how: Any) -> None:
+            super().__init__(*args, **how)
+            made.append(self)
+
+    def read(name: str) -> Any:
+        for i, block in enumerate(made[0].blocks):
+            matrices = [p for p in block.parameters() if p.ndim == 2 and p.device.type != "meta"]
+            assert i == expert.stack.block_of(name) or not matrices
+        reads.append(name)
+        return reader(expert)(name)
+
+    monkeypatch.setattr(module, "Skeleton", Kept)
+    capture_fisher(expert, read, tokens_of(), tmp_path / "out")
+    inside = [name for name in expert.tensors if expert.stack.block_of(name) is not None]
+    assert all(reads.count(name) == 2 for name in inside) and len(inside) == 27
 
 
 # Exemplars

@@ -63,6 +63,16 @@ def write_block(file: Path, entries: Mapping[str, Entry], arrays: Mapping[str, A
     partial.replace(file)
 
 
+def norm_of(folder: Path) -> float:
+    """The Euclidean norm of all that a folder's files hold, one tensor in memory at a time."""
+    total = 0.0
+    for file in sorted(folder.glob("*.safetensors")):
+        for stored in read_header(file).values():
+            values = _values(stored).astype(np.float64)
+            total += float(values @ values)
+    return float(np.sqrt(total))
+
+
 def packed(gram: Array) -> Array:
     """The upper triangle, row after row."""
     return np.concatenate([row[i:] for i, row in enumerate(gram)])
@@ -138,10 +148,13 @@ class StatisticsFolders:
             return self._made[inputs, key]
 
     def _read(self, expert: str, tensor: str, start: int = 0, stop: int | None = None) -> Array:
-        stored = self._tensors[expert][self._entries[expert][tensor].stored]
-        dtype = np.dtype(np.float64 if stored.dtype == "F64" else np.float32)
-        count = (stored.size if stop is None else stop) - start
-        return np.fromfile(stored.file, dtype, count, offset=stored.begin + start * dtype.itemsize)
+        return _values(self._tensors[expert][self._entries[expert][tensor].stored], start, stop)
+
+
+def _values(stored: Tensor, start: int = 0, stop: int | None = None) -> Array:
+    dtype = np.dtype(np.float64 if stored.dtype == "F64" else np.float32)
+    count = (stored.size if stop is None else stop) - start
+    return np.fromfile(stored.file, dtype, count, offset=stored.begin + start * dtype.itemsize)
 
 
 def finish(folder: Path, content: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,9 @@ def capture(
         known = ", ".join(loaded.experts)
         raise RecipeError(f"No expert is called {unknown[0]!r}; there are: {known}.")
     pool, _ = open_merge_pool(loaded, options)
-    planned = [c for c in plan_captures(loaded, pool) if not experts or c.expert in experts]
+    planned = [
+        c for c in plan_captures(loaded, pool, options) if not experts or c.expert in experts
+    ]
     places = folders(planned, loaded, pool, options, Path(out) if out else None)
     states = {n: "there already" if is_finished(place) else "to do" for n, place in places.items()}
     if not dry_run:
@@ -66,7 +69,7 @@ def capture(
     ]}  # fmt: skip
 
 
-def plan_captures(recipe: Recipe, pool: Pool) -> list[Capture]:
+def plan_captures(recipe: Recipe, pool: Pool, options: Options) -> list[Capture]:
     """Every check that needs no model: exemplars can be read, tokenizers agree."""
     assert recipe.operator is not None
     planned, problems = [], []
@@ -85,16 +88,16 @@ def plan_captures(recipe: Recipe, pool: Pool) -> list[Capture]:
         planned.append(Capture(model.name, recipe.operator.needs, checkpoint, home, shown))
     if problems:
         raise RecipeError("The experts cannot be shown their exemplars:", problems)
-    _check_tokenizers(planned)
+    _check_tokenizers(planned, options.trust_remote_code)
     return planned
 
 
-def _check_tokenizers(planned: Sequence[Capture]) -> None:
+def _check_tokenizers(planned: Sequence[Capture], trust: bool) -> None:
     """Equal files are equal tokenizers; only where files differ the vocabularies are compared."""
     main = {c.expert: c.tokenizer / "tokenizer.json" for c in planned}
     files = [file for file in main.values() if file.exists()]
     if len(files) < len(main) or len(set(sha256(files).values())) > 1:
-        check_same_vocabulary({c.expert: c.tokenizer for c in planned})
+        check_same_vocabulary({c.expert: c.tokenizer for c in planned}, trust)
 
 
 def folders(
@@ -125,6 +128,7 @@ def _key(planned: Capture, recipe: Recipe, pool: Pool, options: Options) -> str:
         [f"{file.name} {digests[file]}" for file in files],
         [list(asdict(exemplar).values()) for exemplar in planned.exemplars],
         settings.max_length,
+        settings.device,
     ]
     if planned.kind == "features":
         content += [settings.skip_bos, settings.scale]
@@ -138,6 +142,10 @@ def _key(planned: Capture, recipe: Recipe, pool: Pool, options: Options) -> str:
 
 def _weights(checkpoint: Checkpoint, options: Options) -> list[str]:
     return sorted(sha256(checkpoint.files, options.threads).values())
+
+
+def _versions() -> dict[str, str]:
+    return {library: version(library) for library in ("torch", "transformers")}
 
 
 def run_captures(
@@ -158,28 +166,40 @@ def run_captures(
 def _run(planned: Capture, recipe: Recipe, pool: Pool, options: Options, folder: Path) -> None:
     settings = recipe.capture
     answers = planned.kind == "fisher" and settings.labels == "data"
-    tokens = tokenize(planned.tokenizer, planned.exemplars, settings.max_length, answers=answers)
+    trust = options.trust_remote_code
+    tokens = tokenize(
+        planned.tokenizer, planned.exemplars, settings.max_length, answers=answers, trust=trust
+    )
     about: dict[str, Any] = {"expert": planned.expert, "kind": planned.kind,
                              "exemplars": len(tokens),
-                             "tokens": sum(len(row.ids) for row in tokens)}  # fmt: skip
+                             "tokens": sum(len(row.ids) for row in tokens),
+                             "device": settings.device, **_versions()}  # fmt: skip
 
     def progress(done: int, total: int) -> None:
         options.progress(f"capturing {planned.expert}", done, total)
 
+    from sigmerge.probing.skeleton import reader
+
+    how: dict[str, Any] = {
+        "threads": options.threads,
+        "device": settings.device,
+        "trust": trust,
+        "progress": progress,
+    }
     if planned.kind == "features":
         from sigmerge.probing.capture import capture_features
-        from sigmerge.probing.skeleton import reader
 
         reference = pool.reference if settings.scale != 1 else None
         read = reader(planned.checkpoint, reference, settings.scale)
-        capture_features(planned.checkpoint, read, tokens, folder, skip_bos=settings.skip_bos,
-                         threads=options.threads, progress=progress)  # fmt: skip
+        capture_features(
+            planned.checkpoint, read, tokens, folder, skip_bos=settings.skip_bos, **how
+        )
     elif planned.kind == "fisher":
         from sigmerge.probing.fisher import capture_fisher
 
-        about["norm"] = capture_fisher(planned.checkpoint, tokens, folder, labels=settings.labels,
-                                       seed=recipe.seed, threads=options.threads,
-                                       progress=progress)  # fmt: skip
+        read = reader(planned.checkpoint)
+        how |= {"labels": settings.labels, "seed": recipe.seed}
+        about["norm"] = capture_fisher(planned.checkpoint, read, tokens, folder, **how)
     else:
         raise PoolError(f"{recipe.method} needs {planned.kind!r}, which nothing measures.")
     finish(folder, about)

@@ -190,7 +190,7 @@ def plan_merge(recipe: Recipe, options: Options) -> MergeJob:
     if operator.needs:
         from sigmerge.commands.capture import plan_captures
 
-        captures = plan_captures(recipe, pool)
+        captures = plan_captures(recipe, pool, options)
         exemplars = {planned.expert: len(planned.exemplars) for planned in captures}
     return MergeJob(recipe, operator, pool, sites, layout, exemplars)
 
@@ -199,7 +199,7 @@ def _with_statistics(job: MergeJob, options: Options) -> MergeJob:
     """The job with what its operator needs to know, captured now or earlier."""
     from sigmerge.commands.capture import plan_captures, run_captures
 
-    captures = plan_captures(job.recipe, job.pool)
+    captures = plan_captures(job.recipe, job.pool, options)
     statistics = StatisticsFolders(run_captures(captures, job.recipe, job.pool, options))
     sites = {
         name: replace(

@@ -30,6 +30,8 @@ class Options:
     overwrite: bool = False
     allow_pickle: bool = False
     allow_nonfinite: bool = False
+    trust_remote_code: bool = False
+    """Whether a checkpoint's own Python code may be run to load it."""
     progress: Progress = silent
 
 

@@ -165,7 +165,7 @@ def _representation(probe_file: Path, pool: Pool, options: Options) -> np.ndarra
                     *(f"{file.name} {digests[file]}" for file in files)])  # fmt: skip
         note = beside(pool.layout.path, f"gram-{key}.npy")
         if not note.exists():
-            gram = probe(expert.path, prompts)
+            gram = probe(expert.path, prompts, trust_remote_code=options.trust_remote_code)
             if len(gram) != pool.stack.depth:
                 raise PoolError(f"{name}: {len(gram)} blocks answered the probe, the tensor names "
                                 f"show {pool.stack.depth}.")  # fmt: skip

@@ -28,7 +28,7 @@ from sigmerge.checkpoints.statistics import Entry, block_file, packed, write_blo
 from sigmerge.engine.stream import Workers
 from sigmerge.errors import PoolError
 from sigmerge.probing.exemplars import Tokens
-from sigmerge.probing.skeleton import Call, Read, Skeleton
+from sigmerge.probing.skeleton import BODY, Call, Read, Skeleton
 from sigmerge.probing.threads import one_torch_thread
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def capture_features(
     *,
     skip_bos: bool = False,
     threads: int = 1,
+    device: str = "cpu",
+    trust: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> None:
     """One file of statistics per block into a folder; blocks that are there are not done again.
@@ -63,10 +65,12 @@ def capture_features(
     With `skip_bos` an exemplar's first token, on which models park huge activations, is left out of
     the sums. `progress` hears (blocks done, blocks in all).
     """
+    import torch
+
     folder.mkdir(parents=True, exist_ok=True)
-    _give_memory_back()
-    model = Skeleton(expert, read)
-    with one_torch_thread(), Workers(threads) as workers:
+    give_memory_back()
+    model = Skeleton(expert, read, device=device, trust=trust)
+    with one_torch_thread(), Workers(threads if device == "cpu" else 1) as workers:
         states, calls = model.enter(tokens)
         for i in range(len(model.blocks)):
             file = block_file(folder, i)
@@ -78,9 +82,9 @@ def capture_features(
                 sums.write(file)
             progress(i + 1, len(model.blocks))
         outside = Sums(workers)
-        with model.loaded(None) as body, _watching(body, partial(model.tensor, None), False):
+        with model.loaded(BODY) as body, _watching(body, partial(model.tensor, BODY), False):
             for row, state in zip(tokens, states, strict=True):
-                with _noted(len(row.ids), skip_bos) as seen:
+                with torch.inference_mode(), _noted(len(row.ids), skip_bos) as seen:
                     model.leave(body, row, state)
                 outside.add([seen])
         outside.write(block_file(folder, None))
@@ -151,7 +155,7 @@ class Seen:
 
     def norm(self, tensor: str, scaled: torch.Tensor) -> None:
         rows = self._counted(scaled)
-        self.energies[tensor] = rows.square().sum(dim=0).numpy(), len(rows)
+        self.energies[tensor] = rows.square().sum(dim=0).cpu().numpy(), len(rows)
 
     def _counted(self, x: torch.Tensor) -> torch.Tensor:
         """Rows that enter the sums. Norms of heads have several rows a token and keep them all."""
@@ -189,7 +193,9 @@ class Sums:
         import torch
 
         width = x.shape[1]
-        gram = self.grams.setdefault(name, torch.zeros(width, width, dtype=torch.float64))
+        if name not in self.grams:
+            self.grams[name] = torch.zeros(width, width, dtype=torch.float64, device=x.device)
+        gram = self.grams[name]
         self.rows[name] += len(x)
 
         def add(start: int) -> None:
@@ -203,7 +209,7 @@ class Sums:
         entries = {name: Entry("gram", first, self.rows[first], transposed)
                    for name, (first, transposed) in self.shared.items()}  # fmt: skip
         entries |= {name: Entry("energy", name, self.rows[name]) for name in self.energies}
-        arrays = {name: packed(gram.numpy()) for name, gram in self.grams.items()}
+        arrays = {name: packed(gram.cpu().numpy()) for name, gram in self.grams.items()}
         write_block(file, entries, {**arrays, **self.energies})
 
 
@@ -271,11 +277,12 @@ def takes_mean_out(norm: nn.Module) -> bool:
     import torch
 
     with torch.inference_mode():
-        row = torch.linspace(-1.0, 2.0, norm.weight.numel()).unsqueeze(0)  # type: ignore[union-attr, operator]
+        weight: Any = norm.weight
+        row = torch.linspace(-1.0, 2.0, weight.numel(), device=weight.device).unsqueeze(0)
         return bool(torch.allclose(norm(row), norm(row + 1.0), atol=1e-4))
 
 
-def _give_memory_back() -> None:
+def give_memory_back() -> None:
     """Large pieces of memory go back to the system as soon as they are free.
 
     glibc raises the size from which it does so as a program runs. Scratch of every block would then

@@ -54,24 +54,26 @@ def _exemplar(line: str, where: str) -> Exemplar:
     return Exemplar(prompt, response)
 
 
-def tokenizer_of(folder: Path) -> Any:
+def tokenizer_of(folder: Path, trust: bool = False) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise MissingExtra("transformers", "models", "A capture pass") from error
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=trust
+        )
     except (OSError, ValueError) as error:
         raise PoolError(f"{folder}: its tokenizer cannot be loaded ({error}).") from error
 
 
-def check_same_vocabulary(folders: Mapping[str, Path]) -> None:
+def check_same_vocabulary(folders: Mapping[str, Path], trust: bool = False) -> None:
     """Experts whose tokenizers differ were not shown the same language; they cannot be merged."""
     first, *rest = folders
-    words = tokenizer_of(folders[first]).get_vocab()
+    words = tokenizer_of(folders[first], trust).get_vocab()
     problems = []
     for name in rest:
-        other = tokenizer_of(folders[name]).get_vocab()
+        other = tokenizer_of(folders[name], trust).get_vocab()
         if other != words:
             count = len(dict(words.items() ^ other.items()))
             problems.append(f"{name}: {count} tokens differ from those of {first}")
@@ -80,10 +82,15 @@ def check_same_vocabulary(folders: Mapping[str, Path]) -> None:
 
 
 def tokenize(
-    folder: Path, exemplars: Sequence[Exemplar], max_length: int, *, answers: bool = False
+    folder: Path,
+    exemplars: Sequence[Exemplar],
+    max_length: int,
+    *,
+    answers: bool = False,
+    trust: bool = False,
 ) -> list[Tokens]:
     """Each exemplar cut to `max_length` tokens. With `answers`, some of a response must be left."""
-    tokenizer, rows = tokenizer_of(folder), []
+    tokenizer, rows = tokenizer_of(folder, trust), []
     for number, exemplar in enumerate(exemplars, start=1):
         prompt = tokenizer(exemplar.prompt)["input_ids"]
         response = []

@@ -11,7 +11,7 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.source import PoolSource
-from sigmerge.errors import MissingExtra, PoolError
+from sigmerge.errors import MissingExtra, PoolError, RecipeError
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.hidden import decoder_blocks
 
@@ -23,6 +23,8 @@ Read = Callable[[str], np.ndarray[Any, Any]]
 """From a tensor's name in the checkpoint to its float32 values."""
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """What a block is called with beside the hidden states: masks, positions."""
+Part = int | str
+BODY, HEAD = "body", "head"
 
 
 def reader(expert: Checkpoint, reference: Checkpoint | None = None, scale: float = 1.0) -> Read:
@@ -47,48 +49,106 @@ def reader(expert: Checkpoint, reference: Checkpoint | None = None, scale: float
 
 
 class Skeleton:
-    """The model of a checkpoint, its parts empty until their turn comes."""
+    """The model of a checkpoint, its parts empty until their turn comes.
 
-    def __init__(self, expert: Checkpoint, read: Read) -> None:
-        model = _empty_model(expert.path)
+    A part is called by the name of its block, or HEAD (all outside the blocks) or BODY (that
+    without the head, whose logits are never read by who measures features).
+    """
+
+    def __init__(
+        self, expert: Checkpoint, read: Read, *, device: str = "cpu", trust: bool = False
+    ) -> None:
+        self.device = checked_device(device)
+        model = _empty_model(expert.path, trust)
+        _move_constants(model, self.device)
         stack = decoder_blocks(model)
         names = {id(module): name for name, module in model.named_modules()}
         self._read, self._stored = read, StoredNames(names[id(stack)], expert)
-        self._body = model.base_model
-        self._lead = f"{names[id(self._body)]}." if names[id(self._body)] else ""
-        self._stack = names[id(stack)]
+        every = list(model.named_parameters(remove_duplicate=False))
+        first = {id(weight): name for name, weight in reversed(every)}
+        self._ties = {name: first[id(weight)] for name, weight in every}
+        body = model.base_model
+        self._parts: dict[Part, tuple[nn.Module, str]] = {
+            BODY: (body, names[id(body)]),
+            HEAD: (model, ""),
+        }
         self.blocks: list[nn.Module] = list(stack)
+        for i, block in enumerate(self.blocks):
+            self._parts[i] = block, f"{names[id(stack)]}.{i}"
         self._gates = [_gate(block) for block in self.blocks]
         for i, gate in enumerate(self._gates):
             stack[i] = gate
 
-    def tensor(self, block: int | None, local: str) -> str:
-        """The checkpoint's name of a parameter of a block, or of one outside the blocks."""
-        return self._stored(f"{self._lead if block is None else f'{self._stack}.{block}.'}{local}")
+    def tensor(self, part: Part, local: str) -> str:
+        """The checkpoint's name of a parameter of a part."""
+        return self._stored(self._ties[self._full(part, local)])
 
     @contextmanager
-    def loaded(self, block: int | None) -> Iterator[nn.Module]:
-        """A block, or everything outside the blocks but the head, with its weights."""
-        module = self._body if block is None else self.blocks[block]
-        _load(module, lambda local: self._read(self.tensor(block, local)))
+    def loaded(self, part: Part, gradients: bool = False) -> Iterator[nn.Module]:
+        """A part with its weights; with `gradients`, those can be asked for."""
+        import torch
+
+        module = self._parts[part][0]
+
+        def load(name: str, _: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(self._read(self._stored(name))).to(self.device)
+
+        self._fill(part, load, gradients)
         yield module
-        _unload(module)
+        self._fill(part, lambda _, value: value.detach().to("meta"))
+
+    def _fill(
+        self,
+        part: Part,
+        make: Callable[[str, torch.Tensor], torch.Tensor],
+        gradients: bool = False,
+    ) -> None:
+        """Other values for a part's parameters; one that stands in two places stays one."""
+        from torch import nn
+
+        module, made = self._parts[part][0], {}
+        for local, old in list(module.named_parameters(remove_duplicate=False)):
+            name = self._ties[self._full(part, local)]
+            if name not in made:
+                made[name] = nn.Parameter(make(name, old), requires_grad=gradients)
+            owner, _, attribute = local.rpartition(".")
+            setattr(module.get_submodule(owner), attribute, made[name])
+
+    def _full(self, part: Part, local: str) -> str:
+        return ".".join(filter(None, [self._parts[part][1], local]))
 
     def enter(self, tokens: Sequence[Tokens]) -> tuple[list[torch.Tensor], list[list[Call]]]:
         """Per exemplar the hidden states that enter the first block, and every block's call."""
+        import torch
+
         states, calls = [], []
-        with self.loaded(None) as body:
+        with self.loaded(BODY) as body, torch.no_grad():
             for row in tokens:
-                _run(body, row)
+                body(input_ids=self.ids(row), use_cache=False)
                 states.append(self._gates[0].hidden)
                 calls.append([gate.call for gate in self._gates])
         return states, calls
 
-    def leave(self, body: nn.Module, row: Tokens, state: torch.Tensor) -> None:
-        """Run what follows the blocks on what the last one gave."""
+    def leave(self, part: nn.Module, row: Tokens, state: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """Run what stands around the blocks: its output on what the last block gave, and what
+        enters the first."""
         for gate in self._gates:
             gate.answer = state
-        _run(body, row)
+        out = part(input_ids=self.ids(row), use_cache=False)
+        entering = self._gates[0].hidden
+        for gate in self._gates:
+            if any(tensor.requires_grad for tensor in _tensors(gate.call)):
+                raise PoolError(
+                    "Weights outside the blocks reach into them beside the hidden states; their "
+                    "gradients cannot be taken block by block."
+                )
+            gate.answer = gate.hidden = None
+        return out, entering
+
+    def ids(self, row: Tokens) -> torch.Tensor:
+        import torch
+
+        return torch.tensor([row.ids], device=self.device)
 
 
 class StoredNames:
@@ -112,7 +172,7 @@ class StoredNames:
         return stored
 
 
-def _empty_model(folder: Path) -> Any:
+def _empty_model(folder: Path, trust: bool) -> Any:
     """The model with its large parameters on no device, and its constants computed."""
     try:
         import torch
@@ -127,9 +187,13 @@ def _empty_model(folder: Path) -> Any:
             return func(*args, **{**(kwargs or {}), **where})
 
     try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        config = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=trust
+        )
         with EmptyIsNowhere():
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=trust
+            )
     except (OSError, ValueError) as error:
         raise PoolError(f"{folder} cannot be loaded for a capture pass: {error}") from error
     return model.eval().requires_grad_(False)
@@ -156,25 +220,35 @@ def _gate(block: nn.Module) -> Any:
     return Gate()
 
 
-def _run(body: nn.Module, row: Tokens) -> None:
+def _tensors(call: Any) -> Iterator[torch.Tensor]:
+    """The tensors among what a block is called with."""
     import torch
 
-    with torch.inference_mode():
-        body(input_ids=torch.tensor([row.ids]), use_cache=False)
+    if isinstance(call, torch.Tensor):
+        yield call
+    elif isinstance(call, tuple | list):
+        for value in call:
+            yield from _tensors(value)
+    elif isinstance(call, dict):
+        yield from _tensors(list(call.values()))
 
 
-def _load(module: nn.Module, read: Read) -> None:
+def _move_constants(model: nn.Module, device: str) -> None:
+    """What is computed and stored nowhere, such as rotary frequencies."""
+    for part in model.modules():
+        for name, value in part.named_buffers(recurse=False):
+            if value.device.type != "meta":
+                part._buffers[name] = value.to(device)
+
+
+def checked_device(device: str) -> str:
+    """A device that is there, or a clear error."""
     import torch
 
-    state = {name: torch.from_numpy(read(name)) for name, _ in module.named_parameters()}
-    module.load_state_dict(state, strict=False, assign=True)
-    module.requires_grad_(False)
-
-
-def _unload(module: nn.Module) -> None:
-    """Parameters go; constants such as rotary frequencies stay, for they are stored nowhere."""
-    from torch import nn
-
-    for part in module.modules():
-        for name, value in part.named_parameters(recurse=False):
-            setattr(part, name, nn.Parameter(value.to("meta"), requires_grad=False))
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise RecipeError(f"device: {device!r} is none; there are cpu and cuda.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise RecipeError("device: cuda is asked for, and torch finds none here; use cpu, or "
+                          "capture on a machine that has one.")  # fmt: skip
+    return device

@@ -27,7 +27,8 @@ class CaptureSection(_Strict):
     """The `capture:` section: how an operator that reads data gets its statistics.
 
     `limit` exemplars of each file are taken, from its top; all if it is not given. `scale` moves
-    the network that features come from to θ_ref + scale · Δ_k.
+    the network that features come from to θ_ref + scale · Δ_k. Another `device` gives statistics
+    that differ in the last bits, so each device has its own.
     """
 
     limit: int | None = Field(default=None, ge=1)
@@ -35,6 +36,7 @@ class CaptureSection(_Strict):
     skip_bos: bool = False
     scale: float = 1.0
     labels: Literal["argmax", "sampled", "data"] = "argmax"
+    device: Literal["cpu", "cuda"] = "cpu"
     folder: str | None = None
 
 
