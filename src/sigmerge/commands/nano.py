@@ -12,7 +12,7 @@ import yaml
 from sigmerge.commands.demo import ANCHORS
 from sigmerge.commands.options import Options
 from sigmerge.errors import PoolError
-from sigmerge.experiments.compare import Bench
+from sigmerge.experiments.compare import Bench, Row
 from sigmerge.experiments.compare import compare as compare_methods
 from sigmerge.experiments.compare import markdown as method_tables
 from sigmerge.experiments.grid import OURS, controls, run_grid
@@ -37,18 +37,21 @@ def study(
     return {"cells": len(cells), "table": markdown(cells), "out": str(out / "study.md")}
 
 
-def compare(pool: Path, out: Path, options: Options) -> dict[str, Any]:
-    """The seven anchors, each with the repair, and the five baselines on one pool; two tables."""
-    pool = pool.resolve()
+def compare(pools: Sequence[Path], out: Path, options: Options) -> dict[str, Any]:
+    """The seven anchors, each with the repair, and the five baselines; two tables over all pools."""
+    each = [_compare(pool.resolve(), out / pool.resolve().name, options) for pool in pools]
+    table = method_tables(each)
+    (out / "methods.md").write_text(table, encoding="utf-8")
+    return {"table": table, "out": str(out / "methods.md")}
+
+
+def _compare(pool: Path, out: Path, options: Options) -> list[Row]:
     recipes = _recipes(pool)
     labelled = sum(len(load_items("calibration", domain, pool)) for domain in DOMAINS)
     probes = len((pool / PROBE).read_text(encoding="utf-8").splitlines())
     bench = Bench(out, labelled, probes, replace(options, overwrite=True))
     methods = {name: recipes(name) for name in (*ANCHORS, *BASELINES)}
-    rows = compare_methods(bench, methods, ANCHORS)
-    table = method_tables(rows)
-    (out / "methods.md").write_text(table, encoding="utf-8")
-    return {"table": table, "out": str(out / "methods.md")}
+    return compare_methods(bench, methods, ANCHORS)
 
 
 def _recipes(pool: Path) -> Callable[[str], Mapping[str, Any]]:

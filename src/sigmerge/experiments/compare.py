@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from sigmerge.analysis.table import macro, residual_gap
@@ -133,22 +134,31 @@ def _row(name: str, recipe: Recipe, folder: Path, seconds: float, **costs: int) 
     return Row(name, scores, residual_gap(experts, scores), seconds, **costs)
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    return "\n".join([*_scores(rows), "", *_costs(rows), ""])
+def markdown(pools: Sequence[Sequence[Row]]) -> str:
+    """Scores and costs of the methods on one pool, or their means and spread over several."""
+    methods = [tuple(rows) for rows in zip(*pools, strict=True)]
+    return "\n".join([*_scores(methods), "", *_costs(methods), ""])
 
 
-def _scores(rows: Sequence[Row]) -> Iterator[str]:
-    domains = list(rows[0].scores)
+def _scores(methods: Sequence[Sequence[Row]]) -> Iterator[str]:
+    domains = list(methods[0][0].scores)
     yield f"| method | Macro-{len(domains)} | {' | '.join(domains)} | residual gap |"
     yield f"|---|{'--:|' * (len(domains) + 2)}"
-    for row in sorted(rows, key=lambda row: -row.macro):
-        values = [row.macro, *row.scores.values(), row.gap]
-        yield f"| {row.method} | {' | '.join(f'{100 * v:.2f}' for v in values)} |"
+    for rows in sorted(methods, key=lambda rows: -fmean(row.macro for row in rows)):
+        columns = zip(*([row.macro, *row.scores.values(), row.gap] for row in rows), strict=True)
+        yield f"| {rows[0].method} | {' | '.join(map(_percent, columns))} |"
 
 
-def _costs(rows: Sequence[Row]) -> Iterator[str]:
+def _percent(values: Sequence[float]) -> str:
+    """The mean in percent, with the standard deviation over pools where there are several."""
+    mean = f"{100 * fmean(values):.2f}"
+    return mean if len(values) == 1 else f"{mean} ± {100 * stdev(values):.2f}"
+
+
+def _costs(methods: Sequence[Sequence[Row]]) -> Iterator[str]:
     yield "| method | seconds | forward passes | evaluation calls | labelled | unlabelled |"
     yield "|---|--:|--:|--:|--:|--:|"
-    for row in rows:
-        yield (f"| {row.method} | {row.seconds:.1f} | {row.forward} | {row.calls} | "
+    for rows in methods:
+        row, seconds = rows[0], fmean(row.seconds for row in rows)
+        yield (f"| {row.method} | {seconds:.1f} | {row.forward} | {row.calls} | "
                f"{row.labelled} | {row.unlabelled} |")  # fmt: skip
