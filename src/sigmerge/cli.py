@@ -549,20 +549,25 @@ def verify(
     typer.echo(f"{verb(pool or POOL)} files as they should be")
 
 
-@nano.command(epilog=_examples("sigmerge nano compare pool-0 --out methods/"))
+@nano.command(epilog=_examples("sigmerge nano compare pool-0 pool-1 --out methods/"))
 def compare(
-    pool: Annotated[Path | None, typer.Argument(help="A pool; the shipped one by default.")] = None,
+    pools: Annotated[
+        list[Path] | None, typer.Argument(help="Pools; the shipped one by default.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("methods"),
     threads: Threads = 0,
 ) -> None:
-    """Make all twelve methods on a pool: scores and costs."""
+    """Make all twelve methods on pools: scores and costs.
+
+    Interrupted, the same command goes on with the methods that are missing.
+    """
     from sigmerge.commands.nano import compare as verb
     from sigmerge.commands.options import Options
     from sigmerge.nano.files import POOL
 
     with show.progress(False) as progress:
         options = Options(threads=_how(threads)["threads"], progress=progress)
-        result = verb(pool or POOL, out, options)
+        result = verb(pools or [POOL], out, options)
     typer.echo(result["table"])
 
 

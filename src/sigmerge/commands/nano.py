@@ -38,7 +38,7 @@ def study(
 
 
 def compare(pools: Sequence[Path], out: Path, options: Options) -> dict[str, Any]:
-    """The seven anchors, each with the repair, and the five baselines; two tables over all pools."""
+    """The seven anchors, each with the repair, and the five baselines; two tables of all pools."""
     each = [_compare(pool.resolve(), out / pool.resolve().name, options) for pool in pools]
     table = method_tables(each)
     (out / "methods.md").write_text(table, encoding="utf-8")
