@@ -22,6 +22,24 @@ class MemorySource:
     def fill(self, member: str, tensor: str, start: int, out: Array) -> None:
         out[:] = self.members[member][tensor].ravel()[start : start + out.size]
 
+    def add(
+        self,
+        member: str,
+        tensor: str,
+        start: int,
+        weight: float,
+        out: Array,
+        *,
+        fresh: bool,
+        less: str | None = None,
+    ) -> None:
+        values, minus = np.empty_like(out), np.zeros_like(out)
+        self.fill(member, tensor, start, values)
+        if less:
+            self.fill(less, tensor, start, minus)
+        entries = (values - minus) * np.float32(weight)
+        out[:] = entries if fresh else out + entries
+
     def done(self, tensor: str, start: int, stop: int) -> None:
         pass
 
@@ -85,8 +103,9 @@ def run(
 
     def visit(chunk: StreamChunk) -> int:
         for tile in chosen.merge(chunk, survey):
-            values = tile.out + tile.reference if chosen.gives_vector else tile.out
-            merged[chunk.site.tensor][tile.start : tile.start + values.size] = values
+            if chosen.gives_vector:
+                chunk.add_reference(tile)
+            merged[chunk.site.tensor][tile.start : tile.start + tile.out.size] = tile.out
         if notes is not None:
             notes[chunk.site.tensor] = chunk.notes
         return chunk.stop - chunk.start

@@ -12,14 +12,14 @@ from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.errors import PoolError
-from sigmerge.kernels.convert import WIDEN
+from sigmerge.kernels.convert import STORAGE, WIDEN
+from sigmerge.kernels.merge import add_difference, add_stored
+
+_ADDABLE = STORAGE["BF16"], STORAGE["F32"]
 
 
 class PoolSource:
-    """Reads members by name. NaN or infinity stops the run unless it is allowed.
-
-    A member that is not listed (the reference of a plain soup) is not read at all.
-    """
+    """Reads members by name. NaN or infinity stops the run unless it is allowed."""
 
     def __init__(self, members: dict[str, Checkpoint], *, allow_nonfinite: bool = False) -> None:
         self.members = members
@@ -27,23 +27,51 @@ class PoolSource:
         self.allow_nonfinite = allow_nonfinite
         self.bytes_read = 0
         self._lock = threading.Lock()
+        self._raw: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
 
     def fill(self, member: str, tensor: str, start: int, out: np.ndarray[Any, Any]) -> None:
-        checkpoint = self.members.get(member)
-        if checkpoint is None:
-            return
-        stored = checkpoint.tensors[tensor]
-        finite = WIDEN[stored.dtype](self.reader.raw(stored, start, start + out.size), out)
-        if not finite and not self.allow_nonfinite:
-            place = start + int(np.flatnonzero(~np.isfinite(out))[0])
+        stored = self.members[member].tensors[tensor]
+        raw = self.raw(member, tensor)[start : start + out.size]
+        if not WIDEN[stored.dtype](raw, out):
+            self._refuse(member, tensor, start, out)
+
+    def add(
+        self,
+        member: str,
+        tensor: str,
+        start: int,
+        weight: float,
+        out: np.ndarray[Any, Any],
+        *,
+        fresh: bool,
+        less: str | None = None,
+    ) -> None:
+        members = [member] if less is None else [member, less]
+        rows = [self.raw(name, tensor)[start : start + out.size] for name in members]
+        if any(row.dtype not in _ADDABLE or row.dtype != rows[0].dtype for row in rows):
+            rows = [np.empty(out.size, np.float32) for _ in members]
+            for name, row in zip(members, rows, strict=True):
+                self.fill(name, tensor, start, row)
+        kernel = add_stored if less is None else add_difference
+        if not kernel(*rows, weight, fresh, out):
+            for name in members:
+                self.fill(name, tensor, start, np.empty(out.size, np.float32))
+
+    def _refuse(self, member: str, tensor: str, start: int, values: np.ndarray[Any, Any]) -> None:
+        if not self.allow_nonfinite:
+            place = int(np.flatnonzero(~np.isfinite(values))[0])
             raise PoolError(
-                f"{member}: tensor {tensor} holds {out[place - start]} at flat index {place} "
-                f"({stored.file}). Repair the checkpoint, or pass --allow-nonfinite."
+                f"{member}: tensor {tensor} holds {values[place]} at flat index {start + place} "
+                f"({self.members[member].tensors[tensor].file}). Repair the checkpoint, or pass "
+                "--allow-nonfinite."
             )
 
     def raw(self, member: str, tensor: str) -> np.ndarray[Any, Any]:
         """A whole tensor as it is stored; nothing is read before it is touched."""
-        return self.reader.raw(self.members[member].tensors[tensor])
+        key = member, tensor
+        if key not in self._raw:
+            self._raw[key] = self.reader.raw(self.members[member].tensors[tensor])
+        return self._raw[key]
 
     def done(self, tensor: str, start: int, stop: int) -> None:
         passed = 0

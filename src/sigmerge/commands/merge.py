@@ -26,7 +26,6 @@ from sigmerge.engine.stream import CHUNK, Stream, StreamChunk, Workers
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.kernels import TILE
 from sigmerge.kernels.convert import NARROW, STORAGE
-from sigmerge.kernels.merge import add_reference
 from sigmerge.operators.base import Operator, Site
 from sigmerge.recipe import Recipe, load_recipe
 
@@ -329,11 +328,11 @@ def _write_chunk(
 ) -> int:
     tensor = chunk.site.tensor
     dtype = job.layout.slots[tensor].dtype
-    raw = np.empty(min(chunk.step, chunk.stop - chunk.start), STORAGE[dtype])
     for tile in job.operator.merge(chunk, survey):
         if job.operator.gives_vector:
-            add_reference(tile.out, tile.reference)
-        store(output, tensor, tile.start, tile.out, raw[: tile.out.size], dtype, lenient)
+            chunk.add_reference(tile)
+        raw = np.empty(tile.out.size, STORAGE[dtype])
+        store(output, tensor, tile.start, tile.out, raw, dtype, lenient)
     if chunk.notes:
         notes[tensor] = chunk.notes
     return chunk.stop - chunk.start

@@ -23,6 +23,12 @@ from sigmerge.operators.base import Array, Pass, Passes, Site, Tile
 CHUNK = 32 * TILE
 """Coordinates one worker takes at a time."""
 
+SUM = 4 * TILE
+"""Coordinates of a tile that is summed up as it is read, without rows for the experts."""
+
+KEPT = 64 * TILE
+"""Coordinates of scratch that a thread keeps for the next tile."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -70,6 +76,22 @@ class Source(Protocol):
     def fill(self, member: str, tensor: str, start: int, out: Array) -> None:
         """Write float32 values of a tensor from `start` on into `out`."""
 
+    def add(
+        self,
+        member: str,
+        tensor: str,
+        start: int,
+        weight: float,
+        out: Array,
+        *,
+        fresh: bool,
+        less: str | None = None,
+    ) -> None:
+        """Add weight · values to `out`, or weight · (values − those of `less`).
+
+        Unless `out` is fresh: then they are what it becomes. Every operation rounds to float32.
+        """
+
     def done(self, tensor: str, start: int, stop: int) -> None:
         """These coordinates will not be needed again in this pass."""
 
@@ -90,34 +112,53 @@ class StreamChunk:
     statistics: Any = None
     notes: dict[str, Any] = field(default_factory=dict)
 
-    def tiles(self) -> Iterator[Tile]:
+    def tiles(self, less: str | None = None) -> Iterator[Tile]:
+        """Tiles with θ_d in the experts' rows, or θ_d − θ_ref with less = "reference"."""
         for start in range(self.start, self.stop, self.step):
-            size = min(self.step, self.stop - start)
-            tile = Tile(start, *_scratch(len(self.site.experts), size))
-            self.source.fill("reference", self.site.tensor, start, tile.reference)
+            tile = Tile(start, *_rows(len(self.site.experts), min(self.step, self.stop - start)))
             for row, expert in zip(tile.experts, self.site.experts, strict=True):
-                self.source.fill(expert, self.site.tensor, start, row)
+                if less:
+                    self._add(expert, start, 1.0, row, fresh=True, less=less)
+                else:
+                    self.source.fill(expert, self.site.tensor, start, row)
             yield tile
         self.source.done(self.site.tensor, self.start, self.stop)
 
+    def sums(self, weights: Array, less: str | None = None) -> Iterator[Tile]:
+        """Tiles with Σ_d w_d θ_d in `out`, or Σ_d w_d (θ_d − θ_ref) with less = "reference"."""
+        for start in range(self.start, self.stop, SUM):
+            out = _room(min(SUM, self.stop - start))
+            for d, expert in enumerate(self.site.experts):
+                self._add(expert, start, float(weights[d]), out, fresh=d == 0, less=less)
+            yield Tile(start, _NO_ROWS, out)
+        self.source.done(self.site.tensor, self.start, self.stop)
+
+    def add_reference(self, tile: Tile, factor: float = 1.0) -> None:
+        """θ = θ_ref + τ: from the merged task vector in `out` to the merge."""
+        self._add("reference", tile.start, factor, tile.out, fresh=False)
+
+    def _add(self, member: str, start: int, weight: float, out: Array, **how: Any) -> None:
+        self.source.add(member, self.site.tensor, start, weight, out, **how)
+
 
 _local = threading.local()
+_NO_ROWS = np.empty((0, 0), np.float32)
 
 
-def _scratch(experts: int, size: int) -> tuple[Array, Array, Array]:
-    """Rows for the reference, the experts and the result; kept, unless a tensor is one tile.
+def _rows(experts: int, size: int) -> tuple[Array, Array]:
+    """Rows for the experts and the result, without gaps between them: kernels see one array."""
+    rows = _room((experts + 1) * size).reshape(experts + 1, size)
+    return rows[:-1], rows[-1]
 
-    Without gaps between rows, so that kernels see one contiguous array.
-    """
-    length = (experts + 2) * size
-    if size > TILE:
-        flat = np.empty(length, np.float32)
-    else:
-        if getattr(_local, "experts", 0) < experts:
-            _local.experts, _local.flat = experts, np.empty((experts + 2) * TILE, np.float32)
-        flat = _local.flat[:length]
-    rows = flat.reshape(experts + 2, size)
-    return rows[0], rows[1:-1], rows[-1]
+
+def _room(size: int) -> Array:
+    """The calling thread's own room; kept, unless it is for a tensor that is one large tile."""
+    if size > KEPT:
+        return np.empty(size, np.float32)
+    if getattr(_local, "room", _NO_ROWS).size < size:
+        _local.room = np.empty(size, np.float32)
+    room: Array = _local.room
+    return room[:size]
 
 
 def chunks(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.kernels.convert import all_finite
 from sigmerge.kernels.jit import kernel
 from sigmerge.kernels.philox import fill
 
@@ -19,10 +20,45 @@ LANES = 64
 
 
 @kernel
-def subtract(values: Array, reference: Array) -> None:
-    """Δ = θ_d − θ_ref, in place."""
-    for i in range(values.size):
-        values[i] -= reference[i]
+def add_stored(values: Array, weight: float, fresh: bool, out: Array) -> bool:
+    """w θ, added to `out` unless that is fresh; False if not all values are finite.
+
+    Values as they are stored: bfloat16 bit patterns, or float32. Widening them in the loop that
+    adds them halves the time of a weighted sum.
+    """
+    factor = np.float32(weight)
+    if values.itemsize == 4:
+        for i in range(out.size):
+            entry = np.float32(values[i]) * factor
+            out[i] = entry if fresh else out[i] + entry
+        return bool(all_finite(values))
+    largest = np.uint16(0)
+    for i in range(out.size):
+        bits = np.uint32(np.uint32(values[i]) << np.uint32(16))
+        entry = bits.view(np.float32) * factor
+        out[i] = entry if fresh else out[i] + entry
+        largest = max(largest, np.uint16(np.uint16(values[i]) & np.uint16(0x7FFF)))
+    return bool(largest < np.uint16(0x7F80))
+
+
+@kernel
+def add_difference(values: Array, reference: Array, weight: float, fresh: bool, out: Array) -> bool:
+    """w (θ − θ_ref), added to `out` unless that is fresh; otherwise as `add_stored`."""
+    factor = np.float32(weight)
+    if values.itemsize == 4:
+        for i in range(out.size):
+            entry = (np.float32(values[i]) - np.float32(reference[i])) * factor
+            out[i] = entry if fresh else out[i] + entry
+        return bool(all_finite(values) & all_finite(reference))
+    largest = np.uint16(0)
+    for i in range(out.size):
+        bits = np.uint32(np.uint32(values[i]) << np.uint32(16))
+        less = np.uint32(np.uint32(reference[i]) << np.uint32(16))
+        entry = (bits.view(np.float32) - less.view(np.float32)) * factor
+        out[i] = entry if fresh else out[i] + entry
+        largest = max(largest, np.uint16(np.uint16(values[i]) & np.uint16(0x7FFF)))
+        largest = max(largest, np.uint16(np.uint16(reference[i]) & np.uint16(0x7FFF)))
+    return bool(largest < np.uint16(0x7F80))
 
 
 @kernel
@@ -51,13 +87,6 @@ def scale(out: Array, divisor: float, factor: float) -> None:
         return
     for i in range(out.size):
         out[i] = out[i] / below * above
-
-
-@kernel
-def add_reference(out: Array, reference: Array) -> None:
-    """θ = θ_ref + τ, in place."""
-    for i in range(out.size):
-        out[i] += reference[i]
 
 
 @kernel

@@ -76,7 +76,6 @@ class Tile:
     """
 
     start: int
-    reference: Array
     experts: Array
     out: Array
 
@@ -115,7 +114,17 @@ class Chunk(Protocol):
     statistics: Statistics
     notes: dict[str, Any]
 
-    def tiles(self) -> Iterator[Tile]: ...
+    def tiles(self, less: str | None = None) -> Iterator[Tile]:
+        """Tiles with θ_d in the experts' rows, or θ_d − θ_ref with less = "reference"."""
+
+    def sums(self, weights: Array, less: str | None = None) -> Iterator[Tile]:
+        """Tiles with Σ_d w_d θ_d in `out`, or Σ_d w_d (θ_d − θ_ref) with less = "reference".
+
+        Quicker than `weighted_sum` over `tiles`, and the same; there are no rows for the experts.
+        """
+
+    def add_reference(self, tile: Tile, factor: float = 1.0) -> None:
+        """Add θ_ref, or a multiple of it, to `out`."""
 
 
 def collect(total: list[Any] | None, part: Any) -> list[Any]:

@@ -41,7 +41,6 @@ class Linear(Operator):
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
         weights = chunk.site.weights()
         total = float(weights.sum(dtype=np.float32)) if chunk.site.settings["normalize"] else 1.0
-        for tile in chunk.tiles():
-            kernels.weighted_sum(tile.experts, weights, tile.out)
+        for tile in chunk.sums(weights):
             kernels.scale(tile.out, total, 1.0)
             yield tile

@@ -90,7 +90,7 @@ class Lines(Operator):
     def _vectors(self, chunk: Chunk, inner: Any) -> Iterator[Tile]:
         for tile in self.inner.merge(chunk, inner):
             if not self.inner.gives_vector:
-                kernels.subtract(tile.out, tile.reference)
+                chunk.add_reference(tile, -1.0)
             yield tile
 
     def _norms(self, chunk: Chunk, inner: Any) -> Array:

@@ -23,17 +23,18 @@ from sigmerge.operators.base import (
 
 def task_vectors(chunk: Chunk) -> Iterator[Tile]:
     """The tiles of a chunk with Δ_d = θ_d − θ_ref in the experts' rows."""
-    for tile in chunk.tiles():
-        for row in tile.experts:
-            kernels.subtract(row, tile.reference)
-        yield tile
+    return chunk.tiles(less="reference")
 
 
 def plain_sum(tile: Tile, site: Site) -> None:
     """τ = λ Σ_d w_d Δ_d, divided by Σ_d w_d if asked to normalise."""
-    weights = site.weights()
-    kernels.weighted_sum(tile.experts, weights, tile.out)
-    total = float(weights.sum(dtype=np.float32)) if site.settings["normalize"] else 1.0
+    kernels.weighted_sum(tile.experts, site.weights(), tile.out)
+    rescale(tile, site)
+
+
+def rescale(tile: Tile, site: Site) -> None:
+    """A weighted sum in `out` times λ, divided by Σ_d w_d if asked to normalise."""
+    total = float(site.weights().sum(dtype=np.float32)) if site.settings["normalize"] else 1.0
     divisor = total if abs(total) >= 1e-8 else 1.0
     kernels.scale(tile.out, divisor, site.settings["lambda"])
 
@@ -55,6 +56,6 @@ class TaskArithmetic(Operator):
     )
 
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
-        for tile in task_vectors(chunk):
-            plain_sum(tile, chunk.site)
+        for tile in chunk.sums(chunk.site.weights(), less="reference"):
+            rescale(tile, chunk.site)
             yield tile
