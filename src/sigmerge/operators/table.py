@@ -51,7 +51,7 @@ def operator(name: str, on: str | None = None) -> Operator:
         )
     if name not in OPERATORS:
         near = difflib.get_close_matches(name, OPERATORS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise RecipeError(
             f"merge_method: unknown operator {name!r}{hint} There are: {', '.join(OPERATORS)}."
         )

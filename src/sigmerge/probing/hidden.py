@@ -18,6 +18,7 @@ from jaxtyping import Float32, Float64
 
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.method.conflict import prompt_gram
+from sigmerge.probing.loading import unloadable
 
 if TYPE_CHECKING:
     import torch
@@ -64,9 +65,11 @@ def probe(
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
     except ImportError as error:
         raise MissingExtra("transformers", "models", "The representation view") from error
 
+    logging.disable_progress_bar()  # ours tells how far the probe is
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     placement: dict[str, Any] = {}
     if offload_folder is not None:
@@ -77,7 +80,7 @@ def probe(
             str(folder), dtype=torch.float32, **options, **placement
         )
     except (OSError, ValueError) as error:
-        raise PoolError(f"{folder} cannot be loaded for the probe pass: {error}") from error
+        raise unloadable(folder, "the probe pass", error) from error
     tokens = tokenizer(list(prompts), truncation=True, max_length=max_length)["input_ids"]
     if empty := [number for number, ids in enumerate(tokens, start=1) if not ids]:
         raise SigmergeError(f"Prompt {empty[0]} is empty to the tokenizer of {folder}.")
