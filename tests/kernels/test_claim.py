@@ -37,8 +37,8 @@ def test_histograms_count_free_coordinates_only(size):
     for high in (0, pattern(2.0**-13) >> select.LOW_BITS):
         counted = np.zeros(select.HIGH_BINS, np.int64), np.zeros(select.LOW_BINS, np.int64)
         expected = np.zeros(select.HIGH_BINS, np.int64), np.zeros(select.LOW_BINS, np.int64)
-        claim.count_high(score, zeros(score), owner, 1, counted[0])
-        claim.count_low(score, zeros(score), owner, 1, high, counted[1])
+        claim.count_high(score, zeros(score), owner, counted[0], 1)
+        claim.count_low(score, zeros(score), owner, counted[1], 1, high)
         select.count_high(free, expected[0])
         select.count_low(free, high, expected[1])
         assert np.array_equal(counted[0], expected[0])
@@ -52,7 +52,7 @@ def test_a_sample_counts_one_strip_in_so_many():
     for first in (0, 3, 6):
         seen[first * strip : (first + 1) * strip] = True
     counted, expected = np.zeros((2, select.HIGH_BINS), np.int64)
-    claim.count_high(score, zeros(score), owner, 3, counted)
+    claim.count_high(score, zeros(score), owner, counted, 3)
     select.count_high(score[seen & (owner >= claim.ABOVE)], expected)
     assert np.array_equal(counted, expected)
 
@@ -109,7 +109,8 @@ def test_settle_admits_the_first_ties(ties):
 @pytest.mark.parametrize("size", SIZES)
 def test_tally(size):
     delta, owner = tile(size), owners(size)
-    support, mass = claim.tally(delta, zeros(delta), owner, 1)
+    support, mass, finite = claim.tally(delta, zeros(delta), owner, 1)
+    assert finite
     assert support == np.count_nonzero(delta[owner == 1])
     assert mass == pytest.approx(np.abs(delta[owner == 1]).astype(np.float64).sum(), rel=1e-15)
 

@@ -171,7 +171,8 @@ def test_bfloat16_is_claimed_as_stored(mask_seed):
 
 @pytest.mark.parametrize("kind", [np.uint16, np.float32])
 @pytest.mark.parametrize("member", ["expert", "reference"])
-def test_what_is_not_finite_is_told(kind, member):
+@pytest.mark.parametrize("mask_seed", [None, 1])
+def test_what_is_not_finite_is_told(kind, member, mask_seed):
     experts, reference = bf16_members(2, 3 * STRIP)
     if kind == np.float32:
         experts, reference = wide(experts), wide(reference)
@@ -180,7 +181,7 @@ def test_what_is_not_finite_is_told(kind, member):
     pool = Pool(experts, even(3 * STRIP, 2 * STRIP), reference)
     told = "d1 in tile 1" if member == "expert" else "d0 in tile 1"
     with pytest.raises(ArithmeticError, match=told):
-        claim(pool, [0, 1], [10, 10])
+        claim(pool, [0, 1], [10, 10], mask_seed=mask_seed)
 
 
 def test_ties_go_to_the_lowest_flat_index_across_tiles_and_signs():

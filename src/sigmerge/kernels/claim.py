@@ -49,7 +49,7 @@ def score(expert: Array, reference: Array, out: Array) -> bool:
 
 
 @kernel
-def count_high(expert: Array, reference: Array, owner: Array, every: int, histogram: Array) -> None:
+def count_high(expert: Array, reference: Array, owner: Array, histogram: Array, every: int) -> None:
     """select.count_high over the free coordinates of one strip in `every`."""
     room = np.empty(STRIP, np.float32)
     for begin in range(0, owner.size, STRIP * every):
@@ -64,7 +64,7 @@ def count_high(expert: Array, reference: Array, owner: Array, every: int, histog
 
 @kernel
 def count_low(
-    expert: Array, reference: Array, owner: Array, every: int, high: int, histogram: Array
+    expert: Array, reference: Array, owner: Array, histogram: Array, every: int, high: int
 ) -> None:
     """select.count_low over the free coordinates of one strip in `every`."""
     room, inside = np.empty(STRIP, np.float32), np.empty(STRIP, np.uint16)
@@ -162,18 +162,21 @@ def settle(owner: Array, domain: int, ties: int, tied: int) -> None:
 
 
 @kernel
-def tally(expert: Array, reference: Array, owner: Array, code: int) -> tuple[int, float]:
-    """Support (nonzero entries) and ℓ1 mass of the task vector where the owner is `code`."""
+def tally(expert: Array, reference: Array, owner: Array, code: int) -> tuple[int, float, bool]:
+    """Support (nonzero entries) and ℓ1 mass of the task vector where the owner is `code`.
+
+    And whether everything that was read is finite.
+    """
     room, lanes = np.empty(STRIP, np.float32), np.zeros(_LANES)
-    wanted, support = np.uint8(code), np.int32(0)
+    wanted, support, finite = np.uint8(code), np.int32(0), True
     for begin in range(0, owner.size, STRIP):
         end = min(begin + STRIP, owner.size)
         mine, delta = owner[begin:end], room[: end - begin]
-        score(expert[begin:end], reference[begin:end], delta)
+        finite &= score(expert[begin:end], reference[begin:end], delta)
         for i in range(delta.size):
             support += np.int32((mine[i] == wanted) & (delta[i] != np.float32(0)))
         _add_mass(delta, mine, wanted, lanes)
-    return int(support), _total(lanes)
+    return int(support), _total(lanes), finite
 
 
 @kernel

@@ -216,9 +216,10 @@ class _Step:
         def settle(tile: int) -> tuple[int, float]:
             mine, chosen = self.mine(tile), int(kernels.ABOVE)
             kernels.settle(mine, chosen, ties[tile], marks[tile].tied)
-            found = kernels.tally(*self.block.stored(self.domain, tile), mine, chosen)
+            *found, finite = kernels.tally(*self.block.stored(self.domain, tile), mine, chosen)
+            self.check(tile, finite)
             kernels.settle(mine, self.domain, 0, 0)
-            return found
+            return tuple(found)
 
         found = self.each(settle)
         return sum(support for support, _ in found), math.fsum(mass for _, mass in found)
@@ -243,28 +244,27 @@ class _Step:
 
     def threshold(self, every: int) -> tuple[int, float]:
         """The magnitude at the quota's place in one strip of `every`, and the share that has it."""
-        high = self.histogram(
-            HIGH_BINS, lambda *tile: kernels.count_high(*tile[:3], every, tile[3])
-        )
+        high = self.histogram(HIGH_BINS, lambda *tile: kernels.count_high(*tile, every))
         seen = int(high.sum())
         if not seen:
             return 0, 0.0
         rank = -(-self.wanted * seen // self.free)
         upper, rank = bin_of_rank(high, rank)
-        low = self.histogram(
-            LOW_BINS, lambda *tile: kernels.count_low(*tile[:3], every, upper, tile[3])
-        )
+        low = self.histogram(LOW_BINS, lambda *tile: kernels.count_low(*tile, every, upper))
         lower, _ = bin_of_rank(low, rank)
         return threshold_of(upper, lower), int(low[lower]) / seen
 
     def marked(self, threshold: int) -> list[_Mark]:
         def mark(tile: int) -> _Mark:
             *found, finite = kernels.mark(*self.score(tile), self.mine(tile), threshold)
-            if not finite:
-                self.block.not_finite(self.domain, tile)
+            self.check(tile, finite)
             return _Mark(*found)
 
         return self.each(mark)
+
+    def check(self, tile: int, finite: bool) -> None:
+        if not finite:
+            self.block.not_finite(self.domain, tile)
 
     def histogram(
         self, bins: int, count: Callable[[Stored, Stored, Owner, Counts], None]
