@@ -106,6 +106,8 @@ def guard_lines(guard: dict[str, Any]) -> Iterator[str]:
 def capture_lines(result: dict[str, Any]) -> Iterator[str]:
     for row in result["captures"]:
         yield f"{row['expert']}: {row['exemplars']} exemplars, {row['state']}: {row['folder']}"
+        if row["state"] == "to do":
+            yield f"    memory at most {size(row['peak_memory_bytes'])}"
 
 
 def profile_lines(result: dict[str, Any]) -> Iterator[str]:

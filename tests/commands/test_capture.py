@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from safetensors.numpy import load_file
-from typer.testing import CliRunner
+from safetensors.numpy import load_file  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
 
-import sigmerge
-from sigmerge.cli import app
-from sigmerge.commands.capture import plan_captures
-from sigmerge.commands.merge import open_merge_pool, plan_merge
-from sigmerge.commands.options import Options
-from sigmerge.errors import PoolError, RecipeError
-from tests.oracles import oracle_features as oracle
-from tests.probing import models
+import sigmerge  # noqa: E402
+from sigmerge.cli import app  # noqa: E402
+from sigmerge.commands.capture import plan_captures  # noqa: E402
+from sigmerge.commands.merge import open_merge_pool, plan_merge  # noqa: E402
+from sigmerge.commands.options import Options  # noqa: E402
+from sigmerge.errors import PoolError, RecipeError  # noqa: E402
+from tests.oracles import oracle_features as oracle  # noqa: E402
+from tests.probing import models  # noqa: E402
 
 DATA = ("fisher", "regmean", "lot", "cat")
 EXPERTS = ("math", "coding")
@@ -86,8 +86,6 @@ def test_merge_captures_by_itself_and_reuses_what_is_there(
 
 def test_regmean_of_a_checkpoint_equals_the_oracle(pool: Path, tmp_path: Path) -> None:
     """End to end: features of each expert on its own exemplars, by hooks of this test."""
-    import torch
-
     sigmerge.merge(recipe(pool, "regmean"), tmp_path / "out")
     name, weights, features = "model.layers.1.mlp.up_proj", [], []
     for expert in EXPERTS:
@@ -145,6 +143,7 @@ def test_statistics_belong_to_names_not_positions(pool: Path, tmp_path: Path) ->
         ("regmean", {"capture": {"limit": 2}}, False),
         ("regmean", {"capture": {"scale": 0.5}}, False),
         ("regmean", {"capture": {"skip_bos": True}}, False),
+        ("regmean", {"capture": {"device": "cuda"}}, False),
         ("regmean", {"capture": {"labels": "data"}}, True),
         ("regmean", {"parameters": {"off_diagonal": 0.5}}, True),
         ("fisher", {"capture": {"labels": "data"}}, False),
@@ -198,6 +197,103 @@ def test_lines_stands_on_them(pool: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "lines") == contents(tmp_path / "lot")
 
 
+def family_pool(root: Path, family: str) -> Path:
+    models.write_expert(root / "reference", family)
+    for seed, name in enumerate(EXPERTS, start=1):
+        models.write_expert(root / name, seed=seed, near=root / "reference")
+        models.write_exemplars(root / f"{name}.jsonl", seed, count=9)
+    return root
+
+
+def test_regmean_of_gpt2_acts_on_the_first_dimension(tmp_path: Path) -> None:
+    """Its weights are (in, out); end to end against the oracle, by hooks of this test."""
+    pool = family_pool(tmp_path / "pool", "gpt2")
+    sigmerge.merge(recipe(pool, "regmean"), tmp_path / "out")
+    name, weights, features = "transformer.h.1.mlp.c_fc", [], []
+    for expert in EXPERTS:
+        model, rows = models.load(pool / expert), []
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _, args, rows=rows: rows.append(args[0][0].double().numpy())
+        )
+        for line in (pool / f"{expert}.jsonl").read_text().splitlines():
+            words = " ".join(json.loads(line).values()).split()
+            with torch.no_grad():
+                model(input_ids=torch.tensor([[models.WORDS.index(w) + 3 for w in words]]))
+        weights.append(model.get_submodule(name).weight.detach().double().numpy().T)
+        features.append(np.concatenate(rows))
+    merged = load_file(tmp_path / "out/model.safetensors")[f"{name}.weight"]
+    wanted = oracle.regmean(weights, features, 0.9).T
+    assert merged.shape == (16, 64)
+    np.testing.assert_allclose(merged, wanted, rtol=1e-4, atol=1e-4)
+    plan = json.loads((tmp_path / "out/sigmerge/plan.json").read_text())
+    assert plan["tensors"][f"{name}.weight"]["solver"] == "cholesky"
+    assert not any("nothing was captured" in warning for warning in plan["warnings"])
+
+
+@pytest.mark.parametrize("method", ["regmean", "lot", "cat"])
+def test_a_mixture_s_experts_are_named_where_they_are_merged_plainly(
+    method: str, tmp_path: Path
+) -> None:
+    pool = family_pool(tmp_path / "pool", "gpt_oss")
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps(recipe(pool, method)))
+    shown = CliRunner().invoke(app, ["merge", str(file), str(tmp_path / "out")])
+    plan = json.loads((tmp_path / "out/sigmerge/plan.json").read_text())
+    for name in ("experts.gate_up_proj", "experts.down_proj", "router.weight"):
+        said = f"model.layers.*.mlp.{name} (3 tensors): nothing was captured for it"
+        assert any(warning.startswith(said) for warning in plan["warnings"])
+        assert f"warning: {said}" in shown.stdout
+        for layer in range(3):
+            assert "fallback" in plan["tensors"][f"model.layers.{layer}.mlp.{name}"]
+    assert "fallback" not in plan["tensors"]["model.layers.0.self_attn.q_proj.weight"]
+
+
+def test_statistics_say_where_they_were_made(pool: Path, tmp_path: Path) -> None:
+    [row, _] = sigmerge.capture(recipe(pool, "regmean"))["captures"]
+    made = json.loads((Path(row["folder"]) / "capture.json").read_text())
+    assert made["device"] == "cpu" and {"torch", "transformers", "tokens"} <= set(made)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_a_device_that_is_not_there(pool: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps(recipe(pool, "fisher")))
+    shown = CliRunner().invoke(app, ["capture", str(file), "--device", "cuda"])
+    assert isinstance(shown.exception, RecipeError)
+    assert "cuda is asked for, and torch finds none" in str(shown.exception)
+
+
+def write_own_code(folder: Path) -> None:
+    """A checkpoint whose architecture is its own Python file."""
+    (folder / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+        "class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    config |= {"model_type": "own", "auto_map": classes}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_code_of_a_checkpoint_runs_only_if_trusted(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    for name in EXPERTS:
+        write_own_code(pool / name)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps(recipe(pool, "regmean")))
+    refused = CliRunner().invoke(app, ["capture", str(file)])
+    assert isinstance(refused.exception, PoolError)
+    assert "--trust-remote-code" in str(refused.exception)
+    shown = CliRunner().invoke(app, ["capture", str(file), "--trust-remote-code"])
+    assert "math: 5 exemplars, captured" in shown.stdout, shown.exception
+
+
 def test_a_dry_run_says_what_would_be_captured(pool: Path, tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(json.dumps(recipe(pool, "regmean", capture={"limit": 4})))
@@ -206,6 +302,7 @@ def test_a_dry_run_says_what_would_be_captured(pool: Path, tmp_path: Path) -> No
     assert "capture math: 4 exemplars" in shown.stdout
     shown = runner.invoke(app, ["capture", str(file), "--dry-run"])
     assert "coding: 4 exemplars, to do" in shown.stdout
+    assert "memory at most 60" in shown.stdout
     assert not (pool / ".sigmerge").exists()
     shown = runner.invoke(app, ["capture", str(file), "--expert", "math"])
     assert "math: 4 exemplars, captured" in shown.stdout and "coding" not in shown.stdout

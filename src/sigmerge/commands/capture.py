@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from sigmerge.checkpoints.statistics import finish, is_finished
 from sigmerge.commands.merge import open_merge_pool
 from sigmerge.commands.options import Options
 from sigmerge.errors import PoolError, RecipeError
+from sigmerge.probing.capture import GROUP
 from sigmerge.probing.exemplars import Exemplar, check_same_vocabulary, read_exemplars, tokenize
 from sigmerge.recipe import Recipe, load_recipe
 
 FORMAT = 2
+LIBRARIES = 600_000_000
+"""Resident bytes of Python with torch and transformers loaded, before any tensor."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ def capture(
         states = {n: "captured" if state == "to do" else state for n, state in states.items()}
     return {"captures": [
         {"expert": c.expert, "kind": c.kind, "exemplars": len(c.exemplars),
+         "peak_memory_bytes": peak_memory(c, loaded, options.threads),
          "folder": str(places[c.expert]), "state": states[c.expert]}
         for c in planned
     ]}  # fmt: skip
@@ -142,6 +147,32 @@ def _key(planned: Capture, recipe: Recipe, pool: Pool, options: Options) -> str:
 
 def _weights(checkpoint: Checkpoint, options: Options) -> list[str]:
     return sorted(sha256(checkpoint.files, options.threads).values())
+
+
+def peak_memory(planned: Capture, recipe: Recipe, threads: int) -> int:
+    """A bound on resident memory, exemplars counted at their greatest length.
+
+    Hidden states of all exemplars (of features at one boundary between blocks, of gradients at all
+    of them), and the larger of one block and what lies outside: weights in float32, and Grams in
+    float64 with what they are made of, or sums and a set of gradients for every thread.
+    """
+    blocks: dict[int | None, list[tuple[int, ...]]] = {None: []}
+    for name, tensor in planned.checkpoint.tensors.items():
+        blocks.setdefault(planned.checkpoint.stack.block_of(name), []).append(tensor.shape)
+    around = blocks.pop(None)
+    outside, longest = 4 * sum(map(prod, around)), recipe.capture.max_length
+    width = min((shape[-1] for shape in around if len(shape) == 2), default=0)
+    states = 4 * len(planned.exemplars) * longest * width
+    if planned.kind == "fisher":
+        largest = max([4 * sum(map(prod, shapes)) for shapes in blocks.values()] + [outside])
+        return LIBRARIES + (len(blocks) + 3) * states + (2 + threads) * largest
+    most = 0
+    for shapes in blocks.values():
+        inputs = [shape[-1] for shape in shapes if len(shape) == 2]
+        held = (GROUP + longest) * (4 * sum(inputs) + 8 * max(inputs, default=0))
+        weights = 4 * sum(map(prod, shapes))
+        most = max(most, weights + 12 * sum(width**2 for width in inputs) + held)
+    return LIBRARIES + 3 * states + max(most, outside)
 
 
 def _versions() -> dict[str, str]:

@@ -27,6 +27,7 @@ from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.kernels import TILE
 from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.operators.base import Operator, Site
+from sigmerge.operators.features import peak_bytes
 from sigmerge.recipe import Recipe, load_recipe
 
 INTERPRETER = 250_000_000
@@ -94,9 +95,8 @@ class MergeJob:
         whole = 0
         if self.operator.needs == "features":
             shapes = [s.shape for s in self.sites.values() if s.block is not None]
-            matrices = [shape for shape in shapes if len(shape) == 2]
-            whole = max((16 * experts * out * into + 8 * (experts + 4) * into * into
-                         for out, into in matrices), default=0)  # fmt: skip
+            sizes = [peak_bytes(experts, shape) for shape in shapes if len(shape) == 2]
+            whole = max(sizes, default=0)
         return INTERPRETER + threads * (scratch + window + counts + whole)
 
     def describe(self, threads: int) -> dict[str, Any]:

@@ -79,8 +79,7 @@ class Cat(Operator):
         site = chunk.site
         for tile in task_vectors(chunk):
             if site.measured or site.shift:
-                tile.experts[:], notes = _trimmed(tile.experts, site, chunk.statistics)
-                chunk.notes.update(notes)
+                chunk.notes.update(_trim(tile.experts, site, chunk.statistics))
             else:
                 note_fallback(chunk, "task vectors added untrimmed")
             kernels.weighted_sum(tile.experts, site.weights(), tile.out)
@@ -88,20 +87,23 @@ class Cat(Operator):
             yield tile
 
 
-def _trimmed(rows: Array, site: Site, statistics: Statistics) -> tuple[Array, dict[str, Any]]:
-    """The task vectors after trimming, and how much each task took out of the others'."""
+def _trim(rows: Array, site: Site, statistics: Statistics) -> dict[str, Any]:
+    """Trim the task vectors in their place; how much each task took out of the others'."""
     if site.measured == "gram":
-        vectors = np.stack(list(matrices(rows, site)))
+        vectors = list(matrices(rows, site))
         what, trims, taken = "rank", *_projections(vectors, site, statistics)
     else:
-        vectors = rows.astype(np.float64)
-        what, trims, taken = "masked", *_maskings(vectors, site, statistics)
-    trimmed = trim_others(vectors, trims, site.settings["renorm"])
-    flat = np.stack([stored(vector, site) for vector in trimmed])
-    return flat, {what: dict(zip(site.experts, taken, strict=True))}
+        vectors = list(rows.astype(np.float64))
+        what, trims, taken = "masked", *_maskings(np.stack(vectors), site, statistics)
+    trim_others(vectors, trims, site.settings["renorm"])
+    for row, vector in zip(rows, vectors, strict=True):
+        row[:] = stored(vector, site)
+    return {what: dict(zip(site.experts, taken, strict=True))}
 
 
-def _projections(deltas: Array, site: Site, statistics: Statistics) -> tuple[list[Trim], list[int]]:
+def _projections(
+    deltas: Sequence[Array], site: Site, statistics: Statistics
+) -> tuple[list[Trim], list[int]]:
     """For every task, the removal of its B_k, all from the untrimmed updates; and their ranks."""
     options = site.settings
     features = list(grams(site, statistics, options["normalize_tokens"]))
@@ -125,14 +127,14 @@ def _maskings(vectors: Array, site: Site, statistics: Statistics) -> tuple[list[
 
 
 def removal_basis(
-    deltas: Array, features: Sequence[Array], task: int, rank: int, trade_off: float
+    deltas: Sequence[Array], features: Sequence[Array], task: int, rank: int, trade_off: float
 ) -> Array:
     """B_k, (out, at most rank): eigenvectors of the largest positive eigenvalues of G_k.
 
     G_k is indefinite and may be large: it is only ever applied to vectors, and the largest
     algebraic eigenvalues are asked for.
     """
-    size = deltas.shape[1]
+    size = len(deltas[0])
     others = [i for i in range(len(deltas)) if i != task]
 
     def apply(vectors: Array) -> Array:
@@ -205,10 +207,10 @@ def _masking(mask: Array) -> Trim:
     return lambda vector: np.where(mask, 0.0, vector)
 
 
-def trim_others(vectors: Array, trims: Sequence[Trim], renorm: bool) -> Array:
-    """Each update under the trims of all other tasks, in order: projections do not commute."""
-    trimmed = vectors.copy()
-    for i, vector in enumerate(trimmed):
+def trim_others(vectors: Sequence[Array], trims: Sequence[Trim], renorm: bool) -> None:
+    """Each update, in its place, under the trims of all other tasks, in order: projections do not
+    commute."""
+    for i, vector in enumerate(vectors):
         for k, trim in enumerate(trims):
             if k == i:
                 continue
@@ -217,4 +219,3 @@ def trim_others(vectors: Array, trims: Sequence[Trim], renorm: bool) -> Array:
             after = np.linalg.norm(vector)
             if renorm and after > 0:
                 vector *= before / after
-    return trimmed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import prod
 
 import numpy as np
 
@@ -13,6 +14,12 @@ RTOL = Parameter(
     False, 0, 1,
 )  # fmt: skip
 NORMALIZE_TOKENS = "divide each expert's sums by its tokens"
+
+
+def peak_bytes(experts: int, shape: tuple[int, ...]) -> int:
+    """What merging a weight with Grams takes at most: CAT, which takes most, holds the updates in
+    float32 and float64, and every expert's Gram."""
+    return 12 * (experts + 3) * prod(shape) + 8 * (experts + 8) * shape[-1] ** 2
 
 
 def grams(site: Site, statistics: Statistics, mean: bool) -> Iterator[Array]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import MissingExtra, PoolError, RecipeError
+from sigmerge.probing.loading import unloadable
 
 SHAPE = '{"prompt": "…"} or {"prompt": "…", "response": "…"}'
 
@@ -64,7 +65,7 @@ def tokenizer_of(folder: Path, trust: bool = False) -> Any:
             str(folder), local_files_only=True, trust_remote_code=trust
         )
     except (OSError, ValueError) as error:
-        raise PoolError(f"{folder}: its tokenizer cannot be loaded ({error}).") from error
+        raise unloadable(folder, "its tokenizer", error) from error
 
 
 def check_same_vocabulary(folders: Mapping[str, Path], trust: bool = False) -> None:

@@ -14,6 +14,7 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import MissingExtra, PoolError, RecipeError
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.hidden import decoder_blocks
+from sigmerge.probing.loading import unloadable
 
 if TYPE_CHECKING:
     import torch
@@ -195,7 +196,7 @@ def _empty_model(folder: Path, trust: bool) -> Any:
                 config, dtype=torch.float32, trust_remote_code=trust
             )
     except (OSError, ValueError) as error:
-        raise PoolError(f"{folder} cannot be loaded for a capture pass: {error}") from error
+        raise unloadable(folder, "a capture pass", error) from error
     return model.eval().requires_grad_(False)
 
 
