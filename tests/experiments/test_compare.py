@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from sigmerge.commands.demo import ANCHORS
+from sigmerge.commands.nano import BASELINES, _recipes
 from sigmerge.experiments.compare import Row, markdown
+from sigmerge.nano.files import POOL
+from sigmerge.recipe import load_recipe
 
 
 def row(method: str, math: float, coding: float, **costs: int) -> Row:
@@ -20,3 +24,10 @@ def test_several_pools_have_mean_and_standard_deviation() -> None:
     pools = [[row("a", 0.5, 0.7)], [row("a", 0.6, 0.7)], [row("a", 0.7, 0.7)]]
     line = markdown(pools).splitlines()[2]
     assert line == "| a | 65.00 ± 5.00 | 60.00 ± 10.00 | 70.00 ± 0.00 | 35.00 ± 5.00 |"
+
+
+def test_all_twelve_recipes_can_be_moved_to_a_pool() -> None:
+    recipes = [load_recipe(_recipes(POOL)(name)) for name in (*ANCHORS, *BASELINES)]
+    assert len(recipes) == 12
+    assert all(recipe.reference == POOL / "reference" for recipe in recipes)
+    assert sum(recipe.search is not None for recipe in recipes) == 1

@@ -155,8 +155,10 @@ class _Parser:
         except RecursionError:
             raise RecipeError(f"{self.where}: nested too deeply for a recipe.") from None
         if isinstance(data, dict) and isinstance(parameters := data.get("parameters"), dict):
-            # YAML 1.1 reads an unquoted `on` as true.
-            data["parameters"] = {"on" if k is True else k: v for k, v in parameters.items()}
+            # YAML 1.1 reads an unquoted `on` as true, and JSON writes that key as a word.
+            data["parameters"] = {
+                "on" if k is True or k == "true" else k: v for k, v in parameters.items()
+            }
         if not isinstance(data, dict):
             kind = "an empty file" if data is None else "a list" if isinstance(data, list) else data
             raise RecipeError(
