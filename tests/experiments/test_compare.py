@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sigmerge.commands.demo import ANCHORS
 from sigmerge.commands.nano import BASELINES, _recipes
 from sigmerge.experiments.compare import Row, markdown
@@ -30,4 +32,5 @@ def test_all_twelve_recipes_can_be_moved_to_a_pool() -> None:
     recipes = [load_recipe(_recipes(POOL)(name)) for name in (*ANCHORS, *BASELINES)]
     assert len(recipes) == 12
     assert all(recipe.reference == POOL / "reference" for recipe in recipes)
-    assert sum(recipe.search is not None for recipe in recipes) == 1
+    [search] = [recipe.search for recipe in recipes if recipe.search]
+    assert Path(search.suite) == POOL
