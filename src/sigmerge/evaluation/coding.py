@@ -76,7 +76,7 @@ def _deserialize() -> Any:
     return mbpp_deserialize_inputs
 
 
-def check(problem: dict[str, Any], dataset: str, code: str, timeout: float = 120.0) -> str:
+def check(problem: dict[str, Any], dataset: str, code: str, timeout: float = 300.0) -> str:
     """pass, fail or timeout of a whole program on a problem's base and plus tests."""
     inputs = [problem["base_input"], problem["plus_input"]]
     if dataset == "mbpp":

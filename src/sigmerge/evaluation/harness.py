@@ -25,7 +25,7 @@ from sigmerge.errors import MissingExtra, ScoreError
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import Scored, Value
 from sigmerge.evaluation.suite import LmEval
-from sigmerge.probing.generate import HfModel, Model, Usage
+from sigmerge.probing.generate import HfModel, Model, Usage, VllmModel, vllm_usage
 
 SEED = 1234
 """The harness's own default for few-shot draws."""
@@ -211,7 +211,10 @@ def _quiet() -> Iterator[None]:
 
 def _wrapped(model: Model) -> Any:
     """The loaded model in the harness's own class, which also counts what it does."""
-    return _wrapped_hf(model) if isinstance(model, HfModel) else _wrapped_vllm(model.name)
+    if isinstance(model, VllmModel):
+        return _wrapped_vllm(model)
+    assert isinstance(model, HfModel)
+    return _wrapped_hf(model)
 
 
 def _wrapped_hf(model: HfModel) -> Any:
@@ -238,15 +241,20 @@ def _wrapped_hf(model: HfModel) -> Any:
     return Counting(pretrained=model.model, tokenizer=model.tokenizer, batch_size=model.batch_size)
 
 
-def _wrapped_vllm(folder: str) -> Any:
-    """The harness's vLLM class; its calls are counted, its tokens are not."""
-    from lm_eval.api.registry import get_model
+def _wrapped_vllm(model: VllmModel) -> Any:
+    """The harness's vLLM class on the engine that is there: a second would not fit the GPU."""
+    import lm_eval.models.vllm_causallms as harness
 
-    class Counting(get_model("vllm")):  # type: ignore[misc]
+    class Counting(harness.VLLM):  # type: ignore[misc]
         usage = Usage()
 
         def _model_generate(self, *rest: Any, **how: Any) -> Any:
-            self.usage += Usage(1)
-            return super()._model_generate(*rest, **how)
+            outputs = super()._model_generate(*rest, **how)
+            self.usage += vllm_usage(outputs)
+            return outputs
 
-    return Counting(pretrained=folder, batch_size="auto", seed=SEED)
+    own, harness.LLM = harness.LLM, lambda **_: model.engine
+    try:
+        return Counting(pretrained=model.name, batch_size="auto", seed=SEED)
+    finally:
+        harness.LLM = own

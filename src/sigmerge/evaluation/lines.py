@@ -17,10 +17,20 @@ def split_lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def estimate_line(estimate: Mapping[str, Any]) -> str:
-    return (
-        f"{estimate['items_to_score']:,} of {estimate['items']:,} items to score, at most "
-        f"{estimate['tokens_at_most']:,} tokens, roughly {estimate['seconds_at_most']:,.0f} s"
-    )
+    text = f"{estimate['items_to_score']:,} of {estimate['items']:,} items to score"
+    if estimate["tokens_at_most"]:
+        text += f", at most {estimate['tokens_at_most']:,} tokens"
+    if estimate["seconds"]:
+        low, high = map(_duration, estimate["seconds"])
+        text += f"; by a few of them roughly {low} to {high}, as long as the answers are"
+    return text
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def evaluation_lines(result: Mapping[str, Any]) -> Iterator[str]:

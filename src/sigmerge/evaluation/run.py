@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sigmerge.checkpoints.cache import cache_folder
-from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import summarise
+from sigmerge.evaluation.estimate import estimate
 from sigmerge.evaluation.sandbox import best_mode, require_permission
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.store import Key, Scored, Store, checkpoint_key, settings_key
 from sigmerge.evaluation.suite import (
-    Benchmark,
     Code,
     Command,
     Jsonl,
@@ -84,7 +83,7 @@ def evaluate(
         wanted = {n: [(item.id, item.digest) for item in items] for n, items in chosen.items()}
         known = {name: store.read(keys[name], wanted[name]) for name in chosen}
         open_items = {n: [i for i in chosen[n] if i.id not in known[n]] for n in chosen}
-        how.announce(estimate(checkpoint, loaded, chosen, open_items))
+        how.announce(estimate(loaded, chosen, open_items, lambda: run.model))
         reused = sum(map(len, known.values()))
         for name in chosen:
             known[name] |= run.score(name, chosen[name], open_items[name], keys[name], store)
@@ -125,48 +124,6 @@ def _chosen(suite: Suite, split: str, how: How) -> tuple[dict[str, list[Item]], 
     return {name: items for name, items in chosen.items() if items}, absent
 
 
-def estimate(
-    checkpoint: Path,
-    suite: Suite,
-    chosen: Mapping[str, Sequence[Item]],
-    missing: Mapping[str, Sequence[Item]],
-) -> dict[str, Any]:
-    """A rough cost before the start: four characters a token, generations at their longest.
-
-    The time assumes 30 GFLOP/s a processor core, or 100 TFLOP/s on a GPU.
-    """
-    tokens = 0
-    for name, items in missing.items():
-        read, written = _tokens(suite.benchmarks[name])
-        text = sum(len(json.dumps(item.record, ensure_ascii=False)) for item in items)
-        tokens += read * text // 4 + written * len(items)
-    parameters = sum(tensor.size for tensor in open_checkpoint(checkpoint).tensors.values())
-    try:
-        import torch
-
-        rate = 1e14 if torch.cuda.is_available() else 3e10 * torch.get_num_threads()
-    except ImportError:
-        rate = 3e10
-    return {
-        "items": sum(map(len, chosen.values())),
-        "items_to_score": sum(map(len, missing.values())),
-        "tokens_at_most": tokens,
-        "seconds_at_most": round(2 * parameters * tokens / rate, 1),
-    }
-
-
-def _tokens(mark: Benchmark) -> tuple[int, int]:
-    """How often a record's text is read, and how many more tokens an item takes at most."""
-    if isinstance(mark, LmEval):
-        generated = {"gsm8k_cot": 1100, "ifeval": 1280}.get(mark.task)
-        return (1, int(mark.generation.get("max_gen_toks", generated))) if generated else (4, 0)
-    if isinstance(mark, Code):
-        return 0, mark.samples * mark.max_length
-    if isinstance(mark, Safety | Jsonl):
-        return 1, mark.max_new_tokens
-    return 1, 4
-
-
 @dataclass
 class _Run:
     """One checkpoint's evaluation; the model is loaded when the first item needs it."""
@@ -184,13 +141,18 @@ class _Run:
     @cached_property
     def model(self) -> Model:
         how = self.how
-        return load_model(self.checkpoint, how.backend, how.dtype, how.batch_size)
+        return load_model(self.checkpoint, how.backend, how.dtype, how.batch_size, self.share)
 
     @cached_property
     def judge(self) -> Any:
         from sigmerge.evaluation.safety import load_judge
 
-        return load_judge(self.how.judge, self.how.backend)
+        return load_judge(self.how.judge, self.how.backend, self.share)
+
+    @property
+    def share(self) -> float:
+        """Of a GPU's memory for each model: a judge that is one needs half."""
+        return 0.9 if self.how.judge == "keyword" else 0.45
 
     def key(self, name: str) -> Key:
         """What a result depends on: the benchmark's settings, backend, judge, harness."""

@@ -88,10 +88,10 @@ def parse_wildguard(text: str) -> Verdict:
 class WildGuardJudge:
     """WildGuard from a local folder, through transformers or vLLM."""
 
-    def __init__(self, folder: Path, backend: str = "hf") -> None:
+    def __init__(self, folder: Path, backend: str = "hf", share: float = 0.45) -> None:
         self.name = f"wildguard ({folder.name})"
         self._prompt = judge_prompt(folder)
-        self._model = load_model(folder, backend, "auto", None)
+        self._model = load_model(folder, backend, "auto", None, share)
 
     def judge(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Verdict], Usage]:
         prompts = [
@@ -114,9 +114,9 @@ def judge_prompt(folder: Path) -> str:
     return text
 
 
-def load_judge(name: str, backend: str) -> Judge:
+def load_judge(name: str, backend: str, share: float = 0.45) -> Judge:
     """`keyword`, or the folder of a WildGuard checkpoint."""
-    return KeywordJudge() if name == "keyword" else WildGuardJudge(Path(name), backend)
+    return KeywordJudge() if name == "keyword" else WildGuardJudge(Path(name), backend, share)
 
 
 @dataclass(frozen=True)

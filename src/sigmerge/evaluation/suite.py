@@ -110,7 +110,7 @@ class Code(_Benchmark):
     temperature: float = Field(0.2, ge=0)
     top_p: float = Field(0.95, gt=0, le=1)
     max_length: int = Field(512, ge=1)
-    timeout: float = Field(120.0, gt=0)
+    timeout: float = Field(300.0, gt=0)
     seed: int = 0
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -12,6 +15,8 @@ from typing import Any, Protocol, TypeVar
 from sigmerge.errors import MissingExtra, PoolError, ScoreError
 
 T = TypeVar("T")
+LONGEST = 2048
+"""Tokens of an item and its answer for which a batch must have room."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +60,17 @@ class Model(Protocol):
         """A user's text in the tokenizer's chat template; as it is where there is none."""
 
 
-def load_model(folder: Path, backend: str, dtype: str, batch_size: int | None) -> Model:
-    """A checkpoint by transformers (hf) or vLLM (vllm)."""
+BACKENDS = ("hf", "vllm")
+
+
+def load_model(
+    folder: Path, backend: str, dtype: str, batch_size: int | None, share: float = 0.9
+) -> Model:
+    """A checkpoint by transformers (hf) or vLLM (vllm), whose engine takes a share of the GPU."""
+    if backend not in BACKENDS:
+        raise ScoreError(f"{backend!r} is no backend; there are {', '.join(BACKENDS)}.")
     if backend == "vllm":
-        return VllmModel(folder, dtype)
+        return VllmModel(folder, dtype, share)
     return HfModel(folder, dtype, batch_size)
 
 
@@ -87,15 +99,10 @@ class HfModel:
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.batch_size = batch_size or (64 if device == "cuda" else 8)
+        self.batch_size = batch_size or self._fitting()
 
     def chat(self, text: str) -> str:
-        if not self.tokenizer.chat_template:
-            return text
-        turns = [{"role": "user", "content": text}]
-        return str(
-            self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        )
+        return _in_template(self.tokenizer, text)
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> tuple[list[list[str]], Usage]:
         start, texts, usage, done = time.perf_counter(), [], Usage(), 0
@@ -108,18 +115,39 @@ class HfModel:
             done += len(answers)
         return texts, usage + Usage(seconds=time.perf_counter() - start)
 
+    def _fitting(self) -> int:
+        """The batch size to begin with: what half of the free memory holds, a power of two.
+
+        A row of `LONGEST` tokens takes its keys and values in every layer and two float32 rows of
+        the vocabulary per token. More than 64 rows on a GPU, or 16 on processor cores, gain little.
+        """
+        config, cuda = self.model.config.get_text_config(), self.model.device.type == "cuda"
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        cached = 2 * config.num_hidden_layers * heads * width * self.model.dtype.itemsize
+        row = LONGEST * (cached + 8 * config.vocab_size)
+        free = self.torch.cuda.mem_get_info()[0] if cuda else _free_memory()
+        rows = min(free // 2 // row, 64 if cuda else 16)
+        return 1 << max(0, int(rows).bit_length() - 1)
+
     def halving(self, work: Callable[..., T]) -> T:
         """Do a batch; when the memory does not hold it, halve the batch size and go on."""
         while True:
             try:
                 return work()
-            except self.torch.cuda.OutOfMemoryError:
+            except RuntimeError as error:  # on processor cores it has no class of its own
+                full = isinstance(error, self.torch.OutOfMemoryError)
+                if not (full or "can't allocate memory" in str(error)):
+                    raise
                 if self.batch_size == 1:
                     raise ScoreError(
-                        f"{self.name}: not even one item fits the GPU's memory; use a larger GPU."
+                        f"{self.name}: not even one item fits the memory; use a larger machine, "
+                        "or --dtype bfloat16."
                     ) from None
-                self.torch.cuda.empty_cache()
-                self.batch_size //= 2
+            self.batch_size //= 2
+            self.torch.cuda.empty_cache()
 
     def _batch(self, prompts: Sequence[str], sampling: Sampling) -> tuple[list[list[str]], Usage]:
         prompts = prompts[: self.batch_size]
@@ -133,8 +161,7 @@ class HfModel:
         how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None}
         if sampling.temperature:
             how = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
-            seed = hashlib.sha256(f"{sampling.seed}|{prompts[0]}".encode()).digest()[:4]
-            self.torch.manual_seed(int.from_bytes(seed))
+            self.torch.manual_seed(_seed(sampling, prompts[0]))
         if sampling.stop:
             how |= {"stop_strings": list(sampling.stop), "tokenizer": self.tokenizer}
         with self.torch.inference_mode():
@@ -159,42 +186,84 @@ class HfModel:
 
 
 class VllmModel:
-    """Generation by vLLM, which batches by itself; sampled prompts carry their own seeds."""
+    """Generation by vLLM, which batches by itself; every request carries its own seed."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
+    def __init__(self, folder: Path, dtype: str, share: float) -> None:
+        # In this process: a fork could not use CUDA, and its schedule would change from run to run.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         try:
             from vllm import LLM, SamplingParams
         except ImportError:
             raise MissingExtra("vllm", "vllm", "The vllm backend") from None
         self.name, self._parameters = str(folder), SamplingParams
-        self.engine = LLM(model=str(folder), dtype=dtype, seed=0)
+        self.engine = LLM(
+            model=str(folder), dtype=saved_dtype(folder) if dtype == "auto" else dtype,
+            seed=0, gpu_memory_utilization=share,
+        )  # fmt: skip
+        self.tokenizer: Any = self.engine.get_tokenizer()
 
     def chat(self, text: str) -> str:
-        tokenizer = self.engine.get_tokenizer()
-        if not tokenizer.chat_template:
-            return text
-        turns = [{"role": "user", "content": text}]
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        return _in_template(self.tokenizer, text)
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> tuple[list[list[str]], Usage]:
-        start, tokenizer = time.perf_counter(), self.engine.get_tokenizer()
-        lengths = [len(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+        start = time.perf_counter()
+        special = not (sampling.templated and self.tokenizer.chat_template)
+        encoded = self.tokenizer(list(prompts), add_special_tokens=special)["input_ids"]
         parameters = [
             self._parameters(
                 n=sampling.samples, temperature=sampling.temperature, top_p=sampling.top_p,
-                max_tokens=sampling.max_new_tokens or max(1, (sampling.max_length or 0) - length),
-                stop=list(sampling.stop), seed=sampling.seed,
+                max_tokens=sampling.max_new_tokens or max(1, (sampling.max_length or 0) - len(ids)),
+                stop=list(sampling.stop), seed=_seed(sampling, prompt),
             )
-            for length in lengths
+            for prompt, ids in zip(prompts, encoded, strict=True)
         ]  # fmt: skip
-        outputs = self.engine.generate(list(prompts), parameters, use_tqdm=False)
+        asked = [{"prompt_token_ids": ids} for ids in encoded]
+        outputs = self.engine.generate(asked, parameters, use_tqdm=False)
         texts = [[_cut(answer.text, sampling) for answer in output.outputs] for output in outputs]
-        read = sum(len(output.prompt_token_ids) for output in outputs)
-        written = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
-        return texts, Usage(1, read, written, time.perf_counter() - start)
+        usage = vllm_usage(outputs, sampling.samples)
+        return texts, usage + Usage(seconds=time.perf_counter() - start)
+
+
+def vllm_usage(outputs: Sequence[Any], samples: int = 1) -> Usage:
+    """The cost of one call of the engine, from what it gave back."""
+    read = sum(len(output.prompt_token_ids) for output in outputs) * samples
+    written = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    return Usage(1, read, written)
+
+
+def saved_dtype(folder: Path) -> str:
+    """The type the weights were saved in; vLLM's own `auto` would halve float32."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return str(config.get("dtype") or config.get("torch_dtype") or "auto")
+
+
+def _in_template(tokenizer: Any, text: str) -> str:
+    if not tokenizer.chat_template:
+        return text
+    turns = [{"role": "user", "content": text}]
+    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+
+
+def _seed(sampling: Sampling, prompt: str) -> int:
+    """A seed of the prompt's own, so that no answer depends on its neighbours."""
+    return int.from_bytes(hashlib.sha256(f"{sampling.seed}|{prompt}".encode()).digest()[:4])
 
 
 def _cut(text: str, sampling: Sampling) -> str:
     """A text up to the first stop string."""
     ends = [text.find(stop) for stop in sampling.stop if stop in text]
     return text[: min(ends)] if ends else text
+
+
+def _free_memory() -> int:
+    """Bytes of memory that can still be had: the machine's, or the container's if that is less."""
+    found = []
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        found.append(int(line.split()[1]) << 10)
+    with suppress(OSError, ValueError):  # "max" where there is no limit
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+        found.append(int(limit) - int(used))
+    return max(0, min(found, default=4 << 30))
