@@ -214,6 +214,18 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         put("repair")({"scores": "s.json", "command": "x"}),
         ["repair", "not scores, command"],
     ),
+    "command that scores nothing": (
+        put("repair")({"command": "python score.py"}),
+        ["repair", "must say {checkpoint}"],
+    ),
+    "command that cannot be read": (
+        put("repair")({"command": "score '{checkpoint}"}),
+        ["repair", "cannot be taken apart"],
+    ),
+    "result files that are numbers": (
+        put("repair")({"scores": {"experts": {"math": 3}, "domain": {}}}),
+        ["repair", "scores: experts, anchor, domains, domain cannot be used", "task/metric"],
+    ),
     "unknown variant": (put("repair")({"variant": "defualt"}), ["did you mean 'default'?"]),
 }
 

@@ -7,7 +7,7 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -401,7 +401,8 @@ def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder to score.")],
     suite: SuiteName = "mergebench",
     split: Annotated[
-        str, typer.Option("--split", help="calibration (the drawn items), evaluation or all.")
+        Literal["calibration", "evaluation", "all"],
+        typer.Option("--split", help="calibration: the drawn items."),
     ] = "calibration",
     data: DataFolder = None,
     hub: UseHub = False,
@@ -414,8 +415,13 @@ def evaluate(
     only: Annotated[
         list[str] | None, typer.Option("--benchmark", help="Only this benchmark; repeatable.")
     ] = None,
-    backend: Annotated[str, typer.Option("--backend", help="hf or vllm.")] = "hf",
-    dtype: Annotated[str, typer.Option("--dtype", help="Of weights; auto: as saved.")] = "auto",
+    backend: Annotated[
+        Literal["hf", "vllm"], typer.Option("--backend", help="What generates.")
+    ] = "hf",
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option("--dtype", help="Of weights; auto: as saved."),
+    ] = "auto",
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=0, help="0: found automatically.")
     ] = 0,
@@ -527,8 +533,12 @@ app.add_typer(nano, name="nano")
 def train(
     out: OutFolder,
     seed: Annotated[int, typer.Option("--seed", help="Decides the facts and the training.")] = 0,
-    size: Annotated[str, typer.Option("--size", help="mini, nano, 6.7M or 26M.")] = "nano",
-    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    size: Annotated[
+        Literal["mini", "nano", "6.7M", "26M"], typer.Option("--size", help="Of each model.")
+    ] = "nano",
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option("--device", help="Where it is trained.")
+    ] = "cpu",
 ) -> None:
     """Train a reference and five experts from a seed."""
     from sigmerge.nano.train import train as verb
@@ -592,6 +602,8 @@ def study(
     from sigmerge.commands.options import Options
 
     chosen = anchors.split(",") if anchors else ANCHORS
+    if unknown := [name for name in chosen if name not in ANCHORS]:
+        raise typer.BadParameter(f"--anchors {unknown[0]}: there are {', '.join(ANCHORS)}")
     with show.progress(False) as progress:
         options = Options(threads=_how(threads)["threads"], progress=progress)
         result = verb(pools, chosen, out, seeds, options)

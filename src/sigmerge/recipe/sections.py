@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from sigmerge.errors import RecipeError
 
@@ -71,6 +79,14 @@ class SearchSection(_Strict):
         return self
 
 
+class HarnessScores(_Strict):
+    """`repair: scores:` as result files of lm-evaluation-harness."""
+
+    experts: dict[str, str]
+    anchor: str
+    domains: dict[str, str | list[str]]
+
+
 class RepairSection(_Strict):
     """The `repair:` section (design of the method: paper, Sec. 3)."""
 
@@ -91,20 +107,49 @@ class RepairSection(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> RepairSection:
+        wrong = []
         if self.c_min > self.c_max:
-            raise ValueError(f"c_min {self.c_min} exceeds c_max {self.c_max}")
+            wrong.append(f"c_min {self.c_min} exceeds c_max {self.c_max}")
         sources = [k for k in ("scores", "command", "evaluate") if getattr(self, k) is not None]
         if len(sources) > 1:
-            raise ValueError(f"give one of scores, command and evaluate, not {', '.join(sources)}")
+            wrong.append(f"give one of scores, command and evaluate, not {', '.join(sources)}")
+        elif self.command is not None:
+            wrong += _command_trouble(self.command)
+        elif isinstance(self.scores, dict):
+            wrong += _files_trouble(self.scores)
         from sigmerge.method.controls import VARIANTS
 
         if self.variant not in VARIANTS:
-            raise ValueError(unknown("variant", self.variant, VARIANTS))
+            wrong.append(unknown("variant", self.variant, VARIANTS))
         if self.variant == "sparse_update" and self.update == "replace":
-            raise ValueError("variant: sparse_update changes how Δ is added; drop update: replace")
+            wrong.append("variant: sparse_update changes how Δ is added; drop update: replace")
         if self.variant == "sparse_update" and self.scale == "calibrated":
-            raise ValueError("variant: sparse_update has no calibrated scale; give a number")
+            wrong.append("variant: sparse_update has no calibrated scale; give a number")
+        if wrong:
+            raise ValueError("; ".join(wrong))
         return self
+
+
+def _files_trouble(scores: dict[str, Any]) -> list[str]:
+    try:
+        HarnessScores.model_validate(scores)
+    except ValidationError as error:
+        keys = ", ".join(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
+        return [
+            f"scores: {keys} cannot be used; result files of lm-evaluation-harness are given as "
+            "experts: {name: file}, anchor: file, domains: {domain: [task/metric]}"
+        ]
+    return []
+
+
+def _command_trouble(command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        return [f"command: cannot be taken apart ({error})"]
+    if not any("{checkpoint}" in word for word in words):
+        return ["command: must say {checkpoint} where the folder to score goes"]
+    return []
 
 
 Dtype = Annotated[
