@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sigmerge as package
+from sigmerge.errors import SigmergeError
 from sigmerge.operators.table import OPERATORS, operator
 from tests.command_line import refused, sigmerge, tree
 from tests.pools import PoolOnDisk, make_pool, weight_bytes
@@ -191,3 +193,88 @@ def test_the_installed_command(pool: PoolOnDisk) -> None:
     again = subprocess.run(command, capture_output=True, text=True)
     assert (again.returncode, again.stdout) == (4, "")
     assert again.stderr.startswith("error: ") and "--overwrite" in again.stderr
+
+
+# Help, version, and what never happens.
+
+VERBS = [
+    "merge",
+    "capture",
+    "profile",
+    "deficits",
+    "repair",
+    "run",
+    "search",
+    "demo",
+    "evaluate",
+    "aggregate",
+    "operators",
+]
+NESTED = [
+    "splits build",
+    "splits verify",
+    *(f"nano {n}" for n in ["train", "verify", "compare", "study"]),
+]
+
+
+def test_the_version() -> None:
+    from importlib.metadata import version
+
+    ran = sigmerge("--version")
+    assert (ran.code, ran.out, ran.err) == (0, f"sigmerge {version('sigmerge')}\n", "")
+
+
+def test_the_first_page_names_every_command_whole_and_every_exit_code() -> None:
+    text = sigmerge("-h").out
+    assert text == sigmerge("--help").out
+    listed = text.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert [line.split()[0] for line in listed.splitlines()] == [*VERBS, "splits", "nano"]
+    assert "..." not in listed
+    codes = {error.exit_code for error in _kinds(SigmergeError)}
+    assert all(f"\n    {code}  " in text for code in {0, 130, *codes})
+
+
+def _kinds(base: type[SigmergeError]) -> list[type[SigmergeError]]:
+    return [base, *(kind for below in base.__subclasses__() for kind in _kinds(below))]
+
+
+@pytest.mark.parametrize("command", [*VERBS, *NESTED])
+def test_every_command_has_a_purpose_and_an_example(command: str) -> None:
+    ran = sigmerge(*command.split(), "-h")
+    assert ran.code == 0
+    assert f"    sigmerge {command}" in ran.out.partition("Example")[2]
+    purpose = ran.out.splitlines()[2]
+    assert purpose.startswith("  ") and "." in purpose  # a sentence that fits its line
+
+
+def test_the_recipe_of_the_help_is_one(pool: PoolOnDisk) -> None:
+    shown = sigmerge("merge", "-h").out.partition("A recipe:\n")[2]
+    (pool.root / "recipe.yaml").write_text(textwrap.dedent(shown))
+    assert sigmerge("merge", pool.root / "recipe.yaml", pool.root / "out").code == 0
+
+
+def test_a_file_that_cannot_be_written_is_named(pool: PoolOnDisk) -> None:
+    recipe = pool.write(pool.recipe("ties"))
+    said = refused(1, "merge", recipe, pool.root / ("x" * 300), beside=pool.root)
+    assert "File name too long" in said
+
+
+def test_a_fault_of_ours_is_one_line_unless_asked_for(
+    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise KeyError("of ours")
+
+    monkeypatch.setattr("sigmerge.commands.merge.merge", broken)
+    recipe = pool.write(pool.recipe("ties"))
+    said = refused(1, "merge", recipe, pool.root / "out", beside=pool.root)
+    assert "KeyError: 'of ours'" in said and "fault of sigmerge" in said
+    monkeypatch.setenv("SIGMERGE_DEBUG", "1")
+    with pytest.raises(KeyError):
+        sigmerge("merge", recipe, pool.root / "out")
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m sigmerge.cli operators | head -1; exit ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert ran.returncode == 0 and "Traceback" not in ran.stderr
