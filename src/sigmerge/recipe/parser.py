@@ -191,9 +191,10 @@ class _Parser:
     # Sections
 
     def _sections(self, data: dict[str, Any]) -> _Sections:
-        for key in [key for key in data if key in NOT_SUPPORTED]:
-            if data.pop(key) is not None:
-                self.problem((key,), NOT_SUPPORTED[key])
+        refused = [key for key in NOT_SUPPORTED if data.pop(key, None) is not None]
+        for key in refused:
+            self.problem((key,), NOT_SUPPORTED[key])
+        elsewhere = {"slices", "modules"} & set(refused)  # where mergekit may list its models
         top = self._checked(RecipeSection, data, ())
         if top is None:
             self.stop_on_problems()
@@ -204,7 +205,7 @@ class _Parser:
             (i, self._checked(ModelSection, entry, ("models", i)))
             for i, entry in enumerate(top.models)
         ]
-        if "models" not in data:
+        if "models" not in data and not elsewhere:
             self.problem((), "models is missing: no expert is listed")
         elif data["models"] == []:
             self.problem(("models",), "no expert is listed")
