@@ -207,7 +207,7 @@ class _Parser:
         ]
         if "models" not in data and not elsewhere:
             self.problem((), "models is missing: no expert is listed")
-        elif data["models"] == []:
+        elif data.get("models") == []:
             self.problem(("models",), "no expert is listed")
         capture = {} if top.capture is None else top.capture
         return _Sections(
