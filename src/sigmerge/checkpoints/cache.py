@@ -10,13 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from sigmerge.errors import OutputError
+
 
 def cache_folder(name: str) -> Path:
     """SIGMERGE_CACHE, or the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(os.environ.get("SIGMERGE_CACHE") or Path(home) / "sigmerge")
     folder = root / name
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{folder}: what is remembered between runs cannot be kept there ({error.strerror}). "
+            "Set SIGMERGE_CACHE to a folder that can be written."
+        ) from None
     return folder
 
 

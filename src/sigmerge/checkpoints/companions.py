@@ -10,6 +10,7 @@ from typing import Any
 from sigmerge.checkpoints.folder import read_json
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.writer import Output
+from sigmerge.errors import PoolError
 
 TOKENIZER = (
     "tokenizer*",
@@ -80,10 +81,13 @@ def vocabulary(folder: Path) -> dict[str, int] | bytes | None:
     fast = folder / "tokenizer.json"
     if fast.is_file():
         content = read_json(fast)
-        model, added = content.get("model"), content.get("added_tokens") or []
-        words = model.get("vocab") if isinstance(model, dict) else None
-        if isinstance(words, list):  # unigram: [token, score] in the order of ids
-            words = {token: i for i, (token, _) in enumerate(words)}
-        return {**(words or {}), **{token["content"]: token["id"] for token in added}}
+        try:
+            words = content["model"]["vocab"]
+            if isinstance(words, list):  # unigram: [token, score] in the order of ids
+                words = {token: i for i, (token, _) in enumerate(words)}
+            added = content.get("added_tokens") or []
+            return {**words, **{token["content"]: token["id"] for token in added}}
+        except (KeyError, TypeError, ValueError):
+            raise PoolError(f"{fast}: holds no vocabulary; copy or download it again.") from None
     files = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
     return next(((folder / f).read_bytes() for f in files if (folder / f).is_file()), None)

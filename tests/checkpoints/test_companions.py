@@ -1,0 +1,55 @@
+"""Vocabularies, read from whatever fixes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sigmerge.checkpoints.cache import cache_folder
+from sigmerge.checkpoints.companions import vocabulary
+from sigmerge.errors import OutputError, PoolError
+from tests.pools import VOCAB, write_tokenizer
+
+
+def fast(folder: Path, content: Any) -> Path:
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_real_tokenizer(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    write_tokenizer(tmp_path)
+    words = vocabulary(tmp_path)
+    assert words == AutoTokenizer.from_pretrained(tmp_path).get_vocab() and len(words) == VOCAB
+
+
+def test_unigrams_and_added_tokens(tmp_path: Path) -> None:
+    model = {"vocab": [["<unk>", 0.0], ["a", -1.5], ["b", -2.0]]}
+    added = [{"id": 3, "content": "<chat>"}, {"id": 0, "content": "<unk>"}]
+    found = vocabulary(fast(tmp_path, {"model": model, "added_tokens": added}))
+    assert found == {"<unk>": 0, "a": 1, "b": 2, "<chat>": 3}
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"model": 3}, {"model": {"vocab": 3}}, {"model": {"vocab": [1]}}]
+)
+def test_a_tokenizer_without_a_vocabulary(tmp_path: Path, content: Any) -> None:
+    with pytest.raises(PoolError, match=r"tokenizer\.json: holds no vocabulary"):
+        vocabulary(fast(tmp_path, content))
+
+
+def test_slow_tokenizers_are_compared_by_their_file(tmp_path: Path) -> None:
+    assert vocabulary(tmp_path) is None
+    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
+    assert vocabulary(tmp_path) == b"pieces"
+
+
+def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OutputError, match="Set SIGMERGE_CACHE to a folder that can be written"):
+        cache_folder("digests")
