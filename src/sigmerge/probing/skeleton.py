@@ -64,7 +64,8 @@ class Skeleton:
         _move_constants(model, self.device)
         stack = decoder_blocks(model)
         names = {id(module): name for name, module in model.named_modules()}
-        self._read, self._stored = read, StoredNames(names[id(stack)], expert)
+        self._read = read
+        self._stored = StoredNames(names[id(stack)], expert, _renaming(model))
         every = list(model.named_parameters(remove_duplicate=False))
         first = {id(weight): name for name, weight in reversed(every)}
         self._ties = {name: first[id(weight)] for name, weight in every}
@@ -153,9 +154,12 @@ class Skeleton:
 
 
 class StoredNames:
-    """Names in a checkpoint for names in a model: the former may lack the model's own prefix."""
+    """Names in a checkpoint for names in a model.
 
-    def __init__(self, stack: str, checkpoint: Checkpoint) -> None:
+    The former may lack the model's own prefix, or be older ones that transformers renames.
+    """
+
+    def __init__(self, stack: str, checkpoint: Checkpoint, renamed: Callable[[str], str]) -> None:
         prefix = checkpoint.stack.prefix
         if not f"{stack}.".endswith(prefix) or not prefix:
             raise PoolError(
@@ -163,14 +167,33 @@ class StoredNames:
                 f"model has them under {stack}.; it cannot be captured."
             )
         self._extra = f"{stack}.".removesuffix(prefix)
-        self._checkpoint = checkpoint
+        self._path = checkpoint.path
+        self._names = {renamed(stored): stored for stored in checkpoint.tensors}
 
     def __call__(self, name: str) -> str:
-        stored = name.removeprefix(self._extra)
-        if stored not in self._checkpoint.tensors:
-            raise PoolError(f"{self._checkpoint.path}: the model needs {stored}, which is not "
-                            "stored under that name; it cannot be captured.")  # fmt: skip
+        wanted = name.removeprefix(self._extra)
+        if wanted not in self._names:
+            raise PoolError(f"{self._path}: the model needs {wanted}, which is not stored under "
+                            "that name; it cannot be captured.")  # fmt: skip
+        return self._names[wanted]
+
+
+def _renaming(model: Any) -> Callable[[str], str]:
+    """What transformers calls a stored tensor when it loads this model."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming
+    except ImportError:  # before version 5, models were called as they are stored
+        return lambda stored: stored
+
+    rules = [r for r in get_model_conversion_mapping(model) or () if isinstance(r, WeightRenaming)]
+
+    def renamed(stored: str) -> str:
+        for rule in rules:
+            stored, _ = rule.rename_source_key(stored)
         return stored
+
+    return renamed
 
 
 def _empty_model(folder: Path, trust: bool) -> Any:
