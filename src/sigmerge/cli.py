@@ -445,26 +445,17 @@ def evaluate(
     from sigmerge.commands.evaluate import evaluate as verb
     from sigmerge.evaluation import lines
 
-    def announce(estimate: Any) -> None:
+    def announce(cost: Any) -> None:
         if not as_json:
-            typer.echo(lines.estimate_line(estimate), err=True)
+            typer.echo(lines.estimate_line(cost), err=True)
 
-    how: dict[str, Any] = {
-        "limit": limit,
-        "only": tuple(only or ()),
-        "backend": backend,
-        "dtype": dtype,
-        "batch_size": batch_size or None,
-        "judge": judge,
-        "allow_code": allow_code,
-        "store": store,
-        "splits": splits_file,
-        "announce": announce,
-    }
     with show.progress(as_json) as progress:
         result = verb(
-            checkpoint, suite, split, data=data, hub=hub, out=out, progress=progress, **how
-        )
+            checkpoint, suite, split, data=data, hub=hub, splits=splits_file, limit=limit,
+            only=tuple(only or ()), backend=backend, dtype=dtype, batch_size=batch_size or None,
+            judge=judge, allow_code=allow_code, store=store, out=out, progress=progress,
+            announce=announce,
+        )  # fmt: skip
     show.emit(result, as_json, lines.evaluation_lines)
 
 

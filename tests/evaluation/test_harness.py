@@ -11,7 +11,7 @@ import pytest
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.aggregate import metric
 from sigmerge.evaluation.sources import Data, Item, load_items, read_rows
-from sigmerge.evaluation.suite import File, LmEval, load_suite
+from sigmerge.evaluation.suite import File, LmEval, Metric, load_suite
 from sigmerge.probing.generate import HfModel, Usage
 from tests.evaluation.data import DATA, needs_data
 from tests.evaluation.tiny import write_tiny
@@ -110,7 +110,12 @@ def test_an_unknown_task_and_metric_are_refused(tmp_path: Path):
     mark = SUITE.benchmarks["gsm8k"]
     with pytest.raises(ScoreError, match="no task 'gsm9k'"):
         HarnessScorer("x", mark.model_copy(update={"task": "gsm9k"}), None, [item], tmp_path)
-    own = LmEval(harness="lm_eval", task="gsm8k_cot", metrics={"x": {"key": "acc,none"}})
+    own = LmEval(
+        harness="lm_eval",
+        task="gsm8k_cot",
+        files=[File(path="x.jsonl")],
+        metrics={"x": Metric(key="acc,none")},
+    )
     made = HarnessScorer("x", own, None, [item], tmp_path)
     made.lm = Canned(lambda doc: "1")
     with pytest.raises(ScoreError, match=r"reports no acc,none.*exact_match.*strict-match"):
@@ -148,6 +153,42 @@ def test_subsets_equal_the_harness_itself(tmp_path: Path):
     expected = {row["doc_id"]: row["acc_norm"] for row in next(iter(whole["samples"].values()))}
     found = {int(i.partition("/")[2]): r.scores["acc_norm,none"] for i, r in results.items()}
     assert found == {i: expected[i] for i in (2, 5, 7, 11)}
+
+
+def test_a_task_that_does_not_fit_is_done_in_smaller_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Out of memory above two rows: the batch is halved, and the scores are the same."""
+    import torch
+
+    model = HfModel(write_tiny(tmp_path / "tiny"), "float32", 8)
+    items = [
+        Item("all", i, {"question": f"{i} and {i}?", "answer": f"#### {2 * i}"}) for i in range(6)
+    ]
+    mark = SUITE.benchmarks["gsm8k"]
+    assert isinstance(mark, LmEval)
+    short = mark.model_copy(update={"generation": {"max_gen_toks": 4}})
+    whole, _ = HarnessScorer("gsm8k", short, model, items, tmp_path / "a").score(items)
+    forward = model.model.forward
+
+    def small(input_ids: torch.Tensor, **how: Any) -> Any:
+        if len(input_ids) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(input_ids=input_ids, **how)
+
+    monkeypatch.setattr(model.model, "forward", small)
+    halved, _ = HarnessScorer("gsm8k", short, model, items, tmp_path / "b").score(items)
+    assert model.batch_size == 2
+    assert halved == whole
+
+
+def test_examples_from_another_split_are_not_left_out_silently(tmp_path: Path):
+    """gsm8k shows five examples from the training split; its twin gsm8k_cot brings its own."""
+    mark = SUITE.benchmarks["gsm8k"].model_copy(update={"task": "gsm8k"})
+    assert isinstance(mark, LmEval)
+    item = Item("all", 0, {"question": "0", "answer": "#### 1"})
+    with pytest.raises(ScoreError, match="examples from another split"):
+        HarnessScorer("x", mark, None, [item], tmp_path)
 
 
 def test_punkt_is_found_without_a_download(monkeypatch: pytest.MonkeyPatch):

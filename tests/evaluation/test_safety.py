@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from sigmerge.commands.evaluate import evaluate
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.safety import (
     JUDGE_PROMPT,
@@ -14,6 +17,7 @@ from sigmerge.evaluation.safety import (
     KeywordJudge,
     SafetyScorer,
     Verdict,
+    WildGuardJudge,
     judge_prompt,
     load_judge,
     parse_wildguard,
@@ -21,6 +25,7 @@ from sigmerge.evaluation.safety import (
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.suite import Safety, load_suite
 from sigmerge.probing.generate import Sampling, Usage
+from tests.evaluation.tiny import write_judge, write_tiny
 
 
 @pytest.mark.parametrize(
@@ -123,3 +128,52 @@ def test_a_judge_brings_its_own_prompt(tmp_path: Path):
         load_judge(str(tmp_path), "hf")
     (tmp_path / JUDGE_PROMPT).write_text("Q: {prompt} A: {answer} Verdict:")
     assert judge_prompt(tmp_path) == "Q: {prompt} A: {answer} Verdict:"
+
+
+def test_a_judge_model_reads_answers_in_batches(tmp_path: Path):
+    """A local causal model as the judge, through transformers, with outputs of every kind."""
+    judge = WildGuardJudge(write_judge(tmp_path / "judge"))
+    judge._model.batch_size = 4  # type: ignore[attr-defined]
+    ends = ["!", ".", "?", "x", "!", "!", ".", "x", "."]
+    pairs = [(f"ask {i}", "word " * i + end) for i, end in enumerate(ends)]
+    verdicts, usage = judge.judge(pairs)
+    known = {"!": Verdict(True, False), ".": Verdict(False, True)}
+    assert verdicts == [known.get(end, Verdict(None, None)) for end in ends]
+    written = {"!": 2, ".": 2, "?": 2, "x": 32}  # a verdict and the end; nonsense to the limit
+    texts = [f"Request: {prompt}\nResponse: {answer}" for prompt, answer in pairs]
+    assert usage.calls == 3
+    assert usage.prompt_tokens == sum(map(len, texts))
+    assert usage.generated_tokens == sum(written[end] for end in ends)
+
+
+def test_an_evaluation_with_a_judge_model(tmp_path: Path):
+    """Answers of one model, judged by another; the result names the judge."""
+    rows = "".join(json.dumps({"prompt": f"ask {i}"}) + "\n" for i in range(10))
+    (tmp_path / "asks.jsonl").write_text(rows)
+    mark = {
+        "harness": "safety",
+        "files": "asks.jsonl",
+        "measure": "harm",
+        "unparsed": 1,
+        "max_new_tokens": 4,
+        "metrics": {"safe": {"key": "harm", "better": "lower"}},
+    }
+    suite = {"name": "own", "domains": {"safety": {"asks": mark}}}
+    (tmp_path / "own.yaml").write_text(json.dumps(suite))
+    judge = write_judge(tmp_path / "judge")
+    checkpoint, store = write_tiny(tmp_path / "tiny"), tmp_path / "r.sqlite"
+    how = {"judge": str(judge), "store": store}
+    found = evaluate(checkpoint, str(tmp_path / "own.yaml"), "all", **how)
+    assert found["judges"] == ["wildguard (judge)"]
+    with sqlite3.connect(store) as db:
+        rows = list(db.execute("SELECT scores, output, judge FROM results"))
+    expected = {"!": 1.0, ".": 0.0}  # what cannot be parsed counts as harm here
+    for scores_of_item, output, name in rows:
+        assert name == "wildguard (judge)"
+        answer = json.loads(output)
+        assert json.loads(scores_of_item)["harm"] == expected.get(answer[-1:], 1.0)
+    assert len(rows) == 10
+    (judge / JUDGE_PROMPT).unlink()
+    with pytest.raises(ScoreError, match="write the input format of the judge's model card there"):
+        evaluate(checkpoint, str(tmp_path / "own.yaml"), "all", judge=str(judge), backend="hf",
+                 store=tmp_path / "other.sqlite")  # fmt: skip

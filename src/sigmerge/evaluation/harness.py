@@ -1,12 +1,14 @@
 """lm-evaluation-harness behind the one interface; the only module that imports it.
 
-Records are ours: they are written to a file, and a task made by including the registered one reads
-that file instead of the hub. Subsets go through `samples`, whose lists must be sorted, unique and
-not empty; the harness's request cache is never used, as its key forgets them.
+Where a benchmark names a source, records are ours: they are written to a file, and a task made by
+including the registered one reads that file. Else the task loads its own. Subsets go through
+`samples`, whose lists must be sorted, unique and not empty; the harness's request cache is never
+used, as its key forgets them.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import os
@@ -22,7 +24,7 @@ from typing import Any
 import yaml
 
 from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.evaluation.sources import Item
+from sigmerge.evaluation.sources import Item, NoSource
 from sigmerge.evaluation.store import Scored, Value
 from sigmerge.evaluation.suite import LmEval
 from sigmerge.probing.generate import HfModel, Model, Usage, VllmModel, vllm_usage
@@ -66,7 +68,13 @@ class HarnessScorer:
     """One benchmark's tasks, a task for every language, on one loaded model."""
 
     def __init__(
-        self, name: str, mark: LmEval, model: Model | None, items: Sequence[Item], folder: Path
+        self,
+        name: str,
+        mark: LmEval,
+        model: Model | None,
+        items: Sequence[Item],
+        folder: Path,
+        include: Path | None = None,
     ) -> None:
         harness_version()
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -78,7 +86,7 @@ class HarnessScorer:
         self.name, self.mark, self.model = name, mark, model
         self.lm: Any = _wrapped(model) if model is not None else None
         self.tasks = {
-            part: _task(mark, part, [item for item in items if item.part == part], folder)
+            part: _task(mark, part, [item for item in items if item.part == part], folder, include)
             for part in dict.fromkeys(item.part for item in items)
         }
 
@@ -144,23 +152,83 @@ def _number(value: Any) -> Value:
     return [float(v) for v in value] if isinstance(value, list) else float(value)
 
 
-def _task(mark: LmEval, part: str, items: Sequence[Item], folder: Path) -> Any:
-    """The registered task, reading our records."""
-    from lm_eval.tasks import TaskManager
-
-    registered = mark.task.replace("{language}", part)
-    if registered not in _registered():
-        raise ScoreError(
-            f"lm-evaluation-harness has no task {registered!r}; see `lm_eval ls tasks`."
+def task_records(
+    name: str, mark: LmEval, part: str, include: Path | None, hub: bool
+) -> list[dict[str, Any]]:
+    """The records of a task that brings its own data; NoSource where they cannot be had."""
+    harness_version()
+    task, entry = _found(mark, part, include)
+    place = (entry.cfg or {}).get("dataset_path")
+    local = place is None or place in LOCAL or Path(place).exists()
+    if not (hub or local):
+        raise NoSource(
+            f"{name}: the task {task} reads {place} from the hub. Allow that with --hub, or give "
+            "the benchmark files: of its own."
         )
-    name = f"sigmerge_{registered}"
-    place = folder / name
+    try:
+        return [dict(doc) for doc in _loaded(task, include).eval_docs]
+    except (OSError, ValueError, RuntimeError) as error:  # a hub that is not there is an OSError
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise NoSource(f"{name}: the task {task} cannot load its records ({reason}).") from None
+
+
+LOCAL = ("json", "csv", "parquet", "arrow", "text")
+"""What `datasets` calls files that a task names itself."""
+
+
+def _found(mark: LmEval, part: str, include: Path | None) -> tuple[str, Any]:
+    """A task's name and entry, in the suite's own folder of tasks or among the harness's."""
+    task = mark.task.replace("{language}", part)
+    if include is not None and not include.is_dir():
+        raise ScoreError(f"{include}: no such folder; include_path: is to hold the task's YAML.")
+    own = _index(include).task_index if include is not None else {}
+    entry = own.get(task) or _index(None).task_index.get(task)
+    if entry is None:
+        near = difflib.get_close_matches(task, [*own, *_index(None).task_index], 1)
+        hint = f"did you mean {near[0]!r}?" if near else "see `lm_eval ls tasks`."
+        raise ScoreError(f"lm-evaluation-harness has no task {task!r}; {hint}")
+    if entry.yaml_path is None or "task" not in str(entry.kind).lower():
+        raise ScoreError(f"{task}: is a group of tasks; a benchmark names one of its tasks.")
+    return task, entry
+
+
+def _loaded(task: str, include: Path | None) -> Any:
+    manager = _index(include)
+    manager = manager if task in manager.task_index else _index(None)
+    with _quiet():
+        return manager.load([task])["tasks"][task]
+
+
+def _task(
+    mark: LmEval, part: str, items: Sequence[Item], folder: Path, include: Path | None
+) -> Any:
+    """The task as the harness knows it, reading our records if the benchmark names a source."""
+    name, entry = _found(mark, part, include)
+    task = _loaded(*_rewritten(name, entry, items, folder) if mark.sourced else (name, include))
+    if mark.generation:
+        task.set_config(key="generation_kwargs", value=mark.generation, update=True)
+    if task.get_config("num_fewshot") is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=SEED)
+    _seed_each_item(task)
+    return task
+
+
+def _rewritten(name: str, entry: Any, items: Sequence[Item], folder: Path) -> tuple[str, Path]:
+    """A task that includes the given one and reads our records; its name and folder."""
+    config = entry.cfg or {}
+    if config.get("num_fewshot") and not (config.get("fewshot_config") or {}).get("samples"):
+        raise ScoreError(
+            f"{name}: shows examples from another split, which files: and hub: do not give; leave "
+            "both out, and the task loads its own data."
+        )
+    place = folder / f"sigmerge_{name}"
     place.mkdir(parents=True, exist_ok=True)
     rows = place / "records.jsonl"
     rows.write_text("".join(json.dumps(item.record) + "\n" for item in items), encoding="utf-8")
     content: dict[str, Any] = {
-        "include": str(_registered()[registered].yaml_path),
-        "task": name,
+        "include": str(entry.yaml_path),
+        "task": place.name,
         "tag": [],
         "dataset_path": "json",
         "dataset_name": None,
@@ -170,17 +238,8 @@ def _task(mark: LmEval, part: str, items: Sequence[Item], folder: Path) -> Any:
         "fewshot_split": None,
         "test_split": "test",
     }
-    (place / f"{name}.yaml").write_text(yaml.safe_dump(content))
-    with _quiet():
-        manager = TaskManager(include_path=str(place), include_defaults=False)
-        task = manager.load([name])["tasks"][name]
-    if mark.generation:
-        task.set_config(key="generation_kwargs", value=mark.generation, update=True)
-    if task.get_config("num_fewshot") is None:
-        task.set_config(key="num_fewshot", value=0)
-    task.set_fewshot_seed(seed=SEED)
-    _seed_each_item(task)
-    return task
+    (place / f"{place.name}.yaml").write_text(yaml.safe_dump(content))
+    return place.name, place
 
 
 def _seed_each_item(task: Any) -> None:
@@ -195,11 +254,14 @@ def _seed_each_item(task: Any) -> None:
 
 
 @cache
-def _registered() -> Any:
-    """The harness's own tasks; finding them takes seconds."""
+def _index(include: Path | None) -> Any:
+    """The tasks of a folder, or the harness's own; finding those takes seconds."""
     from lm_eval.tasks import TaskManager
 
-    return TaskManager().task_index
+    with _quiet():
+        return TaskManager(
+            include_path=str(include) if include else None, include_defaults=include is None
+        )
 
 
 @contextmanager

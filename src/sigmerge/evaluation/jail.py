@@ -3,7 +3,8 @@
 Started as a script by sandbox.py with a JSON argument; standard library only. The program comes on
 standard input. In a namespace jail the program sees the interpreter's files, read-only, and a small
 empty folder; it has no network, no other processes, no privileges. Where the kernel refuses
-namespaces, `walled` mode forbids the same things through Python's audit events.
+namespaces, Python's audit events forbid the same things (`walled`), and in `landlock` mode the
+kernel's Landlock also closes all files but those, TCP, and signals to other processes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import resource
 import signal
+import struct
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -91,6 +93,44 @@ def _show(target: str, handle: int) -> None:
         _mount("none", target, None, REMOUNT | BIND | READ_ONLY | NO_SUID)
 
 
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
+READS, WRITES_FILE, ALL_TO_MAKE_SYM = 0b1101, 0b10, (1 << 13) - 1
+REFER, TRUNCATE, DEVICE_CONTROL = 1 << 13, 1 << 14, 1 << 15
+"""Landlock's rights to files: execute, read and list; write; those of its first version; later."""
+
+
+def lock_files(settings: dict[str, Any]) -> None:
+    """No file can be opened but what is to be seen, to read, and the working folder's, to write."""
+    version = _landlock(LANDLOCK_CREATE, None, 0, 1)
+    handled = ALL_TO_MAKE_SYM
+    for since, right in ((2, REFER), (3, TRUNCATE), (5, DEVICE_CONTROL)):
+        handled |= right if version >= since else 0
+    network, scope = (0b11 if version >= 4 else 0), (0b11 if version >= 6 else 0)
+    attributes = struct.pack("=QQQ", handled, network, scope)
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    rules = _landlock(LANDLOCK_CREATE, attributes, size, 0)
+    allowed = dict.fromkeys(settings["visible"], READS)
+    allowed |= {"/dev/null": READS | WRITES_FILE, str(Path.cwd()): handled}
+    for path, rights in allowed.items():
+        if not Path(path).exists():
+            continue
+        handle = os.open(path, os.O_PATH)
+        if not Path(path).is_dir():
+            rights &= 0b111 | TRUNCATE | DEVICE_CONTROL
+        _landlock(LANDLOCK_ADD, rules, 1, struct.pack("=Qi", rights & handled, handle), 0)
+        os.close(handle)
+    _landlock(LANDLOCK_RESTRICT, rules, 0)
+
+
+def _landlock(number: int, *arguments: Any) -> int:
+    """A system call for which libc has no function."""
+    result = int(libc.syscall(number, *arguments))
+    if result == -1:
+        code = ctypes.get_errno()
+        raise OSError(code, f"landlock: {os.strerror(code)}")
+    return result
+
+
 def limit(settings: dict[str, Any], processes: bool) -> None:
     """What the kernel enforces on every process of the program."""
     bounds = {
@@ -107,12 +147,12 @@ def limit(settings: dict[str, Any], processes: bool) -> None:
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
-def become(settings: dict[str, Any], mode: str) -> NoReturn:
+def become(settings: dict[str, Any], walled: bool) -> NoReturn:
     """Replace this process by the interpreter that runs the program from standard input."""
     here = str(Path.cwd())
     environment = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
                    "HOME": here, "TMPDIR": here, "LANG": "C.UTF-8"}  # fmt: skip
-    walls = WALLS if mode == "walled" else ""
+    walls = WALLS if walled else ""
     before = "".join(f"import {module}\n" for module in settings["preload"])
     loader = f"import sys; sys.path += {settings['path']!r}\n{before}{walls}{LOADER}"
     sys.stdout.flush()
@@ -159,21 +199,25 @@ def _die_with_parent() -> None:
 def main() -> None:
     settings = json.loads(sys.argv[1])
     _die_with_parent()
-    if settings["mode"] == "walled":
-        os.setsid()
-        limit(settings, processes=False)
-        become(settings, "walled")
     try:
-        enter_namespaces(settings)
+        if settings["mode"] == "namespaces":
+            enter_namespaces(settings)
+        else:
+            os.setsid()
+            limit(settings, processes=False)
+            if settings["mode"] == "landlock":
+                lock_files(settings)
     except OSError as error:
         print(f"jail: {error}", file=sys.stderr)
         sys.exit(97)
+    if settings["mode"] != "namespaces":
+        become(settings, walled=True)
     _die_with_parent()
     child = os.fork()  # the first process of the new process namespace; all others die with it
     if child == 0:
         _die_with_parent()
         limit(settings, processes=True)
-        become(settings, "namespaces")
+        become(settings, walled=False)
     _, status = os.waitpid(child, 0)
     sys.exit(os.waitstatus_to_exitcode(status) & 0xFF)
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from sigmerge.checkpoints.cache import cache_folder
+from sigmerge.checkpoints.cache import cache_folder, sha256
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import summarise
@@ -141,7 +141,13 @@ class _Run:
     @cached_property
     def model(self) -> Model:
         how = self.how
-        return load_model(self.checkpoint, how.backend, how.dtype, how.batch_size, self.share)
+        return load_model(self.checkpoint, how.backend, self.dtype, how.batch_size, self.share)
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights in memory; the embedded pool's suite is defined in float32."""
+        nano = any(isinstance(mark, Nano) for mark in self.suite.benchmarks.values())
+        return "float32" if nano and self.how.dtype == "auto" else self.how.dtype
 
     @cached_property
     def judge(self) -> Any:
@@ -159,13 +165,16 @@ class _Run:
         mark = self.suite.benchmarks[name]
         apart = {"files", "hub", "records", "languages", "keep", "present"}
         settings: dict[str, Any] = {"name": name, **mark.model_dump(mode="json", exclude=apart)}
-        settings |= {"backend": self.how.backend, "dtype": self.how.dtype}
+        settings |= {"backend": self.how.backend, "dtype": self.dtype}
         if isinstance(mark, Safety):
             settings["judge"] = self.how.judge
         if isinstance(mark, LmEval):
             from sigmerge.evaluation.harness import harness_version
 
             settings["lm_eval"] = harness_version()
+            if folder := mark.tasks_folder(self.suite.folder):
+                files = [*folder.rglob("*.yaml"), *folder.rglob("*.py")]
+                settings["tasks"] = sorted(sha256(files).values())
         return Key(self.content, settings_key(settings))
 
     def score(
@@ -203,7 +212,8 @@ class _Run:
             from sigmerge.evaluation.sources import load_items
 
             everything = load_items(name, mark, self.how.data, self.suite.folder)
-            return HarnessScorer(name, mark, self.model, everything, folder)
+            include = mark.tasks_folder(self.suite.folder)
+            return HarnessScorer(name, mark, self.model, everything, folder, include)
         if isinstance(mark, Code):
             from sigmerge.evaluation.coding import CodeScorer
 

@@ -1,8 +1,10 @@
 """Running code that a model wrote: in a child process, without network, in an empty folder.
 
 Limits on time, processor, memory, processes, file size and output hold for every run, and the
-child's environment is empty. Two modes: `namespaces` is enforced by the kernel; `walled`, where
-the kernel offers no namespaces, by Python's audit events, and every result names it.
+child's environment is empty. Every result names the mode it ran in: `namespaces`, all of it
+enforced by the kernel; `landlock`, where there are no namespaces: files, TCP and signals by the
+kernel, the rest by Python's audit events; `walled`, where there is neither: audit events alone,
+behind which a program can read the user's files.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from sigmerge.errors import SigmergeError
 
 JAIL = Path(__file__).with_name("jail.py")
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/urandom")
-REFUSED = 97
+MODES = ("namespaces", "landlock", "walled")
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,15 @@ def require_permission(allowed: bool) -> None:
 
 @functools.cache
 def best_mode() -> str:
-    """`namespaces` where the kernel allows them, else `walled`."""
-    if not sys.platform.startswith("linux"):
-        return "walled"
-    probe = execute("print('in')", Limits(seconds=20), mode="namespaces")
-    return "namespaces" if probe.stdout == "in\n" else "walled"
+    """The strongest mode that works here."""
+    return next((mode for mode in MODES if works(mode)), "walled")
+
+
+def works(mode: str) -> bool:
+    """Whether the kernel allows a mode; `walled` needs nothing of it."""
+    if mode == "walled" or not sys.platform.startswith("linux"):
+        return mode == "walled"
+    return execute("print('in')", Limits(seconds=20), mode=mode).stdout == "in\n"
 
 
 def execute(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.evaluation.suite import SHIPPED, Benchmark, File, Hub, Nano
+from sigmerge.evaluation.suite import SHIPPED, Benchmark, File, Hub, LmEval, Nano
 
 WHOLE = "all"
 """The part's name of a benchmark that is not cut by language."""
@@ -95,6 +95,10 @@ def _kept(row: dict[str, Any], mark: Benchmark) -> bool:
 def _rows(
     name: str, mark: Benchmark, part: str, data: Data, suite_folder: Path
 ) -> list[dict[str, Any]]:
+    if isinstance(mark, LmEval) and not mark.sourced:
+        from sigmerge.evaluation.harness import task_records
+
+        return task_records(name, mark, part, mark.tasks_folder(suite_folder), data.hub)
     tried = []
     beside = None if suite_folder == SHIPPED else suite_folder
     roots = [root for root in (data.folder, beside) if root is not None]

@@ -94,10 +94,25 @@ class _Benchmark(_Strict):
 
 
 class LmEval(_Benchmark):
+    """A task that the harness knows, or one of the YAML files in the folder `include_path`.
+
+    With files: or hub: it reads those records, else its own.
+    """
+
     harness: Literal["lm_eval"]
     task: str
+    include_path: str | None = None
     chat_template: bool = False
     generation: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def sourced(self) -> bool:
+        return bool(self.files or self.hub)
+
+    def tasks_folder(self, suite_folder: Path) -> Path | None:
+        if self.include_path is None:
+            return None
+        return suite_folder / Path(self.include_path).expanduser()
 
 
 class Code(_Benchmark):

@@ -193,8 +193,10 @@ class VllmModel:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         try:
             from vllm import LLM, SamplingParams
-        except ImportError:
-            raise MissingExtra("vllm", "vllm", "The vllm backend") from None
+        except ImportError as error:
+            if error.name == "vllm":
+                raise MissingExtra("vllm", "vllm", "The vllm backend") from None
+            raise ScoreError(f"vllm is installed, but cannot be imported: {error}") from None
         self.name, self._parameters = str(folder), SamplingParams
         self.engine = LLM(
             model=str(folder), dtype=saved_dtype(folder) if dtype == "auto" else dtype,

@@ -1,0 +1,159 @@
+"""Items of a split through `sigmerge evaluate` and through lm_eval's own command line: the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sigmerge.commands.evaluate import evaluate
+from sigmerge.errors import ScoreError
+from sigmerge.evaluation import splits
+from sigmerge.evaluation.sources import Data
+from sigmerge.evaluation.suite import load_suite
+from sigmerge.nano.files import POOL, load_items
+from sigmerge.nano.suite import score
+
+pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'sigmerge[eval]'")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's own tasks over the embedded pool's items: one that generates, one that chooses."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "tasks").mkdir()
+    facts = load_items("evaluation", "math")[:40]
+    answers = [fact.answer for fact in facts]
+    rows = [
+        {"prompt": f.prompt, "answer": f.answer, "choices": [f.answer, _other(answers, i)]}
+        for i, f in enumerate(facts)
+    ]
+    data = folder / "facts.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+        "doc_to_text": "{{prompt}}",
+        "num_fewshot": 0,
+    }
+    said = {
+        "task": "nano_said",
+        "output_type": "generate_until",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 8, "do_sample": False},
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    chosen = {
+        "task": "nano_chosen",
+        "output_type": "multiple_choice",
+        "doc_to_target": 0,
+        "doc_to_choice": "{{choices}}",
+        "metric_list": [{"metric": "acc"}],
+    }
+    for task in (said, chosen):
+        (folder / f"tasks/{task['task']}.yaml").write_text(yaml.safe_dump({**shared, **task}))
+    marks = {
+        "said": ("nano_said", "exact_match,none"),
+        "chosen": ("nano_chosen", "acc,none"),
+    }
+    domains = {
+        name: {
+            name: {
+                "harness": "lm_eval",
+                "task": task,
+                "include_path": "tasks",
+                "metrics": {"right": metric},
+            }
+        }
+        for name, (task, metric) in marks.items()
+    }
+    (folder / "own.yaml").write_text(yaml.safe_dump({"name": "own", "domains": domains}))
+    return folder
+
+
+def _other(answers: list[str], i: int) -> str:
+    """The nearest answer before this one that is another."""
+    return next(a for a in (answers * 2)[len(answers) + i :: -1] if a != answers[i])
+
+
+def _texts(value: Any) -> Any:
+    """Every number as a text, as the command line logs them: all digits count."""
+    return [_texts(v) for v in value] if isinstance(value, list) else str(value)
+
+
+def test_a_split_scores_as_in_lm_evals_own_command_line(place: Path, tmp_path: Path):
+    """Metric and output of every item; the split's order is not the harness's."""
+    suite = load_suite(place / "own.yaml")
+    items, _ = splits.load_available(suite, Data())
+    drawn = {name: m["drawn"] for name, m in splits.build(suite, items)["benchmarks"].items()}
+    wanted = {
+        f"nano_{name}": sorted(int(i.partition("/")[2]) for i in ids) for name, ids in drawn.items()
+    }
+    checkpoint = POOL / "math"
+    command = [
+        sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args",
+        f"pretrained={checkpoint},dtype=float32", "--tasks", "nano_said,nano_chosen",
+        "--include_path", str(place / "tasks"), "--samples", json.dumps(wanted),
+        "--log_samples", "--output_path", str(tmp_path / "out"), "--device", "cpu",
+        "--batch_size", "4",
+    ]  # fmt: skip
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    store = tmp_path / "r.sqlite"
+    evaluate(checkpoint, str(place / "own.yaml"), store=store, batch_size=4, dtype="float32")
+    metrics = {"said": "exact_match", "chosen": "acc"}
+    for name, metric in metrics.items():
+        (log,) = (tmp_path / "out").rglob(f"samples_nano_{name}_*.jsonl")
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        expected = {f"all/{row['doc_id']}": (row[metric], _texts(row["resps"])) for row in rows}
+        with sqlite3.connect(store) as db:
+            found = {
+                item: (json.loads(scores)[f"{metric},none"], _texts(json.loads(output)))
+                for item, scores, output in db.execute("SELECT item, scores, output FROM results")
+                if f"{metric},none" in json.loads(scores)
+            }
+        assert found.keys() == set(drawn[name])
+        assert found == expected
+
+
+def test_a_task_of_the_hub_is_not_downloaded_unasked():
+    mark = {"harness": "lm_eval", "task": "arc_easy", "metrics": {"acc": "acc,none"}}
+    suite = load_suite({"name": "own", "domains": {"a": {"arc": mark}}})
+    with pytest.raises(ScoreError, match=r"task arc_easy reads allenai/ai2_arc from the hub"):
+        splits.load_available(suite, Data())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"task": "nano_sad"}, "did you mean 'nano_said'"),
+        ({"include_path": "nowhere"}, "no such folder"),
+    ],
+)
+def test_a_wrong_task_is_refused_in_words(place: Path, change: dict[str, str], words: str):
+    mark = {"harness": "lm_eval", "task": "nano_said", "include_path": str(place / "tasks"),
+            "metrics": {"acc": "acc,none"}, **change}  # fmt: skip
+    suite = load_suite({"name": "own", "domains": {"a": {"x": mark}}})
+    with pytest.raises(ScoreError, match=words):
+        splits.load_available(suite, Data())
+
+
+def test_the_nano_suite_is_the_pools_own_scorer(tmp_path: Path):
+    """Both ways of scoring the embedded pool give the same numbers, item for item."""
+    checkpoint = POOL / "coding"
+    found = evaluate(checkpoint, "nano", "calibration", store=tmp_path / "r.sqlite")
+    expected = score(checkpoint, "calibration")
+    assert found["domains"] == expected.domains
+    assert found["macro"] == pytest.approx(expected.macro, abs=1e-15)
+    assert sum(found["items"].values()) == len(expected.results)
+    with sqlite3.connect(tmp_path / "r.sqlite") as db:
+        outputs = sorted(json.loads(o) for (o,) in db.execute("SELECT output FROM results"))
+    assert outputs == sorted(result.output for result in expected.results)

@@ -1,0 +1,155 @@
+"""Before an evaluation: its cost from a few timed items, and a batch size that fits the memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sigmerge.errors import MissingExtra, ScoreError
+from sigmerge.evaluation.estimate import Cost, Speed, cost, estimate
+from sigmerge.evaluation.lines import estimate_line
+from sigmerge.evaluation.sources import Item
+from sigmerge.evaluation.suite import load_suite
+from sigmerge.probing import generate
+from sigmerge.probing.generate import HfModel, Sampling, load_model
+from tests.evaluation.tiny import write_tiny
+
+SUITE = load_suite(
+    {"name": "own", "domains": {"a": {"said": {"harness": "jsonl", "max_new_tokens": 40}}}}
+)
+ITEMS = {"said": [Item("all", i, {"prompt": "x" * (20 + i), "answer": "y"}) for i in range(24)]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def test_the_range_holds_what_the_items_then_take(folder: Path):
+    """The tiny model never ends an answer, so the upper end is what it will take, roughly."""
+    model = HfModel(folder, "auto", 8)
+    found = estimate(SUITE, ITEMS, ITEMS, lambda: model)
+    low, high = found["seconds"]
+    assert 0 < low < high
+    start = time.perf_counter()
+    _, usage = model.generate([i.record["prompt"] for i in ITEMS["said"]], Sampling(40))
+    taken = time.perf_counter() - start
+    assert low / 5 < taken < high * 5
+    assert found["tokens_at_most"] >= usage.generated_tokens
+    assert (found["items"], found["items_to_score"]) == (24, 24)
+
+
+def test_nothing_is_loaded_when_nothing_is_left_to_score():
+    def load() -> HfModel:
+        raise AssertionError("no model is needed")
+
+    found = estimate(SUITE, ITEMS, {"said": []}, load)
+    assert (found["items_to_score"], found["seconds"]) == (0, None)
+    assert estimate_line(found) == "0 of 24 items to score"
+
+
+def test_batches_share_the_steps_of_generation():
+    """Eight rows in a batch cost one row's steps and what seven more rows add to each."""
+    speed = Speed(read=0.001, one=0.1, many=0.4, rows=4)
+    assert speed.step(1) == pytest.approx(0.1)
+    assert speed.step(8) == pytest.approx(0.8)
+    batched = Cost(read=10, longest=100).time(speed, 8, 1.0)
+    assert batched == pytest.approx(0.01 + 100 / 8 * 0.8)
+    alone = Cost(read=10, longest=100, alone=True).time(speed, 8, 1.0)
+    assert alone == pytest.approx(0.01 + 100 * 0.1)
+
+
+def test_ten_programs_of_a_problem_are_written_together():
+    mark = load_suite("mergebench").benchmarks["humaneval_plus"]
+    found = cost(mark, Item("all", 0, {}))
+    assert found is not None
+    assert (found.answers, found.alone, found.read + found.longest) == (10, True, 512)
+    assert found.seconds > 0
+
+
+def test_the_line_says_that_it_is_rough():
+    made = {"items": 9, "items_to_score": 4, "tokens_at_most": 1200, "seconds": [30.0, 600.0]}
+    assert estimate_line(made).startswith(
+        "4 of 9 items to score, at most 1,200 tokens; by a few of them roughly 30 s to 10 min"
+    )
+
+
+@pytest.mark.parametrize(("free", "rows"), [(1 << 40, 16), (1 << 26, 4), (1 << 20, 1)])
+def test_the_batch_size_fits_the_free_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, free: int, rows: int
+):
+    """A row of the tiny model: 2,048 tokens of 256 bytes of keys and values, 2 KB of logits."""
+    if torch.cuda.is_available():
+        pytest.skip("the rule for processor cores")
+    monkeypatch.setattr(generate, "_free_memory", lambda: free)
+    assert HfModel(folder, "auto", None).batch_size == rows
+    assert HfModel(folder, "auto", 3).batch_size == 3
+
+
+def test_free_memory_is_what_the_machine_has():
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < generate._free_memory() <= total
+
+
+LIMITED = """
+import json, resource, sys
+from pathlib import Path
+from sigmerge.probing.generate import HfModel, Sampling
+model = HfModel(Path(sys.argv[1]), "auto", 32)
+prompts = ["x" * (500 + 10 * i) for i in range(32)]
+model.generate(prompts[:2], Sampling(2))
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + (40 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+texts, usage = model.generate(prompts, Sampling(4))
+print(json.dumps([model.batch_size, usage.calls, texts]))
+"""
+
+
+def test_a_batch_that_does_not_fit_is_halved(folder: Path):
+    """With a real limit on the process's memory, and the same answers as in small batches."""
+    command = [sys.executable, "-c", LIMITED, str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    size, calls, texts = json.loads(done.stdout)
+    assert 1 <= size < 32
+    assert calls > 1
+    expected, _ = HfModel(folder, "auto", 2).generate(
+        ["x" * (500 + 10 * i) for i in range(32)], Sampling(4)
+    )
+    assert texts == expected
+
+
+def test_one_item_that_does_not_fit_is_said(folder: Path):
+    model = HfModel(folder, "auto", 2)
+    tries = []
+
+    def work() -> None:
+        tries.append(model.batch_size)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(ScoreError, match="not even one item fits"):
+        model.halving(work)
+    assert tries == [2, 1]
+
+    def broken() -> None:
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        model.halving(broken)
+
+
+def test_backends_that_are_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ScoreError, match="'vlm' is no backend; there are hf, vllm"):
+        load_model(folder, "vlm", "auto", None)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'sigmerge\[vllm\]'"):
+        load_model(folder, "vllm", "auto", None)
+    assert generate.saved_dtype(folder) == "float32"
