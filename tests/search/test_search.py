@@ -221,6 +221,29 @@ def test_every_estimator_and_extraction(
     assert (result["ability_runs"] > 0) == ((estimator, extraction) != ("mean", "uniform"))
 
 
+def test_trust_weighs_answers_against_the_model(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """At 1 gmp-IRT is the plain mean; auto takes the formula's c from the model's own bias."""
+    one = replace(SETTINGS, generations=1, trust=1.0)
+    run(pool, tmp_path / "one", one)
+    run(pool, tmp_path / "mean", replace(one, estimator="mean", trust=0.5))
+    first = [r["estimate"] for r in records(tmp_path / "one") if "candidate" in r]
+    assert first == [r["estimate"] for r in records(tmp_path / "mean") if "candidate" in r]
+
+    def estimates(trust: Any) -> list[dict[str, float]]:
+        run(pool, tmp_path / f"{trust}", replace(one, trust=trust))
+        return [r["estimates"] for r in records(tmp_path / f"{trust}") if "candidate" in r]
+
+    result = run(pool, tmp_path / "auto-1", replace(one, trust="auto"))
+    answers = [r["answers"] for r in records(tmp_path / "auto-1") if "respondent" in r]
+    plain, model, auto = estimates(1.0), estimates(0.0), estimates("auto")
+    for domain in DOMAINS:
+        variance = float(np.var([each[domain] for each in answers]))
+        bias = result["held_out_error"][domain]["bias"]
+        c = bias**2 / (variance / (4 * 6) + bias**2)
+        wanted = [c * a[domain] + (1 - c) * b[domain] for a, b in zip(plain, model, strict=True)]
+        assert [e[domain] for e in auto] == pytest.approx(wanted)
+
+
 def test_all_items_make_the_estimate_the_score(pool: PoolOnDisk, tmp_path: Path) -> None:
     result = run(pool, tmp_path / "out", replace(SETTINGS, items=EACH, generations=1))
     winner = read_weights(tmp_path / "out" / "winner")

@@ -87,6 +87,7 @@ class Settings:
     extraction: str = "uniform"
     dimension: int = 1
     labels: int = 1500
+    trust: float | str = 0.5
     seed: int = 0
 
     @classmethod
@@ -122,6 +123,8 @@ class Settings:
             for name, words in known.items()
             if getattr(self, name) not in words
         ]
+        if self.trust != "auto" and not (isinstance(self.trust, float) and 0 <= self.trust <= 1):
+            found.append(f"trust must be auto or lie between 0 and 1, not {self.trust!r}")
         least = {"population": 2, "generations": 1, "items": 1, "dimension": 1, "seed": 0}
         return found + [
             f"{name} must be at least {low}, not {getattr(self, name)}"
@@ -433,15 +436,21 @@ def _benchmarks(
 ) -> tuple[dict[str, Benchmark], dict[str, dict[str, float]]]:
     """Per domain: item parameters, the endpoints' abilities and the subset; the held-out errors."""
     from sigmerge.search import extract, irt
-    from sigmerge.search.estimate import Benchmark
+    from sigmerge.search.estimate import Benchmark, trust
 
     settings, benchmarks, errors = job.settings, {}, {}
     for domain, items in job.items.items():
         fitted = irt.Fit(irt.Items(np.zeros((len(items), 1)), np.zeros(len(items))), np.zeros(0))
+        share = settings.trust if isinstance(settings.trust, float) else 0.5
         if answers:
             right = np.array([answers[name][domain] for name in answers])
-            fitted = irt.fit(right, settings.dimension)
-            errors[domain] = asdict(irt.held_out(right, settings.dimension))
+            fitted, error = (
+                irt.fit(right, settings.dimension),
+                irt.held_out(right, settings.dimension),
+            )
+            errors[domain] = asdict(error)
+            if settings.trust == "auto":
+                share = trust(error.bias, float(right.var()), min(settings.items, len(items)))
         rng = extract.generator(settings.seed, "subset", domain)
         subset = (
             extract.clustered(fitted.items, settings.items, rng)
@@ -449,7 +458,7 @@ def _benchmarks(
             else extract.uniform(len(items), settings.items, rng)
         )
         endpoints = fitted.abilities[: len(job.base.pool.members)]
-        benchmarks[domain] = Benchmark(fitted.items, endpoints, subset.rows, subset.weights)
+        benchmarks[domain] = Benchmark(fitted.items, endpoints, subset.rows, subset.weights, share)
     return benchmarks, errors
 
 

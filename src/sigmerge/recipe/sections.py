@@ -51,7 +51,8 @@ class CaptureSection(_Strict):
 class SearchSection(_Strict):
     """The `search:` section: the coefficients of merge_method are searched (MERGE³).
 
-    The budget is `calls`, or population × generations. `suite` is nano, or a folder with the items
+    The budget is `calls`, or population × generations. `trust` is the share c of the answers in
+    gp-IRT and gmp-IRT; auto weighs them by the IRT model's bias, as tinyBenchmarks does. `suite` is nano, or a folder with the items
     of a pool that `nano train` made.
     """
 
@@ -63,6 +64,7 @@ class SearchSection(_Strict):
     extraction: Literal["uniform", "clusters"] = "uniform"
     dimension: int = Field(default=1, ge=1)
     labels: int = Field(default=1500, ge=1)
+    trust: float | Literal["auto"] = 0.5
     suite: str = "nano"
 
     @model_validator(mode="after")
@@ -71,6 +73,8 @@ class SearchSection(_Strict):
 
         if self.calls is not None and self.generations is not None:
             raise ValueError("give calls or generations, not both")
+        if self.trust != "auto" and not 0 <= self.trust <= 1:
+            raise ValueError(f"trust must be auto or lie between 0 and 1, not {self.trust}")
         try:
             if self.generations is None:
                 generations_of(self.calls or CALLS, self.population)

@@ -67,11 +67,13 @@ class Fit:
 class HeldOut:
     """Mean squared error of predicted answers that the fit had not seen.
 
-    `baseline` is that of the plain guess: a respondent's mean over the answers the fit saw.
+    `baseline` is that of the plain guess: a respondent's mean over the answers the fit saw. `bias`
+    is how far a respondent's predicted accuracy is from its true one, on average.
     """
 
     error: float
     baseline: float
+    bias: float
 
 
 DEFAULT_PRIOR = Prior()
@@ -140,14 +142,16 @@ def held_out(
     right = np.asarray(answers, np.float64)
     shuffled = np.random.default_rng(seed).permutation(right.size)
     fold = (shuffled % folds).reshape(right.shape)
-    errors, baselines = np.empty_like(right), np.empty_like(right)
+    errors, baselines, told = np.empty_like(right), np.empty_like(right), np.empty_like(right)
     for hidden in (fold == k for k in range(folds)):
         fitted = fit(right, dimension, prior, ~hidden)
         predicted = np.stack([fitted.items.probability(ability) for ability in fitted.abilities])
         means = (right * ~hidden).sum(1) / np.maximum(1, (~hidden).sum(1))
+        told[hidden] = predicted[hidden]
         errors[hidden] = ((predicted - right) ** 2)[hidden]
         baselines[hidden] = ((means[:, None] - right) ** 2)[hidden]
-    return HeldOut(float(errors.mean()), float(baselines.mean()))
+    bias = float(np.abs(told.mean(1) - right.mean(1)).mean())
+    return HeldOut(float(errors.mean()), float(baselines.mean()), bias)
 
 
 def ability(items: Items, answers: Array, precision: float = WEAK) -> Array:
