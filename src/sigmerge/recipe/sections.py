@@ -52,8 +52,8 @@ class SearchSection(_Strict):
     """The `search:` section: the coefficients of merge_method are searched (MERGE³).
 
     The budget is `calls`, or population × generations. `trust` is the share c of the answers in
-    gp-IRT and gmp-IRT; auto weighs them by the IRT model's bias, as tinyBenchmarks does. `suite` is nano, or a folder with the items
-    of a pool that `nano train` made.
+    gp-IRT and gmp-IRT; auto weighs them by the IRT model's bias, as tinyBenchmarks does. `suite`
+    is nano, or a folder with the items of a pool that `nano train` made.
     """
 
     population: int = Field(default=24, ge=2)
