@@ -29,7 +29,9 @@ TIES = {"density": (0.5, 0.25, 0.75)}
 def test_merge_in_words(pool: PoolOnDisk) -> None:
     ran = sigmerge("merge", pool.write(pool.recipe("linear")), pool.root / "out")
     assert ran.code == 0 and ran.err == ""
-    assert ran.out.startswith(f"{pool.root / 'out'}: ") and "written in" in ran.out
+    first, second = ran.out.splitlines()
+    assert first.startswith(f"{pool.root / 'out'}: ") and "written in" in first
+    assert second.startswith("note: ") and "not in the soup" in second
 
 
 def test_merge_as_json(pool: PoolOnDisk) -> None:
