@@ -31,7 +31,7 @@ def test_merge_in_words(pool: PoolOnDisk) -> None:
     assert ran.code == 0 and ran.err == ""
     first, second = ran.out.splitlines()
     assert first.startswith(f"{pool.root / 'out'}: ") and "written in" in first
-    assert second.startswith("note: ") and "not in the soup" in second
+    assert second.startswith("warning: ") and "not in the soup" in second
 
 
 def test_merge_as_json(pool: PoolOnDisk) -> None:

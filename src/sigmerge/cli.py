@@ -165,8 +165,6 @@ def merge(
     with show.progress(as_json) as progress:
         result = verb.merge(loaded, out, progress=progress, **how)
     show.emit(result, as_json, show.result_lines)
-    if not as_json and "plan" not in result:  # the plan of a repair has them
-        typer.echo("".join(f"note: {note}\n" for note in loaded.notes), nl=False)
 
 
 @app.command(
