@@ -40,9 +40,12 @@ def aggregate(files: Sequence[Path], experts: Mapping[str, Path] | None = None) 
 def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        assert {"domains", "benchmarks", "macro", "suite"} <= set(content)
     except FileNotFoundError:
         raise ScoreError(f"{file}: no such result file.") from None
-    except (ValueError, AssertionError, TypeError):
-        raise ScoreError(f"{file}: is no result of `sigmerge evaluate --out`.") from None
-    return dict(content)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not {"domains", "benchmarks", "macro", "suite"} <= set(
+        content
+    ):
+        raise ScoreError(f"{file}: is no result of `sigmerge evaluate --out`.")
+    return content

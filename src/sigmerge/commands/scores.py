@@ -80,8 +80,11 @@ EVALUATE_KEYS = {
     "suite": str,
     "pool": str,
     "backend": str,
+    "dtype": str,
+    "batch_size": int,
     "limit": int,
     "data": str,
+    "hub": bool,
     "splits": str,
     "judge": str,
     "allow_code_execution": bool,
@@ -131,7 +134,8 @@ def _general_scorer(evaluate: Mapping[str, Any], split: str, folder: Path) -> Sc
     beside = {key: folder / evaluate[key] for key in ("data", "splits") if key in evaluate}
     own = folder / evaluate["suite"]
     suite = str(own) if own.is_file() else evaluate["suite"]
-    how: dict[str, Any] = {k: evaluate[k] for k in ("backend", "judge", "limit") if k in evaluate}
+    passed = ("backend", "dtype", "batch_size", "judge", "limit", "hub")
+    how: dict[str, Any] = {key: evaluate[key] for key in passed if key in evaluate}
     how["allow_code"] = evaluate.get("allow_code_execution", False)
     how["splits"] = beside.get("splits")
 

@@ -168,6 +168,8 @@ class _Run:
         settings |= {"backend": self.how.backend, "dtype": self.dtype}
         if isinstance(mark, Safety):
             settings["judge"] = self.how.judge
+        if isinstance(mark, Code):
+            settings["sandbox"] = self.sandbox = best_mode()
         if isinstance(mark, LmEval):
             from sigmerge.evaluation.harness import harness_version
 
@@ -217,7 +219,6 @@ class _Run:
         if isinstance(mark, Code):
             from sigmerge.evaluation.coding import CodeScorer
 
-            self.sandbox = best_mode()
             return CodeScorer(name, mark, self.model)
         if isinstance(mark, Safety):
             from sigmerge.evaluation.safety import SafetyScorer

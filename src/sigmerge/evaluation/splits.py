@@ -129,14 +129,15 @@ def write(content: Mapping[str, Any], file: Path) -> None:
 def read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        assert isinstance(content["benchmarks"], dict)
-        return dict(content)
     except FileNotFoundError:
         raise ScoreError(
             f"{file}: no such split file; `sigmerge splits build` writes it."
         ) from None
-    except (ValueError, KeyError, TypeError, AssertionError):
-        raise ScoreError(f"{file}: is no split file; `sigmerge splits build` writes one.") from None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not isinstance(content.get("benchmarks"), dict):
+        raise ScoreError(f"{file}: is no split file; `sigmerge splits build` writes one.")
+    return content
 
 
 def verify(content: Mapping[str, Any], suite: Suite, data: Data) -> list[str]:
