@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmerge.errors import ScoreError
@@ -26,6 +26,7 @@ def test_1500_labels_from_the_calibration_split_of_the_paper() -> None:
     assert list(given) == list(CALIBRATION)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=7), st.integers(7, 2000))
 def test_a_budget_is_used_up_and_no_domain_is_starved(sizes: list[int], budget: int) -> None:
     counts = {f"d{i}": size for i, size in enumerate(sizes)}
@@ -63,6 +64,7 @@ def test_impossible_budgets_and_empty_suites() -> None:
         labelled([])
 
 
+@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 80), st.integers(0, 5))
 def test_uniform(count: int, wanted: int, seed: int) -> None:
     subset = uniform(count, wanted, generator(seed, "subset"))
@@ -71,6 +73,7 @@ def test_uniform(count: int, wanted: int, seed: int) -> None:
     assert (subset.rows >= 0).all() and (subset.rows < count).all()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 60), st.integers(1, 5), st.integers(0, 100))
 def test_clusters_even_of_items_that_coincide(
     count: int, wanted: int, distinct: int, seed: int

@@ -100,9 +100,10 @@ class Settings:
             words |= {"generations": None, "calls": None}
         words |= changes
         calls, rounds = words.pop("calls"), words.pop("generations")
-        if calls and rounds:
+        if calls is not None and rounds is not None:
             raise RecipeError("Give calls or generations, not both.")
-        rounds = rounds or generations_of(calls or CALLS, words["population"])
+        if rounds is None:
+            rounds = generations_of(CALLS if calls is None else calls, words["population"])
         return cls(**words, generations=rounds, seed=recipe.seed)
 
     @property
@@ -411,7 +412,8 @@ class _Search:
             domain: [self.job.items[domain][i] for i in np.setdiff1d(range(len(b.items)), b.seen)]
             for domain, b in benchmarks.items()
         }
-        answers = self._ask(weights, {domain: each for domain, each in unseen.items() if each})
+        asked = {domain: each for domain, each in unseen.items() if each}
+        [answers] = self.team.map(lambda given: self._ask(given, asked), [weights])
         return {domain: fmean(each) for domain, each in answers.items()}
 
     def merged(self, recipe: Mapping[str, Any]) -> Weights:

@@ -77,7 +77,7 @@ class SearchSection(_Strict):
             raise ValueError(f"trust must be auto or lie between 0 and 1, not {self.trust}")
         try:
             if self.generations is None:
-                generations_of(self.calls or CALLS, self.population)
+                generations_of(CALLS if self.calls is None else self.calls, self.population)
         except RecipeError as error:
             raise ValueError(str(error)) from None
         return self
