@@ -47,6 +47,14 @@ def test_a_users_suite(tmp_path: Path):
     assert suite.domain_of("gsm") == "sums"
 
 
+def test_the_guides_suite_can_be_used():
+    guide = (Path(__file__).parents[2] / "docs/guide.md").read_text(encoding="utf-8")
+    text = guide.partition("```yml\n")[2].partition("```")[0]
+    suite = load_suite(yaml.safe_load(text))
+    assert list(suite.domains) == ["reasoning", "law"]
+    assert list(suite.benchmarks) == ["arc", "rules", "bar", "briefs"]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
