@@ -227,13 +227,18 @@ def profile(
 
 @app.command(epilog=_examples("sigmerge deficits recipe.yaml --anchor merged/"))
 def deficits(
-    recipe: RecipeFile, anchor: Anchor = None, threads: Threads = 0, as_json: Json = False
+    recipe: RecipeFile,
+    anchor: Anchor = None,
+    threads: Threads = 0,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Measure what an anchor lost per domain, and the shares."""
     from sigmerge.commands.repair import deficits as verb
 
     with show.progress(as_json) as progress:
-        result = verb(recipe, anchor=anchor, progress=progress, **_how(threads))
+        how = _how(threads, trust=trust_remote_code)
+        result = verb(recipe, anchor=anchor, progress=progress, **how)
     show.emit(result, as_json, show.deficit_lines)
 
 
@@ -436,6 +441,7 @@ def evaluate(
         Path | None, typer.Option("--store", help="SQLite file of results; default: user cache.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the result here.")] = None,
+    trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Score a checkpoint on a suite. Items that were scored before are not scored again.
@@ -454,7 +460,7 @@ def evaluate(
             checkpoint, suite, split, data=data, hub=hub, splits=splits_file, limit=limit,
             only=tuple(only or ()), backend=backend, dtype=dtype, batch_size=batch_size or None,
             judge=judge, allow_code=allow_code, store=store, out=out, progress=progress,
-            announce=announce,
+            announce=announce, trust_remote_code=trust_remote_code,
         )  # fmt: skip
     show.emit(result, as_json, lines.evaluation_lines)
 

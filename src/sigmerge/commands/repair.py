@@ -110,7 +110,7 @@ def repair_anchor(
     meter = Meter()
     section = recipe.repair
     assert section is not None
-    scorer = Scorer(f"callable {score!r}", score) if score else scorer_of(section, recipe.folder)
+    scorer = _scorer(recipe, score, options)
     _check_section(section, scorer)
     pool = open_recipe_pool(recipe, options)
     stored = open_anchor(anchor, pool, options)
@@ -145,6 +145,14 @@ def repair_anchor(
     plan["warnings"] = [*_notes(recipe, stored.path), *plan["warnings"]]
     guard = _guard(section, scorer, table)
     return write_repair(job, plan, recipe.text, out, options, meter, guard)
+
+
+def _scorer(recipe: Recipe, score: Score | None, options: Options) -> Scorer | None:
+    """A callable if there is one; else what the recipe's `repair:` section says."""
+    if score:
+        return Scorer(f"callable {score!r}", score)
+    assert recipe.repair is not None
+    return scorer_of(recipe.repair, recipe.folder, trust=options.trust_remote_code)
 
 
 def _notes(recipe: Recipe, anchor: Path) -> list[str]:
@@ -372,7 +380,7 @@ def deficits(
     section = loaded.repair
     if section is None:
         raise RecipeError("The recipe has no repair: section that says where scores come from.")
-    scorer = Scorer(f"callable {score!r}", score) if score else scorer_of(section, loaded.folder)
+    scorer = _scorer(loaded, score, options)
     stored = Path(anchor) if anchor is not None else loaded.anchor
     table = score_table(loaded, stored, scorer, options)
     domains = list(loaded.experts)

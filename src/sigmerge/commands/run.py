@@ -120,7 +120,8 @@ def _evaluate(
 ) -> dict[str, Any] | None:
     """Scores on the evaluation split, which no earlier step has seen."""
     assert recipe.repair is not None
-    scorer = scorer_of(recipe.repair, recipe.folder, "evaluation")
+    trust = options.trust_remote_code
+    scorer = scorer_of(recipe.repair, recipe.folder, "evaluation", trust)
     if scorer is None:
         return None
     folders = {**{f"expert {n}": p for n, p in recipe.experts.items()},

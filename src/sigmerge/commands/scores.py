@@ -64,7 +64,9 @@ class Scorer:
         return hashlib.sha256("\n".join(content).encode()).hexdigest()[:40]
 
 
-def scorer_of(section: RepairSection, folder: Path, split: str = "calibration") -> Scorer | None:
+def scorer_of(
+    section: RepairSection, folder: Path, split: str = "calibration", trust: bool = False
+) -> Scorer | None:
     """The scorer a recipe names; None if its scores are in a file, or do not know this split."""
     if section.command is not None:
         if split != "calibration" and "{split}" not in section.command:
@@ -72,7 +74,7 @@ def scorer_of(section: RepairSection, folder: Path, split: str = "calibration") 
         command = section.command.replace("{split}", split)
         return Scorer(f"command {command}", lambda path: run_command(command, path, folder))
     if section.evaluate is not None:
-        return suite_scorer(section.evaluate, split, folder)
+        return suite_scorer(section.evaluate, split, folder, trust)
     return None
 
 
@@ -92,7 +94,9 @@ EVALUATE_KEYS = {
 """What `repair: evaluate:` may say; `pool` is for suite: nano, what follows it for the others."""
 
 
-def suite_scorer(evaluate: Mapping[str, Any], split: str, folder: Path) -> Scorer:
+def suite_scorer(
+    evaluate: Mapping[str, Any], split: str, folder: Path, trust: bool = False
+) -> Scorer:
     """The embedded suite, a shipped one, or the user's own, measured on a split."""
     problems = [
         f"{key}: is not known; there are {', '.join(EVALUATE_KEYS)}"
@@ -107,7 +111,7 @@ def suite_scorer(evaluate: Mapping[str, Any], split: str, folder: Path) -> Score
         raise ScoreError("repair.evaluate: cannot be used:", problems)
     if evaluate["suite"] == "nano":
         return _nano_scorer(evaluate, split)
-    return _general_scorer(evaluate, split, folder)
+    return _general_scorer(evaluate, split, folder, trust)
 
 
 def _nano_scorer(evaluate: Mapping[str, Any], split: str) -> Scorer:
@@ -126,7 +130,7 @@ def _nano_scorer(evaluate: Mapping[str, Any], split: str) -> Scorer:
     return Scorer(f"nano {split} limit={limit} {items}", measure)
 
 
-def _general_scorer(evaluate: Mapping[str, Any], split: str, folder: Path) -> Scorer:
+def _general_scorer(evaluate: Mapping[str, Any], split: str, folder: Path, trust: bool) -> Scorer:
     """A suite through its harnesses; files that the recipe names are looked for beside it."""
     from sigmerge.commands.evaluate import evaluate as verb
     from sigmerge.evaluation.suite import load_suite
@@ -137,7 +141,7 @@ def _general_scorer(evaluate: Mapping[str, Any], split: str, folder: Path) -> Sc
     passed = ("backend", "dtype", "batch_size", "judge", "limit", "hub")
     how: dict[str, Any] = {key: evaluate[key] for key in passed if key in evaluate}
     how["allow_code"] = evaluate.get("allow_code_execution", False)
-    how["splits"] = beside.get("splits")
+    how |= {"splits": beside.get("splits"), "trust_remote_code": trust}
 
     def measure(checkpoint: Path) -> Scores:
         result = verb(checkpoint, suite, split, data=beside.get("data"), **how)

@@ -61,6 +61,7 @@ class How:
     batch_size: int | None = None
     judge: str = "keyword"
     allow_code: bool = False
+    trust_remote_code: bool = False
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
     announce: Callable[[Mapping[str, Any]], None] = lambda estimate: None
 
@@ -141,7 +142,14 @@ class _Run:
     @cached_property
     def model(self) -> Model:
         how = self.how
-        return load_model(self.checkpoint, how.backend, self.dtype, how.batch_size, self.share)
+        return load_model(
+            self.checkpoint,
+            how.backend,
+            self.dtype,
+            how.batch_size,
+            self.share,
+            how.trust_remote_code,
+        )
 
     @property
     def dtype(self) -> str:

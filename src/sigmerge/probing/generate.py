@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from sigmerge.errors import MissingExtra, PoolError, ScoreError
+from sigmerge.errors import MissingExtra, ScoreError
+from sigmerge.probing.loading import unloadable
 
 T = TypeVar("T")
 LONGEST = 2048
@@ -64,21 +65,28 @@ BACKENDS = ("hf", "vllm")
 
 
 def load_model(
-    folder: Path, backend: str, dtype: str, batch_size: int | None, share: float = 0.9
+    folder: Path,
+    backend: str,
+    dtype: str,
+    batch_size: int | None,
+    share: float = 0.9,
+    trust: bool = False,
 ) -> Model:
     """A checkpoint by transformers (hf) or vLLM (vllm), whose engine takes a share of the GPU."""
     if backend not in BACKENDS:
         raise ScoreError(f"{backend!r} is no backend; there are {', '.join(BACKENDS)}.")
     if backend == "vllm":
-        return VllmModel(folder, dtype, share)
-    return HfModel(folder, dtype, batch_size)
+        return VllmModel(folder, dtype, share, trust)
+    return HfModel(folder, dtype, batch_size, trust)
 
 
 class HfModel:
     """Generation by transformers. Greedy answers are made in batches, sampled ones a prompt at a
     time, from a generator seeded by the prompt, so that no answer depends on its neighbours."""
 
-    def __init__(self, folder: Path, dtype: str, batch_size: int | None) -> None:
+    def __init__(
+        self, folder: Path, dtype: str, batch_size: int | None, trust: bool = False
+    ) -> None:
         try:
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -89,12 +97,11 @@ class HfModel:
         logging.disable_progress_bar()
         device = "cuda" if torch.cuda.is_available() else "cpu"
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True
-            )
+            how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust}
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, **how)
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **how)
         except (OSError, ValueError) as error:
-            raise PoolError(f"{folder}: cannot be loaded for evaluation: {error}") from None
+            raise unloadable(folder, "evaluation", error) from None
         self.model = model.to(device).eval()
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token_id is None:
@@ -188,7 +195,7 @@ class HfModel:
 class VllmModel:
     """Generation by vLLM, which batches by itself; every request carries its own seed."""
 
-    def __init__(self, folder: Path, dtype: str, share: float) -> None:
+    def __init__(self, folder: Path, dtype: str, share: float, trust: bool = False) -> None:
         # In this process: a fork could not use CUDA, and its schedule would change from run to run.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         try:
@@ -200,7 +207,7 @@ class VllmModel:
         self.name, self._parameters = str(folder), SamplingParams
         self.engine = LLM(
             model=str(folder), dtype=saved_dtype(folder) if dtype == "auto" else dtype,
-            seed=0, gpu_memory_utilization=share,
+            seed=0, gpu_memory_utilization=share, trust_remote_code=trust,
         )  # fmt: skip
         self.tokenizer: Any = self.engine.get_tokenizer()
 
