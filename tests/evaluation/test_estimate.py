@@ -7,18 +7,19 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.evaluation.estimate import Cost, Speed, cost, estimate
+from sigmerge.evaluation.estimate import Cost, Speed, cost, estimate, timed
 from sigmerge.evaluation.lines import estimate_line
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.probing import generate
-from sigmerge.probing.generate import HfModel, Sampling, load_model
+from sigmerge.probing.generate import HfModel, Sampling, Usage, load_model
 from tests.evaluation.tiny import write_tiny
 
 SUITE = load_suite(
@@ -32,16 +33,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def test_the_range_holds_what_the_items_then_take(folder: Path):
-    """The tiny model never ends an answer, so the upper end is what it will take, roughly."""
+class Clocked:
+    """A model that takes 1 ms a token read, and 10 ms and 2 ms a row for a step after the first."""
+
+    name, batch_size, now = "clocked", 8, 0.0
+
+    def chat(self, text: str) -> str:
+        return text
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling):
+        read, steps = sum(map(len, prompts)), sampling.max_new_tokens or 1
+        self.now += 0.001 * read + (steps - 1) * (0.010 + 0.002 * len(prompts))
+        return [[""]] * len(prompts), Usage(1, read, steps * len(prompts))
+
+
+def test_the_speed_is_found_from_a_few_items(monkeypatch: pytest.MonkeyPatch):
+    model = Clocked()
+    monkeypatch.setattr(time, "perf_counter", lambda: model.now)
+    speed = timed(model, ITEMS["said"][:4])
+    assert speed.read == pytest.approx(0.001)
+    assert (speed.one, speed.many) == (pytest.approx(0.012), pytest.approx(0.018))
+    assert speed.step(8) == pytest.approx(0.026)
+    low, high = estimate(SUITE, ITEMS, ITEMS, lambda: model)["seconds"]
+    reading = sum(len(json.dumps(item.record)) / 4 for item in ITEMS["said"]) * 0.001
+    steps = 24 / 8 * 40 * 0.026  # three batches of eight, at most forty steps each
+    assert (low, high) == (round(reading + 0.1 * steps, 1), round(reading + steps, 1))
+
+
+def test_a_real_model_is_timed(folder: Path):
     model = HfModel(folder, "auto", 8)
     found = estimate(SUITE, ITEMS, ITEMS, lambda: model)
     low, high = found["seconds"]
-    assert 0 < low < high
-    start = time.perf_counter()
+    assert 0 <= low <= high
     _, usage = model.generate([i.record["prompt"] for i in ITEMS["said"]], Sampling(40))
-    taken = time.perf_counter() - start
-    assert low / 5 < taken < high * 5
     assert found["tokens_at_most"] >= usage.generated_tokens
     assert (found["items"], found["items_to_score"]) == (24, 24)
 
