@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import combinations
 from statistics import fmean
 
@@ -15,7 +16,9 @@ from tests.evaluation.data import DATA, needs_data
 from tests.evaluation.test_safety import Parrot
 
 SUITE = load_suite("mergebench")
-SAMPLE = {"humaneval_plus": (0, 32, 99), "mbpp_plus": (0, 60, 377)}
+# HumanEval/32's own solution misses its tolerance where `sum` compensates, from Python 3.12 on.
+SENSITIVE = (32,) if sys.version_info < (3, 12) else ()
+SAMPLE = {"humaneval_plus": (0, *SENSITIVE, 99), "mbpp_plus": (0, 60, 377)}
 
 
 def test_pass_at_k_is_the_share_of_draws_with_a_success():
