@@ -73,6 +73,24 @@ def test_best_so_far_never_gets_worse_and_the_search_helps() -> None:
     assert fitness[-1] < fitness[23] / 2
 
 
+def test_one_objective_for_every_domain() -> None:
+    """Two domains that want other genes: both ends survive, where a mean would settle between."""
+
+    def evaluate(first: int, genotypes: Sequence[Genotype]) -> list[Candidate]:
+        made = []
+        for index, genotype in enumerate(genotypes, first):
+            low, high = (-float(np.sum((np.array(genotype) - g) ** 2)) for g in (0.2, 0.8))
+            made.append(Candidate(index, genotype, {}, {"a": low, "b": high}, (low + high) / 2))
+        return made
+
+    def last(objectives: int) -> list[float]:
+        history = evolve(Space(("weight",)), 1, evaluate, 12, 10, 0, objectives)
+        assert len(history) == 120
+        return [candidate.genotype[0] for candidate in history[-24:]]
+
+    assert np.ptp(last(2)) > 0.5 > np.ptp(last(1))
+
+
 def test_genes_stay_within_their_bounds() -> None:
     for space in (SPACE, Space(("weight",), 0.2, 0.4)):
         genes = np.array([c.genotype for c in evolve(space, 3, Stub(), 6, 5, 0)])

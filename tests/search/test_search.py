@@ -221,6 +221,16 @@ def test_every_estimator_and_extraction(
     assert (result["ability_runs"] > 0) == ((estimator, extraction) != ("mean", "uniform"))
 
 
+def test_domains_as_objectives(pool: PoolOnDisk, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, estimator="mean", objective="domains")
+    result = run(pool, tmp_path / "out", settings, threads=2)
+    kept = [r for r in records(tmp_path / "out") if "candidate" in r]
+    assert len(kept) == 12 and result["best"]["estimate"] == max(r["estimate"] for r in kept)
+    run(pool, tmp_path / "mean", replace(settings, objective="mean"))
+    other = [r["genotype"] for r in records(tmp_path / "mean") if "candidate" in r]
+    assert other[:4] == [r["genotype"] for r in kept[:4]] and other != [r["genotype"] for r in kept]
+
+
 def test_trust_weighs_answers_against_the_model(pool: PoolOnDisk, tmp_path: Path) -> None:
     """At 1 gmp-IRT is the plain mean; auto takes the formula's c from the model's own bias."""
     one = replace(SETTINGS, generations=1, trust=1.0)
@@ -292,10 +302,10 @@ def test_a_journal_of_another_evolution(pool: PoolOnDisk, whole: Path, tmp_path:
 
 
 def test_settings_are_checked_together(pool: PoolOnDisk) -> None:
-    wrong = Settings(1, 0, 0, "irt", "random", 0, seed=-1)
+    wrong = Settings(1, 0, 0, "irt", "random", 0, objective="best", seed=-1)
     with pytest.raises(RecipeError) as caught:
         plan_search(load_recipe(recipe_of(pool)), wrong, Options())
-    assert len(caught.value.problems) == 7
+    assert len(caught.value.problems) == 8
 
 
 def test_recipes_that_cannot_be_searched(pool: PoolOnDisk, tmp_path: Path) -> None:

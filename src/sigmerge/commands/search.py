@@ -88,6 +88,7 @@ class Settings:
     dimension: int = 1
     labels: int = 1500
     trust: float | str = 0.5
+    objective: str = "mean"
     seed: int = 0
 
     @classmethod
@@ -118,7 +119,11 @@ class Settings:
     def problems(self) -> list[str]:
         from sigmerge.search.estimate import ESTIMATORS
 
-        known = {"estimator": tuple(ESTIMATORS), "extraction": ("uniform", "clusters")}
+        known = {
+            "estimator": tuple(ESTIMATORS),
+            "extraction": ("uniform", "clusters"),
+            "objective": ("mean", "domains"),
+        }
         found = [
             f"{name} must be one of {', '.join(words)}, not {getattr(self, name)!r}"
             for name, words in known.items()
@@ -312,6 +317,7 @@ def run_search(job: SearchJob, out: Path, options: Options) -> dict[str, Any]:
             settings.population,
             settings.generations,
             settings.seed,
+            1 if settings.objective == "mean" else len(job.items),
         )
         winner = best(history)
         stored = plan_merge(load_recipe(job.recipe(winner.index, winner.genotype)), options)

@@ -52,7 +52,8 @@ class SearchSection(_Strict):
     """The `search:` section: the coefficients of merge_method are searched (MERGE³).
 
     The budget is `calls`, or population × generations. `trust` is the share c of the answers in
-    gp-IRT and gmp-IRT; auto weighs them by the IRT model's bias, as tinyBenchmarks does. `suite`
+    gp-IRT and gmp-IRT; auto weighs them by the IRT model's bias, as tinyBenchmarks does. The
+    `objective` is the domains' mean, or one for each domain; the winner is the best mean. `suite`
     is nano, or a folder with the items of a pool that `nano train` made.
     """
 
@@ -65,6 +66,7 @@ class SearchSection(_Strict):
     dimension: int = Field(default=1, ge=1)
     labels: int = Field(default=1500, ge=1)
     trust: float | Literal["auto"] = 0.5
+    objective: Literal["mean", "domains"] = "mean"
     suite: str = "nano"
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """Evolve: a genetic algorithm over the coefficients of a merge.
 
-One objective, the mean of the domains' estimates. The first generation counts, so a search makes
-exactly population × generations evaluation calls.
+One objective, the mean of the domains' estimates, or one for every domain (NSGA-II). The first
+generation counts, so a search makes exactly population × generations evaluation calls.
 """
 
 from __future__ import annotations
@@ -89,10 +89,20 @@ Evaluate = Callable[[int, Sequence[Genotype]], Sequence[Candidate]]
 
 
 def evolve(
-    space: Space, experts: int, evaluate: Evaluate, population: int, generations: int, seed: int
+    space: Space,
+    experts: int,
+    evaluate: Evaluate,
+    population: int,
+    generations: int,
+    seed: int,
+    objectives: int = 1,
 ) -> list[Candidate]:
-    """Simulated binary crossover and polynomial mutation; returns every candidate in its order."""
+    """Simulated binary crossover and polynomial mutation; returns every candidate in its order.
+
+    With as many `objectives` as domains, who survives is told by dominance in them.
+    """
     try:
+        from pymoo.algorithms.moo.nsga2 import NSGA2
         from pymoo.algorithms.soo.nonconvex.ga import GA
         from pymoo.core.evaluator import Evaluator
         from pymoo.core.problem import Problem
@@ -102,8 +112,9 @@ def evolve(
     except ImportError as error:
         raise MissingExtra("pymoo", "search", "The search") from error
 
-    problem = Problem(n_var=space.size(experts), n_obj=1, xl=space.low, xu=space.high)
-    algorithm = GA(pop_size=population, crossover=SBX(), mutation=PM(), eliminate_duplicates=True)
+    size, kind = space.size(experts), GA if objectives == 1 else NSGA2
+    problem = Problem(n_var=size, n_obj=objectives, xl=space.low, xu=space.high)
+    algorithm = kind(pop_size=population, crossover=SBX(), mutation=PM(), eliminate_duplicates=True)
     algorithm.setup(problem, termination=("n_gen", generations), seed=seed)
     history: list[Candidate] = []
     while algorithm.has_next():
@@ -111,7 +122,10 @@ def evolve(
         genotypes = [tuple(map(float, genes)) for genes in born.get("X")]
         generation = evaluate(len(history), genotypes)
         history += generation
-        fitness = np.array([[-candidate.estimate] for candidate in generation])
+        fitness = np.array([
+            [-candidate.estimate] if objectives == 1 else [-q for q in candidate.estimates.values()]
+            for candidate in generation
+        ])  # fmt: skip
         Evaluator().eval(StaticProblem(problem, F=fitness), born)
         algorithm.tell(infills=born)
     calls = population * generations
