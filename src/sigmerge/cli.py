@@ -273,8 +273,13 @@ def repair(
     if len(paths) != (1 if plan else 2):
         raise typer.BadParameter("give OUT alone with --plan, otherwise RECIPE and OUT")
     how = _how(threads, overwrite, allow_pickle, allow_nonfinite, trust_remote_code)
-    if dry_run and not plan:
-        described = verb.describe(load_recipe(paths[0]), Options(**how))
+    if dry_run:
+        options = Options(**how)
+        described = (
+            verb.describe_replay(plan, paths[0], options, anchor)
+            if plan
+            else verb.describe(load_recipe(paths[0]), paths[1], options, anchor)
+        )
         show.emit(described, as_json, show.repair_plan_lines)
         return
     with show.progress(as_json) as progress:

@@ -52,3 +52,10 @@ def test_a_run_of_the_users_own_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="linear: holds a finished run"):
         sigmerge.demo(tmp_path)
     assert (tmp_path / "linear/report.html").exists()
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds thesis\.tex, which no demo wrote"):
+        sigmerge.demo(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]

@@ -102,7 +102,7 @@ def test_with_probe_prompts_all_three_views_count(pool: PoolOnDisk) -> None:
 
 def test_wrong_probe_files_and_pools_are_named(pool: PoolOnDisk, tmp_path: Path) -> None:
     (pool.root / "empty.jsonl").write_text("\n\n")
-    with pytest.raises(SigmergeError, match=r"empty\.jsonl holds no prompts"):
+    with pytest.raises(SigmergeError, match=r"empty\.jsonl: holds no prompts"):
         sigmerge.profile(pool.write(recipe(pool, probe="empty.jsonl")))
     with pytest.raises(SigmergeError, match=r"nowhere\.jsonl does not exist"):
         sigmerge.profile(pool.write(recipe(pool, probe="nowhere.jsonl")))

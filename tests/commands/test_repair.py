@@ -16,6 +16,7 @@ import pytest
 import sigmerge
 from sigmerge.errors import PoolError, RecipeError, ScoreError, SigmergeError
 from sigmerge.method.controls import VARIANTS
+from tests.command_line import sigmerge as command_line
 from tests.oracles import oracle_occupancy
 from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes
 
@@ -358,3 +359,35 @@ def test_an_anchor_made_elsewhere_is_named_in_the_recipe(pool: PoolOnDisk, tmp_p
     sigmerge.merge(pool.write(made), tmp_path / "out")
     sigmerge.repair(recipe(pool), tmp_path / "two", anchor=pool.root / "anchor")
     assert weights(tmp_path / "out") == weights(tmp_path / "two")
+
+
+@pytest.mark.parametrize("command", ["merge", "run"])
+def test_scores_that_cannot_be_used_are_found_before_the_merge(
+    pool: PoolOnDisk, tmp_path: Path, command: str
+) -> None:
+    verb = getattr(sigmerge, command)
+    with pytest.raises(ScoreError, match="nowhere.json: no such score file"):
+        verb(recipe(pool, scores="nowhere.json"), tmp_path / "out")
+    with pytest.raises(ScoreError, match="a file of scores cannot"):
+        verb(recipe(pool, rounds=2), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_refuses_what_the_repair_would(pool: PoolOnDisk, tmp_path: Path) -> None:
+    anchor, repaired = pool.root / "anchor", tmp_path / "repaired"
+    ran = command_line("repair", recipe(pool), repaired, "--anchor", anchor, "--dry-run")
+    assert ran.code == 0 and not repaired.exists()
+    ran = command_line("repair", recipe(pool), repaired, "--anchor", "nope", "--dry-run")
+    assert ran.code == 3 and "nope" in ran.err
+    ran = command_line("repair", recipe(pool), anchor, "--anchor", anchor, "--dry-run")
+    assert ran.code == 4
+    ran = command_line("deficits", recipe(pool), "--anchor", "nope")
+    assert ran.code == 3 and "nope" in ran.err
+
+
+def test_a_dry_run_of_a_plan_writes_nothing(pool: PoolOnDisk, tmp_path: Path) -> None:
+    sigmerge.repair(recipe(pool), tmp_path / "one", anchor=pool.root / "anchor")
+    plan = tmp_path / "one/sigmerge/plan.json"
+    ran = command_line("repair", "--plan", plan, tmp_path / "again", "--dry-run")
+    assert ran.code == 0 and "coordinates may be claimed" in ran.out
+    assert not (tmp_path / "again").exists()

@@ -64,3 +64,8 @@ def test_a_checkpoint_is_known_by_content(tmp_path: Path):
     assert checkpoint_key(first) == checkpoint_key(same) != checkpoint_key(other)
     (same / "generation_config.json").write_text('{"eos_token_id": 5}')
     assert checkpoint_key(first) != checkpoint_key(same)
+
+
+def test_a_store_is_a_file(tmp_path):
+    with pytest.raises(OutputError, match="is a folder; give --store a file"), Store(tmp_path):
+        pass

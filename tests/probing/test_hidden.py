@@ -287,6 +287,13 @@ def test_wrong_probe_files(tmp_path, text, message):
         read_prompts(path)
 
 
+def test_a_probe_file_in_another_encoding(tmp_path):
+    path = tmp_path / "probe.jsonl"
+    path.write_bytes('{"prompt": "größer"}'.encode("latin-1"))
+    with pytest.raises(SigmergeError, match="is no UTF-8 text"):
+        read_prompts(path)
+
+
 def test_a_missing_probe_file(tmp_path):
-    with pytest.raises(SigmergeError, match=r"nowhere\.jsonl does not exist"):
+    with pytest.raises(SigmergeError, match=r"nowhere\.jsonl: no such file of prompts"):
         read_prompts(tmp_path / "nowhere.jsonl")

@@ -38,7 +38,11 @@ def demo(out: Path | str, **how: Any) -> dict[str, Any]:
 
 
 def _prepare(folder: Path, overwrite: bool) -> None:
-    """Start over on a finished demo; go on with an interrupted one."""
+    """Start over on a finished demo; go on with an interrupted one; touch nothing else."""
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    foreign = names - {"report.html", *ANCHORS}
+    if shown := sorted(name for name in foreign if not name.startswith(".")):
+        raise OutputError(f"{folder}: holds {shown[0]}, which no demo wrote; choose a new folder.")
     if not (folder / "report.html").exists():
         return
     if not overwrite:

@@ -54,14 +54,19 @@ def repair(
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if loaded.repair is None:
         raise RecipeError("The recipe has no repair: section.")
-    stored = Path(anchor) if anchor is not None else loaded.anchor
+    stored = _which_anchor(loaded, anchor)
+    check_target(Path(out), options.overwrite, [*loaded.inputs, stored])
+    return repair_anchor(loaded, stored, Path(out), options, score)
+
+
+def _which_anchor(recipe: Recipe, given: Path | str | None) -> Path:
+    stored = Path(given) if given is not None else recipe.anchor
     if stored is None:
         raise RecipeError(
             "Which anchor? Pass --anchor FOLDER, or merge_method: checkpoint with anchor: in the "
             "recipe; `sigmerge merge` makes and repairs one in a single command."
         )
-    check_target(Path(out), options.overwrite, [*loaded.inputs, stored])
-    return repair_anchor(loaded, stored, Path(out), options, score)
+    return stored
 
 
 def merge_and_repair(
@@ -69,6 +74,7 @@ def merge_and_repair(
 ) -> dict[str, Any]:
     """Merge and repair in one command: the anchor is stored beside the result while it lasts."""
     check_target(out, options.overwrite, recipe.inputs)
+    check_scores_to_come(recipe, options, score)
     if recipe.operator is None:
         assert recipe.anchor is not None
         return repair_anchor(recipe, recipe.anchor, out, options, score)
@@ -147,6 +153,15 @@ def repair_anchor(
     return write_repair(job, plan, recipe.text, out, options, meter, guard)
 
 
+def check_scores_to_come(recipe: Recipe, options: Options, score: Score | None = None) -> None:
+    """Find out before a merge is made that the scores for its repair could not be used."""
+    assert recipe.repair is not None
+    scorer = _scorer(recipe, score, options)
+    _check_section(recipe.repair, scorer)
+    if scorer is None:
+        score_table(recipe, None, None, options)
+
+
 def _scorer(recipe: Recipe, score: Score | None, options: Options) -> Scorer | None:
     """A callable if there is one; else what the recipe's `repair:` section says."""
     if score:
@@ -214,11 +229,7 @@ def _rows(allocation: Allocation) -> tuple[tuple[int, ...], ...]:
 
 def _update(section: RepairSection, allocation: Allocation) -> Update:
     form = "sparse" if allocation.update == "sparse" else section.update
-    if section.update == "replace" and allocation.update == "sparse":
-        raise RecipeError("variant: sparse_update changes how Δ is added; drop update: replace.")
     if section.scale == "calibrated":
-        if form == "sparse":
-            raise RecipeError("variant: sparse_update has no calibrated scale; give a number.")
         return Update(CANDIDATES[0][1], "add", seed=section.seed)
     default = RepairSection.model_fields["scale"].default
     untouched = section.scale == default and "scale" not in section.model_fields_set
@@ -319,7 +330,15 @@ def replay(
     """Make the repair of a plan.json again, byte for byte. No scores and no probe are needed."""
     options, meter = Options(**how), Meter()
     check_target(Path(out), options.overwrite)
-    plan = _read_plan(Path(plan_file))
+    job, plan, text = _planned(Path(plan_file), anchor, options)
+    return write_repair(job, plan, text, Path(out), options, meter)
+
+
+def _planned(
+    plan_file: Path, anchor: Path | str | None, options: Options
+) -> tuple[RepairJob, dict[str, Any], str]:
+    """The job of a plan, the plan, and a recipe that says where it came from."""
+    plan = _read_plan(plan_file)
     recipe = load_recipe({
         "merge_method": "task_arithmetic",
         "base_model": plan["reference"]["path"],
@@ -341,8 +360,7 @@ def replay(
     mask_seed = plan["seed"] if plan["selection"] == "random" else None
     layout = mirror_layout(stored)
     job = RepairJob(pool, stored, tuple(rounds), update, mask_seed, layout)
-    text = f"# replayed from a plan\n{recipe.text}"
-    return write_repair(job, dict(plan), text, Path(out), options, meter)
+    return job, plan, f"# replayed from a plan\n{recipe.text}"
 
 
 def _read_plan(file: Path) -> dict[str, Any]:
@@ -382,6 +400,8 @@ def deficits(
         raise RecipeError("The recipe has no repair: section that says where scores come from.")
     scorer = _scorer(loaded, score, options)
     stored = Path(anchor) if anchor is not None else loaded.anchor
+    if stored is not None:
+        open_checkpoint(stored)
     table = score_table(loaded, stored, scorer, options)
     domains = list(loaded.experts)
     gaps = measure_deficits(table.experts, table.anchor, domains, section.reference)
@@ -395,9 +415,28 @@ def deficits(
     }
 
 
-def describe(recipe: Recipe, options: Options) -> dict[str, Any]:
+def describe(
+    recipe: Recipe, out: Path, options: Options, anchor: Path | None = None
+) -> dict[str, Any]:
     """What a dry run of the repair tells: sizes only, nothing is read or scored."""
+    path = _which_anchor(recipe, anchor)
+    check_target(out, options.overwrite, [*recipe.inputs, path])
+    check_scores_to_come(recipe, options)
     pool = open_recipe_pool(recipe, options)
+    open_anchor(path, pool, options)
+    return _sizes(pool, options)
+
+
+def describe_replay(
+    plan_file: Path, out: Path, options: Options, anchor: Path | None = None
+) -> dict[str, Any]:
+    """The same for a repair that is made again from its plan."""
+    check_target(out, options.overwrite)
+    job, _, _ = _planned(plan_file, anchor, options)
+    return _sizes(job.pool, options)
+
+
+def _sizes(pool: Pool, options: Options) -> dict[str, Any]:
     blocks = block_sites(pool)
     largest = max(sum(pool.layout.tensors[s.tensor].nbytes for s in block) for block in blocks)
     members = len(pool.experts) + 2

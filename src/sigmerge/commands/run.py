@@ -23,7 +23,7 @@ from sigmerge.analysis.page import Run, write_page
 from sigmerge.analysis.table import Scores
 from sigmerge.commands.merge import make_merge
 from sigmerge.commands.options import Options
-from sigmerge.commands.repair import repair_anchor, stale_anchor
+from sigmerge.commands.repair import check_scores_to_come, repair_anchor, stale_anchor
 from sigmerge.commands.scores import Scorer, scorer_of
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.recipe import Recipe, load_recipe
@@ -46,6 +46,7 @@ def run_pipeline(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
     """Everything but the page; its `Run` comes back under "page"."""
     if recipe.repair is None:
         raise RecipeError("The recipe has no repair: section; `sigmerge merge` makes plain merges.")
+    check_scores_to_come(recipe, options)
     _prepare(out, options)
     anchor = _anchor(recipe, out, options)
     repaired = out / "repaired"

@@ -80,6 +80,8 @@ class Store:
     _connection: sqlite3.Connection = field(init=False, repr=False)
 
     def __enter__(self) -> Store:
+        if self.file.is_dir():
+            raise OutputError(f"{self.file}: is a folder; give --store a file.")
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self._lock = self.file.with_name(self.file.name + ".lock").open("w")
         try:

@@ -28,18 +28,24 @@ class Tokens:
     answer: int
 
 
-def read_exemplars(file: Path, limit: int | None = None) -> list[Exemplar]:
+def read_exemplars(
+    file: Path, limit: int | None = None, *, what: str = "exemplars"
+) -> list[Exemplar]:
     """The first `limit` exemplars of a JSONL file, or all; blank lines are skipped."""
     if not file.is_file():
-        raise RecipeError(f"{file}: no such file of exemplars.")
+        raise RecipeError(f"{file}: no such file of {what}.")
     found: list[Exemplar] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{file}: is no UTF-8 text ({error.reason}).") from None
+    for number, line in enumerate(lines, start=1):
         if limit is not None and len(found) == limit:
             break
         if line.strip():
             found.append(_exemplar(line, f"{file}, line {number}"))
     if not found:
-        raise RecipeError(f"{file}: holds no exemplars. Give one {SHAPE} per line.")
+        raise RecipeError(f"{file}: holds no {what}. Give one {SHAPE} per line.")
     return found
 
 

@@ -7,7 +7,6 @@ prompt Gram matrix per block is kept, which is all that CKA reads.
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from jaxtyping import Float32, Float64
 
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.method.conflict import prompt_gram
+from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.probing.loading import unloadable
 
 if TYPE_CHECKING:
@@ -27,23 +27,7 @@ if TYPE_CHECKING:
 
 def read_prompts(path: str | Path) -> list[str]:
     """The prompts of a JSONL file with {"prompt": …} on every line; blank lines are skipped."""
-    path = Path(path)
-    if not path.is_file():
-        raise SigmergeError(f"Probe file {path} does not exist.")
-    prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise SigmergeError(f"{path}, line {number}: not JSON ({error}).") from error
-        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-            raise SigmergeError(f'{path}, line {number}: expected {{"prompt": "…"}}.')
-        prompts.append(record["prompt"])
-    if not prompts:
-        raise SigmergeError(f'{path} holds no prompts. Give one {{"prompt": "…"}} per line.')
-    return prompts
+    return [exemplar.prompt for exemplar in read_exemplars(Path(path), what="prompts")]
 
 
 def probe(
