@@ -366,7 +366,7 @@ def test_scores_that_cannot_be_used_are_found_before_the_merge(
     pool: PoolOnDisk, tmp_path: Path, command: str
 ) -> None:
     verb = getattr(sigmerge, command)
-    with pytest.raises(ScoreError, match="nowhere.json: no such score file"):
+    with pytest.raises(ScoreError, match=r"nowhere\.json: no such score file"):
         verb(recipe(pool, scores="nowhere.json"), tmp_path / "out")
     with pytest.raises(ScoreError, match="a file of scores cannot"):
         verb(recipe(pool, rounds=2), tmp_path / "out")
