@@ -160,6 +160,18 @@ def test_an_interrupted_run_does_not_search_again(
     assert [done for stage, done in heard if stage == "searching"] == list(range(1, 9))
 
 
+def test_a_searched_merge_that_ended_while_it_moved_the_winner(pool: Path, tmp_path: Path) -> None:
+    content = searched(pool)
+    del content["repair"]
+    search(content, tmp_path / ".out.search")
+    wanted = weights(tmp_path / ".out.search/winner")
+    shutil.rmtree(tmp_path / ".out.search/winner")
+    heard: list[str] = []
+    sigmerge.merge(content, tmp_path / "out", progress=lambda stage, *_: heard.append(stage))
+    assert weights(tmp_path / "out") == wanted and "searching" not in heard
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

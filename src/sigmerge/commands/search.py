@@ -236,10 +236,12 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
     work = out.absolute().with_name(f".{out.name}.search")
     if not continues(work / JOURNAL, job.header()):
         shutil.rmtree(work, ignore_errors=True)
+    made = work / "winner"
+    if not made.exists():
+        (work / RESULT).unlink(missing_ok=True)  # a run that ended while it moved the winner
     if not (work / RESULT).exists():
         run_search(job, work, replace(options, overwrite=False))
     found = json.loads((work / RESULT).read_text(encoding="utf-8"))
-    made = work / "winner"
     home = str(out.absolute())
     shutil.copyfile(work / JOURNAL, made / "sigmerge" / JOURNAL)
     _write_json(made / "sigmerge" / RESULT, {**found, "out": home, "winner": home})
