@@ -103,6 +103,7 @@ def test_the_line_says_that_it_is_rough():
     assert estimate_line(made).startswith(
         "4 of 9 items to score, at most 1,200 tokens; by a few of them roughly 30 s to 10 min"
     )
+    assert estimate_line({**made, "seconds": [52.1, 52.2]}).endswith("roughly 52 s")
 
 
 @pytest.mark.parametrize(("free", "rows"), [(1 << 40, 16), (1 << 26, 4), (1 << 20, 1)])

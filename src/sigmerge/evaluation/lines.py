@@ -22,7 +22,8 @@ def estimate_line(estimate: Mapping[str, Any]) -> str:
         text += f", at most {estimate['tokens_at_most']:,} tokens"
     if estimate["seconds"]:
         low, high = map(_duration, estimate["seconds"])
-        text += f"; by a few of them roughly {low} to {high}, as long as the answers are"
+        text += f"; by a few of them roughly {low}"
+        text += f" to {high}, as long as the answers are" if high != low else ""
     return text
 
 
