@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -94,6 +95,16 @@ Trust = Annotated[
 ]
 
 
+Variant = Annotated[
+    str | None, typer.Option("--variant", help="An ablation or control, before the recipe's.")
+]
+CMin = Annotated[float | None, typer.Option("--c-min", help="Least capacity of a layer.")]
+CMax = Annotated[float | None, typer.Option("--c-max", help="Largest capacity of a layer.")]
+Scale = Annotated[
+    str | None, typer.Option("--scale", help="Of the update: a number, or calibrated.")
+]
+
+
 class Device(StrEnum):
     cpu = "cpu"
     cuda = "cuda"
@@ -132,6 +143,10 @@ def merge(
     threads: Threads = 0,
     dry_run: DryRun = False,
     seed: Seed = None,
+    variant: Variant = None,
+    c_min: CMin = None,
+    c_max: CMax = None,
+    scale: Scale = None,
     allow_pickle: Pickle = False,
     allow_nonfinite: Nonfinite = False,
     device: CaptureDevice = None,
@@ -147,7 +162,7 @@ def merge(
     from sigmerge.commands import merge as verb
     from sigmerge.commands.options import Options
 
-    loaded = _recipe(recipe, seed, device)
+    loaded = _recipe(recipe, seed, device, _repair(variant, c_min, c_max, scale))
     how = _how(threads, overwrite, allow_pickle, allow_nonfinite, trust_remote_code)
     how["max_shard_size"] = max_shard_size
     if dry_run and loaded.search:
@@ -156,6 +171,11 @@ def merge(
         check_target(out, overwrite, loaded.inputs)
         job = plan_search(loaded, Settings.of(loaded), Options(**how))
         show.emit(job.describe(how["threads"]), as_json, show.search_plan_lines)
+        return
+    if dry_run and loaded.operator is None and loaded.repair:
+        from sigmerge.commands.repair import describe
+
+        show.emit(describe(loaded, out, Options(**how)), as_json, show.repair_plan_lines)
         return
     if dry_run:
         check_target(out, overwrite, loaded.inputs)
@@ -230,6 +250,7 @@ def deficits(
     recipe: RecipeFile,
     anchor: Anchor = None,
     threads: Threads = 0,
+    allow_pickle: Pickle = False,
     trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -237,7 +258,7 @@ def deficits(
     from sigmerge.commands.repair import deficits as verb
 
     with show.progress(as_json) as progress:
-        how = _how(threads, trust=trust_remote_code)
+        how = _how(threads, False, allow_pickle, trust=trust_remote_code)
         result = verb(recipe, anchor=anchor, progress=progress, **how)
     show.emit(result, as_json, show.deficit_lines)
 
@@ -257,6 +278,11 @@ def repair(
     overwrite: Overwrite = False,
     threads: Threads = 0,
     dry_run: DryRun = False,
+    seed: Seed = None,
+    variant: Variant = None,
+    c_min: CMin = None,
+    c_max: CMax = None,
+    scale: Scale = None,
     allow_pickle: Pickle = False,
     allow_nonfinite: Nonfinite = False,
     trust_remote_code: Trust = False,
@@ -268,17 +294,20 @@ def repair(
     """
     from sigmerge.commands import repair as verb
     from sigmerge.commands.options import Options
-    from sigmerge.recipe import load_recipe
 
     if len(paths) != (1 if plan else 2):
         raise typer.BadParameter("give OUT alone with --plan, otherwise RECIPE and OUT")
+    changes = _repair(variant, c_min, c_max, scale)
+    if plan and (changes or seed is not None):
+        raise typer.BadParameter("a plan is made again as it is; leave the other options out")
     how = _how(threads, overwrite, allow_pickle, allow_nonfinite, trust_remote_code)
+    loaded: Any = None if plan else _recipe(paths[0], seed, None, changes)
     if dry_run:
         options = Options(**how)
         described = (
             verb.describe_replay(plan, paths[0], options, anchor)
             if plan
-            else verb.describe(load_recipe(paths[0]), paths[1], options, anchor)
+            else verb.describe(loaded, paths[1], options, anchor)
         )
         show.emit(described, as_json, show.repair_plan_lines)
         return
@@ -287,7 +316,7 @@ def repair(
         if plan:
             result = verb.replay(plan, paths[0], anchor=anchor, **how)
         else:
-            result = verb.repair(paths[0], paths[1], anchor=anchor, **how)
+            result = verb.repair(loaded, paths[1], anchor=anchor, **how)
     show.emit(result, as_json, show.result_lines)
 
 
@@ -297,6 +326,11 @@ def run(
     out: OutFolder,
     overwrite: Overwrite = False,
     threads: Threads = 0,
+    seed: Seed = None,
+    variant: Variant = None,
+    c_min: CMin = None,
+    c_max: CMax = None,
+    scale: Scale = None,
     allow_pickle: Pickle = False,
     allow_nonfinite: Nonfinite = False,
     device: CaptureDevice = None,
@@ -311,7 +345,8 @@ def run(
 
     with show.progress(as_json) as progress:
         how = _how(threads, overwrite, allow_pickle, allow_nonfinite, trust_remote_code)
-        result = verb(_recipe(recipe, None, device), out, progress=progress, **how)
+        changes = _repair(variant, c_min, c_max, scale)
+        result = verb(_recipe(recipe, seed, device, changes), out, progress=progress, **how)
     show.emit(result, as_json, show.run_lines)
 
 
@@ -630,13 +665,31 @@ def _how(
     }
 
 
-def _recipe(file: Path, seed: int | None, device: Device | None) -> Any:
+def _repair(
+    variant: str | None, c_min: float | None, c_max: float | None, scale: str | None
+) -> dict[str, Any]:
+    """What the command line says about the repair, in a recipe's words."""
+    given = {"variant": variant, "c_min": c_min, "c_max": c_max, "scale": scale}
+    if scale is not None and scale != "calibrated":
+        try:
+            given["scale"] = float(scale)
+        except ValueError:
+            raise typer.BadParameter(f"--scale is a number or calibrated, not {scale!r}") from None
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _recipe(
+    file: Path,
+    seed: int | None,
+    device: Device | None,
+    repair: Mapping[str, Any] | None = None,
+) -> Any:
     """A recipe, with what the command line says otherwise."""
     from dataclasses import replace
 
     from sigmerge.recipe import load_recipe
 
-    loaded = load_recipe(file, seed=seed)
+    loaded = load_recipe(file, seed=seed, repair=repair)
     if device is None:
         return loaded
     return replace(loaded, capture=loaded.capture.model_copy(update={"device": device.value}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 import sigmerge
-from sigmerge.errors import PoolError, RecipeError, ScoreError, SigmergeError
+from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, SigmergeError
 from sigmerge.method.controls import VARIANTS
 from tests.command_line import sigmerge as command_line
 from tests.oracles import oracle_occupancy
@@ -391,3 +393,201 @@ def test_a_dry_run_of_a_plan_writes_nothing(pool: PoolOnDisk, tmp_path: Path) ->
     ran = command_line("repair", "--plan", plan, tmp_path / "again", "--dry-run")
     assert ran.code == 0 and "coordinates may be claimed" in ran.out
     assert not (tmp_path / "again").exists()
+
+
+def test_a_replay_does_not_write_over_its_inputs(pool: PoolOnDisk, tmp_path: Path) -> None:
+    sigmerge.repair(recipe(pool), tmp_path / "one", anchor=pool.root / "anchor")
+    before = weight_bytes(pool.experts["math"])
+    for target in (pool.experts["math"], pool.root / "anchor"):
+        with pytest.raises(OutputError, match="holds an input"):
+            sigmerge.replay(tmp_path / "one/sigmerge/plan.json", target, overwrite=True)
+    assert weight_bytes(pool.experts["math"]) == before
+
+
+def test_a_plan_that_kept_the_anchor_keeps_it_again(pool: PoolOnDisk, tmp_path: Path) -> None:
+    anchor = pool.root / "anchor"
+
+    def score(folder: Path) -> dict[str, float]:
+        repaired = not (folder.samefile(anchor) or folder in pool.experts.values())
+        row = SCORES["experts"].get(folder.name, SCORES["anchor"])
+        return {d: q / 2 if repaired else q for d, q in row.items()}
+
+    sigmerge.repair(
+        recipe(pool, scores=None, guard="keep_anchor"), tmp_path / "one", anchor=anchor, score=score
+    )
+    again = sigmerge.replay(tmp_path / "one/sigmerge/plan.json", tmp_path / "again")
+    assert weights(tmp_path / "again") == weights(tmp_path / "one")
+    assert plan_of(tmp_path / "again") == plan_of(tmp_path / "one")
+    assert len([w for w in again["plan"]["warnings"] if "HURT" in w]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"quota": [[1, 2, 3]]}, "3 rows of 3"),
+        ({"quota": [[10**9, 0, 0]] * LAYERS}, "coordinates claimed"),
+        ({"order": ["math", "coding", "poetry"]}, "order must name"),
+        ({"reference": "somewhere"}, "reference"),
+        ({"scale": float("nan")}, "scale"),
+    ],
+)
+def test_wrong_plans(pool: PoolOnDisk, tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    sigmerge.repair(recipe(pool), tmp_path / "one", anchor=pool.root / "anchor")
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({**plan_of(tmp_path / "one"), **change}))
+    with pytest.raises(RecipeError, match=told):
+        sigmerge.replay(file, tmp_path / "again")
+
+
+@pytest.mark.parametrize("section", [{"scale": "calibrated"}, {"rounds": 2}, {}])
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [({"math": float("nan")}, "not a number"), ({"math": 60}, "percent"), (None, "math: missing")],
+)
+def test_scores_after_the_repair_are_checked_too(
+    pool: PoolOnDisk, tmp_path: Path, section: dict[str, Any], wrong: Any, told: str
+) -> None:
+    anchor = pool.root / "anchor"
+
+    def score(folder: Path) -> dict[str, float]:
+        row = SCORES["experts"].get(folder.name, SCORES["anchor"])
+        if folder.samefile(anchor) or folder in pool.experts.values():
+            return dict(row)
+        return {**row, **wrong} if wrong else {"coding": 0.5, "safety": 0.5}
+
+    with pytest.raises(ScoreError, match=told):
+        sigmerge.repair(
+            recipe(pool, scores=None, **section), tmp_path / "out", anchor=anchor, score=score
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_callables_are_not_confused(pool: PoolOnDisk) -> None:
+    for quality in (0.1, 0.2, 0.3):
+
+        def score(folder: Path, quality: float = quality) -> dict[str, float]:
+            row = SCORES["experts"].get(folder.name)
+            return dict(row) if row else dict.fromkeys(DOMAINS, quality)
+
+        found = sigmerge.deficits(
+            recipe(pool, scores=None), anchor=pool.root / "anchor", score=score
+        )
+        assert found["anchor"] == dict.fromkeys(DOMAINS, quality)
+
+
+def test_another_script_is_another_scorer(pool: PoolOnDisk) -> None:
+    script, command = pool.root / "score.py", f"{sys.executable} score.py {{checkpoint}}"
+    for quality in (0.25, 0.5):
+        script.write_text(f"print({json.dumps(json.dumps(dict.fromkeys(DOMAINS, quality)))})")
+        found = sigmerge.deficits(
+            recipe(pool, scores=None, command=command), anchor=pool.root / "anchor"
+        )
+        assert set(found["anchor"].values()) == {quality}
+
+
+def test_an_anchor_left_by_another_pool_is_made_again(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """The same words, another folder: relative paths name other checkpoints there."""
+    made = {}
+    for name, spread in (("a", 0.001), ("b", 0.01)):
+        other = make_pool(tmp_path / name, layers=LAYERS, dtype="bf16", spread=spread)
+        words = other.recipe("linear", repair={"scores": "scores.json"})
+        words["base_model"] = "reference"
+        words["models"] = [{"model": domain, "name": domain} for domain in DOMAINS]
+        (other.root / "recipe.yaml").write_text(yaml.safe_dump(words))
+        (other.root / "scores.json").write_text(json.dumps(SCORES))
+        made[name] = other
+    out = tmp_path / "out"
+
+    class Stop(Exception):
+        pass
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "repairing":
+            raise Stop
+
+    with pytest.raises(Stop):
+        sigmerge.merge(made["a"].root / "recipe.yaml", out, progress=stop)
+    assert (tmp_path / ".out.anchor").exists()
+    sigmerge.merge(made["b"].root / "recipe.yaml", out)
+    sigmerge.merge(made["b"].root / "recipe.yaml", tmp_path / "clean")
+    assert weights(out) == weights(tmp_path / "clean")
+
+
+def poisoned(pool: PoolOnDisk, folder: Path, tensor: str) -> Path:
+    """The anchor with a NaN in one tensor."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(pool.root / "anchor", folder)
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        if tensor in tensors:
+            tensors[tensor].view(-1)[3] = float("nan")
+            save_file(tensors, file, {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("tensor", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_nan_in_the_anchor_stops_the_repair(pool: PoolOnDisk, tmp_path: Path, tensor: str) -> None:
+    anchor = poisoned(pool, tmp_path / "anchor", tensor)
+    with pytest.raises(PoolError, match=f"tensor {tensor} holds nan"):
+        sigmerge.repair(recipe(pool), tmp_path / "out", anchor=anchor)
+    sigmerge.repair(recipe(pool), tmp_path / "out", anchor=anchor, allow_nonfinite=True)
+    assert np.isnan(read_weights(tmp_path / "out")[tensor]).sum() >= 1
+
+
+def test_shards_of_one_name_in_two_folders(pool: PoolOnDisk, tmp_path: Path) -> None:
+    anchor = tmp_path / "anchor"
+    sigmerge.merge(pool.recipe("linear"), anchor, max_shard_size="9KB")
+    index = json.loads((anchor / "model.safetensors.index.json").read_text())
+    shards = sorted(anchor.glob("*.safetensors"))
+    assert len(shards) > 1
+    for number, file in enumerate(shards):
+        (anchor / f"{number}").mkdir()
+        file.rename(anchor / f"{number}/m.safetensors")
+        index["weight_map"] = {
+            name: f"{number}/m.safetensors" if shard == file.name else shard
+            for name, shard in index["weight_map"].items()
+        }
+    (anchor / "model.safetensors.index.json").write_text(json.dumps(index))
+    sigmerge.repair(recipe(pool), tmp_path / "out", anchor=anchor)
+    sigmerge.repair(recipe(pool), tmp_path / "plain", anchor=pool.root / "anchor")
+    ours, plain = read_weights(tmp_path / "out"), read_weights(tmp_path / "plain")
+    assert all(np.array_equal(ours[name], plain[name]) for name in plain)
+
+
+def test_the_command_line_changes_the_repair_and_the_record_says_so(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    anchor, out = pool.root / "anchor", tmp_path / "out"
+    options = ("--variant", "equal_share", "--c-max", "0.3", "--scale", "0.5")
+    ran = command_line("repair", recipe(pool), out, "--anchor", anchor, *options)
+    assert ran.code == 0, ran.err
+    found = plan_of(out)
+    assert (found["variant"], found["c_max"], found["scale"]) == ("equal_share", 0.3, 0.5)
+    recorded = yaml.safe_load((out / "sigmerge/recipe.yaml").read_text())["repair"]
+    assert (recorded["variant"], recorded["c_max"], recorded["scale"]) == ("equal_share", 0.3, 0.5)
+    ran = command_line(
+        "repair", recipe(pool), tmp_path / "no", "--anchor", anchor, "--variant", "x"
+    )
+    assert ran.code == 2 and "is no variant" in ran.err
+
+
+def test_the_recipes_seed_is_the_repairs(pool: PoolOnDisk, tmp_path: Path) -> None:
+    seeds = []
+    for seed in ("1", "2"):
+        file, out = recipe(pool, variant="random_share"), tmp_path / seed
+        ran = command_line("merge", file, out, "--seed", seed)
+        assert ran.code == 0, ran.err
+        seeds.append((plan_of(out)["seed"], plan_of(out)["share"]["math"]))
+    assert [seed for seed, _ in seeds] == [1, 2] and seeds[0][1] != seeds[1][1]
+
+
+def test_dropping_less_changes_more(pool: PoolOnDisk, tmp_path: Path) -> None:
+    anchor, changed = pool.root / "anchor", []
+    for drop in (0.9, 0.2):
+        out = tmp_path / str(drop)
+        sigmerge.repair(recipe(pool, variant="sparse_update", drop=drop), out, anchor=anchor)
+        before, after = read_weights(anchor), read_weights(out)
+        changed.append(sum(np.count_nonzero(before[n] != after[n]) for n in before))
+        assert plan_of(out)["drop"] == drop
+    assert changed[0] * 3 < changed[1]

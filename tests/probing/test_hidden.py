@@ -8,7 +8,8 @@ import pytest
 
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.method.conflict import representation_view
-from sigmerge.probing.hidden import probe, read_prompts
+from sigmerge.probing.exemplars import read_prompts
+from sigmerge.probing.hidden import probe
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

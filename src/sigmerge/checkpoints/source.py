@@ -12,6 +12,7 @@ from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.errors import PoolError
+from sigmerge.kernels import TILE
 from sigmerge.kernels.convert import STORAGE, WIDEN
 from sigmerge.kernels.merge import add_difference, add_stored
 
@@ -56,6 +57,13 @@ class PoolSource:
         if not kernel(*rows, weight, fresh, out):
             for name in members:
                 self.fill(name, tensor, start, np.empty(out.size, np.float32))
+
+    def check(self, member: str, tensor: str) -> None:
+        """Stop if a tensor that is only copied holds NaN or infinity."""
+        size = self.members[member].tensors[tensor].size
+        values = np.empty(min(size, TILE), np.float32)
+        for start in range(0, size, TILE):
+            self.fill(member, tensor, start, values[: size - start])
 
     def _refuse(self, member: str, tensor: str, start: int, values: np.ndarray[Any, Any]) -> None:
         if not self.allow_nonfinite:

@@ -112,7 +112,13 @@ def mirror_layout(checkpoint: Checkpoint) -> Layout:
         for name, t in checkpoint.tensors.items()
     }
     sizes = tuple(file.stat().st_size for file in checkpoint.files)
-    return Layout(tuple(file.name for file in checkpoint.files), tuple(headers), sizes, slots)
+    names = tuple(_within(file, checkpoint.path) for file in checkpoint.files)
+    return Layout(names, tuple(headers), sizes, slots)
+
+
+def _within(file: Path, folder: Path) -> str:
+    """A shard's name as an index writes it; shards may lie in folders of their own."""
+    return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.name
 
 
 def check_target(final: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
@@ -268,6 +274,7 @@ class Output:
 
     def _open_shard(self, number: int) -> int:
         file = self.partial / self.layout.files[number]
+        file.parent.mkdir(exist_ok=True)
         handle = os.open(file, os.O_CREAT | os.O_RDWR, 0o644)
         self._stack.callback(os.close, handle)
         os.ftruncate(handle, self.layout.sizes[number])

@@ -136,7 +136,8 @@ def write_repair(
     """
     source = PoolSource(job.pool.members, allow_nonfinite=options.allow_nonfinite)
     anchor = PoolSource({"anchor": job.anchor}, allow_nonfinite=options.allow_nonfinite)
-    with Output(out, job.layout, job.fingerprint(), overwrite=options.overwrite) as output:
+    fingerprint = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
+    with Output(out, job.layout, fingerprint, overwrite=options.overwrite) as output:
         resumed = sorted(output.done)
         with Workers(options.threads) as workers:
             layers = _write_layers(job, source, anchor, workers, output, options)
@@ -147,7 +148,7 @@ def write_repair(
             found = guard(_readable(output))
             plan["guard"] = found
             if warning := found.get("warning"):
-                plan["warnings"] = [*plan.get("warnings", []), warning]
+                plan["warnings"] = [*dict.fromkeys([*plan.get("warnings", []), warning])]
             if found.get("kept") == "anchor":
                 _put_back(job, anchor, output)
         inputs = input_files({**job.pool.members, "anchor": job.anchor}, options) if recipe else []
@@ -245,7 +246,8 @@ def _write_layer(
             admit(block, owned, owners, tile, values[:size], job.update)
             kind = STORAGE[dtype]
             store(output, tensor, start, values[:size],
-                  raw[: size * kind.itemsize].view(kind), dtype)  # fmt: skip
+                  raw[: size * kind.itemsize].view(kind), dtype,
+                  anchor.allow_nonfinite)  # fmt: skip
 
     pieces = [range(a, min(a + 4, len(block.tiles))) for a in range(0, len(block.tiles), 4)]
     for _ in workers.map(write, pieces):
@@ -261,6 +263,8 @@ def _copy_outside(job: RepairJob, anchor: PoolSource, output: Output) -> None:
     inside = {site.tensor for block in block_sites(job.pool) for site in block}
     for name, stored in job.anchor.tensors.items():
         if name not in inside:
+            if stored.floating:
+                anchor.check("anchor", name)
             output.write_bytes(name, anchor.reader.bytes(stored))
 
 

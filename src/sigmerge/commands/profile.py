@@ -6,6 +6,7 @@ Measured once per pool, independent of any anchor, and kept beside the pool by c
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from sigmerge.checkpoints.companions import TOKENIZER
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool, open_pool
 from sigmerge.checkpoints.source import PoolSource
-from sigmerge.commands.options import Options
+from sigmerge.commands.options import Options, available_memory
 from sigmerge.engine.stream import Stream, Workers
 from sigmerge.errors import PoolError
 from sigmerge.kernels.signature import add_signature
@@ -102,7 +103,8 @@ def block_sites(pool: Pool) -> list[list[Site]]:
 
 def _weight_views(pool: Pool, options: Options) -> Views:
     """Direction and sign views: one pass that reads every weight once."""
-    key = content_key(["weights", FORMAT, _weights_key(pool.layout, options),
+    unchecked = ["unchecked"] if options.allow_nonfinite else []
+    key = content_key(["weights", FORMAT, *unchecked, _weights_key(pool.layout, options),
                 *(_weights_key(e, options) for e in pool.experts.values())])  # fmt: skip
     note = beside(pool.layout.path, f"signature-{key}.json")
     if note.exists():
@@ -152,7 +154,7 @@ def _signature(pool: Pool, options: Options) -> tuple[Any, Any]:
 
 def _representation(probe_file: Path, pool: Pool, options: Options) -> np.ndarray[Any, Any]:
     """The representation view: each expert is loaded and run once, one after the other."""
-    from sigmerge.probing.hidden import probe, read_prompts
+    from sigmerge.probing.exemplars import read_prompts
 
     prompts = read_prompts(probe_file)
     grams = []
@@ -165,7 +167,7 @@ def _representation(probe_file: Path, pool: Pool, options: Options) -> np.ndarra
                     *(f"{file.name} {digests[file]}" for file in files)])  # fmt: skip
         note = beside(pool.layout.path, f"gram-{key}.npy")
         if not note.exists():
-            gram = probe(expert.path, prompts, trust_remote_code=options.trust_remote_code)
+            gram = _probed(expert, prompts, options)
             if len(gram) != pool.stack.depth:
                 raise PoolError(f"{name}: {len(gram)} blocks answered the probe, the tensor names "
                                 f"show {pool.stack.depth}.")  # fmt: skip
@@ -176,6 +178,20 @@ def _representation(probe_file: Path, pool: Pool, options: Options) -> np.ndarra
         grams.append(np.load(note))
     options.progress("probing experts", len(pool.experts), len(pool.experts))
     return conflict.representation_view(np.stack(grams))
+
+
+def _probed(expert: Checkpoint, prompts: list[str], options: Options) -> np.ndarray[Any, Any]:
+    """An expert's answer; layers that memory does not hold in float32 wait on the disk."""
+    from sigmerge.probing.hidden import probe
+
+    needed = 4 * sum(tensor.size for tensor in expert.tensors.values())
+    if needed < 0.8 * available_memory():
+        return probe(expert.path, prompts, trust_remote_code=options.trust_remote_code)
+    room = beside(expert.path, "")
+    room.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="offload-", dir=room) as folder:
+        return probe(expert.path, prompts, offload_folder=folder,
+                     trust_remote_code=options.trust_remote_code)  # fmt: skip
 
 
 def _weights_key(checkpoint: Checkpoint, options: Options) -> str:

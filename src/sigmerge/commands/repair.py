@@ -11,23 +11,24 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
+from pydantic import BaseModel, Field, ValidationError
 
 from sigmerge.checkpoints.cache import sha256
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool, differences
 from sigmerge.checkpoints.writer import check_target, mirror_layout
-from sigmerge.commands.merge import INTERPRETER, make_merge
+from sigmerge.commands.merge import INTERPRETER, make_merge, plan_merge
 from sigmerge.commands.occupy import Guard, RepairJob, Round, write_repair
 from sigmerge.commands.options import Meter, Options
 from sigmerge.commands.profile import Profile, block_sites, measure_profile, open_recipe_pool
 from sigmerge.commands.scores import Score, Scorer, ScoreTable, score_table, scorer_of
-from sigmerge.errors import PoolError, RecipeError, ScoreError
-from sigmerge.method.controls import Allocation, allocate
+from sigmerge.errors import PoolError, RecipeError, ScoreError, SigmergeError
+from sigmerge.method.controls import VARIANTS, Allocation, allocate
+from sigmerge.method.deficit import check_scores, shares
 from sigmerge.method.deficit import deficits as measure_deficits
-from sigmerge.method.deficit import shares
 from sigmerge.method.occupancy import Update
 from sigmerge.recipe import Recipe, RepairSection, load_recipe
 
@@ -74,34 +75,47 @@ def merge_and_repair(
 ) -> dict[str, Any]:
     """Merge and repair in one command: the anchor is stored beside the result while it lasts."""
     check_target(out, options.overwrite, recipe.inputs)
-    check_scores_to_come(recipe, options, score)
+    check_repair(recipe, options, score)
     if recipe.operator is None:
         assert recipe.anchor is not None
         return repair_anchor(recipe, recipe.anchor, out, options, score)
     anchor = out.absolute().with_name(f".{out.name}.anchor")
-    if not (anchor / "config.json").exists():
-        make_merge(recipe, anchor, replace(options, overwrite=True))
-    elif stale_anchor(recipe, anchor):
+    if anchor.exists() and stale_anchor(recipe, anchor, options):
         shutil.rmtree(anchor)
-        return merge_and_repair(recipe, out, options, score)
-    result = repair_anchor(recipe, anchor, out, options, score, kept=False)
+    if not anchor.exists():
+        make_merge(recipe, anchor, options)
+    try:
+        result = repair_anchor(recipe, anchor, out, options, score, kept=False)
+    except SigmergeError as error:
+        error.args = (f"{error}\nThe merge itself is done and waits for the same command in "
+                      f"{anchor}.",)  # fmt: skip
+        raise
     shutil.rmtree(anchor)
     return result
 
 
-def stale_anchor(recipe: Recipe, anchor: Path) -> bool:
-    """Whether an anchor left by an interrupted run was made from another recipe or other files."""
-    provenance = json.loads((anchor / "sigmerge/provenance.json").read_text())
-    files = {Path(entry["file"]): entry["sha256"] for entry in provenance["inputs"]}
+def stale_anchor(recipe: Recipe, anchor: Path, options: Options) -> bool:
+    """Whether an anchor left by an interrupted run is not what this recipe would make now."""
     # A search's winner keeps its own recipe, by which it can be made again, and that of the search.
     text, note = ("searched.yaml", "search.json") if recipe.search else ("recipe.yaml", "plan.json")
-    if not (anchor / "sigmerge" / text).exists():
+    records = [anchor / "sigmerge" / name for name in (text, note, "provenance.json")]
+    if not all(record.exists() for record in records):
         return True
-    same_text = (anchor / "sigmerge" / text).read_text() == recipe.text
-    same_seed = json.loads((anchor / "sigmerge" / note).read_text())["seed"] == recipe.seed
-    if not (same_text and same_seed) or any(not file.exists() for file in files):
+    same_text = records[0].read_text() == recipe.text
+    same_seed = json.loads(records[1].read_text())["seed"] == recipe.seed
+    job = plan_merge(recipe, options)
+    made = {anchor / name: size for name, size in
+            zip(job.layout.files, job.layout.sizes, strict=True)}  # fmt: skip
+    same_files = all(f.exists() and f.stat().st_size == size for f, size in made.items())
+    if not (same_text and same_seed and same_files):
         return True
-    return sha256(files) != files
+    entries = json.loads(records[2].read_text())["inputs"]
+    before = {Path(entry["file"]): entry["sha256"] for entry in entries}
+    weights = {file for member in job.pool.members.values() for file in member.files}
+    exemplars = {model.exemplars for model in recipe.models if model.exemplars}
+    if not weights <= before.keys() <= weights | exemplars:
+        return True
+    return sha256(before) != before
 
 
 def repair_anchor(
@@ -132,7 +146,7 @@ def repair_anchor(
     if scorer is not None and not job.idle:
         job, extra = _further_rounds(job, recipe, section, measured, table, scorer, out, options)
         if section.scale == "calibrated":
-            job, chosen = _calibrate(job, scorer, out, options)
+            job, chosen = _calibrate(job, scorer, table, out, options)
             extra |= chosen
     plan = {
         "operator": recipe.method,
@@ -153,11 +167,18 @@ def repair_anchor(
     return write_repair(job, plan, recipe.text, out, options, meter, guard)
 
 
-def check_scores_to_come(recipe: Recipe, options: Options, score: Score | None = None) -> None:
-    """Find out before a merge is made that the scores for its repair could not be used."""
-    assert recipe.repair is not None
+def check_repair(recipe: Recipe, options: Options, score: Score | None = None) -> None:
+    """Find out before a merge is made that it could not be repaired: by its scores or its probe."""
+    section = recipe.repair
+    assert section is not None
     scorer = _scorer(recipe, score, options)
-    _check_section(recipe.repair, scorer)
+    _check_section(section, scorer)
+    if section.probe is None and VARIANTS[section.variant].views == ("representation",):
+        raise RecipeError(f"variant: {section.variant} needs the representation view; give probe:.")
+    if section.probe is not None:
+        from sigmerge.probing.exemplars import read_prompts
+
+        read_prompts(recipe.folder / section.probe)
     if scorer is None:
         score_table(recipe, None, None, options)
 
@@ -165,9 +186,9 @@ def check_scores_to_come(recipe: Recipe, options: Options, score: Score | None =
 def _scorer(recipe: Recipe, score: Score | None, options: Options) -> Scorer | None:
     """A callable if there is one; else what the recipe's `repair:` section says."""
     if score:
-        return Scorer(f"callable {score!r}", score)
+        return Scorer("a Python callable", score, remembers=False)
     assert recipe.repair is not None
-    return scorer_of(recipe.repair, recipe.folder, trust=options.trust_remote_code)
+    return scorer_of(recipe.repair, recipe.folder, options)
 
 
 def _notes(recipe: Recipe, anchor: Path) -> list[str]:
@@ -234,7 +255,7 @@ def _update(section: RepairSection, allocation: Allocation) -> Update:
     default = RepairSection.model_fields["scale"].default
     untouched = section.scale == default and "scale" not in section.model_fields_set
     scale = 1.0 if form == "replace" and untouched else float(section.scale)
-    return Update(scale, form, seed=section.seed)
+    return Update(scale, form, section.drop, section.seed)
 
 
 def _further_rounds(
@@ -251,7 +272,7 @@ def _further_rounds(
     result is the anchor with all rounds' claims."""
     later = []
     for _ in range(section.rounds - 1):
-        scores = _score_candidate(job, scorer, out, options)
+        scores = _score_candidate(job, scorer, table, out, options)
         allocation = _allocate(section, recipe, measured, replace(table, anchor=scores))
         following = Round(allocation.order, _rows(allocation))
         grown = replace(job, rounds=(*job.rounds, following))
@@ -273,13 +294,13 @@ def _check_rounds(job: RepairJob, measured: Profile) -> None:
 
 
 def _calibrate(
-    job: RepairJob, scorer: Scorer, out: Path, options: Options
+    job: RepairJob, scorer: Scorer, table: ScoreTable, out: Path, options: Options
 ) -> tuple[RepairJob, dict[str, Any]]:
     """Ours: the update form and scale with the best mean calibration score."""
     tried: list[dict[str, Any]] = []
     for form, scale in CANDIDATES:
         candidate = replace(job, update=replace(job.update, form=form, scale=scale))
-        scores = _score_candidate(candidate, scorer, out, options)
+        scores = _score_candidate(candidate, scorer, table, out, options)
         mean = float(np.mean(list(scores.values())))
         tried.append({"update": form, "scale": scale, "scores": scores, "mean": mean})
     best = int(np.argmax([entry["mean"] for entry in tried]))  # the first among equals
@@ -288,15 +309,24 @@ def _calibrate(
 
 
 def _score_candidate(
-    job: RepairJob, scorer: Scorer, out: Path, options: Options
+    job: RepairJob, scorer: Scorer, table: ScoreTable, out: Path, options: Options
 ) -> dict[str, float]:
     """Scores of a checkpoint that is written only to be measured."""
     folder = out.absolute().with_name(f".{out.name}.candidate")
     write_repair(job, {}, "", folder, replace(options, overwrite=True), Meter())
     try:
-        return scorer(folder)
+        return _measured(scorer, folder, table)
     finally:
         shutil.rmtree(folder)
+
+
+def _measured(scorer: Scorer, folder: Path, table: ScoreTable) -> dict[str, float]:
+    """Scores of a repaired folder, of the domains and on the scale of the anchor's."""
+    scores = scorer(folder)
+    if problems := check_scores(table.experts, scores, list(table.experts), "own"):
+        told = [problem.replace("anchor.", "after the repair: ", 1) for problem in problems]
+        raise ScoreError(f"The scores ({scorer.name}) cannot be used:", told)
+    return scores
 
 
 def _guard(section: RepairSection, scorer: Scorer | None, table: ScoreTable) -> Guard:
@@ -307,7 +337,7 @@ def _guard(section: RepairSection, scorer: Scorer | None, table: ScoreTable) -> 
             return {"verdict": "off"}
         if scorer is None:
             return {"verdict": "no scores to be had after the repair"}
-        scores = scorer(folder)
+        scores = _measured(scorer, folder, table)
         before = float(np.mean(list(table.anchor.values())))
         after = float(np.mean([scores[domain] for domain in table.anchor]))
         verdict = "better" if after > before else "level" if after == before else "worse"
@@ -329,13 +359,14 @@ def replay(
 ) -> dict[str, Any]:
     """Make the repair of a plan.json again, byte for byte. No scores and no probe are needed."""
     options, meter = Options(**how), Meter()
-    check_target(Path(out), options.overwrite)
-    job, plan, text = _planned(Path(plan_file), anchor, options)
-    return write_repair(job, plan, text, Path(out), options, meter)
+    job, plan, text = _planned(Path(plan_file), Path(out), anchor, options)
+    kept = plan.get("guard", {}).get("kept")
+    guard: Guard | None = (lambda folder: plan["guard"]) if kept == "anchor" else None
+    return write_repair(job, plan, text, Path(out), options, meter, guard)
 
 
 def _planned(
-    plan_file: Path, anchor: Path | str | None, options: Options
+    plan_file: Path, out: Path, anchor: Path | str | None, options: Options
 ) -> tuple[RepairJob, dict[str, Any], str]:
     """The job of a plan, the plan, and a recipe that says where it came from."""
     plan = _read_plan(plan_file)
@@ -351,7 +382,9 @@ def _planned(
             f"{plan_file}: the anchor it repaired was not kept; make it again with `sigmerge "
             "merge` (the recipe without repair:) and pass --anchor FOLDER."
         )
+    check_target(out, options.overwrite, [*recipe.inputs, Path(path)])
     stored = open_anchor(Path(path), pool, options)
+    _check_plan(plan_file, plan, pool)
     _check_digests(plan, {**pool.members, "anchor": stored})
     rounds = [Round(tuple(r["order"]), tuple(map(tuple, r["quota"])))
               for r in (plan, *plan.get("later_rounds", []))]  # fmt: skip
@@ -363,6 +396,30 @@ def _planned(
     return job, plan, f"# replayed from a plan\n{recipe.text}"
 
 
+class _PlanMember(BaseModel):
+    path: str | None
+    sha256: list[str]
+
+
+class _PlanRound(BaseModel):
+    order: list[str]
+    quota: list[list[Annotated[int, Field(ge=0)]]]
+
+
+class PlanFile(_PlanRound):
+    """What a replay reads of a plan.json."""
+
+    reference: _PlanMember
+    experts: dict[str, _PlanMember]
+    anchor: _PlanMember
+    scale: float = Field(allow_inf_nan=False)
+    update: Literal["add", "sparse", "replace"]
+    drop: float | None = Field(ge=0, lt=1)
+    selection: Literal["magnitude", "random"]
+    seed: int
+    later_rounds: list[_PlanRound] = []
+
+
 def _read_plan(file: Path) -> dict[str, Any]:
     try:
         plan = json.loads(file.read_text(encoding="utf-8"))
@@ -370,11 +427,30 @@ def _read_plan(file: Path) -> dict[str, Any]:
         raise RecipeError(f"{file}: no such plan.") from None
     except ValueError as error:
         raise RecipeError(f"{file}: not valid JSON ({error}).") from None
-    needed = ("reference", "experts", "anchor", "order", "quota", "scale", "update", "selection",
-              "seed", "drop")  # fmt: skip
-    if missing := [key for key in needed if key not in plan]:
-        raise RecipeError(f"{file}: not the plan of a repair; {', '.join(missing)} missing.")
+    try:
+        PlanFile.model_validate(plan)
+    except ValidationError as error:
+        wrong = dict.fromkeys(".".join(map(str, item["loc"][:2])) for item in error.errors())
+        raise RecipeError(
+            f"{file}: not the plan of a repair; these cannot be used: {', '.join(wrong)}."
+        ) from None
     return dict(plan)
+
+
+def _check_plan(file: Path, plan: Mapping[str, Any], pool: Pool) -> None:
+    """Whether a plan's claims fit the pool."""
+    experts, depth = sorted(pool.experts), pool.stack.depth
+    sizes = [sum(site.size for site in block) for block in block_sites(pool)]
+    claims = np.zeros(depth)
+    for turn in (plan, *plan.get("later_rounds", [])):
+        if sorted(turn["order"]) != experts:
+            raise RecipeError(f"{file}: order must name each of {', '.join(experts)} once.")
+        if len(turn["quota"]) != depth or any(len(row) != len(experts) for row in turn["quota"]):
+            raise RecipeError(f"{file}: quota must have {depth} rows of {len(experts)} numbers.")
+        claims += np.sum(turn["quota"], axis=1)
+    for layer, (wanted, size) in enumerate(zip(claims, sizes, strict=True)):
+        if wanted > size:
+            raise RecipeError(f"{file}: layer {layer}: {wanted:g} of {size} coordinates claimed.")
 
 
 def _check_digests(plan: Mapping[str, Any], members: Mapping[str, Checkpoint]) -> None:
@@ -401,7 +477,7 @@ def deficits(
     scorer = _scorer(loaded, score, options)
     stored = Path(anchor) if anchor is not None else loaded.anchor
     if stored is not None:
-        open_checkpoint(stored)
+        open_checkpoint(stored, allow_pickle=options.allow_pickle)
     table = score_table(loaded, stored, scorer, options)
     domains = list(loaded.experts)
     gaps = measure_deficits(table.experts, table.anchor, domains, section.reference)
@@ -421,7 +497,7 @@ def describe(
     """What a dry run of the repair tells: sizes only, nothing is read or scored."""
     path = _which_anchor(recipe, anchor)
     check_target(out, options.overwrite, [*recipe.inputs, path])
-    check_scores_to_come(recipe, options)
+    check_repair(recipe, options)
     pool = open_recipe_pool(recipe, options)
     open_anchor(path, pool, options)
     return _sizes(pool, options)
@@ -431,8 +507,7 @@ def describe_replay(
     plan_file: Path, out: Path, options: Options, anchor: Path | None = None
 ) -> dict[str, Any]:
     """The same for a repair that is made again from its plan."""
-    check_target(out, options.overwrite)
-    job, _, _ = _planned(plan_file, anchor, options)
+    job, _, _ = _planned(plan_file, out, anchor, options)
     return _sizes(job.pool, options)
 
 

@@ -23,7 +23,7 @@ from sigmerge.analysis.page import Run, write_page
 from sigmerge.analysis.table import Scores
 from sigmerge.commands.merge import make_merge
 from sigmerge.commands.options import Options
-from sigmerge.commands.repair import check_scores_to_come, repair_anchor, stale_anchor
+from sigmerge.commands.repair import check_repair, repair_anchor, stale_anchor
 from sigmerge.commands.scores import Scorer, scorer_of
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.recipe import Recipe, load_recipe
@@ -46,7 +46,7 @@ def run_pipeline(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
     """Everything but the page; its `Run` comes back under "page"."""
     if recipe.repair is None:
         raise RecipeError("The recipe has no repair: section; `sigmerge merge` makes plain merges.")
-    check_scores_to_come(recipe, options)
+    check_repair(recipe, options)
     _prepare(out, options)
     anchor = _anchor(recipe, out, options)
     repaired = out / "repaired"
@@ -111,7 +111,7 @@ def _anchor(recipe: Recipe, out: Path, options: Options) -> Path:
         assert recipe.anchor is not None
         return recipe.anchor
     anchor = (out / "anchor").absolute()
-    if not anchor.exists() or stale_anchor(recipe, anchor):
+    if not anchor.exists() or stale_anchor(recipe, anchor, options):
         make_merge(recipe, anchor, replace(options, overwrite=True))
     return anchor
 
@@ -121,8 +121,7 @@ def _evaluate(
 ) -> dict[str, Any] | None:
     """Scores on the evaluation split, which no earlier step has seen."""
     assert recipe.repair is not None
-    trust = options.trust_remote_code
-    scorer = scorer_of(recipe.repair, recipe.folder, "evaluation", trust)
+    scorer = scorer_of(recipe.repair, recipe.folder, options, "evaluation")
     if scorer is None:
         return None
     folders = {**{f"expert {n}": p for n, p in recipe.experts.items()},

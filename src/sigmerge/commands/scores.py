@@ -2,7 +2,9 @@
 
 A score is a fraction per domain. Sources: a JSON file, result files of lm-evaluation-harness, a
 command that prints JSON, the embedded suite, or a Python callable. What was measured on a
-checkpoint is kept by content, so an expert is scored once per pool, not once per anchor.
+checkpoint is kept by content, so an expert is scored once per pool, not once per anchor. Of a
+callable nothing is kept, since nothing tells two of them apart; of a command, as long as the files
+it names stay as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -42,9 +44,13 @@ class Scorer:
 
     name: str
     measure: Score
+    remembers: bool = True
+    allow_pickle: bool = False
 
     def __call__(self, folder: Path) -> Scores:
         """Scores of a folder; one with the same weights and files was perhaps measured before."""
+        if not self.remembers:
+            return dict(self.measure(folder))
         note = cache_folder("scores") / f"{self._key(folder)}.json"
         if note.exists():
             return dict(json.loads(note.read_text())["scores"])
@@ -55,7 +61,7 @@ class Scorer:
         return scores
 
     def _key(self, folder: Path) -> str:
-        checkpoint = open_checkpoint(folder)
+        checkpoint = open_checkpoint(folder, allow_pickle=self.allow_pickle)
         files = [*checkpoint.files, *sorted(folder.glob("*.json")), *folder.glob("*.model")]
         weights = set(checkpoint.files)
         digests = sha256(set(files))
@@ -65,17 +71,28 @@ class Scorer:
 
 
 def scorer_of(
-    section: RepairSection, folder: Path, split: str = "calibration", trust: bool = False
+    section: RepairSection, folder: Path, options: Options, split: str = "calibration"
 ) -> Scorer | None:
     """The scorer a recipe names; None if its scores are in a file, or do not know this split."""
     if section.command is not None:
         if split != "calibration" and "{split}" not in section.command:
             return None
         command = section.command.replace("{split}", split)
-        return Scorer(f"command {command}", lambda path: run_command(command, path, folder))
-    if section.evaluate is not None:
-        return suite_scorer(section.evaluate, split, folder, trust)
-    return None
+        name = f"command {command} in {folder} {_named_files(command, folder)}"
+        scorer = Scorer(name.strip(), lambda path: run_command(command, path, folder))
+    elif section.evaluate is not None:
+        trust = options.trust_remote_code
+        scorer = suite_scorer(section.evaluate, split, folder, trust)
+    else:
+        return None
+    return replace(scorer, allow_pickle=options.allow_pickle)
+
+
+def _named_files(command: str, folder: Path) -> str:
+    """Digests of the files that a command names: another script is another scorer."""
+    words = [folder / word for word in shlex.split(command) if "{checkpoint}" not in word]
+    digests = sha256({word for word in words if word.is_file()})
+    return " ".join(sorted(digest[:16] for digest in digests.values()))
 
 
 EVALUATE_KEYS = {
@@ -214,7 +231,9 @@ def _harness_table(given: Mapping[str, Any], folder: Path) -> ScoreTable:
 
 def harness_scores(results: Mapping[str, Any], domains: Mapping[str, Any], where: str) -> Scores:
     """Domain scores of one lm-evaluation-harness result: the mean of each domain's task/metric."""
-    table, problems, scores = results.get("results", {}), [], {}
+    table, problems, scores = results.get("results"), [], {}
+    if not isinstance(table, dict) or not all(isinstance(row, dict) for row in table.values()):
+        raise ScoreError(f"{where}: holds no results of lm-evaluation-harness by task.")
     for domain, wanted in domains.items():
         values = []
         for path in [wanted] if isinstance(wanted, str) else wanted:

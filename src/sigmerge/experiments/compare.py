@@ -126,7 +126,7 @@ def _searched(bench: Bench, name: str, recipe: Mapping[str, Any]) -> Row:
 
 def _row(name: str, recipe: Recipe, folder: Path, seconds: float, **costs: int) -> Row:
     assert recipe.repair is not None
-    scorer = scorer_of(recipe.repair, recipe.folder, "evaluation")
+    scorer = scorer_of(recipe.repair, recipe.folder, Options(), "evaluation")
     if scorer is None:
         raise ValueError("a comparison needs a scorer that knows the evaluation split")
     experts = {expert: scorer(path) for expert, path in recipe.experts.items()}

@@ -132,7 +132,7 @@ def _cell(
     pool: str, anchor: str, setting: Setting, seed: int, recipe: Recipe, merged: Path, out: Path
 ) -> Cell:
     assert recipe.repair is not None
-    scorer = scorer_of(recipe.repair, recipe.folder, "evaluation")
+    scorer = scorer_of(recipe.repair, recipe.folder, Options(), "evaluation")
     if scorer is None:
         raise ValueError("a grid needs a scorer that knows the evaluation split")
     experts = {name: scorer(path) for name, path in recipe.experts.items()}

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from sigmerge.errors import SigmergeError
+from sigmerge.errors import RecipeError
 from sigmerge.method import budget, conflict, deficit
 
 ONE_SEED: Final = (0,)
@@ -150,22 +150,24 @@ def allocate(
     """
     chosen = VARIANTS[variant]
     if not 0.0 <= c_min <= c_max <= 1.0:
-        raise SigmergeError(f"Capacity needs 0 ≤ c_min ≤ c_max ≤ 1, not {c_min:g} and {c_max:g}.")
+        raise RecipeError(f"Capacity needs 0 ≤ c_min ≤ c_max ≤ 1, not {c_min:g} and {c_max:g}.")
     measured = [name for name in chosen.views if name in views]
     if not measured:
-        raise SigmergeError(f"Variant {variant} needs the {chosen.views[0]} view, not measured.")
+        raise RecipeError(f"Variant {variant} needs the {chosen.views[0]} view, not measured.")
     score, warnings = conflict.conflict_score(views, measured)
     if len(measured) < len(chosen.views):
         warnings += (f"Conflict is the mean of these views only: {', '.join(measured)}.",)
     capacity = _capacity(score, chosen, c_min, c_max, seed)
-    share = deficit.shares(gaps if admit is None else deficit.most_deficient(gaps, admit))
+    admitted = gaps if admit is None else deficit.most_deficient(gaps, admit)
+    share = deficit.shares(admitted)
     if share.any():
-        share = _share(share, chosen, seed)
+        some = np.flatnonzero(share) if admit is not None else np.arange(share.size)
+        share[some] = _share(share[some], chosen, seed)
     else:
         warnings += ("No domain falls short of its reference: the anchor is returned unchanged.",)
     quota = budget.quotas(capacity, share, coordinates)
     if problems := budget.infeasible(quota, coordinates):
-        raise SigmergeError("The quotas do not fit; lower c_max or name fewer domains.", problems)
+        raise RecipeError("The quotas do not fit; lower c_max or name fewer domains.", problems)
     return Allocation(
         domains=tuple(domains),
         variant=variant,

@@ -49,6 +49,11 @@ def read_exemplars(
     return found
 
 
+def read_prompts(file: Path) -> list[str]:
+    """The prompts of a JSONL file with {"prompt": …} on every line; blank lines are skipped."""
+    return [exemplar.prompt for exemplar in read_exemplars(file, what="prompts")]
+
+
 def _exemplar(line: str, where: str) -> Exemplar:
     try:
         record = json.loads(line)

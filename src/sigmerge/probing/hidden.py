@@ -17,17 +17,11 @@ from jaxtyping import Float32, Float64
 
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.method.conflict import prompt_gram
-from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.probing.loading import unloadable
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-
-def read_prompts(path: str | Path) -> list[str]:
-    """The prompts of a JSONL file with {"prompt": …} on every line; blank lines are skipped."""
-    return [exemplar.prompt for exemplar in read_exemplars(Path(path), what="prompts")]
 
 
 def probe(

@@ -39,8 +39,16 @@ NOT_SUPPORTED = {
 Section = TypeVar("Section", bound=BaseModel)
 
 
-def load_recipe(source: Path | str | Mapping[str, Any], *, seed: int | None = None) -> Recipe:
-    """Read a recipe from a file, or from a mapping given in Python."""
+def load_recipe(
+    source: Path | str | Mapping[str, Any],
+    *,
+    seed: int | None = None,
+    repair: Mapping[str, Any] | None = None,
+) -> Recipe:
+    """Read a recipe from a file, or from a mapping given in Python.
+
+    `seed` and the keys of `repair` go before what the recipe says.
+    """
     folder = Path.cwd()
     if isinstance(source, Mapping):
         try:
@@ -60,7 +68,7 @@ def load_recipe(source: Path | str | Mapping[str, Any], *, seed: int | None = No
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{source}: cannot be read as a recipe ({error}).") from None
-    return _Parser(text, where, folder).parse(seed)
+    return _Parser(text, where, folder).parse(seed, repair or {})
 
 
 @dataclass(frozen=True)
@@ -100,9 +108,10 @@ class _Parser:
             by_line = sorted(self.problems, key=self.problems.__getitem__)
             raise RecipeError(f"{self.where}: the recipe cannot be run:", by_line)
 
-    def parse(self, seed: int | None) -> Recipe:
-        sections = self._sections(self._yaml())
+    def parse(self, seed: int | None, repair: Mapping[str, Any]) -> Recipe:
+        sections = self._sections(self._changed(self._yaml(), repair))
         top = sections.top
+        seed = top.seed if seed is None else seed
         chosen = self._operator(top)
         judge = Judge(chosen, top.preset, self.problem, self.note) if chosen else None
         parameters = {k: v for k, v in (top.parameters or {}).items() if k != "on"}
@@ -124,11 +133,11 @@ class _Parser:
             models=tuple(models),
             parameters=parameters,
             preset=top.preset,
-            seed=top.seed if seed is None else seed,
+            seed=seed,
             out_dtype=DTYPES[dtype] if dtype else None,
             tokenizer=tokenizer,
             anchor=anchor,
-            repair=sections.repair,
+            repair=_seeded(sections.repair, seed),
             folder=self.folder,
             text=self.text,
             notes=tuple(self.notes),
@@ -166,6 +175,18 @@ class _Parser:
                 f"not {kind}; `sigmerge merge --help` shows one."
             )
         return data
+
+    def _changed(self, data: dict[str, Any], repair: Mapping[str, Any]) -> dict[str, Any]:
+        """The recipe with another repair; its text, too, so that the record says what was run."""
+        if not repair:
+            return data
+        if not isinstance(data.get("repair"), dict):
+            raise RecipeError(
+                f"{self.where}: has no repair: section, so {', '.join(repair)} cannot be changed."
+            )
+        changed = {**data, "repair": {**data["repair"], **repair}}
+        self.text = yaml.safe_dump(changed, sort_keys=False, allow_unicode=True)
+        return changed
 
     def _walk(self, node: yaml.Node | None, path: Place) -> None:
         """Remember the line of every key; a key given twice is a problem."""
@@ -467,6 +488,13 @@ class _Parser:
             tokenizer=local.get(recipe.tokenizer, recipe.tokenizer),
             anchor=local.get(recipe.anchor, recipe.anchor),
         )
+
+
+def _seeded(repair: RepairSection | None, seed: int) -> RepairSection | None:
+    """A repair that names no seed of its own draws from the recipe's."""
+    if repair is None or "seed" in repair.model_fields_set:
+        return repair
+    return repair.model_copy(update={"seed": seed})
 
 
 def _yaml_trouble(error: yaml.MarkedYAMLError) -> str:

@@ -42,7 +42,7 @@ class CaptureSection(_Strict):
     limit: int | None = Field(default=None, ge=1)
     max_length: int = Field(default=256, ge=1)
     skip_bos: bool = False
-    scale: float = 1.0
+    scale: float = Field(default=1.0, allow_inf_nan=False)
     labels: Literal["argmax", "sampled", "data"] = "argmax"
     device: Literal["cpu", "cuda"] = "cpu"
     folder: str | None = None
@@ -98,13 +98,14 @@ class RepairSection(_Strict):
 
     c_min: float = Field(0.10, ge=0, le=1)
     c_max: float = Field(0.45, ge=0, le=1)
-    scale: float | Literal["calibrated"] = 0.60
+    scale: Annotated[float, Field(allow_inf_nan=False)] | Literal["calibrated"] = 0.60
     update: Literal["add", "replace"] = "add"
     probe: str | None = None
     scores: str | dict[str, Any] | None = None
     command: str | None = None
     evaluate: dict[str, Any] | None = None
     variant: str = "default"
+    drop: float = Field(0.9, ge=0, lt=1)
     reference: Literal["strongest", "own"] = "strongest"
     rounds: int = Field(1, ge=1)
     admit: int | None = Field(None, ge=1)
