@@ -103,7 +103,7 @@ def stale_anchor(recipe: Recipe, anchor: Path, options: Options) -> bool:
         return True
     same_text = records[0].read_text() == recipe.text
     same_seed = json.loads(records[1].read_text())["seed"] == recipe.seed
-    job = plan_merge(recipe, options)
+    job = plan_merge(replace(recipe, search=None), options)
     made = {anchor / name: size for name, size in
             zip(job.layout.files, job.layout.sizes, strict=True)}  # fmt: skip
     same_files = all(f.exists() and f.stat().st_size == size for f, size in made.items())
