@@ -1,6 +1,7 @@
 """sigmerge: merge fine-tuned checkpoints of one reference model, then repair the merge.
 
-The verbs of the command line are functions here: `sigmerge.merge(recipe, out)`, ….
+The verbs of the command line are functions here: `sigmerge.merge(recipe, out)`, …. The search is
+`sigmerge.commands.search.search`: `sigmerge.search` is the package of its parts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _VERBS = {
     "replay": "sigmerge.commands.repair:replay",
     "run": "sigmerge.commands.run:run",
     "demo": "sigmerge.commands.demo:demo",
+    "evaluate": "sigmerge.commands.evaluate:evaluate",
+    "aggregate": "sigmerge.commands.aggregate:aggregate",
     "load_recipe": "sigmerge.recipe:load_recipe",
 }
 

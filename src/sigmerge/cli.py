@@ -376,7 +376,7 @@ def search(
         str | None, typer.Option(help="How the items are drawn: uniform (default) or clusters.")
     ] = None,
     suite: Annotated[
-        str | None, typer.Option(help="nano, or the folder of a pool that nano train made.")
+        str | None, typer.Option(help="nano, a suite's YAML file, or a pool of nano train.")
     ] = None,
     seed: Seed = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start over.")] = False,

@@ -73,6 +73,8 @@ ANCHORS: tuple[tuple[str, dict[str, float]], ...] = (
 
 Answers = dict[str, list[int]]
 JOURNAL, RESULT, ORIGIN = "search.jsonl", "search.json", "searched.yaml"
+ASKED_HOW = {"suite", "data", "hub", "judge", "allow_code_execution"}
+"""Keys of a `search:` section that say how candidates are asked."""
 KEPT = ("answers", "estimates", "estimate")
 
 
@@ -95,7 +97,7 @@ class Settings:
     def of(cls, recipe: Recipe, **given: Any) -> Settings:
         """What the recipe's `search:` section says, where `given` does not say otherwise."""
         section = recipe.search or SearchSection()
-        words = section.model_dump(exclude={"suite"})
+        words = section.model_dump(exclude=ASKED_HOW)
         changes = {name: value for name, value in given.items() if value is not None}
         if {"generations", "calls"} & changes.keys():
             words |= {"generations": None, "calls": None}
@@ -289,18 +291,28 @@ def _require(extra: str, purpose: str, *libraries: str) -> None:
 
 
 def _suite(suite: str | None, recipe: Recipe, base: MergeJob) -> Scorer:
-    """The embedded suite, or the items of a pool that `nano train` made.
+    """The embedded suite, the items of a pool that `nano train` made, or any suite.
 
-    A folder that the recipe names is looked for beside it.
+    What the recipe names is looked for beside it.
     """
     _require("models", "Scoring candidates", "torch", "transformers")
     from sigmerge.nano.files import POOL
-    from sigmerge.search.scoring import NanoScorer
+    from sigmerge.search.scoring import NanoScorer, SuiteScorer
 
-    named = recipe.search.suite if recipe.search else "nano"
-    folder = Path(suite) if suite else recipe.folder / Path(named).expanduser()
-    embedded = (suite or named) == "nano"
-    return NanoScorer(base.pool.layout.path, POOL if embedded else folder)
+    section, model = recipe.search or SearchSection(), base.pool.layout.path
+    place = Path(suite) if suite else recipe.folder / Path(section.suite).expanduser()
+    if (suite or section.suite) == "nano":
+        return NanoScorer(model, POOL)
+    if place.is_dir():
+        return NanoScorer(model, place)
+    from sigmerge.evaluation.run import How
+    from sigmerge.evaluation.sources import Data
+    from sigmerge.evaluation.suite import load_suite
+
+    named = place if place.is_file() else suite or section.suite
+    data = Data.default(recipe.folder / section.data if section.data else None, section.hub)
+    how = How(data=data, judge=section.judge, allow_code=section.allow_code_execution)
+    return SuiteScorer(model, load_suite(named), how)
 
 
 def run_search(job: SearchJob, out: Path, options: Options) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def evaluate(
     marks = loaded.benchmarks
     if any(isinstance(marks[name], Code) for name in chosen):
         require_permission(how.allow_code)
-    run = _Run(checkpoint, loaded, how)
+    run = Evaluation(checkpoint, loaded, how)
     keys = {name: run.key(name) for name in chosen}
     with Store(how.store or cache_folder("evaluation") / "results.sqlite") as store:
         wanted = {n: [(item.id, item.digest) for item in items] for n, items in chosen.items()}
@@ -126,7 +126,7 @@ def _chosen(suite: Suite, split: str, how: How) -> tuple[dict[str, list[Item]], 
 
 
 @dataclass
-class _Run:
+class Evaluation:
     """One checkpoint's evaluation; the model is loaded when the first item needs it."""
 
     checkpoint: Path
@@ -200,7 +200,7 @@ class _Run:
         size = 1 if isinstance(self.suite.benchmarks[name], Code) else GROUP
         groups = [items[i : i + size] for i in range(0, len(items), size)]
         with tempfile.TemporaryDirectory(prefix="sigmerge-") as folder:
-            scorer = self._scorer(name, missing, Path(folder))
+            scorer = self.scorer(name, missing, Path(folder))
             for group in groups:
                 todo = [item for item in group if item.id in left]
                 if not todo:
@@ -215,7 +215,7 @@ class _Run:
             raise ScoreError(f"{name}: no score came back for {', '.join(sorted(left)[:3])}.")
         return results
 
-    def _scorer(self, name: str, items: Sequence[Item], folder: Path) -> Scorer:
+    def scorer(self, name: str, items: Sequence[Item], folder: Path) -> Scorer:
         mark = self.suite.benchmarks[name]
         if isinstance(mark, LmEval):
             from sigmerge.evaluation.harness import HarnessScorer

@@ -54,7 +54,8 @@ class SearchSection(_Strict):
     The budget is `calls`, or population × generations. `trust` is the share c of the answers in
     gp-IRT and gmp-IRT; auto weighs them by the IRT model's bias, as tinyBenchmarks does. The
     `objective` is the domains' mean, or one for each domain; the winner is the best mean. `suite`
-    is nano, or a folder with the items of a pool that `nano train` made.
+    is nano, the folder of a pool that `nano train` made, a shipped suite or a suite's YAML file;
+    `data`, `hub`, `judge` and `allow_code_execution` are for the last two.
     """
 
     population: int = Field(default=24, ge=2)
@@ -68,6 +69,10 @@ class SearchSection(_Strict):
     trust: float | Literal["auto"] = 0.5
     objective: Literal["mean", "domains"] = "mean"
     suite: str = "nano"
+    data: str | None = None
+    hub: bool = False
+    judge: str = "keyword"
+    allow_code_execution: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> SearchSection:
