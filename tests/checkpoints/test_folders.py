@@ -108,6 +108,13 @@ BROKEN: dict[str, tuple[Break, list[str]]] = {
         lambda p: (weights_file(p).unlink(), weights_file(p).symlink_to(p.root / "gone")),
         ["math", "model.safetensors is a link that leads nowhere", "download"],
     ),
+    "symlink loop of an index": (
+        lambda p: (
+            weights_file(p).unlink(),
+            (p.experts["math"] / INDEX).symlink_to(p.experts["math"] / INDEX),
+        ),
+        ["math", INDEX, "symlink loop"],
+    ),
     "symlink loop of a folder": (folder_loop, ["math", "symlink loop"]),
     "no weights": (lambda p: weights_file(p).unlink(), ["math", "no weights; expected"]),
     "no config": (

@@ -157,11 +157,12 @@ def _weight_files(folder: Path, allow_pickle: bool) -> list[Path]:
         return files
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
-    if (folder / SINGLE).is_symlink():
-        raise PoolError(
-            f"{folder}: {SINGLE} is a link that leads nowhere, or a symlink loop; copy or download "
-            "the file again."
-        )
+    for name in (SINGLE, INDEX):
+        if (folder / name).is_symlink():
+            raise PoolError(
+                f"{folder}: {name} is a link that leads nowhere, or a symlink loop; copy or "
+                "download the file again."
+            )
     return _other_weights(folder, allow_pickle)
 
 

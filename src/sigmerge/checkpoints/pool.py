@@ -146,11 +146,16 @@ def _same_folders(members: Mapping[str, Checkpoint]) -> list[str]:
     return problems
 
 
+def _architectures(checkpoint: Checkpoint) -> list[str]:
+    named = checkpoint.config.get("architectures") or []
+    return [named] if isinstance(named, str) else list(named)
+
+
 def differences(
     name: str, expert: Checkpoint, layout: Checkpoint, mixed_dtypes: bool, outside: bool
 ) -> list[str]:
     problems = []
-    ours, theirs = layout.config.get("architectures"), expert.config.get("architectures")
+    ours, theirs = _architectures(layout), _architectures(expert)
     if ours and theirs and ours != theirs:
         return [f"{name}: architecture {_join(theirs)}, the reference has {_join(ours)}"]
     sizes = layout.config.get("vocab_size"), expert.config.get("vocab_size")
