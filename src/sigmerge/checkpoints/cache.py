@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,23 @@ def beside(member: Path, name: str) -> Path:
     if writable or (folder / name).exists():
         return folder / name
     return cache_folder("profiles") / name
+
+
+@contextmanager
+def whole(file: Path) -> Iterator[Path]:
+    """A name to write under. The file appears when all is written, whoever else writes it too."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.partial")
+    try:
+        yield partial
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(file: Path, content: Any, indent: int | None = 2) -> None:
+    with whole(file) as partial:
+        partial.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
 
 
 def content_key(parts: list[Any]) -> str:
@@ -66,9 +85,7 @@ def sha256(
                 value.update(buffer[:count])
                 if progress:
                     progress(count)
-        partial = note.with_name(f"{note.name}.{os.getpid()}")
-        partial.write_text(json.dumps({"file": str(file), "sha256": value.hexdigest()}))
-        partial.replace(note)
+        write_json(note, {"file": str(file), "sha256": value.hexdigest()}, indent=None)
         return value.hexdigest()
 
     unique = sorted(set(files))

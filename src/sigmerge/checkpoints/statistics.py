@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sigmerge.checkpoints.cache import whole, write_json
 from sigmerge.checkpoints.header import Tensor, encode_header, read_header, read_metadata
 from sigmerge.errors import PoolError
 
@@ -55,12 +56,10 @@ def write_block(file: Path, entries: Mapping[str, Entry], arrays: Mapping[str, A
     specs = [(name, names[array.dtype], array.shape) for name, array in arrays.items()]
     table = {tensor: asdict(entry) for tensor, entry in entries.items()}
     header, _ = encode_header(specs, {"statistics": json.dumps(table)})
-    partial = file.with_suffix(".partial")
-    with partial.open("wb") as stream:
+    with whole(file) as partial, partial.open("wb") as stream:
         stream.write(header)
         for array in arrays.values():
             stream.write(np.ascontiguousarray(array).data)
-    partial.replace(file)
 
 
 def norm_of(folder: Path) -> float:
@@ -158,9 +157,7 @@ def _values(stored: Tensor, start: int = 0, stop: int | None = None) -> Array:
 
 
 def finish(folder: Path, content: Mapping[str, Any]) -> None:
-    partial = folder / f".{DONE}"
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / DONE)
+    write_json(folder / DONE, content)
 
 
 def is_finished(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.cache import beside, content_key, sha256
+from sigmerge.checkpoints.cache import beside, content_key, sha256, whole, write_json
 from sigmerge.checkpoints.companions import TOKENIZER
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool, open_pool
@@ -113,7 +113,7 @@ def _weight_views(pool: Pool, options: Options) -> Views:
     else:
         dots, mass = _signature(pool, options)
         content = {"experts": list(pool.experts), "dots": dots.tolist(), "mass": mass.tolist()}
-        _publish(note, json.dumps(content).encode())
+        write_json(note, content, indent=None)
     return {
         "direction": conflict.direction_view(dots),
         "sign": conflict.sign_view(mass[:, 0], mass[:, 1]),
@@ -171,10 +171,8 @@ def _representation(probe_file: Path, pool: Pool, options: Options) -> np.ndarra
             if len(gram) != pool.stack.depth:
                 raise PoolError(f"{name}: {len(gram)} blocks answered the probe, the tensor names "
                                 f"show {pool.stack.depth}.")  # fmt: skip
-            note.parent.mkdir(exist_ok=True)
-            partial = note.with_suffix(".partial.npy")
-            np.save(partial, gram)
-            partial.replace(note)
+            with whole(note) as partial, partial.open("wb") as stream:
+                np.save(stream, gram)
         grams.append(np.load(note))
     options.progress("probing experts", len(pool.experts), len(pool.experts))
     return conflict.representation_view(np.stack(grams))
@@ -197,10 +195,3 @@ def _probed(expert: Checkpoint, prompts: list[str], options: Options) -> np.ndar
 def _weights_key(checkpoint: Checkpoint, options: Options) -> str:
     digests = sha256(checkpoint.files, options.threads)
     return " ".join(sorted(digests.values()))
-
-
-def _publish(file: Path, content: bytes) -> None:
-    file.parent.mkdir(exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_bytes(content)
-    partial.replace(file)

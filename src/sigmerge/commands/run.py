@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from sigmerge.analysis.page import Run, write_page
 from sigmerge.analysis.table import Scores
+from sigmerge.checkpoints.cache import write_json
 from sigmerge.commands.merge import make_merge
 from sigmerge.commands.options import Options
 from sigmerge.commands.repair import check_repair, repair_anchor, stale_anchor
@@ -55,10 +56,10 @@ def run_pipeline(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
     calibration = {**plan["scores"]}
     if "scores" in plan["guard"]:
         calibration["repaired"] = plan["guard"]["scores"]
-    _write_json(out / "calibration.json", calibration)
+    write_json(out / "calibration.json", calibration)
     evaluation = _evaluate(recipe, anchor, repaired, options)
     if evaluation is not None:
-        _write_json(out / "evaluation.json", evaluation)
+        write_json(out / "evaluation.json", evaluation)
     provenance = json.loads((repaired / "sigmerge/provenance.json").read_text())
     title = recipe.operator.title if recipe.operator else "Checkpoint"
     if recipe.search is not None:
@@ -77,7 +78,7 @@ def run_pipeline(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
         "warnings": plan["warnings"],
         "wall_seconds": result["wall_seconds"],
     }
-    _write_json(out / "run.json", summary)
+    write_json(out / "run.json", summary)
     page = Run(
         title,
         recipe.text,
@@ -138,9 +139,3 @@ def _each(
         progress("evaluating", done, len(folders))
         yield name, scorer(folder)
     progress("evaluating", len(folders), len(folders))
-
-
-def _write_json(file: Path, content: Any) -> None:
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    partial.replace(file)

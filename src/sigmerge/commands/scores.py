@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sigmerge.checkpoints.cache import cache_folder, sha256
+from sigmerge.checkpoints.cache import cache_folder, sha256, write_json
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.commands.options import Options
 from sigmerge.errors import ScoreError
@@ -55,9 +55,7 @@ class Scorer:
         if note.exists():
             return dict(json.loads(note.read_text())["scores"])
         scores = {str(domain): float(q) for domain, q in self.measure(folder).items()}
-        partial = note.with_suffix(".partial")
-        partial.write_text(json.dumps({"scorer": self.name, "scores": scores}))
-        partial.replace(note)
+        write_json(note, {"scorer": self.name, "scores": scores}, indent=None)
         return scores
 
     def _key(self, folder: Path) -> str:

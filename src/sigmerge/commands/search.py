@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sigmerge.checkpoints.cache import write_json
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.commands.merge import MergeJob, merge_blocks, plan_merge, run_merge
@@ -246,7 +247,7 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
     found = json.loads((work / RESULT).read_text(encoding="utf-8"))
     home = str(out.absolute())
     shutil.copyfile(work / JOURNAL, made / "sigmerge" / JOURNAL)
-    _write_json(made / "sigmerge" / RESULT, {**found, "out": home, "winner": home})
+    write_json(made / "sigmerge" / RESULT, {**found, "out": home, "winner": home})
     (made / "sigmerge" / ORIGIN).write_text(recipe.text, encoding="utf-8")
     if out.exists():
         shutil.rmtree(out)
@@ -353,7 +354,7 @@ def run_search(job: SearchJob, out: Path, options: Options) -> dict[str, Any]:
         "replayed": running.replayed,
         **meter.read(),
     }
-    _write_json(out / RESULT, result)
+    write_json(out / RESULT, result)
     return result
 
 
@@ -503,9 +504,3 @@ def _prepare(out: Path, overwrite: bool) -> None:
     if overwrite and names:
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
-
-
-def _write_json(file: Path, content: Any) -> None:
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    partial.replace(file)

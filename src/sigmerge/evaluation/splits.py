@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sigmerge.checkpoints.cache import write_json
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.sources import Data, Item, NoSource, load_items
 from sigmerge.evaluation.suite import Suite
@@ -120,10 +121,7 @@ def load_available(
 
 
 def write(content: Mapping[str, Any], file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(file)
+    write_json(file, content, indent=1)
 
 
 def read(file: Path) -> dict[str, Any]:
