@@ -28,7 +28,7 @@ browser:
 	else echo "Browser tests are skipped: install chromium and chromium-driver to run them"; fi
 
 test: lint browser
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
