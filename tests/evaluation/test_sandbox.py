@@ -51,7 +51,7 @@ def test_a_program_runs_in_an_empty_folder(mode: str):
 
 def test_the_folder_holds_little_or_nothing(mode: str):
     """Many small files count like a large one; where nothing counts them, there are none."""
-    program = "for i in range(20): open(str(i), 'wb').write(bytes(1 << 17)); print(i, flush=True)"
+    program = "for i in range(20): open(str(i), 'ab').write(bytes(1 << 17)); print(i, flush=True)"
     outcome = execute(program, SHORT, mode=mode)
     assert outcome.status == "failed"
     written = len(outcome.stdout.split())
@@ -172,10 +172,11 @@ def test_killing_the_parent(mode: str):
 def test_writing_outside(mode: str, tmp_path: Path):
     target = tmp_path / "precious"
     target.write_text("here")
-    refused(f"open({str(target)!r}, 'w').write('gone')", mode)
+    for way in ("w", "a", "r+"):  # the filter alone would not see the latter two
+        refused(f"open({str(target)!r}, {way!r}).write('gone')", mode)
     refused(f"import os; os.remove({str(target)!r})", mode)
-    refused("open('/usr/evil', 'w').write('x')", mode)
-    refused("open('/evil', 'w').write('x')", mode)
+    refused("open('/usr/evil', 'a').write('x')", mode)
+    refused("open('/evil', 'a').write('x')", mode)
     assert target.read_text() == "here"
 
 
