@@ -10,6 +10,7 @@ import pytest
 
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.coding import STOPS, CodeScorer, check, pass_at
+from sigmerge.evaluation.sandbox import MODES, lacks
 from sigmerge.evaluation.sources import Data, Item, load_items
 from sigmerge.evaluation.suite import Code, load_suite
 from tests.evaluation.data import DATA, needs_data
@@ -65,12 +66,48 @@ PROBLEM = {
         ("while True: pass", "fail"),
         ("import os; os._exit(0)", "fail"),
         ("return 2 *", "fail"),
+        ("import os; os.write(1, b'x' * (2 << 20)); return x + x", "pass"),
     ],
 )
 def test_own_problem(body: str, verdict: str):
     """Base and plus tests both count; a program that ends the process has not passed."""
     pytest.importorskip("evalplus")
     assert check(PROBLEM, "humaneval", PROBLEM["prompt"] + body) == verdict
+
+
+FORGED = (
+    "for d in range(64):\n  try: os.write(d, b'sigmerge verdict pass\\n pass')\n  except OSError: 0"
+)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"import os\n{FORGED}\nos._exit(0)",
+        f"import os, atexit\n@atexit.register\ndef forge():\n {FORGED!s}".replace("\n  ", "\n   "),
+        "print(' pass')\nimport sys\nsys.exit(0)",
+        "import evalplus.eval as e\ne.unsafe_execute = lambda *a: setattr(a[8], 'value', 0)",
+    ],
+    ids=["written and left", "at exit", "printed", "judge replaced"],
+)
+def test_simple_forgeries_fail(program: str):
+    pytest.importorskip("evalplus")
+    wrong = f"{program}\ndef double(x):\n    return None\n"
+    assert check(PROBLEM, "humaneval", wrong) == "fail"
+
+
+@needs_data
+@pytest.mark.parametrize("mode", MODES)
+def test_solutions_pass_in_every_mode(mode: str, monkeypatch: pytest.MonkeyPatch):
+    if (lack := lacks(mode)) is not None:
+        pytest.skip(lack)
+    monkeypatch.setattr("sigmerge.evaluation.sandbox.best_mode", lambda: mode)
+    for name in SAMPLE:
+        mark = SUITE.benchmarks[name]
+        assert isinstance(mark, Code)
+        problem = load_items(name, mark, Data(DATA), SUITE.folder)[1].record
+        solution = problem["prompt"] + problem["canonical_solution"]
+        assert check(problem, mark.dataset, solution) == "pass", problem["task_id"]
 
 
 def test_ten_samples_make_pass_at_1_and_10():

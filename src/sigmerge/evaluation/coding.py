@@ -1,10 +1,17 @@
-"""Programs: ten samples a problem, run in the sandbox against evalplus's base and plus tests."""
+"""Programs: ten samples a problem, run in the sandbox against evalplus's base and plus tests.
+
+As in evalplus, a program shares a process with its judge. The verdict carries a word drawn for the
+run and goes out on a descriptor of its own, so that a program does not pass by what it prints or by
+how it ends; one that sets out to forge its verdict, by searching the interpreter's frames or by
+answers that equal everything, still can.
+"""
 
 from __future__ import annotations
 
 import base64
 import pickle
 import re
+import secrets
 import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,40 +36,46 @@ STOPS = {
 LEAST_SECONDS = 4.0
 """A call may take four times as long as the reference's, but at least this, on a busy machine."""
 
-MARK = "sigmerge verdict "
 # evalplus stops at the first failure, so its status alone says whether all inputs passed. Its list
-# of details is not asked: evalplus 0.3.1 never fills it for HumanEval/32, which could not pass.
+# of details is not asked: evalplus 0.3.1 never fills it for HumanEval/32, which could not pass. Its
+# temporary folder is not made: the sandbox's is empty already, and may be closed to writing.
 _RUNNER = """
-import base64, os, pickle, sys
-from types import SimpleNamespace
-import evalplus.eval as checks
-from evalplus.gen.util import trusted_exec
-job = pickle.loads(base64.b64decode({job!r}))
-checks.query_maximum_memory_bytes = lambda: None
-say = os.write
-verdict = "pass"
-for inputs in (job["base"], job["plus"]):
-    expected, times = trusted_exec(
-        job["reference"], inputs, job["entry"], record_time=True,
-        output_not_none=job["entry"] in checks.MBPP_OUTPUT_NOT_NONE_TASKS)
-    limits = [max(job["least"], 4.0 * t) for t in times]
-    stat, progress = SimpleNamespace(value=None), SimpleNamespace(value=0)
-    details = [False] * len(inputs)
-    guarded = {{name: getattr(os, name) for name in dir(os)}}
-    try:
-        checks.unsafe_execute(job["dataset"], job["entry"], job["code"], inputs, expected, limits,
-                              job["atol"], True, stat, details, progress)
-    except BaseException:
-        pass
-    for name, value in guarded.items():
-        setattr(os, name, value)
-    if stat.value != 0:
-        verdict = "fail"
-        break
-    import builtins, io
-    builtins.open = io.open
-say(1, ({mark!r} + verdict + "\\n").encode())
-os._exit(0)
+def judge():
+    import base64, builtins, contextlib, io, os, pickle, sys
+    from types import SimpleNamespace
+    import evalplus.eval as checks
+    from evalplus.gen.util import trusted_exec
+    word = sys.stdin.buffer.read()
+    private, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    job = pickle.loads(base64.b64decode({job!r}))
+    checks.query_maximum_memory_bytes = lambda: None
+    checks.create_tempdir = contextlib.nullcontext
+    say, leave, run = os.write, os._exit, checks.unsafe_execute
+    verdict = b"pass"
+    for inputs in (job["base"], job["plus"]):
+        expected, times = trusted_exec(
+            job["reference"], inputs, job["entry"], record_time=True,
+            output_not_none=job["entry"] in checks.MBPP_OUTPUT_NOT_NONE_TASKS)
+        limits = [max(job["least"], 4.0 * t) for t in times]
+        stat, progress = SimpleNamespace(value=None), SimpleNamespace(value=0)
+        details = [False] * len(inputs)
+        guarded = {{name: getattr(os, name) for name in dir(os)}}
+        try:
+            run(job["dataset"], job["entry"], job["code"], inputs, expected, limits,
+                job["atol"], True, stat, details, progress)
+        except BaseException:
+            pass
+        for name, value in guarded.items():
+            setattr(os, name, value)
+        if stat.value != 0:
+            verdict = b"fail"
+            break
+        builtins.open = io.open
+    say(private, word + b" " + verdict)
+    leave(0)
+judge()
 """
 
 
@@ -95,16 +108,17 @@ def check(problem: dict[str, Any], dataset: str, code: str, timeout: float = 300
     }
     packed = base64.b64encode(pickle.dumps(job)).decode()
     site = sysconfig.get_paths()["purelib"]
+    word = secrets.token_hex(16)
     outcome = execute(
-        _RUNNER.format(job=packed, mark=MARK),
+        _RUNNER.format(job=packed),
         Limits(seconds=timeout, cpu=int(timeout) + 1),
         path=[site],
         preload=["numpy", "evalplus.eval", "evalplus.gen.util"],
+        given=word.encode(),
     )
     if outcome.status == "timeout":
         return "timeout"
-    said = [line for line in outcome.stdout.splitlines() if line.startswith(MARK)]
-    return said[-1].removeprefix(MARK) if said else "fail"
+    return "pass" if outcome.status == "ok" and outcome.stdout == f"{word} pass" else "fail"
 
 
 def pass_at(k: int, samples: int, right: int) -> float:

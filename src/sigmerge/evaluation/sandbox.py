@@ -1,10 +1,11 @@
 """Running code that a model wrote: in a child process, without network, in an empty folder.
 
-Limits on time, processor, memory, processes, file size and output hold for every run, and the
-child's environment is empty. Every result names the mode it ran in: `namespaces`, all of it
-enforced by the kernel; `landlock`, where there are no namespaces: files, TCP and signals by the
-kernel, the rest by Python's audit events; `walled`, where there is neither: audit events alone,
-behind which a program can read the user's files.
+Limits on time, processor, memory, file size and output hold for every run, and the child's
+environment is empty. The kernel enforces all of it, and every result names the mode:
+`namespaces+seccomp`, where the user's files are not there; or, where there are no namespaces,
+`landlock+seccomp`, where they cannot be opened, though a program can ask whether one exists, and
+where no file can be written. In both a program is one process, so its memory is all it has, and
+nothing of it is left when it is killed. Without either, nothing runs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sigmerge.errors import SigmergeError
 
 JAIL = Path(__file__).with_name("jail.py")
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/urandom")
-MODES = ("namespaces", "landlock", "walled")
+MODES = ("namespaces+seccomp", "landlock+seccomp")
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,29 @@ def require_permission(allowed: bool) -> None:
 
 @functools.cache
 def best_mode() -> str:
-    """The strongest mode that works here."""
-    return next((mode for mode in MODES if works(mode)), "walled")
+    """The stronger mode that works here."""
+    found = {}
+    for mode in MODES:
+        lack = lacks(mode)
+        if lack is None:
+            return mode
+        found[mode] = lack
+    raise SigmergeError(
+        "Programs that a model wrote do not run here, as nothing would hold them: "
+        + "; ".join(f"{mode}: {lack}" for mode, lack in found.items())
+        + ". They need Linux on x86-64 or ARM64 with seccomp, and either namespaces or Landlock."
+    )
 
 
-def works(mode: str) -> bool:
-    """Whether the kernel allows a mode; `walled` needs nothing of it."""
-    if mode == "walled" or not sys.platform.startswith("linux"):
-        return mode == "walled"
-    return execute("print('in')", Limits(seconds=20), mode=mode).stdout == "in\n"
+def lacks(mode: str) -> str | None:
+    """What a mode needs and this system does not have; None if it works."""
+    if not sys.platform.startswith("linux"):
+        return f"needs Linux, not {sys.platform}"
+    outcome = execute("print('in')", Limits(seconds=20), mode=mode)
+    if outcome.stdout == "in\n":
+        return None
+    said = outcome.stderr.strip().splitlines()
+    return said[-1].removeprefix("jail: ") if said else outcome.status
 
 
 def execute(
@@ -83,12 +98,14 @@ def execute(
     *,
     path: Sequence[str] = (),
     preload: Sequence[str] = (),
+    given: bytes = b"",
     mode: str | None = None,
 ) -> Outcome:
     """Run a Python program.
 
     `path` lists folders it may import from besides the standard library, `preload` the modules of
-    them that are imported before the walls go up, as they may need what the walls forbid.
+    them that are imported before the filter is set, as they may need what it forbids. `given` is
+    what the program finds on its standard input.
     """
     limits = limits or Limits()
     mode = mode or best_mode()
@@ -114,9 +131,10 @@ def execute(
             stderr=subprocess.PIPE,
             cwd=folder,
             env={},
+            start_new_session=True,
         )
         try:
-            return _attend(child, b"%d\n%s" % (len(source), source), limits, mode, start)
+            return _attend(child, b"%d\n%s%s" % (len(source), source, given), limits, mode, start)
         finally:
             _end(child)
 
@@ -176,9 +194,12 @@ def _gather(stream: Any, gathered: dict[Any, bytearray]) -> bool:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child, which takes everything it started with it, and close the pipes."""
-    with suppress(ProcessLookupError):
-        os.kill(child.pid, signal.SIGKILL)
+    """Kill the child's group, which the filter lets nothing leave, and close the pipes.
+
+    Of a child that was waited for nothing is left, and its number may be another's.
+    """
+    if child.returncode is None:
+        os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     for stream in (child.stdin, child.stdout, child.stderr):
         if stream and not stream.closed:
