@@ -140,7 +140,7 @@ def _landlock(number: int, *arguments: Any) -> int:
 FORBIDDEN = """
 execve 59 221, execveat 322 281, fork 57 -, vfork 58 -, setsid 112 157, setpgid 109 154,
 
-socket 41 198, socketpair 53 199, connect 42 203, bind 49 200, sendto 44 206, sendmsg 46 211,
+socket 41 198, connect 42 203, bind 49 200, sendto 44 206, sendmsg 46 211,
 sendmmsg 307 269,
 
 tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424,
