@@ -18,7 +18,10 @@ from sigmerge.commands.aggregate import aggregate
 from sigmerge.commands.evaluate import evaluate
 from sigmerge.commands.scores import suite_scorer
 from sigmerge.errors import ScoreError, SigmergeError
+from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import residual_gaps, summarise
+from sigmerge.evaluation.lines import evaluation_lines
+from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import load_suite
 from tests.evaluation.tiny import write_tiny
@@ -179,15 +182,93 @@ def test_aggregate_refuses_what_cannot_be_compared(place: Path, tmp_path: Path):
     rows = aggregate(files[:1], {"words": files[0]})["rows"]
     assert rows[0]["residual_gaps"] == {"length": 0.0}
     assert rows[0]["submetrics"] == {"even.odd": rows[0]["domains"]["length"]}
-    with pytest.raises(ScoreError, match="different items"):
+    with pytest.raises(ScoreError, match=r"all\.json: its split 'all', of .*'calibration'"):
         aggregate(files)
+    with pytest.raises(ScoreError, match=r"all\.json: its split 'all', of .*'calibration'"):
+        aggregate(files[:1], {"words": files[1]})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("suite", "other"), ("limit", 2), ("judges", ["keyword"]), ("items", {"b": 3}),
+     ("items_sha256", "f")],
+)  # fmt: skip
+def test_an_expert_measured_otherwise_is_refused(tmp_path: Path, key: str, value: object):
+    result = {"checkpoint": "c", "suite": "s", "split": "evaluation", "limit": None, "judges": [],
+              "items": {"b": 9}, "items_sha256": "0", "domains": {"d": 0.5}, "macro": 0.5,
+              "benchmarks": {"b": {"m": 0.5}}}  # fmt: skip
+    row, expert = tmp_path / "row.json", tmp_path / "expert.json"
+    row.write_text(json.dumps(result))
+    expert.write_text(json.dumps({**result, key: value}))
+    assert aggregate([row], {"d": row})["rows"][0]["residual_gaps"] == {"d": 0.0}
+    with pytest.raises(ScoreError, match=rf"expert\.json: its {key} "):
+        aggregate([row], {"d": expert})
+    expert.write_text(json.dumps({k: v for k, v in result.items() if k != key}))
+    with pytest.raises(ScoreError, match=rf"no whole result .* lacks {key}\."):
+        aggregate([row], {"d": expert})
 
 
 def test_a_recipe_measures_with_a_suite(place: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path))
     scorer = suite_scorer({"suite": "own.yaml", "limit": 5}, "calibration", place)
     assert set(scorer(place / "tiny")) == {"words", "length"}
-    other = suite_scorer({"suite": "own.yaml", "limit": 5}, "evaluation", place)
-    assert other.name != scorer.name
     with pytest.raises(ScoreError, match="limits: is not known"):
         suite_scorer({"suite": "own.yaml", "limits": 5}, "calibration", place)
+
+
+def _facts(folder: Path, answer: str) -> None:
+    rows = [{"prompt": f"p{i}", "answer": answer} for i in range(10)]
+    (folder / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_recipe_sees_that_the_records_changed(place: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    mark = {"harness": "jsonl", "files": "q.jsonl", "matcher": "regex", "max_new_tokens": 2}
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    found = []
+    for answer in ("^never said$", ".*"):
+        _facts(tmp_path, answer)
+        found.append(suite_scorer({"suite": "q.yaml"}, "calibration", tmp_path)(place / "tiny"))
+    assert found == [{"d": 0.0}, {"d": 1.0}]
+
+
+def test_another_program_scores_again(place: Path, tmp_path: Path):
+    _facts(tmp_path, "x")
+    command = f"{sys.executable} score.py --from={{items}} --config=c.json"
+    mark = {"harness": "command", "files": "q.jsonl", "command": command, "metrics": {"m": "m"}}
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    (tmp_path / "score.py").write_text(
+        "import json, sys\n"
+        "value = json.load(open('c.json'))\n"
+        "for line in open(sys.argv[1].removeprefix('--from=')):\n"
+        "    print(json.dumps({'id': json.loads(line)['id'], 'm': value}))\n"
+    )
+    found = []
+    for value, more in ((0.25, ""), (0.5, ""), (0.5, "# another script\n")):
+        (tmp_path / "c.json").write_text(json.dumps(value))
+        with (tmp_path / "score.py").open("a") as script:
+            script.write(more)
+        result = evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r")
+        found.append((result["macro"], result["reused_items"]))
+    assert found == [(0.25, 0), (0.5, 0), (0.5, 0)]
+
+
+def test_a_split_file_with_fewer_benchmarks_is_told(place: Path, tmp_path: Path):
+    suite = load_suite(place / "own.yaml")
+    items, _ = splits.load_available(suite, Data())
+    file = tmp_path / "splits.json"
+    splits.write(splits.build(suite, {"even": items["even"]}), file)
+    how = {"store": tmp_path / "r.sqlite", "splits": file}
+    found = evaluate(place / "tiny", str(place / "own.yaml"), "calibration", **how)
+    assert list(found["domains"]) == ["length"]
+    text = "\n".join(evaluation_lines(found))
+    assert "without: said" in text
+    assert f"left out: said: {file} does not have it." in text
+
+
+def test_a_split_without_items_is_refused(place: Path, tmp_path: Path):
+    (tmp_path / "q.jsonl").write_text('{"prompt": "p", "answer": "a"}\n' * 4)
+    mark = {"harness": "jsonl", "files": "q.jsonl"}
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    with pytest.raises(ScoreError, match="calibration split has no item"):
+        evaluate(place / "tiny", str(tmp_path / "q.yaml"), store=tmp_path / "r.sqlite")

@@ -6,10 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
-from sigmerge.errors import OutputError
-from sigmerge.evaluation.store import Key, Scored, Store, checkpoint_key, settings_key
+from sigmerge.errors import OutputError, ScoreError
+from sigmerge.evaluation.store import (
+    Key,
+    Scored,
+    Store,
+    checkpoint_key,
+    command_words,
+    settings_key,
+)
 from sigmerge.probing.generate import Usage
 from tests.evaluation.tiny import write_tiny
 
@@ -62,8 +71,33 @@ def test_a_checkpoint_is_known_by_content(tmp_path: Path):
     first, same = write_tiny(tmp_path / "a"), write_tiny(tmp_path / "b")
     other = write_tiny(tmp_path / "c", seed=1)
     assert checkpoint_key(first) == checkpoint_key(same) != checkpoint_key(other)
-    (same / "generation_config.json").write_text('{"eos_token_id": 5}')
-    assert checkpoint_key(first) != checkpoint_key(same)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "generation_config.json",
+        "merges.txt",
+        "vocab.txt",
+        "q.tiktoken",
+        "t.model",
+        "c.jinja",
+        "m.py",
+    ],
+)
+def test_what_decides_an_answer_is_part_of_a_checkpoints_key(tmp_path: Path, name: str):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    save_file({"x": numpy.zeros(2, numpy.float32)}, folder / "model.safetensors")
+    before = checkpoint_key(folder)
+    (folder / name).write_text("{}")
+    assert checkpoint_key(folder) != before
+
+
+@pytest.mark.parametrize("command", ["", "  ", "score 'half"])
+def test_a_wrong_command_line_is_told(command: str):
+    with pytest.raises(ScoreError, match=r"own\.command: "):
+        command_words(command, "own.command")
 
 
 def test_a_store_is_a_file(tmp_path):

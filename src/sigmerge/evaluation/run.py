@@ -7,12 +7,12 @@ one starts, so a killed evaluation goes on where it stopped.
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +23,15 @@ from sigmerge.evaluation.aggregate import summarise
 from sigmerge.evaluation.estimate import estimate
 from sigmerge.evaluation.sandbox import best_mode, require_permission
 from sigmerge.evaluation.sources import Data, Item
-from sigmerge.evaluation.store import Key, Scored, Store, checkpoint_key, settings_key
+from sigmerge.evaluation.store import (
+    Key,
+    Scored,
+    Store,
+    checkpoint_key,
+    command_words,
+    named_files,
+    settings_key,
+)
 from sigmerge.evaluation.suite import (
     Code,
     Command,
@@ -96,6 +104,7 @@ def evaluate(
         "split": split,
         "limit": how.limit,
         **summarise(loaded, results),
+        "items_sha256": settings_key(wanted),
         "absent": absent,
         "reused_items": reused,
         "usage_of_run": asdict(run.usage),
@@ -112,6 +121,8 @@ def _chosen(suite: Suite, split: str, how: How) -> tuple[dict[str, list[Item]], 
     everything, absent = splits.load_available(suite, how.data)
     if how.splits:
         content = splits.read(how.splits)
+        left_out = [name for name in everything if name not in content["benchmarks"]]
+        absent |= {name: f"{name}: {how.splits} does not have it." for name in left_out}
         if problems := splits.verify(content, suite, how.data):
             raise ScoreError(f"{how.splits}: the splits do not hold:", problems)
     else:
@@ -122,6 +133,8 @@ def _chosen(suite: Suite, split: str, how: How) -> tuple[dict[str, list[Item]], 
             chosen[name] = splits.members(content, name, split, items)[: how.limit]
     if not chosen:
         raise ScoreError("None of the wanted benchmarks has its records here:", [*absent.values()])
+    if not any(chosen.values()):
+        raise ScoreError(f"The {split} split has no item; it takes five records at least.")
     return {name: items for name, items in chosen.items() if items}, absent
 
 
@@ -163,21 +176,31 @@ class Evaluation:
 
         return load_judge(self.how.judge, self.how.backend, self.share)
 
+    @cached_property
+    def judge_key(self) -> str:
+        from sigmerge.evaluation.safety import judge_key
+
+        return judge_key(self.how.judge)
+
     @property
     def share(self) -> float:
         """Of a GPU's memory for each model: a judge that is one needs half."""
         return 0.9 if self.how.judge == "keyword" else 0.45
 
     def key(self, name: str) -> Key:
-        """What a result depends on: the benchmark's settings, backend, judge, harness."""
+        """What a result depends on: settings, backend, and the judge, program or harness."""
         mark = self.suite.benchmarks[name]
         apart = {"files", "hub", "records", "languages", "keep", "present"}
         settings: dict[str, Any] = {"name": name, **mark.model_dump(mode="json", exclude=apart)}
         settings |= {"backend": self.how.backend, "dtype": self.dtype}
         if isinstance(mark, Safety):
-            settings["judge"] = self.how.judge
+            settings["judge"] = self.judge_key
+        if isinstance(mark, Command):
+            settings["folder"] = str(self.suite.folder)
+            settings["program"] = named_files(mark.command, self.suite.folder, f"{name}.command")
         if isinstance(mark, Code):
             settings["sandbox"] = self.sandbox = best_mode()
+            settings["evalplus"] = _version("evalplus")
         if isinstance(mark, LmEval):
             from sigmerge.evaluation.harness import harness_version
 
@@ -241,6 +264,13 @@ class Evaluation:
         return CommandScorer(name, mark, self.checkpoint, self.suite.folder)
 
 
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 @dataclass(frozen=True)
 class NanoScorer:
     """The embedded pool's own way of asking: greedy, equal lengths together, exact match."""
@@ -283,7 +313,7 @@ class CommandScorer:
             file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             words = [
                 word.replace("{checkpoint}", str(self.checkpoint)).replace("{items}", str(file))
-                for word in shlex.split(self.mark.command)
+                for word in command_words(self.mark.command, f"{self.name}.command")
             ]
             try:
                 done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True)

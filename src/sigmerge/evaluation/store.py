@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +21,13 @@ from typing import Any
 
 from sigmerge.checkpoints.cache import sha256
 from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.errors import OutputError
+from sigmerge.errors import OutputError, ScoreError
 from sigmerge.probing.generate import Usage
 
 Value = float | list[float]
 """A metric of an item; a list is pooled with the lists of other items."""
+UNPARSED = "unparsed"
+"""Beside the metrics of a judged item: 1 where the judge could not be understood."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS batches (
@@ -62,14 +65,38 @@ def settings_key(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def checkpoint_key(folder: Path) -> str:
-    """A checkpoint by content: its weights, configuration and tokenizer, wherever it lies."""
-    checkpoint = open_checkpoint(folder)
-    around = [file for ending in ("*.json", "*.model", "*.jinja") for file in folder.glob(ending)]
+AROUND = ("*.json", "*.model", "*.txt", "*.tiktoken", "*.jinja", "*.py")
+"""What decides, besides the weights, what a checkpoint answers; *.txt are vocabularies too."""
+
+
+def checkpoint_key(folder: Path, allow_pickle: bool = False) -> str:
+    """A checkpoint by content: weights, configuration, tokenizer and code, wherever it lies."""
+    checkpoint = open_checkpoint(folder, allow_pickle=allow_pickle)
+    around = [file for ending in AROUND for file in folder.glob(ending)]
     weights = set(checkpoint.files)
     digests = sha256({*checkpoint.files, *around})
     lines = sorted(f"{'' if file in weights else file.name} {d}" for file, d in digests.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:40]
+
+
+def command_words(command: str, where: str) -> list[str]:
+    """A command line cut into its words; `where` is how an error names it."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ScoreError(f"{where}: {command!r} is no command line ({error}).") from None
+    if not words:
+        raise ScoreError(f"{where}: is empty; give the program and its arguments.")
+    return words
+
+
+def named_files(command: str, folder: Path, where: str) -> list[str]:
+    """Digests of the files that a command names, its script among them: others, other scores."""
+    words = [
+        part for word in command_words(command, where) for part in (word, *word.split("=")[1:])
+    ]
+    files = {folder / word for word in words if "{" not in word}
+    return sorted(sha256({file for file in files if file.is_file()}).values())
 
 
 @dataclass
