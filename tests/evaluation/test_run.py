@@ -17,7 +17,7 @@ import yaml
 from sigmerge.commands.aggregate import aggregate
 from sigmerge.commands.evaluate import evaluate
 from sigmerge.commands.scores import suite_scorer
-from sigmerge.errors import ScoreError, SigmergeError
+from sigmerge.errors import OutputError, ScoreError, SigmergeError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import residual_gaps, summarise
 from sigmerge.evaluation.lines import evaluation_lines
@@ -272,3 +272,50 @@ def test_a_split_without_items_is_refused(place: Path, tmp_path: Path):
     (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
     with pytest.raises(ScoreError, match="calibration split has no item"):
         evaluate(place / "tiny", str(tmp_path / "q.yaml"), store=tmp_path / "r.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"limit": 0}, "limit: 0 is no count"),
+        ({"limit": True}, "limit: True is no count"),
+        ({"batch_size": -1}, "batch_size: -1 is no count"),
+        ({"dtype": "float8"}, "dtype: 'float8' is not known; there are auto"),
+        ({"backend": "jax"}, "backend: 'jax' is not known"),
+    ],
+)
+def test_wrong_settings_are_told(tmp_path: Path, how: dict, words: str):
+    with pytest.raises(ScoreError, match=words):
+        evaluate(tmp_path, "nano", **how)
+
+
+@pytest.mark.parametrize("limit", [0, -3, True])
+def test_a_recipes_limit_is_a_count(tmp_path: Path, limit: int):
+    with pytest.raises(ScoreError, match=r"limit: \S+ is (too small|no int)"):
+        suite_scorer({"suite": "nano", "limit": limit}, "calibration", tmp_path)
+
+
+@pytest.mark.parametrize("value", ["nan", "57.0", "-0.5", "inf", "'1'", "None"])
+def test_a_programs_scores_are_fractions(place: Path, tmp_path: Path, value: str):
+    _facts(tmp_path, "x")
+    mark = {"harness": "command", "files": "q.jsonl", "metrics": {"m": "m"},
+            "command": f"{sys.executable} score.py {{items}}"}  # fmt: skip
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    (tmp_path / "score.py").write_text(
+        "import json, sys\nfrom math import nan, inf\nfor line in open(sys.argv[1]):\n"
+        f"    print(json.dumps({{'id': json.loads(line)['id'], 'm': {value}}}))\n"
+    )
+    with pytest.raises(ScoreError, match="is no number from 0 to 1"):
+        evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r.sqlite")
+
+
+def test_what_cannot_be_written_or_judged_is_told_first(tmp_path: Path):
+    """Neither the checkpoint nor the records exist: both errors come before they are looked for."""
+    nothing = tmp_path / "no checkpoint"
+    with pytest.raises(OutputError, match=r"--out: .* cannot be written; it is a folder"):
+        evaluate(nothing, "mergebench", out=tmp_path, data=tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"--out: .* cannot be written"):
+        evaluate(nothing, "mergebench", out=tmp_path / "file/out.json", data=tmp_path)
+    with pytest.raises(ScoreError, match="--judge: 'no judge' is neither"):
+        evaluate(nothing, "mergebench", judge="no judge", data=tmp_path)

@@ -24,7 +24,7 @@ from sigmerge.evaluation.safety import (
     load_judge,
     parse_wildguard,
 )
-from sigmerge.evaluation.sources import Item
+from sigmerge.evaluation.sources import Data, Item, load_items
 from sigmerge.evaluation.suite import Safety, load_suite
 from sigmerge.probing.generate import Sampling, Usage
 from tests.evaluation.tiny import VERDICTS, write_judge, write_tiny
@@ -194,3 +194,14 @@ def test_a_wrong_judge_is_told():
     assert judge_key("keyword").startswith("keyword ")
     with pytest.raises(ScoreError, match="neither keyword nor a WildGuard checkpoint's folder"):
         judge_key("no/such/judge")
+
+
+@pytest.mark.parametrize("lacking", ["prompt", "type"])
+def test_a_record_without_what_is_asked_is_refused(tmp_path: Path, lacking: str):
+    row = {"prompt": "p", "type": "contrast"}
+    rows = [row, {k: v for k, v in row.items() if k != lacking}]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mark = {"harness": "safety", "files": "q.jsonl", "measure": "refusal_match", "unparsed": 0,
+            "metrics": {"a": "refusal_match"}}  # fmt: skip
+    with pytest.raises(ScoreError, match=f"the record all/1 has no '{lacking}'"):
+        load_items("b", Safety.model_validate(mark), Data(tmp_path), tmp_path)

@@ -106,7 +106,12 @@ def suite_scorer(
         if key not in EVALUATE_KEYS
         else f"{key}: {value!r} is no {EVALUATE_KEYS[key].__name__}"
         for key, value in evaluate.items()
-        if key not in EVALUATE_KEYS or not isinstance(value, EVALUATE_KEYS[key])
+        if key not in EVALUATE_KEYS or type(value) is not EVALUATE_KEYS[key]
+    ]
+    problems += [
+        f"{key}: {evaluate[key]} is too small; give 1 or more, or leave it out"
+        for key in ("limit", "batch_size")
+        if type(evaluate.get(key)) is int and evaluate[key] < 1
     ]
     if "suite" not in evaluate:
         problems.append("suite: is missing; give nano, mergebench or a suite's YAML file")

@@ -286,7 +286,9 @@ def _wrapped_hf(model: HfModel) -> Any:
         usage = Usage()
 
         def _loglikelihood_tokens(self, requests: Any, *rest: Any, **how: Any) -> Any:
-            self.usage += Usage(0, sum(len(ctx) + len(new) for _, ctx, new in requests))
+            # Requests that differ in their last token alone are served by one pass.
+            rows = {tuple(ctx + new)[:-1] for _, ctx, new in requests}
+            self.usage += Usage(0, sum(min(len(row), self.max_length) for row in rows))
             return super()._loglikelihood_tokens(requests, *rest, **how)
 
         def _model_call(self, inputs: Any, *rest: Any, **how: Any) -> Any:

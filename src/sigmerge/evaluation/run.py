@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -42,8 +43,9 @@ from sigmerge.evaluation.suite import (
     Suite,
     load_suite,
 )
-from sigmerge.probing.generate import HfModel, Model, Usage, load_model
+from sigmerge.probing.generate import BACKENDS, HfModel, Model, Usage, load_model
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 GROUP = 16
 """Items that are scored together; a problem of ten programs is a group of its own."""
 
@@ -73,6 +75,17 @@ class How:
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
     announce: Callable[[Mapping[str, Any]], None] = lambda estimate: None
 
+    def __post_init__(self) -> None:
+        for name, value in (("limit", self.limit), ("batch_size", self.batch_size)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ScoreError(f"{name}: {value!r} is no count; give 1 or more, or leave it out.")
+        for name, word, known in (
+            ("dtype", self.dtype, DTYPES),
+            ("backend", self.backend, BACKENDS),
+        ):
+            if word not in known:
+                raise ScoreError(f"{name}: {word!r} is not known; there are {', '.join(known)}.")
+
 
 def evaluate(
     checkpoint: Path, suite: Suite | str | Path, split: str = "calibration", how: How | None = None
@@ -82,11 +95,12 @@ def evaluate(
     loaded = suite if isinstance(suite, Suite) else load_suite(suite)
     if split not in splits.SPLITS:
         raise ScoreError(f"{split!r} is no split; there are {', '.join(splits.SPLITS)}.")
+    run, marks = Evaluation(checkpoint, loaded, how), loaded.benchmarks
+    if any(isinstance(marks[name], Safety) for name in how.only or marks if name in marks):
+        _ = run.judge_key  # a wrong judge is told before anything is read
     chosen, absent = _chosen(loaded, split, how)
-    marks = loaded.benchmarks
     if any(isinstance(marks[name], Code) for name in chosen):
         require_permission(how.allow_code)
-    run = Evaluation(checkpoint, loaded, how)
     keys = {name: run.key(name) for name in chosen}
     with Store(how.store or cache_folder("evaluation") / "results.sqlite") as store:
         wanted = {n: [(item.id, item.digest) for item in items] for n, items in chosen.items()}
@@ -96,7 +110,7 @@ def evaluate(
         reused = sum(map(len, known.values()))
         for name in chosen:
             known[name] |= run.score(name, chosen[name], open_items[name], keys[name], store)
-        usage = store.usage(list(keys.values()))
+        usage = sum((store.usage(keys[n], wanted[n]) for n in chosen), Usage())
     results = {name: [known[name][item.id] for item in chosen[name]] for name in chosen}
     return {
         "checkpoint": str(checkpoint),
@@ -264,6 +278,13 @@ class Evaluation:
         return CommandScorer(name, mark, self.checkpoint, self.suite.folder)
 
 
+def _fraction(value: Any) -> float:
+    """A score that a program printed; NaN is in no range."""
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{value!r} is no number from 0 to 1")
+    return float(value)
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -283,6 +304,7 @@ class NanoScorer:
 
         if not isinstance(self.model, HfModel):
             raise ScoreError("The nano suite is scored by transformers; use --backend hf.")
+        start = time.perf_counter()
         prompts = [item.record["prompt"] for item in items]
         tokenizer = self.model.tokenizer
         outputs = answer(self.model.model, tokenizer, prompts)
@@ -294,7 +316,7 @@ class NanoScorer:
         read, written = (
             sum(map(len, tokenizer(texts)["input_ids"])) for texts in (prompts, outputs)
         )
-        return results, Usage(1, read, written)
+        return results, Usage(1, read, written, time.perf_counter() - start)
 
 
 @dataclass(frozen=True)
@@ -325,7 +347,9 @@ class CommandScorer:
         keys = [metric.key for metric in self.mark.metrics.values()]
         try:
             read = [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
-            results = {row["id"]: Scored({key: float(row[key]) for key in keys}) for row in read}
+            results = {
+                row["id"]: Scored({key: _fraction(row[key]) for key in keys}) for row in read
+            }
         except (ValueError, KeyError, TypeError) as error:
             raise ScoreError(
                 f'{self.name}: its command must print a line {{"id", {", ".join(keys)}}} for every '

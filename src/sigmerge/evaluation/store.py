@@ -13,7 +13,8 @@ import json
 import shlex
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -120,10 +121,26 @@ class Store:
                 "--store another file."
             ) from None
         self._connection = sqlite3.connect(self.file, isolation_level=None)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("PRAGMA synchronous=FULL")
-        self._connection.executescript(_SCHEMA)
+        try:
+            with self._told():
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                self._connection.execute("PRAGMA synchronous=FULL")
+                self._connection.executescript(_SCHEMA)
+        except OutputError:
+            self.__exit__(None, None, None)
+            raise
         return self
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What SQLite or JSON says of a damaged file, as a word to the user."""
+        try:
+            yield
+        except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
+            raise OutputError(
+                f"{self.file}: cannot be used as a store of results ({error}). If it is damaged, "
+                "move it away; what it held is scored again."
+            ) from None
 
     def __exit__(
         self,
@@ -136,6 +153,10 @@ class Store:
 
     def write(self, key: Key, results: Mapping[tuple[str, str], Scored], usage: Usage) -> None:
         """Add a batch of results, {(item, digest): result}; all of it or nothing."""
+        with self._told():
+            self._write(key, results, usage)
+
+    def _write(self, key: Key, results: Mapping[tuple[str, str], Scored], usage: Usage) -> None:
         db = self._connection
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -157,26 +178,28 @@ class Store:
     def read(self, key: Key, wanted: Iterable[tuple[str, str]]) -> dict[str, Scored]:
         """The results that are there, by item."""
         asked = set(wanted)
-        rows = self._connection.execute(
-            "SELECT item, digest, scores, output, judge FROM results "
-            "WHERE checkpoint = ? AND settings = ?",
-            (key.checkpoint, key.settings),
-        )
-        return {
-            item: Scored(json.loads(scores), json.loads(output), judge)
-            for item, digest, scores, output, judge in rows
-            if (item, digest) in asked
-        }
-
-    def usage(self, keys: Sequence[Key]) -> Usage:
-        """What the results under these keys cost, whenever they were scored."""
-        total = Usage()
-        for key in set(keys):
-            row = self._connection.execute(
-                "SELECT sum(calls), sum(prompt_tokens), sum(generated_tokens), sum(seconds) "
-                "FROM batches WHERE id IN "
-                "(SELECT batch FROM results WHERE checkpoint = ? AND settings = ?)",
+        with self._told():
+            rows = self._connection.execute(
+                "SELECT item, digest, scores, output, judge FROM results "
+                "WHERE checkpoint = ? AND settings = ?",
                 (key.checkpoint, key.settings),
-            ).fetchone()
-            total += Usage(*(value or 0 for value in row))
-        return total
+            )
+            return {
+                item: Scored(json.loads(scores), json.loads(output), judge)
+                for item, digest, scores, output, judge in rows
+                if (item, digest) in asked
+            }
+
+    def usage(self, key: Key, wanted: Iterable[tuple[str, str]]) -> Usage:
+        """What the batches that hold these results cost, whenever they were scored."""
+        asked, costs = set(wanted), {}
+        with self._told():
+            rows = self._connection.execute(
+                "SELECT item, digest, id, calls, prompt_tokens, generated_tokens, seconds "
+                "FROM results JOIN batches ON batch = id WHERE checkpoint = ? AND settings = ?",
+                (key.checkpoint, key.settings),
+            )
+            for item, digest, batch, *cost in rows:
+                if (item, digest) in asked:
+                    costs[batch] = Usage(*cost)
+        return sum(costs.values(), Usage())
