@@ -138,12 +138,16 @@ def _count(store: Path) -> int:
 
 
 def test_programs_need_permission(tmp_path: Path):
-    problem = {"task_id": "x", "prompt": "def f():", "entry_point": "f"}
+    problem = {"task_id": "x", "prompt": "def f():", "entry_point": "f", "base_input": [],
+               "plus_input": [], "canonical_solution": " return 1", "atol": 0}  # fmt: skip
     (tmp_path / "p.jsonl").write_text((json.dumps(problem) + "\n") * 5)
     mark = {"harness": "code", "dataset": "humaneval", "files": "p.jsonl",
             "metrics": {"pass@1": "pass@1"}}  # fmt: skip
     (tmp_path / "s.yaml").write_text(yaml.safe_dump({"name": "s", "domains": {"c": {"p": mark}}}))
     with pytest.raises(SigmergeError, match="--allow-code-execution"):
+        evaluate(tmp_path, str(tmp_path / "s.yaml"), "all", store=tmp_path / "r.sqlite")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "def f():"}\n')
+    with pytest.raises(ScoreError, match="the record all/0 has no 'task_id'"):
         evaluate(tmp_path, str(tmp_path / "s.yaml"), "all", store=tmp_path / "r.sqlite")
 
 
@@ -319,3 +323,22 @@ def test_what_cannot_be_written_or_judged_is_told_first(tmp_path: Path):
         evaluate(nothing, "mergebench", out=tmp_path / "file/out.json", data=tmp_path)
     with pytest.raises(ScoreError, match="--judge: 'no judge' is neither"):
         evaluate(nothing, "mergebench", judge="no judge", data=tmp_path)
+
+
+def test_a_program_that_prints_no_text_is_told(place: Path, tmp_path: Path):
+    _facts(tmp_path, "x")
+    mark = {"harness": "command", "files": "q.jsonl", "metrics": {"m": "m"},
+            "command": "printf '\\377'"}  # fmt: skip
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    with pytest.raises(ScoreError, match="its command must print a line"):
+        evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r.sqlite")
+
+
+def test_records_that_do_not_fit_a_task_are_told(place: Path, tmp_path: Path):
+    pytest.importorskip("lm_eval")
+    _facts(tmp_path, "x")
+    mark = {"harness": "lm_eval", "task": "gsm8k_cot", "files": "q.jsonl",
+            "metrics": {"m": "exact_match,flexible-extract"}}  # fmt: skip
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    with pytest.raises(ScoreError, match=r"gsm8k_cot does not fit its records .*they have prompt"):
+        evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r.sqlite")

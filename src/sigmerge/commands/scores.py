@@ -248,7 +248,9 @@ def run_command(command: str, checkpoint: Path, folder: Path) -> Scores:
         for word in command_words(command, "repair.command")
     ]
     try:
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
     except OSError as error:
         raise ScoreError(f"repair.command: {words[0]!r} cannot be run ({error}).") from None
     if done.returncode:

@@ -203,8 +203,16 @@ def _task(
     mark: LmEval, part: str, items: Sequence[Item], folder: Path, include: Path | None
 ) -> Any:
     """The task as the harness knows it, reading our records if the benchmark names a source."""
+    from jinja2 import TemplateError
+
     name, entry = _found(mark, part, include)
-    task = _loaded(*_rewritten(name, entry, items, folder) if mark.sourced else (name, include))
+    place = _rewritten(name, entry, items, folder) if mark.sourced else (name, include)
+    try:
+        task = _loaded(*place)
+    except TemplateError as error:
+        raise ScoreError(
+            f"{name} does not fit its records ({error}); they have {', '.join(items[0].record)}."
+        ) from None
     if mark.generation:
         task.set_config(key="generation_kwargs", value=mark.generation, update=True)
     if task.get_config("num_fewshot") is None:

@@ -338,7 +338,9 @@ class CommandScorer:
                 for word in command_words(self.mark.command, f"{self.name}.command")
             ]
             try:
-                done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True)
+                done = subprocess.run(
+                    words, cwd=self.folder, capture_output=True, encoding="utf-8", errors="replace"
+                )
             except OSError as error:
                 raise ScoreError(f"{self.name}: {words[0]!r} cannot be run ({error}).") from None
         if done.returncode:

@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.evaluation.suite import SHIPPED, Benchmark, File, Hub, Jsonl, LmEval, Nano, Safety
+from sigmerge.evaluation.suite import (
+    SHIPPED,
+    Benchmark,
+    Code,
+    File,
+    Hub,
+    Jsonl,
+    LmEval,
+    Nano,
+    Safety,
+)
 
 WHOLE = "all"
 """The part's name of a benchmark that is not cut by language."""
@@ -81,7 +91,7 @@ def load_items(name: str, mark: Benchmark, data: Data, suite_folder: Path) -> li
 
 def _check(name: str, mark: Benchmark, items: Sequence[Item]) -> None:
     """Every record must have what the benchmark asks of it."""
-    if not isinstance(mark, Jsonl | Safety):
+    if not isinstance(mark, Code | Jsonl | Safety):
         return
     for item in items:
         if lacking := [column for column in mark.columns if item.record.get(column) is None]:

@@ -142,6 +142,12 @@ class Code(_Benchmark):
     timeout: float = Field(300.0, gt=0)
     seed: int = 0
 
+    @property
+    def columns(self) -> list[str]:
+        """What a record must have: evalplus's words."""
+        tests = ["base_input", "plus_input", "atol"]
+        return ["task_id", "prompt", "entry_point", "canonical_solution", *tests]
+
     def _metric_problem(self, key: str) -> str | None:
         found = re.fullmatch(r"pass@([1-9]\d*)", key)
         if not found:
