@@ -148,7 +148,8 @@ def test_programs_need_permission(tmp_path: Path):
         evaluate(tmp_path, str(tmp_path / "s.yaml"), "all", store=tmp_path / "r.sqlite")
     (tmp_path / "p.jsonl").write_text('{"prompt": "def f():"}\n')
     with pytest.raises(ScoreError, match="the record all/0 has no 'task_id'"):
-        evaluate(tmp_path, str(tmp_path / "s.yaml"), "all", store=tmp_path / "r.sqlite")
+        evaluate(tmp_path, str(tmp_path / "s.yaml"), "all", store=tmp_path / "r.sqlite",
+                 allow_code=True)  # fmt: skip
 
 
 def test_domain_and_macro_are_unweighted_means():

@@ -23,7 +23,7 @@ from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import summarise
 from sigmerge.evaluation.estimate import estimate
 from sigmerge.evaluation.sandbox import best_mode, require_permission
-from sigmerge.evaluation.sources import Data, Item
+from sigmerge.evaluation.sources import Data, Item, check_records
 from sigmerge.evaluation.store import (
     Key,
     Scored,
@@ -99,8 +99,10 @@ def evaluate(
     if any(isinstance(marks[name], Safety) for name in how.only or marks if name in marks):
         _ = run.judge_key  # a wrong judge is told before anything is read
     chosen, absent = _chosen(loaded, split, how)
-    if any(isinstance(marks[name], Code) for name in chosen):
-        require_permission(how.allow_code)
+    for name in chosen:
+        if isinstance(marks[name], Code):
+            require_permission(how.allow_code)
+            check_records(name, marks[name], chosen[name])
     keys = {name: run.key(name) for name in chosen}
     with Store(how.store or cache_folder("evaluation") / "results.sqlite") as store:
         wanted = {n: [(item.id, item.digest) for item in items] for n, items in chosen.items()}

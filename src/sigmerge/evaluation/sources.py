@@ -85,11 +85,12 @@ def load_items(name: str, mark: Benchmark, data: Data, suite_folder: Path) -> li
         items += [Item(part, i, {**columns, **row}) for i, row in enumerate(kept)]
     if not items:
         raise ScoreError(f"{name}: its source holds no record that is kept.")
-    _check(name, mark, items)
+    if not isinstance(mark, Code):  # whether programs may run at all is asked first
+        check_records(name, mark, items)
     return items
 
 
-def _check(name: str, mark: Benchmark, items: Sequence[Item]) -> None:
+def check_records(name: str, mark: Benchmark, items: Sequence[Item]) -> None:
     """Every record must have what the benchmark asks of it."""
     if not isinstance(mark, Code | Jsonl | Safety):
         return
