@@ -155,6 +155,24 @@ def test_subsets_equal_the_harness_itself(tmp_path: Path):
     assert found == {i: expected[i] for i in (2, 5, 7, 11)}
 
 
+def test_tokens_are_counted_as_they_pass_through_the_model(tmp_path: Path):
+    """Choices of one token share a pass; the last token of a choice is never read."""
+    from sigmerge.evaluation.harness import _wrapped
+
+    lm = _wrapped(HfModel(write_tiny(tmp_path / "tiny"), "float32", 1))
+    passed, call = [], lm._model_call
+
+    def seen(inputs: Any, **how: Any) -> Any:
+        passed.append(tuple(inputs.shape))
+        return call(inputs, **how)
+
+    lm._model_call = seen
+    asked = [([5, 6, 7], [8]), ([5, 6, 7], [9]), ([5, 6, 7], [10]), ([5, 6], [3, 4])]
+    lm._loglikelihood_tokens([(("", str(i)), ctx, new) for i, (ctx, new) in enumerate(asked)])
+    assert sorted(passed) == [(1, 3), (1, 3)]
+    assert (lm.usage.calls, lm.usage.prompt_tokens) == (2, 6)
+
+
 def test_a_task_that_does_not_fit_is_done_in_smaller_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

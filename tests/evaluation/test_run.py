@@ -17,8 +17,11 @@ import yaml
 from sigmerge.commands.aggregate import aggregate
 from sigmerge.commands.evaluate import evaluate
 from sigmerge.commands.scores import suite_scorer
-from sigmerge.errors import ScoreError, SigmergeError
+from sigmerge.errors import OutputError, ScoreError, SigmergeError
+from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import residual_gaps, summarise
+from sigmerge.evaluation.lines import evaluation_lines
+from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import load_suite
 from tests.evaluation.tiny import write_tiny
@@ -135,13 +138,18 @@ def _count(store: Path) -> int:
 
 
 def test_programs_need_permission(tmp_path: Path):
-    problem = {"task_id": "x", "prompt": "def f():", "entry_point": "f"}
+    problem = {"task_id": "x", "prompt": "def f():", "entry_point": "f", "base_input": [],
+               "plus_input": [], "canonical_solution": " return 1", "atol": 0}  # fmt: skip
     (tmp_path / "p.jsonl").write_text((json.dumps(problem) + "\n") * 5)
     mark = {"harness": "code", "dataset": "humaneval", "files": "p.jsonl",
             "metrics": {"pass@1": "pass@1"}}  # fmt: skip
     (tmp_path / "s.yaml").write_text(yaml.safe_dump({"name": "s", "domains": {"c": {"p": mark}}}))
     with pytest.raises(SigmergeError, match="--allow-code-execution"):
         evaluate(tmp_path, str(tmp_path / "s.yaml"), "all", store=tmp_path / "r.sqlite")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "def f():"}\n')
+    with pytest.raises(ScoreError, match="the record all/0 has no 'task_id'"):
+        evaluate(tmp_path, str(tmp_path / "s.yaml"), "all", store=tmp_path / "r.sqlite",
+                 allow_code=True)  # fmt: skip
 
 
 def test_domain_and_macro_are_unweighted_means():
@@ -179,15 +187,159 @@ def test_aggregate_refuses_what_cannot_be_compared(place: Path, tmp_path: Path):
     rows = aggregate(files[:1], {"words": files[0]})["rows"]
     assert rows[0]["residual_gaps"] == {"length": 0.0}
     assert rows[0]["submetrics"] == {"even.odd": rows[0]["domains"]["length"]}
-    with pytest.raises(ScoreError, match="different items"):
+    with pytest.raises(ScoreError, match=r"all\.json: its split 'all', of .*'calibration'"):
         aggregate(files)
+    with pytest.raises(ScoreError, match=r"all\.json: its split 'all', of .*'calibration'"):
+        aggregate(files[:1], {"words": files[1]})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("suite", "other"), ("limit", 2), ("judges", ["keyword"]), ("items", {"b": 3}),
+     ("items_sha256", "f")],
+)  # fmt: skip
+def test_an_expert_measured_otherwise_is_refused(tmp_path: Path, key: str, value: object):
+    result = {"checkpoint": "c", "suite": "s", "split": "evaluation", "limit": None, "judges": [],
+              "items": {"b": 9}, "items_sha256": "0", "domains": {"d": 0.5}, "macro": 0.5,
+              "benchmarks": {"b": {"m": 0.5}}}  # fmt: skip
+    row, expert = tmp_path / "row.json", tmp_path / "expert.json"
+    row.write_text(json.dumps(result))
+    expert.write_text(json.dumps({**result, key: value}))
+    assert aggregate([row], {"d": row})["rows"][0]["residual_gaps"] == {"d": 0.0}
+    with pytest.raises(ScoreError, match=rf"expert\.json: its {key} "):
+        aggregate([row], {"d": expert})
+    expert.write_text(json.dumps({k: v for k, v in result.items() if k != key}))
+    with pytest.raises(ScoreError, match=rf"no whole result .* lacks {key}\."):
+        aggregate([row], {"d": expert})
 
 
 def test_a_recipe_measures_with_a_suite(place: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path))
     scorer = suite_scorer({"suite": "own.yaml", "limit": 5}, "calibration", place)
     assert set(scorer(place / "tiny")) == {"words", "length"}
-    other = suite_scorer({"suite": "own.yaml", "limit": 5}, "evaluation", place)
-    assert other.name != scorer.name
     with pytest.raises(ScoreError, match="limits: is not known"):
         suite_scorer({"suite": "own.yaml", "limits": 5}, "calibration", place)
+
+
+def _facts(folder: Path, answer: str) -> None:
+    rows = [{"prompt": f"p{i}", "answer": answer} for i in range(10)]
+    (folder / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_recipe_sees_that_the_records_changed(place: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    mark = {"harness": "jsonl", "files": "q.jsonl", "matcher": "regex", "max_new_tokens": 2}
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    found = []
+    for answer in ("^never said$", ".*"):
+        _facts(tmp_path, answer)
+        found.append(suite_scorer({"suite": "q.yaml"}, "calibration", tmp_path)(place / "tiny"))
+    assert found == [{"d": 0.0}, {"d": 1.0}]
+
+
+def test_another_program_scores_again(place: Path, tmp_path: Path):
+    _facts(tmp_path, "x")
+    command = f"{sys.executable} score.py --from={{items}} --config=c.json"
+    mark = {"harness": "command", "files": "q.jsonl", "command": command, "metrics": {"m": "m"}}
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    (tmp_path / "score.py").write_text(
+        "import json, sys\n"
+        "value = json.load(open('c.json'))\n"
+        "for line in open(sys.argv[1].removeprefix('--from=')):\n"
+        "    print(json.dumps({'id': json.loads(line)['id'], 'm': value}))\n"
+    )
+    found = []
+    for value, more in ((0.25, ""), (0.5, ""), (0.5, "# another script\n")):
+        (tmp_path / "c.json").write_text(json.dumps(value))
+        with (tmp_path / "score.py").open("a") as script:
+            script.write(more)
+        result = evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r")
+        found.append((result["macro"], result["reused_items"]))
+    assert found == [(0.25, 0), (0.5, 0), (0.5, 0)]
+
+
+def test_a_split_file_with_fewer_benchmarks_is_told(place: Path, tmp_path: Path):
+    suite = load_suite(place / "own.yaml")
+    items, _ = splits.load_available(suite, Data())
+    file = tmp_path / "splits.json"
+    splits.write(splits.build(suite, {"even": items["even"]}), file)
+    how = {"store": tmp_path / "r.sqlite", "splits": file}
+    found = evaluate(place / "tiny", str(place / "own.yaml"), "calibration", **how)
+    assert list(found["domains"]) == ["length"]
+    text = "\n".join(evaluation_lines(found))
+    assert "without: said" in text
+    assert f"left out: said: {file} does not have it." in text
+
+
+def test_a_split_without_items_is_refused(place: Path, tmp_path: Path):
+    (tmp_path / "q.jsonl").write_text('{"prompt": "p", "answer": "a"}\n' * 4)
+    mark = {"harness": "jsonl", "files": "q.jsonl"}
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    with pytest.raises(ScoreError, match="calibration split has no item"):
+        evaluate(place / "tiny", str(tmp_path / "q.yaml"), store=tmp_path / "r.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"limit": 0}, "limit: 0 is no count"),
+        ({"limit": True}, "limit: True is no count"),
+        ({"batch_size": -1}, "batch_size: -1 is no count"),
+        ({"dtype": "float8"}, "dtype: 'float8' is not known; there are auto"),
+        ({"backend": "jax"}, "backend: 'jax' is not known"),
+    ],
+)
+def test_wrong_settings_are_told(tmp_path: Path, how: dict, words: str):
+    with pytest.raises(ScoreError, match=words):
+        evaluate(tmp_path, "nano", **how)
+
+
+@pytest.mark.parametrize("limit", [0, -3, True])
+def test_a_recipes_limit_is_a_count(tmp_path: Path, limit: int):
+    with pytest.raises(ScoreError, match=r"limit: \S+ is (too small|no int)"):
+        suite_scorer({"suite": "nano", "limit": limit}, "calibration", tmp_path)
+
+
+@pytest.mark.parametrize("value", ["nan", "57.0", "-0.5", "inf", "'1'", "None"])
+def test_a_programs_scores_are_fractions(place: Path, tmp_path: Path, value: str):
+    _facts(tmp_path, "x")
+    mark = {"harness": "command", "files": "q.jsonl", "metrics": {"m": "m"},
+            "command": f"{sys.executable} score.py {{items}}"}  # fmt: skip
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    (tmp_path / "score.py").write_text(
+        "import json, sys\nfrom math import nan, inf\nfor line in open(sys.argv[1]):\n"
+        f"    print(json.dumps({{'id': json.loads(line)['id'], 'm': {value}}}))\n"
+    )
+    with pytest.raises(ScoreError, match="is no number from 0 to 1"):
+        evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r.sqlite")
+
+
+def test_what_cannot_be_written_or_judged_is_told_first(tmp_path: Path):
+    """Neither the checkpoint nor the records exist: both errors come before they are looked for."""
+    nothing = tmp_path / "no checkpoint"
+    with pytest.raises(OutputError, match=r"--out: .* cannot be written; it is a folder"):
+        evaluate(nothing, "mergebench", out=tmp_path, data=tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"--out: .* cannot be written"):
+        evaluate(nothing, "mergebench", out=tmp_path / "file/out.json", data=tmp_path)
+    with pytest.raises(ScoreError, match="--judge: 'no judge' is neither"):
+        evaluate(nothing, "mergebench", judge="no judge", data=tmp_path)
+
+
+def test_a_program_that_prints_no_text_is_told(place: Path, tmp_path: Path):
+    _facts(tmp_path, "x")
+    mark = {"harness": "command", "files": "q.jsonl", "metrics": {"m": "m"},
+            "command": "printf '\\377'"}  # fmt: skip
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    with pytest.raises(ScoreError, match="its command must print a line"):
+        evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r.sqlite")
+
+
+def test_records_that_do_not_fit_a_task_are_told(place: Path, tmp_path: Path):
+    pytest.importorskip("lm_eval")
+    _facts(tmp_path, "x")
+    mark = {"harness": "lm_eval", "task": "gsm8k_cot", "files": "q.jsonl",
+            "metrics": {"m": "exact_match,flexible-extract"}}  # fmt: skip
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    with pytest.raises(ScoreError, match=r"gsm8k_cot does not fit its records .*they have prompt"):
+        evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r.sqlite")

@@ -11,6 +11,7 @@ import pytest
 
 from sigmerge.commands.evaluate import evaluate
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.lines import evaluation_lines
 from sigmerge.evaluation.safety import (
     JUDGE_PROMPT,
     Judge,
@@ -18,14 +19,15 @@ from sigmerge.evaluation.safety import (
     SafetyScorer,
     Verdict,
     WildGuardJudge,
+    judge_key,
     judge_prompt,
     load_judge,
     parse_wildguard,
 )
-from sigmerge.evaluation.sources import Item
+from sigmerge.evaluation.sources import Data, Item, load_items
 from sigmerge.evaluation.suite import Safety, load_suite
 from sigmerge.probing.generate import Sampling, Usage
-from tests.evaluation.tiny import write_judge, write_tiny
+from tests.evaluation.tiny import VERDICTS, write_judge, write_tiny
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def scores(name: str, rows: list[dict], judge: Judge) -> list[float]:
     scorer = SafetyScorer(name, mark, Parrot(["answer"] * len(rows)), judge)
     results, _ = scorer.score([Item("all", i, row) for i, row in enumerate(rows)])
     assert {result.judge for result in results.values()} == {judge.name}
-    return [value for result in results.values() for value in result.scores.values()]  # type: ignore[misc]
+    return [result.scores[mark.measure] for result in results.values()]  # type: ignore[misc]
 
 
 def test_parse_errors_count_as_each_evaluator_counts_them():
@@ -170,10 +172,36 @@ def test_an_evaluation_with_a_judge_model(tmp_path: Path):
     expected = {"!": 1.0, ".": 0.0}  # what cannot be parsed counts as harm here
     for scores_of_item, output, name in rows:
         assert name == "wildguard (judge)"
-        answer = json.loads(output)
-        assert json.loads(scores_of_item)["harm"] == expected.get(answer[-1:], 1.0)
+        said = json.loads(output)
+        last = said["answer"][-1:]
+        assert json.loads(scores_of_item)["harm"] == expected.get(last, 1.0)
+        assert json.loads(scores_of_item)["unparsed"] == float(last not in expected)
+        assert said["verdict"].startswith(VERDICTS.get(last, "x"))
     assert len(rows) == 10
+    unparsed = sum(json.loads(row[0])["unparsed"] for row in rows)
+    assert found["unparsed"] == {"asks": unparsed}
+    assert f"unparsed: {unparsed:.0f} of 10" in "\n".join(evaluation_lines(found))
+    (judge / JUDGE_PROMPT).write_text("{prompt}{answer}.")  # the same folder, another judge
+    other = evaluate(checkpoint, str(tmp_path / "own.yaml"), "all", **how)
+    assert (other["reused_items"], other["macro"]) == (0, 1.0)
     (judge / JUDGE_PROMPT).unlink()
     with pytest.raises(ScoreError, match="write the input format of the judge's model card there"):
         evaluate(checkpoint, str(tmp_path / "own.yaml"), "all", judge=str(judge), backend="hf",
                  store=tmp_path / "other.sqlite")  # fmt: skip
+
+
+def test_a_wrong_judge_is_told():
+    assert judge_key("keyword").startswith("keyword ")
+    with pytest.raises(ScoreError, match="neither keyword nor a WildGuard checkpoint's folder"):
+        judge_key("no/such/judge")
+
+
+@pytest.mark.parametrize("lacking", ["prompt", "type"])
+def test_a_record_without_what_is_asked_is_refused(tmp_path: Path, lacking: str):
+    row = {"prompt": "p", "type": "contrast"}
+    rows = [row, {k: v for k, v in row.items() if k != lacking}]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mark = {"harness": "safety", "files": "q.jsonl", "measure": "refusal_match", "unparsed": 0,
+            "metrics": {"a": "refusal_match"}}  # fmt: skip
+    with pytest.raises(ScoreError, match=f"the record all/1 has no '{lacking}'"):
+        load_items("b", Safety.model_validate(mark), Data(tmp_path), tmp_path)

@@ -174,6 +174,73 @@ def test_the_local_files_have_the_papers_counts(tmp_path: Path):
     assert verb.verify("mergebench", file, data=DATA)["sha256"] == result["sha256"]
 
 
+def _signed(content: dict) -> dict:
+    """A split file whose own sum is right whatever else is not."""
+    plain = {key: value for key, value in content.items() if key != "sha256"}
+    return {**plain, "sha256": splits._digest(plain)}
+
+
+@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize(
+    ("key", "change", "words"),
+    [
+        ("drawn", lambda ids: [*ids[:-1], ids[0]], "drawn items are not the first 3"),
+        ("drawn", lambda ids: ids[:-1], "drawn items are not the first 3"),
+        ("drawn", lambda ids: ids[::-1], "drawn items are not the first 3"),
+        ("domain", lambda _: "other", "its domain is law"),
+        ("complete", lambda _: False, "complete: False is wrong of 20 records"),
+        ("records", lambda _: 21, "the sources do not sum to the records"),
+    ],
+)
+def test_verify_derives_everything_again(tmp_path: Path, here: bool, key: str, change, words: str):
+    content = _own(tmp_path)
+    mark = content["benchmarks"]["bar"]
+    mark[key] = change(mark[key])
+    data = Data(tmp_path if here else tmp_path / "elsewhere")
+    problems = splits.verify(_signed(content), load_suite(SUITE), data)
+    assert any(words in text for text in problems)
+
+
+def test_verify_checks_all_totals(tmp_path: Path):
+    content = _own(tmp_path)
+    content["totals"]["records"] += 1
+    problems = splits.verify(_signed(content), load_suite(SUITE), Data(tmp_path))
+    assert problems == ["the totals are not the sums over the benchmarks"]
+
+
+def test_verify_misses_a_benchmark_whose_records_are_here(tmp_path: Path):
+    more = {"harness": "jsonl", "files": "more.jsonl"}
+    both = {**SUITE, "domains": {**SUITE["domains"], "art": {"more": more}}}
+    (tmp_path / "own.yaml").write_text(json.dumps(both))
+    _own(tmp_path)
+    file, suite = tmp_path / "splits.json", str(tmp_path / "own.yaml")
+    assert list(verb.build(suite, file)["absent"]) == ["more"]
+    assert list(verb.verify(suite, file)["absent"]) == ["more"]
+    (tmp_path / "more.jsonl").write_text((tmp_path / "bar.jsonl").read_text())
+    with pytest.raises(ScoreError, match="more: is missing, though its records are here"):
+        verb.verify(suite, file)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (("totals",), "totals: the numbers records"),
+        (("benchmarks", "bar"), "bar: a mapping"),
+        (("benchmarks", "bar", "drawn"), r"bar\.drawn: a list of ids"),
+        (("benchmarks", "bar", "sources"), r"bar\.sources: the records and sha256"),
+    ],
+)
+def test_a_damaged_split_file_is_told(tmp_path: Path, place: tuple[str, ...], words: str):
+    content = _own(tmp_path)
+    inner = content
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = [1]
+    splits.write(content, tmp_path / "s.json")
+    with pytest.raises(ScoreError, match=words):
+        splits.read(tmp_path / "s.json")
+
+
 def test_verify_says_what_fails(tmp_path: Path):
     with pytest.raises(ScoreError, match="no such split file"):
         verb.verify("mergebench", tmp_path / "none.json")

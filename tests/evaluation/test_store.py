@@ -6,10 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
-from sigmerge.errors import OutputError
-from sigmerge.evaluation.store import Key, Scored, Store, checkpoint_key, settings_key
+from sigmerge.errors import OutputError, ScoreError
+from sigmerge.evaluation.store import (
+    Key,
+    Scored,
+    Store,
+    checkpoint_key,
+    command_words,
+    settings_key,
+)
 from sigmerge.probing.generate import Usage
 from tests.evaluation.tiny import write_tiny
 
@@ -26,7 +35,9 @@ def test_results_come_back(tmp_path: Path):
         found = store.read(KEY, [("all/1", "d1"), ("all/2", "changed"), ("all/3", "d3")])
         assert found == {"all/1": batch["all/1", "d1"]}
         assert store.read(Key("other", "settings"), [("all/1", "d1")]) == {}
-        assert store.usage([KEY]) == Usage(3, 30, 12, 0.75)
+        both = [("all/1", "d1"), ("all/2", "d2")]
+        assert store.usage(KEY, both) == Usage(3, 30, 12, 0.75)
+        assert store.usage(KEY, both[1:]) == Usage(2, 20, 7, 0.25)
 
 
 def test_a_failed_batch_leaves_nothing(tmp_path: Path):
@@ -35,7 +46,7 @@ def test_a_failed_batch_leaves_nothing(tmp_path: Path):
         with pytest.raises(TypeError):
             store.write(KEY, bad, Usage())  # type: ignore[arg-type]
         assert store.read(KEY, [("all/1", "d")]) == {}
-        assert store.usage([KEY]) == Usage()
+        assert store.usage(KEY, [("all/1", "d")]) == Usage()
 
 
 def test_one_writer(tmp_path: Path):
@@ -62,10 +73,51 @@ def test_a_checkpoint_is_known_by_content(tmp_path: Path):
     first, same = write_tiny(tmp_path / "a"), write_tiny(tmp_path / "b")
     other = write_tiny(tmp_path / "c", seed=1)
     assert checkpoint_key(first) == checkpoint_key(same) != checkpoint_key(other)
-    (same / "generation_config.json").write_text('{"eos_token_id": 5}')
-    assert checkpoint_key(first) != checkpoint_key(same)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "generation_config.json",
+        "merges.txt",
+        "vocab.txt",
+        "q.tiktoken",
+        "t.model",
+        "c.jinja",
+        "m.py",
+    ],
+)
+def test_what_decides_an_answer_is_part_of_a_checkpoints_key(tmp_path: Path, name: str):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    save_file({"x": numpy.zeros(2, numpy.float32)}, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    before = checkpoint_key(folder)
+    (folder / name).write_text("{}")
+    assert checkpoint_key(folder) != before
+
+
+@pytest.mark.parametrize("command", ["", "  ", "score 'half"])
+def test_a_wrong_command_line_is_told(command: str):
+    with pytest.raises(ScoreError, match=r"own\.command: "):
+        command_words(command, "own.command")
 
 
 def test_a_store_is_a_file(tmp_path):
     with pytest.raises(OutputError, match="is a folder; give --store a file"), Store(tmp_path):
         pass
+
+
+def test_a_damaged_store_is_told(tmp_path: Path):
+    file = tmp_path / "results.sqlite"
+    file.write_bytes(b"no database, but long enough to be asked about" * 9)
+    for _ in range(2):  # and its lock was given back
+        with pytest.raises(OutputError, match=r"results\.sqlite: .* move it away"), Store(file):
+            pass
+    file.unlink()
+    rows = {(f"all/{i}", "d"): Scored({"right": 1.0}, "x" * 2000) for i in range(40)}
+    with Store(file) as store:
+        store.write(KEY, rows, Usage())
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(OutputError, match="move it away"), Store(file) as store:
+        store.read(KEY, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -55,6 +56,10 @@ def test_the_guides_suite_can_be_used():
     assert list(suite.benchmarks) == ["arc", "rules", "bar", "briefs"]
 
 
+def _one(**mark: Any) -> dict[str, Any]:
+    return {"domains": {"a": {"b": mark}}}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -74,6 +79,25 @@ def test_the_guides_suite_can_be_used():
         ),
         ({"domains": {"a": {}}}, "the domain 'a' has no benchmark"),
         ({"domains": {"a": {"b": {"harness": "code", "dataset": "mbpp"}}}}, "metrics: field req"),
+        (
+            _one(harness="code", dataset="mbpp", metrics={"p": "pass_at_1"}),
+            "domains.a.b: metrics.p: 'pass_at_1' is no metric of programs",
+        ),
+        (
+            _one(harness="code", dataset="mbpp", samples=3, metrics={"p": "pass@10"}),
+            "metrics.p: 'pass@10' needs at least 10 samples, not 3",
+        ),
+        (
+            _one(harness="safety", measure="harm", unparsed=1, metrics={"s": "compliance"}),
+            "metrics.s: 'compliance' is not measured; its measure is harm",
+        ),
+        (_one(harness="jsonl", metrics={"m": "exact"}), "'exact' is no metric of a matcher"),
+        (_one(harness="nano", domain="math", metrics={"m": "x"}), "'x' is no metric of the pool"),
+        (_one(harness="jsonl", prompt="{prompt.x}"), "b.prompt: {prompt.x} names no column"),
+        (_one(harness="jsonl", prompt="{}"), "b.prompt: {} names no column"),
+        (_one(harness="jsonl", prompt="{prompt"), "b.prompt: expected '}'"),
+        (_one(harness="command", command=" ", metrics={"m": "m"}), "b.command: is empty"),
+        (_one(harness="command", command="a 'b", metrics={"m": "m"}), "b.command: no closing"),
     ],
 )
 def test_wrong_suites_say_where(change: dict, words: str):
@@ -85,3 +109,10 @@ def test_wrong_suites_say_where(change: dict, words: str):
 def test_an_unknown_name_is_guessed():
     with pytest.raises(RecipeError, match="did you mean 'mergebench'"):
         load_suite("mergebnech")
+
+
+def test_a_benchmark_given_twice_is_refused(tmp_path: Path):
+    mark = "b: {harness: jsonl, files: x.jsonl}"
+    (tmp_path / "s.yaml").write_text(f"name: s\ndomains:\n  d:\n    {mark}\n    {mark}\n")
+    with pytest.raises(RecipeError, match=r"(?s)'b' is given twice.*line 5"):
+        load_suite(tmp_path / "s.yaml")

@@ -14,12 +14,15 @@ from sigmerge.evaluation.aggregate import residual_gaps
 def aggregate(files: Sequence[Path], experts: Mapping[str, Path] | None = None) -> dict[str, Any]:
     """Domain scores, macro score and submetrics of every result file of `sigmerge evaluate`.
 
-    With `experts`, {domain: file}, also what each checkpoint lacks to the strongest of them.
+    With `experts`, {domain: file}, also what each checkpoint lacks to the strongest of them. All
+    of them must have been measured on the same items, by the same judges.
     """
-    expert_rows = {name: _read(file)["domains"] for name, file in (experts or {}).items()}
+    results = {file: _read(file) for file in [*files, *(experts or {}).values()]}
+    _comparable(results)
+    expert_rows = {name: results[file]["domains"] for name, file in (experts or {}).items()}
     rows = []
     for file in files:
-        result = _read(file)
+        result = results[file]
         row = {key: result[key] for key in ("checkpoint", "suite", "split", "limit", "judges")}
         row |= {"file": str(file), "domains": result["domains"], "macro": result["macro"]}
         row["submetrics"] = {
@@ -30,11 +33,25 @@ def aggregate(files: Sequence[Path], experts: Mapping[str, Path] | None = None) 
         if expert_rows:
             row["residual_gaps"] = residual_gaps(expert_rows, result["domains"])
         rows.append(row)
-    measured = {(row["suite"], row["split"], row["limit"]) for row in rows}
-    if len(measured) > 1:
-        listed = [f"{row['file']}: {row['suite']}, {row['split']}, {row['limit']}" for row in rows]
-        raise ScoreError("The results were measured on different items:", listed)
     return {"rows": rows, "experts": expert_rows}
+
+
+SAME = ("suite", "split", "limit", "judges", "items", "items_sha256")
+"""What results must share to be compared."""
+PARTS = {"checkpoint": str, "macro": float, "domains": dict, "benchmarks": dict}
+"""What is read of a result besides."""
+
+
+def _comparable(results: Mapping[Path, Mapping[str, Any]]) -> None:
+    first, *others = results
+    problems = [
+        f"{file}: its {key} {results[file].get(key)!r}, of {first} {results[first].get(key)!r}"
+        for file in others
+        for key in SAME
+        if results[file].get(key) != results[first].get(key)
+    ]
+    if problems:
+        raise ScoreError("The results were measured on different items or differently:", problems)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -44,8 +61,13 @@ def _read(file: Path) -> dict[str, Any]:
         raise ScoreError(f"{file}: no such result file.") from None
     except ValueError:
         content = None
-    if not isinstance(content, dict) or not {"domains", "benchmarks", "macro", "suite"} <= set(
-        content
-    ):
+    if not isinstance(content, dict):
         raise ScoreError(f"{file}: is no result of `sigmerge evaluate --out`.")
+    lacking = [key for key in SAME if key not in content]
+    lacking += [key for key, kind in PARTS.items() if not isinstance(content.get(key), kind)]
+    if lacking:
+        raise ScoreError(
+            f"{file}: is no whole result of `sigmerge evaluate --out`; it lacks "
+            f"{', '.join(lacking)}. Evaluate again; what was scored is not scored twice."
+        )
     return content

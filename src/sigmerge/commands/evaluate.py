@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sigmerge.checkpoints.cache import write_json
+from sigmerge.errors import OutputError
 from sigmerge.evaluation.run import How
 from sigmerge.evaluation.run import evaluate as run
 from sigmerge.evaluation.sources import Data
@@ -26,8 +28,20 @@ def evaluate(
 ) -> dict[str, Any]:
     """Scores of a checkpoint; the keywords are those of `sigmerge.evaluation.run.How`."""
     options = How(data=Data.default(data, hub), progress=progress, announce=announce, **how)
+    if out is not None:
+        _require_writable(out)
     result = run(Path(checkpoint), suite, split, options)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_json(out, result)
     return result
+
+
+def _require_writable(file: Path) -> None:
+    """Before hours of work, whether its result can be written."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"--out: {file} cannot be written ({error}).") from None
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        why = "it is a folder" if file.is_dir() else "its folder cannot be written to"
+        raise OutputError(f"--out: {file} cannot be written; {why}.")

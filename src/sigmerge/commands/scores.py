@@ -4,14 +4,13 @@ A score is a fraction per domain. Sources: a JSON file, result files of lm-evalu
 command that prints JSON, the embedded suite, or a Python callable. What was measured on a
 checkpoint is kept by content, so an expert is scored once per pool, not once per anchor. Of a
 callable nothing is kept, since nothing tells two of them apart; of a command, as long as the files
-it names stay as they are.
+it names stay as they are; of a suite, nothing here, as an evaluation keeps every item itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,10 +18,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sigmerge.checkpoints.cache import cache_folder, sha256, write_json
-from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.cache import cache_folder, write_json
 from sigmerge.commands.options import Options
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.store import checkpoint_key, command_words, named_files
 from sigmerge.method.deficit import check_scores
 from sigmerge.recipe import Recipe, RepairSection
 
@@ -59,13 +58,8 @@ class Scorer:
         return scores
 
     def _key(self, folder: Path) -> str:
-        checkpoint = open_checkpoint(folder, allow_pickle=self.allow_pickle)
-        files = [*checkpoint.files, *sorted(folder.glob("*.json")), *folder.glob("*.model")]
-        weights = set(checkpoint.files)
-        digests = sha256(set(files))
-        content = [self.name, *sorted(f"{'' if f in weights else f.name} {d}"
-                                      for f, d in digests.items())]  # fmt: skip
-        return hashlib.sha256("\n".join(content).encode()).hexdigest()[:40]
+        content = f"{self.name}\n{checkpoint_key(folder, self.allow_pickle)}"
+        return hashlib.sha256(content.encode()).hexdigest()[:40]
 
 
 def scorer_of(
@@ -76,21 +70,15 @@ def scorer_of(
         if split != "calibration" and "{split}" not in section.command:
             return None
         command = section.command.replace("{split}", split)
-        name = f"command {command} in {folder} {_named_files(command, folder)}"
-        scorer = Scorer(name.strip(), lambda path: run_command(command, path, folder))
+        files = [digest[:16] for digest in named_files(command, folder, "repair.command")]
+        name = " ".join([f"command {command} in {folder}", *files])
+        scorer = Scorer(name, lambda path: run_command(command, path, folder))
     elif section.evaluate is not None:
         trust = options.trust_remote_code
         scorer = suite_scorer(section.evaluate, split, folder, trust)
     else:
         return None
     return replace(scorer, allow_pickle=options.allow_pickle)
-
-
-def _named_files(command: str, folder: Path) -> str:
-    """Digests of the files that a command names: another script is another scorer."""
-    words = [folder / word for word in shlex.split(command) if "{checkpoint}" not in word]
-    digests = sha256({word for word in words if word.is_file()})
-    return " ".join(sorted(digest[:16] for digest in digests.values()))
 
 
 EVALUATE_KEYS = {
@@ -118,7 +106,12 @@ def suite_scorer(
         if key not in EVALUATE_KEYS
         else f"{key}: {value!r} is no {EVALUATE_KEYS[key].__name__}"
         for key, value in evaluate.items()
-        if key not in EVALUATE_KEYS or not isinstance(value, EVALUATE_KEYS[key])
+        if key not in EVALUATE_KEYS or type(value) is not EVALUATE_KEYS[key]
+    ]
+    problems += [
+        f"{key}: {evaluate[key]} is too small; give 1 or more, or leave it out"
+        for key in ("limit", "batch_size")
+        if type(evaluate.get(key)) is int and evaluate[key] < 1
     ]
     if "suite" not in evaluate:
         problems.append("suite: is missing; give nano, mergebench or a suite's YAML file")
@@ -162,9 +155,8 @@ def _general_scorer(evaluate: Mapping[str, Any], split: str, folder: Path, trust
         result = verb(checkpoint, suite, split, data=beside.get("data"), **how)
         return dict(result["domains"])
 
-    settings = load_suite(suite).model_dump_json(exclude={"folder"})
-    key = hashlib.sha256(f"{settings} {sorted(evaluate.items())}".encode()).hexdigest()[:16]
-    return Scorer(f"suite {evaluate['suite']} {split} {key}", measure)
+    load_suite(suite)  # a wrong suite is told before anything is merged
+    return Scorer(f"suite {evaluate['suite']} {split}", measure, remembers=False)
 
 
 def score_table(
@@ -251,9 +243,14 @@ def harness_scores(results: Mapping[str, Any], domains: Mapping[str, Any], where
 
 def run_command(command: str, checkpoint: Path, folder: Path) -> Scores:
     """Run the user's own scorer on a checkpoint; its last line of output is a JSON object."""
-    words = [word.replace("{checkpoint}", str(checkpoint)) for word in shlex.split(command)]
+    words = [
+        word.replace("{checkpoint}", str(checkpoint))
+        for word in command_words(command, "repair.command")
+    ]
     try:
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
     except OSError as error:
         raise ScoreError(f"repair.command: {words[0]!r} cannot be run ({error}).") from None
     if done.returncode:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation import splits
-from sigmerge.evaluation.sources import Data
+from sigmerge.evaluation.sources import Data, NoSource, load_items
 from sigmerge.evaluation.suite import load_suite
 
 
@@ -24,11 +24,19 @@ def verify(
     suite: str, file: Path, *, data: Path | None = None, hub: bool = False
 ) -> dict[str, Any]:
     """Check counts, disjointness, sums and source data; ScoreError says what does not hold."""
-    content = splits.read(file)
-    problems = splits.verify(content, load_suite(suite), Data.default(data, hub))
+    content, loaded, source = splits.read(file), load_suite(suite), Data.default(data, hub)
+    problems = splits.verify(content, loaded, source)
+    left_out = [name for name in loaded.benchmarks if name not in content["benchmarks"]]
+    absent = {}
+    for name in left_out:
+        try:
+            load_items(name, loaded.benchmarks[name], source, loaded.folder)
+            problems.append(f"{name}: is missing, though its records are here; build it again")
+        except NoSource as error:
+            absent[name] = str(error)
     if problems:
         raise ScoreError(f"{file}: the splits do not hold:", problems)
-    return {"file": str(file), "absent": {}, **summary(content)}
+    return {"file": str(file), "absent": absent, **summary(content)}
 
 
 def summary(content: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from sigmerge.evaluation.store import Scored
+from sigmerge.evaluation.store import UNPARSED, Scored
 from sigmerge.evaluation.suite import Benchmark, Suite
 
 
@@ -46,6 +46,11 @@ def summarise(suite: Suite, results: Mapping[str, Sequence[Scored]]) -> dict[str
         "items": {name: len(rows) for name, rows in results.items()},
         "missing": [name for name in marks if name not in benchmarks],
         "judges": judges,
+        "unparsed": {
+            name: sum(row.scores[UNPARSED] == 1 for row in rows)
+            for name, rows in results.items()
+            if all(UNPARSED in row.scores for row in rows)
+        },
     }
 
 

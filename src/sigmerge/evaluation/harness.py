@@ -203,8 +203,16 @@ def _task(
     mark: LmEval, part: str, items: Sequence[Item], folder: Path, include: Path | None
 ) -> Any:
     """The task as the harness knows it, reading our records if the benchmark names a source."""
+    from jinja2 import TemplateError
+
     name, entry = _found(mark, part, include)
-    task = _loaded(*_rewritten(name, entry, items, folder) if mark.sourced else (name, include))
+    place = _rewritten(name, entry, items, folder) if mark.sourced else (name, include)
+    try:
+        task = _loaded(*place)
+    except TemplateError as error:
+        raise ScoreError(
+            f"{name} does not fit its records ({error}); they have {', '.join(items[0].record)}."
+        ) from None
     if mark.generation:
         task.set_config(key="generation_kwargs", value=mark.generation, update=True)
     if task.get_config("num_fewshot") is None:
@@ -286,7 +294,9 @@ def _wrapped_hf(model: HfModel) -> Any:
         usage = Usage()
 
         def _loglikelihood_tokens(self, requests: Any, *rest: Any, **how: Any) -> Any:
-            self.usage += Usage(0, sum(len(ctx) + len(new) for _, ctx, new in requests))
+            # Requests that differ in their last token alone are served by one pass.
+            rows = {tuple(ctx + new)[:-1] for _, ctx, new in requests}
+            self.usage += Usage(0, sum(min(len(row), self.max_length) for row in rows))
             return super()._loglikelihood_tokens(requests, *rest, **how)
 
         def _model_call(self, inputs: Any, *rest: Any, **how: Any) -> Any:

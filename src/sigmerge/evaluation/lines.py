@@ -37,10 +37,14 @@ def _duration(seconds: float) -> str:
 def evaluation_lines(result: Mapping[str, Any]) -> Iterator[str]:
     for name, metrics in result["benchmarks"].items():
         numbers = "  ".join(f"{metric} {100 * value:.2f}" for metric, value in metrics.items())
-        yield f"{name:16} {result['items'][name]:6,} items  {numbers}"
+        items, unparsed = result["items"][name], result["unparsed"].get(name)
+        note = "" if unparsed is None else f"  unparsed: {unparsed:,} of {items:,}"
+        yield f"{name:16} {items:6,} items  {numbers}{note}"
     yield ""
     for domain, score in [*result["domains"].items(), ("macro", result["macro"])]:
         yield f"{domain:16} {100 * score:6.2f}"
+    if result["missing"]:
+        yield f"without: {', '.join(result['missing'])}"
     if result["judges"]:
         yield f"judged by: {', '.join(result['judges'])}"
     if result["sandbox"]:

@@ -68,14 +68,11 @@ class JsonlScorer:
         return results, usage
 
     def _prompt(self, item: Item) -> str:
-        columns = {**item.record}
-        if self.mark.answer not in columns:
-            raise ScoreError(f"{self.name}: the record {item.id} has no {self.mark.answer!r}.")
         try:
-            text = self.mark.prompt.format(**columns)
-        except (KeyError, IndexError, ValueError) as error:
+            text = self.mark.prompt.format(**item.record)
+        except (KeyError, ValueError, TypeError) as error:
             raise ScoreError(
                 f"{self.name}: the prompt template {self.mark.prompt!r} does not fit the record "
-                f"{item.id} ({error!r}); it has {', '.join(columns)}."
+                f"{item.id} ({error!r}); it has {', '.join(item.record)}."
             ) from None
         return self.model.chat(text) if self.mark.chat_template else text

@@ -7,12 +7,13 @@ one starts, so a killed evaluation goes on where it stopped.
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,8 +23,16 @@ from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import summarise
 from sigmerge.evaluation.estimate import estimate
 from sigmerge.evaluation.sandbox import best_mode, require_permission
-from sigmerge.evaluation.sources import Data, Item
-from sigmerge.evaluation.store import Key, Scored, Store, checkpoint_key, settings_key
+from sigmerge.evaluation.sources import Data, Item, check_records
+from sigmerge.evaluation.store import (
+    Key,
+    Scored,
+    Store,
+    checkpoint_key,
+    command_words,
+    named_files,
+    settings_key,
+)
 from sigmerge.evaluation.suite import (
     Code,
     Command,
@@ -34,8 +43,9 @@ from sigmerge.evaluation.suite import (
     Suite,
     load_suite,
 )
-from sigmerge.probing.generate import HfModel, Model, Usage, load_model
+from sigmerge.probing.generate import BACKENDS, HfModel, Model, Usage, load_model
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 GROUP = 16
 """Items that are scored together; a problem of ten programs is a group of its own."""
 
@@ -65,6 +75,17 @@ class How:
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
     announce: Callable[[Mapping[str, Any]], None] = lambda estimate: None
 
+    def __post_init__(self) -> None:
+        for name, value in (("limit", self.limit), ("batch_size", self.batch_size)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise ScoreError(f"{name}: {value!r} is no count; give 1 or more, or leave it out.")
+        for name, word, known in (
+            ("dtype", self.dtype, DTYPES),
+            ("backend", self.backend, BACKENDS),
+        ):
+            if word not in known:
+                raise ScoreError(f"{name}: {word!r} is not known; there are {', '.join(known)}.")
+
 
 def evaluate(
     checkpoint: Path, suite: Suite | str | Path, split: str = "calibration", how: How | None = None
@@ -74,11 +95,14 @@ def evaluate(
     loaded = suite if isinstance(suite, Suite) else load_suite(suite)
     if split not in splits.SPLITS:
         raise ScoreError(f"{split!r} is no split; there are {', '.join(splits.SPLITS)}.")
+    run, marks = Evaluation(checkpoint, loaded, how), loaded.benchmarks
+    if any(isinstance(marks[name], Safety) for name in how.only or marks if name in marks):
+        _ = run.judge_key  # a wrong judge is told before anything is read
     chosen, absent = _chosen(loaded, split, how)
-    marks = loaded.benchmarks
-    if any(isinstance(marks[name], Code) for name in chosen):
-        require_permission(how.allow_code)
-    run = Evaluation(checkpoint, loaded, how)
+    for name in chosen:
+        if isinstance(marks[name], Code):
+            require_permission(how.allow_code)
+            check_records(name, marks[name], chosen[name])
     keys = {name: run.key(name) for name in chosen}
     with Store(how.store or cache_folder("evaluation") / "results.sqlite") as store:
         wanted = {n: [(item.id, item.digest) for item in items] for n, items in chosen.items()}
@@ -88,7 +112,7 @@ def evaluate(
         reused = sum(map(len, known.values()))
         for name in chosen:
             known[name] |= run.score(name, chosen[name], open_items[name], keys[name], store)
-        usage = store.usage(list(keys.values()))
+        usage = sum((store.usage(keys[n], wanted[n]) for n in chosen), Usage())
     results = {name: [known[name][item.id] for item in chosen[name]] for name in chosen}
     return {
         "checkpoint": str(checkpoint),
@@ -96,6 +120,7 @@ def evaluate(
         "split": split,
         "limit": how.limit,
         **summarise(loaded, results),
+        "items_sha256": settings_key(wanted),
         "absent": absent,
         "reused_items": reused,
         "usage_of_run": asdict(run.usage),
@@ -112,6 +137,8 @@ def _chosen(suite: Suite, split: str, how: How) -> tuple[dict[str, list[Item]], 
     everything, absent = splits.load_available(suite, how.data)
     if how.splits:
         content = splits.read(how.splits)
+        left_out = [name for name in everything if name not in content["benchmarks"]]
+        absent |= {name: f"{name}: {how.splits} does not have it." for name in left_out}
         if problems := splits.verify(content, suite, how.data):
             raise ScoreError(f"{how.splits}: the splits do not hold:", problems)
     else:
@@ -122,6 +149,8 @@ def _chosen(suite: Suite, split: str, how: How) -> tuple[dict[str, list[Item]], 
             chosen[name] = splits.members(content, name, split, items)[: how.limit]
     if not chosen:
         raise ScoreError("None of the wanted benchmarks has its records here:", [*absent.values()])
+    if not any(chosen.values()):
+        raise ScoreError(f"The {split} split has no item; it takes five records at least.")
     return {name: items for name, items in chosen.items() if items}, absent
 
 
@@ -163,21 +192,31 @@ class Evaluation:
 
         return load_judge(self.how.judge, self.how.backend, self.share)
 
+    @cached_property
+    def judge_key(self) -> str:
+        from sigmerge.evaluation.safety import judge_key
+
+        return judge_key(self.how.judge)
+
     @property
     def share(self) -> float:
         """Of a GPU's memory for each model: a judge that is one needs half."""
         return 0.9 if self.how.judge == "keyword" else 0.45
 
     def key(self, name: str) -> Key:
-        """What a result depends on: the benchmark's settings, backend, judge, harness."""
+        """What a result depends on: settings, backend, and the judge, program or harness."""
         mark = self.suite.benchmarks[name]
         apart = {"files", "hub", "records", "languages", "keep", "present"}
         settings: dict[str, Any] = {"name": name, **mark.model_dump(mode="json", exclude=apart)}
         settings |= {"backend": self.how.backend, "dtype": self.dtype}
         if isinstance(mark, Safety):
-            settings["judge"] = self.how.judge
+            settings["judge"] = self.judge_key
+        if isinstance(mark, Command):
+            settings["folder"] = str(self.suite.folder)
+            settings["program"] = named_files(mark.command, self.suite.folder, f"{name}.command")
         if isinstance(mark, Code):
             settings["sandbox"] = self.sandbox = best_mode()
+            settings["evalplus"] = _version("evalplus")
         if isinstance(mark, LmEval):
             from sigmerge.evaluation.harness import harness_version
 
@@ -241,6 +280,20 @@ class Evaluation:
         return CommandScorer(name, mark, self.checkpoint, self.suite.folder)
 
 
+def _fraction(value: Any) -> float:
+    """A score that a program printed; NaN is in no range."""
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{value!r} is no number from 0 to 1")
+    return float(value)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 @dataclass(frozen=True)
 class NanoScorer:
     """The embedded pool's own way of asking: greedy, equal lengths together, exact match."""
@@ -253,6 +306,7 @@ class NanoScorer:
 
         if not isinstance(self.model, HfModel):
             raise ScoreError("The nano suite is scored by transformers; use --backend hf.")
+        start = time.perf_counter()
         prompts = [item.record["prompt"] for item in items]
         tokenizer = self.model.tokenizer
         outputs = answer(self.model.model, tokenizer, prompts)
@@ -264,7 +318,7 @@ class NanoScorer:
         read, written = (
             sum(map(len, tokenizer(texts)["input_ids"])) for texts in (prompts, outputs)
         )
-        return results, Usage(1, read, written)
+        return results, Usage(1, read, written, time.perf_counter() - start)
 
 
 @dataclass(frozen=True)
@@ -283,10 +337,12 @@ class CommandScorer:
             file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             words = [
                 word.replace("{checkpoint}", str(self.checkpoint)).replace("{items}", str(file))
-                for word in shlex.split(self.mark.command)
+                for word in command_words(self.mark.command, f"{self.name}.command")
             ]
             try:
-                done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True)
+                done = subprocess.run(
+                    words, cwd=self.folder, capture_output=True, encoding="utf-8", errors="replace"
+                )
             except OSError as error:
                 raise ScoreError(f"{self.name}: {words[0]!r} cannot be run ({error}).") from None
         if done.returncode:
@@ -295,7 +351,9 @@ class CommandScorer:
         keys = [metric.key for metric in self.mark.metrics.values()]
         try:
             read = [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
-            results = {row["id"]: Scored({key: float(row[key]) for key in keys}) for row in read}
+            results = {
+                row["id"]: Scored({key: _fraction(row[key]) for key in keys}) for row in read
+            }
         except (ValueError, KeyError, TypeError) as error:
             raise ScoreError(
                 f'{self.name}: its command must print a line {{"id", {", ".join(keys)}}} for every '

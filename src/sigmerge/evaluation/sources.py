@@ -8,13 +8,25 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
+import re
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.evaluation.suite import SHIPPED, Benchmark, File, Hub, LmEval, Nano
+from sigmerge.evaluation.suite import (
+    SHIPPED,
+    Benchmark,
+    Code,
+    File,
+    Hub,
+    Jsonl,
+    LmEval,
+    Nano,
+    Safety,
+)
 
 WHOLE = "all"
 """The part's name of a benchmark that is not cut by language."""
@@ -73,7 +85,28 @@ def load_items(name: str, mark: Benchmark, data: Data, suite_folder: Path) -> li
         items += [Item(part, i, {**columns, **row}) for i, row in enumerate(kept)]
     if not items:
         raise ScoreError(f"{name}: its source holds no record that is kept.")
+    if not isinstance(mark, Code):  # whether programs may run at all is asked first
+        check_records(name, mark, items)
     return items
+
+
+def check_records(name: str, mark: Benchmark, items: Sequence[Item]) -> None:
+    """Every record must have what the benchmark asks of it."""
+    if not isinstance(mark, Code | Jsonl | Safety):
+        return
+    for item in items:
+        if lacking := [column for column in mark.columns if item.record.get(column) is None]:
+            known = ", ".join(column for column, v in item.record.items() if v is not None)
+            raise ScoreError(f"{name}: the record {item.id} has no {lacking[0]!r}; it has {known}.")
+        if isinstance(mark, Jsonl) and mark.matcher == "regex":
+            pattern = str(item.record[mark.answer])
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ScoreError(
+                    f"{name}: the answer {pattern!r} of the record {item.id} is no regular "
+                    f"expression ({error})."
+                ) from None
 
 
 def _nano_items(mark: Nano) -> Iterator[Item]:
@@ -118,12 +151,12 @@ def _rows(
 
 def read_rows(path: Path, file: File) -> list[dict[str, Any]]:
     """The records of one file, columns renamed."""
-    raw = path.read_bytes()
     name = path.name
-    if name.endswith(".gz"):
-        raw, name = gzip.decompress(raw), name.removesuffix(".gz")
-    text = raw.decode("utf-8-sig")
     try:
+        raw = path.read_bytes()
+        if name.endswith(".gz"):
+            raw, name = gzip.decompress(raw), name.removesuffix(".gz")
+        text = raw.decode("utf-8-sig")
         if name.endswith(".csv"):
             rows: Any = list(csv.DictReader(io.StringIO(text)))
         elif name.endswith(".jsonl"):
@@ -131,7 +164,7 @@ def read_rows(path: Path, file: File) -> list[dict[str, Any]]:
         else:
             rows = json.loads(text)
             rows = rows[file.rows] if file.rows else rows
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error, csv.Error) as error:
         raise ScoreError(f"{path}: cannot be read ({error!r}).") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ScoreError(f"{path}: a list of JSON objects is expected; rows: names its key.")

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sigmerge.checkpoints.cache import write_json
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.sources import Data, Item, NoSource, load_items
-from sigmerge.evaluation.suite import Suite
+from sigmerge.evaluation.suite import Nano, Suite
 
 SPLITS = ("calibration", "evaluation", "all")
 SHARE = 5
 """One record in five is for calibration."""
+IDS = ("calibration", "evaluation", "drawn")
+"""The lists of ids that a split file has for every benchmark."""
 
 
 def shuffled(ids: Iterable[str], benchmark: str, seed: int) -> list[str]:
@@ -63,20 +65,24 @@ def build(suite: Suite, items: Mapping[str, Sequence[Item]]) -> dict[str, Any]:
         marks[name] = {
             "domain": suite.domain_of(name),
             "records": len(rows),
-            "complete": suite.benchmarks[name].records in (None, len(rows)),
+            "complete": _complete(suite, name, len(rows)),
             "sources": _sources(rows),
             "calibration": calibration,
             "evaluation": evaluation,
         }
     _draw(suite, marks)
-    totals = {
-        "records": sum(mark["records"] for mark in marks.values()),
-        "calibration": sum(len(mark["calibration"]) for mark in marks.values()),
-        "evaluation": sum(len(mark["evaluation"]) for mark in marks.values()),
-        "drawn": sum(len(mark["drawn"]) for mark in marks.values()),
-    }
-    content = {"suite": suite.name, "seed": suite.seed, "totals": totals, "benchmarks": marks}
+    content: dict[str, Any] = {"suite": suite.name, "seed": suite.seed}
+    content |= {"totals": _totals(marks), "benchmarks": marks}
     return {**content, "sha256": _digest(content)}
+
+
+def _complete(suite: Suite, name: str, records: int) -> bool:
+    return suite.benchmarks[name].records in (None, records)
+
+
+def _totals(marks: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    counts = {key: sum(len(mark[key]) for mark in marks.values()) for key in IDS}
+    return {"records": sum(mark["records"] for mark in marks.values()), **counts}
 
 
 def _draw(suite: Suite, marks: dict[str, dict[str, Any]]) -> None:
@@ -135,13 +141,42 @@ def read(file: Path) -> dict[str, Any]:
         content = None
     if not isinstance(content, dict) or not isinstance(content.get("benchmarks"), dict):
         raise ScoreError(f"{file}: is no split file; `sigmerge splits build` writes one.")
+    if problems := [*_malformed(content)]:
+        raise ScoreError(f"{file}: is a damaged split file; build it again:", problems)
     return content
+
+
+def _malformed(content: Mapping[str, Any]) -> Iterator[str]:
+    """What a split file lacks to be read at all."""
+    totals = content.get("totals")
+    if not isinstance(totals, dict) or not all(
+        isinstance(totals.get(key), int) for key in ("records", *IDS)
+    ):
+        yield f"totals: the numbers {', '.join(('records', *IDS))} are expected"
+    for name, mark in content["benchmarks"].items():
+        if not isinstance(mark, dict):
+            yield f"{name}: a mapping is expected"
+            continue
+        for key in IDS:
+            ids = mark.get(key)
+            if not isinstance(ids, list) or not all(isinstance(i, str) for i in ids):
+                yield f"{name}.{key}: a list of ids is expected"
+        if not isinstance(mark.get("records"), int):
+            yield f"{name}.records: a number is expected"
+        parts = mark.get("sources")
+        if not isinstance(parts, dict) or not all(
+            isinstance(part, dict) and isinstance(part.get("records"), int)
+            for part in parts.values()
+        ):
+            yield f"{name}.sources: the records and sha256 of every part are expected"
+        yield from (f"{name}.{k}: is missing" for k in ("domain", "complete") if k not in mark)
 
 
 def verify(content: Mapping[str, Any], suite: Suite, data: Data) -> list[str]:
     """What is wrong with a split file: its sums, its membership, or the source data; [] if nothing.
 
-    Benchmarks whose records are not here are checked as far as that goes.
+    All that `build` derives is derived again. Only the membership of benchmarks whose records are
+    not here cannot be.
     """
     problems = []
     plain = {key: value for key, value in content.items() if key != "sha256"}
@@ -154,26 +189,38 @@ def verify(content: Mapping[str, Any], suite: Suite, data: Data) -> list[str]:
         if name not in suite.benchmarks:
             problems.append(f"{name}: is no benchmark of {suite.name}")
             continue
-        problems += [f"{name}: {text}" for text in _mark_problems(mark)]
+        problems += [f"{name}: {text}" for text in _mark_problems(mark, suite, name)]
         try:
             items = load_items(name, suite.benchmarks[name], data, suite.folder)
         except NoSource:
             continue
         problems += [f"{name}: {text}" for text in _source_problems(mark, items, name, suite.seed)]
-    for key in ("calibration", "evaluation", "drawn"):
-        if content["totals"][key] != sum(len(mark[key]) for mark in marks.values()):
-            problems.append(f"the total of {key} is not the sum over the benchmarks")
+    known = {name: dict(marks[name]) for name in suite.benchmarks if name in marks}
+    _draw(suite, known)
+    for name, mark in known.items():
+        if mark["drawn"] != marks[name]["drawn"]:
+            problems.append(
+                f"{name}: the drawn items are not the first {len(mark['drawn'])} of calibration"
+            )
+    if content["totals"] != _totals(marks):
+        problems.append("the totals are not the sums over the benchmarks")
     return problems
 
 
-def _mark_problems(mark: Mapping[str, Any]) -> list[str]:
+def _mark_problems(mark: Mapping[str, Any], suite: Suite, name: str) -> list[str]:
     calibration, evaluation = set(mark["calibration"]), set(mark["evaluation"])
     sizes = len(mark["calibration"]), len(mark["evaluation"])
     checks = {
         "an id stands twice": (len(calibration), len(evaluation)) == sizes,
         "calibration and evaluation overlap": not calibration & evaluation,
         "calibration and evaluation do not sum to the records": sum(sizes) == mark["records"],
-        "drawn items are not calibration items": set(mark["drawn"]) <= calibration,
+        "calibration is not a fifth of the records": isinstance(suite.benchmarks[name], Nano)
+        or sizes[0] == mark["records"] // SHARE,
+        "the sources do not sum to the records": mark["records"]
+        == sum(part["records"] for part in mark["sources"].values()),
+        f"its domain is {suite.domain_of(name)}": mark["domain"] == suite.domain_of(name),
+        f"complete: {mark['complete']} is wrong of {mark['records']} records": mark["complete"]
+        is _complete(suite, name, mark["records"]),
     }
     return [text for text, holds in checks.items() if not holds]
 

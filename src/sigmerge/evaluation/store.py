@@ -10,9 +10,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import shlex
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,11 +22,13 @@ from typing import Any
 
 from sigmerge.checkpoints.cache import sha256
 from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.errors import OutputError
+from sigmerge.errors import OutputError, ScoreError
 from sigmerge.probing.generate import Usage
 
 Value = float | list[float]
 """A metric of an item; a list is pooled with the lists of other items."""
+UNPARSED = "unparsed"
+"""Beside the metrics of a judged item: 1 where the judge could not be understood."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS batches (
@@ -62,14 +66,38 @@ def settings_key(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def checkpoint_key(folder: Path) -> str:
-    """A checkpoint by content: its weights, configuration and tokenizer, wherever it lies."""
-    checkpoint = open_checkpoint(folder)
-    around = [file for ending in ("*.json", "*.model", "*.jinja") for file in folder.glob(ending)]
+AROUND = ("*.json", "*.model", "*.txt", "*.tiktoken", "*.jinja", "*.py")
+"""What decides, besides the weights, what a checkpoint answers; *.txt are vocabularies too."""
+
+
+def checkpoint_key(folder: Path, allow_pickle: bool = False) -> str:
+    """A checkpoint by content: weights, configuration, tokenizer and code, wherever it lies."""
+    checkpoint = open_checkpoint(folder, allow_pickle=allow_pickle)
+    around = [file for ending in AROUND for file in folder.glob(ending)]
     weights = set(checkpoint.files)
     digests = sha256({*checkpoint.files, *around})
     lines = sorted(f"{'' if file in weights else file.name} {d}" for file, d in digests.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:40]
+
+
+def command_words(command: str, where: str) -> list[str]:
+    """A command line cut into its words; `where` is how an error names it."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ScoreError(f"{where}: {command!r} is no command line ({error}).") from None
+    if not words:
+        raise ScoreError(f"{where}: is empty; give the program and its arguments.")
+    return words
+
+
+def named_files(command: str, folder: Path, where: str) -> list[str]:
+    """Digests of the files that a command names, its script among them: others, other scores."""
+    words = [
+        part for word in command_words(command, where) for part in (word, *word.split("=")[1:])
+    ]
+    files = {folder / word for word in words if "{" not in word}
+    return sorted(sha256({file for file in files if file.is_file()}).values())
 
 
 @dataclass
@@ -93,10 +121,26 @@ class Store:
                 "--store another file."
             ) from None
         self._connection = sqlite3.connect(self.file, isolation_level=None)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("PRAGMA synchronous=FULL")
-        self._connection.executescript(_SCHEMA)
+        try:
+            with self._told():
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                self._connection.execute("PRAGMA synchronous=FULL")
+                self._connection.executescript(_SCHEMA)
+        except OutputError:
+            self.__exit__(None, None, None)
+            raise
         return self
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What SQLite or JSON says of a damaged file, as a word to the user."""
+        try:
+            yield
+        except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
+            raise OutputError(
+                f"{self.file}: cannot be used as a store of results ({error}). If it is damaged, "
+                "move it away; what it held is scored again."
+            ) from None
 
     def __exit__(
         self,
@@ -109,6 +153,10 @@ class Store:
 
     def write(self, key: Key, results: Mapping[tuple[str, str], Scored], usage: Usage) -> None:
         """Add a batch of results, {(item, digest): result}; all of it or nothing."""
+        with self._told():
+            self._write(key, results, usage)
+
+    def _write(self, key: Key, results: Mapping[tuple[str, str], Scored], usage: Usage) -> None:
         db = self._connection
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -130,26 +178,28 @@ class Store:
     def read(self, key: Key, wanted: Iterable[tuple[str, str]]) -> dict[str, Scored]:
         """The results that are there, by item."""
         asked = set(wanted)
-        rows = self._connection.execute(
-            "SELECT item, digest, scores, output, judge FROM results "
-            "WHERE checkpoint = ? AND settings = ?",
-            (key.checkpoint, key.settings),
-        )
-        return {
-            item: Scored(json.loads(scores), json.loads(output), judge)
-            for item, digest, scores, output, judge in rows
-            if (item, digest) in asked
-        }
-
-    def usage(self, keys: Sequence[Key]) -> Usage:
-        """What the results under these keys cost, whenever they were scored."""
-        total = Usage()
-        for key in set(keys):
-            row = self._connection.execute(
-                "SELECT sum(calls), sum(prompt_tokens), sum(generated_tokens), sum(seconds) "
-                "FROM batches WHERE id IN "
-                "(SELECT batch FROM results WHERE checkpoint = ? AND settings = ?)",
+        with self._told():
+            rows = self._connection.execute(
+                "SELECT item, digest, scores, output, judge FROM results "
+                "WHERE checkpoint = ? AND settings = ?",
                 (key.checkpoint, key.settings),
-            ).fetchone()
-            total += Usage(*(value or 0 for value in row))
-        return total
+            )
+            return {
+                item: Scored(json.loads(scores), json.loads(output), judge)
+                for item, digest, scores, output, judge in rows
+                if (item, digest) in asked
+            }
+
+    def usage(self, key: Key, wanted: Iterable[tuple[str, str]]) -> Usage:
+        """What the batches that hold these results cost, whenever they were scored."""
+        asked, costs = set(wanted), {}
+        with self._told():
+            rows = self._connection.execute(
+                "SELECT item, digest, id, calls, prompt_tokens, generated_tokens, seconds "
+                "FROM results JOIN batches ON batch = id WHERE checkpoint = ? AND settings = ?",
+                (key.checkpoint, key.settings),
+            )
+            for item, digest, batch, *cost in rows:
+                if (item, digest) in asked:
+                    costs[batch] = Usage(*cost)
+        return sum(costs.values(), Usage())

@@ -16,8 +16,11 @@ benchmarks, and the macro score the unweighted mean over the domains.
 from __future__ import annotations
 
 import difflib
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -87,6 +90,17 @@ class _Benchmark(_Strict):
             return value
         return [{"path": file} if isinstance(file, str) else file for file in value]
 
+    @model_validator(mode="after")
+    def _known_metrics(self) -> _Benchmark:
+        for name, metric in self.metrics.items():
+            if problem := self._metric_problem(metric.key):
+                raise ValueError(f"metrics.{name}: {metric.key!r} {problem}")
+        return self
+
+    def _metric_problem(self, key: str) -> str | None:
+        """Why the harness has no such number; None where that shows when it is asked."""
+        return None
+
     @property
     def score(self) -> str:
         """The metric that counts: the first."""
@@ -128,6 +142,20 @@ class Code(_Benchmark):
     timeout: float = Field(300.0, gt=0)
     seed: int = 0
 
+    @property
+    def columns(self) -> list[str]:
+        """What a record must have: evalplus's words."""
+        tests = ["base_input", "plus_input", "atol"]
+        return ["task_id", "prompt", "entry_point", "canonical_solution", *tests]
+
+    def _metric_problem(self, key: str) -> str | None:
+        found = re.fullmatch(r"pass@([1-9]\d*)", key)
+        if not found:
+            return "is no metric of programs; there is pass@k for any number k"
+        if int(found[1]) > self.samples:
+            return f"needs at least {found[1]} samples, not {self.samples}"
+        return None
+
 
 class Safety(_Benchmark):
     """`measure`: harm and compliance mark bad answers, refusal_match right ones.
@@ -147,6 +175,15 @@ class Safety(_Benchmark):
     max_new_tokens: int = Field(512, ge=1)
     seed: int = 0
 
+    def _metric_problem(self, key: str) -> str | None:
+        return None if key == self.measure else f"is not measured; its measure is {self.measure}"
+
+    @property
+    def columns(self) -> list[str]:
+        """What a record must have."""
+        asked = [self.prompt, self.judged or self.prompt]
+        return [*asked, "type"] if self.measure == "refusal_match" else asked
+
 
 class Jsonl(_Benchmark):
     """`prompt` is a template over the record's columns; matchers are in match.py."""
@@ -161,6 +198,29 @@ class Jsonl(_Benchmark):
     stop: list[str] = Field(default_factory=list)
     metrics: dict[str, Metric] = {"match": Metric(key="match")}
 
+    @field_validator("prompt")
+    @classmethod
+    def _template(cls, value: str) -> str:
+        if wrong := [name for name in _fields(value) if not name or set(name) & set(".[")]:
+            raise ValueError(
+                f"{{{wrong[0]}}} names no column; write {{column}}, and columns: of a file "
+                "renames what lies deeper"
+            )
+        return value
+
+    def _metric_problem(self, key: str) -> str | None:
+        return None if key == "match" else "is no metric of a matcher; there is match"
+
+    @property
+    def columns(self) -> list[str]:
+        """What a record must have."""
+        return [*_fields(self.prompt), self.answer]
+
+
+def _fields(template: str) -> list[str]:
+    """The columns that a template names; ValueError if it is none."""
+    return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+
 
 class Command(_Benchmark):
     """A program gets `{checkpoint}` and `{items}`, a JSONL file, and prints {"id", metric…} lines.
@@ -171,11 +231,21 @@ class Command(_Benchmark):
     harness: Literal["command"]
     command: str
 
+    @field_validator("command")
+    @classmethod
+    def _line(cls, value: str) -> str:
+        if not shlex.split(value):  # whose ValueError says what is unbalanced
+            raise ValueError("is empty; give the program and its arguments")
+        return value
+
 
 class Nano(_Benchmark):
     harness: Literal["nano"]
     domain: str
     metrics: dict[str, Metric] = {"correct": Metric(key="correct")}
+
+    def _metric_problem(self, key: str) -> str | None:
+        return None if key == "correct" else "is no metric of the pool; there is correct"
 
 
 Benchmark = LmEval | Code | Safety | Jsonl | Command | Nano
@@ -219,6 +289,21 @@ class Suite(_Suite):
                 yield from ((domain, name, metric) for metric in mark.metrics)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which no key may be given twice; else the last one would win unsaid."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key.value!r} is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def load_suite(source: str | Path | Mapping[str, Any]) -> Suite:
     """A shipped suite by its name, a user's by its file, or one given in Python."""
     if isinstance(source, Mapping):
@@ -226,7 +311,7 @@ def load_suite(source: str | Path | Mapping[str, Any]) -> Suite:
     shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
     file = shipped.get(str(source), Path(source).expanduser())
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        data = yaml.load(file.read_text(encoding="utf-8"), _Loader)  # a safe one
     except FileNotFoundError:
         near = difflib.get_close_matches(str(source), shipped, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(shipped)}"
