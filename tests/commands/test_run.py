@@ -98,6 +98,16 @@ def test_a_run_writes_into_no_foreign_folder(pool: Path, tmp_path: Path) -> None
     (tmp_path / "mine/thesis.txt").write_text("years of work")
     with pytest.raises(OutputError, match=r"holds thesis\.txt, which no run wrote"):
         sigmerge.run(recipe(pool), tmp_path / "mine", overwrite=True)
+    for name in (".env", "repaired/thesis.txt", "anchor/config.json"):
+        out = tmp_path / name.replace("/", "-")
+        (out / name).parent.mkdir(parents=True)
+        (out / name).write_text("years of work")
+        (out / "run.json").write_text("{}")
+        with pytest.raises(OutputError, match=f"holds {name.split('/')[0]}, which no run wrote"):
+            sigmerge.run(recipe(pool), out, overwrite=True)
+        assert (out / name).exists()
+    with pytest.raises(OutputError, match="holds an input"):
+        sigmerge.run(recipe(pool), pool, overwrite=True)
     plain = recipe(pool)
     del plain["repair"]
     with pytest.raises(RecipeError, match="no repair: section"):

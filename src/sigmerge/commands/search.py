@@ -30,6 +30,7 @@ from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.commands.merge import MergeJob, merge_blocks, plan_merge, run_merge
 from sigmerge.commands.options import Meter, Options, available_memory, silent
+from sigmerge.commands.target import WorkFolder
 from sigmerge.engine.stream import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, SigmergeError
 from sigmerge.operators.table import operator
@@ -74,6 +75,7 @@ ANCHORS: tuple[tuple[str, dict[str, float]], ...] = (
 
 Answers = dict[str, list[int]]
 JOURNAL, RESULT, ORIGIN = "search.jsonl", "search.json", "searched.yaml"
+FOLDER = WorkFolder("search", (JOURNAL, RESULT), ("winner",), last=RESULT)
 ASKED_HOW = {"suite", "data", "hub", "judge", "allow_code_execution"}
 """Keys of a `search:` section that say how candidates are asked."""
 KEPT = ("answers", "estimates", "estimate")
@@ -316,10 +318,26 @@ def _suite(suite: str | None, recipe: Recipe, base: MergeJob) -> Scorer:
     return SuiteScorer(model, load_suite(named), how)
 
 
+def check_out(job: SearchJob, out: Path, options: Options) -> None:
+    """Whether the search may write there; a winner is one only beside the journal that led to it.
+
+    Touches nothing, so a dry run asks it too.
+    """
+    FOLDER.check(out, options.overwrite, job.base.recipe.inputs)
+    if (out / "winner").exists() and not (out / JOURNAL).exists():
+        raise OutputError(f"{out}: holds winner, which no search wrote; choose a new folder.")
+
+
 def run_search(job: SearchJob, out: Path, options: Options) -> dict[str, Any]:
     """Extract, estimate, evolve; then the winner as a folder, and search.json."""
     meter = Meter()
-    _prepare(out, options.overwrite)
+    check_out(job, out, options)
+    if options.overwrite:
+        FOLDER.clear(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written ({error.strerror}).") from None
     side_by_side = job.in_flight(options.threads)
     with Journal(out / JOURNAL, job.header()) as journal, Workers(side_by_side) as team:
         running = _Search(job, journal, team, options)
@@ -489,18 +507,3 @@ def _best_by_generation(history: list[Candidate], population: int) -> list[float
     return [
         best(history[:stop]).estimate for stop in range(population, len(history) + 1, population)
     ]
-
-
-def _prepare(out: Path, overwrite: bool) -> None:
-    """A folder that holds a finished search, or anything but a search, is not written into."""
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"{out}: is a file; choose a new folder for the search.")
-    names = {file.name for file in out.iterdir()} if out.exists() else set()
-    foreign = names - {JOURNAL, "winner", RESULT}
-    if shown := sorted(name for name in foreign if not name.startswith(".")):
-        raise OutputError(f"{out}: holds {shown[0]}, which no search wrote; choose a new folder.")
-    if RESULT in names and not overwrite:
-        raise OutputError(f"{out}: holds a finished search; pass --overwrite to replace it.")
-    if overwrite and names:
-        shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
