@@ -16,6 +16,7 @@ from sigmerge.cli import app
 from sigmerge.commands import demo as demo_module
 from sigmerge.commands.nano import study
 from sigmerge.commands.options import Options
+from sigmerge.commands.repair import stale_anchor
 from sigmerge.commands.search import Settings, plan_search, search
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.experiments.grid import Setting, read_cells, run_grid
@@ -144,6 +145,18 @@ def test_a_search_is_an_anchor(pool: Path, tmp_path: Path) -> None:
     assert weights(tmp_path / "plain") == winner
     sigmerge.merge(tmp_path / "plain/sigmerge/recipe.yaml", tmp_path / "again")
     assert weights(tmp_path / "again") == winner
+
+
+def test_a_searched_anchor_is_stale_when_the_model_is_another(pool: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(pool, tmp_path / "pool"))
+    content = searched(own)
+    del content["repair"]
+    loaded = sigmerge.load_recipe(content)
+    sigmerge.merge(loaded, tmp_path / "out")
+    assert not stale_anchor(loaded, tmp_path / "out", Options())
+    file = own / "reference/config.json"
+    file.write_text(file.read_text() + "\n")
+    assert stale_anchor(loaded, tmp_path / "out", Options())
 
 
 def test_an_interrupted_run_does_not_search_again(

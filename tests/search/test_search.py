@@ -368,6 +368,31 @@ def test_missing_extras(
         plan_search(load_recipe(recipe_of(pool)), SETTINGS, Options())
 
 
+def test_the_embedded_suite_is_for_the_embedded_words(pool: PoolOnDisk, tmp_path: Path) -> None:
+    with pytest.raises(ScoreError, match=r"tokenizer is not the embedded pool's.*Give a suite"):
+        search(recipe_of(pool), tmp_path / "out", SETTINGS)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+def test_a_search_is_continued_only_with_the_same_model(file: str, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, dtype="bf16", tokenizer=True)
+
+    def header() -> dict[str, Any]:
+        scorer = StubScorer(pool.root, DOMAINS)
+        made = plan_search(load_recipe(recipe_of(pool)), SETTINGS, Options(), scorer=scorer)
+        return made.header()
+
+    before = header()
+    assert before == header()
+    (pool.reference / file).write_text((pool.reference / file).read_text() + "\n")
+    assert before != header()
+
+
+def test_every_candidate_has_drops_of_its_own() -> None:
+    seeds = {candidate_seed(seed, index) for seed in range(3) for index in range(20)}
+    assert len(seeds) == 60
+
+
 def test_a_suite_that_is_none(pool: PoolOnDisk, tmp_path: Path) -> None:
     with pytest.raises(ScoreError, match="no splits/calibration in it"):
         plan_search(load_recipe(recipe_of(pool)), SETTINGS, Options(), suite=str(tmp_path))

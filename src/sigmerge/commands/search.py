@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sigmerge.checkpoints.cache import write_json
+from sigmerge.checkpoints.cache import sha256, write_json
+from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.commands.merge import MergeJob, merge_blocks, plan_merge, run_merge
 from sigmerge.commands.options import Meter, Options, available_memory, silent
 from sigmerge.commands.target import WorkFolder
 from sigmerge.engine.stream import Workers
-from sigmerge.errors import MissingExtra, OutputError, RecipeError, SigmergeError
+from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
 from sigmerge.operators.table import operator
 from sigmerge.recipe import Recipe, SearchSection, load_recipe
 from sigmerge.search.candidate import (
@@ -79,6 +80,8 @@ FOLDER = WorkFolder("search", (JOURNAL, RESULT), ("winner",), last=RESULT)
 ASKED_HOW = {"suite", "data", "hub", "judge", "allow_code_execution"}
 """Keys of a `search:` section that say how candidates are asked."""
 KEPT = ("answers", "estimates", "estimate")
+RECORDS = ({"respondent", "answers"}, {"candidate", "genotype", *KEPT})
+"""The keys of a journal's records."""
 
 
 @dataclass(frozen=True)
@@ -184,10 +187,13 @@ class SearchJob:
 
     def header(self) -> dict[str, Any]:
         """Whose answers a journal holds; a search is only continued under the same header."""
+        model = self.base.pool.layout.path
+        asked = sha256([model / "config.json", *tokenizer_files(model)])
         return {
             "settings": asdict(self.settings),
             "recipe": asdict(self.template),
             "inputs": self.base.fingerprint(),
+            "model": {file.name: digest for file, digest in asked.items()},
             "scorer": self.scorer.name,
             "items": {domain: [item.id for item in each] for domain, each in self.items.items()},
         }
@@ -299,12 +305,13 @@ def _suite(suite: str | None, recipe: Recipe, base: MergeJob) -> Scorer:
     What the recipe names is looked for beside it.
     """
     _require("models", "Scoring candidates", "torch", "transformers")
-    from sigmerge.nano.files import POOL
+    from sigmerge.nano.files import POOL, REFERENCE
     from sigmerge.search.scoring import NanoScorer, SuiteScorer
 
     section, model = recipe.search or SearchSection(), base.pool.layout.path
     place = Path(suite) if suite else recipe.folder / Path(section.suite).expanduser()
     if (suite or section.suite) == "nano":
+        _check_nano(model, POOL / REFERENCE)
         return NanoScorer(model, POOL)
     if place.is_dir():
         return NanoScorer(model, place)
@@ -316,6 +323,16 @@ def _suite(suite: str | None, recipe: Recipe, base: MergeJob) -> Scorer:
     data = Data.default(recipe.folder / section.data if section.data else None, section.hub)
     how = How(data=data, judge=section.judge, allow_code=section.allow_code_execution)
     return SuiteScorer(model, load_suite(named), how)
+
+
+def _check_nano(model: Path, nano: Path) -> None:
+    """The embedded items are words of the embedded pool; others' answers would all be wrong."""
+    words, file = nano / "tokenizer.json", model / "tokenizer.json"
+    if not file.exists() or len(set(sha256([words, file]).values())) > 1:
+        raise ScoreError(
+            f"{model}: its tokenizer is not the embedded pool's, whose items the suite nano asks. "
+            "Give a suite for this pool: --suite, or suite: in the recipe's search: section."
+        )
 
 
 def check_out(job: SearchJob, out: Path, options: Options) -> None:
@@ -339,7 +356,7 @@ def run_search(job: SearchJob, out: Path, options: Options) -> dict[str, Any]:
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({error.strerror}).") from None
     side_by_side = job.in_flight(options.threads)
-    with Journal(out / JOURNAL, job.header()) as journal, Workers(side_by_side) as team:
+    with Journal(out / JOURNAL, job.header(), RECORDS) as journal, Workers(side_by_side) as team:
         running = _Search(job, journal, team, options)
         benchmarks, errors = _benchmarks(job, running.examine())
         settings = job.settings
