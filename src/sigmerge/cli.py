@@ -406,6 +406,7 @@ def search(
     how = _how(threads, overwrite)
     if dry_run:
         job = verb.plan_search(loaded, settings, Options(**how), suite)
+        verb.check_out(job, out, Options(**how))
         show.emit(job.describe(how["threads"]), as_json, show.search_plan_lines)
         return
     with show.progress(as_json) as progress:

@@ -61,7 +61,8 @@ def plan_lines(plan: dict[str, Any]) -> Iterator[str]:
     yield f"writes  {size(plan['bytes_to_write'])} in {len(plan['files'])} file(s)"
     yield f"memory  at most {size(plan['peak_memory_bytes'])} with {plan['threads']} threads"
     for name, count in plan.get("exemplars", {}).items():
-        yield f"capture {name}: {count} exemplars"
+        state = "to do" if name in plan["to_capture"] else "there already"
+        yield f"capture {name}: {count} exemplars, {state}"
     for name, value in plan["settings"].items():
         yield f"  {name}: {value}"
     yield from (f"note: {note}" for note in plan["notes"])

@@ -21,7 +21,8 @@ from sigmerge.cli import app  # noqa: E402
 from sigmerge.commands.capture import plan_captures  # noqa: E402
 from sigmerge.commands.merge import open_merge_pool, plan_merge  # noqa: E402
 from sigmerge.commands.options import Options  # noqa: E402
-from sigmerge.errors import PoolError, RecipeError  # noqa: E402
+from sigmerge.commands.repair import stale_anchor  # noqa: E402
+from sigmerge.errors import OutputError, PoolError, RecipeError  # noqa: E402
 from tests.oracles import oracle_features as oracle  # noqa: E402
 from tests.probing import models  # noqa: E402
 
@@ -310,7 +311,134 @@ def test_a_dry_run_says_what_would_be_captured(pool: Path, tmp_path: Path) -> No
     assert "math: 4 exemplars, there already" in shown.stdout
 
 
+def folder_of(pool: Path, method: str = "regmean") -> Path:
+    return Path(sigmerge.capture(recipe(pool, method))["captures"][0]["folder"])
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "layer-00001.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def flip(folder: Path) -> None:
+    file = folder / "layer-00001.safetensors"
+    file.write_bytes(file.read_bytes()[:-8] + np.float64(7).tobytes())
+
+
+def unlist(folder: Path) -> None:
+    (folder / "capture.json").write_text('{"expert": "math"}')
+    flip(folder)
+
+
+@pytest.mark.parametrize("method", ["regmean", "fisher"])
+@pytest.mark.parametrize(
+    "harm",
+    [truncate, flip, unlist, lambda folder: (folder / "layer-00001.safetensors").unlink()],
+)
+def test_damaged_statistics_are_captured_again(
+    pool: Path, tmp_path: Path, harm: Any, method: str
+) -> None:
+    folder = folder_of(pool, method)
+    whole = contents(folder)
+    harm(folder)
+    assert contents(folder) != whole
+    planned = sigmerge.capture(recipe(pool, method), dry_run=True)["captures"]
+    assert planned[0]["state"].startswith("to do again: ")
+    assert planned[1]["state"] == "there already"
+    sigmerge.merge(recipe(pool, method), tmp_path / "out")
+    assert contents(folder) == whole
+    plan = json.loads((tmp_path / "out/sigmerge/plan.json").read_text())
+    assert [w for w in plan["warnings"] if w.startswith("math: captured again, since ")]
+
+
+def test_an_unfinished_capture_builds_on_whole_files_only(pool: Path) -> None:
+    folder = folder_of(pool)
+    whole = contents(folder)
+    truncate(folder)
+    (folder / "capture.json").unlink()
+    assert sigmerge.capture(recipe(pool, "regmean"))["captures"][0]["state"] == "captured"
+    assert contents(folder) == whole
+
+
+def test_stray_files_beside_statistics_are_not_read(pool: Path, tmp_path: Path) -> None:
+    (folder_of(pool) / "mine.safetensors").write_text("not one")
+    sigmerge.merge(recipe(pool, "regmean"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_statistics_are_keyed_by_what_the_model_is_and_reads(pool: Path, file: str) -> None:
+    def names() -> list[str]:
+        return [
+            r["folder"] for r in sigmerge.capture(recipe(pool, "lot"), dry_run=True)["captures"]
+        ]
+
+    before = names()
+    content = json.loads((pool / "math" / file).read_text())
+    (pool / "math" / file).write_text(json.dumps(content, indent=7))
+    assert names()[0] != before[0] and names()[1] == before[1]
+
+
+def test_an_anchor_made_with_other_statistics_is_stale(pool: Path, tmp_path: Path) -> None:
+    content = sigmerge.load_recipe(recipe(pool, "regmean"))
+    sigmerge.merge(content, tmp_path / "out")
+    assert not stale_anchor(content, tmp_path / "out", Options())
+    config = json.loads((pool / "math/config.json").read_text())
+    (pool / "math/config.json").write_text(json.dumps(config | {"rope_theta": 77.0}))
+    assert stale_anchor(content, tmp_path / "out", Options())
+
+
+def test_a_plan_counts_the_captures_it_needs(pool: Path) -> None:
+    loaded = sigmerge.load_recipe(recipe(pool, "regmean", capture={"labels": "data"}))
+
+    def plan() -> dict[str, Any]:
+        return plan_merge(loaded, Options()).describe(1)
+
+    sigmerge.capture(loaded, experts=["coding"])
+    before = plan()
+    rows = sigmerge.capture(loaded, dry_run=True)["captures"]
+    assert before["to_capture"] == ["math"]
+    assert before["peak_memory_bytes"] >= rows[0]["peak_memory_bytes"]
+    assert before["notes"][-1] == "capture.labels: regmean does not read it"
+    sigmerge.capture(loaded)
+    assert plan()["to_capture"] == []
+    assert plan()["peak_memory_bytes"] < before["peak_memory_bytes"]
+
+
+def test_exemplars_are_cut_to_the_positions_there_are(tmp_path: Path) -> None:
+    pool = family_pool(tmp_path / "pool", "gpt2")
+    (pool / "math.jsonl").write_text(json.dumps({"prompt": "w1 " * 90}))
+    folder = folder_of(pool)
+    assert json.loads((folder / "capture.json").read_text())["tokens"] == 64
+
+
 # Wrong input
+
+
+@pytest.mark.parametrize(
+    ("line", "capture", "said"),
+    [
+        ({"prompt": ""}, {}, "its prompt is empty"),
+        ({"prompt": "w1"}, {"labels": "data"}, "has no response within 64"),
+    ],
+)
+def test_a_dry_run_finds_exemplars_that_cannot_be_shown(
+    pool: Path, line: Any, capture: Any, said: str
+) -> None:
+    with (pool / "coding.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(RecipeError, match=rf"coding: .*coding\.jsonl, line 6: {said}"):
+        sigmerge.capture(recipe(pool, "fisher", capture=capture), dry_run=True)
+
+
+def test_skip_bos_of_a_single_token(pool: Path) -> None:
+    (pool / "math.jsonl").write_text('{"prompt": "w1"}\n')
+    with pytest.raises(RecipeError, match=r"math: .*line 1: is one token .*skip_bos"):
+        sigmerge.capture(recipe(pool, "lot", capture={"skip_bos": True}))
+
+
+def test_statistics_cannot_go_into_a_file(pool: Path) -> None:
+    with pytest.raises(OutputError, match="statistics cannot be kept there"):
+        sigmerge.capture(recipe(pool, "lot"), out=pool / "math.jsonl")
 
 
 def test_missing_exemplars_are_reported_with_their_place(pool: Path) -> None:

@@ -16,6 +16,7 @@ from sigmerge.cli import app
 from sigmerge.commands import demo as demo_module
 from sigmerge.commands.nano import study
 from sigmerge.commands.options import Options
+from sigmerge.commands.repair import stale_anchor
 from sigmerge.commands.search import Settings, plan_search, search
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.experiments.grid import Setting, read_cells, run_grid
@@ -98,6 +99,16 @@ def test_a_run_writes_into_no_foreign_folder(pool: Path, tmp_path: Path) -> None
     (tmp_path / "mine/thesis.txt").write_text("years of work")
     with pytest.raises(OutputError, match=r"holds thesis\.txt, which no run wrote"):
         sigmerge.run(recipe(pool), tmp_path / "mine", overwrite=True)
+    for name in (".env", "repaired/thesis.txt", "anchor/config.json"):
+        out = tmp_path / name.replace("/", "-")
+        (out / name).parent.mkdir(parents=True)
+        (out / name).write_text("years of work")
+        (out / "run.json").write_text("{}")
+        with pytest.raises(OutputError, match=f"holds {name.split('/')[0]}, which no run wrote"):
+            sigmerge.run(recipe(pool), out, overwrite=True)
+        assert (out / name).exists()
+    with pytest.raises(OutputError, match="holds an input"):
+        sigmerge.run(recipe(pool), pool, overwrite=True)
     plain = recipe(pool)
     del plain["repair"]
     with pytest.raises(RecipeError, match="no repair: section"):
@@ -134,6 +145,18 @@ def test_a_search_is_an_anchor(pool: Path, tmp_path: Path) -> None:
     assert weights(tmp_path / "plain") == winner
     sigmerge.merge(tmp_path / "plain/sigmerge/recipe.yaml", tmp_path / "again")
     assert weights(tmp_path / "again") == winner
+
+
+def test_a_searched_anchor_is_stale_when_the_model_is_another(pool: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(pool, tmp_path / "pool"))
+    content = searched(own)
+    del content["repair"]
+    loaded = sigmerge.load_recipe(content)
+    sigmerge.merge(loaded, tmp_path / "out")
+    assert not stale_anchor(loaded, tmp_path / "out", Options())
+    file = own / "reference/config.json"
+    file.write_text(file.read_text() + "\n")
+    assert stale_anchor(loaded, tmp_path / "out", Options())
 
 
 def test_an_interrupted_run_does_not_search_again(

@@ -170,6 +170,13 @@ def test_lot_against_least_squares(pool: Any) -> None:
         np.testing.assert_allclose(out[name], wanted.ravel(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("rtol", "kept"), [(1e-9, [3, 5, 7]), (1e-5, [3, 5, 0]), (0.1, [3, 0, 0])])
+def test_lot_counts_as_seen_what_rtol_says(rtol: float, kept: list[float]) -> None:
+    """Eigenvalues 1, 1e-4 and 1e-8 of the Gram."""
+    out = merged("lot", "gram", [[[3, 5, 7]]], [np.diag([1, 1e-2, 1e-4])], rtol=rtol)
+    np.testing.assert_allclose(out, [kept], atol=1e-5)
+
+
 def test_lot_keeps_few_directions_of_a_deficient_gram() -> None:
     rng = np.random.default_rng(2)
     deltas = [rng.standard_normal((4, 40)) for _ in range(2)]

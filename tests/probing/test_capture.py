@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,10 @@ pytest.importorskip("transformers")
 from transformers.pytorch_utils import Conv1D  # noqa: E402
 
 from sigmerge.checkpoints.folder import open_checkpoint  # noqa: E402
-from sigmerge.checkpoints.statistics import StatisticsFolders, finish  # noqa: E402
+from sigmerge.checkpoints.header import read_header  # noqa: E402
+from sigmerge.checkpoints.statistics import StatisticsFolders, finish, write_block  # noqa: E402
 from sigmerge.errors import PoolError, RecipeError  # noqa: E402
+from sigmerge.nano.files import read_lines  # noqa: E402
 from sigmerge.probing.capture import capture_features  # noqa: E402
 from sigmerge.probing.exemplars import (  # noqa: E402
     Tokens,
@@ -393,7 +398,7 @@ def test_exemplars_are_read_and_cut(llama: Path, tmp_path: Path) -> None:
     rows = tokenize(llama, read_exemplars(file), 3)
     assert rows == [Tokens((4, 5), 2), Tokens((6, 7, 8), 1)]
     assert len(read_exemplars(file, limit=1)) == 1
-    with pytest.raises(RecipeError, match="Exemplar 1 has no response within 1 tokens"):
+    with pytest.raises(RecipeError, match="line 3: has no response within 1 tokens"):
         tokenize(llama, read_exemplars(file)[1:], 1, answers=True)
 
 
@@ -431,3 +436,49 @@ def test_a_checkpoint_whose_names_the_model_does_not_have(llama: Path, tmp_path:
     save_file(renamed, tmp_path / "odd/model.safetensors", metadata={"format": "pt"})
     with pytest.raises(PoolError, match=r"the model needs model\.layers\.0\.self_attn\.q_proj"):
         features(tmp_path / "odd", tokens_of(), tmp_path / "out")
+
+
+def test_statistics_that_are_not_finite_are_named(llama: Path, tmp_path: Path) -> None:
+    features(llama, tokens_of(), tmp_path / "out")
+    file = tmp_path / "out/layer-00001.safetensors"
+    file.write_bytes(file.read_bytes()[:-8] + np.float64(np.nan).tobytes())
+    finish(tmp_path / "out", {})
+    found = StatisticsFolders({"e": tmp_path / "out"})
+    last = list(read_header(file))[-1]
+    with pytest.raises(PoolError, match=rf"layer-00001\.safetensors: .* {last} is not finite"):
+        found.energy("e", last)
+    with pytest.raises(PoolError, match="for b is not finite"):
+        write_block(tmp_path / "new", {}, {"a": np.ones(2), "b": np.array([1, np.inf])})
+    assert not (tmp_path / "new").exists()
+
+
+def test_derived_matrices_survive_being_forgotten_while_others_wait(
+    llama: Path, tmp_path: Path
+) -> None:
+    found = features(llama, tokens_of(), tmp_path / "out")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    begun, go = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        begun.set()
+        go.wait(10)
+        return "made"
+
+    with ThreadPoolExecutor(2) as team:
+        first = team.submit(found.once, name, "slow", slow)
+        begun.wait(10)
+        second = team.submit(found.once, name, "slow", slow)
+        for key in range(5):
+            assert found.once(name, key, lambda key=key: key) == key
+        go.set()
+        assert [first.result(), second.result()] == ["made", "made"]
+    for key in range(5):
+        assert found.once(name, key, lambda key=key: key) == key
+
+
+def test_lines_end_at_line_feeds_and_may_begin_with_a_mark(tmp_path: Path) -> None:
+    prompt = "one\u2028two\x85three"
+    line = json.dumps({"prompt": prompt}, ensure_ascii=False)
+    (tmp_path / "e.jsonl").write_text(f"\ufeff{line}\r\n{line}\n", encoding="utf-8", newline="")
+    assert [e.prompt for e in read_exemplars(tmp_path / "e.jsonl")] == [prompt, prompt]
+    assert read_lines(tmp_path / "e.jsonl") == [{"prompt": prompt}] * 2

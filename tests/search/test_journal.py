@@ -54,3 +54,10 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
         pytest.raises(OutputError, match="another search is writing it"),
     ):
         Journal(tmp_path / "j", {})
+
+
+@pytest.mark.parametrize("broken", ["{", "[1]", '{"genotype": []}'])
+def test_a_broken_line_in_the_middle_is_told(tmp_path: Path, broken: str) -> None:
+    (tmp_path / "j").write_text(f'{{}}\n{{"n": 0}}\n{broken}\n{{"n": 1}}\n')
+    with pytest.raises(OutputError, match=r"j, line 3: is no record .* pass --overwrite"):
+        Journal(tmp_path / "j", {}, [{"n"}])

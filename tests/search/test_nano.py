@@ -33,6 +33,9 @@ def test_the_dry_run_tells_the_budget_and_writes_nothing(tmp_path: Path) -> None
     assert "240 = 24 × 10, 100 items each, estimator gmp-irt" in text
     assert "15 respondents answer all 600 labelled items" in text
     assert not out.exists()
+    (tmp_path / "thesis.txt").write_text("years of work")
+    refused = CliRunner().invoke(app, ["search", RECIPE, str(tmp_path), "--dry-run"])
+    assert "holds thesis.txt, which no search wrote" in str(refused.exception)
 
 
 def test_items_come_from_the_calibration_split_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -293,6 +294,45 @@ def test_folders_that_are_not_ours(pool: PoolOnDisk, tmp_path: Path, whole: Path
         run(pool, tmp_path / "out", replace(SETTINGS, seed=9))
 
 
+@pytest.mark.parametrize("name", [".env", ".git/HEAD", "winner/thesis.txt", ".winner.txt"])
+def test_overwrite_touches_nothing_but_the_search(
+    name: str, pool: PoolOnDisk, whole: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
+    if name.startswith("winner"):
+        shutil.rmtree(out / "winner")
+    (out / name).parent.mkdir(exist_ok=True)
+    (out / name).write_text("years of work")
+    before = sorted(out.rglob("*"))
+    with pytest.raises(OutputError, match=rf"holds {name.split('/')[0]}, which no search wrote"):
+        run(pool, out, overwrite=True)
+    assert sorted(out.rglob("*")) == before
+
+
+def test_overwrite_clears_away_what_an_interrupted_search_left(
+    pool: PoolOnDisk, whole: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
+    (out / ".winner.partial/sigmerge").mkdir(parents=True)
+    (out / ".search.json.12-34.partial").write_text("{")
+    run(pool, out, replace(SETTINGS, generations=1, estimator="mean"), overwrite=True)
+    assert {file.name for file in out.iterdir()} == {"search.jsonl", "search.json", "winner"}
+
+
+def test_a_search_goes_into_no_link_no_input_and_no_checkpoint_of_others(
+    pool: PoolOnDisk, whole: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(whole)
+    with pytest.raises(OutputError, match="is a link"):
+        run(pool, tmp_path / "link", overwrite=True)
+    for folder in (pool.root, pool.reference):
+        with pytest.raises(OutputError, match="holds an input"):
+            run(pool, folder, overwrite=True)
+    shutil.copytree(whole / "winner", tmp_path / "out/winner")
+    with pytest.raises(OutputError, match="holds winner, which no search wrote"):
+        run(pool, tmp_path / "out")
+
+
 def test_a_journal_of_another_evolution(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
     lines = [json.dumps(r) for r in records(whole)[:20]]
     lines[15] = lines[15].replace('"genotype": [0.', '"genotype": [0.1')
@@ -326,6 +366,31 @@ def test_missing_extras(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtra, match=rf"{library}.*sigmerge\[{extra}\]"):
         plan_search(load_recipe(recipe_of(pool)), SETTINGS, Options())
+
+
+def test_the_embedded_suite_is_for_the_embedded_words(pool: PoolOnDisk, tmp_path: Path) -> None:
+    with pytest.raises(ScoreError, match=r"tokenizer is not the embedded pool's.*Give a suite"):
+        search(recipe_of(pool), tmp_path / "out", SETTINGS)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+def test_a_search_is_continued_only_with_the_same_model(file: str, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, dtype="bf16", tokenizer=True)
+
+    def header() -> dict[str, Any]:
+        scorer = StubScorer(pool.root, DOMAINS)
+        made = plan_search(load_recipe(recipe_of(pool)), SETTINGS, Options(), scorer=scorer)
+        return made.header()
+
+    before = header()
+    assert before == header()
+    (pool.reference / file).write_text((pool.reference / file).read_text() + "\n")
+    assert before != header()
+
+
+def test_every_candidate_has_drops_of_its_own() -> None:
+    seeds = {candidate_seed(seed, index) for seed in range(3) for index in range(20)}
+    assert len(seeds) == 60
 
 
 def test_a_suite_that_is_none(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
     features-<key>/layer-00000.safetensors    Grams and energies of block 0
     features-<key>/outside.safetensors        energies of norms outside the blocks
-    features-<key>/capture.json               what this is; written last
+    features-<key>/capture.json               what this is, and every file's digest; written last
 
 A Gram is symmetric and kept as its upper triangle in float64, row after row: exact, and no larger
 than the whole in float32. Every file says for each tensor which statistic is its own, so tensors
@@ -15,13 +15,14 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
+from pydantic import BaseModel, Field, ValidationError
 
-from sigmerge.checkpoints.cache import whole, write_json
+from sigmerge.checkpoints.cache import sha256, whole, write_json
 from sigmerge.checkpoints.header import Tensor, encode_header, read_header, read_metadata
 from sigmerge.errors import PoolError
 
@@ -50,8 +51,21 @@ def block_file(folder: Path, block: int | None) -> Path:
     return folder / f"{OUTSIDE if block is None else f'layer-{block:05d}'}.safetensors"
 
 
+def block_files(folder: Path) -> list[Path]:
+    """The files of blocks 0, 1, … as far as they are there, and of what lies outside.
+
+    Whatever else lies in the folder is not ours.
+    """
+    files: list[Path] = []
+    while (file := block_file(folder, len(files))).is_file():
+        files.append(file)
+    return [*files, block_file(folder, None)]
+
+
 def write_block(file: Path, entries: Mapping[str, Entry], arrays: Mapping[str, Array]) -> None:
-    """The statistics of one block, published by rename."""
+    """The statistics of one block, published by rename; they must be finite."""
+    for name, array in arrays.items():
+        _check_finite(file, name, array)
     names = {np.dtype(np.float64): "F64", np.dtype(np.float32): "F32"}
     specs = [(name, names[array.dtype], array.shape) for name, array in arrays.items()]
     table = {tensor: asdict(entry) for tensor, entry in entries.items()}
@@ -65,7 +79,7 @@ def write_block(file: Path, entries: Mapping[str, Entry], arrays: Mapping[str, A
 def norm_of(folder: Path) -> float:
     """The Euclidean norm of all that a folder's files hold, one tensor in memory at a time."""
     total = 0.0
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in block_files(folder):
         for stored in read_header(file).values():
             values = _values(stored).astype(np.float64)
             total += float(values @ values)
@@ -89,6 +103,14 @@ def unpacked(triangle: Array) -> Array:
     return gram
 
 
+@dataclass(frozen=True)
+class _Cell:
+    """Something that is made once, by whoever comes first."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    made: list[Any] = field(default_factory=list)
+
+
 class StatisticsFolders:
     """The statistics of all experts of a pool, each from its own folder; experts go by name."""
 
@@ -98,14 +120,16 @@ class StatisticsFolders:
         self._tensors: dict[str, dict[str, Tensor]] = {}
         self._norms: dict[str, float] = {}
         for expert, folder in folders.items():
-            self._norms[expert] = float(_finished(folder).get("norm", 0.0))
+            if why := damage(folder):
+                raise PoolError(f"{folder}: {why}; run `sigmerge capture` again.")
+            done = _Done.model_validate_json((folder / DONE).read_bytes())
+            self._norms[expert] = done.norm
             self._entries[expert], self._tensors[expert] = {}, {}
-            for file in sorted(folder.glob("*.safetensors")):
+            for file in (folder / name for name in sorted(done.files)):
                 self._tensors[expert] |= read_header(file)
                 table = json.loads(read_metadata(file)["statistics"])
                 self._entries[expert] |= {name: Entry(**entry) for name, entry in table.items()}
-        self._made: OrderedDict[Hashable, Any] = OrderedDict()
-        self._locks: dict[Hashable, threading.Lock] = {}
+        self._made: OrderedDict[Hashable, _Cell] = OrderedDict()
         self._lock = threading.Lock()
 
     def measured(self, tensor: str) -> str:
@@ -135,19 +159,20 @@ class StatisticsFolders:
         """The latest few are kept; a worker that needs what another is making waits for it."""
         inputs = tuple(entries[tensor].stored for entries in self._entries.values())
         with self._lock:
-            lock = self._locks.setdefault((inputs, key), threading.Lock())
-        with lock:
-            if (inputs, key) not in self._made:
-                made = make()
-                with self._lock:
-                    self._made[inputs, key] = made
-                    while len(self._made) > KEPT:
-                        del self._locks[self._made.popitem(last=False)[0]]
-                return made
-            return self._made[inputs, key]
+            cell = self._made.setdefault((inputs, key), _Cell())
+            while len(self._made) > KEPT:
+                self._made.popitem(last=False)  # who is at it keeps the cell
+        with cell.lock:
+            if not cell.made:
+                cell.made.append(make())
+            made: Made = cell.made[0]
+            return made
 
     def _read(self, expert: str, tensor: str, start: int = 0, stop: int | None = None) -> Array:
-        return _values(self._tensors[expert][self._entries[expert][tensor].stored], start, stop)
+        stored = self._tensors[expert][self._entries[expert][tensor].stored]
+        values = _values(stored, start, stop)
+        _check_finite(stored.file, stored.name, values)
+        return values
 
 
 def _values(stored: Tensor, start: int = 0, stop: int | None = None) -> Array:
@@ -156,15 +181,78 @@ def _values(stored: Tensor, start: int = 0, stop: int | None = None) -> Array:
     return np.fromfile(stored.file, dtype, count, offset=stored.begin + start * dtype.itemsize)
 
 
+def _check_finite(file: Path, tensor: str, values: Array) -> None:
+    if not np.isfinite(values).all():
+        raise PoolError(
+            f"{file}: what was captured for {tensor} is not finite. Its expert's activations or "
+            "gradients overflow on its exemplars; look at both, or capture again."
+        )
+
+
+class _File(BaseModel):
+    size: int
+    sha256: str
+
+
+class _Done(BaseModel):
+    """What a capture.json must say."""
+
+    norm: float = Field(default=0.0, allow_inf_nan=False)
+    files: Annotated[dict[str, _File], Field(min_length=1)]
+
+
 def finish(folder: Path, content: Mapping[str, Any]) -> None:
-    write_json(folder / DONE, content)
+    """A capture is complete: what it was, and what its files are."""
+    files = block_files(folder)
+    digests = sha256(files)
+    listed = {f.name: {"size": f.stat().st_size, "sha256": digests[f]} for f in files}
+    write_json(folder / DONE, {**content, "files": listed})
 
 
 def is_finished(folder: Path) -> bool:
-    return (folder / DONE).exists()
+    return damage(folder) is None
 
 
-def _finished(folder: Path) -> dict[str, Any]:
-    if not is_finished(folder):
-        raise PoolError(f"{folder}: a capture that is not finished; run `sigmerge capture` again.")
-    return dict(json.loads((folder / DONE).read_text(encoding="utf-8")))
+def damage(folder: Path) -> str | None:
+    """What keeps a folder from being used: it is not finished, or not what was captured."""
+    if not (folder / DONE).exists():
+        return "a capture that is not finished"
+    try:
+        done = _Done.model_validate_json((folder / DONE).read_bytes())
+    except (OSError, ValidationError):
+        return f"{DONE} cannot be read"
+    changed = _changed(folder, done)
+    return f"{changed[0]} is missing or has changed" if changed else None
+
+
+def _changed(folder: Path, done: _Done) -> list[str]:
+    """Listed files that are not what they were; sizes tell first, and only then digests."""
+    there = {n: folder / n for n, f in done.files.items()
+             if (folder / n).is_file() and (folder / n).stat().st_size == f.size}  # fmt: skip
+    digests = sha256(there.values())
+    same = {name for name, file in there.items() if digests[file] == done.files[name].sha256}
+    return [name for name in done.files if name not in same]
+
+
+def discard_damaged(folder: Path) -> None:
+    """Before a capture goes on here: only files that are known to be whole stay.
+
+    An unfinished capture's files are, if they are as long as their headers say; those of a finished
+    one, if they are what it listed. If its list cannot be read, none is.
+    """
+    every = list(folder.glob(block_file(folder, 0).name.replace("00000", "*")))
+    if not (folder / DONE).exists():
+        for file in every:
+            try:
+                read_header(file)
+            except PoolError:
+                file.unlink()
+        return
+    try:
+        done = _Done.model_validate_json((folder / DONE).read_bytes())
+        wrong = [folder / name for name in _changed(folder, done)]
+    except ValidationError:
+        wrong = every
+    for file in wrong:
+        file.unlink(missing_ok=True)
+    (folder / DONE).unlink()

@@ -7,7 +7,7 @@ made on another machine are the same folder. Experts and exemplars belong togeth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
@@ -17,12 +17,18 @@ from sigmerge.checkpoints.cache import beside, content_key, sha256
 from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool
-from sigmerge.checkpoints.statistics import finish, is_finished
+from sigmerge.checkpoints.statistics import DONE, damage, discard_damaged, finish, is_finished
 from sigmerge.commands.merge import open_merge_pool
 from sigmerge.commands.options import Options
-from sigmerge.errors import PoolError, RecipeError
+from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.probing.capture import GROUP
-from sigmerge.probing.exemplars import Exemplar, check_same_vocabulary, read_exemplars, tokenize
+from sigmerge.probing.exemplars import (
+    Exemplar,
+    Tokens,
+    check_same_vocabulary,
+    read_exemplars,
+    tokenize,
+)
 from sigmerge.recipe import Recipe, load_recipe
 
 FORMAT = 2
@@ -62,10 +68,15 @@ def capture(
         c for c in plan_captures(loaded, pool, options) if not experts or c.expert in experts
     ]
     places = folders(planned, loaded, pool, options, Path(out) if out else None)
+    again = damaged(places)
     states = {n: "there already" if is_finished(place) else "to do" for n, place in places.items()}
+    states |= {expert: f"to do again: {why}" for expert, why in again.items()}
+    for one in planned if dry_run else ():
+        if not is_finished(places[one.expert]):
+            _tokens(one, loaded, options.trust_remote_code)
     if not dry_run:
         run_captures(planned, loaded, pool, options, places)
-        states = {n: "captured" if state == "to do" else state for n, state in states.items()}
+        states = {n: state.replace("to do", "captured") for n, state in states.items()}
     return {"captures": [
         {"expert": c.expert, "kind": c.kind, "exemplars": len(c.exemplars),
          "peak_memory_bytes": peak_memory(c, loaded, options.threads),
@@ -131,7 +142,7 @@ def _key(planned: Capture, recipe: Recipe, pool: Pool, options: Options) -> str:
         planned.kind,
         _weights(planned.checkpoint, options),
         [f"{file.name} {digests[file]}" for file in files],
-        [list(asdict(exemplar).values()) for exemplar in planned.exemplars],
+        [[exemplar.prompt, exemplar.response] for exemplar in planned.exemplars],
         settings.max_length,
         settings.device,
     ]
@@ -160,16 +171,16 @@ def peak_memory(planned: Capture, recipe: Recipe, threads: int) -> int:
     for name, tensor in planned.checkpoint.tensors.items():
         blocks.setdefault(planned.checkpoint.stack.block_of(name), []).append(tensor.shape)
     around = blocks.pop(None)
-    outside, longest = 4 * sum(map(prod, around)), recipe.capture.max_length
+    outside, length = 4 * sum(map(prod, around)), longest(planned, recipe)
     width = min((shape[-1] for shape in around if len(shape) == 2), default=0)
-    states = 4 * len(planned.exemplars) * longest * width
+    states = 4 * len(planned.exemplars) * length * width
     if planned.kind == "fisher":
         largest = max([4 * sum(map(prod, shapes)) for shapes in blocks.values()] + [outside])
         return LIBRARIES + (len(blocks) + 3) * states + (2 + threads) * largest
     most = 0
     for shapes in blocks.values():
         inputs = [shape[-1] for shape in shapes if len(shape) == 2]
-        held = (GROUP + longest) * (4 * sum(inputs) + 8 * max(inputs, default=0))
+        held = (GROUP + length) * (4 * sum(inputs) + 8 * max(inputs, default=0))
         weights = 4 * sum(map(prod, shapes))
         most = max(most, weights + 12 * sum(width**2 for width in inputs) + held)
     return LIBRARIES + 3 * states + max(most, outside)
@@ -177,6 +188,31 @@ def peak_memory(planned: Capture, recipe: Recipe, threads: int) -> int:
 
 def _versions() -> dict[str, str]:
     return {library: version(library) for library in ("torch", "transformers")}
+
+
+def missing(
+    planned: Sequence[Capture], recipe: Recipe, pool: Pool, options: Options
+) -> list[Capture]:
+    """Captures that a merge would have to make first."""
+    places = folders(planned, recipe, pool, options)
+    return [one for one in planned if not is_finished(places[one.expert])]
+
+
+def ignored_keys(recipe: Recipe) -> list[str]:
+    """What the `capture:` section says and the operator's kind of capture does not ask."""
+    assert recipe.operator is not None
+    others = {"features": ("labels",), "fisher": ("skip_bos", "scale")}[recipe.operator.needs]
+    return [
+        f"capture.{key}: {recipe.method} does not read it"
+        for key in others
+        if key in recipe.capture.model_fields_set
+    ]
+
+
+def damaged(places: Mapping[str, Path]) -> dict[str, str]:
+    """Experts whose capture was finished and is no longer what it was: why it is made again."""
+    found = {expert: damage(place) for expert, place in places.items() if (place / DONE).exists()}
+    return {expert: why for expert, why in found.items() if why}
 
 
 def run_captures(
@@ -190,17 +226,50 @@ def run_captures(
     places = places or folders(planned, recipe, pool, options)
     for one in planned:
         if not is_finished(places[one.expert]):
+            _claim(places[one.expert])
             _run(one, recipe, pool, options, places[one.expert])
     return dict(places)
 
 
-def _run(planned: Capture, recipe: Recipe, pool: Pool, options: Options, folder: Path) -> None:
+def longest(planned: Capture, recipe: Recipe) -> int:
+    """Tokens an exemplar is cut to: max_length, or fewer where the model has no more positions."""
+    config = planned.checkpoint.config
+    config = config.get("text_config") or config
+    known = [config.get(key) for key in ("n_positions", "max_position_embeddings")]
+    limits = [limit for limit in known if isinstance(limit, int) and limit > 0]
+    return min([recipe.capture.max_length, *limits])
+
+
+def _tokens(planned: Capture, recipe: Recipe, trust: bool) -> list[Tokens]:
     settings = recipe.capture
-    answers = planned.kind == "fisher" and settings.labels == "data"
-    trust = options.trust_remote_code
-    tokens = tokenize(
-        planned.tokenizer, planned.exemplars, settings.max_length, answers=answers, trust=trust
-    )
+    fisher = planned.kind == "fisher"
+    try:
+        return tokenize(
+            planned.tokenizer,
+            planned.exemplars,
+            longest(planned, recipe),
+            answers=fisher and settings.labels == "data",
+            skip_bos=not fisher and settings.skip_bos,
+            trust=trust,
+        )
+    except RecipeError as error:
+        raise RecipeError(f"{planned.expert}: {error}") from None
+
+
+def _claim(folder: Path) -> None:
+    """A folder that can be written, with nothing in it that a capture must not build on."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        discard_damaged(folder)
+    except OSError as error:
+        raise OutputError(
+            f"{folder}: statistics cannot be kept there ({error.strerror})."
+        ) from None
+
+
+def _run(planned: Capture, recipe: Recipe, pool: Pool, options: Options, folder: Path) -> None:
+    settings, trust = recipe.capture, options.trust_remote_code
+    tokens = _tokens(planned, recipe, trust)
     about: dict[str, Any] = {"expert": planned.expert, "kind": planned.kind,
                              "exemplars": len(tokens),
                              "tokens": sum(len(row.ids) for row in tokens),

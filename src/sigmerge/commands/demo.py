@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from sigmerge.analysis.page import write_page
 from sigmerge.analysis.table import paired_row
 from sigmerge.commands.options import Options
-from sigmerge.commands.run import run_pipeline
+from sigmerge.commands.run import FOLDER, run_pipeline
 from sigmerge.errors import OutputError
 from sigmerge.nano.files import RECIPES
 from sigmerge.recipe import Recipe, load_recipe
@@ -47,8 +46,8 @@ def _prepare(folder: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise OutputError(f"{folder}: holds a finished demo; pass --overwrite to run it again.")
-    for name in ANCHORS:
-        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in ANCHORS:  # each run takes its own away; what is not its own is told before any does
+        FOLDER.check(folder / name, overwrite, ())
     (folder / "report.html").unlink()
 
 

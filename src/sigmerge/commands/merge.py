@@ -46,6 +46,8 @@ class MergeJob:
     layout: Layout
     exemplars: Mapping[str, int] = field(default_factory=dict)
     """How many each expert is shown, where the operator reads data."""
+    to_capture: Mapping[str, int] = field(default_factory=dict)
+    """Experts that were not shown theirs yet: a bound on the memory that takes."""
     statistics: StatisticsFolders | None = None
     """What was captured on them; there once the job runs."""
 
@@ -97,7 +99,13 @@ class MergeJob:
             shapes = [s.shape for s in self.sites.values() if s.block is not None]
             sizes = [peak_bytes(experts, shape) for shape in shapes if len(shape) == 2]
             whole = max(sizes, default=0)
-        return INTERPRETER + threads * (scratch + window + counts + whole)
+        merging = INTERPRETER + threads * (scratch + window + counts + whole)
+        if not self.to_capture:
+            return merging
+        from sigmerge.commands.capture import LIBRARIES
+
+        # Captures come first, in this process; their libraries stay.
+        return max(*self.to_capture.values(), merging + LIBRARIES - INTERPRETER)
 
     def describe(self, threads: int) -> dict[str, Any]:
         """What `--dry-run` tells."""
@@ -112,6 +120,7 @@ class MergeJob:
             "coordinates": sum(site.size for site in self.sites.values()),
             "settings": summary(self.sites),
             **({"exemplars": dict(self.exemplars)} if self.exemplars else {}),
+            "to_capture": list(self.to_capture),
             "bytes_to_read": self.bytes_in(),
             "bytes_to_write": self.layout.nbytes,
             "files": self.layout.files,
@@ -185,21 +194,28 @@ def plan_merge(recipe: Recipe, options: Options) -> MergeJob:
         for name, stored in sorted(pool.layout.tensors.items(), key=lambda item: natural(item[0]))
     ]
     layout = plan_layout(tensors, parse_size(options.max_shard_size))
-    exemplars = {}
+    exemplars, to_capture = {}, {}
     if operator.needs:
-        from sigmerge.commands.capture import plan_captures
+        from sigmerge.commands.capture import ignored_keys, missing, peak_memory, plan_captures
 
         captures = plan_captures(recipe, pool, options)
         exemplars = {planned.expert: len(planned.exemplars) for planned in captures}
-    return MergeJob(recipe, operator, pool, sites, layout, exemplars)
+        to_capture = {
+            planned.expert: peak_memory(planned, recipe, options.threads)
+            for planned in missing(captures, recipe, pool, options)
+        }
+        recipe = replace(recipe, notes=(*recipe.notes, *ignored_keys(recipe)))
+    return MergeJob(recipe, operator, pool, sites, layout, exemplars, to_capture)
 
 
 def _with_statistics(job: MergeJob, options: Options) -> MergeJob:
     """The job with what its operator needs to know, captured now or earlier."""
-    from sigmerge.commands.capture import plan_captures, run_captures
+    from sigmerge.commands.capture import damaged, folders, plan_captures, run_captures
 
     captures = plan_captures(job.recipe, job.pool, options)
-    statistics = StatisticsFolders(run_captures(captures, job.recipe, job.pool, options))
+    places = folders(captures, job.recipe, job.pool, options)
+    again = [f"{name}: captured again, since {why}" for name, why in damaged(places).items()]
+    statistics = StatisticsFolders(run_captures(captures, job.recipe, job.pool, options, places))
     sites = {
         name: replace(
             site, measured=statistics.measured(name), transposed=statistics.transposed(name)
@@ -209,7 +225,7 @@ def _with_statistics(job: MergeJob, options: Options) -> MergeJob:
     problems = job.operator.check_statistics(list(sites.values()), statistics)
     if problems:
         raise PoolError(f"{job.recipe.method}: the exemplars do not suffice:", problems)
-    notes = (*job.recipe.notes, *_unmeasured(sites.values(), job.pool.stack.prefix))
+    notes = (*job.recipe.notes, *again, *_unmeasured(sites.values(), job.pool.stack.prefix))
     recipe = replace(job.recipe, notes=notes)
     return replace(job, recipe=recipe, sites=sites, statistics=statistics)
 
@@ -257,7 +273,8 @@ def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
         }
         if job.statistics:
             notes = {n: v for record in output.done.values() for n, v in (record or {}).items()}
-            plan["capture"] = recipe.capture.model_dump() | {"exemplars": dict(job.exemplars)}
+            shown = {"exemplars": dict(job.exemplars), "statistics": job.statistics.names}
+            plan["capture"] = recipe.capture.model_dump() | shown
             plan["tensors"] = {name: notes[name] for name in sorted(notes, key=natural)}
         output.text("sigmerge/plan.json", json.dumps(plan, indent=2) + "\n")
         provenance = {

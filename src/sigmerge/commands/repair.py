@@ -109,6 +109,15 @@ def stale_anchor(recipe: Recipe, anchor: Path, options: Options) -> bool:
     same_files = all(f.exists() and f.stat().st_size == size for f, size in made.items())
     if not (same_text and same_seed and same_files):
         return True
+    if recipe.search and not _same_search(recipe, anchor, options):
+        return True
+    if job.operator.needs:
+        from sigmerge.commands.capture import folders, plan_captures
+
+        places = folders(plan_captures(recipe, job.pool, options), recipe, job.pool, options)
+        names = {expert: place.name for expert, place in places.items()}
+        if json.loads(records[1].read_text()).get("capture", {}).get("statistics") != names:
+            return True
     entries = json.loads(records[2].read_text())["inputs"]
     before = {Path(entry["file"]): entry["sha256"] for entry in entries}
     weights = {file for member in job.pool.members.values() for file in member.files}
@@ -116,6 +125,15 @@ def stale_anchor(recipe: Recipe, anchor: Path, options: Options) -> bool:
     if not weights <= before.keys() <= weights | exemplars:
         return True
     return sha256(before) != before
+
+
+def _same_search(recipe: Recipe, anchor: Path, options: Options) -> bool:
+    """Whether the anchor's own journal was begun as this recipe's would be."""
+    from sigmerge.commands.search import JOURNAL, Settings, plan_search
+    from sigmerge.search.journal import continues
+
+    header = plan_search(recipe, Settings.of(recipe), options).header()
+    return continues(anchor / "sigmerge" / JOURNAL, header)
 
 
 def repair_anchor(

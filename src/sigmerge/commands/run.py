@@ -26,8 +26,16 @@ from sigmerge.commands.merge import make_merge
 from sigmerge.commands.options import Options
 from sigmerge.commands.repair import check_repair, repair_anchor, stale_anchor
 from sigmerge.commands.scores import Scorer, scorer_of
+from sigmerge.commands.target import WorkFolder
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.recipe import Recipe, load_recipe
+
+FOLDER = WorkFolder(
+    "run",
+    ("calibration.json", "evaluation.json", "report.html", "run.json"),
+    ("anchor", "repaired"),
+    last="run.json",
+)
 
 
 def run(
@@ -48,7 +56,13 @@ def run_pipeline(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
     if recipe.repair is None:
         raise RecipeError("The recipe has no repair: section; `sigmerge merge` makes plain merges.")
     check_repair(recipe, options)
-    _prepare(out, options)
+    FOLDER.check(out, options.overwrite, recipe.inputs)
+    if (out / FOLDER.last).exists():
+        FOLDER.clear(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written ({error.strerror}).") from None
     anchor = _anchor(recipe, out, options)
     repaired = out / "repaired"
     result = repair_anchor(recipe, anchor, repaired, replace(options, overwrite=True))
@@ -89,21 +103,6 @@ def run_pipeline(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
         plan["warnings"],
     )
     return {**summary, "page": page}
-
-
-def _prepare(out: Path, options: Options) -> None:
-    """A folder that holds a finished run, or anything but a run, is not written into."""
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"{out}: is a file; choose a new folder for the run.")
-    names = {file.name for file in out.iterdir()} if out.exists() else set()
-    ours = {"anchor", "repaired", "calibration.json", "evaluation.json", "report.html", "run.json"}
-    if foreign := sorted(name for name in names - ours if not name.startswith(".")):
-        raise OutputError(f"{out}: holds {foreign[0]}, which no run wrote; choose a new folder.")
-    if "run.json" in names:
-        if not options.overwrite:
-            raise OutputError(f"{out}: holds a finished run; pass --overwrite to replace it.")
-        shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
 
 
 def _anchor(recipe: Recipe, out: Path, options: Options) -> Path:

@@ -25,13 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sigmerge.checkpoints.cache import write_json
+from sigmerge.checkpoints.cache import sha256, write_json
+from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.commands.merge import MergeJob, merge_blocks, plan_merge, run_merge
 from sigmerge.commands.options import Meter, Options, available_memory, silent
+from sigmerge.commands.target import WorkFolder
 from sigmerge.engine.stream import Workers
-from sigmerge.errors import MissingExtra, OutputError, RecipeError, SigmergeError
+from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
 from sigmerge.operators.table import operator
 from sigmerge.recipe import Recipe, SearchSection, load_recipe
 from sigmerge.search.candidate import (
@@ -74,9 +76,12 @@ ANCHORS: tuple[tuple[str, dict[str, float]], ...] = (
 
 Answers = dict[str, list[int]]
 JOURNAL, RESULT, ORIGIN = "search.jsonl", "search.json", "searched.yaml"
+FOLDER = WorkFolder("search", (JOURNAL, RESULT), ("winner",), last=RESULT)
 ASKED_HOW = {"suite", "data", "hub", "judge", "allow_code_execution"}
 """Keys of a `search:` section that say how candidates are asked."""
 KEPT = ("answers", "estimates", "estimate")
+RECORDS = ({"respondent", "answers"}, {"candidate", "genotype", *KEPT})
+"""The keys of a journal's records."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +187,13 @@ class SearchJob:
 
     def header(self) -> dict[str, Any]:
         """Whose answers a journal holds; a search is only continued under the same header."""
+        model = self.base.pool.layout.path
+        asked = sha256([model / "config.json", *tokenizer_files(model)])
         return {
             "settings": asdict(self.settings),
             "recipe": asdict(self.template),
             "inputs": self.base.fingerprint(),
+            "model": {file.name: digest for file, digest in asked.items()},
             "scorer": self.scorer.name,
             "items": {domain: [item.id for item in each] for domain, each in self.items.items()},
         }
@@ -297,12 +305,13 @@ def _suite(suite: str | None, recipe: Recipe, base: MergeJob) -> Scorer:
     What the recipe names is looked for beside it.
     """
     _require("models", "Scoring candidates", "torch", "transformers")
-    from sigmerge.nano.files import POOL
+    from sigmerge.nano.files import POOL, REFERENCE
     from sigmerge.search.scoring import NanoScorer, SuiteScorer
 
     section, model = recipe.search or SearchSection(), base.pool.layout.path
     place = Path(suite) if suite else recipe.folder / Path(section.suite).expanduser()
     if (suite or section.suite) == "nano":
+        _check_nano(model, POOL / REFERENCE)
         return NanoScorer(model, POOL)
     if place.is_dir():
         return NanoScorer(model, place)
@@ -316,12 +325,38 @@ def _suite(suite: str | None, recipe: Recipe, base: MergeJob) -> Scorer:
     return SuiteScorer(model, load_suite(named), how)
 
 
+def _check_nano(model: Path, nano: Path) -> None:
+    """The embedded items are words of the embedded pool; others' answers would all be wrong."""
+    words, file = nano / "tokenizer.json", model / "tokenizer.json"
+    if not file.exists() or len(set(sha256([words, file]).values())) > 1:
+        raise ScoreError(
+            f"{model}: its tokenizer is not the embedded pool's, whose items the suite nano asks. "
+            "Give a suite for this pool: --suite, or suite: in the recipe's search: section."
+        )
+
+
+def check_out(job: SearchJob, out: Path, options: Options) -> None:
+    """Whether the search may write there; a winner is one only beside the journal that led to it.
+
+    Touches nothing, so a dry run asks it too.
+    """
+    FOLDER.check(out, options.overwrite, job.base.recipe.inputs)
+    if (out / "winner").exists() and not (out / JOURNAL).exists():
+        raise OutputError(f"{out}: holds winner, which no search wrote; choose a new folder.")
+
+
 def run_search(job: SearchJob, out: Path, options: Options) -> dict[str, Any]:
     """Extract, estimate, evolve; then the winner as a folder, and search.json."""
     meter = Meter()
-    _prepare(out, options.overwrite)
+    check_out(job, out, options)
+    if options.overwrite:
+        FOLDER.clear(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written ({error.strerror}).") from None
     side_by_side = job.in_flight(options.threads)
-    with Journal(out / JOURNAL, job.header()) as journal, Workers(side_by_side) as team:
+    with Journal(out / JOURNAL, job.header(), RECORDS) as journal, Workers(side_by_side) as team:
         running = _Search(job, journal, team, options)
         benchmarks, errors = _benchmarks(job, running.examine())
         settings = job.settings
@@ -489,18 +524,3 @@ def _best_by_generation(history: list[Candidate], population: int) -> list[float
     return [
         best(history[:stop]).estimate for stop in range(population, len(history) + 1, population)
     ]
-
-
-def _prepare(out: Path, overwrite: bool) -> None:
-    """A folder that holds a finished search, or anything but a search, is not written into."""
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"{out}: is a file; choose a new folder for the search.")
-    names = {file.name for file in out.iterdir()} if out.exists() else set()
-    foreign = names - {JOURNAL, "winner", RESULT}
-    if shown := sorted(name for name in foreign if not name.startswith(".")):
-        raise OutputError(f"{out}: holds {shown[0]}, which no search wrote; choose a new folder.")
-    if RESULT in names and not overwrite:
-        raise OutputError(f"{out}: holds a finished search; pass --overwrite to replace it.")
-    if overwrite and names:
-        shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,8 @@ def write_lines(path: Path, records: Iterable[Any]) -> None:
 
 def read_lines(path: Path) -> list[Any]:
     """The records of a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold U+2028
+    return [json.loads(line) for line in lines if line.strip()]
 
 
 def contents(pool: Path = POOL) -> list[Path]:

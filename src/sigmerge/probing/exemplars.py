@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ SHAPE = '{"prompt": "…"} or {"prompt": "…", "response": "…"}'
 class Exemplar:
     prompt: str
     response: str | None = None
+    place: str = field(default="", compare=False)
+    """Where it was read: file and line."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def read_exemplars(
         raise RecipeError(f"{file}: no such file of {what}.")
     found: list[Exemplar] = []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # a text may hold U+2028
     except UnicodeDecodeError as error:
         raise RecipeError(f"{file}: is no UTF-8 text ({error.reason}).") from None
     for number, line in enumerate(lines, start=1):
@@ -63,7 +65,7 @@ def _exemplar(line: str, where: str) -> Exemplar:
     prompt, response = record.get("prompt"), record.get("response")
     if not isinstance(prompt, str) or not isinstance(response, str | None):
         raise RecipeError(f"{where}: expected {SHAPE}.")
-    return Exemplar(prompt, response)
+    return Exemplar(prompt, response, where)
 
 
 def tokenizer_of(folder: Path, trust: bool = False) -> Any:
@@ -99,24 +101,32 @@ def tokenize(
     max_length: int,
     *,
     answers: bool = False,
+    skip_bos: bool = False,
     trust: bool = False,
 ) -> list[Tokens]:
-    """Each exemplar cut to `max_length` tokens. With `answers`, some of a response must be left."""
+    """Each exemplar cut to `max_length` tokens.
+
+    With `answers`, some of a response must be left; with `skip_bos`, more than the first token.
+    """
     tokenizer, rows = tokenizer_of(folder, trust), []
     for number, exemplar in enumerate(exemplars, start=1):
+        place = exemplar.place or f"Exemplar {number}"
         prompt = tokenizer(exemplar.prompt)["input_ids"]
         response = []
         if exemplar.response:
             response = tokenizer(exemplar.response, add_special_tokens=False)["input_ids"]
         ids = tuple([*prompt, *response][:max_length])
         if not prompt:
-            raise RecipeError(
-                f"Exemplar {number}: its prompt is empty to the tokenizer of {folder}."
-            )
+            raise RecipeError(f"{place}: its prompt is empty to the tokenizer of {folder}.")
         if answers and len(ids) <= len(prompt):
             raise RecipeError(
-                f"Exemplar {number} has no response within {max_length} tokens, and labels: data "
+                f"{place}: has no response within {max_length} tokens, and labels: data "
                 "needs one. Raise max_length, or take labels: argmax or sampled."
+            )
+        if skip_bos and len(ids) == 1:
+            raise RecipeError(
+                f"{place}: is one token within {max_length}, which skip_bos leaves out. Take the "
+                "line away, or do without skip_bos."
             )
         rows.append(Tokens(ids, min(len(prompt), len(ids))))
     return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ class Journal:
     """Records in their order; the first is the header, which says whose records they are.
 
     Opened on a file with the same header, `records` holds what an interrupted run left. A line
-    that was not finished when the run ended is cut off.
+    that was not finished when the run ended is cut off. Every record has the keys of one of the
+    `kinds`, if there are any.
     """
 
-    def __init__(self, file: Path, header: dict[str, Any]) -> None:
-        self.file = file
+    def __init__(self, file: Path, header: dict[str, Any], kinds: Sequence[set[str]] = ()) -> None:
+        self.file, self._kinds = file, kinds
         self._handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o644)
         try:
             self._lock()
@@ -56,7 +58,7 @@ class Journal:
         content = self.file.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         os.ftruncate(self._handle, len(whole))
-        lines = [json.loads(line) for line in whole.splitlines()]
+        lines = [self._record(*pair) for pair in enumerate(whole.splitlines(), start=1)]
         if not lines:
             self.append(header)
         elif lines[0] != json.loads(json.dumps(header)):
@@ -67,3 +69,16 @@ class Journal:
                 "choose a new folder, or pass --overwrite to start over."
             )
         return lines[1:]
+
+    def _record(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        wanted = self._kinds if number > 1 and self._kinds else [set()]
+        if not isinstance(record, dict) or not any(keys <= record.keys() for keys in wanted):
+            raise OutputError(
+                f"{self.file}, line {number}: is no record of a search. Delete this line and those "
+                "after it to go on from there, or pass --overwrite to start over."
+            )
+        return record
