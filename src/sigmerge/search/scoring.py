@@ -119,7 +119,8 @@ class SuiteScorer:
         from sigmerge.evaluation.sandbox import require_permission
         from sigmerge.evaluation.suite import Code, Command
 
-        self.suite, self.how = suite, replace(how, batch_size=how.batch_size or BATCH)
+        self.model, self.suite = model, suite
+        self.how = replace(how, batch_size=how.batch_size or BATCH)
         records, _ = splits.load_available(suite, how.data)
         content = splits.build(suite, records)
         self._records: dict[str, dict[str, Record]] = {}
@@ -138,9 +139,11 @@ class SuiteScorer:
 
     @property
     def name(self) -> str:
-        how = self.how
-        told: list[Any] = [self.suite.model_dump_json(exclude={"folder"})]
-        told += [how.dtype, how.batch_size, how.backend, how.judge]
+        from sigmerge.evaluation.run import Evaluation
+
+        evaluation = Evaluation(self.model, self.suite, self.how)
+        told: list[Any] = [self.how.batch_size]
+        told += [evaluation.key(name).settings for name in self._records]
         told += [(n, i, r.digest) for n, each in self._records.items() for i, r in each.items()]
         return f"{self.suite.name} {hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
 
