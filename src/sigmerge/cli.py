@@ -326,6 +326,7 @@ def run(
     out: OutFolder,
     overwrite: Overwrite = False,
     threads: Threads = 0,
+    dry_run: DryRun = False,
     seed: Seed = None,
     variant: Variant = None,
     c_min: CMin = None,
@@ -341,12 +342,17 @@ def run(
 
     The last scores are of items that no step before has seen, where the recipe can have them.
     """
-    from sigmerge.commands.run import run as verb
+    from sigmerge.commands import run as verb
+    from sigmerge.commands.options import Options
 
+    loaded = _recipe(recipe, seed, device, _repair(variant, c_min, c_max, scale))
+    how = _how(threads, overwrite, allow_pickle, allow_nonfinite, trust_remote_code)
+    if dry_run:
+        described = verb.describe(loaded, out, Options(**how))
+        show.emit(described, as_json, show.repair_plan_lines)
+        return
     with show.progress(as_json) as progress:
-        how = _how(threads, overwrite, allow_pickle, allow_nonfinite, trust_remote_code)
-        changes = _repair(variant, c_min, c_max, scale)
-        result = verb(_recipe(recipe, seed, device, changes), out, progress=progress, **how)
+        result = verb.run(loaded, out, progress=progress, **how)
     show.emit(result, as_json, show.run_lines)
 
 

@@ -593,3 +593,14 @@ def test_dropping_less_changes_more(pool: PoolOnDisk, tmp_path: Path) -> None:
         changed.append(sum(np.count_nonzero(before[n] != after[n]) for n in before))
         assert plan_of(out)["drop"] == drop
     assert changed[0] * 3 < changed[1]
+
+
+def test_a_dry_run_of_a_run(pool: PoolOnDisk, tmp_path: Path) -> None:
+    ran = command_line("run", recipe(pool), tmp_path / "out", "--dry-run")
+    assert ran.code == 0 and "coordinates may be claimed" in ran.out
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("mine")
+    assert command_line("run", recipe(pool), tmp_path / "mine", "--dry-run").code == 4
+    wrong = recipe(pool, scores="nowhere.json")
+    assert command_line("run", wrong, tmp_path / "out", "--dry-run").code == 5

@@ -518,7 +518,7 @@ def describe(
     check_repair(recipe, options)
     pool = open_recipe_pool(recipe, options)
     open_anchor(path, pool, options)
-    return _sizes(pool, options)
+    return sizes(pool, options)
 
 
 def describe_replay(
@@ -526,10 +526,10 @@ def describe_replay(
 ) -> dict[str, Any]:
     """The same for a repair that is made again from its plan."""
     job, _, _ = _planned(plan_file, out, anchor, options)
-    return _sizes(job.pool, options)
+    return sizes(job.pool, options)
 
 
-def _sizes(pool: Pool, options: Options) -> dict[str, Any]:
+def sizes(pool: Pool, options: Options) -> dict[str, Any]:
     blocks = block_sites(pool)
     largest = max(sum(pool.layout.tensors[s.tensor].nbytes for s in block) for block in blocks)
     members = len(pool.experts) + 2

@@ -22,9 +22,10 @@ from typing import Any, cast
 from sigmerge.analysis.page import Run, write_page
 from sigmerge.analysis.table import Scores
 from sigmerge.checkpoints.cache import write_json
-from sigmerge.commands.merge import make_merge
+from sigmerge.commands.merge import make_merge, plan_merge
 from sigmerge.commands.options import Options
-from sigmerge.commands.repair import check_repair, repair_anchor, stale_anchor
+from sigmerge.commands.profile import open_recipe_pool
+from sigmerge.commands.repair import check_repair, repair_anchor, sizes, stale_anchor
 from sigmerge.commands.scores import Scorer, scorer_of
 from sigmerge.commands.target import WorkFolder
 from sigmerge.errors import OutputError, RecipeError
@@ -51,12 +52,24 @@ def run(
     return result
 
 
-def run_pipeline(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
-    """Everything but the page; its `Run` comes back under "page"."""
+def describe(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
+    """What a dry run tells: everything is checked, and the sizes of the repair, the larger part."""
+    _check(recipe, out, options)
+    if recipe.operator is not None:
+        plan_merge(replace(recipe, search=None), options)
+    return sizes(open_recipe_pool(recipe, options), options)
+
+
+def _check(recipe: Recipe, out: Path, options: Options) -> None:
     if recipe.repair is None:
         raise RecipeError("The recipe has no repair: section; `sigmerge merge` makes plain merges.")
     check_repair(recipe, options)
     FOLDER.check(out, options.overwrite, recipe.inputs)
+
+
+def run_pipeline(recipe: Recipe, out: Path, options: Options) -> dict[str, Any]:
+    """Everything but the page; its `Run` comes back under "page"."""
+    _check(recipe, out, options)
     if (out / FOLDER.last).exists():
         FOLDER.clear(out)
     try:
