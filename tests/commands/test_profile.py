@@ -12,6 +12,7 @@ import pytest
 import sigmerge
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.probing import hidden
 from tests.oracles import oracle_conflict
 from tests.pools import PoolOnDisk, make_pool, read_weights
 
@@ -69,7 +70,7 @@ def test_threads_do_not_change_a_bit_and_the_second_profile_reads_nothing(
     def refuse(*_: Any) -> None:
         raise AssertionError("a tensor was read again")
 
-    monkeypatch.setattr(PoolSource, "fill", refuse)
+    monkeypatch.setattr(PoolSource, "raw", refuse)
     assert sigmerge.profile(recipe(pool)) == one
 
 
@@ -98,6 +99,30 @@ def test_with_probe_prompts_all_three_views_count(pool: PoolOnDisk) -> None:
     assert kept.count("gram") == len(pool.experts)
     score = oracle_conflict.score(list(found["views"].values()))
     assert found["conflict"] == pytest.approx(score, abs=1e-12)
+
+
+def test_an_expert_that_memory_does_not_hold_is_probed_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool(tmp_path / "pool", layers=2, tokenizer=True)
+    lines = [json.dumps({"prompt": f"w{i}"}) for i in range(3, 9)]
+    (pool.root / "probe.jsonl").write_text("\n".join(lines))
+    in_memory = sigmerge.profile(pool.write(recipe(pool, probe="probe.jsonl")))
+    for kept in (tmp_path / "pool/.sigmerge").glob("gram-*"):
+        kept.unlink()
+    folders = []
+
+    plain = hidden.probe
+
+    def probe(*arguments: Any, **options: Any) -> Any:
+        folders.append(Path(options["offload_folder"]))
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr("sigmerge.commands.profile.available_memory", lambda: 1)
+    monkeypatch.setattr(hidden, "probe", probe)
+    assert sigmerge.profile(pool.write(recipe(pool, probe="probe.jsonl"))) == in_memory
+    assert len(folders) == len(pool.experts)
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_wrong_probe_files_and_pools_are_named(pool: PoolOnDisk, tmp_path: Path) -> None:
