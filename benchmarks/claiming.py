@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from benchmarks.measure import machine, versions
-from sigmerge.commands.occupy import TILE
 from sigmerge.kernels import convert
+from sigmerge.kernels.claim import TILE
 from sigmerge.method import occupancy
 
 THREADS = 2

@@ -661,7 +661,7 @@ def _how(
     allow_nonfinite: bool = False,
     trust: bool = False,
 ) -> dict[str, Any]:
-    from sigmerge.engine.stream import default_threads
+    from sigmerge.engine.machine import default_threads
 
     return {
         "threads": threads or default_threads(),

@@ -24,6 +24,7 @@ from sigmerge.commands.options import Options  # noqa: E402
 from sigmerge.commands.repair import stale_anchor  # noqa: E402
 from sigmerge.errors import OutputError, PoolError, RecipeError  # noqa: E402
 from tests.oracles import oracle_features as oracle  # noqa: E402
+from tests.pools import weight_bytes  # noqa: E402
 from tests.probing import models  # noqa: E402
 
 DATA = ("fisher", "regmean", "lot", "cat")
@@ -361,8 +362,12 @@ def test_an_unfinished_capture_builds_on_whole_files_only(pool: Path) -> None:
 
 
 def test_stray_files_beside_statistics_are_not_read(pool: Path, tmp_path: Path) -> None:
-    (folder_of(pool) / "mine.safetensors").write_text("not one")
-    sigmerge.merge(recipe(pool, "regmean"), tmp_path / "out")
+    folder = folder_of(pool)
+    sigmerge.merge(recipe(pool, "regmean"), tmp_path / "before")
+    (folder / "mine.safetensors").write_text("not one")
+    sigmerge.merge(recipe(pool, "regmean"), tmp_path / "after")
+    assert weight_bytes(tmp_path / "after") == weight_bytes(tmp_path / "before")
+    assert (folder / "mine.safetensors").read_text() == "not one"
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])

@@ -118,7 +118,7 @@ def test_an_expert_that_memory_does_not_hold_is_probed_from_the_disk(
         folders.append(Path(options["offload_folder"]))
         return plain(*arguments, **options)
 
-    monkeypatch.setattr("sigmerge.commands.profile.available_memory", lambda: 1)
+    monkeypatch.setattr("sigmerge.commands.profile.free_memory", lambda: 1)
     monkeypatch.setattr(hidden, "probe", probe)
     assert sigmerge.profile(pool.write(recipe(pool, probe="probe.jsonl"))) == in_memory
     assert len(folders) == len(pool.experts)

@@ -20,7 +20,7 @@ from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, Sig
 from sigmerge.method.controls import VARIANTS
 from tests.command_line import sigmerge as command_line
 from tests.oracles import oracle_occupancy
-from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes
+from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes, write_weights
 
 LAYERS = 3
 DOMAINS = ("math", "coding", "safety")
@@ -87,6 +87,24 @@ def test_every_coordinate_is_that_of_brute_force(pool: PoolOnDisk, tmp_path: Pat
         assert plan["admitted_mass"][layer] == pytest.approx(masses, rel=1e-6)
     outside = [name for name in anchor if not name.startswith("model.layers.")]
     assert outside and all(np.array_equal(found[n], anchor[n]) for n in outside)
+
+
+def test_members_of_different_types_are_repaired_as_their_float32_values(tmp_path: Path) -> None:
+    mixed = make_pool(tmp_path / "mixed", layers=LAYERS, dtype="bf16", spread=0.002)
+    write_weights(mixed.experts["math"], read_weights(mixed.experts["math"]), "f16")
+    write_weights(mixed.reference, read_weights(mixed.reference), "f32")
+    wide = make_pool(tmp_path / "wide", layers=LAYERS)
+    for name, folder in {"": mixed.reference, **mixed.experts}.items():
+        write_weights(wide.experts.get(name, wide.reference), read_weights(folder), "f32")
+    sigmerge.merge(wide.recipe("linear"), tmp_path / "anchor")
+    for update in ("add", "replace"):
+        found = []
+        for one in (mixed, wide):
+            (one.root / "scores.json").write_text(json.dumps(SCORES))
+            out = tmp_path / f"{one.root.name}-{update}"
+            sigmerge.repair(recipe(one, update=update), out, anchor=tmp_path / "anchor")
+            found.append(weights(out))
+        assert found[0] == found[1]
 
 
 def test_one_step_is_two_steps_and_the_plan_replays(pool: PoolOnDisk, tmp_path: Path) -> None:

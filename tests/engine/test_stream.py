@@ -18,7 +18,15 @@ from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.engine import stream
 from sigmerge.engine.stream import Stream, Workers
 from tests.operators.driver import MemorySource, run
-from tests.pools import DTYPES, PoolOnDisk, Weights, make_pool, read_weights, weight_bytes
+from tests.pools import (
+    DTYPES,
+    PoolOnDisk,
+    Weights,
+    make_pool,
+    read_weights,
+    weight_bytes,
+    write_weights,
+)
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "linear": ("linear", {}, {}),
@@ -31,6 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "cabs": ("cabs", {"n": 3, "m": 24}, {}),
     "cabs fill": ("cabs", {"n": 5, "m": 8, "overlap": "fill"}, {}),
     "lines": ("lines", {"beta": 0.5}, {}),
+    "lines on linear": ("lines", {"on": "linear", "alpha": 0.4}, {}),
     "lines on ties": ("lines", {"on": "ties", "alpha": 0.4}, {"density": (0.3, 0.5, 0.75)}),
 }
 SUMS = ("dare_linear l1", "lines")
@@ -88,6 +97,20 @@ def test_streamed_from_disk_is_merged_in_memory(
         **options,
     )
     same({n: v.ravel() for n, v in streamed.items()}, in_memory)
+
+
+@pytest.mark.parametrize("case", ["linear", "task_arithmetic", "ties", "lines on linear"])
+def test_members_of_different_types_are_merged_as_their_float32_values(
+    tmp_path: Path, case: str
+) -> None:
+    """float32, float16 and bfloat16 side by side: what can be added as stored, and what cannot."""
+    mixed = make_pool(tmp_path / "mixed", layers=3, dtype="bf16")
+    for folder, dtype in ((mixed.reference, "f32"), (mixed.experts["math"], "f16")):
+        write_weights(folder, read_weights(folder), dtype)
+    wide = make_pool(tmp_path / "wide", layers=3)
+    for name, folder in {"": mixed.reference, **mixed.experts}.items():
+        write_weights(wide.experts.get(name, wide.reference), read_weights(folder), "f32")
+    same(merged(mixed, case, tmp_path / "one"), merged(wide, case, tmp_path / "two"))
 
 
 @pytest.mark.parametrize("case", CASES)

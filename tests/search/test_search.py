@@ -189,7 +189,7 @@ def test_candidates_are_scored_side_by_side(pool: PoolOnDisk, tmp_path: Path) ->
 def test_no_more_candidates_at_a_time_than_fit(
     pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sigmerge.commands.search.available_memory", lambda: 1)
+    monkeypatch.setattr("sigmerge.commands.search.free_memory", lambda: 1)
     crowd = Crowd(pool.root, DOMAINS)
     result = run(pool, tmp_path / "out", scorer=crowd, threads=4)
     assert (crowd.most, result["candidates_in_flight"]) == (1, 1)

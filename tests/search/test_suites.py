@@ -69,6 +69,29 @@ def test_a_member_answers_in_memory_as_from_its_folder(folder: Path) -> None:
             assert sum(own) / len(own) == pytest.approx(found["domains"][domain])
 
 
+def test_a_task_of_lm_eval_is_asked_in_memory_too(folder: Path) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    (folder / "tasks").mkdir()
+    task = {
+        "task": "facts", "dataset_path": "json", "test_split": "test",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "safety.jsonl")}},
+        "output_type": "generate_until", "doc_to_text": "{{prompt}}", "doc_to_target": "{{answer}}",
+        "target_delimiter": " ", "generation_kwargs": {"max_gen_toks": 6, "until": ["\\n"]},
+        "metric_list": [{"metric": "exact_match", "ignore_case": False}],
+    }  # fmt: skip
+    (folder / "tasks/facts.yaml").write_text(yaml.safe_dump(task))
+    mark = {"harness": "lm_eval", "task": "facts", "include_path": "tasks",
+            "metrics": {"right": "exact_match,none"}}  # fmt: skip
+    write_suite(folder, harnessed=mark)
+    job = plan_search(load_recipe(recipe(folder)), Settings(), Options())
+    items = [item for item in job.scorer.items() if item.id.startswith("harnessed/")]
+    job.scorer(stored_weights(job.base.pool.members["math"]), items)
+    answers = job.scorer(stored_weights(job.base.pool.members["safety"]), items)
+    how = How(store=folder / "results.sqlite", batch_size=8, only=("harnessed",))
+    found = evaluate(POOL / "safety", load_suite(folder / "suite.yaml"), "calibration", how)
+    assert sum(answers) / len(answers) == found["benchmarks"]["harnessed"]["right"] > 0
+
+
 def test_threads_do_not_change_a_search(folder: Path, tmp_path: Path) -> None:
     journals = []
     for threads in (1, 2):

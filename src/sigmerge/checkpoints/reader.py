@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -69,7 +70,8 @@ def _read_ahead(tensors: SimpleQueue[Tensor]) -> None:
     """Not by `madvise`: Python holds its lock meanwhile, and every thread would wait."""
     while True:
         tensor = tensors.get()
-        with tensor.file.open("rb") as stream:
+        # What cannot be opened is told by the thread that reads it; this is a hint.
+        with suppress(OSError), tensor.file.open("rb") as stream:
             for begin in range(tensor.begin, tensor.end, AHEAD):
                 length = min(AHEAD, tensor.end - begin)
                 os.posix_fadvise(stream.fileno(), begin, length, os.POSIX_FADV_WILLNEED)

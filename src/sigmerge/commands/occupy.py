@@ -22,13 +22,12 @@ from sigmerge.commands.merge import input_files, store
 from sigmerge.commands.options import Meter, Options, versions
 from sigmerge.commands.profile import block_sites
 from sigmerge.engine.stream import Workers, ahead
+from sigmerge.kernels.claim import TILE
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.method.occupancy import Update, admit, claim
 from sigmerge.operators.base import Site
 
 BF16, F32 = STORAGE["BF16"], STORAGE["F32"]
-TILE = 1 << 17
-"""Coordinates of a tile: what it reads stays in the second-level cache, and calls are few."""
 Guard = Callable[[Path], dict[str, Any]]
 """Looks at a repaired folder and returns what it found: verdict, warning, what is kept."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
 import sys
@@ -10,10 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from sigmerge.engine.stream import default_threads
+from sigmerge.engine.machine import default_threads
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, bytes done, bytes in all)."""
@@ -33,16 +31,6 @@ class Options:
     trust_remote_code: bool = False
     """Whether a checkpoint's own Python code may be run to load it."""
     progress: Progress = silent
-
-
-def available_memory() -> int:
-    """Bytes that can be taken without swapping, as far as the system tells."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        [kilobytes] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-        return 1024 * int(kilobytes)
-    except (OSError, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Meter:

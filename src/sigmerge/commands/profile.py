@@ -19,7 +19,8 @@ from sigmerge.checkpoints.companions import TOKENIZER
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool, open_pool
 from sigmerge.checkpoints.source import PoolSource
-from sigmerge.commands.options import Options, available_memory
+from sigmerge.commands.options import Options
+from sigmerge.engine.machine import free_memory
 from sigmerge.engine.stream import Stream, Workers
 from sigmerge.errors import PoolError
 from sigmerge.kernels.signature import add_signature
@@ -183,7 +184,7 @@ def _probed(expert: Checkpoint, prompts: list[str], options: Options) -> np.ndar
     from sigmerge.probing.hidden import probe
 
     needed = 4 * sum(tensor.size for tensor in expert.tensors.values())
-    if needed < 0.8 * available_memory():
+    if needed < 0.8 * free_memory():
         return probe(expert.path, prompts, trust_remote_code=options.trust_remote_code)
     room = beside(expert.path, "")
     room.mkdir(exist_ok=True)

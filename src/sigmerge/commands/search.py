@@ -30,8 +30,9 @@ from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.commands.merge import MergeJob, merge_blocks, plan_merge, run_merge
-from sigmerge.commands.options import Meter, Options, available_memory, silent
+from sigmerge.commands.options import Meter, Options, silent
 from sigmerge.commands.target import WorkFolder
+from sigmerge.engine.machine import free_memory
 from sigmerge.engine.stream import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
 from sigmerge.operators.table import operator
@@ -164,7 +165,7 @@ class SearchJob:
 
     def in_flight(self, threads: int) -> int:
         """Candidates at a time: one a thread, if half of the free memory holds them; else fewer."""
-        fit = available_memory() // (2 * self.candidate_bytes)
+        fit = free_memory() // (2 * self.candidate_bytes)
         return max(1, min(threads, self.settings.population, fit))
 
     @property

@@ -6,7 +6,6 @@ order of the chunks, whatever thread finished first, so they do not depend on th
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -31,10 +30,6 @@ KEPT = 64 * TILE
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-def default_threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Workers:

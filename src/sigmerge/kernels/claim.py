@@ -31,6 +31,8 @@ MAX_DOMAINS: Final = 253
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _LANES = 64
+TILE: Final = 1 << 17
+"""Coordinates of a tile: what it reads stays in the second-level cache, and calls are few."""
 STRIP: Final = 4096
 """Coordinates whose task vector is held at a time."""
 

@@ -30,7 +30,7 @@ def widen_bf16(raw: Array, out: Array) -> bool:
 def delta_bf16(expert: Array, reference: Array, out: Array) -> bool:
     """float32(expert) − float32(reference) of bfloat16 bit patterns; False if not all are finite.
 
-    One pass, in half the time of two widenings and a subtraction.
+    One pass instead of two widenings and a subtraction.
     """
     largest = np.uint16(0)
     for i in range(out.size):

@@ -7,11 +7,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from sigmerge.engine.machine import free_memory
 from sigmerge.errors import MissingExtra, ScoreError
 from sigmerge.probing.loading import unloadable
 
@@ -135,7 +135,7 @@ class HfModel:
         )
         cached = 2 * config.num_hidden_layers * heads * width * self.model.dtype.itemsize
         row = LONGEST * (cached + 8 * config.vocab_size)
-        free = self.torch.cuda.mem_get_info()[0] if cuda else _free_memory()
+        free = self.torch.cuda.mem_get_info()[0] if cuda else free_memory()
         rows = min(free // 2 // row, 64 if cuda else 16)
         return 1 << max(0, int(rows).bit_length() - 1)
 
@@ -262,17 +262,3 @@ def _cut(text: str, sampling: Sampling) -> str:
     """A text up to the first stop string."""
     ends = [text.find(stop) for stop in sampling.stop if stop in text]
     return text[: min(ends)] if ends else text
-
-
-def _free_memory() -> int:
-    """Bytes of memory that can still be had: the machine's, or the container's if that is less."""
-    found = []
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        line = next(line for line in lines if line.startswith("MemAvailable:"))
-        found.append(int(line.split()[1]) << 10)
-    with suppress(OSError, ValueError):  # "max" where there is no limit
-        group = Path("/sys/fs/cgroup")
-        limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
-        found.append(int(limit) - int(used))
-    return max(0, min(found, default=4 << 30))
