@@ -60,7 +60,7 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
     ),
     "unknown operator": (
         put("merge_method")("tise"),
-        ["unknown operator 'tise'", "did you mean 'ties'?", "dare_linear"],
+        ["'tise' is no operator", "did you mean 'ties'?"],
     ),
     "operator of mergekit": (
         put("merge_method")("slerp"),
@@ -179,7 +179,7 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
     "model that is no text": (put("models", 0, "model")(7), ["models[0].model", "not 7"]),
     "lines on nothing known": (
         lambda r: r.update(merge_method="lines", parameters={"on": "tize"}),
-        ["unknown operator 'tize'", "did you mean 'ties'?"],
+        ["'tize' is no operator", "did you mean 'ties'?"],
     ),
     "lines on a list": (
         lambda r: r.update(merge_method="lines", parameters={"on": ["ties"]}),
@@ -295,7 +295,7 @@ def test_an_unknown_method_hides_no_other_problem(pool: PoolOnDisk, tmp_path: Pa
     file = _written(tmp_path, SEVERAL.format(math=pool.experts["math"]))
     said = refused(2, "merge", file, tmp_path / "out", beside=tmp_path)
     for place in (
-        "line 1, merge_method: unknown operator 'tise'; did you mean 'ties'?",
+        "line 1, merge_method: 'tise' is no operator; did you mean 'ties'?",
         "line 2, base_model: './no-reference': no such folder",
         "line 4, models[0].model: './no-expert': no such folder",
         "line 6, models[1].nmae: 'nmae' is no key here; did you mean 'name'?",

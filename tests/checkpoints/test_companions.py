@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sigmerge.checkpoints.cache import cache_folder
 from sigmerge.checkpoints.companions import vocabulary
 from sigmerge.errors import OutputError, PoolError
+from sigmerge.files.cache import cache_folder
 from tests.pools import VOCAB, write_tokenizer
 
 

@@ -6,8 +6,9 @@ import hashlib
 import os
 from pathlib import Path
 
-from sigmerge.checkpoints.cache import cache_folder, identity
 from sigmerge.errors import MissingExtra, PoolError
+from sigmerge.files.cache import cache_folder
+from sigmerge.files.digests import identity
 
 
 def as_safetensors(pickles: list[Path]) -> list[Path]:

@@ -22,9 +22,10 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from sigmerge.checkpoints.cache import sha256, whole, write_json
 from sigmerge.checkpoints.header import Tensor, encode_header, read_header, read_metadata
 from sigmerge.errors import PoolError
+from sigmerge.files.digests import sha256
+from sigmerge.files.documents import whole, write_json
 
 Array = np.ndarray[Any, Any]
 Made = TypeVar("Made")

@@ -13,7 +13,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.cache import beside, content_key, sha256
 from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool
@@ -21,6 +20,9 @@ from sigmerge.checkpoints.statistics import DONE, damage, discard_damaged, finis
 from sigmerge.commands.merge import open_merge_pool
 from sigmerge.commands.options import Options
 from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.files.cache import beside
+from sigmerge.files.digests import sha256
+from sigmerge.files.documents import content_key
 from sigmerge.probing.capture import GROUP
 from sigmerge.probing.exemplars import (
     Exemplar,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.cache import write_json
 from sigmerge.errors import OutputError
 from sigmerge.evaluation.run import How
 from sigmerge.evaluation.run import evaluate as run
 from sigmerge.evaluation.sources import Data
+from sigmerge.files.documents import write_json
 
 
 def evaluate(

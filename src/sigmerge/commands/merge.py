@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sigmerge.checkpoints.cache import identity, sha256
 from sigmerge.checkpoints.companions import copy_companions, model_card
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool, open_pool
@@ -24,6 +23,7 @@ from sigmerge.checkpoints.writer import Layout, Output, check_target, parse_size
 from sigmerge.commands.options import Meter, Options, versions
 from sigmerge.engine.stream import CHUNK, Stream, StreamChunk, Workers
 from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.files.digests import identity, sha256
 from sigmerge.kernels import TILE
 from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.operators.base import Operator, Site

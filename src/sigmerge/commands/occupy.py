@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.cache import identity
 from sigmerge.checkpoints.companions import copy_companions, model_card
 from sigmerge.checkpoints.folder import INDEX, Checkpoint
 from sigmerge.checkpoints.pool import Pool
@@ -22,6 +21,7 @@ from sigmerge.commands.merge import input_files, store
 from sigmerge.commands.options import Meter, Options, versions
 from sigmerge.commands.profile import block_sites
 from sigmerge.engine.stream import Workers, ahead
+from sigmerge.files.digests import identity
 from sigmerge.kernels.claim import TILE
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.method.occupancy import Update, admit, claim

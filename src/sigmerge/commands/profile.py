@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.cache import beside, content_key, sha256, whole, write_json
 from sigmerge.checkpoints.companions import TOKENIZER
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool, open_pool
@@ -23,6 +22,9 @@ from sigmerge.commands.options import Options
 from sigmerge.engine.machine import free_memory
 from sigmerge.engine.stream import Stream, Workers
 from sigmerge.errors import PoolError
+from sigmerge.files.cache import beside
+from sigmerge.files.digests import sha256
+from sigmerge.files.documents import content_key, whole, write_json
 from sigmerge.kernels.signature import add_signature
 from sigmerge.method import conflict
 from sigmerge.operators.base import Chunk, Pass, Passes, Site

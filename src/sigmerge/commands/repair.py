@@ -16,7 +16,6 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from sigmerge.checkpoints.cache import sha256
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool, differences
 from sigmerge.checkpoints.writer import check_target, mirror_layout
@@ -26,6 +25,7 @@ from sigmerge.commands.options import Meter, Options
 from sigmerge.commands.profile import Profile, block_sites, measure_profile, open_recipe_pool
 from sigmerge.commands.scores import Score, Scorer, ScoreTable, score_table, scorer_of
 from sigmerge.errors import PoolError, RecipeError, ScoreError, SigmergeError
+from sigmerge.files.digests import sha256
 from sigmerge.method.controls import VARIANTS, Allocation, allocate
 from sigmerge.method.deficit import check_scores, shares
 from sigmerge.method.deficit import deficits as measure_deficits
@@ -130,7 +130,7 @@ def stale_anchor(recipe: Recipe, anchor: Path, options: Options) -> bool:
 def _same_search(recipe: Recipe, anchor: Path, options: Options) -> bool:
     """Whether the anchor's own journal was begun as this recipe's would be."""
     from sigmerge.commands.search import JOURNAL, Settings, plan_search
-    from sigmerge.search.journal import continues
+    from sigmerge.files.journal import continues
 
     header = plan_search(recipe, Settings.of(recipe), options).header()
     return continues(anchor / "sigmerge" / JOURNAL, header)

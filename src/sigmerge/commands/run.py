@@ -21,7 +21,6 @@ from typing import Any, cast
 
 from sigmerge.analysis.page import Run, write_page
 from sigmerge.analysis.table import Scores
-from sigmerge.checkpoints.cache import write_json
 from sigmerge.commands.merge import make_merge, plan_merge
 from sigmerge.commands.options import Options
 from sigmerge.commands.profile import open_recipe_pool
@@ -29,6 +28,7 @@ from sigmerge.commands.repair import check_repair, repair_anchor, sizes, stale_a
 from sigmerge.commands.scores import Scorer, scorer_of
 from sigmerge.commands.target import WorkFolder
 from sigmerge.errors import OutputError, RecipeError
+from sigmerge.files.documents import write_json
 from sigmerge.recipe import Recipe, load_recipe
 
 FOLDER = WorkFolder(

@@ -18,10 +18,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sigmerge.checkpoints.cache import cache_folder, write_json
 from sigmerge.commands.options import Options
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.store import checkpoint_key, command_words, named_files
+from sigmerge.files.cache import cache_folder
+from sigmerge.files.documents import write_json
 from sigmerge.method.deficit import check_scores
 from sigmerge.recipe import Recipe, RepairSection
 

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sigmerge.checkpoints.cache import sha256, write_json
 from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
@@ -35,6 +34,9 @@ from sigmerge.commands.target import WorkFolder
 from sigmerge.engine.machine import free_memory
 from sigmerge.engine.stream import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
+from sigmerge.files.digests import sha256
+from sigmerge.files.documents import write_json
+from sigmerge.files.journal import Journal, continues
 from sigmerge.operators.table import operator
 from sigmerge.recipe import Recipe, SearchSection, load_recipe
 from sigmerge.search.candidate import (
@@ -55,7 +57,6 @@ from sigmerge.search.evolve import (
     generations_of,
     space_of,
 )
-from sigmerge.search.journal import Journal, continues
 
 if TYPE_CHECKING:
     from sigmerge.search.estimate import Benchmark
@@ -357,7 +358,10 @@ def run_search(job: SearchJob, out: Path, options: Options) -> dict[str, Any]:
     except OSError as error:
         raise OutputError(f"{out}: cannot be written ({error.strerror}).") from None
     side_by_side = job.in_flight(options.threads)
-    with Journal(out / JOURNAL, job.header(), RECORDS) as journal, Workers(side_by_side) as team:
+    with (
+        Journal(out / JOURNAL, job.header(), RECORDS, "search") as journal,
+        Workers(side_by_side) as team,
+    ):
         running = _Search(job, journal, team, options)
         benchmarks, errors = _benchmarks(job, running.examine())
         settings = job.settings

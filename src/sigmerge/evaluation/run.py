@@ -17,7 +17,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
-from sigmerge.checkpoints.cache import cache_folder, sha256
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import summarise
@@ -43,6 +42,8 @@ from sigmerge.evaluation.suite import (
     Suite,
     load_suite,
 )
+from sigmerge.files.cache import cache_folder
+from sigmerge.files.digests import sha256
 from sigmerge.probing.generate import BACKENDS, HfModel, Model, Usage, load_model
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.cache import write_json
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.sources import Data, Item, NoSource, load_items
 from sigmerge.evaluation.suite import Nano, Suite
+from sigmerge.files.documents import write_json
 
 SPLITS = ("calibration", "evaluation", "all")
 SHARE = 5

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sigmerge.checkpoints.cache import sha256
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import OutputError, ScoreError
+from sigmerge.files.digests import sha256
 from sigmerge.probing.generate import Usage
 
 Value = float | list[float]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 
 from sigmerge.errors import RecipeError
 from sigmerge.operators.base import Operator
+from sigmerge.words import unknown
 
 OPERATORS = {
     "linear": "linear:Linear",
@@ -50,11 +50,7 @@ def operator(name: str, on: str | None = None) -> Operator:
             f"It has: {', '.join(OPERATORS)}."
         )
     if name not in OPERATORS:
-        near = difflib.get_close_matches(name, OPERATORS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise RecipeError(
-            f"merge_method: unknown operator {name!r}{hint} There are: {', '.join(OPERATORS)}."
-        )
+        raise RecipeError(f"merge_method: {unknown('operator', name, OPERATORS)}")
     module, _, attribute = OPERATORS[name].partition(":")
     made = getattr(import_module(f"sigmerge.operators.{module}"), attribute)
     if name != "lines":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import reprlib
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
@@ -18,6 +16,7 @@ from pydantic import (
 )
 
 from sigmerge.errors import RecipeError
+from sigmerge.words import shown, unknown
 
 
 class _Strict(BaseModel):
@@ -197,12 +196,6 @@ class RecipeSection(_Strict):
     repair: Any = None
 
 
-def unknown(what: str, name: Any, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), list(known), 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
-    return f"{shown(name)} is no {what}; {hint}"
-
-
 def worded(items: Sequence[Any], known: Iterable[str]) -> str:
     """pydantic's errors about one key, in the words of a recipe; several are alternatives."""
     first = items[0]
@@ -223,12 +216,3 @@ def worded(items: Sequence[Any], known: Iterable[str]) -> str:
     wanted[0] = wanted[0][0].lower() + wanted[0][1:]
     must = "" if wanted[0].startswith("keys should") else "must be "
     return f"{must}{' or '.join(dict.fromkeys(wanted))}, not {shown(first['input'])}"
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 100
-
-
-def shown(value: Any) -> str:
-    """A value from a file as an error shows it: never longer than a line."""
-    return _SHORT.repr(value)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sigmerge.operators.base import Operator, Parameter
-from sigmerge.recipe.sections import shown, unknown
+from sigmerge.words import shown, unknown
 
 Place = tuple[Any, ...]
 

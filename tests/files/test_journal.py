@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sigmerge.errors import OutputError
-from sigmerge.search.journal import Journal
+from sigmerge.files.journal import Journal
 
 
 def test_records_come_back_exactly(tmp_path: Path) -> None:
@@ -44,14 +44,14 @@ def test_a_torn_header_is_a_new_journal(tmp_path: Path) -> None:
 def test_another_header_is_refused_by_what_differs(tmp_path: Path) -> None:
     with Journal(tmp_path / "j", {"seed": 1, "scorer": "x"}):
         pass
-    with pytest.raises(OutputError, match="another search, which differs in seed; choose"):
+    with pytest.raises(OutputError, match="another run, which differs in seed; choose"):
         Journal(tmp_path / "j", {"seed": 2, "scorer": "x"})
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     with (
         Journal(tmp_path / "j", {}),
-        pytest.raises(OutputError, match="another search is writing it"),
+        pytest.raises(OutputError, match="another run is writing it"),
     ):
         Journal(tmp_path / "j", {})
 

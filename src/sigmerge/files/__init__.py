@@ -1,0 +1,1 @@
+"""Small files: bounded reading, whole writing, locks, journals, digests and the cache."""

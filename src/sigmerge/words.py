@@ -1,0 +1,36 @@
+"""Phrases that errors share: a guess at what a wrong name meant, a value cut to one line."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterable
+from typing import Any
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+def shown(value: Any) -> str:
+    """A value from a file as an error shows it: never longer than a line."""
+    return _SHORT.repr(value)
+
+
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """The known name nearest to a wrong one as a question, or the list of all known names."""
+    names = list(known)
+    near = difflib.get_close_matches(str(name)[:100], names, 1)
+    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+
+
+def unknown(what: str, name: Any, known: Iterable[str]) -> str:
+    return f"{shown(name)} is no {what}; {did_you_mean(name, known)}"
+
+
+def size(count: float) -> str:
+    """Bytes in the largest unit that leaves a number of one or more."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"

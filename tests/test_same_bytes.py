@@ -1,0 +1,127 @@
+"""The bytes of every operator and variant on the embedded pool are those of the committed table.
+
+`python -m tests.test_same_bytes` writes the table anew; do that only with a reason for each row
+that changes. Rows under "torch" depend on forward passes, whose last bits differ between machines:
+they are in the table for comparisons on one machine, and the test skips them elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import sigmerge
+from sigmerge.method.controls import VARIANTS
+from sigmerge.nano.files import POOL, RECIPES
+
+TABLE = Path(__file__).with_name("same_bytes.json")
+DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")
+EXPERTS = {e: {d: 0.98 if d == e else 0.55 for d in DOMAINS} for e in DOMAINS}
+ANCHOR = dict(zip(DOMAINS, (0.74, 0.97, 0.80, 0.59, 0.87), strict=True))
+PLAIN = ("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "cabs", "lines")
+CAPTURING = ("fisher", "regmean", "cat", "lot")
+
+
+def shipped(name: str, **changes: Any) -> dict[str, Any]:
+    """A shipped recipe without its repair."""
+    text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
+    recipe: dict[str, Any] = yaml.safe_load(text.replace("../pool/", f"{POOL}/"))
+    del recipe["repair"]
+    return {**recipe, **changes}
+
+
+def weights(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def score(folder: Path) -> dict[str, float]:
+    """Deterministic scores of any checkpoint: they follow its bytes."""
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).digest()
+    return {d: 0.5 + digest[i] / 1024 for i, d in enumerate(DOMAINS)}
+
+
+def operator_rows(work: Path) -> Iterator[tuple[str, str]]:
+    for name in (*PLAIN, *CAPTURING):
+        group = "torch" if name in CAPTURING else "exact"
+        for preset in ("mergekit", "paper"):
+            sigmerge.merge(shipped(name, preset=preset), work / f"{name}-{preset}")
+            yield f"{group}: {name}, preset {preset}", weights(work / f"{name}-{preset}")
+
+
+def repair_rows(work: Path) -> Iterator[tuple[str, str]]:
+    anchor = work / "anchor"
+    sigmerge.merge(shipped("task_arithmetic"), anchor)
+    scores = work / "scores.json"
+    scores.write_text(json.dumps({"experts": EXPERTS, "anchor": ANCHOR}))
+    for name in VARIANTS:
+        if name != "view_representation":
+            section = {"scores": str(scores), "variant": name, "seed": 1}
+            yield f"exact: {name}", _repaired(work / name, anchor, section)
+    for label, extra in {
+        "replace": {"update": "replace"}, "scale 1.0": {"scale": 1.0},
+        "admit 2": {"admit": 2}, "c 0 to 0.65": {"c_min": 0.0, "c_max": 0.65},
+    }.items():  # fmt: skip
+        section = {"scores": str(scores), **extra}
+        yield f"exact: {label}", _repaired(work / label, anchor, section)
+    for label, extra in {
+        "two rounds": {"rounds": 2},
+        "calibrated": {"scale": "calibrated"},
+    }.items():
+        section = {"c_max": 0.3, "guard": "off", **extra}
+        yield f"exact: {label}", _repaired(work / label, anchor, section, score=score)
+    for name in ("default", "view_representation"):
+        section = {"scores": str(scores), "variant": name, "probe": str(POOL / "probe.jsonl")}
+        yield f"torch: {name} with a probe", _repaired(work / f"{name}-probe", anchor, section)
+
+
+def _repaired(out: Path, anchor: Path, section: dict[str, Any], **how: Any) -> str:
+    recipe = shipped("task_arithmetic", repair=section)
+    sigmerge.repair(recipe, out, anchor=anchor, **how)
+    return weights(out)
+
+
+def made(work: Path) -> dict[str, str]:
+    return {**dict(operator_rows(work)), **dict(repair_rows(work))}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return made(tmp_path_factory.mktemp("bytes"))
+
+
+KNOWN = json.loads(TABLE.read_text()) if TABLE.exists() else {"machine": "", "rows": {}}
+
+
+@pytest.mark.parametrize("name", KNOWN["rows"])
+def test_bytes_are_those_of_the_table(name: str, rows: dict[str, str]) -> None:
+    if name.startswith("torch") and KNOWN["machine"] != machine():
+        pytest.skip("forward passes of another machine differ in the last bits")
+    assert rows[name] == KNOWN["rows"][name]
+
+
+def test_the_table_is_complete(rows: dict[str, str]) -> None:
+    assert list(rows) == list(KNOWN["rows"])
+
+
+def machine() -> str:
+    """What the last bits of a forward pass depend on."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
+    return f"{platform.machine()} {model}"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        found = {"machine": machine(), "rows": made(Path(folder))}
+    TABLE.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(0)
