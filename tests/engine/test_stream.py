@@ -16,7 +16,8 @@ import torch
 import sigmerge
 from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.engine import stream
-from sigmerge.engine.stream import Stream, Workers
+from sigmerge.engine.stream import Stream
+from sigmerge.engine.workers import Workers
 from tests.operators.driver import MemorySource, run
 from tests.pools import (
     DTYPES,
@@ -57,7 +58,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors of some hundred entries span many tiles and chunks."""
     monkeypatch.setattr(stream, "TILE", 48)
     monkeypatch.setattr(stream, "CHUNK", 144)
-    monkeypatch.setattr(stream, "SUM", 80)
     monkeypatch.setattr(stream, "_local", threading.local())
     monkeypatch.setattr("sigmerge.commands.merge.TILE", 48)
     yield

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,11 +20,11 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.statistics import StatisticsFolders
 from sigmerge.checkpoints.writer import Layout, Output, check_target, parse_size, plan_layout
 from sigmerge.commands.options import Meter, Options, versions
-from sigmerge.engine.stream import CHUNK, Stream, StreamChunk, Workers
+from sigmerge.engine.stream import CHUNK, Stream, rounded
+from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.digests import identity, sha256
 from sigmerge.kernels import TILE
-from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.features import peak_bytes
 from sigmerge.recipe import Recipe, load_recipe
@@ -249,11 +248,11 @@ def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
     if job.operator.needs:
         job = _with_statistics(job, options)
     recipe, pool = job.recipe, job.pool
-    source = PoolSource(job.members, allow_nonfinite=options.allow_nonfinite)
     # Blocks that were finished without the check for NaN are not taken over by a run that checks.
     fingerprint = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
     with (
         Output(out, job.layout, fingerprint, overwrite=options.overwrite) as output,
+        PoolSource(job.members, allow_nonfinite=options.allow_nonfinite) as source,
         Workers(options.threads) as workers,
     ):
         resumed = sorted(output.done)
@@ -321,70 +320,16 @@ def merge_blocks(
     survey = stream.survey(operator.survey(list(job.sites.values()))) if todo else None
     total = sum(slot.nbytes for slot in job.layout.slots.values())
     written = total - sum(job.layout.slots[n].nbytes for _, names in todo for n in names)
-    blocks = stream.ahead([[job.sites[n] for n in names if n in job.sites] for _, names in todo])
-    for (key, names), block in zip(todo, blocks, strict=True):
-        states = stream.prepare(block, lambda site: operator.prepare(site, survey))
-        notes: dict[str, Any] = {}
-        write = partial(_write_chunk, job, survey, output, source.allow_nonfinite, notes)
-        stream.visit(block, states, write)
+    blocks = [[job.sites[n] for n in names if n in job.sites] for _, names in todo]
+    dtypes = {name: slot.dtype for name, slot in job.layout.slots.items()}
+    merged = stream.merge(operator, blocks, survey, dtypes, output.write)
+    for (key, names), notes in zip(todo, merged, strict=True):
         for name in names:
             if name not in job.sites:
                 _copy_tensor(job, source, output, name)
         output.finish(key, notes or None)
         written += sum(job.layout.slots[name].nbytes for name in names)
         options.progress("merging", written, total)
-
-
-def _write_chunk(
-    job: MergeJob,
-    survey: Any,
-    output: Sink,
-    lenient: bool,
-    notes: dict[str, Any],
-    chunk: StreamChunk,
-) -> int:
-    tensor = chunk.site.tensor
-    dtype = job.layout.slots[tensor].dtype
-    for tile in job.operator.merge(chunk, survey):
-        if job.operator.gives_vector:
-            chunk.add_reference(tile)
-        raw = np.empty(tile.out.size, STORAGE[dtype])
-        store(output, tensor, tile.start, tile.out, raw, dtype, lenient)
-    if chunk.notes:
-        notes[tensor] = chunk.notes
-    return chunk.stop - chunk.start
-
-
-def store(
-    output: Sink,
-    tensor: str,
-    start: int,
-    values: Any,
-    raw: Any,
-    dtype: str,
-    lenient: bool = False,
-) -> None:
-    """Round float32 values once to the stored type and write them; overflow is an error.
-
-    `lenient` lets through what was not finite before it was rounded.
-    """
-    if not NARROW[dtype](values, raw):
-        if lenient and dtype == "BF16":
-            raw[np.isnan(values)] = 0x7FC0  # rounding can carry a NaN out of the NaNs
-        wrong = _overflows(raw, dtype) & (np.isfinite(values) if lenient else True)
-        if wrong.any():
-            raise OutputError(
-                f"{tensor}: the result at flat index {start + int(np.flatnonzero(wrong)[0])} is "
-                f"not finite in {dtype}. The weights add up too large: lower them, or write a "
-                "wider dtype."
-            )
-    output.write(tensor, start, raw)
-
-
-def _overflows(raw: Any, dtype: str) -> Any:
-    if dtype == "BF16":
-        return (raw & 0x7F80) == 0x7F80
-    return ~np.isfinite(raw)
 
 
 def _copy_tensor(job: MergeJob, source: PoolSource, output: Sink, name: str) -> None:
@@ -394,12 +339,12 @@ def _copy_tensor(job: MergeJob, source: PoolSource, output: Sink, name: str) -> 
         output.write_bytes(name, source.reader.bytes(stored))
         return
     member = "reference" if job.pool.reference else next(iter(job.pool.experts))
-    origin = PoolSource({member: job.pool.layout}, allow_nonfinite=source.allow_nonfinite)
-    for start in range(0, stored.size, TILE):
-        values = np.empty(min(TILE, stored.size - start), np.float32)
-        origin.fill(member, name, start, values)
-        raw = np.empty(values.size, STORAGE[slot.dtype])
-        store(output, name, start, values, raw, slot.dtype, source.allow_nonfinite)
+    lenient = source.allow_nonfinite
+    with PoolSource({member: job.pool.layout}, allow_nonfinite=lenient) as origin:
+        for start in range(0, stored.size, TILE):
+            values = np.empty(min(TILE, stored.size - start), np.float32)
+            origin.fill(member, name, start, values)
+            output.write(name, start, rounded(name, start, values, slot.dtype, lenient))
 
 
 def _sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:

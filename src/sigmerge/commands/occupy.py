@@ -17,10 +17,11 @@ from sigmerge.checkpoints.folder import INDEX, Checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import Layout, Output
-from sigmerge.commands.merge import input_files, store
+from sigmerge.commands.merge import input_files
 from sigmerge.commands.options import Meter, Options, versions
 from sigmerge.commands.profile import block_sites
-from sigmerge.engine.stream import Workers, ahead
+from sigmerge.engine.stream import ahead, rounded
+from sigmerge.engine.workers import Workers
 from sigmerge.files.digests import identity
 from sigmerge.kernels.claim import TILE
 from sigmerge.kernels.convert import STORAGE

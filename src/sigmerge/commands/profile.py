@@ -20,7 +20,8 @@ from sigmerge.checkpoints.pool import Pool, open_pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.commands.options import Options
 from sigmerge.engine.machine import free_memory
-from sigmerge.engine.stream import Stream, Workers
+from sigmerge.engine.stream import Stream
+from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
 from sigmerge.files.cache import beside
 from sigmerge.files.digests import sha256

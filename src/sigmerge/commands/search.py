@@ -32,7 +32,7 @@ from sigmerge.commands.merge import MergeJob, merge_blocks, plan_merge, run_merg
 from sigmerge.commands.options import Meter, Options, silent
 from sigmerge.commands.target import WorkFolder
 from sigmerge.engine.machine import free_memory
-from sigmerge.engine.stream import Workers
+from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
 from sigmerge.files.digests import sha256
 from sigmerge.files.documents import write_json

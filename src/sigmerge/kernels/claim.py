@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sigmerge.kernels.convert import all_finite, delta_bf16, widen_bf16
+from sigmerge.kernels.convert import all_finite, widen_bf16
 from sigmerge.kernels.jit import kernel
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels import select
+from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
     INT8_MASK,
     LAMBDA,
@@ -22,13 +23,10 @@ from sigmerge.operators.base import (
     Pass,
     Passes,
     Site,
-    Tile,
     add,
 )
-from sigmerge.operators.task_arithmetic import task_vectors
 
-ALL_TIES = 2**62
-KEEP_ALL = select.Cut(0, ALL_TIES)
+KEEP_ALL = select.Cut(kernels.ALL, kernels.ANY_TIES)
 KEEP_NONE = select.Cut(0x7FFFFFFF, 0)
 ELECT = Parameter(
     "elect",
@@ -77,71 +75,74 @@ class Ties(Operator):
         if not sites or sites[0].settings["scope"] == "tensor":
             return None
         total = sum(site.size for site in sites)
-        cuts, _ = yield from find_cuts(_ranks(sites[0], total), total, by_chunk=False)
-        return [cut if cut == KEEP_NONE else cut._replace(ties=ALL_TIES) for cut in cuts]
+        cuts, _ = yield from find_cuts(_ranks(sites[0], total), total)
+        return [cut if cut == KEEP_NONE else cut._replace(ties=kernels.ANY_TIES) for cut in cuts]
 
     def prepare(self, site: Site, survey: Any) -> Passes:
         if survey is not None:
             return survey
-        cuts, ties = yield from find_cuts(_ranks(site, site.size), site.size, by_chunk=True)
-        return _allowances(cuts, ties) if ties else cuts
+        cuts, tied = yield from find_cuts(_ranks(site, site.size), site.size)
+        return _allowances(cuts, tied) if tied else cuts
 
-    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+    def formula(self, chunk: Chunk, survey: Any) -> Formula:
         cuts = chunk.state[chunk.start] if isinstance(chunk.state, dict) else chunk.state
-        ties = [cut.ties for cut in cuts]
-        for tile in task_vectors(chunk):
-            for d, cut in enumerate(cuts):
-                if cut != KEEP_ALL:
-                    ties[d] = kernels.trim(tile.experts[d], cut.threshold, ties[d])
-            disjoint_sum(tile, chunk.site)
-            yield tile
+        table = np.array(cuts, np.int64)
+        return kernels.formula(chunk.site.weights(), cuts=table, **disjoint(chunk.site))
 
 
-def disjoint_sum(tile: Tile, site: Site) -> None:
-    """τ = λ times the disjoint merge of the tile's sparse task vectors."""
+def disjoint(site: Site) -> dict[str, Any]:
+    """τ = λ times the disjoint merge of sparse task vectors."""
     settings = site.settings
-    weighted = settings["elect"] == "weighted"
-    kernels.disjoint_merge(tile.experts, site.weights(), weighted, settings["normalize"], tile.out)
-    kernels.scale(tile.out, 1.0, settings["lambda"])
+    return {
+        "combine": kernels.DISJOINT,
+        "weighted": settings["elect"] == "weighted",
+        "normalize": settings["normalize"],
+        "factor": float(settings["lambda"]),
+    }
 
 
-class Inside(NamedTuple):
-    """Lower bits of a chunk's entries in the bin of each expert's cut: values and their counts."""
+def find_cuts(ranks: Sequence[int], size: int) -> Passes:
+    """The cut of every expert's largest `rank` of `size` entries; and the ties of every chunk.
 
-    start: int
-    found: list[tuple[Array, Array]]
-
-
-def find_cuts(ranks: Sequence[int], size: int, *, by_chunk: bool) -> Passes:
-    """The cut of every expert's largest `rank` of `size` entries, in two counting passes.
-
-    With `by_chunk` also the number of ties in every chunk: (start, one count per expert).
+    Ties are counted by chunk, (start, one count per expert), in the order of the chunks.
     """
     cuts = [KEEP_NONE if rank == 0 else KEEP_ALL for rank in ranks]
     wanted = [d for d, rank in enumerate(ranks) if 0 < rank < size]
-    if not wanted:
-        return cuts, []
-    high = yield Pass(partial(_count_high, experts=wanted), add)
-    bins = [select.bin_of_rank(row, ranks[d]) for row, d in zip(high, wanted, strict=True)]
-    chunks: list[Inside] = []
+    tied: dict[int, list[int]] = {}
+    for every in (select.SAMPLE, 1):
+        if not wanted:
+            break
+        guesses = yield from _thresholds(wanted, ranks, size, every)
+        tried = [d for d in wanted if d in guesses]
+        counts: list[Counted] = []
+        if tried:
+            at = np.array([guesses[d] for d in tried], np.int64)
+            counts = yield Pass(partial(_count_cut, experts=tried, thresholds=at))
+        for row, d in enumerate(tried):
+            above, equal = (sum(int(c.counts[row, k]) for c in counts) for k in (0, 1))
+            if above < ranks[d] <= above + equal:
+                cuts[d] = select.Cut(guesses[d], ranks[d] - above)
+                wanted.remove(d)
+                for part in counts:
+                    part_ties = tied.setdefault(part.start, [0] * len(ranks))
+                    part_ties[d] = int(part.counts[row, 1])
+    return cuts, sorted(tied.items())
 
-    def fold(total: Array | None, part: Inside) -> Array:
-        total = np.zeros((len(wanted), select.LOW_BINS), np.int64) if total is None else total
-        for row, (values, counts) in zip(total, part.found, strict=True):
-            row[values] += counts
-        if by_chunk:
-            chunks.append(part)
-        return total
 
-    low = yield Pass(partial(_count_low, experts=wanted, bins=[b for b, _ in bins]), fold)
-    ties = [(part.start, [0] * len(ranks)) for part in chunks]
-    for row, d in enumerate(wanted):
-        below, left = select.bin_of_rank(low[row], bins[row][1])
-        cuts[d] = select.Cut(select.threshold_of(bins[row][0], below), left)
-        for (_, tied), part in zip(ties, chunks, strict=True):
-            values, counts = part.found[row]
-            tied[d] = int(counts[values == below].sum())
-    return cuts, ties
+def _thresholds(wanted: Sequence[int], ranks: Sequence[int], size: int, every: int) -> Passes:
+    """Magnitudes at the ranks in one strip of `every`; of a sample, those worth a count."""
+    experts = np.array(wanted)
+    high = yield Pass(partial(_count_high, experts=experts, every=every), add)
+    seen = int(high[0].sum())
+    places = [select.bin_of_rank(row, -(-ranks[d] * seen // size)) for row, d in zip(high, wanted, strict=True)]
+    bins = np.array([upper for upper, _ in places])
+    low = yield Pass(partial(_count_low, experts=experts, every=every, bins=bins), add)
+    found = {}
+    for row, (d, (upper, rank)) in enumerate(zip(wanted, places, strict=True)):
+        lower, _ = select.bin_of_rank(low[row], rank)
+        if every == 1 or low[row][lower] >= select.WORTH_A_GUESS * seen:
+            found[d] = select.threshold_of(upper, lower)
+    return found
 
 
 def _ranks(site: Site, size: int) -> list[int]:
@@ -152,20 +153,29 @@ def _ranks(site: Site, size: int) -> list[int]:
     ]
 
 
-def _count_high(chunk: Chunk, experts: list[int]) -> Array:
-    histogram = np.zeros((len(experts), select.HIGH_BINS), np.int64)
-    for tile in task_vectors(chunk):
-        for row, d in enumerate(experts):
-            select.count_high(tile.experts[d], histogram[row])
-    return histogram
+class Counted(NamedTuple):
+    """A chunk's entries above and equal to each wanted expert's threshold."""
+
+    start: int
+    counts: Array
 
 
-def _count_low(chunk: Chunk, experts: list[int], bins: list[int]) -> Inside:
-    histogram = np.zeros((len(experts), select.LOW_BINS), np.int64)
-    for tile in task_vectors(chunk):
-        for row, d in enumerate(experts):
-            select.count_low(tile.experts[d], bins[row], histogram[row])
-    return Inside(chunk.start, [(v := np.flatnonzero(row), row[v]) for row in histogram])
+def _count_high(chunk: Chunk, experts: Array, every: int) -> Array:
+    counts = np.zeros((len(experts), select.HIGH_BINS), np.uint32)
+    chunk.read(select.count_high, experts, every, counts, share=1 / every)
+    return counts
+
+
+def _count_low(chunk: Chunk, experts: Array, every: int, bins: Array) -> Array:
+    counts = np.zeros((len(experts), select.LOW_BINS), np.uint32)
+    chunk.read(select.count_low, experts, every, bins, counts, share=1 / every)
+    return counts
+
+
+def _count_cut(chunk: Chunk, experts: list[int], thresholds: Array) -> Counted:
+    counts = np.zeros((len(experts), 2), np.int64)
+    chunk.read(select.count_cut, np.array(experts), thresholds, counts)
+    return Counted(chunk.start, counts)
 
 
 def _allowances(
