@@ -21,7 +21,9 @@ class MemorySource:
 
     def __init__(self, members: Mapping[str, Tensors]) -> None:
         self.members = {
-            name: {tensor: np.ascontiguousarray(v, np.float32).ravel() for tensor, v in tensors.items()}
+            name: {
+                tensor: np.ascontiguousarray(v, np.float32).ravel() for tensor, v in tensors.items()
+            }
             for name, tensors in members.items()
         }
 

@@ -90,6 +90,11 @@ class PoolSource:
         with self._lock:
             self._read += passed * read
 
+    def release(self, member: str, tensor: str) -> None:
+        """This member's values are not needed for now, but were not read for the last time."""
+        stored = self.members[member].tensors[tensor]
+        self.reader.release(stored, 0, stored.size)
+
     def prefetch(self, tensors: Iterable[str]) -> None:
         for tensor in tensors:
             for checkpoint in self.members.values():

@@ -22,7 +22,7 @@ from sigmerge.checkpoints.writer import Layout, Output, check_target, parse_size
 from sigmerge.commands.options import Meter, Options, versions
 from sigmerge.engine.stream import CHUNK, Stream, rounded
 from sigmerge.engine.workers import Workers
-from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import identity, sha256
 from sigmerge.kernels import TILE
 from sigmerge.operators.base import Operator, Site

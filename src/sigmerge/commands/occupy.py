@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +19,13 @@ from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.commands.merge import input_files
 from sigmerge.commands.options import Meter, Options, versions
 from sigmerge.commands.profile import block_sites
-from sigmerge.engine.stream import ahead, rounded
+from sigmerge.engine.layer import LayerBlock, Piece
+from sigmerge.engine.stream import ahead
 from sigmerge.engine.workers import Workers
 from sigmerge.files.digests import identity
-from sigmerge.kernels.claim import TILE
-from sigmerge.kernels.convert import STORAGE
-from sigmerge.method.occupancy import Update, admit, claim
+from sigmerge.method.occupancy import Update, admission, claim
 from sigmerge.operators.base import Site
 
-BF16, F32 = STORAGE["BF16"], STORAGE["F32"]
 Guard = Callable[[Path], dict[str, Any]]
 """Looks at a repaired folder and returns what it found: verdict, warning, what is kept."""
 
@@ -69,58 +66,6 @@ class RepairJob:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-class LayerBlock:
-    """One decoder block as `occupancy` sees it: tiles in flat order over its sorted tensors."""
-
-    def __init__(self, index: int, sites: Sequence[Site], job: RepairJob, source: PoolSource):
-        self.index = index
-        self.domains = job.domains
-        self.tiles: list[tuple[int, int]] = []
-        self.places: list[tuple[str, int]] = []
-        self.sites = sites
-        self._source = source
-        self._local = threading.local()
-        offset = 0
-        for site in sites:
-            for start in range(0, site.size, TILE):
-                stop = min(site.size, start + TILE)
-                self.tiles.append((offset + start, offset + stop))
-                self.places.append((site.tensor, start))
-            offset += site.size
-        self.size = offset
-        self._raw = {name: self._views(name) for name in ("reference", *job.domains)}
-
-    def stored(self, domain: int, tile: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        expert = self._raw[self.domains[domain]][tile]
-        reference = self._raw["reference"][tile]
-        if expert.dtype == reference.dtype and expert.dtype in (BF16, F32):
-            return expert, reference
-        return self._fill(self.domains[domain], tile, 0), self._fill("reference", tile, 1)
-
-    def not_finite(self, domain: int, tile: int) -> None:
-        for member in (self.domains[domain], "reference"):
-            self._fill(member, tile, 0)
-
-    def _views(self, member: str) -> list[np.ndarray[Any, Any]]:
-        """A member's stored values, tile by tile."""
-        whole = {site.tensor: self._source.raw(member, site.tensor) for site in self.sites}
-        return [whole[tensor][start : start + TILE] for tensor, start in self.places]
-
-    def _fill(self, member: str, tile: int, row: int) -> np.ndarray[Any, Any]:
-        """A member's values in the calling thread's own room; an error if they are not finite."""
-        if not hasattr(self._local, "rows"):
-            self._local.rows = np.empty((2, TILE), np.float32)
-        tensor, place = self.places[tile]
-        start, stop = self.tiles[tile]
-        values = self._local.rows[row, : stop - start]
-        self._source.fill(member, tensor, place, values)
-        return values
-
-    def release(self) -> None:
-        for site in self.sites:
-            self._source.done(site.tensor, 0, site.size)
-
-
 def write_repair(
     job: RepairJob,
     plan: dict[str, Any],
@@ -134,10 +79,13 @@ def write_repair(
 
     `guard` sees the finished folder before it is published, and may have the anchor put back.
     """
-    source = PoolSource(job.pool.members, allow_nonfinite=options.allow_nonfinite)
-    anchor = PoolSource({"anchor": job.anchor}, allow_nonfinite=options.allow_nonfinite)
-    fingerprint = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
-    with Output(out, job.layout, fingerprint, overwrite=options.overwrite) as output:
+    lenient = options.allow_nonfinite
+    fingerprint = job.fingerprint() + (" unchecked" if lenient else "")
+    with (
+        Output(out, job.layout, fingerprint, overwrite=options.overwrite) as output,
+        PoolSource(job.pool.members, allow_nonfinite=lenient) as source,
+        PoolSource({"anchor": job.anchor}, allow_nonfinite=lenient) as anchor,
+    ):
         resumed = sorted(output.done)
         with Workers(options.threads) as workers:
             layers = _write_layers(job, source, anchor, workers, output, options)
@@ -204,8 +152,12 @@ def _write_layers(
         anchor.prefetch(names)
 
     todo = [index for index, key in enumerate(keys) if key not in output.done]
-    for index in ahead(todo, prefetch):
-        record = _write_layer(job, index, blocks[index], source, anchor, workers, output)
+
+    def layer(index: int) -> list[dict[str, Any]]:
+        return _write_layer(job, index, blocks[index], source, anchor, workers, output)
+
+    records = workers.overlap(layer, ahead(todo, prefetch))
+    for index, record in zip(todo, records, strict=True):
         output.finish(keys[index], record)
         written += sizes[index]
         options.progress("repairing", written, job.layout.nbytes)
@@ -221,7 +173,7 @@ def _write_layer(
     workers: Workers,
     output: Output,
 ) -> list[dict[str, Any]]:
-    block = LayerBlock(index, sites, job, source)
+    block = LayerBlock(index, sites, job.domains, source, anchor)
     owner = None
     records = []
     for turn in job.rounds:
@@ -231,30 +183,15 @@ def _write_layer(
         owner = claims.owner
         records.append({"claimed": claims.claimed, "support": claims.support, "mass": claims.mass})
     assert owner is not None
-    owned = owner
     owners = [d for d in range(len(job.domains)) if any(r["claimed"][d] for r in records)]
+    update = admission(block, owners, job.update)
 
-    def write(tiles: Sequence[int]) -> None:
-        values = np.empty(TILE, np.float32)
-        raw = np.empty(TILE * 4, np.uint8)
-        for tile in tiles:
-            tensor, start = block.places[tile]
-            first, last = block.tiles[tile]
-            size = last - first
-            dtype = job.layout.slots[tensor].dtype
-            anchor.fill("anchor", tensor, start, values[:size])
-            admit(block, owned, owners, tile, values[:size], job.update)
-            kind = STORAGE[dtype]
-            store(output, tensor, start, values[:size],
-                  raw[: size * kind.itemsize].view(kind), dtype,
-                  anchor.allow_nonfinite)  # fmt: skip
+    def write(piece: Piece) -> None:
+        dtype = job.layout.slots[piece.tensor].dtype
+        output.write(piece.tensor, piece.start, block.repaired(piece, update, owner, dtype))
 
-    pieces = [range(a, min(a + 4, len(block.tiles))) for a in range(0, len(block.tiles), 4)]
-    for _ in workers.map(write, pieces):
+    for _ in workers.map(write, block.pieces):
         pass
-    block.release()
-    for site in sites:
-        anchor.done(site.tensor, 0, site.size)
     return records
 
 

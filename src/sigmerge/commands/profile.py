@@ -26,10 +26,10 @@ from sigmerge.errors import PoolError
 from sigmerge.files.cache import beside
 from sigmerge.files.digests import sha256
 from sigmerge.files.documents import content_key, whole, write_json
-from sigmerge.kernels.signature import add_signature
+from sigmerge.kernels import TILE
+from sigmerge.kernels.signature import signature
 from sigmerge.method import conflict
 from sigmerge.operators.base import Chunk, Pass, Passes, Site
-from sigmerge.operators.task_arithmetic import task_vectors
 from sigmerge.recipe import Recipe, load_recipe
 
 Views = dict[str, np.ndarray[Any, Any]]
@@ -132,11 +132,9 @@ def _signature(pool: Pool, options: Options) -> tuple[Any, Any]:
     done = 0
 
     def visit(chunk: Chunk) -> tuple[Site, int, Any, Any]:
-        part, sums, size = np.zeros((experts, experts)), np.zeros(2), 0
-        for tile in task_vectors(chunk):
-            add_signature(tile.experts, part, sums)
-            size += tile.out.size
-        return chunk.site, size, part, sums
+        part, sums = np.zeros((experts, experts)), np.zeros(2)
+        chunk.read(signature, TILE, part, sums)
+        return chunk.site, chunk.size, part, sums
 
     def fold(_: None, result: tuple[Site, int, Any, Any]) -> None:
         nonlocal done
@@ -150,8 +148,10 @@ def _signature(pool: Pool, options: Options) -> tuple[Any, Any]:
     def passes() -> Passes:
         yield Pass(visit, fold)
 
-    with Workers(options.threads) as workers:
-        source = PoolSource(pool.members, allow_nonfinite=options.allow_nonfinite)
+    with (
+        PoolSource(pool.members, allow_nonfinite=options.allow_nonfinite) as source,
+        Workers(options.threads) as workers,
+    ):
         Stream(blocks, source, workers, lambda site: 4).survey(passes())
     return dots, mass
 

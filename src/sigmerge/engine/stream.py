@@ -20,8 +20,9 @@ from sigmerge.errors import OutputError
 from sigmerge.kernels import TILE
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.convert import NARROW, STORAGE
+from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.stored import CODE, Members, address_of, load_rows, members
-from sigmerge.operators.base import Array, Formula, Operator, Pass, Passes, Site, Tile
+from sigmerge.operators.base import Array, Operator, Pass, Passes, Site, Tile
 
 CHUNK = 32 * TILE
 """Coordinates one worker takes at a time. Fixed: sums of float64 over chunks have one order."""
@@ -62,20 +63,24 @@ class StreamChunk:
     statistics: Any = None
     notes: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
     def read(self, kernel: Callable[..., bool], *arguments: Any, share: float = 1.0) -> None:
         """One compiled pass over Δ_d: kernel(addresses, kinds, start, size, *arguments).
 
         It returns whether all it read is finite; `share` is how much of the chunk it reads.
         """
         table = self._members(reference=True)
-        fine = kernel(*table, self.start, self.stop - self.start, *arguments)
+        fine = kernel(*table, self.start, self.size, *arguments)
         self._check(fine, reference=True)
         self.source.done(self.site.tensor, self.start, self.stop, share)
 
     def merged(self, formula: Formula, dtype: str) -> tuple[Array, bool]:
         """The chunk merged and rounded once, in the calling thread's room; whether it is finite."""
-        size, kind = self.stop - self.start, STORAGE[dtype]
-        out = _room(-(-size * kind.itemsize // 4)).view(kind)[:size]
+        kind = STORAGE[dtype]
+        out = _room(-(-self.size * kind.itemsize // 4)).view(kind)[: self.size]
         return out, self._run(formula, address_of(out), CODE[kind], self.step, np.zeros(1))
 
     def norm(self, formula: Formula, tile: int) -> float:
@@ -105,10 +110,10 @@ class StreamChunk:
 
     def _run(self, formula: Formula, out: int, kind: int, tile: int, norms: Array) -> bool:
         reference = formula.reads_reference
-        size, strip = self.stop - self.start, max(kernels.STRIP // self.granule, 1) * self.granule
+        strip = max(kernels.STRIP // self.granule, 1) * self.granule
         table = self._members(reference=reference)
         fine, stored = kernels.merge(
-            formula, *table, self.start, size, tile, strip, np.uint64(out), kind, norms
+            formula, *table, self.start, self.size, tile, strip, np.uint64(out), kind, norms
         )
         self._check(fine, reference=reference)
         self.source.done(self.site.tensor, self.start, self.stop)
@@ -167,7 +172,7 @@ def batches(chunks: Iterable[StreamChunk]) -> Iterator[list[StreamChunk]]:
     """Small chunks together, so that many small tensors are few items of work."""
     batch: list[StreamChunk] = []
     for chunk in chunks:
-        if batch and chunk.stop - chunk.start + sum(c.stop - c.start for c in batch) > CHUNK:
+        if batch and chunk.size + sum(c.size for c in batch) > CHUNK:
             yield batch
             batch = []
         batch.append(chunk)

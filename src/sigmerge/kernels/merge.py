@@ -1,8 +1,8 @@
 """The arithmetic of the dense operators in float32, expert by expert in order.
 
 One call merges one chunk: it reads the stored values of all members strip by strip, thins the
-rows out, combines them, and leaves the result in its stored type. What it does is a `Formula`, which
-is numbers and small tables, so that one compiled function serves every operator and pool.
+rows out, combines them, and leaves the result in its stored type. What it does is a `Formula`,
+which is numbers and small tables, so that one compiled function serves every operator and pool.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def formula(
     factor: float = 1.0,
 ) -> Formula:
     """What is given decides how rows are thinned out; at most one of cuts, draws and groups."""
-    thin = TRIM if cuts is not None else DROP if draws is not None else PRUNE if groups else KEEP_ALL
+    thin = (
+        TRIM if cuts is not None else DROP if draws is not None else PRUNE if groups else KEEP_ALL
+    )
     experts = len(weights)
     return Formula(
         weights,
@@ -321,19 +323,6 @@ def _total(lanes: Array) -> float:
     for i in range(lanes.size):
         total += lanes[i]
     return total
-
-
-@kernel
-def _add_magnitudes(values: Array, lanes: Array, shift: int) -> None:
-    """Entry i goes to lane shift + i mod LANES: a fixed order of addition that runs in vectors."""
-    if shift:
-        for i in range(values.size):
-            lanes[(shift + i) % LANES] += np.float64(abs(values[i]))
-        return
-    for begin in range(0, values.size, LANES):
-        part = values[begin : begin + LANES]
-        for i in range(part.size):
-            lanes[i] += np.float64(abs(part[i]))
 
 
 @kernel

@@ -97,6 +97,34 @@ def _widen_less(raw: Array, less: Array, out: Array) -> bool:
 
 
 @kernel
+def load_difference(
+    address: np.uint64,
+    kind: int,
+    reference: np.uint64,
+    reference_kind: int,
+    begin: int,
+    room: Array,
+    out: Array,
+) -> bool:
+    """float32 values from `begin` on, minus the reference's; False if any is NaN or infinite.
+
+    `room` is for the reference, where the two cannot be widened and subtracted in one loop.
+    """
+    if (kind == BF16) & (reference_kind == BF16):
+        skip = np.uint64(2) * np.uint64(begin)
+        minuend = carray(_pointer(np.uint64(address + skip)), out.size, np.uint16)
+        subtrahend = carray(_pointer(np.uint64(reference + skip)), out.size, np.uint16)
+        for i in range(out.size):
+            bits = np.uint32(np.uint32(minuend[i]) << np.uint32(16))
+            less = np.uint32(np.uint32(subtrahend[i]) << np.uint32(16))
+            out[i] = bits.view(np.float32) - less.view(np.float32)
+        return bool(finite_bf16(minuend) & finite_bf16(subtrahend))
+    less_row = room[: out.size]
+    finite = load(reference, reference_kind, begin, less_row)
+    return bool(finite & load_less(address, kind, begin, less_row, out))
+
+
+@kernel
 def save(values: Array, address: np.uint64, kind: int, begin: int) -> bool:
     """Round float32 values once to the stored type; False if not all stored values are finite."""
     width = np.uint64(4 if kind == F32 else 2)

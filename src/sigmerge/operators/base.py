@@ -2,9 +2,9 @@
 
 An operator says how the merge follows from the reference and the experts: by a `formula`, which one
 compiled call carries out on a whole chunk, or, where it needs linear algebra, tile by tile in
-`merge`. What must be known beforehand about a tensor (a trimming threshold, a norm) is gathered by passes over its tiles:
-`prepare` is a generator that yields a `Pass` and is sent back its folded result; it returns the
-tensor's state. `survey` is the same over the whole model.
+`merge`. What must be known beforehand about a tensor (a trimming threshold, a norm) is gathered by
+passes over its chunks: `prepare` is a generator that yields a `Pass` and is sent back its folded
+result; it returns the tensor's state. `survey` is the same over the whole model.
 An operator that reads data says what it `needs`; a capture pass has measured it on the experts' own
 exemplars, and chunks carry it as `statistics`.
 Operators know no files and no threads; the engine decides where a pass runs.
@@ -113,11 +113,15 @@ class Chunk(Protocol):
 
     site: Site
     start: int
-    step: int
-    """Coordinates of a tile."""
     state: Any
     statistics: Statistics
     notes: dict[str, Any]
+    step: int
+    """Coordinates of a tile."""
+
+    @property
+    def size(self) -> int:
+        """Coordinates of the chunk."""
 
     def tiles(self, less: str | None = None) -> Iterator[Tile]:
         """Tiles with θ_d in the experts' rows, or θ_d − θ_ref with less = "reference"."""

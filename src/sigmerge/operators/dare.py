@@ -89,7 +89,7 @@ class DareTies(DareLinear):
         return kernels.formula(site.weights(), **_dropping(site, chunk.state), **disjoint(site))
 
 
-def _dropping(site: Site, matched: Array | None) -> dict[str, Array]:
+def _dropping(site: Site, matched: Array | None) -> dict[str, Any]:
     """What is drawn for every expert, and how its survivors are rescaled."""
     densities = np.array(site.settings["density"])
     rescale = np.ones((len(densities), 2), np.float32)

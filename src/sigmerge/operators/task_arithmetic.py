@@ -27,7 +27,7 @@ def task_vectors(chunk: Chunk) -> Iterator[Tile]:
     return chunk.tiles(less="reference")
 
 
-def scaling(site: Site) -> dict[str, float]:
+def scaling(site: Site) -> dict[str, Any]:
     """How a weighted sum becomes τ: times λ, divided by Σ_d w_d if asked to normalise."""
     total = float(site.weights().sum(dtype=np.float32)) if site.settings["normalize"] else 1.0
     return {

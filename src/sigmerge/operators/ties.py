@@ -134,7 +134,10 @@ def _thresholds(wanted: Sequence[int], ranks: Sequence[int], size: int, every: i
     experts = np.array(wanted)
     high = yield Pass(partial(_count_high, experts=experts, every=every), add)
     seen = int(high[0].sum())
-    places = [select.bin_of_rank(row, -(-ranks[d] * seen // size)) for row, d in zip(high, wanted, strict=True)]
+    places = [
+        select.bin_of_rank(row, -(-ranks[d] * seen // size))
+        for row, d in zip(high, wanted, strict=True)
+    ]
     bins = np.array([upper for upper, _ in places])
     low = yield Pass(partial(_count_low, experts=experts, every=every, bins=bins), add)
     found = {}
