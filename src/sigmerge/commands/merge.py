@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.statistics import StatisticsFolders
 from sigmerge.checkpoints.writer import Layout, Output, check_target, parse_size, plan_layout
 from sigmerge.commands.options import Meter, Options, versions
+from sigmerge.engine.beside import Step, beside
 from sigmerge.engine.stream import CHUNK, Stream, rounded
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError
@@ -256,7 +258,9 @@ def run_merge(job: MergeJob, out: Path, options: Options) -> dict[str, Any]:
         Workers(options.threads) as workers,
     ):
         resumed = sorted(output.done)
-        merge_blocks(job, source, workers, output, options)
+        with beside(partial(hash_inputs, pool.members, options)) as hashed:
+            merge_blocks(job, source, workers, output, options)
+            hashed()
         exemplars = {m.name: m.exemplars for m in recipe.models if m.exemplars and job.statistics}
         inputs = input_files(pool.members, options, exemplars)
         copy_companions(output, pool, recipe.tokenizer, recipe.out_dtype)
@@ -372,6 +376,13 @@ def summary(sites: Mapping[str, Site]) -> dict[str, Any]:
         name: values[0] if len(values) == 1 else {"by tensor": values}
         for name, values in seen.items()
     }
+
+
+def hash_inputs(members: Mapping[str, Checkpoint], options: Options, step: Step) -> None:
+    """Hash beside a merge what `input_files` will look up after it; one thread does not share."""
+    if options.threads > 1:
+        files = [file for member in members.values() for file in member.files]
+        sha256(files, options.threads, step)
 
 
 def input_files(

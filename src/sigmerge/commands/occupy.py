@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from sigmerge.checkpoints.folder import INDEX, Checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import Layout, Output
-from sigmerge.commands.merge import input_files
+from sigmerge.commands.merge import hash_inputs, input_files
 from sigmerge.commands.options import Meter, Options, versions
 from sigmerge.commands.profile import block_sites
+from sigmerge.engine.beside import beside
 from sigmerge.engine.layer import LayerBlock, Piece
 from sigmerge.engine.stream import ahead
 from sigmerge.engine.workers import Workers
@@ -87,8 +89,13 @@ def write_repair(
         PoolSource({"anchor": job.anchor}, allow_nonfinite=lenient) as anchor,
     ):
         resumed = sorted(output.done)
-        with Workers(options.threads) as workers:
+        members = {**job.pool.members, "anchor": job.anchor}
+        with (
+            Workers(options.threads) as workers,
+            beside(partial(hash_inputs, members if recipe else {}, options)) as hashed,
+        ):
             layers = _write_layers(job, source, anchor, workers, output, options)
+            hashed()
         _copy_outside(job, anchor, output)
         plan |= _claimed(layers)
         copy_companions(output, Pool(job.anchor, {}), None, None)
@@ -99,7 +106,7 @@ def write_repair(
                 plan["warnings"] = [*dict.fromkeys([*plan.get("warnings", []), warning])]
             if found.get("kept") == "anchor":
                 _put_back(job, anchor, output)
-        inputs = input_files({**job.pool.members, "anchor": job.anchor}, options) if recipe else []
+        inputs = input_files(members, options) if recipe else []
         provenance = {
             "inputs": inputs,
             "versions": versions(),

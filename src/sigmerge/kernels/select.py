@@ -1,17 +1,19 @@
 """Exact top-k by magnitude without a sort.
 
-The magnitude of a float32 is ordered like its 31-bit pattern. One histogram over the upper 16 of
-those bits finds the bin of the k-th largest value, a second over the lower 15 bits inside that bin
-finds the value itself. Counts of tiles add up, so a threshold over a whole model costs two passes
-and constant memory. Equal magnitudes are admitted from the lowest flat index on.
+The magnitude of a float32 is ordered like its 31-bit pattern. A histogram over the upper 16 of
+those bits finds the bin of the k-th largest value, a second one, of the patterns inside that bin,
+the value itself. Counts of tiles add up, so a threshold over a whole model takes constant memory.
+Equal magnitudes are admitted from the lowest flat index on.
 
-Differences of bfloat16 numbers take few values, so a threshold is one that a good part of the
-entries have, and the histograms of a sample tell which. One count over everything proves such a
-guess right or wrong; only after a wrong one are the exact histograms made.
+The first histogram of a sample tells the bin as well, give or take a few: then the second is made
+of all of those, in one pass over everything, and shows whether the k-th value lies inside. A wide
+range is counted without the last bits; the count is exact as long as all entries that fall into one
+place have the same.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -29,6 +31,8 @@ STRIP: Final = 4096
 """Coordinates whose task vector is held at a time."""
 SAMPLE: Final = 16
 """One strip in this many is looked at to guess a threshold."""
+FEW: Final = 64
+"""Bins of `count_high` that may lie around a rank for their patterns to be counted at once."""
 WORTH_A_GUESS: Final = 1 / 1024
 """Share of a sample that must sit exactly on the guessed threshold for the guess to be tried."""
 
@@ -67,71 +71,58 @@ def count_high(
 
 
 @kernel
-def count_low(
+def count_inside(
     addresses: Array,
     kinds: Array,
     start: int,
     size: int,
     experts: Array,
-    every: int,
-    bins: Array,
+    ranges: Array,
     counts: Array,
+    left_out: Array,
+    above: Array,
 ) -> bool:
-    """Among magnitudes whose upper bits are an expert's bin, count the lower 15 bits."""
-    room, base, fine = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32), True
-    inside = np.empty(STRIP, np.uint16)
-    for begin in range(0, size, STRIP * every):
-        count = min(STRIP, size - begin)
-        delta, less = room[:count], base[:count]
-        fine &= load(addresses[-1], kinds[-1], begin, less)
-        for row in range(len(experts)):
-            d, wanted, found = experts[row], np.uint32(bins[row]), 0
-            fine &= load_less(addresses[d], kinds[d], begin, less, delta)
-            bits, histogram = delta.view(np.uint32), counts[row]
-            for i in range(count):
-                # Adding 0 or 1 keeps the loop free of a branch that no one can predict.
-                magnitude = bits[i] & MAGNITUDE
-                inside[found] = magnitude & np.uint32(LOW_BINS - 1)
-                found += magnitude >> np.uint32(LOW_BITS) == wanted
-            for i in range(found):
-                histogram[inside[i]] += np.uint32(1)
-    return fine
+    """Count the magnitude patterns inside a range, and how many lie above it.
 
-
-@kernel
-def count_cut(
-    addresses: Array,
-    kinds: Array,
-    start: int,
-    size: int,
-    experts: Array,
-    thresholds: Array,
-    counts: Array,
-) -> bool:
-    """How many magnitudes lie above each wanted expert's threshold, and how many equal it."""
+    Row by row for the wanted experts: `ranges` holds a range's first pattern, its length and a
+    shift; an offset into the range is counted without its last `shift` bits (at most 8). What was
+    left out goes to `left_out`: the union of these bits in the lower byte, of their complements in
+    the upper one. above[row] gains how many patterns lie above the range. Members are all experts
+    and the reference; returns whether everything is finite.
+    """
     room, base, fine = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32), True
+    inside = np.empty(STRIP, np.uint32)
     for begin in range(0, size, STRIP):
         count = min(STRIP, size - begin)
         delta, less = room[:count], base[:count]
         fine &= load(addresses[-1], kinds[-1], begin, less)
         for row in range(len(experts)):
-            d = experts[row]
+            lowest, width = np.uint32(ranges[row, 0]), np.uint32(ranges[row, 1])
+            d, shift, found = experts[row], np.uint32(ranges[row, 2]), 0
+            mask = np.uint32((np.uint32(1) << shift) - np.uint32(1))
             fine &= load_less(addresses[d], kinds[d], begin, less, delta)
-            above, tied = _above_and_tied(delta, np.int32(thresholds[row]))
-            counts[row, 0] += above
-            counts[row, 1] += tied
+            above[row] += _count_from(delta, np.int32(lowest + width))
+            bits, histogram = delta.view(np.uint32), counts[row]
+            for i in range(count):
+                # Adding 0 or 1 keeps the loop free of a branch that no one can predict.
+                offset = np.uint32((bits[i] & MAGNITUDE) - lowest)
+                inside[found] = offset
+                found += offset < width
+            for i in range(found):
+                place, last = inside[i] >> shift, inside[i] & mask
+                histogram[place] += np.uint32(1)
+                left_out[row, place] |= np.uint16(last | ((last ^ mask) << np.uint32(8)))
     return fine
 
 
 @kernel
-def _above_and_tied(values: Array, cut: np.int32) -> tuple[int, int]:
-    bits = values.view(np.int32)
-    above, tied = np.int32(0), np.int32(0)
+def _count_from(values: Array, least: np.int32) -> int:
+    """How many magnitudes reach a pattern."""
+    bits, count = values.view(np.int32), np.int32(0)
     for i in range(bits.size):
         magnitude = np.int32(bits[i] & np.int32(0x7FFFFFFF))
-        above = np.int32(above + np.int32(magnitude > cut))
-        tied = np.int32(tied + np.int32(magnitude == cut))
-    return int(above), int(tied)
+        count = np.int32(count + np.int32(magnitude >= least))
+    return int(count)
 
 
 def bin_of_rank(histogram: Array, k: int) -> tuple[int, int]:
@@ -140,6 +131,24 @@ def bin_of_rank(histogram: Array, k: int) -> tuple[int, int]:
     position = int(np.searchsorted(from_top, k))
     above = int(from_top[position - 1]) if position else 0
     return histogram.size - 1 - position, k - above
+
+
+def bins_around(sample: Array, share: float) -> tuple[int, int]:
+    """The first and last bin in which the entry at this share of the top lies, by a sample.
+
+    Entries of a sample come in strips and resemble one another, hence eight standard deviations.
+    """
+    seen = int(sample.sum())
+    slack = 4 * math.isqrt(seen) + 1
+    last, _ = bin_of_rank(sample, max(1, int(share * seen) - slack))
+    first, _ = bin_of_rank(sample, min(seen, int(share * seen) + slack))
+    return first, last
+
+
+def range_of(first: int, last: int) -> tuple[int, int, int]:
+    """The patterns of some bins as `count_inside` takes them, in at most LOW_BINS · 2 counts."""
+    length = (last - first + 1) << LOW_BITS
+    return first << LOW_BITS, length, max(0, (length - 1).bit_length() - LOW_BITS - 1)
 
 
 def threshold_of(high: int, low: int) -> int:

@@ -112,40 +112,64 @@ def find_cuts(ranks: Sequence[int], size: int) -> Passes:
     for every in (select.SAMPLE, 1):
         if not wanted:
             break
-        guesses = yield from _thresholds(wanted, ranks, size, every)
-        tried = [d for d in wanted if d in guesses]
-        counts: list[Counted] = []
-        if tried:
-            at = np.array([guesses[d] for d in tried], np.int64)
-            counts = yield Pass(partial(_count_cut, experts=tried, thresholds=at))
-        for row, d in enumerate(tried):
-            above, equal = (sum(int(c.counts[row, k]) for c in counts) for k in (0, 1))
-            if above < ranks[d] <= above + equal:
-                cuts[d] = select.Cut(guesses[d], ranks[d] - above)
-                wanted.remove(d)
-                for part in counts:
-                    part_ties = tied.setdefault(part.start, [0] * len(ranks))
-                    part_ties[d] = int(part.counts[row, 1])
+        ranges = yield from _ranges(wanted, ranks, size, every)
+        parts = (yield Pass(partial(_inside, ranges=ranges))) if ranges else []
+        for row, d in enumerate(ranges):
+            found = [part.found[row] for part in parts]
+            rank = ranks[d] - sum(int(part.above[row]) for part in parts)
+            place, cut = _cut(found, rank)
+            if cut is None:
+                continue
+            cuts[d] = cut
+            wanted.remove(d)
+            for part, entries in zip(parts, found, strict=True):
+                ties = tied.setdefault(part.start, [0] * len(ranks))
+                ties[d] = int(entries.counts[entries.patterns == place].sum())
     return cuts, sorted(tied.items())
 
 
-def _thresholds(wanted: Sequence[int], ranks: Sequence[int], size: int, every: int) -> Passes:
-    """Magnitudes at the ranks in one strip of `every`; of a sample, those worth a count."""
-    experts = np.array(wanted)
-    high = yield Pass(partial(_count_high, experts=experts, every=every), add)
-    seen = int(high[0].sum())
-    places = [
-        select.bin_of_rank(row, -(-ranks[d] * seen // size))
-        for row, d in zip(high, wanted, strict=True)
-    ]
-    bins = np.array([upper for upper, _ in places])
-    low = yield Pass(partial(_count_low, experts=experts, every=every, bins=bins), add)
-    found = {}
-    for row, (d, (upper, rank)) in enumerate(zip(wanted, places, strict=True)):
-        lower, _ = select.bin_of_rank(low[row], rank)
-        if every == 1 or low[row][lower] >= select.WORTH_A_GUESS * seen:
-            found[d] = select.threshold_of(upper, lower)
-    return found
+def _ranges(wanted: Sequence[int], ranks: Sequence[int], size: int, every: int) -> Passes:
+    """By expert the patterns around its rank; of a sample, only where they are not too many."""
+    high = yield Pass(partial(_count_high, experts=np.array(wanted), every=every), add)
+    ranges = {}
+    for d, row in zip(wanted, high, strict=True):
+        if every == 1:
+            found, _ = select.bin_of_rank(row, ranks[d])
+            ranges[d] = select.range_of(found, found)
+        else:
+            first, last = select.bins_around(row, ranks[d] / size)
+            if last - first < select.FEW:
+                ranges[d] = select.range_of(first, last)
+    return ranges
+
+
+class Entries(NamedTuple):
+    """Magnitudes in a range: patterns up to the bits that were left out, counts, and those bits."""
+
+    patterns: Array
+    counts: Array
+    left_out: Array
+
+
+class Inside(NamedTuple):
+    """A chunk's entries in the range of each wanted expert, and how many lie above it."""
+
+    start: int
+    found: list[Entries]
+    above: Array
+
+
+def _cut(found: Sequence[Entries], rank: int) -> tuple[int, select.Cut | None]:
+    """The cut at a rank and its pattern up to the bits left out; None if it cannot be told."""
+    patterns, places = np.unique(np.concatenate([e.patterns for e in found]), return_inverse=True)
+    total = np.bincount(places, np.concatenate([e.counts for e in found])).astype(np.int64)
+    if not 0 < rank <= total.sum():
+        return 0, None
+    place, left = select.bin_of_rank(total, rank)
+    here = np.concatenate([e.left_out for e in found])[places == place]
+    last, others = divmod(int(np.bitwise_or.reduce(here)), 256)[::-1]
+    pattern = int(patterns[place])
+    return pattern, None if last & others else select.Cut(pattern + last, left)
 
 
 def _ranks(site: Site, size: int) -> list[int]:
@@ -156,29 +180,23 @@ def _ranks(site: Site, size: int) -> list[int]:
     ]
 
 
-class Counted(NamedTuple):
-    """A chunk's entries above and equal to each wanted expert's threshold."""
-
-    start: int
-    counts: Array
-
-
 def _count_high(chunk: Chunk, experts: Array, every: int) -> Array:
     counts = np.zeros((len(experts), select.HIGH_BINS), np.uint32)
     chunk.read(select.count_high, experts, every, counts, share=1 / every)
     return counts
 
 
-def _count_low(chunk: Chunk, experts: Array, every: int, bins: Array) -> Array:
-    counts = np.zeros((len(experts), select.LOW_BINS), np.uint32)
-    chunk.read(select.count_low, experts, every, bins, counts, share=1 / every)
-    return counts
-
-
-def _count_cut(chunk: Chunk, experts: list[int], thresholds: Array) -> Counted:
-    counts = np.zeros((len(experts), 2), np.int64)
-    chunk.read(select.count_cut, np.array(experts), thresholds, counts)
-    return Counted(chunk.start, counts)
+def _inside(chunk: Chunk, ranges: dict[int, tuple[int, int, int]]) -> Inside:
+    table, experts = np.array(list(ranges.values())), np.array(list(ranges))
+    counts = np.zeros((len(experts), 2 * select.LOW_BINS), np.uint32)
+    left_out, above = np.zeros(counts.shape, np.uint16), np.zeros(len(experts), np.int64)
+    chunk.read(select.count_inside, experts, table, counts, left_out, above)
+    found = []
+    for row, (first, _, shift) in enumerate(table):
+        places = np.flatnonzero(counts[row])
+        entries = Entries(first + (places << shift), counts[row, places], left_out[row, places])
+        found.append(entries)
+    return Inside(chunk.start, found, above)
 
 
 def _allowances(
