@@ -107,7 +107,7 @@ def count_inside(
                 # Adding 0 or 1 keeps the loop free of a branch that no one can predict.
                 offset = np.uint32((bits[i] & MAGNITUDE) - lowest)
                 inside[found] = offset
-                found += offset < width
+                found += int(offset < width)
             for i in range(found):
                 place, last = inside[i] >> shift, inside[i] & mask
                 histogram[place] += np.uint32(1)
@@ -118,7 +118,8 @@ def count_inside(
 @kernel
 def _count_from(values: Array, least: np.int32) -> int:
     """How many magnitudes reach a pattern."""
-    bits, count = values.view(np.int32), np.int32(0)
+    bits = values.view(np.int32)
+    count = np.int32(0)
     for i in range(bits.size):
         magnitude = np.int32(bits[i] & np.int32(0x7FFFFFFF))
         count = np.int32(count + np.int32(magnitude >= least))
