@@ -17,8 +17,9 @@ from sigmerge.kernels.stored import load, load_less, save
 
 Array = np.ndarray[Any, Any]
 
-STRIP: Final = 1024
-"""Coordinates that stay in the first-level cache while all experts pass over them."""
+STRIP: Final = 4096
+"""Coordinates that all experts pass over in turn: few enough for the caches, and enough in a row
+for the memory to be read ahead."""
 
 LANES: Final = 64
 """Partial sums of a norm."""
