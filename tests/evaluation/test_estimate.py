@@ -15,7 +15,7 @@ import torch
 
 from sigmerge.errors import MissingExtra, ScoreError
 from sigmerge.evaluation.estimate import Cost, Speed, cost, estimate, timed
-from sigmerge.evaluation.lines import estimate_line
+from sigmerge.cli.evaluation_lines import estimate_line
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.probing import generate
