@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sigmerge.api import evaluate
-from sigmerge.errors import ScoreError
 from sigmerge.cli.evaluation_lines import evaluation_lines
+from sigmerge.errors import ScoreError
 from sigmerge.evaluation.safety import (
     JUDGE_PROMPT,
     Judge,

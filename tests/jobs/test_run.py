@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 import yaml
-from sigmerge.jobs import demo as demo_module
-from sigmerge.experiments.studies import study
-from sigmerge.jobs.options import Options
-from sigmerge.jobs.anchor import is_current
-from sigmerge.jobs.search import Settings, plan_search, search
 from typer.testing import CliRunner
 
 import sigmerge
-from sigmerge.cli import app
+from sigmerge.cli.app import app
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.experiments.grid import Setting, read_cells, run_grid
+from sigmerge.experiments.studies import study
 from sigmerge.experiments.summary import gains, markdown
+from sigmerge.jobs import demo as demo_module
+from sigmerge.jobs.anchor import is_current
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.search import plan_search
 from sigmerge.nano.facts import DOMAINS
 from sigmerge.nano.suite import score
 from sigmerge.nano.train import train
@@ -63,7 +63,7 @@ def test_the_chain_end_to_end(pool: Path, tmp_path: Path) -> None:
         assert plan["deficit"][domain] == pytest.approx(gap)
     assert plan["guard"]["verdict"] in ("better", "level", "worse")
     assert plan["claimed"] == plan["quota"]
-    assert result["evaluation"] == evaluation
+    assert result.as_json()["evaluation"] == evaluation
     page = (out / "report.html").read_text()
     assert "Task arithmetic" in page
     assert page == (out / "repaired/sigmerge/report.html").read_text()
@@ -128,8 +128,8 @@ def test_a_search_is_an_anchor(pool: Path, tmp_path: Path) -> None:
     """Repaired by `run` and by `merge`; the anchor is the search's winner, to the last bit."""
     out = tmp_path / "run"
     result = sigmerge.run(searched(pool), out)
-    assert result["title"] == "MERGE³ over Task arithmetic"
-    search(searched(pool), tmp_path / "search")
+    assert result.as_json()["title"] == "MERGE³ over Task arithmetic"
+    sigmerge.search(searched(pool), tmp_path / "search")
     winner = weights(tmp_path / "search/winner")
     assert weights(out / "anchor") == winner
     kept = (out / "anchor/sigmerge/search.jsonl").read_bytes()
@@ -186,7 +186,7 @@ def test_an_interrupted_run_does_not_search_again(
 def test_a_searched_merge_that_ended_while_it_moved_the_winner(pool: Path, tmp_path: Path) -> None:
     content = searched(pool)
     del content["repair"]
-    search(content, tmp_path / ".out.search")
+    sigmerge.search(content, tmp_path / ".out.search")
     wanted = weights(tmp_path / ".out.search/winner")
     shutil.rmtree(tmp_path / ".out.search/winner")
     heard: list[str] = []
@@ -216,7 +216,7 @@ def test_a_dry_run_of_a_searched_merge(pool: Path, tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(searched(pool)))
     ran = CliRunner().invoke(app, ["merge", str(file), str(tmp_path / "out"), "--dry-run"])
-    assert "calls   8 = 4 × 2, 25 items each" in ran.output and "candidates at a time" in ran.output
+    assert "8 calls = 4 × 2, 25 items each" in ran.output and "candidates at a time" in ran.output
     assert not (tmp_path / "out").exists()
 
 
@@ -253,18 +253,17 @@ def test_a_study_wants_nano_pools(tmp_path: Path) -> None:
 def test_the_demo_on_the_shipped_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "ANCHORS", ("linear",))
     result = sigmerge.demo(tmp_path / "demo")
-    [row] = result["rows"]
+    [row] = result.rows
     assert row.name == "Linear soup"
     assert row.domains == 5
     assert row.gain > 0
-    assert Path(result["page"]).read_text().count("Linear soup") > 0
+    assert Path(result.page).read_text().count("Linear soup") > 0
     with pytest.raises(OutputError, match="finished demo"):
         sigmerge.demo(tmp_path / "demo")
 
 
 def test_every_shipped_recipe_is_sound() -> None:
     from sigmerge.jobs.dense import plan_dense
-
     from sigmerge.nano.files import RECIPES
 
     files = sorted(RECIPES.glob("*.yaml"))
@@ -276,5 +275,5 @@ def test_every_shipped_recipe_is_sound() -> None:
         if loaded.search is None:
             assert plan_dense(loaded, Options()).pool.stack.depth == 6
         else:
-            job = plan_search(loaded, Settings.of(loaded), Options())
-            assert (job.settings.calls, job.base.pool.stack.depth) == (240, 6)
+            job = plan_search(loaded, Options())
+            assert (job.settings.evaluation_calls, job.base.pool.stack.depth) == (240, 6)

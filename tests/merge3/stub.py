@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.jobs.search import Settings, search
-
 from sigmerge.merge3.candidate import Weights
 from sigmerge.merge3.extract import Item
 from tests.pools import read_weights

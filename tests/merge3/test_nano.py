@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from sigmerge.jobs.options import Options
-from sigmerge.jobs.search import Settings, plan_search
 from typer.testing import CliRunner
 
-from sigmerge.cli import app
+from sigmerge.cli.app import app
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.search import Settings, plan_search
 from sigmerge.merge3.candidate import stored_weights
 from sigmerge.merge3.scoring import NanoScorer
 from sigmerge.nano.facts import CALIBRATION, DOMAINS
@@ -74,5 +74,8 @@ def test_a_search_through_the_command(tmp_path: Path) -> None:
     result = json.loads((out / "search.json").read_text())
     winner = score(out / "winner", "calibration").domains
     for domain in DOMAINS:
-        seen, unseen = 8 * result["best"]["estimates"][domain], 112 * result["test"][domain]
+        seen, unseen = (
+            8 * result.as_json()["best"]["estimates"][domain],
+            112 * result.as_json()["test"][domain],
+        )
         assert (seen + unseen) / CALIBRATION == pytest.approx(winner[domain])

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from sigmerge.jobs.options import Options
-from sigmerge.jobs.search import ANCHORS, Settings, plan_search, search
 from typer.testing import CliRunner
 
 import sigmerge
-from sigmerge.cli import app
+from sigmerge.cli.app import app
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.search import ANCHORS, Settings, plan_search, search
 from sigmerge.merge3.candidate import Weights, candidate_seed
 from sigmerge.merge3.extract import Item
 from sigmerge.recipe import load_recipe
@@ -63,14 +63,14 @@ def test_calls_are_counted_to_the_one(pool: PoolOnDisk, tmp_path: Path) -> None:
     scorer = StubScorer(pool.root, DOMAINS)
     heard: list[tuple[str, int, int]] = []
     result = run(pool, tmp_path / "out", scorer=scorer, progress=lambda *e: heard.append(e))
-    abilities, calls = result["ability_runs"], result["evaluation_calls"]
+    abilities, calls = result.as_json()["ability_runs"], result.as_json()["evaluation_calls"]
     assert (abilities, calls) == (len(DOMAINS) + 1 + len(ANCHORS), 12)
     asked = [len(ids) for ids in scorer.asked]
     assert asked == [3 * EACH] * abilities + [3 * 6] * calls + [3 * (EACH - 6)]
     subset, unseen = set(scorer.asked[-2]), set(scorer.asked[-1])
     assert not subset & unseen and len(subset | unseen) == 3 * EACH
     assert [e[1:] for e in heard if e[0] == "searching"] == [(i + 1, 12) for i in range(12)]
-    assert result["replayed"] == 0
+    assert result.as_json()["replayed"] == 0
 
 
 def test_the_journal_keeps_everything(pool: PoolOnDisk, whole: Path) -> None:
@@ -84,9 +84,9 @@ def test_the_journal_keeps_everything(pool: PoolOnDisk, whole: Path) -> None:
         assert {d: len(a) for d, a in record["answers"].items()} == dict.fromkeys(DOMAINS, 6)
         assert record["estimate"] == pytest.approx(np.mean(list(record["estimates"].values())))
     result = json.loads((whole / "search.json").read_text())
-    assert result["best"]["estimate"] == max(record["estimate"] for record in candidates)
-    assert result["best_by_generation"] == sorted(result["best_by_generation"])
-    assert set(result["held_out_error"]) == set(DOMAINS)
+    assert result.as_json()["best"]["estimate"] == max(record["estimate"] for record in candidates)
+    assert result.as_json()["best_by_generation"] == sorted(result.as_json()["best_by_generation"])
+    assert set(result.as_json()["held_out_error"]) == set(DOMAINS)
 
 
 def test_the_winner_is_a_plain_merge_that_can_be_made_again(whole: Path, tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_the_winner_is_a_plain_merge_that_can_be_made_again(whole: Path, tmp_pat
         yaml.safe_load(made.read_text()),
         json.loads((whole / "search.json").read_text()),
     )
-    assert recipe["seed"] == candidate_seed(0, result["best"]["candidate"])
+    assert recipe["seed"] == candidate_seed(0, result.as_json()["best"]["candidate"])
     settings = {model["name"]: model["parameters"] for model in recipe["models"]}
-    assert settings == result["best"]["settings"]
+    assert settings == result.as_json()["best"]["settings"]
 
 
 @pytest.mark.parametrize("method", ["linear", "task_arithmetic", "ties", "dare_ties"])
@@ -117,7 +117,7 @@ def test_what_was_scored_is_what_is_stored(method: str, pool: PoolOnDisk, tmp_pa
     settings = replace(SETTINGS, estimator="mean", generations=1)
     recipe = recipe_of(pool, method, preset="paper", parameters={"outside": "reference"})
     result = run(pool, tmp_path / "out", settings, recipe=recipe, scorer=scorer)
-    scored = scorer.kept[result["best"]["candidate"]]
+    scored = scorer.kept[result.as_json()["best"]["candidate"]]
     stored = read_weights(tmp_path / "out" / "winner")
     assert scored.keys() == stored.keys()
     assert all(np.array_equal(scored[name], stored[name]) for name in stored)
@@ -150,7 +150,7 @@ def test_killed_and_run_again(
     scorer = StubScorer(pool.root, DOMAINS)
     result = run(pool, out, scorer=scorer, threads=threads)
     assert len(scorer.asked) == 13 + 12 + 1 - left
-    assert result["replayed"] == max(0, left - 13)
+    assert result.as_json()["replayed"] == max(0, left - 13)
     assert records(out) == records(whole)
     assert weight_bytes(out / "winner") == weight_bytes(whole / "winner")
 
@@ -180,7 +180,7 @@ def test_candidates_are_scored_side_by_side(pool: PoolOnDisk, tmp_path: Path) ->
     settings = replace(SETTINGS, estimator="mean")
     crowd = Crowd(pool.root, DOMAINS, together=2)
     result = run(pool, tmp_path / "two", settings, scorer=crowd, threads=2)
-    assert (crowd.most, result["candidates_in_flight"]) == (2, 2)
+    assert (crowd.most, result.as_json()["candidates_in_flight"]) == (2, 2)
     run(pool, tmp_path / "one", settings)
     assert records(tmp_path / "two") == records(tmp_path / "one")
     assert weight_bytes(tmp_path / "two/winner") == weight_bytes(tmp_path / "one/winner")
@@ -192,8 +192,12 @@ def test_no_more_candidates_at_a_time_than_fit(
     monkeypatch.setattr("sigmerge.jobs.search.free_memory", lambda: 1)
     crowd = Crowd(pool.root, DOMAINS)
     result = run(pool, tmp_path / "out", scorer=crowd, threads=4)
-    assert (crowd.most, result["candidates_in_flight"]) == (1, 1)
-    assert result["memory_of_weights_bytes"] == result["memory_per_candidate_bytes"] > 0
+    assert (crowd.most, result.as_json()["candidates_in_flight"]) == (1, 1)
+    assert (
+        result.as_json()["memory_of_weights_bytes"]
+        == result.as_json()["memory_per_candidate_bytes"]
+        > 0
+    )
 
 
 def test_a_torn_last_line_is_done_again(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
@@ -206,9 +210,9 @@ def test_a_torn_last_line_is_done_again(pool: PoolOnDisk, whole: Path, tmp_path:
 def test_the_search_finds_more_than_the_first_generation(pool: PoolOnDisk, tmp_path: Path) -> None:
     settings = Settings(population=10, generations=6, items=10, estimator="mean")
     result = run(pool, tmp_path / "out", settings, recipe=recipe_of(pool, "task_arithmetic"))
-    first, *_, last = result["best_by_generation"]
+    first, *_, last = result.as_json()["best_by_generation"]
     assert last > first
-    assert result["ability_runs"] == 0 and result["held_out_error"] == {}
+    assert result.as_json()["ability_runs"] == 0 and result.as_json()["held_out_error"] == {}
 
 
 @pytest.mark.parametrize("estimator", ["mean", "p-irt", "gp-irt", "mp-irt", "gmp-irt"])
@@ -218,15 +222,19 @@ def test_every_estimator_and_extraction(
 ) -> None:
     settings = Settings(4, 1, 5, estimator, extraction, dimension=2)
     result = run(pool, tmp_path / "out", settings)
-    assert 0 <= result["best"]["estimate"] <= 1
-    assert (result["ability_runs"] > 0) == ((estimator, extraction) != ("mean", "uniform"))
+    assert 0 <= result.as_json()["best"]["estimate"] <= 1
+    assert (result.as_json()["ability_runs"] > 0) == (
+        (estimator, extraction) != ("mean", "uniform")
+    )
 
 
 def test_domains_as_objectives(pool: PoolOnDisk, tmp_path: Path) -> None:
     settings = replace(SETTINGS, estimator="mean", objective="domains")
     result = run(pool, tmp_path / "out", settings, threads=2)
     kept = [r for r in records(tmp_path / "out") if "candidate" in r]
-    assert len(kept) == 12 and result["best"]["estimate"] == max(r["estimate"] for r in kept)
+    assert len(kept) == 12 and result.as_json()["best"]["estimate"] == max(
+        r["estimate"] for r in kept
+    )
     run(pool, tmp_path / "mean", replace(settings, objective="mean"))
     other = [r["genotype"] for r in records(tmp_path / "mean") if "candidate" in r]
     assert other[:4] == [r["genotype"] for r in kept[:4]] and other != [r["genotype"] for r in kept]
@@ -249,7 +257,7 @@ def test_trust_weighs_answers_against_the_model(pool: PoolOnDisk, tmp_path: Path
     plain, model, auto = estimates(1.0), estimates(0.0), estimates("auto")
     for domain in DOMAINS:
         variance = float(np.var([each[domain] for each in answers]))
-        bias = result["held_out_error"][domain]["bias"]
+        bias = result.as_json()["held_out_error"][domain]["bias"]
         c = bias**2 / (variance / (4 * 6) + bias**2)
         wanted = [c * a[domain] + (1 - c) * b[domain] for a, b in zip(plain, model, strict=True)]
         assert [e[domain] for e in auto] == pytest.approx(wanted)
@@ -259,8 +267,10 @@ def test_all_items_make_the_estimate_the_score(pool: PoolOnDisk, tmp_path: Path)
     result = run(pool, tmp_path / "out", replace(SETTINGS, items=EACH, generations=1))
     winner = read_weights(tmp_path / "out" / "winner")
     scorer = StubScorer(pool.root, DOMAINS)
-    assert result["best"]["estimate"] == pytest.approx(np.mean(scorer(winner, scorer.items())))
-    assert result["test"] == {}
+    assert result.as_json()["best"]["estimate"] == pytest.approx(
+        np.mean(scorer(winner, scorer.items()))
+    )
+    assert result.as_json()["test"] == {}
 
 
 def test_a_soup_without_a_reference(pool: PoolOnDisk, tmp_path: Path) -> None:
@@ -268,7 +278,7 @@ def test_a_soup_without_a_reference(pool: PoolOnDisk, tmp_path: Path) -> None:
         {"merge_method": "linear", "models": [{"model": n} for n in DOMAINS]}, "s.yaml"
     )
     result = run(pool, tmp_path / "out", replace(SETTINGS, generations=1), recipe=file)
-    assert result["ability_runs"] == len(DOMAINS) + 1
+    assert result.as_json()["ability_runs"] == len(DOMAINS) + 1
     sigmerge.merge(tmp_path / "out/winner/sigmerge/recipe.yaml", tmp_path / "again")
     assert weight_bytes(tmp_path / "again") == weight_bytes(tmp_path / "out" / "winner")
 
@@ -279,7 +289,7 @@ def test_a_finished_search_is_not_overwritten_by_chance(pool: PoolOnDisk, tmp_pa
     with pytest.raises(OutputError, match="finished search; pass --overwrite"):
         run(pool, tmp_path / "out", settings)
     result = run(pool, tmp_path / "out", replace(settings, seed=3), overwrite=True)
-    assert result["replayed"] == 0 and result["seed"] == 3
+    assert result.as_json()["replayed"] == 0 and result.as_json()["seed"] == 3
 
 
 def test_folders_that_are_not_ours(pool: PoolOnDisk, tmp_path: Path, whole: Path) -> None:

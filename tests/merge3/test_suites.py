@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from sigmerge.jobs.options import Options
-from sigmerge.jobs.search import Settings, plan_search, search
 
 from sigmerge.errors import ScoreError, SigmergeError
 from sigmerge.evaluation.run import How, evaluate
 from sigmerge.evaluation.suite import load_suite
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.search import Settings, plan_search, search
 from sigmerge.merge3.candidate import stored_weights
 from sigmerge.nano.files import POOL, load_items
 from sigmerge.recipe import load_recipe

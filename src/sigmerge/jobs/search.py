@@ -393,7 +393,6 @@ class _Search:
                     f"{self.journal.file}: candidate {index} has another genotype than this search "
                     "gives it; another version of pymoo wrote it. Pass --overwrite to start over."
                 )
-        calls = self.job.settings.evaluation_calls
         missing = [pair for pair in numbered if pair[0] not in self.called]
         for record in self.team.map(lambda pair: self._evaluate(*pair, benchmarks), missing):
             self.journal.append(record)
