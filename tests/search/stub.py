@@ -11,7 +11,7 @@ from typing import Any
 
 from sigmerge.commands.search import Settings, search
 from sigmerge.search.candidate import Weights
-from sigmerge.search.extract import Item
+from sigmerge.search.extract import Question
 from tests.pools import read_weights
 
 TENSOR = "model.layers.1.mlp.up_proj.weight"
@@ -33,10 +33,12 @@ class StubScorer:
         self.die_at = die_at
         self.asked: list[list[str]] = []
 
-    def items(self) -> list[Item]:
-        return [Item(f"{d}-{i:02}", d, "calibration") for d in self.towards for i in range(EACH)]
+    def questions(self) -> list[Question]:
+        return [
+            Question(f"{d}-{i:02}", d, d, "calibration") for d in self.towards for i in range(EACH)
+        ]
 
-    def __call__(self, weights: Weights, items: Sequence[Item]) -> list[int]:
+    def __call__(self, weights: Weights, items: Sequence[Question]) -> list[int]:
         if len(self.asked) == self.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         self.asked.append([item.id for item in items])

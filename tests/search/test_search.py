@@ -24,8 +24,10 @@ from sigmerge.commands.options import Options
 from sigmerge.commands.search import ANCHORS, Settings, plan_search, search
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError
 from sigmerge.recipe import load_recipe
+from sigmerge.search import irt
 from sigmerge.search.candidate import Weights, candidate_seed
-from sigmerge.search.extract import Item
+from sigmerge.search.evolve import SPACES, Candidate, Genotype, evolve
+from sigmerge.search.extract import Question
 from tests.pools import EXPERTS, PoolOnDisk, make_pool, read_weights, weight_bytes
 from tests.search.stub import EACH, SETTINGS, TENSOR, StubScorer
 
@@ -163,7 +165,7 @@ class Crowd(StubScorer):
         self.gate, self.lock = threading.Barrier(together), threading.Lock()
         self.here = self.most = 0
 
-    def __call__(self, weights: Weights, items: Sequence[Item]) -> list[int]:
+    def __call__(self, weights: Weights, items: Sequence[Question]) -> list[int]:
         with self.lock:
             self.here += 1
             self.most = max(self.most, self.here)
@@ -255,11 +257,50 @@ def test_trust_weighs_answers_against_the_model(pool: PoolOnDisk, tmp_path: Path
         assert [e[domain] for e in auto] == pytest.approx(wanted)
 
 
+def test_estimates_follow_from_the_journal(pool: PoolOnDisk, whole: Path) -> None:
+    """Every estimate again from the recorded answers: the reference and the experts are mixed."""
+    lines = records(whole)[1:]
+    answers = {r["respondent"]: r["answers"] for r in lines if "respondent" in r}
+    members = ["reference", *DOMAINS]
+    rows = [list(answers).index(name) for name in members]
+    for candidate in (r for r in lines if "candidate" in r):
+        for domain in DOMAINS:
+            fitted = irt.fit(np.array([each[domain] for each in answers.values()]))
+            rng = np.random.default_rng([SETTINGS.seed, *f"subset {domain}".encode()])
+            seen = np.sort(rng.choice(EACH, SETTINGS.items, replace=False))
+            right, endpoints = np.array(candidate["answers"][domain]), fitted.abilities[rows]
+            mixed = irt.mixture(fitted.items[seen], right, endpoints) @ endpoints
+            unseen = np.setdiff1d(range(EACH), seen)
+            rest = fitted.items[unseen].probability(mixed).mean()
+            model = (right.sum() + len(unseen) * rest) / EACH
+            expected = (right.mean() + model) / 2
+            assert candidate["estimates"][domain] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_seed_of_the_recipe_is_the_evolutions(
+    seed: int, pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    """The genotypes are those of an evolution with this seed that has the same estimates."""
+    settings = replace(SETTINGS, estimator="mean", seed=seed)
+    run(pool, tmp_path / "out", settings)
+    made = [r for r in records(tmp_path / "out") if "candidate" in r]
+
+    def replay(first: int, genotypes: Sequence[Genotype]) -> list[Candidate]:
+        return [
+            Candidate(i, genotype, {}, made[i]["estimates"], made[i]["estimate"])
+            for i, genotype in enumerate(genotypes, first)
+        ]
+
+    history = evolve(SPACES["dare_ties"], len(DOMAINS), replay, 4, 3, seed)
+    assert [list(each.genotype) for each in history] == [r["genotype"] for r in made]
+
+
 def test_all_items_make_the_estimate_the_score(pool: PoolOnDisk, tmp_path: Path) -> None:
     result = run(pool, tmp_path / "out", replace(SETTINGS, items=EACH, generations=1))
     winner = read_weights(tmp_path / "out" / "winner")
     scorer = StubScorer(pool.root, DOMAINS)
-    assert result["best"]["estimate"] == pytest.approx(np.mean(scorer(winner, scorer.items())))
+    assert result["best"]["estimate"] == pytest.approx(np.mean(scorer(winner, scorer.questions())))
     assert result["test"] == {}
 
 

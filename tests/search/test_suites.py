@@ -17,6 +17,7 @@ from sigmerge.evaluation.suite import load_suite
 from sigmerge.nano.files import POOL, load_items
 from sigmerge.recipe import load_recipe
 from sigmerge.search.candidate import stored_weights
+from sigmerge.search.scoring import SuiteScorer
 
 DOMAINS = ("math", "safety")
 EACH = 30
@@ -58,7 +59,7 @@ def recipe(folder: Path, **search: Any) -> Path:
 
 def test_a_member_answers_in_memory_as_from_its_folder(folder: Path) -> None:
     job = plan_search(load_recipe(recipe(folder)), Settings(), Options())
-    items = job.scorer.items()
+    items = job.scorer.questions()
     assert len(items) == 2 * (EACH // 5)
     for member in ("safety", "reference"):
         answers = job.scorer(stored_weights(job.base.pool.members[member]), items)
@@ -66,7 +67,7 @@ def test_a_member_answers_in_memory_as_from_its_folder(folder: Path) -> None:
         found = evaluate(POOL / member, load_suite(folder / "suite.yaml"), "calibration", how)
         for domain in DOMAINS:
             own = [a for a, item in zip(answers, items, strict=True) if item.domain == domain]
-            assert sum(own) / len(own) == pytest.approx(found["domains"][domain])
+            assert sum(own) / len(own) == pytest.approx(found.domains[domain])
 
 
 def test_a_task_of_lm_eval_is_asked_in_memory_too(folder: Path) -> None:
@@ -84,12 +85,12 @@ def test_a_task_of_lm_eval_is_asked_in_memory_too(folder: Path) -> None:
             "metrics": {"right": "exact_match,none"}}  # fmt: skip
     write_suite(folder, harnessed=mark)
     job = plan_search(load_recipe(recipe(folder)), Settings(), Options())
-    items = [item for item in job.scorer.items() if item.id.startswith("harnessed/")]
+    items = [item for item in job.scorer.questions() if item.id.startswith("harnessed/")]
     job.scorer(stored_weights(job.base.pool.members["math"]), items)
     answers = job.scorer(stored_weights(job.base.pool.members["safety"]), items)
     how = How(store=folder / "results.sqlite", batch_size=8, only=("harnessed",))
     found = evaluate(POOL / "safety", load_suite(folder / "suite.yaml"), "calibration", how)
-    assert sum(answers) / len(answers) == found["benchmarks"]["harnessed"]["right"] > 0
+    assert sum(answers) / len(answers) == found.benchmarks["harnessed"]["right"] > 0
 
 
 def test_threads_do_not_change_a_search(folder: Path, tmp_path: Path) -> None:
@@ -100,6 +101,33 @@ def test_threads_do_not_change_a_search(folder: Path, tmp_path: Path) -> None:
         journals.append((out / "search.jsonl").read_text())
         assert (out / "winner/model.safetensors").exists()
     assert journals[0] == journals[1]
+
+
+def test_with_every_item_answered_the_estimate_is_the_evaluation(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A domain of two benchmarks, one of 6 items and one of 20, on which scores differ."""
+    facts = load_items("calibration", "instruction")[:100]
+    lines = [json.dumps({"prompt": f.prompt, "answer": f.answer}) for f in facts]
+    (folder / "more.jsonl").write_text("\n".join(lines))
+    more = {"harness": "jsonl", "files": ["more.jsonl"], "max_new_tokens": 6}
+    write_suite(folder, more=more)
+    out = tmp_path / "found"
+    result = search(recipe(folder, items=1000, generations=1), out, threads=1)
+    how = How(store=folder / "results.sqlite", batch_size=8)
+    found = evaluate(out / "winner", load_suite(folder / "suite.yaml"), "calibration", how)
+    assert found.items == {"math-facts": 6, "more": 20, "safety-facts": 6}
+    assert abs(found.benchmarks["more"]["match"] - found.benchmarks["math-facts"]["match"]) > 0.1
+    assert result["best"]["estimates"] == pytest.approx(found.domains)
+    assert result["best"]["estimate"] == pytest.approx(found.macro)
+
+
+def test_strict_wants_every_benchmark(folder: Path) -> None:
+    write_suite(folder, lost={"harness": "jsonl", "files": ["lost.jsonl"]})
+    suite = load_suite(folder / "suite.yaml")
+    assert list(SuiteScorer(POOL / "math", suite, How()).absent) == ["lost"]
+    with pytest.raises(ScoreError, match=r"strict wants all .*(?s:.)*lost: its records are not"):
+        SuiteScorer(POOL / "math", suite, How(strict=True))
 
 
 def test_a_command_cannot_be_asked(folder: Path) -> None:
@@ -114,6 +142,14 @@ def test_generated_code_needs_permission(folder: Path) -> None:
     mark = {"harness": "code", "dataset": "humaneval", "files": ["math.jsonl"],
             "metrics": {"pass@1": "pass@1"}}  # fmt: skip
     write_suite(folder, programs=mark)
+    with pytest.raises(SigmergeError, match="code that the model wrote"):
+        plan_search(load_recipe(recipe(folder)), Settings(), Options())
+    with pytest.raises(ScoreError, match="has no 'task_id'"):
+        plan_search(load_recipe(recipe(folder, allow_code_execution=True)), Settings(), Options())
+    problem = {"task_id": "x", "prompt": "def f():", "entry_point": "f", "base_input": [],
+               "plus_input": [], "canonical_solution": " return 1", "atol": 0}  # fmt: skip
+    (folder / "problems.jsonl").write_text((json.dumps(problem) + "\n") * 5)
+    write_suite(folder, programs={**mark, "files": ["problems.jsonl"]})
     with pytest.raises(SigmergeError, match="code that the model wrote"):
         plan_search(load_recipe(recipe(folder)), Settings(), Options())
     plan_search(load_recipe(recipe(folder, allow_code_execution=True)), Settings(), Options())

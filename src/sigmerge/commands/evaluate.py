@@ -30,7 +30,7 @@ def evaluate(
     options = How(data=Data.default(data, hub), progress=progress, announce=announce, **how)
     if out is not None:
         _require_writable(out)
-    result = run(Path(checkpoint), suite, split, options)
+    result = run(Path(checkpoint), suite, split, options).as_json()
     if out is not None:
         write_json(out, result)
     return result

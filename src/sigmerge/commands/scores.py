@@ -76,7 +76,7 @@ def scorer_of(
         scorer = Scorer(name, lambda path: run_command(command, path, folder))
     elif section.evaluate is not None:
         trust = options.trust_remote_code
-        scorer = suite_scorer(section.evaluate, split, folder, trust)
+        scorer = suite_scorer(section.evaluate, split, folder, trust, options.allow_pickle)
     else:
         return None
     return replace(scorer, allow_pickle=options.allow_pickle)
@@ -99,7 +99,11 @@ EVALUATE_KEYS = {
 
 
 def suite_scorer(
-    evaluate: Mapping[str, Any], split: str, folder: Path, trust: bool = False
+    evaluate: Mapping[str, Any],
+    split: str,
+    folder: Path,
+    trust: bool = False,
+    allow_pickle: bool = False,
 ) -> Scorer:
     """The embedded suite, a shipped one, or the user's own, measured on a split."""
     problems = [
@@ -119,11 +123,11 @@ def suite_scorer(
     if problems:
         raise ScoreError("repair.evaluate: cannot be used:", problems)
     if evaluate["suite"] == "nano":
-        return _nano_scorer(evaluate, split)
+        return _nano_scorer(evaluate, split, allow_pickle)
     return _general_scorer(evaluate, split, folder, trust)
 
 
-def _nano_scorer(evaluate: Mapping[str, Any], split: str) -> Scorer:
+def _nano_scorer(evaluate: Mapping[str, Any], split: str, allow_pickle: bool) -> Scorer:
     from sigmerge.nano.files import POOL, SUMS
 
     limit, pool = evaluate.get("limit"), Path(evaluate.get("pool", POOL))
@@ -132,11 +136,11 @@ def _nano_scorer(evaluate: Mapping[str, Any], split: str) -> Scorer:
     items = hashlib.sha256((pool / SUMS).read_bytes()).hexdigest()[:16]
 
     def measure(folder: Path) -> Scores:
-        from sigmerge.nano.suite import score
+        from sigmerge.evaluation.run import How, nano_scores
 
-        return score(folder, split, pool=pool, limit=limit).domains
+        return nano_scores(folder, split, pool, How(limit=limit, allow_pickle=allow_pickle))
 
-    return Scorer(f"nano {split} limit={limit} {items}", measure)
+    return Scorer(f"nano {split} limit={limit} {items}", measure, remembers=False)
 
 
 def _general_scorer(evaluate: Mapping[str, Any], split: str, folder: Path, trust: bool) -> Scorer:

@@ -17,15 +17,21 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from math import comb
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
 
 from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.evaluation.sandbox import Limits, execute
-from sigmerge.evaluation.sources import Item
+from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
+from sigmerge.evaluation.costs import Cost
+from sigmerge.evaluation.how import How
+from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.store import Scored
-from sigmerge.evaluation.suite import Code
 from sigmerge.probing.generate import Model, Sampling, Usage
+from sigmerge.sandbox.run import Limits, best_mode, execute, require_permission
 
 STOPS = {
     "humaneval": ("\nclass", "\ndef", "\n#", "\n@", "\nprint", "\nif", "\n```"),
@@ -33,8 +39,67 @@ STOPS = {
 }
 """Where a completion leaves the function it was to write."""
 
+PROGRAM_SECONDS = 0.5
+"""A generated program's start and tests, with two at a time."""
 LEAST_SECONDS = 4.0
 """A call may take four times as long as the reference's, but at least this, on a busy machine."""
+
+
+class Code(Benchmark):
+    """`max_length` counts prompt and generation together, `timeout` is for one
+    program on all tests of its problem, in seconds, the reference solution's time included."""
+
+    group: ClassVar[int | None] = 1
+
+    harness: Literal["code"]
+    dataset: Literal["humaneval", "mbpp"]
+    samples: int = Field(10, ge=1)
+    temperature: float = Field(0.2, ge=0)
+    top_p: float = Field(0.95, gt=0, le=1)
+    max_length: int = Field(512, ge=1)
+    timeout: float = Field(300.0, gt=0)
+    seed: int = 0
+
+    @property
+    def columns(self) -> list[str]:
+        """What a record must have: evalplus's words."""
+        tests = ["base_input", "plus_input", "atol"]
+        return ["task_id", "prompt", "entry_point", "canonical_solution", *tests]
+
+    def metric_problem(self, key: str) -> str | None:
+        found = re.fullmatch(r"pass@([1-9]\d*)", key)
+        if not found:
+            return "is no metric of programs; there is pass@k for any number k"
+        if int(found[1]) > self.samples:
+            return f"needs at least {found[1]} samples, not {self.samples}"
+        return None
+
+    def load(self, name: str, data: Data, suite_folder: Path) -> list[Item]:
+        """The records are not checked yet: permission to run programs is checked first."""
+        return self.load_records(name, data, suite_folder)
+
+    def permit(self, name: str, items: Sequence[Item], how: How) -> None:
+        require_permission(how.allow_code)
+        self.check(name, items)
+
+    def key(self, name: str, asked: Asked) -> dict[str, Any]:
+        return {"sandbox": best_mode(), "evalplus": _version("evalplus")}
+
+    def cost(self, item: Item) -> Cost:
+        length = self.max_length * 3 // 4
+        seconds = self.samples * PROGRAM_SECONDS
+        return Cost(self.max_length - length, self.samples, length, True, seconds)
+
+    def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
+        return CodeScorer(name, self, asked.model)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
 
 # evalplus stops at the first failure, so its status alone says whether all inputs passed. Its list
 # of details is not asked: evalplus 0.3.1 never fills it for HumanEval/32, which could not pass. Its
