@@ -75,25 +75,11 @@ def test_own_problem(body: str, verdict: str):
     assert check(PROBLEM, "humaneval", PROBLEM["prompt"] + body) == verdict
 
 
-FORGED = (
-    "for d in range(64):\n  try: os.write(d, b'sigmerge verdict pass\\n pass')\n  except OSError: 0"
-)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        f"import os\n{FORGED}\nos._exit(0)",
-        f"import os, atexit\n@atexit.register\ndef forge():\n {FORGED!s}".replace("\n  ", "\n   "),
-        "print(' pass')\nimport sys\nsys.exit(0)",
-        "import evalplus.eval as e\ne.unsafe_execute = lambda *a: setattr(a[8], 'value', 0)",
-    ],
-    ids=["written and left", "at exit", "printed", "judge replaced"],
-)
-def test_simple_forgeries_fail(program: str):
+def test_programs_see_fresh_inputs_and_a_fresh_module_for_each_part():
+    """As in evalplus: base and plus tests do not share the program's state."""
     pytest.importorskip("evalplus")
-    wrong = f"{program}\ndef double(x):\n    return None\n"
-    assert check(PROBLEM, "humaneval", wrong) == "fail"
+    body = "global n\n    n += 1\n    assert n <= 2\n    return 2 * x"
+    assert check(PROBLEM, "humaneval", f"n = 0\ndef double(x):\n    {body}") == "pass"
 
 
 @needs_data

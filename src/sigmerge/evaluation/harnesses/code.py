@@ -1,22 +1,21 @@
 """Programs: ten samples a problem, run in the sandbox against evalplus's base and plus tests.
 
-As in evalplus, a program shares a process with its judge. The verdict carries a word drawn for the
-run and goes out on a descriptor of its own, so that a program does not pass by what it prints or by
-how it ends; one that sets out to forge its verdict, by searching the interpreter's frames or by
-answers that equal everything, still can.
+A program never meets its judge. It is called with the inputs in a process of its own and prints
+what the calls return, as data. When it is gone, a second process compares these values with those
+of the reference solution, by evalplus's rules. So a program passes by the values it returns, and
+not by what it patches, prints, or how it ends; it holds neither the expected values nor a success
+word that it could send.
 """
 
 from __future__ import annotations
 
-import base64
-import pickle
+import json
 import re
-import secrets
 import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from math import comb
 from pathlib import Path
@@ -31,6 +30,7 @@ from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.store import Scored
 from sigmerge.probing.generate import Model, Sampling, Usage
+from sigmerge.sandbox import plain
 from sigmerge.sandbox.run import Limits, best_mode, execute, require_permission
 
 STOPS = {
@@ -41,6 +41,9 @@ STOPS = {
 
 PROGRAM_SECONDS = 0.5
 """A generated program's start and tests, with two at a time."""
+LARGEST_OUTPUT = 64 << 20
+"""Bytes of all values that the calls of a program return."""
+SITE = sysconfig.get_paths()["purelib"]
 LEAST_SECONDS = 4.0
 """A call may take four times as long as the reference's, but at least this, on a busy machine."""
 
@@ -101,47 +104,83 @@ def _version(package: str) -> str | None:
         return None
 
 
-# evalplus stops at the first failure, so its status alone says whether all inputs passed. Its list
-# of details is not asked: evalplus 0.3.1 never fills it for HumanEval/32, which could not pass. Its
-# temporary folder is not made: the sandbox's is empty already, and may be closed to writing.
-_RUNNER = """
-def judge():
-    import base64, builtins, contextlib, io, os, pickle, sys
-    from types import SimpleNamespace
-    import evalplus.eval as checks
-    from evalplus.gen.util import trusted_exec
-    word = sys.stdin.buffer.read()
-    private, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    job = pickle.loads(base64.b64decode({job!r}))
-    checks.query_maximum_memory_bytes = lambda: None
-    checks.create_tempdir = contextlib.nullcontext
-    say, leave, run = os.write, os._exit, checks.unsafe_execute
-    verdict = b"pass"
-    for inputs in (job["base"], job["plus"]):
-        expected, times = trusted_exec(
-            job["reference"], inputs, job["entry"], record_time=True,
-            output_not_none=job["entry"] in checks.MBPP_OUTPUT_NOT_NONE_TASKS)
-        limits = [max(job["least"], 4.0 * t) for t in times]
-        stat, progress = SimpleNamespace(value=None), SimpleNamespace(value=0)
-        details = [False] * len(inputs)
-        guarded = {{name: getattr(os, name) for name in dir(os)}}
-        try:
-            run(job["dataset"], job["entry"], job["code"], inputs, expected, limits,
-                job["atol"], True, stat, details, progress)
-        except BaseException:
-            pass
-        for name, value in guarded.items():
-            setattr(os, name, value)
-        if stat.value != 0:
-            verdict = b"fail"
-            break
-        builtins.open = io.open
-    say(private, word + b" " + verdict)
-    leave(0)
-judge()
+_PLAIN = Path(plain.__file__).read_text(encoding="utf-8")
+
+_REFERENCE = """
+import json, os, pickle, sys
+from evalplus.eval import MBPP_OUTPUT_NOT_NONE_TASKS
+from evalplus.gen.util import trusted_exec
+job = json.load(sys.stdin)
+private, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+os.dup2(nowhere, 1)
+os.dup2(nowhere, 2)
+results = [
+    trusted_exec(job["reference"], [decode(given) for given in part], job["entry"],
+                 record_time=True, output_not_none=job["entry"] in MBPP_OUTPUT_NOT_NONE_TASKS)
+    for part in job["inputs"]
+]
+expected = pickle.dumps([values for values, _ in results]).hex()
+os.write(private, json.dumps({"times": [times for _, times in results]}).encode() + b"\\n")
+for start in range(0, len(expected), 65536):
+    os.write(private, expected[start : start + 65536].encode())
 """
+"""Runs the reference solution: its times, and what it returns, pickled for the judge alone."""
+
+_PROGRAM = """
+def serve():
+    import json, os, sys
+    job = json.load(sys.stdin)
+    private, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nowhere, standard)
+
+    def say(value):
+        line = json.dumps(value).encode() + b"\\n"
+        while line:
+            line = line[os.write(private, line):]
+
+    for part in job["inputs"]:
+        space = {}
+        exec(job["code"], space)
+        call = space[job["entry"]]
+        say(["ready"])
+        for given in part:
+            say(encode(call(*decode(given))))
+    os._exit(0)
+serve()
+"""
+"""Runs the program that a model wrote. It prints what every call returned and judges nothing."""
+
+# evalplus compares: its own `unsafe_execute` calls a function that returns the recorded values. It
+# stops at the first failure, so its status alone says whether all inputs passed. Its list of
+# details is not used: evalplus 0.3.1 never fills it for HumanEval/32, which could not pass. Its
+# temporary folder is not made: the sandbox's is empty already, and may be closed to writing.
+_JUDGE = """
+import contextlib, json, os, pickle, sys
+from types import SimpleNamespace
+import evalplus.eval as checks
+job = json.load(sys.stdin)
+say, leave, private = os.write, os._exit, os.dup(1)
+checks.query_maximum_memory_bytes = lambda: None
+checks.create_tempdir = contextlib.nullcontext
+expected = pickle.loads(bytes.fromhex(job["expected"]))
+passed = True
+for inputs, wanted, given in zip(job["inputs"], expected, job["answers"], strict=True):
+    answers = iter([decode(json.loads(line)) for line in given])
+    sys.modules["recorded"] = SimpleNamespace(answers=answers)
+    stub = f"import recorded\\ndef {job['entry']}(*given): return next(recorded.answers)"
+    stat, progress = SimpleNamespace(value=None), SimpleNamespace(value=0)
+    kept = {name: getattr(os, name) for name in dir(os)}
+    checks.unsafe_execute(
+        job["dataset"], job["entry"], stub, [decode(each) for each in inputs], wanted,
+        [60.0] * len(inputs), job["atol"], True, stat, [False] * len(inputs), progress)
+    for name, value in kept.items():
+        setattr(os, name, value)
+    passed = passed and stat.value == 0
+say(private, b"pass" if passed else b"fail")
+leave(0)
+"""
+"""Compares what the program returned with what the reference returned; the program is gone."""
 
 
 @cache
@@ -155,35 +194,73 @@ def _deserialize() -> Any:
 
 
 def check(problem: dict[str, Any], dataset: str, code: str, timeout: float = 300.0) -> str:
-    """pass, fail or timeout of a whole program on a problem's base and plus tests."""
-    inputs = [problem["base_input"], problem["plus_input"]]
-    if dataset == "mbpp":
-        inputs = [_deserialize()(problem["task_id"], part) for part in inputs]
-    elif isinstance(inputs[1], dict):
-        raise ScoreError(f"{problem['task_id']}: its plus inputs are not a list.")
-    job = {
-        "dataset": dataset,
-        "entry": problem["entry_point"],
-        "code": code,
-        "reference": problem["prompt"] + problem["canonical_solution"],
-        "base": inputs[0],
-        "plus": inputs[1],
-        "atol": problem["atol"],
-        "least": LEAST_SECONDS,
-    }
-    packed = base64.b64encode(pickle.dumps(job)).decode()
-    site = sysconfig.get_paths()["purelib"]
-    word = secrets.token_hex(16)
+    """pass, fail or timeout of a whole program on a problem's base and plus tests.
+
+    Three processes, one after the other and each in the sandbox: the reference solution, the
+    program, and the judge, which reads data that both printed.
+    """
+    inputs = _inputs(problem, dataset)
+    entry = problem["entry_point"]
+    solution = problem["prompt"] + problem["canonical_solution"]
+    found = _reference(json.dumps({"reference": solution, "entry": entry, "inputs": inputs}))
+    if found is None:
+        return "fail"
+    times, expected = found
     outcome = execute(
-        _RUNNER.format(job=packed),
-        Limits(seconds=timeout, cpu=int(timeout) + 1),
-        path=[site],
-        preload=["numpy", "evalplus.eval", "evalplus.gen.util"],
-        given=word.encode(),
+        _PLAIN + _PROGRAM,
+        Limits(seconds=timeout, cpu=int(timeout) + 1, output=LARGEST_OUTPUT),
+        path=[SITE],
+        preload=["numpy"],
+        given=json.dumps({"code": code, "entry": entry, "inputs": inputs}).encode(),
+        pace=[s for part in times for s in (timeout, *(max(LEAST_SECONDS, 4 * t) for t in part))],
     )
+    lines = outcome.stdout.split("\n")[:-1]
     if outcome.status == "timeout":
         return "timeout"
-    return "pass" if outcome.status == "ok" and outcome.stdout == f"{word} pass" else "fail"
+    if outcome.status != "ok" or len(lines) != sum(1 + len(part) for part in inputs):
+        return "fail"
+    cut = 1 + len(inputs[0])
+    job = {"dataset": dataset, "entry": entry, "inputs": inputs, "expected": expected}
+    job |= {"atol": problem["atol"], "answers": [lines[1:cut], lines[cut + 1 :]]}
+    return _judged(job)
+
+
+def _inputs(problem: dict[str, Any], dataset: str) -> list[list[Any]]:
+    """The arguments of every call in the base and plus tests, encoded."""
+    parts = [problem["base_input"], problem["plus_input"]]
+    if dataset == "mbpp":
+        parts = [_deserialize()(problem["task_id"], part) for part in parts]
+    elif isinstance(parts[1], dict):
+        raise ScoreError(f"{problem['task_id']}: its plus inputs are not a list.")
+    return [[plain.encode(each) for each in part] for part in parts]
+
+
+@lru_cache(maxsize=8)
+def _reference(job: str) -> tuple[list[list[float]], str] | None:
+    """The seconds of every call of the reference, and what it returned; None if it fails."""
+    outcome = execute(
+        _PLAIN + _REFERENCE,
+        Limits(seconds=300, cpu=300, output=LARGEST_OUTPUT),
+        path=[SITE],
+        preload=["numpy", "evalplus.eval", "evalplus.gen.util"],
+        given=job.encode(),
+    )
+    if outcome.status != "ok":
+        return None
+    times, _, expected = outcome.stdout.partition("\n")
+    return json.loads(times)["times"], expected
+
+
+def _judged(job: dict[str, Any]) -> str:
+    """The judge's verdict; a judge that cannot decode or compare the answers fails them."""
+    outcome = execute(
+        _PLAIN + _JUDGE,
+        Limits(seconds=120, cpu=120),
+        path=[SITE],
+        preload=["numpy", "evalplus.eval"],
+        given=json.dumps(job).encode(),
+    )
+    return "pass" if outcome.status == "ok" and outcome.stdout == "pass" else "fail"
 
 
 def pass_at(k: int, samples: int, right: int) -> float:
