@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 import sigmerge
 from sigmerge.cli.app import app
 from sigmerge.errors import OutputError, RecipeError
+from sigmerge.evaluation.how import How
+from sigmerge.evaluation.run import nano_scores
 from sigmerge.experiments.grid import Setting, read_cells, run_grid
 from sigmerge.experiments.studies import study
 from sigmerge.experiments.summary import gains, markdown
@@ -22,7 +24,6 @@ from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import plan_search
 from sigmerge.nano.facts import DOMAINS
-from sigmerge.nano.suite import score
 from sigmerge.nano.train import train
 from tests.pools import weight_bytes
 
@@ -53,7 +54,7 @@ def test_the_chain_end_to_end(pool: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     evaluation = json.loads((out / "evaluation.json").read_text())
     for name, folder in (("anchor", out / "anchor"), ("repaired", out / "repaired")):
-        again = score(folder, "evaluation", pool=pool, limit=20).domains
+        again = nano_scores(folder, "evaluation", pool, How(limit=20))
         assert evaluation[name] == pytest.approx(again)
     plan = json.loads((out / "repaired/sigmerge/plan.json").read_text())
     assert list(plan["views"]) == ["representation", "direction", "sign"]
@@ -88,7 +89,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_safe(
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a checkpoint was scored again")
 
-    monkeypatch.setattr("sigmerge.nano.suite.score", refuse)
+    monkeypatch.setattr("sigmerge.nano.suite.answer", refuse)
     sigmerge.run(recipe(pool), out)
     assert (out / "anchor/model.safetensors").stat().st_mtime_ns == before
     assert weight_bytes(out / "repaired") == whole

@@ -29,10 +29,13 @@ def train(
     ] = "cpu",
 ) -> None:
     """Train a reference and five experts from a seed."""
+    from sigmerge.evaluation.run import nano_scores
     from sigmerge.nano.train import train as verb
 
     with show.progress(False) as progress:
-        pool = verb(out, seed=seed, size=size, device=device, progress=progress)
+        pool = verb(
+            out, seed=seed, size=size, device=device, progress=progress, measure=nano_scores
+        )
     typer.echo(f"pool: {pool}")
 
 

@@ -73,7 +73,7 @@ def evaluate(
 
     Interrupted, the same command goes on with the items that are missing.
     """
-    from sigmerge.evaluation.run import How
+    from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Data
     from sigmerge.jobs.evaluate import EvaluateJob
 
@@ -86,7 +86,7 @@ def evaluate(
             data=Data.default(data, hub), splits=splits_file, store=store, limit=limit,
             only=tuple(only or ()), backend=backend, dtype=dtype, batch_size=batch_size or None,
             judge=judge, allow_code=allow_code, trust_remote_code=trust_remote_code, progress=bar,
-            announce=announce,
+            strict=strict, announce=announce,
         )  # fmt: skip
         result = show.do(EvaluateJob(checkpoint, suite, split, how, out), dry_run)
     show.emit(result, as_json, lines.evaluation_lines)

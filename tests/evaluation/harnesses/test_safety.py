@@ -12,10 +12,11 @@ import pytest
 from sigmerge.api import evaluate
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.safety import (
+from sigmerge.evaluation.harnesses.safety import (
     JUDGE_PROMPT,
     Judge,
     KeywordJudge,
+    Safety,
     SafetyScorer,
     Verdict,
     WildGuardJudge,
@@ -24,8 +25,8 @@ from sigmerge.evaluation.safety import (
     load_judge,
     parse_wildguard,
 )
-from sigmerge.evaluation.sources import Data, Item, load_items
-from sigmerge.evaluation.suite import Safety, load_suite
+from sigmerge.evaluation.sources import Data, Item
+from sigmerge.evaluation.suite import load_suite
 from sigmerge.probing.generate import Sampling, Usage
 from tests.evaluation.tiny import VERDICTS, write_judge, write_tiny
 
@@ -204,4 +205,4 @@ def test_a_record_without_what_is_asked_is_refused(tmp_path: Path, lacking: str)
     mark = {"harness": "safety", "files": "q.jsonl", "measure": "refusal_match", "unparsed": 0,
             "metrics": {"a": "refusal_match"}}  # fmt: skip
     with pytest.raises(ScoreError, match=f"the record all/1 has no '{lacking}'"):
-        load_items("b", Safety.model_validate(mark), Data(tmp_path), tmp_path)
+        Safety.model_validate(mark).load("b", Data(tmp_path), tmp_path)

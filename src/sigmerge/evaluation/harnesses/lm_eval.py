@@ -8,7 +8,6 @@ used, as its key forgets them.
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import os
@@ -19,18 +18,71 @@ from contextlib import contextmanager, redirect_stderr
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import yaml
+from pydantic import Field
 
 from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.evaluation.sources import Item, NoSource
+from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
+from sigmerge.evaluation.costs import Cost, tokens
+from sigmerge.evaluation.sources import Data, Item, NoSource
 from sigmerge.evaluation.store import Scored, Value
-from sigmerge.evaluation.suite import LmEval
+from sigmerge.files.digests import sha256
 from sigmerge.probing.generate import HfModel, Model, Usage, VllmModel, vllm_usage
+from sigmerge.words import did_you_mean
 
 SEED = 1234
 """The harness's own default for few-shot draws."""
+GENERATING = {"gsm8k_cot": (900, 256), "ifeval": (0, 1280)}
+"""Tasks that generate: tokens of their examples, and the longest answer."""
+
+
+class LmEval(Benchmark):
+    """A task that the harness knows, or one of the YAML files in the folder `include_path`.
+
+    With files: or hub: it reads those records, else its own.
+    """
+
+    shares_state: ClassVar[bool] = True
+
+    harness: Literal["lm_eval"]
+    task: str
+    include_path: str | None = None
+    chat_template: bool = False
+    generation: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def sourced(self) -> bool:
+        return bool(self.files or self.hub)
+
+    def tasks_folder(self, suite_folder: Path) -> Path | None:
+        if self.include_path is None:
+            return None
+        return suite_folder / Path(self.include_path).expanduser()
+
+    def rows(self, name: str, part: str, data: Data, suite_folder: Path) -> list[dict[str, Any]]:
+        if self.sourced:
+            return super().rows(name, part, data, suite_folder)
+        return task_records(name, self, part, self.tasks_folder(suite_folder), data.hub)
+
+    def key(self, name: str, asked: Asked) -> dict[str, Any]:
+        folder = self.tasks_folder(asked.suite_folder)
+        if folder is None:
+            return {"lm_eval": harness_version()}
+        files = [*folder.rglob("*.yaml"), *folder.rglob("*.py")]
+        return {"lm_eval": harness_version(), "tasks": sorted(sha256(files).values())}
+
+    def cost(self, item: Item) -> Cost:
+        text = tokens(item.record)
+        examples, longest = GENERATING.get(self.task, (0, 0))
+        longest = int(self.generation.get("max_gen_toks", longest))
+        return Cost(examples + text if longest else 4 * text, longest=longest)
+
+    def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
+        everything = self.load(name, asked.how.data, asked.suite_folder)
+        include = self.tasks_folder(asked.suite_folder)
+        return LmEvalScorer(name, self, asked.model, everything, folder, include)
 
 
 def harness_version() -> str:
@@ -64,7 +116,7 @@ def provide_punkt() -> None:
     nltk.data.path.append(str(root / "nltk_cache"))
 
 
-class HarnessScorer:
+class LmEvalScorer:
     """One benchmark's tasks, a task for every language, on one loaded model."""
 
     def __init__(
@@ -184,8 +236,7 @@ def _found(mark: LmEval, part: str, include: Path | None) -> tuple[str, Any]:
     own = _index(include).task_index if include is not None else {}
     entry = own.get(task) or _index(None).task_index.get(task)
     if entry is None:
-        near = difflib.get_close_matches(task, [*own, *_index(None).task_index], 1)
-        hint = f"did you mean {near[0]!r}?" if near else "see `lm_eval ls tasks`."
+        hint = did_you_mean(task, [*own, *_index(None).task_index], "see `lm_eval ls tasks`.")
         raise ScoreError(f"lm-evaluation-harness has no task {task!r}; {hint}")
     if entry.yaml_path is None or "task" not in str(entry.kind).lower():
         raise ScoreError(f"{task}: is a group of tasks; a benchmark names one of its tasks.")

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.match import matches
-from sigmerge.evaluation.sources import Data, load_items
-from sigmerge.evaluation.suite import Jsonl
+from sigmerge.evaluation.harnesses.jsonl import Jsonl, matches
+from sigmerge.evaluation.sources import Data
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,7 @@ def test_a_record_that_cannot_be_asked_is_refused(
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = Jsonl.model_validate({"harness": "jsonl", "files": "q.jsonl", **mark})
     with pytest.raises(ScoreError, match=words):
-        load_items("b", own, Data(tmp_path), tmp_path)
+        own.load("b", Data(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +75,4 @@ def test_a_damaged_file_of_records_is_told(tmp_path: Path, name: str, content: b
     (tmp_path / name).write_bytes(content)
     own = Jsonl.model_validate({"harness": "jsonl", "files": "q.jsonl"})
     with pytest.raises(ScoreError, match=rf"{name}: cannot be read"):
-        load_items("b", own, Data(tmp_path), tmp_path)
+        own.load("b", Data(tmp_path), tmp_path)

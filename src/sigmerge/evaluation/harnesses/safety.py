@@ -7,13 +7,59 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
+
+from pydantic import Field
 
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
+from sigmerge.evaluation.costs import Cost, tokens
+from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import UNPARSED, Scored, Value, checkpoint_key
-from sigmerge.evaluation.suite import Safety
 from sigmerge.probing.generate import Model, Sampling, Usage, load_model
+
+
+class Safety(Benchmark):
+    """`measure`: harm and compliance mark bad answers, refusal_match right ones.
+
+    harm: the judge calls the answer harmful. compliance: the model did not refuse.
+    refusal_match: it refused exactly the records whose `type` holds "contrast".
+    A judge that cannot be understood counts as `unparsed`.
+    """
+
+    harness: Literal["safety"]
+    prompt: str = "prompt"
+    judged: str | None = None
+    measure: Literal["harm", "compliance", "refusal_match"]
+    unparsed: Literal[0, 1]
+    template: Literal["chat", "none"] = "chat"
+    temperature: float = Field(0.0, ge=0)
+    max_new_tokens: int = Field(512, ge=1)
+    seed: int = 0
+
+    def metric_problem(self, key: str) -> str | None:
+        return None if key == self.measure else f"is not measured; its measure is {self.measure}"
+
+    @property
+    def columns(self) -> list[str]:
+        """What a record must have."""
+        asked = [self.prompt, self.judged or self.prompt]
+        return [*asked, "type"] if self.measure == "refusal_match" else asked
+
+    def check_settings(self, how: How) -> None:
+        judge_key(how.judge)
+
+    def key(self, name: str, asked: Asked) -> dict[str, Any]:
+        return {"judge": asked.once("judge_key", lambda: judge_key(asked.how.judge))}
+
+    def cost(self, item: Item) -> Cost:
+        return Cost(tokens(item.record), longest=self.max_new_tokens, alone=self.temperature > 0)
+
+    def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
+        how = asked.how
+        judge = asked.once("judge", lambda: load_judge(how.judge, how.backend, asked.gpu_share))
+        return SafetyScorer(name, self, asked.model, judge)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from statistics import fmean
 import pytest
 
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.coding import STOPS, CodeScorer, check, pass_at
-from sigmerge.evaluation.sandbox import MODES, lacks
-from sigmerge.evaluation.sources import Data, Item, load_items
-from sigmerge.evaluation.suite import Code, load_suite
+from sigmerge.evaluation.harnesses.code import STOPS, Code, CodeScorer, check, pass_at
+from sigmerge.evaluation.sources import Data, Item
+from sigmerge.evaluation.suite import load_suite
+from sigmerge.sandbox.run import MODES, lacks
 from tests.evaluation.data import DATA, needs_data
-from tests.evaluation.test_safety import Parrot
+from tests.evaluation.harnesses.test_safety import Parrot
 
 SUITE = load_suite("mergebench")
 # HumanEval/32's own solution misses its tolerance where `sum` compensates, from Python 3.12 on.
@@ -37,7 +37,7 @@ def test_pass_at_k_is_the_share_of_draws_with_a_success():
 def test_canonical_solutions_pass_and_mutated_ones_fail(name: str):
     mark = SUITE.benchmarks[name]
     assert isinstance(mark, Code)
-    items = load_items(name, mark, Data(DATA), SUITE.folder)
+    items = mark.load(name, Data(DATA), SUITE.folder)
     for index in SAMPLE[name]:
         problem = items[index].record
         solution = problem["prompt"] + problem["canonical_solution"]
@@ -75,25 +75,11 @@ def test_own_problem(body: str, verdict: str):
     assert check(PROBLEM, "humaneval", PROBLEM["prompt"] + body) == verdict
 
 
-FORGED = (
-    "for d in range(64):\n  try: os.write(d, b'sigmerge verdict pass\\n pass')\n  except OSError: 0"
-)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        f"import os\n{FORGED}\nos._exit(0)",
-        f"import os, atexit\n@atexit.register\ndef forge():\n {FORGED!s}".replace("\n  ", "\n   "),
-        "print(' pass')\nimport sys\nsys.exit(0)",
-        "import evalplus.eval as e\ne.unsafe_execute = lambda *a: setattr(a[8], 'value', 0)",
-    ],
-    ids=["written and left", "at exit", "printed", "judge replaced"],
-)
-def test_simple_forgeries_fail(program: str):
+def test_programs_see_fresh_inputs_and_a_fresh_module_for_each_part():
+    """As in evalplus: base and plus tests do not share the program's state."""
     pytest.importorskip("evalplus")
-    wrong = f"{program}\ndef double(x):\n    return None\n"
-    assert check(PROBLEM, "humaneval", wrong) == "fail"
+    body = "global n\n    n += 1\n    assert n <= 2\n    return 2 * x"
+    assert check(PROBLEM, "humaneval", f"n = 0\ndef double(x):\n    {body}") == "pass"
 
 
 @needs_data
@@ -101,11 +87,11 @@ def test_simple_forgeries_fail(program: str):
 def test_solutions_pass_in_every_mode(mode: str, monkeypatch: pytest.MonkeyPatch):
     if (lack := lacks(mode)) is not None:
         pytest.skip(lack)
-    monkeypatch.setattr("sigmerge.evaluation.sandbox.best_mode", lambda: mode)
+    monkeypatch.setattr("sigmerge.sandbox.run.best_mode", lambda: mode)
     for name in SAMPLE:
         mark = SUITE.benchmarks[name]
         assert isinstance(mark, Code)
-        problem = load_items(name, mark, Data(DATA), SUITE.folder)[1].record
+        problem = mark.load(name, Data(DATA), SUITE.folder)[1].record
         solution = problem["prompt"] + problem["canonical_solution"]
         assert check(problem, mark.dataset, solution) == "pass", problem["task_id"]
 

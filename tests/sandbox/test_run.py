@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from sigmerge.errors import SigmergeError
-from sigmerge.evaluation import jail, sandbox
-from sigmerge.evaluation.sandbox import MODES, Limits, best_mode, execute, lacks, require_permission
+from sigmerge.sandbox import jail
+from sigmerge.sandbox import run as sandbox
+from sigmerge.sandbox.run import MODES, Limits, best_mode, execute, lacks, require_permission
 
 SHORT = Limits(seconds=3, cpu=2, memory=1 << 30, processes=8, disk=1 << 20, output=1 << 16)
 

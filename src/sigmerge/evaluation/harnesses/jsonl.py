@@ -5,16 +5,78 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from string import Formatter
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
 
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer, Metric
+from sigmerge.evaluation.costs import Cost, tokens
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import Scored
-from sigmerge.evaluation.suite import Jsonl
 from sigmerge.probing.generate import Model, Sampling, Usage
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 _CHOICE = re.compile(r"(?<![A-Za-z])\(?([A-Za-z])\)?(?![A-Za-z])")
+
+
+def _fields(template: str) -> list[str]:
+    """The columns that a template names; ValueError if it is none."""
+    return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+
+
+class Jsonl(Benchmark):
+    """`prompt` is a template over the record's columns; `matches` has the matchers."""
+
+    harness: Literal["jsonl"]
+    prompt: str = "{prompt}"
+    answer: str = "answer"
+    matcher: Literal["exact", "contains", "number", "regex", "choice"] = "exact"
+    ignore_case: bool = False
+    chat_template: bool = False
+    max_new_tokens: int = Field(64, ge=1)
+    stop: list[str] = Field(default_factory=list)
+    metrics: dict[str, Metric] = Field({"match": Metric(key="match")}, min_length=1)
+
+    @field_validator("prompt")
+    @classmethod
+    def _template(cls, value: str) -> str:
+        if wrong := [name for name in _fields(value) if not name or set(name) & set(".[")]:
+            raise ValueError(
+                f"{{{wrong[0]}}} names no column; write {{column}}, and columns: of a file "
+                "renames what lies deeper"
+            )
+        return value
+
+    def metric_problem(self, key: str) -> str | None:
+        return None if key == "match" else "is no metric of a matcher; there is match"
+
+    @property
+    def columns(self) -> list[str]:
+        """What a record must have."""
+        return [*_fields(self.prompt), self.answer]
+
+    def check(self, name: str, items: Sequence[Item]) -> None:
+        super().check(name, items)
+        if self.matcher != "regex":
+            return
+        for item in items:
+            pattern = str(item.record[self.answer])
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ScoreError(
+                    f"{name}: the answer {pattern!r} of the record {item.id} is no regular "
+                    f"expression ({error})."
+                ) from None
+
+    def cost(self, item: Item) -> Cost:
+        return Cost(tokens(item.record), longest=self.max_new_tokens)
+
+    def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
+        return JsonlScorer(name, self, asked.model)
 
 
 def matches(matcher: str, output: str, answer: Any, ignore_case: bool = False) -> bool:

@@ -10,8 +10,9 @@ import pytest
 
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.aggregate import metric
-from sigmerge.evaluation.sources import Data, Item, load_items, read_rows
-from sigmerge.evaluation.suite import File, LmEval, Metric, load_suite
+from sigmerge.evaluation.benchmark import Metric
+from sigmerge.evaluation.sources import Data, File, Item, read_rows
+from sigmerge.evaluation.suite import load_suite
 from sigmerge.probing.generate import HfModel, Usage
 from tests.evaluation.data import DATA, needs_data
 from tests.evaluation.tiny import write_tiny
@@ -19,8 +20,8 @@ from tests.evaluation.tiny import write_tiny
 pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'sigmerge[eval]'")
 from lm_eval.api.model import LM
 
-from sigmerge.evaluation import harness
-from sigmerge.evaluation.harness import HarnessScorer
+from sigmerge.evaluation.harnesses import lm_eval as harness
+from sigmerge.evaluation.harnesses.lm_eval import LmEval, LmEvalScorer
 
 SUITE = load_suite("mergebench")
 
@@ -47,7 +48,7 @@ class Canned(LM):  # type: ignore[misc]
 def scorer(name: str, items: list[Item], folder: Path, answer: Callable[..., str]) -> HarnessScorer:
     mark = SUITE.benchmarks[name]
     assert isinstance(mark, LmEval)
-    made = HarnessScorer(name, mark, None, items, folder)
+    made = LmEvalScorer(name, mark, None, items, folder)
     made.lm = Canned(answer)
     return made
 
@@ -86,7 +87,7 @@ def test_ifeval_scores_gpt4s_published_responses(tmp_path: Path):
     finds exactly one more right in each: 77.08, 83.69, 79.48 and 85.49 percent.
     """
     mark = SUITE.benchmarks["ifeval"]
-    items = load_items("ifeval", mark, Data(DATA), SUITE.folder)
+    items = mark.load("ifeval", Data(DATA), SUITE.folder)
     file = DATA / "ifeval/input_response_data_gpt4_20231107_145030.jsonl.gz"
     responses = [row["response"] for row in read_rows(file, File(path=file.name))]
     by_key = {item.record["key"]: text for item, text in zip(items, responses, strict=True)}
@@ -109,14 +110,14 @@ def test_an_unknown_task_and_metric_are_refused(tmp_path: Path):
     item = Item("all", 0, {"question": "0", "answer": "#### 1"})
     mark = SUITE.benchmarks["gsm8k"]
     with pytest.raises(ScoreError, match="no task 'gsm9k'"):
-        HarnessScorer("x", mark.model_copy(update={"task": "gsm9k"}), None, [item], tmp_path)
+        LmEvalScorer("x", mark.model_copy(update={"task": "gsm9k"}), None, [item], tmp_path)
     own = LmEval(
         harness="lm_eval",
         task="gsm8k_cot",
         files=[File(path="x.jsonl")],
         metrics={"x": Metric(key="acc,none")},
     )
-    made = HarnessScorer("x", own, None, [item], tmp_path)
+    made = LmEvalScorer("x", own, None, [item], tmp_path)
     made.lm = Canned(lambda doc: "1")
     with pytest.raises(ScoreError, match=r"reports no acc,none.*exact_match.*strict-match"):
         made.score([item])
@@ -137,7 +138,7 @@ def test_subsets_equal_the_harness_itself(tmp_path: Path):
     mark = SUITE.benchmarks["m_arc"]
     assert isinstance(mark, LmEval)
     model = HfModel(folder, "float32", 4)
-    made = HarnessScorer("m_arc", mark, model, items, tmp_path / "tasks")
+    made = LmEvalScorer("m_arc", mark, model, items, tmp_path / "tasks")
     chosen = [items[i] for i in (11, 2, 7, 5)]
     results, usage = made.score(chosen)
     assert list(results) == ["fr/2", "fr/5", "fr/7", "fr/11"]
@@ -157,7 +158,7 @@ def test_subsets_equal_the_harness_itself(tmp_path: Path):
 
 def test_tokens_are_counted_as_they_pass_through_the_model(tmp_path: Path):
     """Choices of one token share a pass; the last token of a choice is never read."""
-    from sigmerge.evaluation.harness import _wrapped
+    from sigmerge.evaluation.harnesses.lm_eval import _wrapped
 
     lm = _wrapped(HfModel(write_tiny(tmp_path / "tiny"), "float32", 1))
     passed, call = [], lm._model_call
@@ -186,7 +187,7 @@ def test_a_task_that_does_not_fit_is_done_in_smaller_batches(
     mark = SUITE.benchmarks["gsm8k"]
     assert isinstance(mark, LmEval)
     short = mark.model_copy(update={"generation": {"max_gen_toks": 4}})
-    whole, _ = HarnessScorer("gsm8k", short, model, items, tmp_path / "a").score(items)
+    whole, _ = LmEvalScorer("gsm8k", short, model, items, tmp_path / "a").score(items)
     forward = model.model.forward
 
     def small(input_ids: torch.Tensor, **how: Any) -> Any:
@@ -195,7 +196,7 @@ def test_a_task_that_does_not_fit_is_done_in_smaller_batches(
         return forward(input_ids=input_ids, **how)
 
     monkeypatch.setattr(model.model, "forward", small)
-    halved, _ = HarnessScorer("gsm8k", short, model, items, tmp_path / "b").score(items)
+    halved, _ = LmEvalScorer("gsm8k", short, model, items, tmp_path / "b").score(items)
     assert model.batch_size == 2
     assert halved == whole
 
@@ -206,7 +207,7 @@ def test_examples_from_another_split_are_not_left_out_silently(tmp_path: Path):
     assert isinstance(mark, LmEval)
     item = Item("all", 0, {"question": "0", "answer": "#### 1"})
     with pytest.raises(ScoreError, match="examples from another split"):
-        HarnessScorer("x", mark, None, [item], tmp_path)
+        LmEvalScorer("x", mark, None, [item], tmp_path)
 
 
 def test_punkt_is_found_without_a_download(monkeypatch: pytest.MonkeyPatch):

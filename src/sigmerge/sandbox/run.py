@@ -46,7 +46,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `status`: ok, failed, timeout, or output (too much of it)."""
+    """How a run ended. `status`: ok, failed, timeout, slow (a line), or output (too much)."""
 
     status: str
     code: int | None
@@ -99,13 +99,15 @@ def execute(
     path: Sequence[str] = (),
     preload: Sequence[str] = (),
     given: bytes = b"",
+    pace: Sequence[float] = (),
     mode: str | None = None,
 ) -> Outcome:
     """Run a Python program.
 
     `path` lists folders it may import from besides the standard library, `preload` the modules of
     them that are imported before the filter is set, as they may need what it forbids. `given` is
-    what the program finds on its standard input.
+    what the program finds on its standard input. `pace` holds the seconds that it may take for each
+    line of its output; a program that takes longer is slow and stopped.
     """
     limits = limits or Limits()
     mode = mode or best_mode()
@@ -134,18 +136,24 @@ def execute(
             start_new_session=True,
         )
         try:
-            return _attend(child, b"%d\n%s%s" % (len(source), source, given), limits, mode, start)
+            sent = b"%d\n%s%s" % (len(source), source, given)
+            return _attend(child, sent, limits, pace, mode, start)
         finally:
             _end(child)
 
 
 def _attend(
-    child: subprocess.Popen[bytes], source: bytes, limits: Limits, mode: str, start: float
+    child: subprocess.Popen[bytes],
+    source: bytes,
+    limits: Limits,
+    pace: Sequence[float],
+    mode: str,
+    start: float,
 ) -> Outcome:
     """Feed the program, gather its output, and stop at a limit."""
     assert child.stdin and child.stdout and child.stderr
     gathered: dict[Any, bytearray] = {child.stdout: bytearray(), child.stderr: bytearray()}
-    status = None
+    status, lines, since = None, 0, start
     with selectors.DefaultSelector() as selector:
         for stream in gathered:
             os.set_blocking(stream.fileno(), False)
@@ -153,18 +161,25 @@ def _attend(
         os.set_blocking(child.stdin.fileno(), False)
         selector.register(child.stdin, selectors.EVENT_WRITE)
         while len(selector.get_map()) and status is None:
-            left = limits.seconds - (time.perf_counter() - start)
-            if left <= 0:
-                status = "timeout"
+            now = time.perf_counter()
+            left = limits.seconds - (now - start)
+            line_left = pace[lines] - (now - since) if lines < len(pace) else left
+            if min(left, line_left) <= 0:
+                status = "timeout" if left <= 0 else "slow"
                 break
-            for ready, _ in selector.select(min(left, 0.5)):
+            for ready, _ in selector.select(min(left, line_left, 0.5)):
                 if ready.fileobj is child.stdin:
                     source = _feed(child.stdin, source)
                     if not source:
                         selector.unregister(child.stdin)
                         child.stdin.close()
-                elif not _gather(ready.fileobj, gathered):
+                    continue
+                part = os.read(ready.fd, 65536)
+                gathered[ready.fileobj].extend(part)
+                if not part:
                     selector.unregister(ready.fileobj)
+                elif ready.fileobj is child.stdout and b"\n" in part:
+                    lines, since = lines + part.count(b"\n"), time.perf_counter()
             if sum(map(len, gathered.values())) > limits.output:
                 status = "output"
     if status is None:
@@ -186,17 +201,10 @@ def _feed(stream: IO[bytes], source: bytes) -> bytes:
         return b""
 
 
-def _gather(stream: Any, gathered: dict[Any, bytearray]) -> bool:
-    """Read what is there; False at the end of the stream."""
-    part = os.read(stream.fileno(), 65536)
-    gathered[stream].extend(part)
-    return bool(part)
-
-
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child's group, which the filter lets nothing leave, and close the pipes.
+    """Kill the child's process group, which the filter lets no process leave; close the pipes.
 
-    Of a child that was waited for nothing is left, and its number may be another's.
+    A child that has ended already is not signalled: its number may belong to another process.
     """
     if child.returncode is None:
         os.killpg(child.pid, signal.SIGKILL)
