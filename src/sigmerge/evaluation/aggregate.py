@@ -8,6 +8,7 @@ from typing import Any
 
 from sigmerge.evaluation.store import UNPARSED, Scored
 from sigmerge.evaluation.suite import Benchmark, Suite
+from sigmerge.method.deficit import residual_gaps as residual_gaps
 
 
 def metric(mark: Benchmark, name: str, results: Sequence[Scored]) -> float:
@@ -51,15 +52,4 @@ def summarise(suite: Suite, results: Mapping[str, Sequence[Scored]]) -> dict[str
             for name, rows in results.items()
             if all(UNPARSED in row.scores for row in rows)
         },
-    }
-
-
-def residual_gaps(
-    experts: Mapping[str, Mapping[str, float]], scores: Mapping[str, float]
-) -> dict[str, float]:
-    """What a checkpoint lacks on each domain to the strongest expert, 0 where it lacks nothing."""
-    return {
-        domain: max(0.0, max(row[domain] for row in experts.values() if domain in row) - score)
-        for domain, score in scores.items()
-        if any(domain in row for row in experts.values())
     }
