@@ -107,7 +107,7 @@ def run(
                 chunk.add_reference(tile)
             merged[chunk.site.tensor][tile.start : tile.start + tile.out.size] = tile.out
         if notes is not None:
-            notes[chunk.site.tensor] = chunk.notes
+            notes.setdefault(chunk.site.tensor, {}).update(chunk.notes)
         return chunk.stop - chunk.start
 
     with Workers(threads) as workers:
