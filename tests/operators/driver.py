@@ -106,8 +106,8 @@ def run(
             if chosen.gives_vector:
                 chunk.add_reference(tile)
             merged[chunk.site.tensor][tile.start : tile.start + tile.out.size] = tile.out
-        if notes is not None:
-            notes.setdefault(chunk.site.tensor, {}).update(chunk.notes)
+        if notes is not None and chunk.notes:
+            notes[chunk.site.tensor] = chunk.notes
         return chunk.stop - chunk.start
 
     with Workers(threads) as workers:
