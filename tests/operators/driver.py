@@ -106,7 +106,7 @@ def run(
             if chosen.gives_vector:
                 chunk.add_reference(tile)
             merged[chunk.site.tensor][tile.start : tile.start + tile.out.size] = tile.out
-        if notes is not None and chunk.notes:
+        if notes is not None:
             notes[chunk.site.tensor] = chunk.notes
         return chunk.stop - chunk.start
 
