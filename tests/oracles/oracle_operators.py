@@ -64,7 +64,9 @@ def majority(whole: Sequence[Vectors], weights: Sequence[float], weighted: bool)
     `whole` has the task vectors of every tensor.
     """
     signs = [
-        int(np.sign(sum(w * v[i] if weighted else v[i] for w, v in zip(weights, each, strict=True))))
+        int(
+            np.sign(sum(w * v[i] if weighted else v[i] for w, v in zip(weights, each, strict=True)))
+        )
         for each in whole
         for i in range(each[0].size)
     ]
