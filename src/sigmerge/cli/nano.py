@@ -27,6 +27,12 @@ def train(
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option("--device", help="Where it is trained.")
     ] = "cpu",
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Peak learning rate of the experts.")
+    ] = None,
+    replay: Annotated[
+        float | None, typer.Option("--replay", help="Part of their batches from the mixture.")
+    ] = None,
 ) -> None:
     """Train a reference and five experts from a seed."""
     from sigmerge.evaluation.run import nano_scores
@@ -34,7 +40,14 @@ def train(
 
     with show.progress(False) as progress:
         pool = verb(
-            out, seed=seed, size=size, device=device, progress=progress, measure=nano_scores
+            out,
+            seed=seed,
+            size=size,
+            device=device,
+            progress=progress,
+            rate=rate,
+            replay=replay,
+            measure=nano_scores,
         )
     typer.echo(f"pool: {pool}")
 
