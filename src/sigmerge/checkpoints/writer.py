@@ -72,6 +72,10 @@ class Layout:
     def nbytes(self) -> int:
         return sum(self.sizes)
 
+    def place(self, tensors: Iterable[str]) -> tuple[int, int]:
+        """Where the first of these tensors goes. Blocks made in this order are hashed meanwhile."""
+        return min((self.slots[name].shard, self.slots[name].begin) for name in tensors)
+
     def index(self) -> dict[str, Any] | None:
         """The content of the index file; a single shard has none."""
         if self.files == (SINGLE,):
@@ -362,6 +366,7 @@ class Output:
             raise OutputError(f"{self.final}: {len(missing)} tensors were not written, the first "
                               f"is {missing[0]}; nothing is published.")  # fmt: skip
         self._write_index()
+        status = [os.fstat(handle) for handle in self._files]
         with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1))) as pool:
             synced = [pool.submit(os.fsync, handle) for handle in self._files if self.durable]
             hashed = pool.submit(self._written.sha256)
@@ -369,7 +374,6 @@ class Output:
             for done in synced:
                 done.result()
             digests = dict(zip(self.layout.files, hashed.result(), strict=True))
-        status = [os.fstat(handle) for handle in self._files]
         wrong = [n for n, h in zip(self.layout.files, self._files, strict=True)
                  if not self._is_whole(n, h)]  # fmt: skip
         if damaged or wrong:

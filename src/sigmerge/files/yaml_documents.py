@@ -83,7 +83,7 @@ class _Limited(yaml.SafeLoader):
         self._depth += 1
         if self._depth > DEEPEST:
             self._refuse(mark, f"is nested deeper than {DEEPEST} levels")
-        node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
         self._depth -= 1
         if alias:
             if id(node) not in self._expanded:
@@ -94,9 +94,9 @@ class _Limited(yaml.SafeLoader):
             self._expanded[id(node)] = self._nodes - before
         if self._nodes > MOST_NODES:
             self._refuse(mark, f"the document has more than {MOST_NODES} values")
-        plain = isinstance(node, yaml.ScalarNode) and not node.tag.endswith((":str", ":binary"))
-        if plain and len(node.value) > LONGEST_NUMBER:
-            self._refuse(mark, f"{shown(node.value)} is too long for a number")
+        text = node.value if isinstance(node, yaml.ScalarNode) else ""
+        if len(text) > LONGEST_NUMBER and not str(node.tag).endswith((":str", ":binary")):
+            self._refuse(mark, f"{shown(text)} is too long for a number")
         return node
 
     def _refuse(self, mark: Any, why: str) -> None:
