@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.folder import read_json
+from sigmerge.checkpoints.folder import INDEX, read_json
 from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.writer import Output
@@ -67,6 +67,14 @@ def model_card(title: str, pool: Pool, recipe: str, notes: list[str]) -> str:
     lines += [f"- expert `{name}`: `{member.path.name}`" for name, member in pool.experts.items()]
     lines += ["", *notes, "", "## Recipe", "", "```yaml", recipe.rstrip(), "```", ""]
     return "\n".join([*front, *lines])
+
+
+def companion_files(folder: Path) -> list[Path]:
+    """Every file of a checkpoint that can go into a result, or decides how it is read, but weights.
+
+    A link that leaves the folder, and what is no regular file, is refused.
+    """
+    return list(_matching(folder, ("config.json", INDEX, *MODEL, *TOKENIZER)))
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

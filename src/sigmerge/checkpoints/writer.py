@@ -406,8 +406,7 @@ class Output:
         for name, handle, before in zip(
             self.layout.files, self._files, self._sealed[1], strict=True
         ):
-            now = os.fstat(handle)
-            same = (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+            same = os.fstat(handle).st_ctime_ns == before.st_ctime_ns
             if not same or not self._is_whole(name, handle):
                 raise self._changed(name)
 
