@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from sigmerge.cli.evaluation_lines import estimate_line
 from sigmerge.errors import MissingExtra, ScoreError
 from sigmerge.evaluation.estimate import Cost, Speed, cost, estimate, timed
-from sigmerge.evaluation.lines import estimate_line
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.probing import generate

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sigmerge.commands.aggregate import aggregate
-from sigmerge.commands.evaluate import evaluate
-from sigmerge.commands.scores import suite_scorer
+from sigmerge.api import evaluate
+from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import OutputError, ScoreError, SigmergeError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import residual_gaps, summarise
-from sigmerge.evaluation.lines import evaluation_lines
 from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import load_suite
+from sigmerge.jobs.aggregate import aggregate
+from sigmerge.jobs.scores import suite_scorer
 from tests.evaluation.tiny import write_tiny
 
 LENGTH = """

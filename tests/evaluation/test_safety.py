@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sigmerge.commands.evaluate import evaluate
+from sigmerge.api import evaluate
+from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.lines import evaluation_lines
 from sigmerge.evaluation.safety import (
     JUDGE_PROMPT,
     Judge,

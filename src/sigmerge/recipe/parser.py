@@ -28,6 +28,7 @@ from sigmerge.recipe.sections import (
     worded,
 )
 from sigmerge.recipe.settings import Conditions, Judge, Place
+from sigmerge.recipe.space import SPACES
 from sigmerge.words import shown
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -364,15 +365,12 @@ class _Parser:
             self.problem(("parameters", "outside"), "reference needs a base_model")
         if sections.capture.scale != 1 and not top.base_model:
             self.problem(("capture", "scale"), "needs a base_model unless it is 1")
-        if sections.search is not None:
-            from sigmerge.search.evolve import SPACES
-
-            if chosen is not None and top.merge_method not in SPACES:
-                self.problem(
-                    ("search",),
-                    f"merge_method: {top.merge_method} cannot be searched; the search knows "
-                    f"{', '.join(SPACES)}",
-                )
+        if sections.search is not None and chosen and top.merge_method not in SPACES:
+            self.problem(
+                ("search",),
+                f"merge_method: {top.merge_method} cannot be searched; the search knows "
+                f"{', '.join(SPACES)}",
+            )
         if sections.repair is not None and sections.repair.probe is not None:
             probe = self.folder / sections.repair.probe
             if not probe.is_file():
