@@ -249,3 +249,37 @@ def test_files_then_folders_then_the_name_then_its_folder(
         assert synced.index(f"{partial}/{name}") < synced.index(partial)
     assert f"{partial}/sigmerge" in synced
     assert events[at + 1 :] == [str(tmp_path)]
+
+
+def test_a_file_that_this_run_did_not_write_is_not_published(
+    tmp_path: Path, whole: dict[str, bytes]
+) -> None:
+    partial = interrupted(tmp_path / "out", 1)
+    (partial / "modeling_evil.py").write_text("import os")
+    (partial / "deep").mkdir()
+    (partial / "deep/model.bin").write_text("")
+    assert job.write(tmp_path / "out")[0] == ["layer 0", "layer 1"]
+    assert everything(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize("name", [SHARD, "sigmerge/journal.jsonl", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("kind", ["fifo", "link", "device", "folder"])
+def test_strange_things_in_a_partial_folder(
+    tmp_path: Path, whole: dict[str, bytes], name: str, kind: str
+) -> None:
+    partial = interrupted(tmp_path / "out", 1)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    strange = partial / name
+    strange.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(strange)
+    elif kind == "folder":
+        strange.mkdir()
+    else:
+        strange.symlink_to(secret if kind == "link" else "/dev/zero")
+    if kind == "folder" and name.endswith(("config.json", "tokenizer.json")):
+        strange.rmdir()  # an empty folder of that name is in nobody's way
+    job.write(tmp_path / "out")
+    assert everything(tmp_path / "out") == whole
+    assert secret.read_bytes() == b"secret"

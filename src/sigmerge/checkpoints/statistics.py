@@ -12,6 +12,7 @@ that read the same input share one.
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -272,10 +273,16 @@ def discard_damaged(folder: Path) -> None:
             try:
                 read_header(file)
             except PoolError:
-                file.unlink()
+                _remove(file)
         return
     done = _read_done(folder)
     wrong = every if done is None else [folder / name for name in _changed(folder, done)]
-    for file in wrong:
-        file.unlink(missing_ok=True)
-    (folder / DONE).unlink()
+    for file in (*wrong, folder / DONE):
+        _remove(file)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

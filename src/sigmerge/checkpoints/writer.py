@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -303,8 +304,10 @@ class Output:
     def _open(self, fingerprint: str) -> None:
         """Open shards and journal; what an interrupted run of another job left is cleared away."""
         header, file = {"job": fingerprint, "journal": 2}, self.partial / _JOURNAL
-        if not continues(file, header):
+        if not self._regular() or not continues(file, header):
             self._clear()
+        for stale in self._companions():  # written anew in any case; nothing else is published
+            stale.unlink()
         self._check_space()
         self._journal_stack = self._stack.enter_context(contextlib.ExitStack())
         try:
@@ -318,6 +321,15 @@ class Output:
         self._written = Written(places, self._files)
         self._stack.callback(self._written.close)
         self.done: dict[str, Any] = self._resumed()
+
+    def _regular(self) -> bool:
+        """Whether the partial folder holds files and folders only, each in its place."""
+        for root, folders, files in os.walk(self.partial):
+            found = [(Path(root) / name).lstat().st_mode for name in (*folders, *files)]
+            if not all(stat.S_ISREG(mode) or stat.S_ISDIR(mode) for mode in found):
+                return False
+        expected = [self.partial / name for name in (*self.layout.files, _JOURNAL)]
+        return not self.partial.is_symlink() and not any(file.is_dir() for file in expected)
 
     def _clear(self) -> None:
         if self.partial.is_symlink() or self.partial.is_file():
@@ -378,8 +390,7 @@ class Output:
                  if not self._is_whole(n, h)]  # fmt: skip
         if damaged or wrong:
             raise self._changed(wrong[0] if wrong else damaged[0])
-        others = [file for file in sorted(self.partial.rglob("*")) if self._is_companion(file)]
-        named = {file.relative_to(self.partial).as_posix(): file for file in others}
+        named = {file.relative_to(self.partial).as_posix(): file for file in self._companions()}
         digests |= {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in named.items()}
         return dict(sorted(digests.items())), status
 
@@ -394,11 +405,11 @@ class Output:
             and os.pread(handle, len(header), 0) == header
         )
 
-    def _is_companion(self, file: Path) -> bool:
-        """Whether a file goes into the result beside the shards."""
-        name = file.relative_to(self.partial).as_posix()
-        ours = name in self.layout.files or file.name.strip(".").startswith("journal.jsonl")
-        return file.is_file() and not ours
+    def _companions(self) -> list[Path]:
+        """The files beside the shards, which go into the result with them."""
+        ours = {*self.layout.files, _JOURNAL, _JOURNAL_LOCK}
+        files = [file for file in sorted(self.partial.rglob("*")) if not file.is_dir()]
+        return [file for file in files if file.relative_to(self.partial).as_posix() not in ours]
 
     def _check_untouched(self) -> None:
         """Since the shards were read back, nobody has written them."""
@@ -435,4 +446,5 @@ def sync_tree(folder: Path) -> None:
 
 
 _JOURNAL = "sigmerge/journal.jsonl"
+_JOURNAL_LOCK = "sigmerge/.journal.jsonl.lock"
 _RECORD = {"done", "record", "pieces"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +78,9 @@ def _remembered(
     if settled:
         if memory is not None:
             memory[key] = value.hexdigest()
-        keep_json(note, {"file": str(file), "identity": key, "sha256": value.hexdigest()})
+        digest = value.hexdigest()
+        content = {"identity": key, "sha256": digest, "check": _check(key, digest)}
+        keep_json(note, {"file": str(file), **content})
     return value.hexdigest()
 
 
@@ -90,11 +91,16 @@ def _identity(real: Path, status: os.stat_result) -> str:
 
 def _noted(note: Path, key: str) -> str | None:
     """A digest from an earlier run, if the note is whole and about this very file."""
-    content = kept_json(note, {"identity", "sha256"})
+    content = kept_json(note, {"identity", "sha256", "check"})
     if content is None or content["identity"] != key:
         return None
     digest = str(content["sha256"])
-    return digest if re.fullmatch("[0-9a-f]{64}", digest) else None
+    return digest if content["check"] == _check(key, digest) else None
+
+
+def _check(key: str, digest: str) -> str:
+    """A checksum, by which a note with a wrong bit is recognised."""
+    return hashlib.sha256(f"{key} {digest}".encode()).hexdigest()[:16]
 
 
 def _old(status: os.stat_result) -> bool:

@@ -12,11 +12,12 @@ from typing import Any
 
 from sigmerge.errors import OutputError
 from sigmerge.files.locks import only_writer
+from sigmerge.files.regular import is_regular
 
 
 def continues(file: Path, header: dict[str, Any]) -> bool:
     """Whether the file is a journal with this header."""
-    if not file.exists():
+    if not is_regular(file):
         return False
     with file.open("rb") as stream:
         return stream.readline().rstrip(b"\n") == json.dumps(header).encode()
