@@ -60,8 +60,10 @@ def parse_yaml(text: str, where: str, error: type[SigmergeError] = SigmergeError
         value = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as problem:
         raise error(f"{where}: {_trouble(problem)}") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as problem:
+    except (yaml.YAMLError, ValueError, ArithmeticError) as problem:
         raise error(f"{where}: not valid YAML: {problem}") from None
+    except (AttributeError, LookupError, TypeError):  # PyYAML's, for a wrong tag: `!!bool x`
+        raise error(f"{where}: not valid YAML: a value is not what its tag says.") from None
     except RecursionError:  # an alias inside what it stands for, through a key
         raise error(f"{where}: YAML nested too deeply.") from None
     return Yaml(value, lines, tuple(twice))
