@@ -18,7 +18,7 @@ from sigmerge.api import evaluate
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import OutputError, ScoreError, SigmergeError
 from sigmerge.evaluation import splits
-from sigmerge.evaluation.aggregate import residual_gaps, summarise
+from sigmerge.evaluation.aggregate import summarise
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import evaluate as run
 from sigmerge.evaluation.sources import Data
@@ -26,6 +26,7 @@ from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.jobs.aggregate import aggregate
 from sigmerge.jobs.scores import suite_scorer
+from sigmerge.method.deficit import residual_gaps
 from tests.evaluation.tiny import write_tiny
 
 LENGTH = """

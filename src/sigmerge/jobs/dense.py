@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.companions import copy_companions, model_card
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool
@@ -359,8 +359,3 @@ def summary(sites: Mapping[str, Site]) -> dict[str, Any]:
         name: values[0] if len(values) == 1 else {"by tensor": values}
         for name, values in seen.items()
     }
-
-
-def natural(name: str) -> list[Any]:
-    """Sort key that puts layer 2 before layer 10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
