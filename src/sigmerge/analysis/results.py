@@ -145,10 +145,33 @@ class Results:
         joined = rows.join(default, on=on, how="inner", maintain_order="left")
         return self._needed(joined, "no default repair beside the variants")
 
+    def summary(self, *kinds: str, by_domain: bool = False) -> DataFrame:
+        """Each setting of these kinds per pool, over the anchors it was run on and its seeds.
+
+        Columns: pool, anchors (their name, or how many), setting, seeds, and the means of
+        `before`, `after` and `default`; `values` lists `after` by seed.
+        """
+        rows = self.variants(*kinds, by_domain=by_domain)
+        extra = ["domain"] if by_domain else []
+        per_seed = rows.group_by("pool", "setting", "seed", *extra, maintain_order=True).agg(
+            pl.col("before", "after", "default").mean(), names=pl.col("anchor").unique(maintain_order=True)
+        )
+        one, many = pl.col("names").list.first(), pl.col("names").list.len()
+        label = pl.when(many == 1).then(one).otherwise(pl.format("{} anchors", many))
+        return (
+            per_seed.with_columns(anchors=label)
+            .group_by("pool", "anchors", "setting", *extra, maintain_order=True)
+            .agg(
+                pl.col("before", "after", "default").mean(),
+                seeds=pl.len(),
+                values=pl.col("after"),
+            )
+        )
+
     def signals(self, *kinds: str) -> list[dict[str, Any]]:
         """Runs of these kinds as mappings, their JSON columns decoded."""
         rows = self.runs.filter(pl.col("kind").is_in(kinds)).to_dicts()
-        columns = ("constants", "views", "conflict", "capacity", "deficit", "share", "order")
+        columns = ("constants", "views", "conflict", "capacity", "deficit", "share", "claim_order")
         return [{**row, **{name: json.loads(row[name]) for name in columns}} for row in rows]
 
     @staticmethod

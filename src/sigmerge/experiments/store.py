@@ -97,7 +97,7 @@ class Signals:
     capacity: Sequence[float] = ()
     deficit: Mapping[str, float] = field(default_factory=dict)
     share: Mapping[str, float] = field(default_factory=dict)
-    order: Sequence[str] = ()
+    claim_order: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
