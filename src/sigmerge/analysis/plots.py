@@ -454,8 +454,8 @@ def _radar(axis: Axes, domains: Sequence[str], pair: pl.DataFrame, experts: pl.D
         colour = colours.get(name, DOMAIN_COLOURS[k % len(DOMAIN_COLOURS)])
         ring(experts.filter(pl.col("method") == name), "score", lw=0.9, color=colour, alpha=0.7, label=f"{name} expert")
     if not pair.is_empty():
-        ring(pair, "before", lw=1.6, ls="--", color=INK, label="anchor")
-        ring(pair, "after", lw=2.2, color=REPAIR, label="+ repair")
+        ring(pair, "before", lw=1.4, ls="--", color=INK, label="anchor")
+        ring(pair, "after", lw=1.8, color=REPAIR, label="+ repair")
         by = dict(zip(pair["domain"], pair["after"], strict=True))
         axis.fill(turn, [100 * by.get(d, math.nan) for d in domains], color=REPAIR, alpha=0.12)
     axis.set_theta_offset(np.pi / 2)  # type: ignore[attr-defined]
@@ -463,9 +463,12 @@ def _radar(axis: Axes, domains: Sequence[str], pair: pl.DataFrame, experts: pl.D
     axis.set_ylim(0)
     axis.set_rlabel_position(180 / len(domains))  # type: ignore[attr-defined]
     axis.yaxis.set_major_locator(MaxNLocator(4))
-    axis.set_xticks(turn, domains, fontsize=7.5)
+    axis.set_xticks(turn, [])
+    edge = 1.08 * axis.get_ylim()[1]
+    for angle, domain in zip(turn, domains, strict=True):
+        side = "left" if math.sin(angle) > 0.3 else "right" if math.sin(angle) < -0.3 else "center"
+        axis.text(angle, edge, domain, ha=side, va="center", fontsize=7.5)
     axis.tick_params(axis="y", labelsize=6.5, labelcolor=SOFT)
-    axis.tick_params(axis="x", pad=4)
     axis.grid(True, color=RULE)
     axis.spines["polar"].set_color(RULE)
 

@@ -186,6 +186,8 @@ def results(
 ) -> Results:
     """Check that the split was scored, and give access to everything derived from it."""
     known = scores["split"].unique().sort().to_list()
+    if not known:
+        raise ScoreError("The store holds no scored run yet.")
     if split not in known:
         raise ScoreError(f"No run was scored on the split {split!r}; there are: {', '.join(known)}.")
     return Results(pools, runs, scores, split)

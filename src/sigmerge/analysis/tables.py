@@ -96,18 +96,20 @@ def printed(value: Value, form: Form) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
+    if form == "text":
+        return f"{value:g}"
     if form == "p":
         return f"{value:.1e}" if 0 < value < 0.001 else f"{value:.3f}"
-    scale, text = {
-        "percent": (100, ".2f"),
-        "points": (100, "+.2f"),
-        "share": (100, ".1f"),
-        "number": (1, ".3f"),
-        "count": (1, ".0f"),
-        "text": (1, "g"),
+    scale, decimals = {
+        "percent": (100, 2),
+        "points": (100, 2),
+        "share": (100, 1),
+        "number": (1, 3),
+        "count": (1, 0),
     }[form]
+    sign = "+" if form == "points" else ""
     # Adding zero turns −0.0 into 0.0.
-    return f"{round(scale * value, 6) + 0.0:{text}}".replace("-", "−")
+    return f"{round(scale * value, decimals) + 0.0:{sign}.{decimals}f}".replace("-", "−")
 
 
 def markdown(table: Table) -> str:

@@ -58,8 +58,13 @@ def recompute() -> list[Statement]:
 
 def _gaps(paper: Published) -> tuple[np.ndarray, np.ndarray]:
     """Residual gaps before and after, with the inferred references."""
-    reference = np.repeat(paper.reference[:, :, None], len(ANCHORS), axis=2)
-    return residual_gap(reference, paper.before), residual_gap(reference, paper.after)
+    return _gap(paper, paper.before), _gap(paper, paper.after)
+
+
+def _gap(paper: Published, scores: np.ndarray) -> np.ndarray:
+    """Residual gap of scores by pool, domain and checkpoint."""
+    reference = np.broadcast_to(paper.reference[:, :, None], scores.shape)
+    return residual_gap(reference.ravel(), scores.ravel()).reshape(scores.shape)
 
 
 def _tables(paper: Published, ledger: Ledger) -> None:
@@ -278,8 +283,7 @@ def _baselines(paper: Published, ledger: Ledger) -> None:
     used = "baselines baseline_dom main_gain"
     ledger.numbers("margin over the strongest baseline", ["+2.46", "+1.18", "+5.74"], best - strongest, used)
     _, after = _gaps(paper)
-    reference = np.repeat(paper.reference[:, :, None], len(BASELINES), axis=2)
-    theirs = residual_gap(reference, paper.baseline)
+    theirs = _gap(paper, paper.baseline)
     ledger.numbers("lowest mean gap of a repaired checkpoint", ["3.94", "3.26", "1.79"],
                    100 * after.mean(1).min(1), DOM, inferred=True)  # fmt: skip
     ledger.numbers("lowest mean gap of a baseline", ["6.64", "4.08", "6.17"], 100 * theirs.mean(1).min(1),
