@@ -65,7 +65,9 @@ class Experiment:
                         rows.append(Score(domain, mark, metric, clipped, k == 0, items, split))
         return tuple(rows)
 
-    def record(self, kind: str, pool: Pool, method: str, level: dict[str, float], **more) -> RunRecord:
+    def record(
+        self, kind: str, pool: Pool, method: str, level: dict[str, float], **more
+    ) -> RunRecord:
         self.position += 1
         made = RunRecord(
             kind=kind,
@@ -92,8 +94,14 @@ class Experiment:
                 yield from self.anchor(pool, name, seed, low, high, signals)
         for name, seeds in BASELINES.items():
             for seed in range(seeds):
-                level = {d: low[d] + 0.55 * (high[d] - low[d]) + rng.normal(0, 0.02) for d in DOMAINS}
-                cost = Cost(20.0, 7200.0, 0, 240, 1500, 0, 240) if name == "MERGE3" else Cost(5.0, 3600.0)
+                level = {
+                    d: low[d] + 0.55 * (high[d] - low[d]) + rng.normal(0, 0.02) for d in DOMAINS
+                }
+                cost = (
+                    Cost(20.0, 7200.0, 0, 240, 1500, 0, 240)
+                    if name == "MERGE3"
+                    else Cost(5.0, 3600.0)
+                )
                 yield self.record("baseline", pool, name, level, seed=seed, cost=cost)
 
     def profile(self) -> Signals:
@@ -119,13 +127,20 @@ class Experiment:
         deficit = {d: max(0.0, high[d] - level[d]) for d in DOMAINS}
         share = {d: g / sum(deficit.values()) for d, g in deficit.items()}
         base = {"anchor": name, "anchor_key": f"{name} {seed}", "anchor_seed": seed}
-        measured = replace(signals, deficit=deficit, share=share, claim_order=sorted(share, key=lambda d: -share[d]))
+        measured = replace(
+            signals,
+            deficit=deficit,
+            share=share,
+            claim_order=sorted(share, key=lambda d: -share[d]),
+        )
         gain = {d: rng.uniform(0.35, 0.75) * g for d, g in deficit.items()}
         common = {**base, "signals": measured, "constants": CONSTANTS}
 
         def repair(kind: str, setting: str, keep: float, at: int = 0, **more) -> RunRecord:
             scores = {d: level[d] + (keep + rng.normal(0, 0.02)) * gain[d] for d in DOMAINS}
-            return self.record(kind, pool, "sigmerge", scores, setting=setting, seed=at, **{**common, **more})
+            return self.record(
+                kind, pool, "sigmerge", scores, setting=setting, seed=at, **{**common, **more}
+            )
 
         yield self.record("anchor", pool, name, level, seed=seed, **base)
         cost = Cost(3.0, 2160.0, 5, 5, 500, 100, 0)

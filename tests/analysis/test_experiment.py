@@ -51,11 +51,17 @@ def test_reasons_are_on_the_page(results: Results, analysis: Analysis) -> None:
 
 def test_the_folder(tmp_path: Path) -> None:
     kept = ("expert", "anchor", "default")
-    small = experiment.make_store(tmp_path / "s", lambda r: r.kind in kept and r.anchor in ("", "TA", "TIES"), 1)
+    small = experiment.make_store(
+        tmp_path / "s", lambda r: r.kind in kept and r.anchor in ("", "TA", "TIES"), 1
+    )
     found = write_analysis(experiment.read(small), tmp_path / "out", "Small")
-    names = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    names = {
+        str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()
+    }
     expected = {"analysis.md", "index.html"}
-    expected |= {f"tables/{t.label}.{suffix}" for t in found.tables for suffix in ("md", "csv", "tex")}
+    expected |= {
+        f"tables/{t.label}.{suffix}" for t in found.tables for suffix in ("md", "csv", "tex")
+    }
     expected |= {f"figures/{p.label}.{suffix}" for p in found.plots for suffix in ("svg", "png")}
     assert names == expected
     assert {"baselines", "directional", "sensitivity"} <= {item.label for item in found.skipped}

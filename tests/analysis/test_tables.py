@@ -53,12 +53,15 @@ def gap(record: RunRecord) -> float:
     return fmean(max(0.0, best[d] - scores[d]) for d in DOMAINS)
 
 
-def find(pool: str, kind: str, setting: str = "", anchor: str = "", anchor_seed: int = 0) -> list[RunRecord]:
+def find(
+    pool: str, kind: str, setting: str = "", anchor: str = "", anchor_seed: int = 0
+) -> list[RunRecord]:
     return [
-        r for r in RECORDS
+        r
+        for r in RECORDS
         if (r.pool.name, r.kind, r.setting, r.anchor_seed) == (pool, kind, setting, anchor_seed)
         and r.anchor == anchor
-    ]  # fmt: skip
+    ]
 
 
 def pair(pool: str, anchor: str, seed: int = 0) -> tuple[RunRecord, RunRecord]:
@@ -84,13 +87,35 @@ def cells(table: Table, *start: str) -> list:
 
 def test_every_table_is_made(tables: dict[str, Table], analysis: Analysis) -> None:
     paper = {
-        "residual_gap", "ablation", "main_gain", "baselines", "split_membership",
-        "hyperparameter_protocol", "single_view", "dom_p0", "dom_p1", "baseline_dom", "order",
-        "ablation_full", "directional_full", "efficiency", "perseed", "sens_p0", "sens_p1",
-        "anchor_regret", *(f"sub_{domain}" for domain in DOMAINS),
-    }  # fmt: skip
-    more = {"paired_statistics", "recovered", "ranks", "ours", "anchor_statistics",
-            "view_correlations", "partitions"}  # fmt: skip
+        "residual_gap",
+        "ablation",
+        "main_gain",
+        "baselines",
+        "split_membership",
+        "hyperparameter_protocol",
+        "single_view",
+        "dom_p0",
+        "dom_p1",
+        "baseline_dom",
+        "order",
+        "ablation_full",
+        "directional_full",
+        "efficiency",
+        "perseed",
+        "sens_p0",
+        "sens_p1",
+        "anchor_regret",
+        *(f"sub_{domain}" for domain in DOMAINS),
+    }
+    more = {
+        "paired_statistics",
+        "recovered",
+        "ranks",
+        "ours",
+        "anchor_statistics",
+        "view_correlations",
+        "partitions",
+    }
     assert set(tables) == paper | more
     assert list(analysis.skipped) == []
 
@@ -123,7 +148,9 @@ def test_recovered_fractions(tables: dict[str, Table]) -> None:
                 deficits.append(max(0.0, strongest(pool)[domain] - start))
                 gains.append(domain_scores(after)[domain] - start)
         found = cells(tables["recovered"], domain)
-        assert found[:3] == pytest.approx([fmean(deficits), fmean(gains), fmean(gains) / fmean(deficits)])
+        assert found[:3] == pytest.approx(
+            [fmean(deficits), fmean(gains), fmean(gains) / fmean(deficits)]
+        )
         assert found[3] < found[2] < found[4]
 
 
@@ -137,13 +164,21 @@ def test_domain_tables(tables: dict[str, Table]) -> None:
 def test_baselines_and_margin(tables: dict[str, Table]) -> None:
     for k, pool in enumerate(POOLS[:2]):
         mine = max(macro(after) for _, after in pairs(pool))
-        others = [macro(r) for r in RECORDS if r.kind == "baseline" and r.pool.name == pool and r.seed == 0]
+        others = [
+            macro(r)
+            for r in RECORDS
+            if r.kind == "baseline" and r.pool.name == pool and r.seed == 0
+        ]
         assert cells(tables["baselines"], "best + repair")[k] == pytest.approx(mine)
         assert cells(tables["baselines"], "margin")[k] == pytest.approx(mine - max(others))
-        assert [cells(tables["baselines"], m)[k] for m in experiment.BASELINES] == pytest.approx(others)
+        assert [cells(tables["baselines"], m)[k] for m in experiment.BASELINES] == pytest.approx(
+            others
+        )
 
 
-def test_controls_average_over_seeds_and_compare_with_anchor_and_default(tables: dict[str, Table]) -> None:
+def test_controls_average_over_seeds_and_compare_with_anchor_and_default(
+    tables: dict[str, Table],
+) -> None:
     for pool in POOLS[:2]:
         before, default = pair(pool, "DARE")
         for setting in experiment.CONTROLS:
@@ -187,7 +222,12 @@ def test_claim_order_costs_a_part_of_the_gain(tables: dict[str, Table]) -> None:
 
 def test_sweeps_hold_the_default_and_every_other_value(tables: dict[str, Table]) -> None:
     table = tables["sens_p0"]
-    assert [row[0] for row in table.rows][:4] == ["C_min = 0", "C_min = 0.05", "C_min = 0.1 (default)", "C_min = 0.15"]
+    assert [row[0] for row in table.rows][:4] == [
+        "C_min = 0",
+        "C_min = 0.05",
+        "C_min = 0.1 (default)",
+        "C_min = 0.15",
+    ]
     assert len(table.rows) == 12
     (record,) = find(POOLS[0], "sweep", "scale=0.8", "DARE")
     default = macro(pair(POOLS[0], "DARE")[1])
@@ -200,7 +240,11 @@ def test_seeds(tables: dict[str, Table]) -> None:
     gains = [macro(a) - macro(b) for b, a in (pair(POOLS[0], "DARE", seed) for seed in range(3))]
     found = cells(tables["perseed"], "paired gain", POOLS[0], "DARE")
     assert found == pytest.approx([*gains, fmean(gains), stdev(gains), max(gains) - min(gains)])
-    scores = [macro(r) for r in RECORDS if r.kind == "baseline" and r.method == "MERGE3" and r.pool.name == POOLS[1]]
+    scores = [
+        macro(r)
+        for r in RECORDS
+        if r.kind == "baseline" and r.method == "MERGE3" and r.pool.name == POOLS[1]
+    ]
     assert cells(tables["perseed"], "Macro-5", POOLS[1], "MERGE3")[:3] == pytest.approx(scores)
     assert not any(row[2] == "Linear" for row in tables["perseed"].rows)
 
@@ -217,23 +261,40 @@ def test_regret(tables: dict[str, Table]) -> None:
     for k, pool in enumerate(POOLS[:2]):
         before, after = zip(*[(macro(b), macro(a)) for b, a in pairs(pool)], strict=True)
         chosen = after[before.index(max(before))]
-        assert cells(tables["anchor_regret"], "strongest anchor")[k] == pytest.approx(max(after) - chosen)
+        assert cells(tables["anchor_regret"], "strongest anchor")[k] == pytest.approx(
+            max(after) - chosen
+        )
 
 
 def test_partitions(tables: dict[str, Table]) -> None:
-    (other,) = [r for r in RECORDS if r.kind == "partition" and r.anchor == "TIES"
-                and r.setting == "partition 1" and r.pool.name == POOLS[0]]  # fmt: skip
+    (other,) = [
+        r
+        for r in RECORDS
+        if r.kind == "partition"
+        and r.anchor == "TIES"
+        and r.setting == "partition 1"
+        and r.pool.name == POOLS[0]
+    ]
     share = pair(POOLS[0], "TIES")[1].signals.share
     move = max(abs(other.signals.share[d] - share[d]) for d in DOMAINS)
-    same = sorted(DOMAINS, key=lambda d: -share[d]) == sorted(DOMAINS, key=lambda d: -other.signals.share[d])
-    assert cells(tables["partitions"], POOLS[0], "TIES", "partition 1") == [pytest.approx(move), same]
+    same = sorted(DOMAINS, key=lambda d: -share[d]) == sorted(
+        DOMAINS, key=lambda d: -other.signals.share[d]
+    )
+    assert cells(tables["partitions"], POOLS[0], "TIES", "partition 1") == [
+        pytest.approx(move),
+        same,
+    ]
 
 
 def test_submetrics_give_score_and_change(tables: dict[str, Table]) -> None:
     before, after = pair(POOLS[1], "Fisher")
 
     def value(record: RunRecord) -> float:
-        (score,) = [s for s in record.scores if (s.benchmark, s.metric, s.split) == ("MBPP+", "pass@10", "evaluation")]
+        (score,) = [
+            s
+            for s in record.scores
+            if (s.benchmark, s.metric, s.split) == ("MBPP+", "pass@10", "evaluation")
+        ]
         return score.value
 
     titles = [column.title for column in tables["sub_coding"].columns]
@@ -251,7 +312,9 @@ def test_ranks_take_the_best_checkpoint_of_each_pool(tables: dict[str, Table]) -
     ranks = []
     for pool in POOLS[:2]:
         best = max((after for _, after in pairs(pool)), key=macro)
-        others = [r for r in RECORDS if r.kind == "baseline" and r.pool.name == pool and r.seed == 0]
+        others = [
+            r for r in RECORDS if r.kind == "baseline" and r.pool.name == pool and r.seed == 0
+        ]
         for d in DOMAINS:
             ranks.append(1 + sum(domain_scores(o)[d] > domain_scores(best)[d] for o in others))
     row = cells(tables["ranks"], "sigmerge")
@@ -281,7 +344,9 @@ def test_another_split_gives_other_numbers(store: Path, results: Results) -> Non
         (lambda r: r.kind not in ("default",), None),
     ],
 )
-def test_what_was_not_run_is_skipped_with_a_reason(tmp_path: Path, kept, missing: set[str] | None) -> None:
+def test_what_was_not_run_is_skipped_with_a_reason(
+    tmp_path: Path, kept, missing: set[str] | None
+) -> None:
     partial = experiment.read(experiment.make_store(tmp_path / "s", kept, pools=1))
     made, skipped = make_tables(partial)
     assert all(item.reason for item in skipped)
@@ -302,7 +367,10 @@ def test_forms() -> None:
         "t",
         "A & B",
         [Column("name"), Column("Δ", "points"), Column("p", "p"), Column("both", "number")],
-        [["a_b|c", -0.01234, 9.5367e-07, Changed(0.5, -0.25)], ["none", None, 0.0625, As(0.5, "percent")]],
+        [
+            ["a_b|c", -0.01234, 9.5367e-07, Changed(0.5, -0.25)],
+            ["none", None, 0.0625, As(0.5, "percent")],
+        ],
     )
     assert markdown(table).splitlines()[4:] == [
         "| a\\_b\\|c | −1.23 | 9.5e-07 | 50.00 (−25.00) |".replace("\\_", "_"),
@@ -321,6 +389,8 @@ def test_forms() -> None:
 def test_frames_hold_what_the_tables_need(results: Results) -> None:
     assert results.pools == list(POOLS[:2]) and results.domains == list(DOMAINS)
     assert results.anchors() == list(experiment.ANCHORS)
-    (run,) = [r for r in results.signals("default") if r["anchor"] == "TA" and r["pool"] == POOLS[0]]
+    (run,) = [
+        r for r in results.signals("default") if r["anchor"] == "TA" and r["pool"] == POOLS[0]
+    ]
     assert len(run["capacity"]) == experiment.LAYERS
     assert json.dumps(run["constants"]) == '{"c_max": 0.45, "c_min": 0.1, "scale": 0.6}'

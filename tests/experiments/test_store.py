@@ -61,7 +61,12 @@ def test_a_run_comes_back_as_it_was_stored(tmp_path: Path) -> None:
         {"key": "key of tiny", "name": "tiny", "domains": '["math", "coding"]'}
     ]
     (run,) = runs.to_dicts()
-    assert (run["pool"], run["anchor"], run["setting"], run["position"]) == ("tiny", "TIES", "default", 3)
+    assert (run["pool"], run["anchor"], run["setting"], run["position"]) == (
+        "tiny",
+        "TIES",
+        "default",
+        3,
+    )
     assert run["views"] == '{"sign": [0.1, 0.2]}'
     assert (run["wall_seconds"], run["evaluation_calls"]) == (2.0, 5.0)
     rows = scores.select("benchmark", "metric", "value", "headline", "items").rows()
@@ -88,7 +93,9 @@ def test_the_same_run_again_changes_nothing(tmp_path: Path) -> None:
         ({"signals": Signals()}, "views, share"),
     ],
 )
-def test_another_content_under_the_same_key_is_refused(tmp_path: Path, change: dict, what: str) -> None:
+def test_another_content_under_the_same_key_is_refused(
+    tmp_path: Path, change: dict, what: str
+) -> None:
     with create(tmp_path / "s.sqlite") as store:
         store.append(RECORD)
         before = list(store.export())
@@ -99,9 +106,17 @@ def test_another_content_under_the_same_key_is_refused(tmp_path: Path, change: d
 
 @pytest.mark.parametrize(
     "change",
-    [{"seed": 1}, {"setting": "equal_share"}, {"recipe_key": "r2"}, {"suite_key": "s2"},
-     {"anchor_key": "a2"}, {"anchor_seed": 1}, {"kind": "control"}, {"method": "m2"}],
-)  # fmt: skip
+    [
+        {"seed": 1},
+        {"setting": "equal_share"},
+        {"recipe_key": "r2"},
+        {"suite_key": "s2"},
+        {"anchor_key": "a2"},
+        {"anchor_seed": 1},
+        {"kind": "control"},
+        {"method": "m2"},
+    ],
+)
 def test_whatever_determines_a_run_is_in_its_key(change: dict) -> None:
     assert replace(RECORD, **change).key != RECORD.key
     assert replace(RECORD, position=9, cost=Cost()).key == RECORD.key

@@ -53,7 +53,7 @@ def analyse(results: Results) -> Analysis:
 
 
 def write_analysis(results: Results, out: Path, title: str = "The experiment") -> Analysis:
-    """Write `tables/` (Markdown, CSV, LaTeX), `figures/` (SVG, PNG), `analysis.md`, `index.html`."""
+    """Write `tables/` (Markdown, CSV, LaTeX), `figures/` (SVG, PNG), analysis.md and index.html."""
     found = analyse(results)
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,14 +80,24 @@ def headline(results: Results) -> list[tuple[str, str, str]]:
         return []
     before, after, gain = (pairs[name].to_numpy() for name in ("before", "after", "gain"))
     facts = [
-        ("Pairs improved", str(statistics.Count(int((gain > 0).sum()), gain.size)), "pool × anchor"),
+        (
+            "Pairs improved",
+            str(statistics.Count(int((gain > 0).sum()), gain.size)),
+            "pool × anchor",
+        ),
         ("Mean gain", printed(float(gain.mean()), "points"), f"points of {results.macro_name}"),
-        ("Relative gain", f"{100 * statistics.relative_gain(before, after):.1f} %", "mean of the pairs"),
+        (
+            "Relative gain",
+            f"{100 * statistics.relative_gain(before, after):.1f} %",
+            "mean of the pairs",
+        ),
         ("Wilcoxon", f"p = {printed(statistics.wilcoxon(before, after), 'p')}", "two-sided, exact"),
     ]
     if not triples.is_empty():
-        gap, left = float(triples["gap_before"].mean()), float(triples["gap_after"].mean())  # type: ignore[arg-type]
-        facts.append(("Residual gap", f"{100 * gap:.2f} → {100 * left:.2f}", "points, before and after"))
+        gap, left = triples["gap_before"].to_numpy().mean(), triples["gap_after"].to_numpy().mean()
+        facts.append(
+            ("Residual gap", f"{100 * gap:.2f} → {100 * left:.2f}", "points, before and after")
+        )
         rank = statistics.spearman(triples["gap_before"], triples["gain"])
         if not math.isnan(rank):
             facts.append(("Deficit and gain", f"{rank:+.2f}".replace("-", "−"), "Spearman"))
@@ -114,7 +124,12 @@ def markdown(results: Results, found: Analysis, title: str) -> str:
         if drawn or made:
             lines += ["", f"## {heading}", ""]
         for plot in drawn:
-            lines += [f"![{plot.title}](figures/{plot.label}.svg)", "", f"{plot.title}. {plot.caption}", ""]
+            lines += [
+                f"![{plot.title}](figures/{plot.label}.svg)",
+                "",
+                f"{plot.title}. {plot.caption}",
+                "",
+            ]
         for table in made:
             lines += [tables.markdown(table)]
     if found.skipped:

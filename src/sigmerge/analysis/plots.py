@@ -35,10 +35,19 @@ if TYPE_CHECKING:
 
 INK, SOFT, RULE = "#1d1f27", "#5b5f6b", "#e4e1da"
 ANCHOR, REPAIR = "#6d93bd", "#dd7f2a"  # blue and orange, as in the paper's first figure
-DOMAIN_COLOURS = ("#0072b2", "#d98e00", "#00916a", "#c2679a", "#cc5500", "#3f9fd6", "#8a7a1c", "#6d6f78")
+DOMAIN_COLOURS = (
+    "#0072b2",
+    "#d98e00",
+    "#00916a",
+    "#c2679a",
+    "#cc5500",
+    "#3f9fd6",
+    "#8a7a1c",
+    "#6d6f78",
+)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 BELOW, MIDDLE, ABOVE = "#b3461e", "#fdfcfa", "#5b43c4"
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "svg.hashsalt": "sigmerge",
     "svg.fonttype": "none",  # text stays text
     "font.family": "sans-serif",
@@ -124,8 +133,10 @@ def _panels(
 ) -> tuple[Figure, np.ndarray]:
     """A figure of panels, each of `size` inches; the axes always as a rows × columns array."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout=layout)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
@@ -194,9 +205,17 @@ def _deficit_scatter(axis: Axes, results: Results, known: pl.DataFrame) -> None:
     colours = _colours(results.domains)
     marker = {pool: MARKERS[k % len(MARKERS)] for k, pool in enumerate(results.pools)}
     for row in known.to_dicts():
-        axis.plot(100 * row["gap_before"], 100 * row["gain"], marker[row["pool"]], ms=5, alpha=0.85,
-                  color=colours[row["domain"]], markeredgecolor="white", markeredgewidth=0.5)  # fmt: skip
-    far = 100 * float(known["gap_before"].max() or 0.01)  # type: ignore[arg-type]
+        axis.plot(
+            100 * row["gap_before"],
+            100 * row["gain"],
+            marker[row["pool"]],
+            ms=5,
+            alpha=0.85,
+            color=colours[row["domain"]],
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+        )
+    far = 100 * max(known["gap_before"].to_list())
     axis.plot([0, far], [0, far], "--", color=SOFT, lw=1)
     axis.axhline(0, color=SOFT, lw=0.8)
     axis.grid(True, axis="both")
@@ -213,13 +232,27 @@ def _recovered_bars(axis: Axes, results: Results, known: pl.DataFrame) -> None:
         if here.is_empty():
             continue
         deficit, gain = 100 * here["gap_before"].to_numpy(), 100 * here["gain"].to_numpy()
-        axis.bar(k - 0.2, deficit.mean(), 0.38, color="white", edgecolor=colours[domain], hatch="////", lw=1)
+        axis.bar(
+            k - 0.2,
+            deficit.mean(),
+            0.38,
+            color="white",
+            edgecolor=colours[domain],
+            hatch="////",
+            lw=1,
+        )
         axis.bar(k + 0.2, gain.mean(), 0.38, color=colours[domain])
         part = statistics.recovered_fraction(deficit, gain)
         text = "–" if math.isnan(part) else f"{100 * part:.0f}%"
         top = max(deficit.mean(), gain.mean(), 0)
         axis.annotate(text, (k, top), (0, 3), textcoords="offset points", ha="center", fontsize=8)
-    axis.set_xticks(range(len(results.domains)), results.domains, rotation=25, ha="right", rotation_mode="anchor")
+    axis.set_xticks(
+        range(len(results.domains)),
+        results.domains,
+        rotation=25,
+        ha="right",
+        rotation_mode="anchor",
+    )
     axis.axhline(0, color=SOFT, lw=0.8)
     axis.set(ylabel="points", title="(b)  hatched: deficit, filled: gain")
     axis.margins(y=0.12)
@@ -231,15 +264,23 @@ def directional(results: Results) -> list[Plot]:
     settings = rows["setting"].unique(maintain_order=True).to_list()
     figure, axes = _panels(1, len(places), (3.7, 3.2), sharey=True)
     for k, (pool, anchors) in enumerate(places):
-        here = {r["setting"]: r for r in rows.filter(pl.col("pool") == pool, pl.col("anchors") == anchors).to_dicts()}
+        here = {
+            r["setting"]: r
+            for r in rows.filter(pl.col("pool") == pool, pl.col("anchors") == anchors).to_dicts()
+        }
         axis = axes[0, k]
         for place, setting in enumerate(settings):
             if setting in here:
                 _retained_bar(axis, place, here[setting])
         axis.axhline(0, color=SOFT, lw=0.8)
         axis.axhline(100, color=SOFT, lw=0.8, ls="--")
-        axis.set_xticks(range(len(settings)), [words(s) for s in settings], rotation=30, ha="right",
-                        rotation_mode="anchor")  # fmt: skip
+        axis.set_xticks(
+            range(len(settings)),
+            [words(s) for s in settings],
+            rotation=30,
+            ha="right",
+            rotation_mode="anchor",
+        )
         axis.set_title(f"({chr(97 + k % 26)}) {pool}, {anchors}")
         axis.margins(y=0.1)
     axes[0, 0].set_ylabel("retained part of the gain (%)")
@@ -251,16 +292,34 @@ def directional(results: Results) -> list[Plot]:
 
 
 def _retained_bar(axis: Axes, place: int, row: Mapping[str, Any]) -> None:
-    kept = [100 * statistics.retained_fraction(v, row["before"], row["default"]) for v in row["values"]]
+    kept = [
+        100 * statistics.retained_fraction(v, row["before"], row["default"]) for v in row["values"]
+    ]
     if any(map(math.isnan, kept)):
         axis.annotate("–", (place, 0), ha="center")
         return
     summary = statistics.seed_summary(kept)
     error = None if len(kept) == 1 else summary.std
     colour = REPAIR if row["setting"].startswith("inverted") else ANCHOR
-    axis.bar(place, summary.mean, 0.7, color=colour, yerr=error, capsize=3, ecolor=INK, error_kw={"lw": 1})
+    axis.bar(
+        place,
+        summary.mean,
+        0.7,
+        color=colour,
+        yerr=error,
+        capsize=3,
+        ecolor=INK,
+        error_kw={"lw": 1},
+    )
     top = max(summary.mean, 0) + (error or 0)
-    axis.annotate(f"{summary.mean:.0f}", (place, top), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+    axis.annotate(
+        f"{summary.mean:.0f}",
+        (place, top),
+        (0, 3),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8,
+    )
 
 
 def layerwise(results: Results) -> list[Plot]:
@@ -271,8 +330,16 @@ def layerwise(results: Results) -> list[Plot]:
         upper, lower = axes[0, k], axes[1, k]
         capacity, conflict = np.array(run["capacity"]), np.array(run["conflict"])
         depth = np.arange(capacity.size)
-        for name, view in run["views"].items():  # type: ignore[attr-defined]
-            upper.plot(depth, _scaled(view), dashes.get(name, "-."), color=SOFT, lw=0.9, alpha=0.8, label=name)
+        for name, view in run["views"].items():
+            upper.plot(
+                depth,
+                _scaled(view),
+                dashes.get(name, "-."),
+                color=SOFT,
+                lw=0.9,
+                alpha=0.8,
+                label=name,
+            )
         if conflict.size == capacity.size:
             upper.plot(depth, conflict, color=BELOW, lw=2.2, label="conflict")
             upper.plot(depth, 1 - conflict, color=ABOVE, lw=1.6, label="openness")
@@ -280,16 +347,16 @@ def layerwise(results: Results) -> list[Plot]:
         upper.set_ylim(-0.03, 1.03)
         lower.bar(depth, capacity, 0.8, color=ABOVE, alpha=0.85)
         for bound in ("c_min", "c_max"):
-            if bound in run["constants"]:  # type: ignore[operator]
-                lower.axhline(run["constants"][bound], color=SOFT, ls="--", lw=0.9)  # type: ignore[index]
+            if bound in run["constants"]:
+                lower.axhline(run["constants"][bound], color=SOFT, ls="--", lw=0.9)
         lower.set_xlabel("layer")
         lower.set_ylim(bottom=0)
     axes[0, 0].set_ylabel("conflict, openness")
     axes[1, 0].set_ylabel("capacity")
     _legend(figure, *axes[0, 0].get_legend_handles_labels())
     caption = (
-        "Above: the views, scaled to 0–1 over layers, their mean (conflict) and openness, one minus "
-        "it. Below: the capacity, between the dashed bounds C_min and C_max."
+        "Above: the views, scaled to 0–1 over layers, their mean (conflict), and one minus it "
+        "(openness). Below: the capacity, between the dashed bounds C_min and C_max."
     )
     return [Plot("layerwise", "Conflict, openness and capacity over depth", caption, figure)]
 
@@ -301,7 +368,12 @@ def _scaled(view: Sequence[float]) -> np.ndarray:
 
 
 def _heat(
-    axis: Axes, values: np.ndarray, rows: Sequence[str], columns: Sequence[str], *, text: float = 7.5
+    axis: Axes,
+    values: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    text: float = 7.5,
 ) -> None:
     """Points as colours around zero, normalized within the panel, with their numbers."""
     from matplotlib.colors import LinearSegmentedColormap
@@ -330,9 +402,14 @@ def domain_gain_matrix(results: Results) -> list[Plot]:
     for axis, pool in zip(axes[0], pools, strict=True):
         order = {"domain": results.domains, "anchor": results.anchors(pool)}
         here = triples.filter(pl.col("pool") == pool)
-        _heat(axis, 100 * matrix(here, "domain", "anchor", "gain", order), results.domains, order["anchor"])
+        _heat(
+            axis,
+            100 * matrix(here, "domain", "anchor", "gain", order),
+            results.domains,
+            order["anchor"],
+        )
         axis.set_title(pool)
-    caption = "Gain of the repair over each anchor in points, by domain. Colours are scaled within each pool."
+    caption = "Gain in points over each anchor, by domain. Colours are scaled within each pool."
     return [Plot("domain_gain_matrix", "Gain by domain and anchor", caption, figure)]
 
 
@@ -372,7 +449,9 @@ def ablation_domain(results: Results) -> list[Plot]:
         values = matrix(here, "setting", "domain", "change", order)
         _heat(axis, values, [words(s) for s in settings], results.domains)
         axis.set_title(f"{pool}, {anchors}", fontsize=9.5)
-    caption = "Change against the default in points, by domain. Colours are scaled within each panel."
+    caption = (
+        "Change against the default in points, by domain. Colours are scaled within each panel."
+    )
     return [Plot("ablation_domain", "Where the cost of each ablation falls", caption, figure)]
 
 
@@ -390,7 +469,9 @@ def sensitivity(results: Results) -> list[Plot]:
                 axes[i, j].set_axis_off()
         axes[i, 0].set_ylabel(f"{pool}\nchange (points)")
     for j, constant in enumerate(constants):
-        axes[0, j].set_title({"c_min": "$C_{\\min}$", "c_max": "$C_{\\max}$"}.get(constant, "$\\lambda$"))
+        axes[0, j].set_title(
+            {"c_min": "$C_{\\min}$", "c_max": "$C_{\\max}$"}.get(constant, "$\\lambda$")
+        )
     _legend(figure, *axes[0, 0].get_legend_handles_labels())
     caption = "Change from the default (dashed). A star marks the best value for each domain."
     return [Plot("sensitivity", "Sensitivity to the three constants", caption, figure)]
@@ -402,10 +483,20 @@ def _sweep_panel(axis: Axes, sweep: Sweep, results: Results) -> None:
     for name, scores in sweep.scores.items():
         change = 100 * (np.array(scores) - scores[usual])
         wide = 2.4 if name == results.macro_name else 1.2
-        axis.plot(sweep.values, change, "-o", ms=3, lw=wide, color=colours[name], label=name, zorder=3)
+        axis.plot(
+            sweep.values, change, "-o", ms=3, lw=wide, color=colours[name], label=name, zorder=3
+        )
         best = int(change.argmax())
-        axis.plot(sweep.values[best], change[best], "*", ms=12, color=colours[name],
-                  markeredgecolor="white", markeredgewidth=0.7, zorder=4)  # fmt: skip
+        axis.plot(
+            sweep.values[best],
+            change[best],
+            "*",
+            ms=12,
+            color=colours[name],
+            markeredgecolor="white",
+            markeredgewidth=0.7,
+            zorder=4,
+        )
     axis.axvline(sweep.default, color=SOFT, ls="--", lw=0.9)
     axis.axhline(0, color=SOFT, lw=0.6)
     axis.set_xticks(sweep.values, [f"{value:g}" for value in sweep.values])
@@ -430,15 +521,23 @@ def _radar_page(results: Results, anchors: Sequence[str], number: int) -> Plot:
             _radar(axes[i, j], results.domains, here, experts.filter(pl.col("pool") == pool))
             if i == 0:
                 axes[i, j].set_title(pool, pad=16)
-        axes[i, 0].annotate(anchor, (-0.42, 0.5), xycoords="axes fraction", rotation=90, va="center",
-                            ha="center", fontsize=10, fontweight="bold")  # fmt: skip
+        axes[i, 0].annotate(
+            anchor,
+            (-0.42, 0.5),
+            xycoords="axes fraction",
+            rotation=90,
+            va="center",
+            ha="center",
+            fontsize=10,
+            fontweight="bold",
+        )
     lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
     _legend(figure, list(lines.values()), list(lines))
     caption = f"Experts, anchor and repaired checkpoint on the domains: {', '.join(anchors)}."
     return Plot(f"radar{number}", f"Domain profiles ({number})", caption, figure)
 
 
-def _radar(axis: Axes, domains: Sequence[str], pair: pl.DataFrame, experts: pl.DataFrame) -> None:
+def _radar(axis: Any, domains: Sequence[str], pair: pl.DataFrame, experts: pl.DataFrame) -> None:
     from matplotlib.ticker import MaxNLocator
 
     turn = np.linspace(0, 2 * np.pi, len(domains), endpoint=False)
@@ -452,16 +551,23 @@ def _radar(axis: Axes, domains: Sequence[str], pair: pl.DataFrame, experts: pl.D
     colours = _colours(domains)
     for k, name in enumerate(experts["method"].unique(maintain_order=True)):
         colour = colours.get(name, DOMAIN_COLOURS[k % len(DOMAIN_COLOURS)])
-        ring(experts.filter(pl.col("method") == name), "score", lw=0.9, color=colour, alpha=0.7, label=f"{name} expert")
+        ring(
+            experts.filter(pl.col("method") == name),
+            "score",
+            lw=0.9,
+            color=colour,
+            alpha=0.7,
+            label=f"{name} expert",
+        )
     if not pair.is_empty():
         ring(pair, "before", lw=1.4, ls="--", color=INK, label="anchor")
         ring(pair, "after", lw=1.8, color=REPAIR, label="+ repair")
         by = dict(zip(pair["domain"], pair["after"], strict=True))
         axis.fill(turn, [100 * by.get(d, math.nan) for d in domains], color=REPAIR, alpha=0.12)
-    axis.set_theta_offset(np.pi / 2)  # type: ignore[attr-defined]
-    axis.set_theta_direction(-1)  # type: ignore[attr-defined]
+    axis.set_theta_offset(np.pi / 2)
+    axis.set_theta_direction(-1)
     axis.set_ylim(0)
-    axis.set_rlabel_position(180 / len(domains))  # type: ignore[attr-defined]
+    axis.set_rlabel_position(180 / len(domains))
     axis.yaxis.set_major_locator(MaxNLocator(4))
     axis.set_xticks(turn, [])
     edge = 1.08 * axis.get_ylim()[1]
@@ -480,14 +586,22 @@ def submetric_heatmap(results: Results) -> list[Plot]:
     names = rows["name"].unique(maintain_order=True).to_list()
     pools = [pool for pool in results.pools if pool in set(rows["pool"])]
     widest = max(len(results.anchors(pool)) for pool in pools)
-    figure, axes = _panels(1, len(pools), (max(2.6, 0.52 * widest + 0.5), 0.27 * len(names) + 0.9), sharey=True)
+    figure, axes = _panels(
+        1, len(pools), (max(2.6, 0.52 * widest + 0.5), 0.27 * len(names) + 0.9), sharey=True
+    )
     for axis, pool in zip(axes[0], pools, strict=True):
         order = {"name": names, "anchor": results.anchors(pool)}
         here = rows.filter(pl.col("pool") == pool)
-        _heat(axis, 100 * matrix(here, "name", "anchor", "gain", order), names, order["anchor"], text=7)
+        _heat(
+            axis,
+            100 * matrix(here, "name", "anchor", "gain", order),
+            names,
+            order["anchor"],
+            text=7,
+        )
         axis.axhline(len(names) - 1.5, color=INK, lw=1)
         axis.set_title(pool)
-    caption = "Gain of the repair in points on every reported metric. Colours are scaled within each pool."
+    caption = "Gain in points on every reported metric. Colours are scaled within each pool."
     return [Plot("submetric_heatmap", "Gain on every metric", caption, figure)]
 
 

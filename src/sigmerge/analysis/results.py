@@ -108,7 +108,9 @@ class Results:
         anchors = source.filter(pl.col("kind") == "anchor").select(
             *PAIR, *extra, before=score, gap_before="gap"
         )
-        made = source.filter(pl.col("kind").is_in(kinds)).rename({score: "after", "gap": "gap_after"})
+        made = source.filter(pl.col("kind").is_in(kinds)).rename(
+            {score: "after", "gap": "gap_after"}
+        )
         joined = made.join(anchors, on=[*PAIR, *extra], how="inner", maintain_order="left")
         return joined.with_columns(gain=pl.col("after") - pl.col("before"))
 
@@ -154,7 +156,8 @@ class Results:
         rows = self.variants(*kinds, by_domain=by_domain)
         extra = ["domain"] if by_domain else []
         per_seed = rows.group_by("pool", "setting", "seed", *extra, maintain_order=True).agg(
-            pl.col("before", "after", "default").mean(), names=pl.col("anchor").unique(maintain_order=True)
+            pl.col("before", "after", "default").mean(),
+            names=pl.col("anchor").unique(maintain_order=True),
         )
         one, many = pl.col("names").list.first(), pl.col("names").list.len()
         label = pl.when(many == 1).then(one).otherwise(pl.format("{} anchors", many))
@@ -189,7 +192,9 @@ def results(
     if not known:
         raise ScoreError("The store holds no scored run yet.")
     if split not in known:
-        raise ScoreError(f"No run was scored on the split {split!r}; there are: {', '.join(known)}.")
+        raise ScoreError(
+            f"No run was scored on the split {split!r}; there are: {', '.join(known)}."
+        )
     return Results(pools, runs, scores, split)
 
 

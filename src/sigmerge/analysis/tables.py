@@ -12,7 +12,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -117,7 +117,9 @@ def markdown(table: Table) -> str:
     head = [column.title for column in table.columns]
     rule = ["---" if column.form == "text" else "--:" for column in table.columns]
     lines = [head, rule, *table.printed()]
-    body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    body = "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
     return f"**{table.caption}** (`{table.label}`)\n\n{body}\n"
 
 
@@ -139,10 +141,22 @@ def _exact(cell: Value) -> object:
 
 
 _TEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "−": "$-$", "λ": r"$\lambda$", "ρ": r"$\rho$", "Δ": r"$\Delta$", "–": "--",
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": "$-$",
+    "λ": r"$\lambda$",
+    "ρ": r"$\rho$",
+    "Δ": r"$\Delta$",
+    "–": "--",
+}
 
 
 def latex(table: Table) -> str:
@@ -171,8 +185,9 @@ def latex(table: Table) -> str:
 
 def _mean(values: Iterable[float | None]) -> float | None:
     """None as soon as one value is missing."""
-    known = list(values)
-    return None if not known or any(v is None for v in known) else float(np.mean(known))  # type: ignore[arg-type]
+    listed = list(values)
+    known = [value for value in listed if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(listed) else None
 
 
 def words(setting: str) -> str:
@@ -193,17 +208,25 @@ def residual_gap(results: Results) -> list[Table]:
             rows.append([pool, before, after, after - before])
     if not rows:
         raise NotInStore("the store holds no scores of experts")
-    rows.append(["All", *(float(np.mean([row[k] for row in rows])) for k in (1, 2, 3))])  # type: ignore[list-item]
-    columns = (Column("pool"), Column("anchor", "percent"), Column("+ repair", "percent"),
-               Column("reduction", "points"))  # fmt: skip
-    return [Table("residual_gap", "Residual expert gap, mean over domains and anchors", columns, rows)]
+    rows.append(["All", *(float(np.mean([row[k] for row in rows])) for k in (1, 2, 3))])
+    columns = (
+        Column("pool"),
+        Column("anchor", "percent"),
+        Column("+ repair", "percent"),
+        Column("reduction", "points"),
+    )
+    return [
+        Table("residual_gap", "Residual expert gap, mean over domains and anchors", columns, rows)
+    ]
 
 
 def main_gain(results: Results) -> list[Table]:
     anchors = results.anchors()
     rows: list[list[Value]] = []
     for pool in results.pools:
-        found = {row["anchor"]: row for row in results.main.filter(pl.col("pool") == pool).to_dicts()}
+        found = {
+            row["anchor"]: row for row in results.main.filter(pl.col("pool") == pool).to_dicts()
+        }
         for name, key in (("anchor", "before"), ("+ repair", "after"), ("gain", "gain")):
             values = [found[a][key] if a in found else None for a in anchors]
             known = [v for v in values if v is not None]
@@ -212,8 +235,14 @@ def main_gain(results: Results) -> list[Table]:
                 form: Form = "points" if key == "gain" else "percent"
                 rows.append([pool, name, *(As(v, form) for v in cells)])
     columns = [Column("pool"), Column("row"), *(Column(a, "number") for a in [*anchors, "mean"])]
-    return [Table("main_gain", f"{results.macro_name} of each anchor and of the repair on top of it",
-                  columns, rows)]  # fmt: skip
+    return [
+        Table(
+            "main_gain",
+            f"{results.macro_name} of each anchor and of the repair on top of it",
+            columns,
+            rows,
+        )
+    ]
 
 
 def paired_statistics(results: Results) -> list[Table]:
@@ -227,19 +256,30 @@ def paired_statistics(results: Results) -> list[Table]:
             continue
         before, after, gain = (pairs[c].to_numpy() for c in ("before", "after", "gain"))
         known = triples.drop_nulls("gap_before")
-        rows.append([
-            name, str(statistics.Count(int((gain > 0).sum()), gain.size)), float(gain.mean()),
-            float(gain.min()), float(gain.max()), statistics.relative_gain(before, after),
-            statistics.wilcoxon(before, after),
-            statistics.spearman(known["gap_before"], known["gain"]),
-            str(_kept(pairs)),
-        ])  # fmt: skip
+        rows.append(
+            [
+                name,
+                str(statistics.Count(int((gain > 0).sum()), gain.size)),
+                float(gain.mean()),
+                float(gain.min()),
+                float(gain.max()),
+                statistics.relative_gain(before, after),
+                statistics.wilcoxon(before, after),
+                statistics.spearman(known["gap_before"], known["gain"]),
+                str(_kept(pairs)),
+            ]
+        )
     columns = (
-        Column("pool"), Column("pairs improved"), Column("mean gain", "points"),
-        Column("smallest", "points"), Column("largest", "points"), Column("relative", "share"),
-        Column("Wilcoxon p", "p"), Column("Spearman deficit–gain", "number"),
+        Column("pool"),
+        Column("pairs improved"),
+        Column("mean gain", "points"),
+        Column("smallest", "points"),
+        Column("largest", "points"),
+        Column("relative", "share"),
+        Column("Wilcoxon p", "p"),
+        Column("Spearman deficit–gain", "number"),
         Column("anchor pairs that keep their order"),
-    )  # fmt: skip
+    )
     return [Table("paired_statistics", "Paired statistics of the repair", columns, rows)]
 
 
@@ -268,11 +308,21 @@ def recovered(results: Results) -> list[Table]:
         part = statistics.recovered_fraction(deficit, gain)
         rows.append([domain, whole, float(gain.mean()), part, *interval])
     columns = (
-        Column("domain"), Column("deficit", "percent"), Column("gain", "points"),
-        Column("recovered %", "share"), Column("95 % from", "share"), Column("to", "share"),
-    )  # fmt: skip
-    return [Table("recovered", "Deficit at the anchor and the part of it that the repair recovers",
-                  columns, rows)]  # fmt: skip
+        Column("domain"),
+        Column("deficit", "percent"),
+        Column("gain", "points"),
+        Column("recovered %", "share"),
+        Column("95 % from", "share"),
+        Column("to", "share"),
+    )
+    return [
+        Table(
+            "recovered",
+            "Deficit at the anchor and the part of it that the repair recovers",
+            columns,
+            rows,
+        )
+    ]
 
 
 def domain_tables(results: Results) -> list[Table]:
@@ -285,12 +335,21 @@ def domain_tables(results: Results) -> list[Table]:
             continue
         rows: list[list[Value]] = []
         for domain in [results.macro_name, *results.domains]:
-            frame = pairs if domain == results.macro_name else triples.filter(pl.col("domain") == domain)
+            frame = (
+                pairs
+                if domain == results.macro_name
+                else triples.filter(pl.col("domain") == domain)
+            )
             found = {row["anchor"]: row for row in frame.to_dicts()}
             for name, key in (("anchor", "before"), ("+ repair", "after"), ("gain", "gain")):
                 form: Form = "points" if key == "gain" else "percent"
-                rows.append([domain, name, *(As(found[a][key], form) if a in found else None
-                                             for a in anchors)])  # fmt: skip
+                rows.append(
+                    [
+                        domain,
+                        name,
+                        *(As(found[a][key], form) if a in found else None for a in anchors),
+                    ]
+                )
         columns = [Column("domain"), Column("row"), *(Column(a, "number") for a in anchors)]
         tables.append(Table(f"dom_p{k}", f"Paired results by domain: {pool}", columns, rows))
     return tables
@@ -304,8 +363,7 @@ def baselines(results: Results) -> list[Table]:
         for pool in results.pools
     }
     rows: list[list[Value]] = [
-        [method, *(score.get((pool, method)) for pool in results.pools)]
-        for method in methods
+        [method, *(score.get((pool, method)) for pool in results.pools)] for method in methods
     ]
     rows.append(["best + repair", *(best[pool] for pool in results.pools)])
     margins: list[Value] = []
@@ -315,18 +373,28 @@ def baselines(results: Results) -> list[Table]:
         margins.append(As(best[pool] - max(others) if known else None, "points"))
     rows.append(["margin", *margins])
     columns = [Column("method"), *(Column(pool, "percent") for pool in results.pools)]
-    return [Table("baselines", f"{results.macro_name} of the baselines and of the best repaired checkpoint",
-                  columns, rows)]  # fmt: skip
+    return [
+        Table(
+            "baselines",
+            f"{results.macro_name} of the baselines and of the best repaired checkpoint",
+            columns,
+            rows,
+        )
+    ]
 
 
 def baseline_domains(results: Results) -> list[Table]:
     runs = set(results.baselines["run"])
     methods = results.baselines["method"].unique(maintain_order=True).to_list()
     by_domain = results.by_domain.filter(pl.col("run").is_in(runs))
-    whole = results.baselines.select("pool", "method", domain=pl.lit(results.macro_name), score="macro")
+    whole = results.baselines.select(
+        "pool", "method", domain=pl.lit(results.macro_name), score="macro"
+    )
     parts = by_domain.select("pool", "method", "domain", "score")
-    score = {(r["pool"], r["method"], r["domain"]): r["score"]
-             for r in pl.concat([whole, parts]).to_dicts()}  # fmt: skip
+    score = {
+        (r["pool"], r["method"], r["domain"]): r["score"]
+        for r in pl.concat([whole, parts]).to_dicts()
+    }
     rows = [
         [pool, domain, *(score.get((pool, method, domain)) for method in methods)]
         for pool in results.pools
@@ -369,9 +437,17 @@ def ranks(results: Results) -> list[Table]:
             ]
             won = str(statistics.Count(sum(c.hits for c in counts), sum(c.of for c in counts)))
         rows.append([name, average[name], str(statistics.Count(first[name], len(within))), won])
-    columns = (Column("method"), Column("average rank", "number"), Column("first places"),
-               Column("beaten by repaired checkpoints"))  # fmt: skip
-    return [Table("ranks", "Ranks within pool-domain cells, and wins over all checkpoints", columns, rows)]
+    columns = (
+        Column("method"),
+        Column("average rank", "number"),
+        Column("first places"),
+        Column("beaten by repaired checkpoints"),
+    )
+    return [
+        Table(
+            "ranks", "Ranks within pool-domain cells, and wins over all checkpoints", columns, rows
+        )
+    ]
 
 
 def _variant_table(results: Results, label: str, caption: str, kinds: Sequence[str]) -> Table:
@@ -381,25 +457,52 @@ def _variant_table(results: Results, label: str, caption: str, kinds: Sequence[s
     for (pool, anchors), group in macro.group_by("pool", "anchors", maintain_order=True):
         here = parts.filter(pl.col("pool") == pool, pl.col("anchors") == anchors)
         first = group["setting"][0]
-        default = {r["domain"]: r["default"] for r in here.filter(pl.col("setting") == first).to_dicts()}
-        rows.append([pool, anchors, "default", group["default"][0], 0.0, None,
-                     *(default.get(d) for d in results.domains)])  # fmt: skip
+        default = {
+            r["domain"]: r["default"] for r in here.filter(pl.col("setting") == first).to_dicts()
+        }
+        rows.append(
+            [
+                pool,
+                anchors,
+                "default",
+                group["default"][0],
+                0.0,
+                None,
+                *(default.get(d) for d in results.domains),
+            ]
+        )
         for row in group.to_dicts():
             scores = here.filter(pl.col("setting") == row["setting"])
             by = dict(zip(scores["domain"], scores["after"], strict=True))
             sd = statistics.seed_summary(row["values"]).std if row["seeds"] > 1 else None
-            rows.append([pool, anchors, words(row["setting"]), row["after"], row["after"] - row["default"],
-                         sd, *(by.get(d) for d in results.domains)])  # fmt: skip
+            rows.append(
+                [
+                    pool,
+                    anchors,
+                    words(row["setting"]),
+                    row["after"],
+                    row["after"] - row["default"],
+                    sd,
+                    *(by.get(d) for d in results.domains),
+                ]
+            )
     columns = [
-        Column("pool"), Column("anchor"), Column("variant"), Column(results.macro_name, "percent"),
-        Column("Δ", "points"), Column("sd", "percent"), *(Column(d, "percent") for d in results.domains),
-    ]  # fmt: skip
+        Column("pool"),
+        Column("anchor"),
+        Column("variant"),
+        Column(results.macro_name, "percent"),
+        Column("Δ", "points"),
+        Column("sd", "percent"),
+        *(Column(d, "percent") for d in results.domains),
+    ]
     return Table(label, caption, columns, rows)
 
 
 def ablation(results: Results) -> list[Table]:
     full = _variant_table(results, "ablation_full", "Component ablations by domain", ["ablation"])
-    short = Table("ablation", "Component ablations", full.columns[:5], [row[:5] for row in full.rows])
+    short = Table(
+        "ablation", "Component ablations", full.columns[:5], [row[:5] for row in full.rows]
+    )
     return [short, full]
 
 
@@ -410,20 +513,43 @@ def ours(results: Results) -> list[Table]:
 def directional(results: Results) -> list[Table]:
     rows: list[list[Value]] = []
     for row in results.summary("control").to_dicts():
-        part = [statistics.retained_fraction(v, row["before"], row["default"]) for v in row["values"]]
+        part = [
+            statistics.retained_fraction(v, row["before"], row["default"]) for v in row["values"]
+        ]
         sd = statistics.seed_summary(row["values"]).std if row["seeds"] > 1 else None
-        rows.append([
-            row["pool"], row["anchors"], words(row["setting"]), row["after"], sd, row["after"] - row["default"],
-            statistics.retained_fraction(row["after"], row["before"], row["default"]),
-            *statistics.t_interval(part), row["seeds"],
-        ])  # fmt: skip
+        rows.append(
+            [
+                row["pool"],
+                row["anchors"],
+                words(row["setting"]),
+                row["after"],
+                sd,
+                row["after"] - row["default"],
+                statistics.retained_fraction(row["after"], row["before"], row["default"]),
+                *statistics.t_interval(part),
+                row["seeds"],
+            ]
+        )
     columns = (
-        Column("pool"), Column("anchor"), Column("control"), Column(results.macro_name, "percent"),
-        Column("sd", "percent"), Column("Δ", "points"), Column("retained %", "share"),
-        Column("95 % from", "share"), Column("to", "share"), Column("seeds", "count"),
-    )  # fmt: skip
-    return [Table("directional_full", "Directional controls: what each retains of the paired gain",
-                  columns, rows)]  # fmt: skip
+        Column("pool"),
+        Column("anchor"),
+        Column("control"),
+        Column(results.macro_name, "percent"),
+        Column("sd", "percent"),
+        Column("Δ", "points"),
+        Column("retained %", "share"),
+        Column("95 % from", "share"),
+        Column("to", "share"),
+        Column("seeds", "count"),
+    )
+    return [
+        Table(
+            "directional_full",
+            "Directional controls: what each retains of the paired gain",
+            columns,
+            rows,
+        )
+    ]
 
 
 def single_view(results: Results) -> list[Table]:
@@ -438,17 +564,24 @@ def single_view(results: Results) -> list[Table]:
             return None if floor is None else statistics.retained_fraction(score, floor, whole)
 
         rows.append([*place, "all views", whole, 0.0, part(whole)])
-        rows += [[*place, words(r["setting"]), r["after"], r["after"] - whole, part(r["after"])] for r in here]
+        rows += [
+            [*place, words(r["setting"]), r["after"], r["after"] - whole, part(r["after"])]
+            for r in here
+        ]
         if floor is not None:
             rows.append([*place, "uniform capacity", floor, floor - whole, 0.0])
     columns = (
-        Column("pool"), Column("anchor"), Column("capacity from"), Column(results.macro_name, "percent"),
-        Column("Δ", "points"), Column("recovered %", "share"),
-    )  # fmt: skip
+        Column("pool"),
+        Column("anchor"),
+        Column("capacity from"),
+        Column(results.macro_name, "percent"),
+        Column("Δ", "points"),
+        Column("recovered %", "share"),
+    )
     return [Table("single_view", "Capacity from a single view", columns, rows)]
 
 
-def _uniform(results: Results) -> list[dict[str, object]]:
+def _uniform(results: Results) -> list[dict[str, Any]]:
     """The uniform-capacity ablation: what a capacity profile is measured against."""
     try:
         rows = results.summary("ablation")
@@ -462,13 +595,26 @@ def order(results: Results) -> list[Table]:
     for row in results.summary("order").to_dicts():
         kept = statistics.retained_fraction(row["after"], row["before"], row["default"])
         span = float(np.ptp(row["values"])) if row["seeds"] > 1 else None
-        rows.append([row["pool"], row["anchors"], words(row["setting"]), row["default"], row["after"],
-                     1 - kept, span])  # fmt: skip
+        rows.append(
+            [
+                row["pool"],
+                row["anchors"],
+                words(row["setting"]),
+                row["default"],
+                row["after"],
+                1 - kept,
+                span,
+            ]
+        )
     columns = (
-        Column("pool"), Column("anchor"), Column("claim order"), Column("default", "percent"),
-        Column(results.macro_name, "percent"), Column("cost in % of the gain", "share"),
+        Column("pool"),
+        Column("anchor"),
+        Column("claim order"),
+        Column("default", "percent"),
+        Column(results.macro_name, "percent"),
+        Column("cost in % of the gain", "share"),
         Column("spread over seeds", "percent"),
-    )  # fmt: skip
+    )
     return [Table("order", "Claim order", columns, rows)]
 
 
@@ -509,7 +655,9 @@ def sweeps(results: Results) -> list[Sweep]:
         names.setdefault(row["pool"], []).append(row["anchor"])
         by_value = found.setdefault(place, {})
         by_value.setdefault(used[changed[0]], {}).setdefault(row["domain"], []).append(row["after"])
-        by_value.setdefault(usual[changed[0]], {}).setdefault(row["domain"], []).append(row["default"])
+        by_value.setdefault(usual[changed[0]], {}).setdefault(row["domain"], []).append(
+            row["default"]
+        )
     if not found:
         raise NotInStore("no run differs from the default in exactly one constant")
     return [
@@ -546,11 +694,24 @@ def sensitivity(results: Results) -> list[Table]:
             usual = macro[sweep.values.index(sweep.default)]
             for i, value in enumerate(sweep.values):
                 star = " (default)" if value == sweep.default else ""
-                rows.append([f"{SWEPT[sweep.constant]} = {value:g}{star}", macro[i], macro[i] - usual,
-                             *(sweep.scores[d][i] if d in sweep.scores else None for d in results.domains)])  # fmt: skip
+                rows.append(
+                    [
+                        f"{SWEPT[sweep.constant]} = {value:g}{star}",
+                        macro[i],
+                        macro[i] - usual,
+                        *(
+                            sweep.scores[d][i] if d in sweep.scores else None
+                            for d in results.domains
+                        ),
+                    ]
+                )
         if rows:
-            columns = [Column("constant"), Column(results.macro_name, "percent"), Column("Δ", "points"),
-                       *(Column(d, "percent") for d in results.domains)]  # fmt: skip
+            columns = [
+                Column("constant"),
+                Column(results.macro_name, "percent"),
+                Column("Δ", "points"),
+                *(Column(d, "percent") for d in results.domains),
+            ]
             caption = f"Sensitivity to the constants: {pool}, {here[0].anchors}"
             tables.append(Table(f"sens_p{k}", caption, columns, rows))
     return tables
@@ -571,7 +732,9 @@ def hyperparameters(results: Results) -> list[Table]:
 def split_membership(results: Results) -> list[Table]:
     splits = ("full", "calibration", "evaluation")
     sizes: dict[str, dict[str, int]] = {}
-    rows = results.scores.group_by("benchmark", "split", maintain_order=True).agg(pl.col("items").max())
+    rows = results.scores.group_by("benchmark", "split", maintain_order=True).agg(
+        pl.col("items").max()
+    )
     for row in rows.to_dicts():
         sizes.setdefault(row["benchmark"], {})[row["split"]] = row["items"]
     here = [split for split in splits if any(split in size for size in sizes.values())]
@@ -586,47 +749,103 @@ def efficiency(results: Results) -> list[Table]:
     """Mean cost of each method over pools, anchors and seeds; the repair's is beyond the anchor."""
     kinds = {"anchor": "dense anchor", "default": "+ repair", "baseline": ""}
     runs = results.runs.filter(pl.col("kind").is_in(list(kinds)))
-    name = pl.when(pl.col("kind") == "baseline").then(pl.col("method")).otherwise(
-        pl.col("kind").replace(kinds))  # fmt: skip
-    costs = ("wall_seconds", "gpu_seconds", "forward_calls", "evaluation_calls", "labelled",
-             "unlabelled", "iterations")  # fmt: skip
-    grouped = runs.with_columns(name=name).group_by("name", maintain_order=True).agg(
-        pl.col(*costs).mean(), runs=pl.len())  # fmt: skip
+    name = (
+        pl.when(pl.col("kind") == "baseline")
+        .then(pl.col("method"))
+        .otherwise(pl.col("kind").replace(kinds))
+    )
+    costs = (
+        "wall_seconds",
+        "gpu_seconds",
+        "forward_calls",
+        "evaluation_calls",
+        "labelled",
+        "unlabelled",
+        "iterations",
+    )
+    grouped = (
+        runs.with_columns(name=name)
+        .group_by("name", maintain_order=True)
+        .agg(pl.col(*costs).mean(), runs=pl.len())
+    )
     if grouped.is_empty():
         raise NotInStore("the store holds no anchor, repair or baseline")
     rows = [
-        [r["name"], r["wall_seconds"], r["gpu_seconds"] / 3600, *(r[c] for c in costs[2:]), r["runs"]]
+        [
+            r["name"],
+            r["wall_seconds"],
+            r["gpu_seconds"] / 3600,
+            *(r[c] for c in costs[2:]),
+            r["runs"],
+        ]
         for r in grouped.to_dicts()
     ]
-    titles = ("forward calls", "evaluation calls", "labelled", "unlabelled", "search iterations", "runs")
-    columns = [Column("method"), Column("wall s", "number"), Column("GPU h", "number"),
-               *(Column(title, "count") for title in titles)]  # fmt: skip
-    return [Table("efficiency", "Cost of building a checkpoint, measured; the repair's is on top of its anchor",
-                  columns, rows)]  # fmt: skip
+    titles = (
+        "forward calls",
+        "evaluation calls",
+        "labelled",
+        "unlabelled",
+        "search iterations",
+        "runs",
+    )
+    columns = [
+        Column("method"),
+        Column("wall s", "number"),
+        Column("GPU h", "number"),
+        *(Column(title, "count") for title in titles),
+    ]
+    return [
+        Table(
+            "efficiency",
+            "Cost of building a checkpoint, measured; the repair's is on top of its anchor",
+            columns,
+            rows,
+        )
+    ]
 
 
 def per_seed(results: Results) -> list[Table]:
-    gains = results.pairs.select("pool", "anchor", "anchor_seed", "gain", quantity=pl.lit("paired gain"))
+    gains = results.pairs.select(
+        "pool", "anchor", "anchor_seed", "gain", quantity=pl.lit("paired gain")
+    )
     gains = gains.rename({"anchor": "method", "anchor_seed": "seed", "gain": "value"})
     found = [gains]
     others = results.checkpoints.filter(pl.col("kind") == "baseline")
     if not others.is_empty():
-        found.append(others.select("pool", "method", "seed", value="macro", quantity=pl.lit(results.macro_name)))
+        found.append(
+            others.select(
+                "pool", "method", "seed", value="macro", quantity=pl.lit(results.macro_name)
+            )
+        )
     rows: list[list[Value]] = []
     frame = pl.concat([f.select("quantity", "pool", "method", "seed", "value") for f in found])
     seeds = frame["seed"].unique().sort().to_list()
-    for (quantity, pool, method), group in frame.group_by("quantity", "pool", "method", maintain_order=True):
+    for (quantity, pool, method), group in frame.group_by(
+        "quantity", "pool", "method", maintain_order=True
+    ):
         if group.height > 1:
             s = statistics.seed_summary(group["value"])
             by = dict(zip(group["seed"], group["value"], strict=True))
-            rows.append([quantity, pool, method, *(by.get(k) for k in seeds), s.mean, s.std, s.range])
+            rows.append(
+                [quantity, pool, method, *(by.get(k) for k in seeds), s.mean, s.std, s.range]
+            )
     if not rows:
         raise NotInStore("no anchor and no baseline has more than one seed")
     titles = [*(f"seed {k}" for k in seeds), "mean", "std", "range"]
-    columns = [Column("quantity"), Column("pool"), Column("method"),
-               *(Column(title, "percent") for title in titles)]  # fmt: skip
-    return [Table("perseed", "Over seeds: paired gains of stochastic anchors, scores of stochastic baselines",
-                  columns, rows)]  # fmt: skip
+    columns = [
+        Column("quantity"),
+        Column("pool"),
+        Column("method"),
+        *(Column(title, "percent") for title in titles),
+    ]
+    return [
+        Table(
+            "perseed",
+            "Over seeds: paired gains of stochastic anchors, scores of stochastic baselines",
+            columns,
+            rows,
+        )
+    ]
 
 
 def anchor_regret(results: Results) -> list[Table]:
@@ -642,8 +861,14 @@ def anchor_regret(results: Results) -> list[Table]:
         values = [getattr(r, rule) for r in rules.values()]
         rows.append([f"{rule} anchor", *values, float(np.mean(values))])
     columns = [Column("selection rule"), *(Column(p, "percent") for p in [*rules, "mean"])]
-    return [Table("anchor_regret", f"{results.macro_name} points given up against the best anchor after repair",
-                  columns, rows)]  # fmt: skip
+    return [
+        Table(
+            "anchor_regret",
+            f"{results.macro_name} points given up against the best anchor after repair",
+            columns,
+            rows,
+        )
+    ]
 
 
 def anchor_statistics(results: Results) -> list[Table]:
@@ -652,8 +877,11 @@ def anchor_statistics(results: Results) -> list[Table]:
     frames = []
     for (pool, anchor), cell in known.group_by("pool", "anchor", maintain_order=True):
         nine = statistics.anchor_statistics(cell["before"], cell["gap_before"])
-        targets = {"gain": cell["gain"].mean(), "score after": cell["after"].mean(),
-                   "gap after": cell["gap_after"].mean()}  # fmt: skip
+        targets = {
+            "gain": cell["gain"].mean(),
+            "score after": cell["after"].mean(),
+            "gap after": cell["gap_after"].mean(),
+        }
         frames.append({"pool": pool, "anchor": anchor, **nine, **targets})
     if len(frames) < 3:
         raise NotInStore("fewer than three anchors have scores of experts beside them")
@@ -662,49 +890,79 @@ def anchor_statistics(results: Results) -> list[Table]:
     for name in list(nine):
         for target in ("gain", "score after", "gap after"):
             within = [frame.filter(pl.col("pool") == pool) for pool in results.pools]
-            rows.append([name, target, statistics.spearman(frame[name], frame[target]),
-                         *(statistics.spearman(f[name], f[target]) for f in within)])  # fmt: skip
-    columns = [Column("statistic of the anchor"), Column("against"), Column("all", "number"),
-               *(Column(pool, "number") for pool in results.pools)]  # fmt: skip
-    return [Table("anchor_statistics", "Spearman correlation of what is known before the repair",
-                  columns, rows)]  # fmt: skip
+            rows.append(
+                [
+                    name,
+                    target,
+                    statistics.spearman(frame[name], frame[target]),
+                    *(statistics.spearman(f[name], f[target]) for f in within),
+                ]
+            )
+    columns = [
+        Column("statistic of the anchor"),
+        Column("against"),
+        Column("all", "number"),
+        *(Column(pool, "number") for pool in results.pools),
+    ]
+    return [
+        Table(
+            "anchor_statistics",
+            "Spearman correlation of what is known before the repair",
+            columns,
+            rows,
+        )
+    ]
 
 
 def view_correlations(results: Results) -> list[Table]:
     rows: list[list[Value]] = []
     for pool, run in profiles(results).items():
-        found = statistics.view_correlations(run["views"])  # type: ignore[arg-type]
+        found = statistics.view_correlations(run["views"])
         rows += [[pool, f"{a} – {b}", value] for (a, b), value in found.items()]
     columns = (Column("pool"), Column("views"), Column("Spearman over layers", "number"))
     return [Table("view_correlations", "Do the views measure one quantity?", columns, rows)]
 
 
-def profiles(results: Results) -> dict[str, dict[str, object]]:
+def profiles(results: Results) -> dict[str, dict[str, Any]]:
     """The conflict profile of each pool: of its first default repair that has one."""
-    found: dict[str, dict[str, object]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for run in results.signals("default"):
         if run["views"] and run["capacity"]:
             found.setdefault(run["pool"], run)
     if not found:
         raise NotInStore("no default repair has conflict views and a capacity profile")
     for run in found.values():
-        run["views"] = {name: run["views"][name] for name in VIEWS if name in run["views"]}  # type: ignore[operator,index]
+        run["views"] = {name: run["views"][name] for name in VIEWS if name in run["views"]}
     return {pool: found[pool] for pool in results.pools if pool in found}
 
 
 def partitions(results: Results) -> list[Table]:
-    primary = {(r["pool"], r["anchor"], r["anchor_seed"]): r["share"] for r in results.signals("default")}
+    primary = {
+        (r["pool"], r["anchor"], r["anchor_seed"]): r["share"] for r in results.signals("default")
+    }
     rows: list[list[Value]] = []
     for run in results.signals("partition"):
         share = primary.get((run["pool"], run["anchor"], run["anchor_seed"]))
         if share and run["share"]:
             same = statistics.share_order(share) == statistics.share_order(run["share"])
-            rows.append([run["pool"], run["anchor"], run["setting"],
-                         statistics.share_shift(share, run["share"]), same])  # fmt: skip
+            rows.append(
+                [
+                    run["pool"],
+                    run["anchor"],
+                    run["setting"],
+                    statistics.share_shift(share, run["share"]),
+                    same,
+                ]
+            )
     if not rows:
         raise NotInStore("the store holds no deficits under another partition")
-    columns = (Column("pool"), Column("anchor"), Column("partition"), Column("largest move of a share", "number"),
-               Column("claim order unchanged"))  # fmt: skip
+    columns = (
+        Column("pool"),
+        Column("anchor"),
+        Column("partition"),
+        Column("largest move of a share", "number"),
+        Column("claim order unchanged"),
+    )
     return [Table("partitions", "Shares under other partitions", columns, rows)]
 
 
@@ -719,7 +977,11 @@ def submetrics(results: Results) -> list[Table]:
             by = {r["name"]: Changed(r["after"], r["gain"]) for r in group.to_dicts()}
             rows.append([pool, anchor, *(by.get(name) for name in names)])
         if rows:
-            columns = [Column("pool"), Column("anchor"), *(Column(name, "number") for name in names)]
+            columns = [
+                Column("pool"),
+                Column("anchor"),
+                *(Column(name, "number") for name in names),
+            ]
             caption = f"Submetrics of {domain} after the repair, with the change against the anchor"
             tables.append(Table(f"sub_{_slug(domain)}", caption, columns, rows))
     return tables

@@ -148,7 +148,7 @@ class RunRecord:
 
 
 class Frames(NamedTuple):
-    """The store as polars frames, in the order of `position`; JSON columns are decoded lists."""
+    """The store as polars frames, in the order of `position`. Lists and mappings are JSON text."""
 
     pools: pl.DataFrame
     runs: pl.DataFrame
@@ -241,7 +241,9 @@ class Store:
         def frame(query: str) -> pl.DataFrame:
             cursor = self._connection.execute(query)
             names = [column[0] for column in cursor.description]
-            return pl.DataFrame(cursor.fetchall(), schema=names, orient="row", infer_schema_length=None)
+            return pl.DataFrame(
+                cursor.fetchall(), schema=names, orient="row", infer_schema_length=None
+            )
 
         order = "position, runs.key"
         pools = frame(
@@ -265,7 +267,7 @@ class Store:
     def _check_equal(
         self, record: RunRecord, run: tuple[Any, ...], scores: list[tuple[Any, ...]]
     ) -> None:
-        """A run that is inserted again must have the content it had; costs and places may differ."""
+        """A run that is inserted again must have its old content; costs and place may differ."""
         held = self._one("SELECT * FROM runs WHERE key = ?", (record.key,))
         rows = self._connection.execute("SELECT * FROM scores WHERE run = ?", (record.key,))
         assert held is not None
@@ -336,7 +338,16 @@ def _rows(record: RunRecord) -> tuple[tuple[Any, ...], tuple[Any, ...], list[tup
     }
     run = tuple(content[name] for name in _RUN)
     scores = [
-        (record.key, s.split, s.domain, s.benchmark, s.metric, float(s.value), int(s.headline), s.items)
+        (
+            record.key,
+            s.split,
+            s.domain,
+            s.benchmark,
+            s.metric,
+            float(s.value),
+            int(s.headline),
+            s.items,
+        )
         for s in record.scores
     ]
     return pool, run, scores

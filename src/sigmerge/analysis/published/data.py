@@ -27,8 +27,7 @@ ByAnchor = Float64[np.ndarray, "pools domains anchors"]
 def table(label: str) -> list[Row]:
     """The rows of a table; every cell is text as printed."""
     file = resources.files("sigmerge.analysis.published").joinpath(f"{label}.csv")
-    with file.open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
+    return list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
 
 
 def labels() -> list[str]:
@@ -113,12 +112,14 @@ class Published:
             for row in table(f"sub_{label}"):
                 found.setdefault(row["metric"], {})[row["pool"], row["anchor"]] = row
         return {
-            name: Metric(*(
-                np.array([[float(rows[p, a][column]) for a in ANCHORS] for p in POOLS])
-                for column in ("repaired", "delta")
-            ))
+            name: Metric(
+                *(
+                    np.array([[float(rows[p, a][column]) for a in ANCHORS] for p in POOLS])
+                    for column in ("repaired", "delta")
+                )
+            )
             for name, rows in found.items()
-        }  # fmt: skip
+        }
 
     @cached_property
     def ablation(self) -> dict[str, Float64[np.ndarray, "pools columns"]]:

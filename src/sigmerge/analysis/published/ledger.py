@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Verdict = Literal["agree", "consistent", "disagree", "not supported"]
 
@@ -39,7 +39,7 @@ class Ledger:
         self,
         text: str,
         printed: Sequence[str],
-        values: Sequence[float],
+        values: Iterable[Any],
         tables: str,
         *,
         slack: float = 0.0,
@@ -61,8 +61,8 @@ class Ledger:
             note = f"{note} Within the rounding of the tables.".strip()
         self._add(text, ", ".join(printed), ", ".join(shown), holds, tables, inferred, note)
 
-    def number(self, text: str, printed: str, value: float, tables: str, **keys: object) -> None:
-        self.numbers(text, [printed], [value], tables, **keys)  # type: ignore[arg-type]
+    def number(self, text: str, printed: str, value: Any, tables: str, **keys: Any) -> None:
+        self.numbers(text, [printed], [value], tables, **keys)
 
     def fact(
         self,
@@ -79,9 +79,7 @@ class Ledger:
         self._add(text, _said(printed), _said(computed), same, tables, inferred, note)
 
     def not_supported(self, text: str, printed: str, note: str) -> None:
-        self.statements.append(
-            Statement(self.place, text, printed, "", "not supported", (), note)
-        )
+        self.statements.append(Statement(self.place, text, printed, "", "not supported", (), note))
 
     def _add(
         self,
