@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sigmerge.analysis import experiment as written
+from sigmerge.analysis.derived import Skipped
 from sigmerge.analysis.experiment import Analysis, write_analysis
 from sigmerge.analysis.results import Results
-from sigmerge.analysis.tables import Skipped
 from tests.analysis import experiment
 
 NAMED = [label for _, figures, tables in written.SECTIONS for label in (*figures, *tables)]

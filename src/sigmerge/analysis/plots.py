@@ -17,8 +17,7 @@ import numpy as np
 import polars as pl
 
 from sigmerge.analysis import statistics
-from sigmerge.analysis.results import NotInStore, Results, matrix
-from sigmerge.analysis.tables import (
+from sigmerge.analysis.derived import (
     SWEPT,
     Skipped,
     Sweep,
@@ -27,6 +26,7 @@ from sigmerge.analysis.tables import (
     sweeps,
     words,
 )
+from sigmerge.analysis.results import NotInStore, Results, matrix
 from sigmerge.errors import MissingExtra
 
 if TYPE_CHECKING:
