@@ -162,7 +162,7 @@ def _named(label: str, patterns: Sequence[str]) -> bool:
 
 
 def _figure(plot: plots.Plot) -> dict[str, str]:
-    data = base64.b64encode(plot.svg().encode()).decode()
+    data = base64.b64encode(plot.svg.encode()).decode()
     source = f"data:image/svg+xml;base64,{data}"
     return {"label": plot.label, "title": plot.title, "caption": plot.caption, "source": source}
 
