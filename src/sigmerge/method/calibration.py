@@ -32,7 +32,7 @@ from sigmerge.method.deficit import shares
 from sigmerge.method.objective import Merit, Objective, Vector, check_calls
 
 SCALES: Final[Mapping[str, Vector]] = {"add": (0.3, 0.6, 1.0, 1.5), "replace": (0.3, 0.6, 1.0)}
-"""The paper's λ = 0.6, and steps of about a half around it; `replace` ends at the expert's value."""
+"""The paper's λ = 0.6 and steps around it; `replace` ends at the expert's own value."""
 LEVELS: Final = (0.45, 0.65, 0.85)
 """Mean capacities above the profile's own; half of it is below."""
 ANCHORS: Final = (0.5, 0.75, 1.0)

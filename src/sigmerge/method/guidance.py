@@ -8,8 +8,9 @@ domain has an expert with a weight, so the deficits say which weights to raise:
 w are the weights of the best candidate so far and g its deficits (Eq. gap), ḡ their mean; u is the
 mean of the recipe's weights, so that a step means the same to an operator that sums task vectors
 (weights about 0.4) and to one that averages them (weights 1). The step η moves weight from domains
-without a deficit to those with one; the stretch s raises or lowers the level, all weights together. A candidate that is not better is given up for the best so far: the
-next one stretches the other way, and if that fails too, η and s are shortened.
+without a deficit to those with one; the stretch s raises or lowers the level, all weights together.
+A candidate that is not better is given up for the best so far: the next one stretches the other
+way, and if that fails too, η and s are shortened.
 
 The first candidate is the anchor as the recipe has it. One `Guidance` is one state: `propose` says
 which weights to evaluate next, `observe` takes their scores. Both are pure, so a journal of the
