@@ -34,7 +34,7 @@ STEP: Final = 5.0
 STRETCH: Final = 1.2
 """s: the level rises by a fifth, or falls by a sixth."""
 SMALLEST_STEP: Final = 0.3
-"""Below this η a step is smaller than what the scores can tell."""
+"""Below this η a step changes the scores by less than one item."""
 PATIENCE: Final = 5
 """Calls in which the best merit must rise by more than the noise of the scores."""
 CEILING: Final = 4.0
