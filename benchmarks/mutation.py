@@ -86,9 +86,9 @@ def mutants(source: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _harmless(node: ast.AST) -> bool:
-    """Types, such as Float64[np.ndarray, "n"], and zip's `strict`: a change is no other program."""
+    """Types, such as Float64[np.ndarray, "n"], and guards against misuse: no result changes."""
     if isinstance(node, ast.keyword):
-        return node.arg == "strict"
+        return node.arg in ("strict", "frozen")
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
         return node.value.id[:1].isupper()
     return False

@@ -103,7 +103,7 @@ class Calibration:
     centre: int = 0
     """Which of the tried repairs moves start from; 0 before the first."""
     axis: int = 0
-    """The move that led to the centre; it is tried first from there."""
+    """The move to the upcoming candidate; if that is better, the move is made again first."""
     stopped: str = ""
     """Why nothing more is proposed; empty while the search goes on."""
 
@@ -241,7 +241,7 @@ def _moves(state: Calibration) -> list[tuple[int, tuple[Setting, Vector]]]:
         (here._replace(shape=flat), same),
     ]
     numbered = list(enumerate(moves))
-    return [numbered[state.axis], *numbered] if state.centre else numbered
+    return [numbered[state.axis], *numbered]
 
 
 def _moved(share: Vector, pull: Float64[np.ndarray, domains]) -> Vector:
