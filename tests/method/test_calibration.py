@@ -98,6 +98,12 @@ def test_no_repair_is_a_candidate_without_a_call():
     assert state.best.scores == tuple(ANCHOR.values())
 
 
+def test_a_repair_away_from_the_papers_must_be_better_than_none():
+    state, _ = calibrated(lambda c: flat(0.0 if c.scale == 1.0 else -0.01), calls=3)
+    assert 2 in [each.setting.scale for each in state.tried[1:]]
+    assert state.best.setting is None
+
+
 def test_equal_scores_choose_the_nearest_to_the_papers():
     state, _seen = calibrated(lambda candidate: flat(0.05))
     assert state.best.setting == state.paper
