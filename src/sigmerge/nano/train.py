@@ -5,7 +5,7 @@ at a small learning rate, with all facts of its own domain and some replay of th
 mixture. Data, initial weights and batches come from CPU generators keyed by the seed; on one
 machine and thread count a CPU run gives the same bytes every time.
 
-    python -m sigmerge.nano.train OUT --seed 0 --size nano --device cpu
+    sigmerge nano train OUT --seed 0 --size nano --device cpu
 
 The shipped settings were chosen so that the repair gains. `--rate 1e-3 --replay 0` makes harsher
 experts, which move farther and forget more: pools to test a method on that was not tuned on them.
@@ -13,11 +13,9 @@ experts, which move farther and forget more: pools to test a method on that was 
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -29,17 +27,19 @@ import torch
 import transformers
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.nano import files
 from sigmerge.nano.facts import DOMAINS, Domain, build_all
-from sigmerge.nano.suite import quiet, score
 from sigmerge.nano.tokenizer import CONTEXT, build_tokenizer, save_tokenizer
 from sigmerge.probing.threads import one_torch_thread
 
 IGNORED = -100
 ATTENTION = "eager"  # the fused kernels' gradients are not deterministic on a GPU
 Progress = Callable[[str, int, int], None]
+Measure = Callable[[Path, str, Path], dict[str, float]]
+"""Domain scores of a checkpoint on a split of a pool; they are part of the pool's log."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ def train(
     *,
     rate: float | None = None,
     replay: float | None = None,
+    measure: Measure,
 ) -> Path:
     """Make a pool in the new folder `out`; `progress` is called with (member, step, steps).
 
@@ -115,11 +116,11 @@ def train(
     table = _tabulate(domains, tokenizer, device)
     log: list[dict[str, Any]] = [_header(seed, size, device, recipe)]
     # One thread: the order of additions, and so every byte, is then that of any machine's CPU.
-    with _deterministic(), quiet(), one_torch_thread():
+    with _deterministic(), _quiet(), one_torch_thread():
         for member in files.MEMBERS:
             log += _train_member(pool, member, recipe, seed, table, tokenizer, progress)
     for member, split in product(files.MEMBERS, files.SPLITS):
-        scores = score(pool / member, split, pool=pool, device=device).domains
+        scores = measure(pool / member, split, pool)
         log.append({"member": member, "split": split, "scores": scores})
     files.write_lines(pool / files.LOG, log)
     files.write_sums(pool)
@@ -261,22 +262,13 @@ def _fit(
     return log
 
 
-def main() -> None:
-    """`python -m sigmerge.nano.train`."""
-    parser = argparse.ArgumentParser(description="Train a pool of a reference and five experts.")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", choices=SIZES, default="nano")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rate", type=float, help="peak learning rate of the experts")
-    parser.add_argument("--replay", type=float, help="part of their batches from the mixture")
-    given = vars(parser.parse_args())
-    train(given.pop("out"), progress=_print_progress, **given)
-
-
-def _print_progress(member: str, step: int, steps: int) -> None:
-    print(f"{member}: {step}/{steps}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers: a model of this size is read in a blink."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
