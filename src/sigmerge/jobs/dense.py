@@ -253,12 +253,10 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
 
 def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
     recipe, captured = job.recipe, None
-    tensors: dict[str, Any] | None = None
+    notes = {n: v for record in done.values() for n, v in (record or {}).items()}
     if job.statistics:
-        notes = {n: v for record in done.values() for n, v in (record or {}).items()}
         shown = {"exemplars": dict(job.exemplars), "statistics": job.statistics.names}
         captured = recipe.capture.model_dump() | shown
-        tensors = {name: notes[name] for name in sorted(notes, key=natural)}
     return Plan(
         operator=recipe.method,
         preset=recipe.preset,
@@ -267,7 +265,7 @@ def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
         experts={name: member(expert, options) for name, expert in job.pool.experts.items()},
         settings=summary(job.sites),
         capture=captured,
-        tensors=tensors,
+        tensors={name: notes[name] for name in sorted(notes, key=natural)} or None,
         warnings=recipe.notes,
     )
 

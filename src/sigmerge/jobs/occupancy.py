@@ -72,9 +72,14 @@ class OccupancyJob:
     def fingerprint(self) -> str:
         """Identifies the job: equal for runs that end in the same files."""
         rounds = [[turn.order, turn.quota] for turn in self.rounds]
-        content = [versions(), fingerprint({**self.pool.members, "": self.anchor}), rounds, repr(self.update),
-                   self.mask_seed,
-                   [hashlib.sha256(h).hexdigest() for h in self.layout.headers]]  # fmt: skip
+        content = [
+            versions(),
+            fingerprint({**self.pool.members, "": self.anchor}),
+            rounds,
+            repr(self.update),
+            self.mask_seed,
+            [hashlib.sha256(header).hexdigest() for header in self.layout.headers],
+        ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
