@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sigmerge.commands.evaluate import evaluate
+from sigmerge.api import evaluate
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.sources import Data

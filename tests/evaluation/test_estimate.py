@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sigmerge.cli.evaluation_lines import estimate_line
 from sigmerge.errors import MissingExtra, ScoreError
 from sigmerge.evaluation.costs import Cost, Speed
 from sigmerge.evaluation.estimate import estimate, timed
-from sigmerge.evaluation.lines import estimate_line
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.probing import generate

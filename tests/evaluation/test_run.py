@@ -14,18 +14,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sigmerge.commands.aggregate import aggregate
-from sigmerge.commands.evaluate import evaluate
-from sigmerge.commands.scores import suite_scorer
+from sigmerge.api import evaluate
+from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import OutputError, ScoreError, SigmergeError
 from sigmerge.evaluation import splits
-from sigmerge.evaluation.aggregate import residual_gaps, summarise
+from sigmerge.evaluation.aggregate import summarise
 from sigmerge.evaluation.how import How
-from sigmerge.evaluation.lines import evaluation_lines
 from sigmerge.evaluation.run import evaluate as run
 from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import load_suite
+from sigmerge.jobs.aggregate import aggregate
+from sigmerge.jobs.scores import suite_scorer
+from sigmerge.method.deficit import residual_gaps
 from tests.evaluation.tiny import write_tiny
 
 LENGTH = """
@@ -108,7 +109,7 @@ def test_killed_and_resumed_equals_uninterrupted(place: Path, tmp_path: Path):
     """SIGKILL half-way; the same command then scores only what is missing."""
     store = tmp_path / "killed.sqlite"
     command = [
-        sys.executable, "-m", "sigmerge.cli", "evaluate", str(place / "tiny"), "--suite",
+        sys.executable, "-m", "sigmerge", "evaluate", str(place / "tiny"), "--suite",
         str(place / "own.yaml"), "--split", "all", "--benchmark", "said", "--store", str(store),
         "--json",
     ]  # fmt: skip

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigmerge.commands import splits as verb
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.suite import load_suite
+from sigmerge.jobs import splits as verb
 from tests.evaluation.data import DATA, needs_data
 
 LANGUAGES = {

@@ -66,14 +66,3 @@ def summarise(suite: Suite, results: Mapping[str, Sequence[Scored]]) -> Summary:
             if all(UNPARSED in row.scores for row in rows)
         },
     )
-
-
-def residual_gaps(
-    experts: Mapping[str, Mapping[str, float]], scores: Mapping[str, float]
-) -> dict[str, float]:
-    """What a checkpoint lacks on each domain to the strongest expert, 0 where it lacks nothing."""
-    return {
-        domain: max(0.0, max(row[domain] for row in experts.values() if domain in row) - score)
-        for domain, score in scores.items()
-        if any(domain in row for row in experts.values())
-    }

@@ -46,9 +46,12 @@ def estimate(
     suite: Suite,
     chosen: Mapping[str, Sequence[Item]],
     missing: Mapping[str, Sequence[Item]],
-    load: Callable[[], Model],
+    load: Callable[[], Model] | None,
 ) -> dict[str, Any]:
-    """Items, tokens at most and, where a model has to answer, the range of seconds."""
+    """Items, tokens at most and, where a model has to answer, the range of seconds.
+
+    Without `load` nothing is timed.
+    """
     pairs = [
         (found, item)
         for name, items in missing.items()
@@ -61,7 +64,7 @@ def estimate(
         "tokens_at_most": round(sum(c.read + c.answers * c.longest for c, _ in pairs)),
         "seconds": None,
     }
-    if pairs:
+    if pairs and load is not None:
         model, some = load(), [item for _, item in pairs[:: max(1, len(pairs) // TRIED)]][:TRIED]
         speed, batch = timed(model, some), min(len(pairs), getattr(model, "batch_size", 64))
         result["seconds"] = [

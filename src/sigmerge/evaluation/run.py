@@ -56,16 +56,8 @@ def evaluate(
 ) -> Result:
     """Scores of a checkpoint on a split of a suite, and what they cost."""
     how = how or How()
-    loaded = suite if isinstance(suite, Suite) else load_suite(suite)
-    if split not in splits.SPLITS:
-        raise ScoreError(f"{split!r} is no split; there are {', '.join(splits.SPLITS)}.")
-    run, marks = Evaluation(checkpoint, loaded, how), loaded.benchmarks
-    for name in how.only or marks:
-        if name in marks:
-            marks[name].check_settings(how)
-    chosen, absent = _chosen(loaded, split, how)
-    for name, items in chosen.items():
-        marks[name].permit(name, items, how)
+    run, chosen, absent = _prepared(checkpoint, suite, split, how)
+    loaded = run.suite
     keys = {name: run.key(name) for name in chosen}
     with Store(how.store or cache_folder("evaluation") / "results.sqlite") as store:
         wanted = {n: [(item.id, item.digest) for item in items] for n, items in chosen.items()}
@@ -92,11 +84,53 @@ def evaluate(
     )
 
 
+def describe(
+    checkpoint: Path, suite: Suite | str | Path, split: str, how: How
+) -> dict[str, object]:
+    """What an evaluation would score: everything is checked, no model is loaded."""
+    run, chosen, absent = _prepared(checkpoint, suite, split, how)
+    keys = {name: run.key(name) for name in chosen}
+    file = how.store or cache_folder("evaluation") / "results.sqlite"
+    known: dict[str, dict[str, Scored]] = {name: {} for name in chosen}
+    if file.exists():
+        with Store(file) as store:
+            wanted = {n: [(i.id, i.digest) for i in items] for n, items in chosen.items()}
+            known = {name: store.read(keys[name], wanted[name]) for name in chosen}
+    missing = {n: [i for i in chosen[n] if i.id not in known[n]] for n in chosen}
+    cost = estimate(run.suite, chosen, missing, None)
+    return {
+        "checkpoint": str(checkpoint),
+        "suite": run.suite.name,
+        "split": split,
+        "items": {name: len(items) for name, items in chosen.items()},
+        "items_to_score": cost["items_to_score"],
+        "tokens_at_most": cost["tokens_at_most"],
+        "absent": absent,
+    }
+
+
 def nano_scores(
     checkpoint: Path, split: str, pool: Path | None = None, how: How | None = None
 ) -> dict[str, float]:
     """Domain scores on a split of the embedded pool, or of another nano pool."""
     return evaluate(checkpoint, nano_suite(pool), split, how).domains
+
+
+def _prepared(
+    checkpoint: Path, suite: Suite | str | Path, split: str, how: How
+) -> tuple[Evaluation, dict[str, list[Item]], dict[str, str]]:
+    """The checked evaluation, its items by benchmark, and why other benchmarks have none."""
+    loaded = suite if isinstance(suite, Suite) else load_suite(suite)
+    if split not in splits.SPLITS:
+        raise ScoreError(f"{split!r} is no split; there are {', '.join(splits.SPLITS)}.")
+    marks = loaded.benchmarks
+    for name in how.only or marks:
+        if name in marks:
+            marks[name].check_settings(how)
+    chosen, absent = _chosen(loaded, split, how)
+    for name, items in chosen.items():
+        marks[name].permit(name, items, how)
+    return Evaluation(checkpoint, loaded, how), chosen, absent
 
 
 def _chosen(suite: Suite, split: str, how: How) -> tuple[dict[str, list[Item]], dict[str, str]]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sigmerge.commands.evaluate import evaluate
+from sigmerge.api import evaluate
+from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.harnesses.safety import (
     JUDGE_PROMPT,
@@ -24,7 +25,6 @@ from sigmerge.evaluation.harnesses.safety import (
     load_judge,
     parse_wildguard,
 )
-from sigmerge.evaluation.lines import evaluation_lines
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.probing.generate import Sampling, Usage
