@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sigmerge.api import evaluate
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import OutputError, ScoreError, SigmergeError
 from sigmerge.evaluation import splits
@@ -27,6 +26,7 @@ from sigmerge.evaluation.suite import load_suite
 from sigmerge.jobs.aggregate import aggregate
 from sigmerge.jobs.scores import suite_scorer
 from sigmerge.method.deficit import residual_gaps
+from tests.evaluation.scored import evaluate
 from tests.evaluation.tiny import write_tiny
 
 LENGTH = """
