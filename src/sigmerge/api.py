@@ -19,14 +19,15 @@ from sigmerge.progress import shown
 from sigmerge.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
+    from sigmerge.evaluation.run import Result
     from sigmerge.jobs.scores import Score
-    from sigmerge.merge3.scoring import Scorer
+    from sigmerge.merge3.scoring import CandidateScorer
     from sigmerge.records import SearchRecord
     from sigmerge.results import Captured, Deficits, DemoResult, Merged, Profile, RunResult
 
 RecipeLike = Recipe | str | PathLike[str] | Mapping[str, Any]
 PathName = str | PathLike[str]
-Result = TypeVar("Result")
+Made = TypeVar("Made")
 
 
 def merge(recipe: RecipeLike, out: PathName, **how: Unpack[Keywords]) -> Merged:
@@ -119,7 +120,7 @@ def search(
     out: PathName,
     *,
     suite: str | None = None,
-    scorer: Scorer | None = None,
+    scorer: CandidateScorer | None = None,
     population: int | None = None,
     generations: int | None = None,
     calls: int | None = None,
@@ -169,12 +170,13 @@ def evaluate(
     judge: str = "keyword",
     allow_code: bool = False,
     trust_remote_code: bool = False,
+    strict: bool = False,
     out: PathName | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     announce: Callable[[Mapping[str, Any]], None] | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Score a checkpoint on a suite. Items that were scored before are not scored again."""
-    from sigmerge.evaluation.run import How
+    from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Data
     from sigmerge.jobs.evaluate import EvaluateJob
 
@@ -192,6 +194,7 @@ def evaluate(
             allow_code=allow_code,
             trust_remote_code=trust_remote_code,
             progress=bar,
+            strict=strict,
             announce=announce or (lambda estimate: None),
         )
         return EvaluateJob(Path(checkpoint), suite, split, how, _path(out)).run()
@@ -224,7 +227,7 @@ def _path(name: PathName | None) -> Path | None:
     return Path(name) if name is not None else None
 
 
-def _with_progress(how: Keywords, job: Callable[[Options], Result]) -> Result:
+def _with_progress(how: Keywords, job: Callable[[Options], Made]) -> Made:
     """Run a job with the options that `how` names, and with a progress bar unless it names one."""
     with shown(how.get("progress")) as bar:
         return job(replace(Options(**how), progress=bar))

@@ -51,7 +51,7 @@ class Record(Part):
 class Member(Part):
     """A checkpoint: where it was, and the digests of its weight files."""
 
-    path: str | None
+    path: str | None = None
     sha256: tuple[str, ...] = ()
 
 

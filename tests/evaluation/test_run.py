@@ -18,12 +18,15 @@ from sigmerge.api import evaluate
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import OutputError, ScoreError, SigmergeError
 from sigmerge.evaluation import splits
-from sigmerge.evaluation.aggregate import residual_gaps, summarise
+from sigmerge.evaluation.aggregate import summarise
+from sigmerge.evaluation.how import How
+from sigmerge.evaluation.run import evaluate as run
 from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.jobs.aggregate import aggregate
 from sigmerge.jobs.scores import suite_scorer
+from sigmerge.method.deficit import residual_gaps
 from tests.evaluation.tiny import write_tiny
 
 LENGTH = """
@@ -106,7 +109,7 @@ def test_killed_and_resumed_equals_uninterrupted(place: Path, tmp_path: Path):
     """SIGKILL half-way; the same command then scores only what is missing."""
     store = tmp_path / "killed.sqlite"
     command = [
-        sys.executable, "-m", "sigmerge.cli", "evaluate", str(place / "tiny"), "--suite",
+        sys.executable, "-m", "sigmerge", "evaluate", str(place / "tiny"), "--suite",
         str(place / "own.yaml"), "--split", "all", "--benchmark", "said", "--store", str(store),
         "--json",
     ]  # fmt: skip
@@ -165,10 +168,11 @@ def test_domain_and_macro_are_unweighted_means():
         "harmbench": [Scored({"harm": 1.0}, judge="keyword"), Scored({"harm": 0.0})],
     }
     found = summarise(suite, results)
-    assert found["domains"] == {"instruction": 0.5, "multilingual": 0.5, "safety": 0.5}
-    assert found["macro"] == 0.5
-    assert found["judges"] == ["keyword"]
-    assert "gsm8k" in found["missing"]
+    assert found.domains == {"instruction": 0.5, "multilingual": 0.5, "safety": 0.5}
+    assert found.macro == 0.5
+    assert found.judges == ["keyword"]
+    assert found.missing["math"] == ["gsm8k"]
+    assert found.missing["safety"] == ["wildguardtest", "xstest", "do_anything_now"]
 
 
 def test_residual_gaps_are_to_the_strongest_expert():
@@ -269,6 +273,26 @@ def test_a_split_file_with_fewer_benchmarks_is_told(place: Path, tmp_path: Path)
     text = "\n".join(evaluation_lines(found))
     assert "without: said" in text
     assert f"left out: said: {file} does not have it." in text
+
+
+def test_a_benchmark_without_data_is_named_and_strict_refuses_it(place: Path, tmp_path: Path):
+    """Its domain is the mean of the other; the result names what is missing, by domain."""
+    _facts(tmp_path, ".*")
+    here = {"harness": "jsonl", "files": "q.jsonl", "matcher": "regex", "max_new_tokens": 2}
+    lost = {"harness": "jsonl", "files": "lost.jsonl"}
+    marks = {"d": {"here": here, "lost": lost}, "e": {"gone": lost}}
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": marks}))
+    store = tmp_path / "r.sqlite"
+    found = run(place / "tiny", tmp_path / "q.yaml", "calibration", How(store=store))
+    assert found.domains == {"d": 1.0}
+    assert found.missing == {"d": ["lost"], "e": ["gone"]}
+    assert set(found.absent) == {"lost", "gone"}
+    assert found.as_json()["missing"] == found.missing
+    with pytest.raises(ScoreError, match="--strict wants all") as error:
+        run(place / "tiny", tmp_path / "q.yaml", "calibration", How(store=store, strict=True))
+    assert len(error.value.problems) == 2 and "lost.jsonl" in error.value.problems[0]
+    wanted = How(store=store, strict=True, only=("here",))
+    assert run(place / "tiny", tmp_path / "q.yaml", "calibration", wanted).domains == {"d": 1.0}
 
 
 def test_a_split_without_items_is_refused(place: Path, tmp_path: Path):

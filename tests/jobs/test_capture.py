@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,24 @@ from safetensors.numpy import load_file  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 import sigmerge  # noqa: E402
-from sigmerge.cli import app  # noqa: E402
+from sigmerge.cli.app import app  # noqa: E402
 from sigmerge.errors import OutputError, PoolError, RecipeError  # noqa: E402
 from sigmerge.jobs.anchor import is_current  # noqa: E402
-from sigmerge.jobs.capture import plan_captures  # noqa: E402
-from sigmerge.jobs.dense import plan_dense
+from sigmerge.jobs.capture import CaptureJob, plan_captures  # noqa: E402
+from sigmerge.jobs.dense import plan_dense  # noqa: E402
 from sigmerge.jobs.options import Options  # noqa: E402
 from sigmerge.jobs.pools import open_merge_pool  # noqa: E402
+from sigmerge.recipe import Recipe  # noqa: E402
 from tests.oracles import oracle_features as oracle  # noqa: E402
 from tests.pools import weight_bytes  # noqa: E402
 from tests.probing import models  # noqa: E402
+
+
+def planned(content: Any) -> list[dict[str, Any]]:
+    """The captures of a dry run."""
+    loaded = content if isinstance(content, Recipe) else sigmerge.load_recipe(content)
+    return [step.facts for step in CaptureJob(loaded, Options()).describe().steps]
+
 
 DATA = ("fisher", "regmean", "lot", "cat")
 EXPERTS = ("math", "coding")
@@ -158,7 +167,7 @@ def test_what_statistics_are_keyed_by(
     pool: Path, method: str, change: dict[str, Any], same: bool
 ) -> None:
     def names(**top: Any) -> list[str]:
-        found = sigmerge.capture(recipe(pool, method, **top), dry_run=True)["captures"]
+        found = planned(recipe(pool, method, **top))
         return [row["folder"] for row in found]
 
     assert (names() == names(**change)) is same
@@ -177,7 +186,7 @@ def test_an_interrupted_merge_goes_on_with_its_notes(
     with pytest.raises(KeyboardInterrupt):
         sigmerge.merge(content, tmp_path / "parts", progress=stop)
     result = sigmerge.merge(content, tmp_path / "parts")
-    assert result["blocks_resumed"] == ["layer 0"]
+    assert list(result.provenance.blocks_resumed) == ["layer 0"]
     for name in ("model.safetensors", "sigmerge/plan.json"):
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -252,8 +261,8 @@ def test_a_mixture_s_experts_are_named_where_they_are_merged_plainly(
 
 
 def test_statistics_say_where_they_were_made(pool: Path, tmp_path: Path) -> None:
-    [row, _] = sigmerge.capture(recipe(pool, "regmean"))["captures"]
-    made = json.loads((Path(row["folder"]) / "capture.json").read_text())
+    [row, _] = sigmerge.capture(recipe(pool, "regmean"))
+    made = json.loads((Path(row.folder) / "capture.json").read_text())
     assert made["device"] == "cpu" and {"torch", "transformers", "tokens"} <= set(made)
 
 
@@ -314,7 +323,7 @@ def test_a_dry_run_says_what_would_be_captured(pool: Path, tmp_path: Path) -> No
 
 
 def folder_of(pool: Path, method: str = "regmean") -> Path:
-    return Path(sigmerge.capture(recipe(pool, method))["captures"][0]["folder"])
+    return Path(sigmerge.capture(recipe(pool, method))[0].folder)
 
 
 def truncate(folder: Path) -> None:
@@ -344,9 +353,9 @@ def test_damaged_statistics_are_captured_again(
     whole = contents(folder)
     harm(folder)
     assert contents(folder) != whole
-    planned = sigmerge.capture(recipe(pool, method), dry_run=True)["captures"]
-    assert planned[0]["state"].startswith("to do again: ")
-    assert planned[1]["state"] == "there already"
+    first, second = planned(recipe(pool, method))
+    assert first["state"].startswith("to do again: ")
+    assert second["state"] == "there already"
     sigmerge.merge(recipe(pool, method), tmp_path / "out")
     assert contents(folder) == whole
     plan = json.loads((tmp_path / "out/sigmerge/plan.json").read_text())
@@ -358,7 +367,7 @@ def test_an_unfinished_capture_builds_on_whole_files_only(pool: Path) -> None:
     whole = contents(folder)
     truncate(folder)
     (folder / "capture.json").unlink()
-    assert sigmerge.capture(recipe(pool, "regmean"))["captures"][0]["state"] == "captured"
+    assert sigmerge.capture(recipe(pool, "regmean"))[0].state == "captured"
     assert contents(folder) == whole
 
 
@@ -374,9 +383,7 @@ def test_stray_files_beside_statistics_are_not_read(pool: Path, tmp_path: Path) 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 def test_statistics_are_keyed_by_what_the_model_is_and_reads(pool: Path, file: str) -> None:
     def names() -> list[str]:
-        return [
-            r["folder"] for r in sigmerge.capture(recipe(pool, "lot"), dry_run=True)["captures"]
-        ]
+        return [r["folder"] for r in planned(recipe(pool, "lot"))]
 
     before = names()
     content = json.loads((pool / "math" / file).read_text())
@@ -397,11 +404,12 @@ def test_a_plan_counts_the_captures_it_needs(pool: Path) -> None:
     loaded = sigmerge.load_recipe(recipe(pool, "regmean", capture={"labels": "data"}))
 
     def plan() -> dict[str, Any]:
-        return plan_dense(loaded, Options()).describe(1)
+        step = plan_dense(loaded, Options()).describe(1)
+        return {**step.facts, **asdict(step)}
 
     sigmerge.capture(loaded, experts=["coding"])
     before = plan()
-    rows = sigmerge.capture(loaded, dry_run=True)["captures"]
+    rows = planned(loaded)
     assert before["to_capture"] == ["math"]
     assert before["peak_memory_bytes"] >= rows[0]["peak_memory_bytes"]
     assert before["notes"][-1] == "capture.labels: regmean does not read it"
@@ -433,7 +441,7 @@ def test_a_dry_run_finds_exemplars_that_cannot_be_shown(
     with (pool / "coding.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
     with pytest.raises(RecipeError, match=rf"coding: .*coding\.jsonl, line 6: {said}"):
-        sigmerge.capture(recipe(pool, "fisher", capture=capture), dry_run=True)
+        planned(recipe(pool, "fisher", capture=capture))
 
 
 def test_skip_bos_of_a_single_token(pool: Path) -> None:
@@ -496,7 +504,7 @@ def test_singular_grams_are_an_error_if_asked(pool: Path, tmp_path: Path) -> Non
 def test_other_words_of_the_command(pool: Path) -> None:
     with pytest.raises(RecipeError, match="linear reads no exemplars"):
         sigmerge.capture(recipe(pool, "linear"))
-    with pytest.raises(RecipeError, match="No expert is called 'maths'; there are: math, coding"):
+    with pytest.raises(RecipeError, match="No expert is called 'maths'; did you mean 'math'"):
         sigmerge.capture(recipe(pool, "lot"), experts=["maths"])
     with pytest.raises(RecipeError, match="did you mean 'limit'"):
         sigmerge.load_recipe(recipe(pool, "lot", capture={"limits": 3}))

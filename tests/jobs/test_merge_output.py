@@ -182,7 +182,8 @@ def test_records_are_true(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert (out / "sigmerge/recipe.yaml").read_text() == recipe.read_text()
     provenance = json.loads((out / "sigmerge/provenance.json").read_text())
-    assert {**provenance, "out": str(out)} == result
+    plan = json.loads((out / "sigmerge/plan.json").read_text())
+    assert {**provenance, "out": str(out), "plan": plan} == result.as_json()
     files = {Path(entry["file"]): entry for entry in provenance["inputs"]}
     weights = {f for m in pool.root.iterdir() if m.is_dir() for f in m.glob("*.safetensors")}
     assert set(files) == weights and len(weights) == 6

@@ -44,18 +44,18 @@ def test_direction_and_sign_views_are_those_of_brute_force(pool: PoolOnDisk) -> 
     found = sigmerge.profile(recipe(pool))
     for layer in range(LAYERS):
         deltas = layer_deltas(pool, layer)
-        assert found["coordinates"][layer] == deltas.shape[1]
-        assert found["views"]["direction"][layer] == pytest.approx(
+        assert found.as_json()["coordinates"][layer] == deltas.shape[1]
+        assert found.as_json()["views"]["direction"][layer] == pytest.approx(
             oracle_conflict.direction(deltas), rel=1e-12
         )
-        assert found["views"]["sign"][layer] == pytest.approx(
+        assert found.as_json()["views"]["sign"][layer] == pytest.approx(
             oracle_conflict.sign(deltas), rel=1e-12
         )
-    views = [found["views"][name] for name in ("direction", "sign")]
+    views = [found.as_json()["views"][name] for name in ("direction", "sign")]
     score = oracle_conflict.score(views)
-    assert found["conflict"] == pytest.approx(score, abs=1e-12)
-    assert found["capacity"] == pytest.approx([0.45 - 0.35 * s for s in score], abs=1e-12)
-    assert any("representation" in warning for warning in found["warnings"])
+    assert found.as_json()["conflict"] == pytest.approx(score, abs=1e-12)
+    assert found.as_json()["capacity"] == pytest.approx([0.45 - 0.35 * s for s in score], abs=1e-12)
+    assert any("representation" in warning for warning in found.as_json()["warnings"])
 
 
 def test_threads_do_not_change_a_bit_and_the_second_profile_reads_nothing(
@@ -83,7 +83,7 @@ def test_a_changed_expert_is_measured_anew(tmp_path: Path) -> None:
         (other.experts[name] / "model.safetensors").read_bytes()
     )
     after = sigmerge.profile(recipe(pool))
-    assert after["views"]["direction"] != before["views"]["direction"]
+    assert after.as_json()["views"]["direction"] != before.as_json()["views"]["direction"]
 
 
 def test_with_probe_prompts_all_three_views_count(pool: PoolOnDisk) -> None:
@@ -91,14 +91,14 @@ def test_with_probe_prompts_all_three_views_count(pool: PoolOnDisk) -> None:
     lines = [json.dumps({"prompt": f"w{i}"}) for i in range(3, 15)]
     probe.write_text("\n".join(lines))
     found = sigmerge.profile(pool.write(recipe(pool, probe="probe.jsonl")))
-    assert list(found["views"]) == ["representation", "direction", "sign"]
-    assert all(0 <= value <= 1 for value in found["views"]["representation"])
-    assert max(found["views"]["representation"]) > 0
-    assert found["warnings"] == []
+    assert list(found.as_json()["views"]) == ["representation", "direction", "sign"]
+    assert all(0 <= value <= 1 for value in found.as_json()["views"]["representation"])
+    assert max(found.as_json()["views"]["representation"]) > 0
+    assert found.as_json()["warnings"] == []
     kept = sorted(file.name[:4] for file in (pool.root / ".sigmerge").iterdir())
     assert kept.count("gram") == len(pool.experts)
-    score = oracle_conflict.score(list(found["views"].values()))
-    assert found["conflict"] == pytest.approx(score, abs=1e-12)
+    score = oracle_conflict.score(list(found.as_json()["views"].values()))
+    assert found.as_json()["conflict"] == pytest.approx(score, abs=1e-12)
 
 
 def test_an_expert_that_memory_does_not_hold_is_probed_from_the_disk(

@@ -65,7 +65,7 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 def test_every_coordinate_is_that_of_brute_force(pool: PoolOnDisk, tmp_path: Path) -> None:
     result = sigmerge.repair(recipe(pool), tmp_path / "out", anchor=pool.root / "anchor")
-    plan = result["plan"]
+    plan = result.as_json()["plan"]
     base, anchor = read_weights(pool.reference), read_weights(pool.root / "anchor")
     tuned = {name: read_weights(folder) for name, folder in pool.experts.items()}
     found = read_weights(tmp_path / "out")
@@ -143,7 +143,7 @@ def test_without_deficit_the_anchor_comes_back_byte_for_byte(
     file = pool.write(pool.recipe("linear", repair={"scores": "level.json"}))
     result = sigmerge.repair(file, tmp_path / "out", anchor=pool.root / "anchor")
     assert weights(tmp_path / "out") == weights(pool.root / "anchor")
-    assert any("unchanged" in warning for warning in result["plan"]["warnings"])
+    assert any("unchanged" in warning for warning in result.as_json()["plan"]["warnings"])
 
 
 def test_threads_do_not_change_a_bit(pool: PoolOnDisk, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_killed_and_run_again_ends_in_the_same_bytes(pool: PoolOnDisk, tmp_path:
     assert died.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     result = sigmerge.repair(file, tmp_path / "out", anchor=anchor)
-    assert result["blocks_resumed"] == ["layer 0", "layer 1"]
+    assert result.as_json()["blocks_resumed"] == ["layer 0", "layer 1"]
     assert weights(tmp_path / "out") == weights(tmp_path / "whole")
     assert plan_of(tmp_path / "out") == plan_of(tmp_path / "whole")
 
@@ -187,7 +187,7 @@ def test_every_variant_is_reachable_from_the_recipe(
 ) -> None:
     anchor = pool.root / "anchor"
     result = sigmerge.repair(recipe(pool, variant=variant), tmp_path / "out", anchor=anchor)
-    plan = result["plan"]
+    plan = result.as_json()["plan"]
     assert plan["variant"] == variant
     assert plan["claimed"] == plan["quota"]
     changed = weights(tmp_path / "out") != weights(anchor)
@@ -220,7 +220,7 @@ def test_another_seed_draws_another_mask(pool: PoolOnDisk, tmp_path: Path) -> No
 
 def test_replace_writes_the_owners_own_value(pool: PoolOnDisk, tmp_path: Path) -> None:
     file = recipe(pool, update="replace")
-    plan = sigmerge.repair(file, tmp_path / "out", anchor=pool.root / "anchor")["plan"]
+    plan = sigmerge.repair(file, tmp_path / "out", anchor=pool.root / "anchor").as_json()["plan"]
     assert plan["update"] == "replace"
     assert plan["scale"] == 1.0
     found, anchor = read_weights(tmp_path / "out"), read_weights(pool.root / "anchor")
@@ -255,7 +255,7 @@ def test_a_python_callable_scores_and_the_guard_reads_again(
     file = pool.write(pool.recipe("linear", repair={}))
     plan = sigmerge.repair(
         file, tmp_path / "out", anchor=pool.root / "anchor", score=score
-    )["plan"]  # fmt: skip
+    ).as_json()["plan"]  # fmt: skip
     assert plan["scores"]["anchor"] == pytest.approx(score(pool.root / "anchor"))
     assert plan["guard"]["scores"] == pytest.approx(score(tmp_path / "out"))
     before, after = (
@@ -279,12 +279,12 @@ def test_a_repair_that_hurts_says_so_and_can_keep_the_anchor(
         return dict.fromkeys(DOMAINS, 0.7 if same else 0.6)
 
     file = pool.write(pool.recipe("linear", repair={}))
-    plan = sigmerge.repair(file, tmp_path / "warned", anchor=anchor, score=hurt)["plan"]
+    plan = sigmerge.repair(file, tmp_path / "warned", anchor=anchor, score=hurt).as_json()["plan"]
     assert plan["guard"]["verdict"] == "worse"
     assert any("THE REPAIR HURT" in w and "70.00 to 60.00" in w for w in plan["warnings"])
     assert weights(tmp_path / "warned") != weights(anchor)
     file = pool.write(pool.recipe("linear", repair={"guard": "keep_anchor"}))
-    plan = sigmerge.repair(file, tmp_path / "kept", anchor=anchor, score=hurt)["plan"]
+    plan = sigmerge.repair(file, tmp_path / "kept", anchor=anchor, score=hurt).as_json()["plan"]
     assert plan["guard"]["kept"] == "anchor"
     assert weights(tmp_path / "kept") == weights(anchor)
 
@@ -293,7 +293,7 @@ def test_calibrated_scale_takes_the_best_candidate(pool: PoolOnDisk, tmp_path: P
     score = score_by_distance(pool)
     anchor = pool.root / "anchor"
     file = pool.write(pool.recipe("linear", repair={"scale": "calibrated"}))
-    plan = sigmerge.repair(file, tmp_path / "out", anchor=anchor, score=score)["plan"]
+    plan = sigmerge.repair(file, tmp_path / "out", anchor=anchor, score=score).as_json()["plan"]
     means = {(c["update"], c["scale"]): c["mean"] for c in plan["candidates"]}
     assert len(means) == 5
     best = max(means, key=lambda candidate: means[candidate])
@@ -310,9 +310,9 @@ def test_calibrated_scale_takes_the_best_candidate(pool: PoolOnDisk, tmp_path: P
 def test_a_second_round_claims_from_what_is_left(pool: PoolOnDisk, tmp_path: Path) -> None:
     score, anchor = score_by_distance(pool), pool.root / "anchor"
     one = pool.write(pool.recipe("linear", repair={}))
-    first = sigmerge.repair(one, tmp_path / "one", anchor=anchor, score=score)["plan"]
+    first = sigmerge.repair(one, tmp_path / "one", anchor=anchor, score=score).as_json()["plan"]
     two = pool.write(pool.recipe("linear", repair={"rounds": 2}))
-    plan = sigmerge.repair(two, tmp_path / "two", anchor=anchor, score=score)["plan"]
+    plan = sigmerge.repair(two, tmp_path / "two", anchor=anchor, score=score).as_json()["plan"]
     assert plan["quota"] == first["quota"]
     [later] = plan["later_rounds"]
     assert later["deficit"] != first["deficit"]
@@ -328,7 +328,7 @@ def test_a_second_round_claims_from_what_is_left(pool: PoolOnDisk, tmp_path: Pat
 
 def test_only_the_most_deficient_are_admitted(pool: PoolOnDisk, tmp_path: Path) -> None:
     file = recipe(pool, admit=1)
-    plan = sigmerge.repair(file, tmp_path / "out", anchor=pool.root / "anchor")["plan"]
+    plan = sigmerge.repair(file, tmp_path / "out", anchor=pool.root / "anchor").as_json()["plan"]
     assert plan["share"] == {"math": 1.0, "coding": 0.0, "safety": 0.0}
     assert all(row[1] == row[2] == 0 for row in plan["claimed"])
 
@@ -386,7 +386,7 @@ def test_scores_that_cannot_be_used_are_found_before_the_merge(
     pool: PoolOnDisk, tmp_path: Path, command: str
 ) -> None:
     verb = getattr(sigmerge, command)
-    with pytest.raises(ScoreError, match=r"nowhere\.json: no such score file"):
+    with pytest.raises(ScoreError, match=r"nowhere\.json: no such file; a score file"):
         verb(recipe(pool, scores="nowhere.json"), tmp_path / "out")
     with pytest.raises(ScoreError, match="a file of scores cannot"):
         verb(recipe(pool, rounds=2), tmp_path / "out")
@@ -436,7 +436,7 @@ def test_a_plan_that_kept_the_anchor_keeps_it_again(pool: PoolOnDisk, tmp_path: 
     again = sigmerge.replay(tmp_path / "one/sigmerge/plan.json", tmp_path / "again")
     assert weights(tmp_path / "again") == weights(tmp_path / "one")
     assert plan_of(tmp_path / "again") == plan_of(tmp_path / "one")
-    assert len([w for w in again["plan"]["warnings"] if "HURT" in w]) == 1
+    assert len([w for w in again.as_json()["plan"]["warnings"] if "HURT" in w]) == 1
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,7 @@ def test_callables_are_not_confused(pool: PoolOnDisk) -> None:
         found = sigmerge.deficits(
             recipe(pool, scores=None), anchor=pool.root / "anchor", score=score
         )
-        assert found["anchor"] == dict.fromkeys(DOMAINS, quality)
+        assert found.anchor == dict.fromkeys(DOMAINS, quality)
 
 
 def test_another_script_is_another_scorer(pool: PoolOnDisk) -> None:
@@ -500,7 +500,7 @@ def test_another_script_is_another_scorer(pool: PoolOnDisk) -> None:
         found = sigmerge.deficits(
             recipe(pool, scores=None, command=command), anchor=pool.root / "anchor"
         )
-        assert set(found["anchor"].values()) == {quality}
+        assert set(found.anchor.values()) == {quality}
 
 
 def test_an_anchor_left_by_another_pool_is_made_again(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_resumed_is_uninterrupted(
     killed(recipe_file(pool), out, patch)
     assert not out.exists()
     result = run_again(recipe_file(pool), out)
-    assert len(result["blocks_resumed"]) == finished
+    assert len(list(result.provenance.blocks_resumed)) == finished
     assert weight_bytes(out) == uninterrupted
     assert leftovers(out) == []
 
@@ -144,7 +144,7 @@ def test_killed_just_after_publishing_is_published(
 def test_a_changed_recipe_starts_afresh(pool: PoolOnDisk, tmp_path: Path) -> None:
     killed(recipe_file(pool), tmp_path / "out", AFTER_BLOCKS.format(n=3))
     result = run_again(recipe_file(pool, 0.6), tmp_path / "out")
-    assert result["blocks_resumed"] == []
+    assert list(result.provenance.blocks_resumed) == []
     run_again(recipe_file(pool, 0.6), tmp_path / "whole")
     assert weight_bytes(tmp_path / "out") == weight_bytes(tmp_path / "whole")
 
@@ -153,9 +153,8 @@ def test_a_changed_shard_size_starts_afresh(
     pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes]
 ) -> None:
     killed(recipe_file(pool), tmp_path / "out", AFTER_BLOCKS.format(n=3))
-    assert (
-        run_again(recipe_file(pool), tmp_path / "out", max_shard_size="1MB")["blocks_resumed"] == []
-    )
+    result = run_again(recipe_file(pool), tmp_path / "out", max_shard_size="1MB")
+    assert result.provenance.blocks_resumed == ()
     assert (tmp_path / "out/model.safetensors").exists()
     assert not (tmp_path / "out" / INDEX).exists()
 
@@ -165,7 +164,7 @@ def test_a_changed_input_starts_afresh(tmp_path: Path) -> None:
     killed(recipe_file(pool), tmp_path / "out", AFTER_BLOCKS.format(n=3))
     write_weights(pool.experts["math"], draw(shapes(layers=3), 999))
     result = run_again(recipe_file(pool), tmp_path / "out")
-    assert result["blocks_resumed"] == []
+    assert list(result.provenance.blocks_resumed) == []
     run_again(recipe_file(pool), tmp_path / "whole")
     assert weight_bytes(tmp_path / "out") == weight_bytes(tmp_path / "whole")
 
@@ -178,7 +177,7 @@ def test_another_tokenizer_starts_afresh(pool: PoolOnDisk, tmp_path: Path) -> No
     )
     result = run_again(pool.write(content, "other.yaml"), tmp_path / "out")
     (pool.experts["math"] / "added_tokens.json").unlink()
-    assert result["blocks_resumed"] == []
+    assert list(result.provenance.blocks_resumed) == []
     assert (tmp_path / "out/added_tokens.json").exists()
 
 
@@ -189,7 +188,7 @@ def test_a_torn_line_of_the_journal_is_not_believed(
     journal = tmp_path / ".out.partial/sigmerge/journal.jsonl"
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:9])
-    assert len(run_again(recipe_file(pool), tmp_path / "out")["blocks_resumed"]) == 2
+    assert len(run_again(recipe_file(pool), tmp_path / "out").provenance.blocks_resumed) == 2
     assert weight_bytes(tmp_path / "out") == uninterrupted
 
 

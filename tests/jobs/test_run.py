@@ -12,17 +12,18 @@ import yaml
 from typer.testing import CliRunner
 
 import sigmerge
-from sigmerge.cli import app
+from sigmerge.cli.app import app
 from sigmerge.errors import OutputError, RecipeError
+from sigmerge.evaluation.how import How
+from sigmerge.evaluation.run import nano_scores
 from sigmerge.experiments.grid import Setting, read_cells, run_grid
 from sigmerge.experiments.studies import study
 from sigmerge.experiments.summary import gains, markdown
 from sigmerge.jobs import demo as demo_module
 from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.search import Settings, plan_search, search
+from sigmerge.jobs.search import plan_search
 from sigmerge.nano.facts import DOMAINS
-from sigmerge.nano.suite import score
 from sigmerge.nano.train import train
 from tests.pools import weight_bytes
 
@@ -53,7 +54,7 @@ def test_the_chain_end_to_end(pool: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     evaluation = json.loads((out / "evaluation.json").read_text())
     for name, folder in (("anchor", out / "anchor"), ("repaired", out / "repaired")):
-        again = score(folder, "evaluation", pool=pool, limit=20).domains
+        again = nano_scores(folder, "evaluation", pool, How(limit=20))
         assert evaluation[name] == pytest.approx(again)
     plan = json.loads((out / "repaired/sigmerge/plan.json").read_text())
     assert list(plan["views"]) == ["representation", "direction", "sign"]
@@ -63,7 +64,7 @@ def test_the_chain_end_to_end(pool: Path, tmp_path: Path) -> None:
         assert plan["deficit"][domain] == pytest.approx(gap)
     assert plan["guard"]["verdict"] in ("better", "level", "worse")
     assert plan["claimed"] == plan["quota"]
-    assert result["evaluation"] == evaluation
+    assert result.as_json()["evaluation"] == evaluation
     page = (out / "report.html").read_text()
     assert "Task arithmetic" in page
     assert page == (out / "repaired/sigmerge/report.html").read_text()
@@ -88,7 +89,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_safe(
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a checkpoint was scored again")
 
-    monkeypatch.setattr("sigmerge.nano.suite.score", refuse)
+    monkeypatch.setattr("sigmerge.nano.suite.answer", refuse)
     sigmerge.run(recipe(pool), out)
     assert (out / "anchor/model.safetensors").stat().st_mtime_ns == before
     assert weight_bytes(out / "repaired") == whole
@@ -128,8 +129,8 @@ def test_a_search_is_an_anchor(pool: Path, tmp_path: Path) -> None:
     """Repaired by `run` and by `merge`; the anchor is the search's winner, to the last bit."""
     out = tmp_path / "run"
     result = sigmerge.run(searched(pool), out)
-    assert result["title"] == "MERGE³ over Task arithmetic"
-    search(searched(pool), tmp_path / "search")
+    assert result.as_json()["title"] == "MERGE³ over Task arithmetic"
+    sigmerge.search(searched(pool), tmp_path / "search")
     winner = weights(tmp_path / "search/winner")
     assert weights(out / "anchor") == winner
     kept = (out / "anchor/sigmerge/search.jsonl").read_bytes()
@@ -186,7 +187,7 @@ def test_an_interrupted_run_does_not_search_again(
 def test_a_searched_merge_that_ended_while_it_moved_the_winner(pool: Path, tmp_path: Path) -> None:
     content = searched(pool)
     del content["repair"]
-    search(content, tmp_path / ".out.search")
+    sigmerge.search(content, tmp_path / ".out.search")
     wanted = weights(tmp_path / ".out.search/winner")
     shutil.rmtree(tmp_path / ".out.search/winner")
     heard: list[str] = []
@@ -216,7 +217,7 @@ def test_a_dry_run_of_a_searched_merge(pool: Path, tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(searched(pool)))
     ran = CliRunner().invoke(app, ["merge", str(file), str(tmp_path / "out"), "--dry-run"])
-    assert "calls   8 = 4 × 2, 25 items each" in ran.output and "candidates at a time" in ran.output
+    assert "8 calls = 4 × 2, 25 items each" in ran.output and "candidates at a time" in ran.output
     assert not (tmp_path / "out").exists()
 
 
@@ -253,11 +254,11 @@ def test_a_study_wants_nano_pools(tmp_path: Path) -> None:
 def test_the_demo_on_the_shipped_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "ANCHORS", ("linear",))
     result = sigmerge.demo(tmp_path / "demo")
-    [row] = result["rows"]
+    [row] = result.rows
     assert row.name == "Linear soup"
     assert row.domains == 5
     assert row.gain > 0
-    assert Path(result["page"]).read_text().count("Linear soup") > 0
+    assert Path(result.page).read_text().count("Linear soup") > 0
     with pytest.raises(OutputError, match="finished demo"):
         sigmerge.demo(tmp_path / "demo")
 
@@ -275,5 +276,5 @@ def test_every_shipped_recipe_is_sound() -> None:
         if loaded.search is None:
             assert plan_dense(loaded, Options()).pool.stack.depth == 6
         else:
-            job = plan_search(loaded, Settings.of(loaded), Options())
-            assert (job.settings.calls, job.base.pool.stack.depth) == (240, 6)
+            job = plan_search(loaded, Options())
+            assert (job.settings.evaluation_calls, job.base.pool.stack.depth) == (240, 6)

@@ -11,7 +11,14 @@ import pytest
 
 import sigmerge
 from sigmerge.errors import RecipeError, ScoreError
-from sigmerge.jobs.scores import Scorer, harness_scores, read_scores, run_command
+from sigmerge.evaluation.command_line import run_command
+from sigmerge.jobs.scores import (
+    CheckpointScorer,
+    Measured,
+    harness_scores,
+    printed_scores,
+    read_scores,
+)
 from tests.pools import PoolOnDisk, make_pool
 
 DOMAINS = ("math", "coding", "safety")
@@ -34,13 +41,13 @@ def deficits(pool: PoolOnDisk, scores: Any, **repair: Any) -> dict[str, Any]:
 
 def test_deficits_and_shares_of_a_score_file(pool: PoolOnDisk) -> None:
     found = deficits(pool, GOOD)
-    assert found["deficit"] == pytest.approx({"math": 0.4, "coding": 0.1, "safety": 0.0})
-    assert found["share"] == pytest.approx({"math": 0.8, "coding": 0.2, "safety": 0.0})
+    assert found.as_json()["deficit"] == pytest.approx({"math": 0.4, "coding": 0.1, "safety": 0.0})
+    assert found.as_json()["share"] == pytest.approx({"math": 0.8, "coding": 0.2, "safety": 0.0})
 
 
 def test_own_reference_asks_only_for_own_scores(pool: PoolOnDisk) -> None:
     own = {"experts": {d: {d: 0.9} for d in DOMAINS}, "anchor": GOOD["anchor"]}
-    assert deficits(pool, own, reference="own")["deficit"]["math"] == pytest.approx(0.4)
+    assert deficits(pool, own, reference="own").as_json()["deficit"]["math"] == pytest.approx(0.4)
     with pytest.raises(ScoreError, match=r"experts\.math\.coding: missing"):
         deficits(pool, own)
 
@@ -101,31 +108,36 @@ def test_a_command_prints_its_scores_on_the_last_line(tmp_path: Path) -> None:
     script = tmp_path / "score.py"
     script.write_text("import sys\nprint('loading', sys.argv[1])\nprint('{\"math\": 0.25}')\n")
     command = f"{sys.executable} score.py {{checkpoint}}"
-    assert run_command(command, tmp_path, tmp_path) == {"math": 0.25}
+
+    def scores(line: str) -> dict[str, float]:
+        lines = run_command(line, {"checkpoint": tmp_path}, tmp_path, "repair.command")
+        return printed_scores(lines, "repair.command")
+
+    assert scores(command) == {"math": 0.25}
     script.write_text("import sys\nsys.exit('no GPU here')\n")
     with pytest.raises(ScoreError, match=r"exit code 1.*\n.*no GPU here"):
-        run_command(command, tmp_path, tmp_path)
+        scores(command)
     script.write_text("print('half')\n")
     with pytest.raises(ScoreError, match="JSON object of domain scores, not 'half'"):
-        run_command(command, tmp_path, tmp_path)
+        scores(command)
     with pytest.raises(ScoreError, match="cannot be run"):
-        run_command("no-such-program {checkpoint}", tmp_path, tmp_path)
+        scores("no-such-program {checkpoint}")
 
 
 def test_a_checkpoint_is_scored_once_until_it_changes(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, layers=1)
     seen: list[Path] = []
 
-    def measure(folder: Path) -> dict[str, float]:
+    def measure(folder: Path) -> Measured:
         seen.append(folder)
-        return {"math": 0.5}
+        return Measured({"math": 0.5}, {})
 
-    scorer = Scorer("test of memory", measure)
+    scorer = CheckpointScorer("test of memory", measure, keeps=True)
     first, second = list(pool.experts.values())[:2]
-    assert scorer(first) == scorer(first) == {"math": 0.5}
+    assert scorer(first).scores == scorer(first).scores == {"math": 0.5}
     assert seen == [first]
     scorer(second)
-    Scorer("another scorer", measure)(first)
+    CheckpointScorer("another scorer", measure, keeps=True)(first)
     assert seen == [first, second, first]
     (first / "model.safetensors").write_bytes((second / "model.safetensors").read_bytes())
     scorer(first)  # now the same content as `second`, which is known

@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sigmerge.jobs.search import Settings, search
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.search import SearchRun
 from sigmerge.merge3.candidate import Weights
-from sigmerge.merge3.extract import Item
+from sigmerge.merge3.extract import Question
+from sigmerge.recipe import SearchSection, load_recipe
 from tests.pools import read_weights
 
 TENSOR = "model.layers.1.mlp.up_proj.weight"
 EACH = 30
-SETTINGS = Settings(population=4, generations=3, items=6)
+SETTINGS = SearchSection(population=4, generations=3, items=6)
 
 
 class StubScorer:
@@ -33,10 +35,12 @@ class StubScorer:
         self.die_at = die_at
         self.asked: list[list[str]] = []
 
-    def items(self) -> list[Item]:
-        return [Item(f"{d}-{i:02}", d, "calibration") for d in self.towards for i in range(EACH)]
+    def questions(self) -> list[Question]:
+        return [
+            Question(f"{d}-{i:02}", d, d, "calibration") for d in self.towards for i in range(EACH)
+        ]
 
-    def __call__(self, weights: Weights, items: Sequence[Item]) -> list[int]:
+    def __call__(self, weights: Weights, items: Sequence[Question]) -> list[int]:
         if len(self.asked) == self.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         self.asked.append([item.id for item in items])
@@ -47,7 +51,8 @@ class StubScorer:
 
 def main(recipe: str, out: str, die_at: str, threads: str, *domains: str) -> Any:
     scorer = StubScorer(Path(recipe).parent, domains, int(die_at))
-    return search(recipe, out, SETTINGS, scorer=scorer, threads=int(threads))
+    options = Options(threads=int(threads))
+    return SearchRun(load_recipe(recipe), Path(out), options, SETTINGS, scorer=scorer).run()
 
 
 if __name__ == "__main__":

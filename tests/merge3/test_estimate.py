@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 
 from sigmerge.merge3.estimate import (
     ESTIMATORS,
-    Benchmark,
+    ItemModel,
     gmp_irt,
     gp_irt,
     mean,
@@ -28,17 +28,17 @@ Array = np.ndarray[Any, Any]
 WORKED = Items(np.array([[1.0], [2.0], [1.0], [1.0], [1.0]]), np.array([0.0, 1.0, -1.0, 0.0, 1.0]))
 
 
-def benchmark(items: Items, seen: Any, **more: Any) -> Benchmark:
+def benchmark(items: Items, seen: Any, **more: Any) -> ItemModel:
     rows = np.array(seen)
     given = {"endpoints": np.array([[0.5], [-0.5]]), "weights": np.full(len(rows), 1 / len(rows))}
-    return Benchmark(items, seen=rows, **{**given, **more})
+    return ItemModel(items, seen=rows, **{**given, **more})
 
 
 def random_benchmark(seed: int, dimension: int = 1, count: int = 30, seen: int = 12) -> Any:
     rng = np.random.default_rng(seed)
     alpha = rng.uniform(0.3, 2.0, (count, dimension)) * rng.choice([1, 1, 1, -1], (count, 1))
     weights = rng.random(seen)
-    made = Benchmark(
+    made = ItemModel(
         Items(alpha, rng.normal(0, 1, count)),
         rng.standard_normal((3, dimension)),
         rng.choice(count, seen, replace=False),
@@ -80,7 +80,7 @@ def test_a_subset_that_is_everything_gives_the_mean(answers: list[int], name: st
     assert ESTIMATORS[name](whole, np.array(answers)) == pytest.approx(np.mean(answers))
 
 
-def plain_score(made: Benchmark, answers: Array, gamma: Array) -> float:
+def plain_score(made: ItemModel, answers: Array, gamma: Array) -> float:
     """(n/N)·mean + (1 − n/N)·mean P over unseen, item by item."""
     unseen = [i for i in range(len(made.items)) if i not in set(made.seen.tolist())]
     total = 0.0
@@ -91,7 +91,7 @@ def plain_score(made: Benchmark, answers: Array, gamma: Array) -> float:
     return n / count * sum(answers) / n + (1 - n / count) * total / len(unseen)
 
 
-def plain_gamma(made: Benchmark, answers: Array, mixed: bool) -> Array:
+def plain_gamma(made: ItemModel, answers: Array, mixed: bool) -> Array:
     """Plain BFGS with numeric gradients, from 0 or from 1/J on."""
     alpha, beta = made.items.discrimination[made.seen], made.items.difficulty[made.seen]
     start = np.full(3, 1 / 3) if mixed else np.zeros(alpha.shape[1])
@@ -147,6 +147,6 @@ def test_all_right_and_all_wrong() -> None:
 def test_collinear_endpoints_are_harmless() -> None:
     """ω is not unique then, the prediction is."""
     made, answers = random_benchmark(2)
-    same = Benchmark(made.items, np.ones((4, 1)), made.seen, made.weights, precision=1e-6)
-    free = Benchmark(made.items, np.ones((1, 1)), made.seen, made.weights, precision=1e-6)
+    same = ItemModel(made.items, np.ones((4, 1)), made.seen, made.weights, precision=1e-6)
+    free = ItemModel(made.items, np.ones((1, 1)), made.seen, made.weights, precision=1e-6)
     assert mp_irt(same, answers) == pytest.approx(p_irt(free, answers), abs=1e-3)

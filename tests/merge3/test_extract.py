@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmerge.errors import ScoreError
-from sigmerge.merge3.extract import Item, allowances, clustered, generator, labelled, uniform
+from sigmerge.merge3.extract import Question, allowances, clustered, generator, labelled, uniform
 from sigmerge.merge3.irt import Items
 
 CALIBRATION = {
@@ -38,15 +38,15 @@ def test_a_budget_is_used_up_and_no_domain_is_starved(sizes: list[int], budget: 
     assert not capped or min(capped) >= max(given.values()) - 1
 
 
-def pool(split: str = "calibration", each: int = 30) -> list[Item]:
-    return [Item(f"{d}-{i}", d, split) for d in ("a", "b") for i in range(each)]
+def pool(split: str = "calibration", each: int = 30) -> list[Question]:
+    return [Question(f"{d}-{i}", d, d, split) for d in ("a", "b") for i in range(each)]
 
 
 def test_items_of_the_evaluation_split_are_refused() -> None:
     with pytest.raises(ScoreError, match=r"a-0 is of the evaluation split"):
         labelled(pool("evaluation"))
     with pytest.raises(ScoreError, match="x-1"):
-        labelled([*pool(), Item("x-1", "a", "evaluation")])
+        labelled([*pool(), Question("x-1", "a", "a", "evaluation")])
 
 
 def test_all_items_within_the_budget_else_a_draw() -> None:

@@ -9,14 +9,17 @@ import pytest
 from typer.testing import CliRunner
 
 from sigmerge.cli import app
+from sigmerge.evaluation.how import How
+from sigmerge.evaluation.run import nano_scores
+from sigmerge.evaluation.suite import nano_suite
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.search import Settings, plan_search
+from sigmerge.jobs.search import plan_search
 from sigmerge.merge3.candidate import stored_weights
-from sigmerge.merge3.scoring import NanoScorer
+from sigmerge.merge3.scoring import SuiteScorer
 from sigmerge.nano.facts import CALIBRATION, DOMAINS
 from sigmerge.nano.files import POOL, RECIPES
-from sigmerge.nano.suite import score
-from sigmerge.recipe import load_recipe
+from sigmerge.recipe import SearchSection, load_recipe
+from tests.nano.measure import answers as stored_answers
 
 RECIPE = str(RECIPES / "dare_ties.yaml")
 
@@ -39,8 +42,10 @@ def test_the_dry_run_tells_the_budget_and_writes_nothing(tmp_path: Path) -> None
 
 
 def test_items_come_from_the_calibration_split_alone() -> None:
-    job = plan_search(load_recipe(RECIPES / "dare_ties.yaml"), Settings(), Options())
-    ids = {item.id for item in job.scorer.items()}
+    job = plan_search(load_recipe(RECIPES / "dare_ties.yaml"), Options(), SearchSection())
+    assert isinstance(job.scorer, SuiteScorer)
+    ids = {item.record["id"] for each in job.scorer.records.values() for item in each.values()}
+    assert len(ids) == len(job.scorer.questions())
     assert len(ids) == len(DOMAINS) * CALIBRATION
     evaluation = {
         json.loads(line)["id"]
@@ -53,15 +58,13 @@ def test_items_come_from_the_calibration_split_alone() -> None:
 @pytest.mark.parametrize("member", ["reference", "coding"])
 def test_a_member_answers_in_memory_as_from_its_folder(member: str) -> None:
     """One model object serves them all: nothing of the last one is left in it."""
-    job = plan_search(load_recipe(RECIPES / "dare_ties.yaml"), Settings(), Options())
-    scorer = NanoScorer(POOL / "safety", POOL)
-    items = [item for each in job.items.values() for item in each[:25]]
+    job = plan_search(load_recipe(RECIPES / "dare_ties.yaml"), Options(), SearchSection())
+    scorer = SuiteScorer(POOL / "safety", nano_suite(), How())
+    items = [item for each in job.questions.values() for item in each[:25]]
     scorer(stored_weights(job.base.pool.members["math"]), items)
     answers = scorer(stored_weights(job.base.pool.members[member]), items)
-    results = score(POOL / member, "calibration", limit=25).results
-    assert {i.id: bool(a) for i, a in zip(items, answers, strict=True)} == {
-        result.id: result.correct for result in results
-    }
+    expected = stored_answers(POOL / member, "calibration", limit=25)
+    assert list(map(bool, answers)) == [right for _, right in expected.values()]
     assert 0 < sum(answers) < len(answers)
 
 
@@ -72,7 +75,10 @@ def test_a_search_through_the_command(tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     assert "of 6 calls (0 replayed), 0 ability runs" in ran.output
     result = json.loads((out / "search.json").read_text())
-    winner = score(out / "winner", "calibration").domains
+    winner = nano_scores(out / "winner", "calibration")
     for domain in DOMAINS:
-        seen, unseen = 8 * result["best"]["estimates"][domain], 112 * result["test"][domain]
+        seen, unseen = (
+            8 * result.as_json()["best"]["estimates"][domain],
+            112 * result.as_json()["test"][domain],
+        )
         assert (seen + unseen) / CALIBRATION == pytest.approx(winner[domain])

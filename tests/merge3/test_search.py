@@ -19,14 +19,17 @@ import yaml
 from typer.testing import CliRunner
 
 import sigmerge
-from sigmerge.cli import app
+from sigmerge.cli.app import app
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.search import ANCHORS, Settings, plan_search, search
-from sigmerge.merge3.candidate import Weights, candidate_seed
-from sigmerge.merge3.extract import Item
-from sigmerge.recipe import load_recipe
-from tests.merge3.stub import EACH, SETTINGS, TENSOR, StubScorer
+from sigmerge.jobs.search import RESPONDENTS, SearchRun, plan_search
+from sigmerge.merge3 import irt
+from sigmerge.merge3.candidate import Weights
+from sigmerge.merge3.evolve import SPACES, Candidate, Genotype, evolve
+from sigmerge.merge3.extract import Question
+from sigmerge.recipe import SearchSection, load_recipe
+from sigmerge.recipe.template import candidate_seed
+from sigmerge.records import SearchRecord
 from tests.pools import EXPERTS, PoolOnDisk, make_pool, read_weights, weight_bytes
 
 DOMAINS = EXPERTS[:3]
@@ -43,9 +46,13 @@ def recipe_of(pool: PoolOnDisk, method: str = "dare_ties", **more: Any) -> Path:
     return pool.write(content, f"{method}.yaml")
 
 
-def run(pool: PoolOnDisk, out: Path, settings: Settings = SETTINGS, **more: Any) -> dict[str, Any]:
+def run(
+    pool: PoolOnDisk, out: Path, settings: SearchSection = SETTINGS, **more: Any
+) -> SearchRecord:
     given = {"recipe": recipe_of(pool), "scorer": StubScorer(pool.root, DOMAINS), **more}
-    return search(given.pop("recipe"), out, settings, **{"threads": 1, **given})
+    loaded, scorer = load_recipe(given.pop("recipe")), given.pop("scorer")
+    options = Options(**{"threads": 1, **given})
+    return SearchRun(loaded, out, options, settings, scorer=scorer).run()
 
 
 def records(out: Path) -> list[dict[str, Any]]:
@@ -63,14 +70,14 @@ def test_calls_are_counted_to_the_one(pool: PoolOnDisk, tmp_path: Path) -> None:
     scorer = StubScorer(pool.root, DOMAINS)
     heard: list[tuple[str, int, int]] = []
     result = run(pool, tmp_path / "out", scorer=scorer, progress=lambda *e: heard.append(e))
-    abilities, calls = result["ability_runs"], result["evaluation_calls"]
-    assert (abilities, calls) == (len(DOMAINS) + 1 + len(ANCHORS), 12)
+    abilities, calls = result.as_json()["ability_runs"], result.as_json()["evaluation_calls"]
+    assert (abilities, calls) == (len(DOMAINS) + 1 + len(RESPONDENTS), 12)
     asked = [len(ids) for ids in scorer.asked]
     assert asked == [3 * EACH] * abilities + [3 * 6] * calls + [3 * (EACH - 6)]
     subset, unseen = set(scorer.asked[-2]), set(scorer.asked[-1])
     assert not subset & unseen and len(subset | unseen) == 3 * EACH
     assert [e[1:] for e in heard if e[0] == "searching"] == [(i + 1, 12) for i in range(12)]
-    assert result["replayed"] == 0
+    assert result.as_json()["replayed"] == 0
 
 
 def test_the_journal_keeps_everything(pool: PoolOnDisk, whole: Path) -> None:
@@ -84,9 +91,9 @@ def test_the_journal_keeps_everything(pool: PoolOnDisk, whole: Path) -> None:
         assert {d: len(a) for d, a in record["answers"].items()} == dict.fromkeys(DOMAINS, 6)
         assert record["estimate"] == pytest.approx(np.mean(list(record["estimates"].values())))
     result = json.loads((whole / "search.json").read_text())
-    assert result["best"]["estimate"] == max(record["estimate"] for record in candidates)
-    assert result["best_by_generation"] == sorted(result["best_by_generation"])
-    assert set(result["held_out_error"]) == set(DOMAINS)
+    assert result.as_json()["best"]["estimate"] == max(record["estimate"] for record in candidates)
+    assert result.as_json()["best_by_generation"] == sorted(result.as_json()["best_by_generation"])
+    assert set(result.as_json()["held_out_error"]) == set(DOMAINS)
 
 
 def test_the_winner_is_a_plain_merge_that_can_be_made_again(whole: Path, tmp_path: Path) -> None:
@@ -97,9 +104,9 @@ def test_the_winner_is_a_plain_merge_that_can_be_made_again(whole: Path, tmp_pat
         yaml.safe_load(made.read_text()),
         json.loads((whole / "search.json").read_text()),
     )
-    assert recipe["seed"] == candidate_seed(0, result["best"]["candidate"])
+    assert recipe["seed"] == candidate_seed(0, result.as_json()["best"]["candidate"])
     settings = {model["name"]: model["parameters"] for model in recipe["models"]}
-    assert settings == result["best"]["settings"]
+    assert settings == result.as_json()["best"]["settings"]
 
 
 @pytest.mark.parametrize("method", ["linear", "task_arithmetic", "ties", "dare_ties"])
@@ -117,7 +124,7 @@ def test_what_was_scored_is_what_is_stored(method: str, pool: PoolOnDisk, tmp_pa
     settings = replace(SETTINGS, estimator="mean", generations=1)
     recipe = recipe_of(pool, method, preset="paper", parameters={"outside": "reference"})
     result = run(pool, tmp_path / "out", settings, recipe=recipe, scorer=scorer)
-    scored = scorer.kept[result["best"]["candidate"]]
+    scored = scorer.kept[result.as_json()["best"]["candidate"]]
     stored = read_weights(tmp_path / "out" / "winner")
     assert scored.keys() == stored.keys()
     assert all(np.array_equal(scored[name], stored[name]) for name in stored)
@@ -150,7 +157,7 @@ def test_killed_and_run_again(
     scorer = StubScorer(pool.root, DOMAINS)
     result = run(pool, out, scorer=scorer, threads=threads)
     assert len(scorer.asked) == 13 + 12 + 1 - left
-    assert result["replayed"] == max(0, left - 13)
+    assert result.as_json()["replayed"] == max(0, left - 13)
     assert records(out) == records(whole)
     assert weight_bytes(out / "winner") == weight_bytes(whole / "winner")
 
@@ -163,7 +170,7 @@ class Crowd(StubScorer):
         self.gate, self.lock = threading.Barrier(together), threading.Lock()
         self.here = self.most = 0
 
-    def __call__(self, weights: Weights, items: Sequence[Item]) -> list[int]:
+    def __call__(self, weights: Weights, items: Sequence[Question]) -> list[int]:
         with self.lock:
             self.here += 1
             self.most = max(self.most, self.here)
@@ -180,7 +187,7 @@ def test_candidates_are_scored_side_by_side(pool: PoolOnDisk, tmp_path: Path) ->
     settings = replace(SETTINGS, estimator="mean")
     crowd = Crowd(pool.root, DOMAINS, together=2)
     result = run(pool, tmp_path / "two", settings, scorer=crowd, threads=2)
-    assert (crowd.most, result["candidates_in_flight"]) == (2, 2)
+    assert (crowd.most, result.as_json()["candidates_in_flight"]) == (2, 2)
     run(pool, tmp_path / "one", settings)
     assert records(tmp_path / "two") == records(tmp_path / "one")
     assert weight_bytes(tmp_path / "two/winner") == weight_bytes(tmp_path / "one/winner")
@@ -192,8 +199,12 @@ def test_no_more_candidates_at_a_time_than_fit(
     monkeypatch.setattr("sigmerge.jobs.search.free_memory", lambda: 1)
     crowd = Crowd(pool.root, DOMAINS)
     result = run(pool, tmp_path / "out", scorer=crowd, threads=4)
-    assert (crowd.most, result["candidates_in_flight"]) == (1, 1)
-    assert result["memory_of_weights_bytes"] == result["memory_per_candidate_bytes"] > 0
+    assert (crowd.most, result.as_json()["candidates_in_flight"]) == (1, 1)
+    assert (
+        result.as_json()["memory_of_weights_bytes"]
+        == result.as_json()["memory_per_candidate_bytes"]
+        > 0
+    )
 
 
 def test_a_torn_last_line_is_done_again(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
@@ -204,11 +215,11 @@ def test_a_torn_last_line_is_done_again(pool: PoolOnDisk, whole: Path, tmp_path:
 
 
 def test_the_search_finds_more_than_the_first_generation(pool: PoolOnDisk, tmp_path: Path) -> None:
-    settings = Settings(population=10, generations=6, items=10, estimator="mean")
+    settings = SearchSection(population=10, generations=6, items=10, estimator="mean")
     result = run(pool, tmp_path / "out", settings, recipe=recipe_of(pool, "task_arithmetic"))
-    first, *_, last = result["best_by_generation"]
+    first, *_, last = result.as_json()["best_by_generation"]
     assert last > first
-    assert result["ability_runs"] == 0 and result["held_out_error"] == {}
+    assert result.as_json()["ability_runs"] == 0 and result.as_json()["held_out_error"] == {}
 
 
 @pytest.mark.parametrize("estimator", ["mean", "p-irt", "gp-irt", "mp-irt", "gmp-irt"])
@@ -216,18 +227,29 @@ def test_the_search_finds_more_than_the_first_generation(pool: PoolOnDisk, tmp_p
 def test_every_estimator_and_extraction(
     estimator: str, extraction: str, pool: PoolOnDisk, tmp_path: Path
 ) -> None:
-    settings = Settings(4, 1, 5, estimator, extraction, dimension=2)
+    settings = SearchSection(
+        population=4,
+        generations=1,
+        items=5,
+        estimator=estimator,
+        extraction=extraction,
+        dimension=2,
+    )
     result = run(pool, tmp_path / "out", settings)
-    assert 0 <= result["best"]["estimate"] <= 1
-    assert (result["ability_runs"] > 0) == ((estimator, extraction) != ("mean", "uniform"))
+    assert 0 <= result.as_json()["best"]["estimate"] <= 1
+    assert (result.as_json()["ability_runs"] > 0) == (
+        (estimator, extraction) != ("mean", "uniform")
+    )
 
 
 def test_domains_as_objectives(pool: PoolOnDisk, tmp_path: Path) -> None:
     settings = replace(SETTINGS, estimator="mean", objective="domains")
     result = run(pool, tmp_path / "out", settings, threads=2)
     kept = [r for r in records(tmp_path / "out") if "candidate" in r]
-    assert len(kept) == 12 and result["best"]["estimate"] == max(r["estimate"] for r in kept)
-    run(pool, tmp_path / "mean", replace(settings, objective="mean"))
+    assert len(kept) == 12 and result.as_json()["best"]["estimate"] == max(
+        r["estimate"] for r in kept
+    )
+    run(pool, tmp_path / "mean", settings.changed(objective="mean"))
     other = [r["genotype"] for r in records(tmp_path / "mean") if "candidate" in r]
     assert other[:4] == [r["genotype"] for r in kept[:4]] and other != [r["genotype"] for r in kept]
 
@@ -249,18 +271,59 @@ def test_trust_weighs_answers_against_the_model(pool: PoolOnDisk, tmp_path: Path
     plain, model, auto = estimates(1.0), estimates(0.0), estimates("auto")
     for domain in DOMAINS:
         variance = float(np.var([each[domain] for each in answers]))
-        bias = result["held_out_error"][domain]["bias"]
+        bias = result.as_json()["held_out_error"][domain]["bias"]
         c = bias**2 / (variance / (4 * 6) + bias**2)
         wanted = [c * a[domain] + (1 - c) * b[domain] for a, b in zip(plain, model, strict=True)]
         assert [e[domain] for e in auto] == pytest.approx(wanted)
+
+
+def test_estimates_follow_from_the_journal(pool: PoolOnDisk, whole: Path) -> None:
+    """Every estimate again from the recorded answers: the reference and the experts are mixed."""
+    lines = records(whole)[1:]
+    answers = {r["respondent"]: r["answers"] for r in lines if "respondent" in r}
+    members = ["reference", *DOMAINS]
+    rows = [list(answers).index(name) for name in members]
+    for candidate in (r for r in lines if "candidate" in r):
+        for domain in DOMAINS:
+            fitted = irt.fit(np.array([each[domain] for each in answers.values()]))
+            rng = np.random.default_rng([SETTINGS.seed, *f"subset {domain}".encode()])
+            seen = np.sort(rng.choice(EACH, SETTINGS.items, replace=False))
+            right, endpoints = np.array(candidate["answers"][domain]), fitted.abilities[rows]
+            mixed = irt.mixture(fitted.items[seen], right, endpoints) @ endpoints
+            unseen = np.setdiff1d(range(EACH), seen)
+            rest = fitted.items[unseen].probability(mixed).mean()
+            model = (right.sum() + len(unseen) * rest) / EACH
+            expected = (right.mean() + model) / 2
+            assert candidate["estimates"][domain] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_seed_of_the_recipe_is_the_evolutions(
+    seed: int, pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    """The genotypes are those of an evolution with this seed that has the same estimates."""
+    settings = replace(SETTINGS, estimator="mean", seed=seed)
+    run(pool, tmp_path / "out", settings)
+    made = [r for r in records(tmp_path / "out") if "candidate" in r]
+
+    def replay(first: int, genotypes: Sequence[Genotype]) -> list[Candidate]:
+        return [
+            Candidate(i, genotype, {}, made[i]["estimates"], made[i]["estimate"])
+            for i, genotype in enumerate(genotypes, first)
+        ]
+
+    history = evolve(SPACES["dare_ties"], len(DOMAINS), replay, 4, 3, seed)
+    assert [list(each.genotype) for each in history] == [r["genotype"] for r in made]
 
 
 def test_all_items_make_the_estimate_the_score(pool: PoolOnDisk, tmp_path: Path) -> None:
     result = run(pool, tmp_path / "out", replace(SETTINGS, items=EACH, generations=1))
     winner = read_weights(tmp_path / "out" / "winner")
     scorer = StubScorer(pool.root, DOMAINS)
-    assert result["best"]["estimate"] == pytest.approx(np.mean(scorer(winner, scorer.items())))
-    assert result["test"] == {}
+    assert result.as_json()["best"]["estimate"] == pytest.approx(
+        np.mean(scorer(winner, scorer.questions()))
+    )
+    assert result.as_json()["test"] == {}
 
 
 def test_a_soup_without_a_reference(pool: PoolOnDisk, tmp_path: Path) -> None:
@@ -268,7 +331,7 @@ def test_a_soup_without_a_reference(pool: PoolOnDisk, tmp_path: Path) -> None:
         {"merge_method": "linear", "models": [{"model": n} for n in DOMAINS]}, "s.yaml"
     )
     result = run(pool, tmp_path / "out", replace(SETTINGS, generations=1), recipe=file)
-    assert result["ability_runs"] == len(DOMAINS) + 1
+    assert result.as_json()["ability_runs"] == len(DOMAINS) + 1
     sigmerge.merge(tmp_path / "out/winner/sigmerge/recipe.yaml", tmp_path / "again")
     assert weight_bytes(tmp_path / "again") == weight_bytes(tmp_path / "out" / "winner")
 
@@ -279,7 +342,7 @@ def test_a_finished_search_is_not_overwritten_by_chance(pool: PoolOnDisk, tmp_pa
     with pytest.raises(OutputError, match="finished search; pass --overwrite"):
         run(pool, tmp_path / "out", settings)
     result = run(pool, tmp_path / "out", replace(settings, seed=3), overwrite=True)
-    assert result["replayed"] == 0 and result["seed"] == 3
+    assert result.as_json()["replayed"] == 0 and result.as_json()["seed"] == 3
 
 
 def test_folders_that_are_not_ours(pool: PoolOnDisk, tmp_path: Path, whole: Path) -> None:
@@ -342,19 +405,20 @@ def test_a_journal_of_another_evolution(pool: PoolOnDisk, whole: Path, tmp_path:
 
 
 def test_settings_are_checked_together(pool: PoolOnDisk) -> None:
-    wrong = Settings(1, 0, 0, "irt", "random", 0, objective="best", seed=-1)
+    wrong = {"population": 1, "generations": 0, "items": 0, "estimator": "irt",
+             "extraction": "random", "dimension": 0, "objective": "best"}  # fmt: skip
     with pytest.raises(RecipeError) as caught:
-        plan_search(load_recipe(recipe_of(pool)), wrong, Options())
-    assert len(caught.value.problems) == 8
+        SearchSection().changed(**wrong)
+    assert len(caught.value.problems) == 7
 
 
 def test_recipes_that_cannot_be_searched(pool: PoolOnDisk, tmp_path: Path) -> None:
     scorer = StubScorer(pool.root, DOMAINS)
     with pytest.raises(RecipeError, match="cabs cannot be searched"):
-        plan_search(load_recipe(recipe_of(pool, "cabs")), SETTINGS, Options(), scorer=scorer)
+        plan_search(load_recipe(recipe_of(pool, "cabs")), Options(), SETTINGS, scorer=scorer)
     one = pool.write({"merge_method": "linear", "models": [{"model": DOMAINS[0]}]}, "one.yaml")
     with pytest.raises(RecipeError, match="gmp-irt mixes the abilities of endpoints"):
-        plan_search(load_recipe(one), SETTINGS, Options(), scorer=scorer)
+        plan_search(load_recipe(one), Options(), SETTINGS, scorer=scorer)
 
 
 @pytest.mark.parametrize(
@@ -365,12 +429,12 @@ def test_missing_extras(
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtra, match=rf"{library}.*sigmerge\[{extra}\]"):
-        plan_search(load_recipe(recipe_of(pool)), SETTINGS, Options())
+        plan_search(load_recipe(recipe_of(pool)), Options(), SETTINGS)
 
 
 def test_the_embedded_suite_is_for_the_embedded_words(pool: PoolOnDisk, tmp_path: Path) -> None:
     with pytest.raises(ScoreError, match=r"tokenizer is not the embedded pool's.*Give a suite"):
-        search(recipe_of(pool), tmp_path / "out", SETTINGS)
+        SearchRun(load_recipe(recipe_of(pool)), tmp_path / "out", Options(), SETTINGS).run()
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
@@ -379,7 +443,7 @@ def test_a_search_is_continued_only_with_the_same_model(file: str, tmp_path: Pat
 
     def header() -> dict[str, Any]:
         scorer = StubScorer(pool.root, DOMAINS)
-        made = plan_search(load_recipe(recipe_of(pool)), SETTINGS, Options(), scorer=scorer)
+        made = plan_search(load_recipe(recipe_of(pool)), Options(), SETTINGS, scorer=scorer)
         return made.header()
 
     before = header()
@@ -395,7 +459,7 @@ def test_every_candidate_has_drops_of_its_own() -> None:
 
 def test_a_suite_that_is_none(pool: PoolOnDisk, tmp_path: Path) -> None:
     with pytest.raises(ScoreError, match="no splits/calibration in it"):
-        plan_search(load_recipe(recipe_of(pool)), SETTINGS, Options(), suite=str(tmp_path))
+        plan_search(load_recipe(recipe_of(pool)), Options(), SETTINGS, suite=str(tmp_path))
 
 
 def test_command_errors(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
+from sigmerge.api import search
 from sigmerge.errors import ScoreError, SigmergeError
 from sigmerge.evaluation.run import How, evaluate
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.search import Settings, plan_search, search
+from sigmerge.jobs.search import plan_search
 from sigmerge.merge3.candidate import stored_weights
+from sigmerge.merge3.scoring import SuiteScorer
 from sigmerge.nano.files import POOL, load_items
-from sigmerge.recipe import load_recipe
+from sigmerge.recipe import SearchSection, load_recipe
 
 DOMAINS = ("math", "safety")
 EACH = 30
@@ -57,8 +59,8 @@ def recipe(folder: Path, **search: Any) -> Path:
 
 
 def test_a_member_answers_in_memory_as_from_its_folder(folder: Path) -> None:
-    job = plan_search(load_recipe(recipe(folder)), Settings(), Options())
-    items = job.scorer.items()
+    job = plan_search(load_recipe(recipe(folder)), Options(), SearchSection())
+    items = job.scorer.questions()
     assert len(items) == 2 * (EACH // 5)
     for member in ("safety", "reference"):
         answers = job.scorer(stored_weights(job.base.pool.members[member]), items)
@@ -66,7 +68,7 @@ def test_a_member_answers_in_memory_as_from_its_folder(folder: Path) -> None:
         found = evaluate(POOL / member, load_suite(folder / "suite.yaml"), "calibration", how)
         for domain in DOMAINS:
             own = [a for a, item in zip(answers, items, strict=True) if item.domain == domain]
-            assert sum(own) / len(own) == pytest.approx(found["domains"][domain])
+            assert sum(own) / len(own) == pytest.approx(found.domains[domain])
 
 
 def test_a_task_of_lm_eval_is_asked_in_memory_too(folder: Path) -> None:
@@ -83,13 +85,13 @@ def test_a_task_of_lm_eval_is_asked_in_memory_too(folder: Path) -> None:
     mark = {"harness": "lm_eval", "task": "facts", "include_path": "tasks",
             "metrics": {"right": "exact_match,none"}}  # fmt: skip
     write_suite(folder, harnessed=mark)
-    job = plan_search(load_recipe(recipe(folder)), Settings(), Options())
-    items = [item for item in job.scorer.items() if item.id.startswith("harnessed/")]
+    job = plan_search(load_recipe(recipe(folder)), Options(), SearchSection())
+    items = [item for item in job.scorer.questions() if item.id.startswith("harnessed/")]
     job.scorer(stored_weights(job.base.pool.members["math"]), items)
     answers = job.scorer(stored_weights(job.base.pool.members["safety"]), items)
     how = How(store=folder / "results.sqlite", batch_size=8, only=("harnessed",))
     found = evaluate(POOL / "safety", load_suite(folder / "suite.yaml"), "calibration", how)
-    assert sum(answers) / len(answers) == found["benchmarks"]["harnessed"]["right"] > 0
+    assert sum(answers) / len(answers) == found.benchmarks["harnessed"]["right"] > 0
 
 
 def test_threads_do_not_change_a_search(folder: Path, tmp_path: Path) -> None:
@@ -102,12 +104,39 @@ def test_threads_do_not_change_a_search(folder: Path, tmp_path: Path) -> None:
     assert journals[0] == journals[1]
 
 
+def test_with_every_item_answered_the_estimate_is_the_evaluation(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A domain of two benchmarks, one of 6 items and one of 20, on which scores differ."""
+    facts = load_items("calibration", "instruction")[:100]
+    lines = [json.dumps({"prompt": f.prompt, "answer": f.answer}) for f in facts]
+    (folder / "more.jsonl").write_text("\n".join(lines))
+    more = {"harness": "jsonl", "files": ["more.jsonl"], "max_new_tokens": 6}
+    write_suite(folder, more=more)
+    out = tmp_path / "found"
+    result = search(recipe(folder, items=1000, generations=1), out, threads=1)
+    how = How(store=folder / "results.sqlite", batch_size=8)
+    found = evaluate(out / "winner", load_suite(folder / "suite.yaml"), "calibration", how)
+    assert found.items == {"math-facts": 6, "more": 20, "safety-facts": 6}
+    assert abs(found.benchmarks["more"]["match"] - found.benchmarks["math-facts"]["match"]) > 0.1
+    assert result.as_json()["best"]["estimates"] == pytest.approx(found.domains)
+    assert result.as_json()["best"]["estimate"] == pytest.approx(found.macro)
+
+
+def test_strict_wants_every_benchmark(folder: Path) -> None:
+    write_suite(folder, lost={"harness": "jsonl", "files": ["lost.jsonl"]})
+    suite = load_suite(folder / "suite.yaml")
+    assert list(SuiteScorer(POOL / "math", suite, How()).absent) == ["lost"]
+    with pytest.raises(ScoreError, match=r"strict wants all .*(?s:.)*lost: its records are not"):
+        SuiteScorer(POOL / "math", suite, How(strict=True))
+
+
 def test_a_command_cannot_be_asked(folder: Path) -> None:
     mark = {"harness": "command", "command": "score.py {checkpoint} {items}",
             "metrics": {"right": "right"}, "files": ["math.jsonl"]}  # fmt: skip
     write_suite(folder, told=mark)
     with pytest.raises(ScoreError, match="told: is scored by a command"):
-        plan_search(load_recipe(recipe(folder)), Settings(), Options())
+        plan_search(load_recipe(recipe(folder)), Options(), SearchSection())
 
 
 def test_generated_code_needs_permission(folder: Path) -> None:
@@ -115,10 +144,20 @@ def test_generated_code_needs_permission(folder: Path) -> None:
             "metrics": {"pass@1": "pass@1"}}  # fmt: skip
     write_suite(folder, programs=mark)
     with pytest.raises(SigmergeError, match="code that the model wrote"):
-        plan_search(load_recipe(recipe(folder)), Settings(), Options())
-    plan_search(load_recipe(recipe(folder, allow_code_execution=True)), Settings(), Options())
+        plan_search(load_recipe(recipe(folder)), Options(), SearchSection())
+    with pytest.raises(ScoreError, match="has no 'task_id'"):
+        plan_search(
+            load_recipe(recipe(folder, allow_code_execution=True)), Options(), SearchSection()
+        )
+    problem = {"task_id": "x", "prompt": "def f():", "entry_point": "f", "base_input": [],
+               "plus_input": [], "canonical_solution": " return 1", "atol": 0}  # fmt: skip
+    (folder / "problems.jsonl").write_text((json.dumps(problem) + "\n") * 5)
+    write_suite(folder, programs={**mark, "files": ["problems.jsonl"]})
+    with pytest.raises(SigmergeError, match="code that the model wrote"):
+        plan_search(load_recipe(recipe(folder)), Options(), SearchSection())
+    plan_search(load_recipe(recipe(folder, allow_code_execution=True)), Options(), SearchSection())
 
 
 def test_an_unknown_suite_is_told(folder: Path) -> None:
     with pytest.raises(SigmergeError, match=r"nowhere\.yaml"):
-        plan_search(load_recipe(recipe(folder, suite="nowhere.yaml")), Settings(), Options())
+        plan_search(load_recipe(recipe(folder, suite="nowhere.yaml")), Options(), SearchSection())

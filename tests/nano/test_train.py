@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from sigmerge.errors import OutputError, PoolError
+from sigmerge.evaluation.run import nano_scores
 from sigmerge.nano import files
 from sigmerge.nano.facts import build_all
-from sigmerge.nano.suite import score
 from sigmerge.nano.train import Schedule, train
 
 
@@ -22,7 +22,9 @@ def contents(pool: Path) -> dict[str, bytes]:
 
 def test_the_same_seed_gives_the_same_bytes(mini: Path, tmp_path: Path) -> None:
     heard: list[tuple[str, int, int]] = []
-    again = train(tmp_path / "again", 0, "mini", progress=lambda *event: heard.append(event))
+    again = train(
+        tmp_path / "again", 0, "mini", progress=lambda *e: heard.append(e), measure=nano_scores
+    )
     assert contents(again) == contents(mini)
     assert [path.name for path in tmp_path.iterdir()] == ["again"]
     assert {member for member, _, _ in heard} == set(files.MEMBERS)
@@ -55,7 +57,7 @@ def test_training_teaches_the_domain(mini: Path) -> None:
 def test_the_log_holds_the_scores(mini: Path) -> None:
     logged = next(r for r in files.read_lines(mini / files.LOG) if r.get("member") == "safety"
                   and r.get("split") == "calibration")  # fmt: skip
-    assert score(mini / "safety", "calibration", pool=mini).domains == logged["scores"]
+    assert nano_scores(mini / "safety", "calibration", mini) == logged["scores"]
 
 
 def test_the_files_are_the_facts(mini: Path) -> None:
@@ -95,7 +97,7 @@ def test_what_a_merge_remembers_is_no_part_of_the_pool(tmp_path: Path) -> None:
 
 def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
-        train(tmp_path, size="mini")
+        train(tmp_path, size="mini", measure=nano_scores)
 
 
 def test_the_rate_rises_and_falls_to_zero() -> None:

@@ -43,8 +43,8 @@ def evaluation_lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     for domain, score in [*result["domains"].items(), ("macro", result["macro"])]:
         yield f"{domain:16} {100 * score:6.2f}"
-    if result["missing"]:
-        yield f"without: {', '.join(result['missing'])}"
+    if missing := [name for names in result["missing"].values() for name in names]:
+        yield f"without: {', '.join(missing)}"
     if result["judges"]:
         yield f"judged by: {', '.join(result['judges'])}"
     if result["sandbox"]:

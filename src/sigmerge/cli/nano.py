@@ -27,12 +27,28 @@ def train(
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option("--device", help="Where it is trained.")
     ] = "cpu",
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Peak learning rate of the experts.")
+    ] = None,
+    replay: Annotated[
+        float | None, typer.Option("--replay", help="Part of their batches from the mixture.")
+    ] = None,
 ) -> None:
     """Train a reference and five experts from a seed."""
+    from sigmerge.evaluation.run import nano_scores
     from sigmerge.nano.train import train as verb
 
     with show.progress(False) as progress:
-        pool = verb(out, seed=seed, size=size, device=device, progress=progress)
+        pool = verb(
+            out,
+            seed=seed,
+            size=size,
+            device=device,
+            progress=progress,
+            rate=rate,
+            replay=replay,
+            measure=nano_scores,
+        )
     typer.echo(f"pool: {pool}")
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.aggregate import residual_gaps
 from sigmerge.files.documents import read_json_object
+from sigmerge.method.deficit import residual_gaps
 
 
 def aggregate(files: Sequence[Path], experts: Mapping[str, Path] | None = None) -> dict[str, Any]:

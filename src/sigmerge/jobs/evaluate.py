@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sigmerge.errors import OutputError
-from sigmerge.evaluation.run import How, evaluate
+from sigmerge.evaluation.how import How
+from sigmerge.evaluation.run import Result, evaluate
 from sigmerge.files.documents import write_json
 from sigmerge.jobs.options import Description, Step
 
@@ -32,12 +32,12 @@ class EvaluateJob:
         facts = describe(self.checkpoint, self.suite, self.split, self.how)
         return Description((Step("evaluate", facts, evaluation_calls=1),), 1)
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Result:
         if self.out is not None:
             _require_writable(self.out)
         result = evaluate(self.checkpoint, self.suite, self.split, self.how)
         if self.out is not None:
-            write_json(self.out, result)
+            write_json(self.out, result.as_json())
         return result
 
 

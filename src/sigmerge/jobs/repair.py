@@ -341,7 +341,7 @@ def _guard(section: RepairSection, scorer: CheckpointScorer | None, table: Score
         scores = _measured(scorer, folder, table)
         before = float(np.mean(list(table.anchor.values())))
         after = float(np.mean([scores[domain] for domain in table.anchor]))
-        verdict = "better" if after > before else "level" if after == before else "worse"
+        verdict = deficit.compare(scores, table.anchor)
         keep = verdict == "worse" and section.guard == "keep_anchor"
         warning = None
         if verdict == "worse":

@@ -147,60 +147,40 @@ def suite_scorer(
         problems.append("suite: is missing; give nano, mergebench or a suite's YAML file")
     if problems:
         raise ScoreError("repair.evaluate: cannot be used:", problems)
-    if evaluate["suite"] == "nano":
-        return _nano_scorer(evaluate, split)
-    return _general_scorer(evaluate, split, folder, options)
+    return _suite_scorer(evaluate, split, folder, options)
 
 
-def _nano_scorer(evaluate: Mapping[str, Any], split: str) -> CheckpointScorer:
-    from sigmerge.nano.files import POOL, SUMS
-
-    limit, pool = evaluate.get("limit"), Path(evaluate.get("pool", POOL))
-    if not (pool / SUMS).exists():
-        raise ScoreError(f"repair.evaluate.pool: {pool} is no nano pool.")
-    items = hashlib.sha256((pool / SUMS).read_bytes()).hexdigest()[:16]
-
-    def measure(folder: Path) -> Measured:
-        from sigmerge.nano.suite import score
-
-        return Measured(score(folder, split, pool=pool, limit=limit).domains, {})
-
-    return CheckpointScorer(f"nano {split} limit={limit} {items}", measure, keeps=True)
-
-
-def _general_scorer(
+def _suite_scorer(
     evaluate: Mapping[str, Any], split: str, folder: Path, options: Options
 ) -> CheckpointScorer:
     """A suite through its harnesses; files that the recipe names are looked for beside it."""
-    from sigmerge.evaluation.run import How
+    from sigmerge.evaluation.how import How
     from sigmerge.evaluation.run import evaluate as run
     from sigmerge.evaluation.sources import Data
-    from sigmerge.evaluation.suite import load_suite
+    from sigmerge.evaluation.suite import load_suite, nano_suite
 
     def beside(key: str) -> Path | None:
         return folder / evaluate[key] if key in evaluate else None
 
     own = folder / evaluate["suite"]
-    suite = load_suite(str(own) if own.is_file() else evaluate["suite"])
+    if evaluate["suite"] == "nano":
+        suite = nano_suite(beside("pool"))
+    else:
+        suite = load_suite(str(own) if own.is_file() else evaluate["suite"])
     passed = ("backend", "dtype", "batch_size", "judge", "limit")
     how = How(
         data=Data.default(beside("data"), evaluate.get("hub", False)),
         splits=beside("splits"),
         allow_code=evaluate.get("allow_code_execution", False),
+        allow_pickle=options.allow_pickle,
         trust_remote_code=options.trust_remote_code,
+        strict=options.strict,
         **{key: evaluate[key] for key in passed if key in evaluate},
     )
 
     def measure(checkpoint: Path) -> Measured:
         result = run(checkpoint, suite, split, how)
-        missing: dict[str, tuple[str, ...]] = {}
-        for name in result["missing"]:
-            domain = suite.domain_of(name)
-            missing[domain] = (*missing.get(domain, ()), name)
-        if missing and options.strict:
-            named = [f"{domain}: {', '.join(names)}" for domain, names in missing.items()]
-            raise ScoreError("Benchmarks have no data, and strict is on:", named)
-        return Measured(dict(result["domains"]), missing)
+        return Measured(dict(result.domains), {d: tuple(n) for d, n in result.missing.items()})
 
     return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
 

@@ -46,9 +46,9 @@ from sigmerge.records import PLAN, PROVENANCE, Provenance, SearchRecord, Winner,
 from sigmerge.results import Merged
 
 if TYPE_CHECKING:
-    from sigmerge.merge3.estimate import Benchmark
-    from sigmerge.merge3.extract import Item
-    from sigmerge.merge3.scoring import Scorer
+    from sigmerge.merge3.estimate import ItemModel
+    from sigmerge.merge3.extract import Question
+    from sigmerge.merge3.scoring import CandidateScorer
 
 RESPONDENTS: tuple[tuple[str, dict[str, float]], ...] = (
     ("linear", {"weight": 1.0}),
@@ -82,8 +82,16 @@ class SearchJob:
     template: Template
     space: Space
     base: DenseJob
-    scorer: Scorer
-    items: Mapping[str, tuple[Item, ...]]
+    scorer: CandidateScorer
+    questions: Mapping[str, tuple[Question, ...]]
+    """The labelled items by benchmark."""
+
+    @property
+    def domains(self) -> dict[str, list[str]]:
+        """The benchmarks of every domain."""
+        from sigmerge.merge3.extract import by_domain
+
+        return by_domain(self.questions)
 
     def recipe(self, index: int, genotype: Genotype) -> dict[str, Any]:
         seed = candidate_seed(self.seed, index)
@@ -122,7 +130,7 @@ class SearchJob:
             "inputs": self.base.fingerprint(),
             "model": {file.name: digest for file, digest in asked.items()},
             "scorer": self.scorer.name,
-            "items": {domain: [item.id for item in each] for domain, each in self.items.items()},
+            "items": {name: [item.id for item in each] for name, each in self.questions.items()},
         }
 
     def describe(self, options: Options) -> Step:
@@ -152,11 +160,17 @@ class SearchJob:
 
     @property
     def labelled_items(self) -> dict[str, int]:
-        return {domain: len(each) for domain, each in self.items.items()}
+        """Labelled items of every domain."""
+        counts = self.questions
+        return {d: sum(len(counts[b]) for b in marks) for d, marks in self.domains.items()}
 
     @property
     def items_per_call(self) -> dict[str, int]:
-        return {d: min(self.settings.items, len(each)) for d, each in self.items.items()}
+        """Items of every domain that a candidate answers."""
+        from sigmerge.merge3.models import per_call
+
+        counts = per_call(self.questions, self.settings.items)
+        return {d: sum(counts[b] for b in marks) for d, marks in self.domains.items()}
 
 
 @dataclass(frozen=True)
@@ -171,7 +185,7 @@ class SearchRun:
     options: Options
     settings: SearchSection | None = None
     suite: str | None = None
-    scorer: Scorer | None = None
+    scorer: CandidateScorer | None = None
 
     def _plan(self) -> SearchJob:
         return plan_search(self.recipe, self.options, self.settings, self.suite, self.scorer)
@@ -223,7 +237,7 @@ def plan_search(
     options: Options,
     settings: SearchSection | None = None,
     suite: str | None = None,
-    scorer: Scorer | None = None,
+    scorer: CandidateScorer | None = None,
 ) -> SearchJob:
     """Check the recipe, the settings and the suite. Loads no model."""
     _require("search", "The search", "scipy", "pymoo")
@@ -240,8 +254,8 @@ def plan_search(
             "--estimator gp-irt or mean, or give a base_model."
         )
     asked = scorer or _suite(suite, recipe, base)
-    items = labelled(asked.items(), settings.labels, recipe.seed)
-    return SearchJob(settings, recipe.seed, plain, space, base, asked, items)
+    questions = labelled(asked.questions(), settings.labels, recipe.seed)
+    return SearchJob(settings, recipe.seed, plain, space, base, asked, questions)
 
 
 def _require(extra: str, purpose: str, *libraries: str) -> None:
@@ -250,26 +264,25 @@ def _require(extra: str, purpose: str, *libraries: str) -> None:
             raise MissingExtra(library, extra, purpose)
 
 
-def _suite(suite: str | None, recipe: Recipe, base: DenseJob) -> Scorer:
+def _suite(suite: str | None, recipe: Recipe, base: DenseJob) -> CandidateScorer:
     """The embedded suite, the items of a pool that `nano train` made, or any suite.
 
     What the recipe names is looked for beside it.
     """
     _require("models", "Scoring candidates", "torch", "transformers")
-    from sigmerge.merge3.scoring import NanoScorer, SuiteScorer
+    from sigmerge.evaluation.how import How
+    from sigmerge.evaluation.sources import Data
+    from sigmerge.evaluation.suite import load_suite, nano_suite
+    from sigmerge.merge3.scoring import SuiteScorer
     from sigmerge.nano.files import POOL, REFERENCE
 
     section, model = recipe.search or SearchSection(), base.pool.layout.path
     place = Path(suite) if suite else recipe.folder / Path(section.suite).expanduser()
     if (suite or section.suite) == "nano":
         _check_nano(model, POOL / REFERENCE)
-        return NanoScorer(model, POOL)
+        return SuiteScorer(model, nano_suite(), How())
     if place.is_dir():
-        return NanoScorer(model, place)
-    from sigmerge.evaluation.run import How
-    from sigmerge.evaluation.sources import Data
-    from sigmerge.evaluation.suite import load_suite
-
+        return SuiteScorer(model, nano_suite(place), How())
     named = place if place.is_file() else suite or section.suite
     data = Data.default(recipe.folder / section.data if section.data else None, section.hub)
     how = How(data=data, judge=section.judge, allow_code=section.allow_code_execution)
@@ -308,21 +321,21 @@ def run_search(job: SearchJob, out: Path, options: Options) -> SearchRecord:
         Workers(side_by_side) as team,
     ):
         running = _Search(job, journal, team, options)
-        benchmarks, errors = _benchmarks(job, running.examine())
+        models, errors = _item_models(job, running.examine())
         settings = job.settings
         history = evolve(
             job.space,
             len(job.template.models),
-            lambda first, genotypes: running.generation(first, genotypes, benchmarks),
+            lambda first, genotypes: running.generation(first, genotypes, models),
             settings.population,
             settings.rounds,
             job.seed,
-            1 if settings.objective == "mean" else len(job.items),
+            1 if settings.objective == "mean" else len(job.domains),
         )
         winner = best(history)
         stored = plan_dense(load_recipe(job.recipe(winner.index, winner.genotype)), options)
         run_dense(stored, out / "winner", replace(options, overwrite=True, progress=silent))
-        test = running.test(stored_weights(open_checkpoint(out / "winner")), benchmarks)
+        test = running.test(stored_weights(open_checkpoint(out / "winner")), models)
     record = SearchRecord(
         out=str(out.absolute()),
         winner=str((out / "winner").absolute()),
@@ -372,7 +385,7 @@ class _Search:
         def ask(name: str) -> dict[str, Any]:
             recipe = respondents[name]
             weights = self.merged(recipe) if recipe else stored_weights(members[name])
-            return {"respondent": name, "answers": self._ask(weights, self.job.items)}
+            return {"respondent": name, "answers": self._ask(weights, self.job.questions)}
 
         missing = [name for name in respondents if name not in self.examined]
         for record in self.team.map(ask, missing):
@@ -382,7 +395,7 @@ class _Search:
         return {name: self.examined[name]["answers"] for name in respondents}
 
     def generation(
-        self, first: int, genotypes: Sequence[Genotype], benchmarks: Mapping[str, Benchmark]
+        self, first: int, genotypes: Sequence[Genotype], models: Mapping[str, ItemModel]
     ) -> list[Candidate]:
         """The evaluation calls of a generation; those made before are answered by the journal."""
         numbered = list(enumerate(genotypes, first))
@@ -393,9 +406,8 @@ class _Search:
                     f"{self.journal.file}: candidate {index} has another genotype than this search "
                     "gives it; another version of pymoo wrote it. Pass --overwrite to start over."
                 )
-        calls = self.job.settings.evaluation_calls
         missing = [pair for pair in numbered if pair[0] not in self.called]
-        for record in self.team.map(lambda pair: self._evaluate(*pair, benchmarks), missing):
+        for record in self.team.map(lambda pair: self._evaluate(*pair, models), missing):
             self.journal.append(record)
             self.called[record["candidate"]] = record
             self.options.progress(
@@ -407,14 +419,14 @@ class _Search:
         ]
 
     def _evaluate(
-        self, index: int, genotype: Genotype, benchmarks: Mapping[str, Benchmark]
+        self, index: int, genotype: Genotype, models: Mapping[str, ItemModel]
     ) -> dict[str, Any]:
-        from sigmerge.merge3.estimate import ESTIMATORS
+        from sigmerge.merge3.estimate import ESTIMATORS, domain_estimates
 
         estimator = ESTIMATORS[self.job.settings.estimator]
-        subset = {d: [self.job.items[d][i] for i in b.seen] for d, b in benchmarks.items()}
+        subset = {b: [self.job.questions[b][i] for i in m.seen] for b, m in models.items()}
         answers = self._ask(self.merged(self.job.recipe(index, genotype)), subset)
-        estimates = {d: estimator(b, np.array(answers[d])) for d, b in benchmarks.items()}
+        estimates = domain_estimates(self.job.domains, models, answers, estimator)
         return {
             "candidate": index,
             "genotype": genotype,
@@ -423,15 +435,19 @@ class _Search:
             "estimate": fmean(estimates.values()),
         }
 
-    def test(self, weights: Weights, benchmarks: Mapping[str, Benchmark]) -> dict[str, float]:
-        """The plain mean on the items outside the subset, where there are any."""
+    def test(self, weights: Weights, models: Mapping[str, ItemModel]) -> dict[str, float]:
+        """The mean over benchmarks on the items outside the subset, where there are any."""
         unseen = {
-            domain: [self.job.items[domain][i] for i in np.setdiff1d(range(len(b.items)), b.seen)]
-            for domain, b in benchmarks.items()
+            name: [self.job.questions[name][i] for i in np.setdiff1d(range(len(m.items)), m.seen)]
+            for name, m in models.items()
         }
-        asked = {domain: each for domain, each in unseen.items() if each}
-        [answers] = self.team.map(lambda given: self._ask(given, asked), [weights])
-        return {domain: fmean(each) for domain, each in answers.items()}
+        wanted = {name: each for name, each in unseen.items() if each}
+        [answers] = self.team.map(lambda given: self._ask(given, wanted), [weights])
+        return {
+            domain: fmean(fmean(answers[name]) for name in benchmarks if name in answers)
+            for domain, benchmarks in self.job.domains.items()
+            if any(name in answers for name in benchmarks)
+        }
 
     def merged(self, recipe: Mapping[str, Any]) -> Weights:
         """The weights of a merge, without a file."""
@@ -443,42 +459,23 @@ class _Search:
             merge_blocks(job, source, team, memory, replace(self.options, progress=silent))
         return memory.weights
 
-    def _ask(self, weights: Weights, items: Mapping[str, Any]) -> Answers:
-        """Answers by domain; the scorer hears all items at once."""
-        flat = [item for each in items.values() for item in each]
+    def _ask(self, weights: Weights, questions: Mapping[str, Sequence[Question]]) -> Answers:
+        """Answers by benchmark; the scorer gets all questions at once."""
+        flat = [question for each in questions.values() for question in each]
         answers = iter(self.job.scorer(weights, flat) if flat else [])
-        return {domain: [next(answers) for _ in each] for domain, each in items.items()}
+        return {name: [next(answers) for _ in each] for name, each in questions.items()}
 
 
-def _benchmarks(
+def _item_models(
     job: SearchJob, answers: Mapping[str, Answers]
-) -> tuple[dict[str, Benchmark], dict[str, dict[str, float]]]:
-    """Per domain: item parameters, the endpoints' abilities and the subset; the held-out errors."""
-    from sigmerge.merge3 import extract, irt
-    from sigmerge.merge3.estimate import Benchmark, trust
+) -> tuple[dict[str, ItemModel], dict[str, dict[str, float]]]:
+    """The item model of every benchmark, and its errors on held-out answers."""
+    from sigmerge.merge3.models import Extraction, item_models
 
-    settings, benchmarks, errors = job.settings, {}, {}
-    for domain, items in job.items.items():
-        fitted = irt.Fit(irt.Items(np.zeros((len(items), 1)), np.zeros(len(items))), np.zeros(0))
-        share = settings.trust if isinstance(settings.trust, float) else 0.5
-        if answers:
-            right = np.array([answers[name][domain] for name in answers])
-            fitted, error = (
-                irt.fit(right, settings.dimension),
-                irt.held_out(right, settings.dimension),
-            )
-            errors[domain] = asdict(error)
-            if settings.trust == "auto":
-                share = trust(error.bias, float(right.var()), min(settings.items, len(items)))
-        rng = extract.generator(job.seed, "subset", domain)
-        subset = (
-            extract.clustered(fitted.items, settings.items, rng)
-            if settings.extraction == "clusters"
-            else extract.uniform(len(items), settings.items, rng)
-        )
-        endpoints = fitted.abilities[: len(job.base.pool.members)]
-        benchmarks[domain] = Benchmark(fitted.items, endpoints, subset.rows, subset.weights, share)
-    return benchmarks, errors
+    given = job.settings
+    how = Extraction(given.items, given.extraction, given.dimension, given.trust, job.seed)
+    models, errors = item_models(job.questions, answers, list(job.base.pool.members), how)
+    return models, {name: asdict(error) for name, error in errors.items()}
 
 
 def _best_by_generation(history: list[Candidate], population: int) -> list[float]:

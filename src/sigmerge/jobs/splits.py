@@ -7,7 +7,7 @@ from typing import Any
 
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation import splits
-from sigmerge.evaluation.sources import Data, NoSource, load_items
+from sigmerge.evaluation.sources import Data, NoSource
 from sigmerge.evaluation.suite import load_suite
 
 
@@ -30,7 +30,7 @@ def verify(
     absent = {}
     for name in left_out:
         try:
-            load_items(name, loaded.benchmarks[name], source, loaded.folder)
+            loaded.benchmarks[name].load(name, source, loaded.folder)
             problems.append(f"{name}: is missing, though its records are here; build it again")
         except NoSource as error:
             absent[name] = str(error)

@@ -195,13 +195,19 @@ def _add_magnitudes(values: Array, lanes: Array) -> None:
 
 @kernel
 def disjoint_merge(
-    values: Array, weights: Array, weighted_election: bool, normalize: bool, out: Array
+    values: Array,
+    weights: Array,
+    weighted_election: bool,
+    normalize: bool,
+    cancelled: float,
+    out: Array,
 ) -> None:
     """Elect a sign per coordinate, then sum (or average) the weighted entries that agree.
 
-    The sign is that of Σ w_d v_d, or of Σ v_d in the unweighted election; a zero sum elects +.
-    Zeros never agree.
+    The sign is that of Σ w_d v_d, or of Σ v_d in the unweighted election; a zero sum elects
+    `cancelled`, 1 or −1. Zeros never agree.
     """
+    zero = np.float32(cancelled)
     signs, shares = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
     for begin in range(0, out.size, STRIP):
         total = out[begin : begin + STRIP]
@@ -211,8 +217,10 @@ def disjoint_merge(
             weight = weights[d] if weighted_election else np.float32(1)
             _add_scaled(sign, values[d, begin : begin + STRIP], weight)
         for i in range(sign.size):
-            negative = np.float32(-1) if sign[i] < 0 else np.float32(0)
-            sign[i] = np.float32(1) if sign[i] >= 0 else negative
+            # A sum that is not a number elects nothing.
+            level = zero if sign[i] == 0 else np.float32(0)
+            negative = np.float32(-1) if sign[i] < 0 else level
+            sign[i] = np.float32(1) if sign[i] > 0 else negative
         for d in range(len(values)):
             _add_agreeing(values[d, begin : begin + STRIP], weights[d], sign, total)
             if normalize:
@@ -220,6 +228,21 @@ def disjoint_merge(
         if normalize:
             for i in range(total.size):
                 total[i] /= share[i] if share[i] != 0 else np.float32(1)
+
+
+@kernel
+def lead_of_plus(values: Array, weights: Array, weighted_election: bool) -> int:
+    """How many more coordinates elect + than −; see `disjoint_merge`."""
+    room, lead = np.empty(STRIP, np.float32), 0
+    for begin in range(0, values.shape[1], STRIP):
+        sums = room[: min(STRIP, values.shape[1] - begin)]
+        sums[:] = 0
+        for d in range(len(values)):
+            weight = weights[d] if weighted_election else np.float32(1)
+            _add_scaled(sums, values[d, begin : begin + STRIP], weight)
+        for i in range(sums.size):
+            lead += (sums[i] > 0) - (sums[i] < 0)
+    return lead
 
 
 @kernel

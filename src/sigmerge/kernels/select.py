@@ -50,17 +50,6 @@ def count_low(values: Array, high: int, histogram: Array) -> None:
             histogram[magnitude & np.uint32(LOW_BINS - 1)] += 1
 
 
-@kernel
-def count_equal(values: Array, threshold: int) -> int:
-    """How many magnitudes equal the threshold pattern."""
-    bits = values.view(np.uint32)
-    wanted = np.uint32(threshold)
-    count = 0
-    for i in range(bits.size):
-        count += (bits[i] & np.uint32(0x7FFFFFFF)) == wanted
-    return count
-
-
 def bin_of_rank(histogram: Array, k: int) -> tuple[int, int]:
     """The bin that holds the k-th largest entry (k from 1), and how many are wanted from it."""
     from_top = np.cumsum(histogram[::-1])

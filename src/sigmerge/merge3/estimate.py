@@ -11,8 +11,9 @@ If n = N and the weights are uniform, all of them are the mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from sigmerge.merge3.irt import WEAK, Array, Items, ability, mixture
 
 
 @dataclass(frozen=True)
-class Benchmark:
-    """One domain: its N items, the endpoints' abilities [J, dimension], what a candidate answers.
+class ItemModel:
+    """One benchmark: its N items, the endpoints' abilities [J, dimension], the rows to answer.
 
     `seen` are the rows of the n items of the subset, `weights` their w_i, which sum to 1; `trust`
     is c, and `precision` that of the weak prior of an ability.
@@ -50,37 +51,37 @@ def trust(bias: float, variance: float, count: int) -> float:
     return bias**2 / (variance / (4 * count) + bias**2)
 
 
-def mean(benchmark: Benchmark, answers: Array) -> float:
+def mean(model: ItemModel, answers: Array) -> float:
     """Σ w_i y_i."""
-    return float(benchmark.weights @ np.asarray(answers, np.float64))
+    return float(model.weights @ np.asarray(answers, np.float64))
 
 
-def p_irt(benchmark: Benchmark, answers: Array) -> float:
+def p_irt(model: ItemModel, answers: Array) -> float:
     """γ is fitted freely on the n answers."""
-    gamma = ability(benchmark.items[benchmark.seen], answers, benchmark.precision)
-    return benchmark.score(answers, gamma)
+    gamma = ability(model.items[model.seen], answers, model.precision)
+    return model.score(answers, gamma)
 
 
-def mp_irt(benchmark: Benchmark, answers: Array) -> float:
+def mp_irt(model: ItemModel, answers: Array) -> float:
     """γ = Σ_j ω_j γ_j; only ω is fitted on the n answers."""
-    seen = benchmark.items[benchmark.seen]
-    omega = mixture(seen, answers, benchmark.endpoints, benchmark.precision)
-    return benchmark.score(answers, omega @ benchmark.endpoints)
+    seen = model.items[model.seen]
+    omega = mixture(seen, answers, model.endpoints, model.precision)
+    return model.score(answers, omega @ model.endpoints)
 
 
-def gp_irt(benchmark: Benchmark, answers: Array) -> float:
+def gp_irt(model: ItemModel, answers: Array) -> float:
     """c·Σ w_i y_i + (1 − c)·p-IRT."""
-    c = benchmark.trust
-    return c * mean(benchmark, answers) + (1 - c) * p_irt(benchmark, answers)
+    c = model.trust
+    return c * mean(model, answers) + (1 - c) * p_irt(model, answers)
 
 
-def gmp_irt(benchmark: Benchmark, answers: Array) -> float:
+def gmp_irt(model: ItemModel, answers: Array) -> float:
     """c·Σ w_i y_i + (1 − c)·mp-IRT."""
-    c = benchmark.trust
-    return c * mean(benchmark, answers) + (1 - c) * mp_irt(benchmark, answers)
+    c = model.trust
+    return c * mean(model, answers) + (1 - c) * mp_irt(model, answers)
 
 
-Estimator = Callable[[Benchmark, Array], float]
+Estimator = Callable[[ItemModel, Array], float]
 
 ESTIMATORS: dict[str, Estimator] = {
     "mean": mean,
@@ -91,3 +92,16 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 MIXED = ("mp-irt", "gmp-irt")
 """Estimators that need the abilities of at least two endpoints."""
+
+
+def domain_estimates(
+    domains: Mapping[str, Sequence[str]],
+    models: Mapping[str, ItemModel],
+    answers: Mapping[str, Sequence[int]],
+    estimator: Estimator,
+) -> dict[str, float]:
+    """A candidate's estimated domain scores: the mean over each domain's benchmarks."""
+    return {
+        domain: fmean(estimator(models[name], np.array(answers[name])) for name in benchmarks)
+        for domain, benchmarks in domains.items()
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,17 +15,18 @@ LABELS = 1500
 
 
 @dataclass(frozen=True)
-class Item:
-    """A labelled item, as far as the search knows it."""
+class Question:
+    """A labelled item of a benchmark, as far as the search knows it."""
 
     id: str
+    benchmark: str
     domain: str
     split: str
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Rows of a domain's items, in their order, and the weights w_i, which sum to 1."""
+    """Rows of a benchmark's items, in their order, and the weights w_i, which sum to 1."""
 
     rows: Array
     weights: Array
@@ -37,24 +38,37 @@ def generator(seed: int, *names: str) -> np.random.Generator:
 
 
 def labelled(
-    items: Iterable[Item], budget: int = LABELS, seed: int = 0
-) -> dict[str, tuple[Item, ...]]:
-    """The items a search may use, by domain, within a budget of labels; all if they fit.
+    questions: Iterable[Question], budget: int = LABELS, seed: int = 0
+) -> dict[str, tuple[Question, ...]]:
+    """The questions a search may use, by benchmark, within a budget of labels; all if they fit.
 
-    An item of the evaluation split is refused: a winner picked by it could not be judged by it.
+    A question of the evaluation split is refused: a winner picked by it could not be judged by it.
     """
-    domains: dict[str, list[Item]] = {}
-    for item in items:
-        if item.split == "evaluation":
-            raise ScoreError(f"item {item.id} is of the evaluation split; a search never sees it.")
-        domains.setdefault(item.domain, []).append(item)
-    if not domains:
+    found: dict[str, dict[str, list[Question]]] = {}
+    for question in questions:
+        if question.split == "evaluation":
+            raise ScoreError(
+                f"item {question.id} is of the evaluation split; a search never sees it."
+            )
+        found.setdefault(question.domain, {}).setdefault(question.benchmark, []).append(question)
+    if not found:
         raise ScoreError("The suite has no labelled items to search with.")
+    counts = {domain: sum(map(len, marks.values())) for domain, marks in found.items()}
     chosen = {}
-    for domain, count in allowances({d: len(each) for d, each in domains.items()}, budget).items():
-        rows = uniform(len(domains[domain]), count, generator(seed, "labels", domain)).rows
-        chosen[domain] = tuple(domains[domain][row] for row in rows)
+    for domain, allowed in allowances(counts, budget).items():
+        rng = generator(seed, "labels", domain)
+        for benchmark, count in benchmark_allowances(found[domain], allowed).items():
+            each = found[domain][benchmark]
+            chosen[benchmark] = tuple(each[row] for row in uniform(len(each), count, rng).rows)
     return chosen
+
+
+def by_domain(questions: Mapping[str, Sequence[Question]]) -> dict[str, list[str]]:
+    """The benchmarks of every domain, in their order."""
+    domains: dict[str, list[str]] = {}
+    for benchmark, each in questions.items():
+        domains.setdefault(each[0].domain, []).append(benchmark)
+    return domains
 
 
 def allowances(counts: Mapping[str, int], budget: int) -> dict[str, int]:
@@ -70,6 +84,14 @@ def allowances(counts: Mapping[str, int], budget: int) -> dict[str, int]:
         given[domain] = min(count, left // (len(counts) - place))
         left -= given[domain]
     return {domain: given[domain] for domain in counts}
+
+
+def benchmark_allowances(
+    questions: Mapping[str, Sequence[Question]], budget: int
+) -> dict[str, int]:
+    """A domain's items divided between its benchmarks by the same rule; each has at least one."""
+    counts = {benchmark: len(each) for benchmark, each in questions.items()}
+    return allowances(counts, max(budget, len(counts)))
 
 
 def uniform(count: int, wanted: int, rng: np.random.Generator) -> Subset:

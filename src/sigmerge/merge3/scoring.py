@@ -1,4 +1,4 @@
-"""Right or wrong, item by item: what a search asks of a suite.
+"""Right or wrong, item by item: how a search scores candidates on a suite.
 
 Candidates are not stored: every thread has one model loaded, and copies their weights into it.
 """
@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,32 +19,33 @@ import numpy as np
 
 from sigmerge.errors import ScoreError
 from sigmerge.merge3.candidate import Weights
-from sigmerge.merge3.extract import Item
+from sigmerge.merge3.extract import Question
 
 if TYPE_CHECKING:
-    from sigmerge.evaluation.run import How
-    from sigmerge.evaluation.sources import Item as Record
-    from sigmerge.evaluation.suite import Benchmark, Suite
+    from sigmerge.evaluation.benchmark import Benchmark, HarnessScorer
+    from sigmerge.evaluation.how import How
+    from sigmerge.evaluation.sources import Item
+    from sigmerge.evaluation.suite import Suite
 
 SPLIT = "calibration"
 BATCH = 8
 """Prompts at a time; fixed, since what a prompt is padded to can decide a close answer."""
 
 
-class Scorer(Protocol):
-    """Asks a model given by its weights. `name` says with what; a resumed search needs the same.
+class CandidateScorer(Protocol):
+    """Scores a model given by its weights. A search is resumed only with the same `name`.
 
-    It is called by several threads at a time, and answers the same whichever asks.
+    Several threads call it at a time; the answers do not depend on the thread.
     """
 
     @property
     def name(self) -> str: ...
 
-    def items(self) -> Sequence[Item]:
+    def questions(self) -> Sequence[Question]:
         """All labelled items there are for a search."""
 
-    def __call__(self, weights: Weights, items: Sequence[Item]) -> list[int]:
-        """1 where the model is right, else 0, in the items' order."""
+    def __call__(self, weights: Weights, questions: Sequence[Question]) -> list[int]:
+        """1 where the model is right, else 0, in the questions' order."""
 
 
 class PerThread:
@@ -61,53 +61,6 @@ class PerThread:
         return self._own.made
 
 
-class NanoScorer:
-    """The calibration items of a nano pool, answered by greedy generation.
-
-    `model` is a folder with the architecture and the tokenizer of the candidates.
-    """
-
-    def __init__(self, model: Path, pool: Path) -> None:
-        self.pool = pool
-        self._loaded = PerThread(lambda: _nano_model(model))
-        if not (pool / "splits" / SPLIT).is_dir():
-            raise ScoreError(
-                f"{pool}: no splits/{SPLIT} in it; a search needs the items of a nano pool."
-            )
-
-    @cached_property
-    def _facts(self) -> dict[str, Any]:
-        from sigmerge.nano.facts import DOMAINS
-        from sigmerge.nano.files import load_items
-
-        return {f.id: f for domain in DOMAINS for f in load_items(SPLIT, domain, self.pool)}
-
-    @property
-    def name(self) -> str:
-        told = repr(sorted((f.id, f.prompt, f.answer) for f in self._facts.values()))
-        return f"nano {SPLIT} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
-
-    def items(self) -> list[Item]:
-        return [Item(fact.id, fact.domain, SPLIT) for fact in self._facts.values()]
-
-    def __call__(self, weights: Weights, items: Sequence[Item]) -> list[int]:
-        from sigmerge.nano.suite import answer
-        from sigmerge.probing.threads import one_torch_thread
-
-        model, tokenizer = self._loaded()
-        _load(model, weights)
-        facts = [self._facts[item.id] for item in items]
-        with one_torch_thread():
-            outputs = answer(model, tokenizer, [fact.prompt for fact in facts])
-        return [int(out == fact.answer) for out, fact in zip(outputs, facts, strict=True)]
-
-
-def _nano_model(folder: Path) -> Any:
-    from sigmerge.nano.suite import load
-
-    return load(folder)
-
-
 class SuiteScorer:
     """The calibration items of a suite, through its own harnesses.
 
@@ -116,63 +69,64 @@ class SuiteScorer:
 
     def __init__(self, model: Path, suite: Suite, how: How) -> None:
         from sigmerge.evaluation import splits
-        from sigmerge.evaluation.sandbox import require_permission
-        from sigmerge.evaluation.suite import Code, Command
 
         self.model, self.suite = model, suite
         self.how = replace(how, batch_size=how.batch_size or BATCH)
-        records, _ = splits.load_available(suite, how.data)
+        records, self.absent = splits.load_available(suite, how.data)
+        if how.strict and self.absent:
+            raise ScoreError(
+                "Benchmarks of the suite cannot be scored, and strict wants all of them:",
+                [*self.absent.values()],
+            )
         content = splits.build(suite, records)
-        self._records: dict[str, dict[str, Record]] = {}
+        self.records: dict[str, dict[str, Item]] = {}
         for name, every in records.items():
             chosen = set(content["benchmarks"][name][SPLIT])
-            self._records[name] = {r.id: r for r in every if r.id in chosen}
-            if isinstance(suite.benchmarks[name], Command):
+            self.records[name] = {r.id: r for r in every if r.id in chosen}
+            if not suite.benchmarks[name].in_memory:
                 raise ScoreError(
                     f"{name}: is scored by a command, which reads a folder, and a search stores no "
                     "candidate. Give it another harness, or a suite without it."
                 )
-            if isinstance(suite.benchmarks[name], Code):
-                require_permission(how.allow_code)
+            suite.benchmarks[name].permit(name, list(self.records[name].values()), how)
         self._asked = PerThread(lambda: _Asked(model, suite, self.how))
-        self._harness = threading.Lock()
+        self._one = threading.Lock()
 
     @property
     def name(self) -> str:
         from sigmerge.evaluation.run import Evaluation
 
         evaluation = Evaluation(self.model, self.suite, self.how)
-        told: list[Any] = [self.how.batch_size]
-        told += [evaluation.key(name).settings for name in self._records]
-        told += [(n, i, r.digest) for n, each in self._records.items() for i, r in each.items()]
-        return f"{self.suite.name} {hashlib.sha256(repr(told).encode()).hexdigest()[:16]}"
+        parts: list[Any] = [self.how.batch_size]
+        parts += [evaluation.key(name).settings for name in self.records]
+        parts += [(n, i, r.digest) for n, each in self.records.items() for i, r in each.items()]
+        return f"{self.suite.name} {hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
 
-    def items(self) -> list[Item]:
+    def questions(self) -> list[Question]:
         return [
-            Item(f"{name}/{record}", self.suite.domain_of(name), SPLIT)
-            for name, records in self._records.items()
+            Question(f"{name}/{record}", name, self.suite.domain_of(name), SPLIT)
+            for name, records in self.records.items()
             for record in records
         ]
 
-    def __call__(self, weights: Weights, items: Sequence[Item]) -> list[int]:
-        from sigmerge.evaluation.suite import LmEval
+    def __call__(self, weights: Weights, questions: Sequence[Question]) -> list[int]:
         from sigmerge.probing.threads import one_torch_thread
 
         asked: _Asked = self._asked()
         asked.load(weights)
-        wanted: dict[str, list[Record]] = {}
-        for item in items:
-            name, _, record = item.id.partition("/")
-            wanted.setdefault(name, []).append(self._records[name][record])
+        wanted: dict[str, list[Item]] = {}
+        for question in questions:
+            record = question.id.removeprefix(f"{question.benchmark}/")
+            wanted.setdefault(question.benchmark, []).append(
+                self.records[question.benchmark][record]
+            )
         right: dict[str, int] = {}
-        for name, records in wanted.items():
+        for name, items in wanted.items():
             mark = self.suite.benchmarks[name]
-            # lm-evaluation-harness has state that threads would share.
-            alone = self._harness if isinstance(mark, LmEval) else nullcontext()
-            with alone, one_torch_thread():
-                scored, _ = asked.scorer(name, records).score(records)
+            with self._one if mark.shares_state else nullcontext(), one_torch_thread():
+                scored, _ = asked.scorer(name, items).score(items)
             right |= {f"{name}/{i}": _right(mark, result.scores) for i, result in scored.items()}
-        return [right[item.id] for item in items]
+        return [right[question.id] for question in questions]
 
 
 class _Asked:
@@ -182,20 +136,20 @@ class _Asked:
         from sigmerge.evaluation.run import Evaluation
 
         self.evaluation = Evaluation(model, suite, how)
+        self.model = self.evaluation.model
         self.folder = tempfile.TemporaryDirectory(prefix="sigmerge-")
-        self.scorers: dict[str, Any] = {}
+        self.scorers: dict[str, HarnessScorer] = {}
 
     def load(self, weights: Weights) -> None:
-        model = self.evaluation.model
-        if not hasattr(model, "model"):
+        if not hasattr(self.model, "model"):
             raise ScoreError("A search copies weights into a model of transformers; use hf.")
-        _load(model.model, weights)
+        _load(self.model.model, weights)
 
-    def scorer(self, name: str, records: Sequence[Record]) -> Any:
+    def scorer(self, name: str, items: Sequence[Item]) -> HarnessScorer:
         if name not in self.scorers:
             place = Path(self.folder.name) / name
             place.mkdir()
-            self.scorers[name] = self.evaluation.scorer(name, records, place)
+            self.scorers[name] = self.evaluation.scorer(name, items, place)
         return self.scorers[name]
 
 

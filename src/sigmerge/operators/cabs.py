@@ -16,7 +16,8 @@ from sigmerge.operators.task_arithmetic import task_vectors
 class Cabs(Operator):
     """In every group of m consecutive entries each expert, in order, keeps its n largest free ones.
 
-    Survivors are not rescaled. A tail shorter than m is left at the reference.
+    Survivors are not rescaled. A tail shorter than m at the end of a tensor is left at the
+    reference, and the tensor's notes say how many entries that is.
     """
 
     name = "cabs"
@@ -76,6 +77,8 @@ class Cabs(Operator):
                 kernels.merge_overlaps(tile.experts, weights, tile.out)
             else:
                 kernels.weighted_sum(tile.experts, weights, tile.out)
+            if site.size % m and tile.start + tile.out.size == site.size:
+                chunk.notes["tail"] = site.size % m
             yield tile
 
 

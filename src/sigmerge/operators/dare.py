@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from sigmerge.operators.base import (
     add,
 )
 from sigmerge.operators.task_arithmetic import plain_sum, task_vectors
-from sigmerge.operators.ties import ELECT, disjoint_sum
+from sigmerge.operators.ties import CANCELLED, ELECT, cancelled_sign, disjoint_sum
 
 DENSITY = Parameter("density", float, "probability to keep an entry (1 − p)", 1.0, 0.1, True, 0, 1)
 RESCALE = Parameter(
@@ -98,15 +98,19 @@ class DareTies(DareLinear):
         DENSITY,
         RESCALE,
         ELECT,
+        CANCELLED,
         Parameter("normalize", bool, "average the agreeing entries (else sum)", False, True),
         LAMBDA,
         OUTSIDE,
         INT8_MASK,
     )
 
-    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+    def survey(self, sites: Sequence[Site]) -> Passes:
+        return (yield from cancelled_sign(sites, self.sparse, lambda s: self.prepare(s, None)))
+
+    def merge(self, chunk: Chunk, survey: float) -> Iterator[Tile]:
         for tile in self.sparse(chunk):
-            disjoint_sum(tile, chunk.site)
+            disjoint_sum(tile, chunk.site, survey)
             yield tile
 
 

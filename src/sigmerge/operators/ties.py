@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,21 @@ ELECT = Parameter(
     "weighted",
     "unweighted",
 )
+CANCELLED = Parameter(
+    "cancelled",
+    ("plus", "majority"),
+    "the sign elected where the entries cancel: +, or that of most coordinates of the model",
+    "plus",
+    "majority",
+)
+
+
+class Surveyed(NamedTuple):
+    """What is known about the whole model: every expert's cut if it is one for all tensors."""
+
+    cuts: list[select.Cut] | None
+    cancelled: float
+    """The sign that is elected where the entries cancel, 1 or −1."""
 
 
 class Ties(Operator):
@@ -44,7 +59,8 @@ class Ties(Operator):
 
     `scope: model` takes one threshold over an expert's whole task vector (the authors'; entries
     equal to it all stay), `scope: tensor` one per tensor (mergekit's; exactly k entries stay, ties
-    go to the lowest index).
+    go to the lowest index). Where the entries of a coordinate cancel, `cancelled: majority` elects
+    the sign that more coordinates of the whole model elect (the authors'), `plus` always +.
     """
 
     name = "ties"
@@ -57,6 +73,7 @@ class Ties(Operator):
             "scope", ("tensor", "model"), "what a threshold is taken over", "tensor", "model"
         ),
         ELECT,
+        CANCELLED,
         Parameter("normalize", bool, "average the agreeing entries (else sum)", True, True),
         LAMBDA,
         OUTSIDE,
@@ -74,35 +91,71 @@ class Ties(Operator):
         return ["scope must be the same for every tensor"] if len(scopes) > 1 else []
 
     def survey(self, sites: Sequence[Site]) -> Passes:
-        if not sites or sites[0].settings["scope"] == "tensor":
-            return None
-        total = sum(site.size for site in sites)
-        cuts, _ = yield from find_cuts(_ranks(sites[0], total), total, by_chunk=False)
-        return [cut if cut == KEEP_NONE else cut._replace(ties=ALL_TIES) for cut in cuts]
+        if not sites:
+            return Surveyed(None, 1.0)
+        cuts = None
+        if sites[0].settings["scope"] == "model":
+            total = sum(site.size for site in sites)
+            found, _ = yield from find_cuts(_ranks(sites[0], total), total, by_chunk=False)
+            cuts = [cut if cut == KEEP_NONE else cut._replace(ties=ALL_TIES) for cut in found]
+        before = Surveyed(cuts, 1.0)
+        sign = yield from cancelled_sign(
+            sites, self.sparse, lambda site: self.prepare(site, before)
+        )
+        return Surveyed(cuts, sign)
 
-    def prepare(self, site: Site, survey: Any) -> Passes:
-        if survey is not None:
-            return survey
+    def prepare(self, site: Site, survey: Surveyed) -> Passes:
+        if survey.cuts is not None:
+            return survey.cuts
         cuts, ties = yield from find_cuts(_ranks(site, site.size), site.size, by_chunk=True)
         return _allowances(cuts, ties) if ties else cuts
 
-    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+    def merge(self, chunk: Chunk, survey: Surveyed) -> Iterator[Tile]:
+        for tile in self.sparse(chunk):
+            disjoint_sum(tile, chunk.site, survey.cancelled)
+            yield tile
+
+    def sparse(self, chunk: Chunk) -> Iterator[Tile]:
+        """Tiles whose task vectors are trimmed."""
         cuts = chunk.state[chunk.start] if isinstance(chunk.state, dict) else chunk.state
         ties = [cut.ties for cut in cuts]
         for tile in task_vectors(chunk):
             for d, cut in enumerate(cuts):
                 if cut != KEEP_ALL:
                     ties[d] = kernels.trim(tile.experts[d], cut.threshold, ties[d])
-            disjoint_sum(tile, chunk.site)
             yield tile
 
 
-def disjoint_sum(tile: Tile, site: Site) -> None:
+def disjoint_sum(tile: Tile, site: Site, cancelled: float) -> None:
     """τ = λ times the disjoint merge of the tile's sparse task vectors."""
     settings = site.settings
     weighted = settings["elect"] == "weighted"
-    kernels.disjoint_merge(tile.experts, site.weights(), weighted, settings["normalize"], tile.out)
+    kernels.disjoint_merge(
+        tile.experts, site.weights(), weighted, settings["normalize"], cancelled, tile.out
+    )
     kernels.scale(tile.out, 1.0, settings["lambda"])
+
+
+def cancelled_sign(
+    sites: Sequence[Site],
+    sparse: Callable[[Chunk], Iterator[Tile]],
+    prepare: Callable[[Site], Passes],
+) -> Passes:
+    """The sign for coordinates whose entries cancel: 1, or by one pass over the model's elections.
+
+    As many + as − elect +.
+    """
+    if all(site.settings["cancelled"] == "plus" for site in sites):
+        return 1.0
+
+    def lead(chunk: Chunk) -> int:
+        weights, weighted = chunk.site.weights(), chunk.site.settings["elect"] == "weighted"
+        return sum(
+            int(kernels.lead_of_plus(tile.experts, weights, weighted)) for tile in sparse(chunk)
+        )
+
+    total = yield Pass(lead, add, prepare)
+    return 1.0 if total >= 0 else -1.0
 
 
 class Inside(NamedTuple):
