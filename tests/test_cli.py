@@ -212,6 +212,7 @@ VERBS = [
     "search",
     "demo",
     "report",
+    "verify",
     "operators",
     "evaluate",
     "aggregate",

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
         report,
         run,
         search,
+        verify,
     )
     from sigmerge.recipe import load_recipe
 
 _HOMES = {
     **dict.fromkeys(
         ("aggregate", "capture", "deficits", "demo", "evaluate", "merge", "profile", "repair",
-         "replay", "report", "run", "search"),
+         "replay", "report", "run", "search", "verify"),
         "sigmerge.api",
     ),
     "load_recipe": "sigmerge.recipe",
@@ -49,6 +50,7 @@ __all__ = [
     "report",
     "run",
     "search",
+    "verify",
 ]
 
 

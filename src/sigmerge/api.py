@@ -19,6 +19,7 @@ from sigmerge.progress import shown
 from sigmerge.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
+    from sigmerge.checkpoints.verify import Report
     from sigmerge.evaluation.run import Result
     from sigmerge.jobs.scores import Score
     from sigmerge.merge3.scoring import CandidateScorer
@@ -215,6 +216,13 @@ def report(folder: PathName) -> Path:
     from sigmerge.jobs.report import write_report
 
     return write_report(Path(folder))
+
+
+def verify(folder: PathName, *, deep: bool = False, **how: Unpack[Keywords]) -> tuple[Report, ...]:
+    """Check a result against its records; with `deep` compute some blocks again from the inputs."""
+    from sigmerge.jobs.verify import VerifyJob
+
+    return _with_progress(how, lambda o: VerifyJob(Path(folder), o, deep).run())
 
 
 def _recipe(recipe: RecipeLike) -> Recipe:

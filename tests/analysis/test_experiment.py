@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sigmerge.analysis import experiment as written
+from sigmerge.analysis.derived import Skipped
 from sigmerge.analysis.experiment import Analysis, write_analysis
 from sigmerge.analysis.results import Results
-from sigmerge.analysis.tables import Skipped
 from tests.analysis import experiment
 
 NAMED = [label for _, figures, tables in written.SECTIONS for label in (*figures, *tables)]
@@ -29,7 +29,7 @@ def test_the_page_is_one_file_with_everything(results: Results, analysis: Analys
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:|//)", page)
     pictures = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
     assert [base64.b64decode(p).decode() for p in pictures] == [
-        plot.svg()
+        plot.svg
         for _, figures, _ in written.SECTIONS
         for plot in analysis.plots
         if written._named(plot.label, figures)

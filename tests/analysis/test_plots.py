@@ -18,7 +18,7 @@ from tests.analysis.experiment import ANCHORS, DOMAINS, POOLS
 
 def words(plot: Plot) -> str:
     """All text of a figure, one piece a line."""
-    tree = ElementTree.fromstring(plot.svg())
+    tree = ElementTree.fromstring(plot.svg)
     found = (
         "".join(element.itertext()).strip()
         for element in tree.iter()
@@ -114,8 +114,8 @@ def test_nothing_leaves_the_canvas(plots: dict[str, Plot]) -> None:
 def test_the_same_results_give_the_same_bytes(plots: dict[str, Plot], results: Results) -> None:
     again, _ = make_plots(results)
     for plot in again:
-        assert plot.svg() == plots[plot.label].svg()
-        assert "<dc:date>" not in plot.svg()
+        assert plot.svg == plots[plot.label].svg
+        assert "<dc:date>" not in plot.svg
 
 
 def test_both_forms_are_written(plots: dict[str, Plot], tmp_path: Path) -> None:
@@ -143,4 +143,4 @@ def test_what_was_not_run_is_not_drawn(tmp_path: Path, kept, drawn: set[str]) ->
     assert {plot.label for plot in made} == drawn
     assert all(item.reason for item in skipped)
     for plot in made:
-        ElementTree.fromstring(plot.svg())
+        ElementTree.fromstring(plot.svg)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from sigmerge.analysis import html, plots, statistics, tables
+from sigmerge.analysis import forms, html, plots, statistics, tables
+from sigmerge.analysis.derived import Skipped
 from sigmerge.analysis.figures import Grid
+from sigmerge.analysis.forms import Table, printed
 from sigmerge.analysis.results import NotInStore, Results
-from sigmerge.analysis.tables import Skipped, Table, printed
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ def write_analysis(results: Results, out: Path, title: str = "The experiment") -
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     for table in found.tables:
-        forms = {"md": tables.markdown, "csv": tables.csv_text, "tex": tables.latex}
-        for suffix, render in forms.items():
+        renders = {"md": forms.markdown, "csv": forms.csv_text, "tex": forms.latex}
+        for suffix, render in renders.items():
             _write(folder / f"{table.label}.{suffix}", render(table))
     for plot in found.plots:
         plot.write(out / "figures")
@@ -131,7 +132,7 @@ def markdown(results: Results, found: Analysis, title: str) -> str:
                 "",
             ]
         for table in made:
-            lines += [tables.markdown(table)]
+            lines += [forms.markdown(table)]
     if found.skipped:
         lines += ["", "## Not in this experiment", ""]
         lines += [f"- `{item.label}`: {item.reason}" for item in found.skipped]
@@ -161,7 +162,7 @@ def _named(label: str, patterns: Sequence[str]) -> bool:
 
 
 def _figure(plot: plots.Plot) -> dict[str, str]:
-    data = base64.b64encode(plot.svg().encode()).decode()
+    data = base64.b64encode(plot.svg.encode()).decode()
     source = f"data:image/svg+xml;base64,{data}"
     return {"label": plot.label, "title": plot.title, "caption": plot.caption, "source": source}
 

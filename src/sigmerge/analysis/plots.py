@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,7 @@ import numpy as np
 import polars as pl
 
 from sigmerge.analysis import statistics
-from sigmerge.analysis.results import NotInStore, Results, matrix
-from sigmerge.analysis.tables import (
+from sigmerge.analysis.derived import (
     SWEPT,
     Skipped,
     Sweep,
@@ -27,6 +27,7 @@ from sigmerge.analysis.tables import (
     sweeps,
     words,
 )
+from sigmerge.analysis.results import NotInStore, Results, matrix
 from sigmerge.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Plot:
     caption: str
     figure: Figure
 
+    @cached_property
     def svg(self) -> str:
         """As text without a date: the same figure, the same text."""
         out = io.StringIO()
@@ -95,7 +97,7 @@ class Plot:
     def write(self, folder: Path) -> None:
         """Both forms into a folder, named by the label."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.label}.svg").write_text(self.svg(), encoding="utf-8", newline="\n")
+        (folder / f"{self.label}.svg").write_text(self.svg, encoding="utf-8", newline="\n")
         (folder / f"{self.label}.png").write_bytes(self.png())
 
     def _save(self, out: Any, **options: Any) -> None:
@@ -514,7 +516,9 @@ def _radar_page(results: Results, anchors: Sequence[str], number: int) -> Plot:
     triples = results.main_by_domain
     experts = results.by_domain.filter(pl.col("kind") == "expert")
     pools = [pool for pool in results.pools if pool in set(triples["pool"])]
-    figure, axes = _panels(len(anchors), len(pools), (2.9, 2.7), subplot_kw={"projection": "polar"})
+    figure, axes = _panels(
+        len(anchors), len(pools), (3.3, 2.35), subplot_kw={"projection": "polar"}
+    )
     for i, anchor in enumerate(anchors):
         for j, pool in enumerate(pools):
             here = triples.filter(pl.col("pool") == pool, pl.col("anchor") == anchor)

@@ -1,75 +1,28 @@
 """The tables of the paper, made from the results of an experiment.
 
 A builder per table, under the paper's label. A builder raises `NotInStore` where the experiment
-did not make the runs it needs; the table is then skipped with that reason. Cells are numbers;
-`markdown` and `latex` print them, `csv_text` keeps every digit.
+did not make the runs it needs; the table is then skipped with that reason.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from sigmerge.analysis import statistics
+from sigmerge.analysis.derived import (
+    SWEPT,
+    Skipped,
+    metric_changes,
+    profiles,
+    sweeps,
+    words,
+)
+from sigmerge.analysis.forms import As, Changed, Column, Form, Table, Value
 from sigmerge.analysis.results import NotInStore, Results
-from sigmerge.method.conflict import VIEWS
-
-Form = Literal["text", "percent", "points", "share", "number", "count", "p"]
-"""How a column is printed: text; a fraction in percent; a signed difference in points; a fraction
-of a gain in percent with one decimal; two decimals; a whole number; a probability."""
-
-
-@dataclass(frozen=True)
-class As:
-    """A number printed in another form than its column's."""
-
-    value: float | None
-    form: Form
-
-
-@dataclass(frozen=True)
-class Changed:
-    """A score with its change in parentheses."""
-
-    score: float
-    change: float
-
-
-Value = str | float | int | bool | None | As | Changed
-
-
-@dataclass(frozen=True)
-class Column:
-    title: str
-    form: Form = "text"
-
-
-@dataclass(frozen=True)
-class Table:
-    label: str
-    caption: str
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[Value]]
-
-    def printed(self) -> list[list[str]]:
-        """Every cell as text."""
-        return [
-            [printed(value, column.form) for value, column in zip(row, self.columns, strict=True)]
-            for row in self.rows
-        ]
-
-
-@dataclass(frozen=True)
-class Skipped:
-    label: str
-    reason: str
 
 
 def make_tables(results: Results) -> tuple[list[Table], list[Skipped]]:
@@ -84,115 +37,11 @@ def make_tables(results: Results) -> tuple[list[Table], list[Skipped]]:
     return made, skipped
 
 
-def printed(value: Value, form: Form) -> str:
-    """One cell as text; a dash where nothing was measured."""
-    if isinstance(value, As):
-        return printed(value.value, value.form)
-    if isinstance(value, Changed):
-        return f"{printed(value.score, 'percent')} ({printed(value.change, 'points')})"
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str):
-        return value
-    if form == "text":
-        return f"{value:g}"
-    if form == "p":
-        return f"{value:.1e}" if 0 < value < 0.001 else f"{value:.3f}"
-    scale, decimals = {
-        "percent": (100, 2),
-        "points": (100, 2),
-        "share": (100, 1),
-        "number": (1, 3),
-        "count": (1, 0),
-    }[form]
-    sign = "+" if form == "points" else ""
-    # Adding zero turns −0.0 into 0.0.
-    return f"{round(scale * value, decimals) + 0.0:{sign}.{decimals}f}".replace("-", "−")
-
-
-def markdown(table: Table) -> str:
-    """As a Markdown table with its caption above."""
-    head = [column.title for column in table.columns]
-    rule = ["---" if column.form == "text" else "--:" for column in table.columns]
-    lines = [head, rule, *table.printed()]
-    body = "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
-    return f"**{table.caption}** (`{table.label}`)\n\n{body}\n"
-
-
-def csv_text(table: Table) -> str:
-    """With every digit, for other programs."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(column.title for column in table.columns)
-    writer.writerows([_exact(cell) for cell in row] for row in table.rows)
-    return out.getvalue()
-
-
-def _exact(cell: Value) -> object:
-    if isinstance(cell, As):
-        return "" if cell.value is None else cell.value
-    if isinstance(cell, Changed):
-        return f"{cell.score!r} ({cell.change!r})"
-    return "" if cell is None else cell
-
-
-_TEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "−": "$-$",
-    "λ": r"$\lambda$",
-    "ρ": r"$\rho$",
-    "Δ": r"$\Delta$",
-    "–": "--",
-}
-
-
-def latex(table: Table) -> str:
-    """As a LaTeX table for `booktabs`."""
-
-    def tex(text: str) -> str:
-        return "".join(_TEX.get(character, character) for character in text)
-
-    align = "".join("l" if column.form == "text" else "r" for column in table.columns)
-    lines = [
-        r"\begin{table}[t]",
-        r"\centering",
-        rf"\begin{{tabular}}{{{align}}}",
-        r"\toprule",
-        " & ".join(tex(column.title) for column in table.columns) + r" \\",
-        r"\midrule",
-        *(" & ".join(map(tex, row)) + r" \\" for row in table.printed()),
-        r"\bottomrule",
-        r"\end{tabular}",
-        rf"\caption{{{tex(table.caption)}}}",
-        rf"\label{{tab:{table.label}}}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def _mean(values: Iterable[float | None]) -> float | None:
     """None as soon as one value is missing."""
     listed = list(values)
     known = [value for value in listed if value is not None]
     return float(np.mean(known)) if known and len(known) == len(listed) else None
-
-
-def words(setting: str) -> str:
-    """The name of a setting as people read it."""
-    return setting.replace("_", " ")
 
 
 def _slug(text: str) -> str:
@@ -618,71 +467,6 @@ def order(results: Results) -> list[Table]:
     return [Table("order", "Claim order", columns, rows)]
 
 
-SWEPT = {"c_min": "C_min", "c_max": "C_max", "scale": "λ"}
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """One constant on one pool: scores by value, the default among them."""
-
-    pool: str
-    anchors: str
-    constant: str
-    default: float
-    values: Sequence[float]
-    scores: Mapping[str, Sequence[float]]  # macro name or domain -> score at each value
-
-
-def sweeps(results: Results) -> list[Sweep]:
-    """The sweeps of the store. A run belongs to the constant in which it differs from default."""
-    constants = {run["key"]: run["constants"] for run in results.signals("sweep", "default")}
-    macro = results.variants("sweep").with_columns(domain=pl.lit(results.macro_name))
-    points = pl.concat([macro, results.variants("sweep", by_domain=True).select(macro.columns)])
-    normal = {
-        (r["pool"], r["anchor"], r["anchor_seed"]): constants[r["run"]]
-        for r in results.built_on_anchors("default").to_dicts()
-    }
-    found: dict[tuple[str, str], dict[float, dict[str, list[float]]]] = {}
-    defaults: dict[tuple[str, str], float] = {}
-    names: dict[str, list[str]] = {}
-    for row in points.to_dicts():
-        usual, used = normal[row["pool"], row["anchor"], row["anchor_seed"]], constants[row["run"]]
-        changed = [c for c in SWEPT if c in used and used[c] != usual.get(c)]
-        if len(changed) != 1 or changed[0] not in usual:
-            continue
-        place = (row["pool"], changed[0])
-        defaults[place] = usual[changed[0]]
-        names.setdefault(row["pool"], []).append(row["anchor"])
-        by_value = found.setdefault(place, {})
-        by_value.setdefault(used[changed[0]], {}).setdefault(row["domain"], []).append(row["after"])
-        by_value.setdefault(usual[changed[0]], {}).setdefault(row["domain"], []).append(
-            row["default"]
-        )
-    if not found:
-        raise NotInStore("no run differs from the default in exactly one constant")
-    return [
-        _sweep(results, place, by_value, defaults[place], list(dict.fromkeys(names[place[0]])))
-        for place, by_value in found.items()
-    ]
-
-
-def _sweep(
-    results: Results,
-    place: tuple[str, str],
-    by_value: Mapping[float, Mapping[str, Sequence[float]]],
-    default: float,
-    anchors: Sequence[str],
-) -> Sweep:
-    values = sorted(by_value)
-    scores = {
-        name: [float(np.mean(by_value[value][name])) for value in values]
-        for name in [results.macro_name, *results.domains]
-        if all(name in by_value[value] for value in values)
-    }
-    label = anchors[0] if len(anchors) == 1 else f"{len(anchors)} anchors"
-    return Sweep(place[0], label, place[1], default, values, scores)
-
-
 def sensitivity(results: Results) -> list[Table]:
     tables = []
     found = sweeps(results)
@@ -923,19 +707,6 @@ def view_correlations(results: Results) -> list[Table]:
     return [Table("view_correlations", "Do the views measure one quantity?", columns, rows)]
 
 
-def profiles(results: Results) -> dict[str, dict[str, Any]]:
-    """The conflict profile of each pool: of its first default repair that has one."""
-    found: dict[str, dict[str, Any]] = {}
-    for run in results.signals("default"):
-        if run["views"] and run["capacity"]:
-            found.setdefault(run["pool"], run)
-    if not found:
-        raise NotInStore("no default repair has conflict views and a capacity profile")
-    for run in found.values():
-        run["views"] = {name: run["views"][name] for name in VIEWS if name in run["views"]}
-    return {pool: found[pool] for pool in results.pools if pool in found}
-
-
 def partitions(results: Results) -> list[Table]:
     primary = {
         (r["pool"], r["anchor"], r["anchor_seed"]): r["share"] for r in results.signals("default")
@@ -985,17 +756,6 @@ def submetrics(results: Results) -> list[Table]:
             caption = f"Submetrics of {domain} after the repair, with the change against the anchor"
             tables.append(Table(f"sub_{_slug(domain)}", caption, columns, rows))
     return tables
-
-
-def metric_changes(results: Results) -> pl.DataFrame:
-    """Every metric of every main pair: before, after and gain."""
-    name = pl.format("{} {}", "benchmark", "metric").alias("name")
-    place = ["pool", "anchor", "anchor_seed", "domain", "benchmark", "metric"]
-    runs = results.main["run"].to_list()
-    after = results.metrics.filter(pl.col("run").is_in(runs)).select(*place, name, after="value")
-    before = results.metrics.filter(pl.col("kind") == "anchor").select(*place, before="value")
-    rows = after.join(before, on=place, how="inner", maintain_order="left")
-    return rows.with_columns(gain=pl.col("after") - pl.col("before"))
 
 
 BUILDERS: dict[str, Callable[[Results], list[Table]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import typer
@@ -246,6 +247,14 @@ def search_lines(result: Any) -> Iterator[str]:
     yield f"winner: {result.winner}"
 
 
+def report_lines(reports: Any) -> Iterator[str]:
+    for report in reports:
+        verdict = "as it should be" if report.ok else f"{len(report.findings)} problem(s)"
+        yield f"{report.folder}: {verdict}; checked {', '.join(report.checked)}"
+        yield from (f"  not checked: {check}: {why}" for check, why in report.skipped.items())
+        yield from (f"  problem: {finding}" for finding in report.findings)
+
+
 def no_lines(result: Any) -> Iterator[str]:
     yield from ()
 
@@ -270,6 +279,8 @@ def plain(content: Any) -> Any:
         return content.as_json()
     if isinstance(content, tuple | list):
         return [plain(each) for each in content]
+    if is_dataclass(content) and not isinstance(content, type):
+        return json.loads(json.dumps(asdict(content), default=str))
     return content
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from sigmerge.errors import ScoreError
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import Scored, command_words, named_files
+from sigmerge.files.scratch import scratch
 from sigmerge.probing.generate import Usage
 
 
@@ -57,8 +57,8 @@ class CommandScorer:
     folder: Path
 
     def score(self, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
-        with tempfile.TemporaryDirectory(prefix="sigmerge-") as place:
-            file = Path(place) / "items.jsonl"
+        with scratch() as place:
+            file = place / "items.jsonl"
             rows = [{**item.record, "id": item.id} for item in items]
             file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             words = [
