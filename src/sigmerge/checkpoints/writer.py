@@ -303,7 +303,7 @@ class Output:
 
     def _open(self, fingerprint: str) -> None:
         """Open shards and journal; what an interrupted run of another job left is cleared away."""
-        header, file = {"job": fingerprint, "journal": 2}, self.partial / _JOURNAL
+        header, file = {"job": fingerprint, "journal": 3}, self.partial / _JOURNAL
         if not self._regular() or not continues(file, header):
             self._clear()
         for stale in self._companions():  # written anew in any case; nothing else is published
