@@ -221,7 +221,7 @@ def test_an_expert_measured_otherwise_is_refused(tmp_path: Path, key: str, value
 def test_a_recipe_measures_with_a_suite(place: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path))
     scorer = suite_scorer({"suite": "own.yaml", "limit": 5}, "calibration", place, Options())
-    assert set(scorer(place / "tiny")) == {"words", "length"}
+    assert set(scorer(place / "tiny").scores) == {"words", "length"}
     with pytest.raises(ScoreError, match="limits: is not known"):
         suite_scorer({"suite": "own.yaml", "limits": 5}, "calibration", place, Options())
 
