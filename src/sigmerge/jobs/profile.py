@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.companions import tokenizer_files
+from sigmerge.checkpoints.companions import tokenizer_files, vocabulary
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
@@ -204,7 +204,7 @@ def _representation(probe_file: Path, pool: Pool, options: Options) -> Array:
 def _tokenizer(pool: Pool) -> Path:
     """The folder of the reference's tokenizer; the first expert's if the reference has none."""
     folders = [pool.layout.path, *(expert.path for expert in pool.experts.values())]
-    found = next((folder for folder in folders if tokenizer_files(folder)), None)
+    found = next((folder for folder in folders if vocabulary(folder) is not None), None)
     if found is None:
         raise PoolError(
             f"{pool.layout.path}: has no tokenizer, and no expert has one; the probe needs it."
@@ -217,7 +217,7 @@ def _check_vocabularies(pool: Pool, options: Options) -> None:
     chosen = _tokenizer(pool)
     folders = {"reference": chosen}
     for name, expert in pool.experts.items():
-        if tokenizer_files(expert.path):
+        if vocabulary(expert.path) is not None:
             folders[name] = expert.path
     main = {name: folder / "tokenizer.json" for name, folder in folders.items()}
     files = [file for file in main.values() if file.exists()]
