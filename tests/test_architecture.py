@@ -61,7 +61,7 @@ def test_the_maths_knows_no_paths_devices_or_yaml(name: str) -> None:
         "pydantic",
         "sigmerge.checkpoints",
         "sigmerge.engine",
-        "sigmerge.commands",
+        "sigmerge.jobs",
         "sigmerge.recipe",
         "sigmerge.cli",
     )
@@ -105,16 +105,102 @@ def test_a_library_has_its_own_rooms(library: str, rooms: tuple[str, ...]) -> No
 
 
 def test_checkpoints_know_no_paper() -> None:
-    forbidden = ("sigmerge.method", "sigmerge.operators", "sigmerge.commands", "sigmerge.recipe")
+    forbidden = ("sigmerge.method", "sigmerge.operators", "sigmerge.jobs", "sigmerge.recipe")
     assert offences(room("checkpoints"), forbidden) == []
 
 
 def test_the_command_line_knows_no_maths() -> None:
-    files = [ROOT / "cli.py", ROOT / "show.py"]
+    files = room("cli")
     assert offences(files, ("numpy", "numba", "torch")) == []
-    allowed = (*sys.stdlib_module_names, "typer", "sigmerge.errors", "sigmerge.show")
+    allowed = (
+        *sys.stdlib_module_names,
+        "typer",
+        "sigmerge.errors",
+        "sigmerge.words",
+        "sigmerge.cli",
+    )
     at_once = {name for file in files for name in imports(file, top_level=True)} - {"sigmerge"}
     assert [name for name in sorted(at_once) if not within(name, allowed)] == []
+
+
+def module(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(["sigmerge", *(part for part in parts if part != "__init__")])
+
+
+MODULES = {module(file): file for file in FILES}
+
+
+def file_graph() -> dict[str, set[str]]:
+    """Which file imports which. `from room import file` is an import of the file."""
+    graph = {}
+    for name, file in MODULES.items():
+        found = {other for other in imports(file) if other in MODULES} - {name, "sigmerge"}
+        rooms = {other.rpartition(".")[0] for other in found}
+        graph[name] = found - rooms
+    return graph
+
+
+def folder_graph() -> dict[str, set[str]]:
+    """Which room imports which; a file of the top folder is a room of its own."""
+
+    def home(name: str) -> str:
+        return name.split(".")[1] if "." in name else name
+
+    graph: dict[str, set[str]] = {}
+    for name, others in file_graph().items():
+        graph.setdefault(home(name), set()).update(map(home, others))
+    return {name: others - {name, "sigmerge"} for name, others in graph.items()}
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that reach each other."""
+
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = list(graph[start])
+        while todo:
+            node = todo.pop()
+            if node not in seen:
+                seen.add(node)
+                todo += graph.get(node, ())
+        return seen
+
+    far = {node: reach(node) for node in graph}
+    return sorted(
+        {tuple(sorted(m for m in far[n] if n in far.get(m, ()))) for n in graph if n in far[n]}
+    )  # type: ignore[return-value]
+
+
+def test_no_circles_among_files() -> None:
+    assert circles(file_graph()) == []
+
+
+def test_no_circles_among_folders() -> None:
+    assert circles(folder_graph()) == []
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}
+    assert circles(graph) == [("a", "b", "c")]
+    assert "sigmerge.jobs.options" in file_graph()["sigmerge.jobs.pools"]
+
+
+JOBS = (
+    "options", "work_folder", "pools", "scores", "capture", "profile", "dense", "search", "anchor",
+    "occupancy", "repair", "merge", "report", "run", "demo", "verify",
+)  # fmt: skip
+"""A job imports only jobs above it; the files that are not listed import none of the roads."""
+
+
+def test_jobs_import_only_what_is_above_them() -> None:
+    upward = [
+        f"{name} imports {other}"
+        for position, name in enumerate(JOBS)
+        for other in file_graph()[f"sigmerge.jobs.{name}"]
+        if other.startswith("sigmerge.jobs.") and other.rpartition(".")[2] not in JOBS[:position]
+    ]
+    assert upward == []
 
 
 def test_the_import_rules_can_see() -> None:

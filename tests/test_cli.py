@@ -38,7 +38,8 @@ def test_merge_as_json(pool: PoolOnDisk) -> None:
     ran = sigmerge("merge", pool.write(pool.recipe("linear")), pool.root / "out", "--json")
     assert ran.code == 0 and ran.err == ""
     provenance = json.loads((pool.root / "out/sigmerge/provenance.json").read_text())
-    assert ran.json == {"out": str(pool.root / "out"), **provenance}
+    plan = json.loads((pool.root / "out/sigmerge/plan.json").read_text())
+    assert ran.json == {"out": str(pool.root / "out"), "plan": plan, **provenance}
 
 
 @pytest.mark.parametrize("size", ["5GB", "3KB"])
@@ -54,7 +55,9 @@ def test_dry_run_is_true_and_writes_nothing(
     before = tree(pool.root)
     told = sigmerge(*how, "--dry-run")
     assert told.code == 0 and tree(pool.root) == before
-    plan = told.json
+    assert told.json["bytes_to_write"] == told.json["steps"][0]["bytes_to_write"]
+    [step] = told.json["steps"]
+    plan = {**step["facts"], **step}
     done = sigmerge(*how).json
     files = sorted((pool.root / "out").glob("*.safetensors"))
     assert plan["files"] == [file.name for file in files]
@@ -74,7 +77,7 @@ def test_dry_run_in_words(pool: PoolOnDisk) -> None:
     recipe["models"].insert(0, {"model": str(pool.reference)})
     ran = sigmerge("merge", pool.write(recipe), pool.root / "out", "--dry-run")
     assert ran.code == 0
-    for word in ("ties: 3 experts, 2 layers", "reads", "writes", "memory", "density", "note: "):
+    for word in ("ties of 3 experts, 2 layers", "reads", "writes", "memory", "density", "note: "):
         assert word in ran.out
 
 
@@ -105,7 +108,7 @@ def test_threads_seed_and_api_give_the_same_bytes(pool: PoolOnDisk) -> None:
 
 def test_an_api_recipe_may_be_a_mapping(pool: PoolOnDisk) -> None:
     recipe = pool.recipe("linear")
-    assert package.merge(recipe, pool.root / "out")["out"] == str(pool.root / "out")
+    assert package.merge(recipe, pool.root / "out").out == str(pool.root / "out")
     assert package.load_recipe(recipe).method == "linear"
     with pytest.raises(AttributeError, match="has no attribute 'marge'"):
         _ = package.marge
@@ -188,7 +191,7 @@ def test_dry_run_refuses_what_the_run_would(pool: PoolOnDisk) -> None:
 def test_the_installed_command(pool: PoolOnDisk) -> None:
     """Once as a user runs it: a process of its own, exit codes and streams and all."""
     recipe = pool.write(pool.recipe("linear"))
-    command = [sys.executable, "-m", "sigmerge.cli", "merge", str(recipe), str(pool.root / "out")]
+    command = [sys.executable, "-m", "sigmerge", "merge", str(recipe), str(pool.root / "out")]
     ran = subprocess.run([*command, "--json"], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["out"] == str(pool.root / "out")
@@ -208,9 +211,11 @@ VERBS = [
     "run",
     "search",
     "demo",
+    "report",
+    "verify",
+    "operators",
     "evaluate",
     "aggregate",
-    "operators",
 ]
 NESTED = [
     "splits build",
@@ -230,7 +235,7 @@ def test_the_first_page_names_every_command_whole_and_every_exit_code() -> None:
     text = sigmerge("-h").out
     assert text == sigmerge("--help").out
     listed = text.partition("Commands:\n")[2].partition("\n\n")[0]
-    assert [line.split()[0] for line in listed.splitlines()] == [*VERBS, "splits", "nano"]
+    assert [line.split()[0] for line in listed.splitlines()] == [*VERBS, "nano", "splits"]
     assert "..." not in listed
     codes = {error.exit_code for error in _kinds(SigmergeError)}
     assert all(f"\n    {code}  " in text for code in {0, 130, *codes})
@@ -267,7 +272,7 @@ def test_a_fault_of_ours_is_one_line_unless_asked_for(
     def broken(*arguments: Any, **options: Any) -> None:
         raise KeyError("of ours")
 
-    monkeypatch.setattr("sigmerge.commands.merge.merge", broken)
+    monkeypatch.setattr("sigmerge.jobs.merge.MergeJob.run", broken)
     recipe = pool.write(pool.recipe("ties"))
     said = refused(1, "merge", recipe, pool.root / "out", beside=pool.root)
     assert "KeyError: 'of ours'" in said and "fault of sigmerge" in said
@@ -277,6 +282,6 @@ def test_a_fault_of_ours_is_one_line_unless_asked_for(
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
-    command = f"{sys.executable} -m sigmerge.cli operators | head -1; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m sigmerge operators | head -1; exit ${{PIPESTATUS[0]}}"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert ran.returncode == 0 and "Traceback" not in ran.stderr

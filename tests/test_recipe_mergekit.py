@@ -16,7 +16,7 @@ from sigmerge.errors import RecipeError
 from sigmerge.operators.table import NOT_SUPPORTED, OPERATORS
 from sigmerge.recipe import load_recipe
 from sigmerge.recipe.settings import FAMILY, MERGEKIT
-from tests.commands.test_mergekit_parity import agree, both, identical
+from tests.jobs.test_mergekit_parity import agree, both, identical
 from tests.pools import PoolOnDisk, make_pool, write_tokenizer
 
 

@@ -1,34 +1,68 @@
 """sigmerge: merge fine-tuned checkpoints of one reference model, then repair the merge.
 
-The verbs of the command line are functions here: `sigmerge.merge(recipe, out)`, …. The search is
-`sigmerge.commands.search.search`: `sigmerge.search` is the package of its parts.
+The verbs of the command line are functions here: `sigmerge.merge(recipe, out)`, …. `import
+sigmerge` alone loads nothing; a verb is imported when it is used.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_VERBS = {
-    "merge": "sigmerge.commands.merge:merge",
-    "capture": "sigmerge.commands.capture:capture",
-    "profile": "sigmerge.commands.profile:profile",
-    "deficits": "sigmerge.commands.repair:deficits",
-    "repair": "sigmerge.commands.repair:repair",
-    "replay": "sigmerge.commands.repair:replay",
-    "run": "sigmerge.commands.run:run",
-    "demo": "sigmerge.commands.demo:demo",
-    "evaluate": "sigmerge.commands.evaluate:evaluate",
-    "aggregate": "sigmerge.commands.aggregate:aggregate",
-    "load_recipe": "sigmerge.recipe:load_recipe",
-}
+if TYPE_CHECKING:
+    from sigmerge.api import (
+        aggregate,
+        capture,
+        deficits,
+        demo,
+        evaluate,
+        merge,
+        profile,
+        repair,
+        replay,
+        report,
+        run,
+        search,
+        verify,
+    )
+    from sigmerge.recipe import load_recipe
 
-__all__ = list(_VERBS)
+_HOMES = {
+    **dict.fromkeys(
+        ("aggregate", "capture", "deficits", "demo", "evaluate", "merge", "profile", "repair",
+         "replay", "report", "run", "search", "verify"),
+        "sigmerge.api",
+    ),
+    "load_recipe": "sigmerge.recipe",
+}  # fmt: skip
+
+__all__ = [
+    "aggregate",
+    "capture",
+    "deficits",
+    "demo",
+    "evaluate",
+    "load_recipe",
+    "merge",
+    "profile",
+    "repair",
+    "replay",
+    "report",
+    "run",
+    "search",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Verbs are imported when they are used: `import sigmerge` alone loads nothing."""
-    if name not in _VERBS:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("sigmerge")
+    if name not in _HOMES:
         raise AttributeError(f"module 'sigmerge' has no attribute {name!r}")
-    module, _, function = _VERBS[name].partition(":")
-    return getattr(import_module(module), function)
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -16,11 +16,15 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)
 
 
-def did_you_mean(name: Any, known: Iterable[str]) -> str:
-    """The known name nearest to a wrong one as a question, or the list of all known names."""
+def did_you_mean(name: Any, known: Iterable[str], otherwise: str | None = None) -> str:
+    """The known name nearest to a wrong one as a question, or the list of all known names.
+
+    `otherwise` stands in place of a list that would be too long.
+    """
     names = list(known)
-    near = difflib.get_close_matches(str(name)[:100], names, 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+    if near := difflib.get_close_matches(str(name)[:100], names, 1):
+        return f"did you mean {near[0]!r}?"
+    return otherwise or f"there are: {', '.join(names)}"
 
 
 def unknown(what: str, name: Any, known: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import INDEX, open_checkpoint
+from sigmerge.errors import PoolError
 from tests.checkpoints.damage import (
     NAME,
     Break,
@@ -61,7 +64,7 @@ def adapter(pool: PoolOnDisk) -> None:
 BROKEN: dict[str, tuple[Break, list[str]]] = {
     "weights that are a folder": (
         lambda p: (weights_file(p).unlink(), weights_file(p).mkdir()),
-        ["math", "model.safetensors", "cannot be read"],
+        ["math", "model.safetensors", "is not a regular file"],
     ),
     "duplicate tensor in two shards": (duplicate_shards, ["math", NAME, "stored twice"]),
     "index outside the folder": (
@@ -83,6 +86,37 @@ BROKEN: dict[str, tuple[Break, list[str]]] = {
     "tensor missing from the index": (
         edit_index(lambda m: m.pop(NAME)),
         ["math", INDEX, f"{NAME}: stored in", "not in the index"],
+    ),
+    "shard with a name that no system has": (
+        edit_index(lambda m: m.update({NAME: "x" * 300_000})),
+        ["math", INDEX, "are missing", "'xxx"],
+    ),
+    "shard with a NUL in its name": (
+        edit_index(lambda m: m.update({NAME: "x\0.safetensors"})),
+        ["math", INDEX, "are missing"],
+    ),
+    "architectures that is a number": (
+        lambda p: edit_config(p.experts["math"], architectures=5),
+        ["math", "config.json: architectures: 5 cannot be right"],
+    ),
+    "architectures of numbers": (
+        lambda p: edit_config(p.experts["math"], architectures=[5, None]),
+        ["math", "config.json: architectures: [5, None] cannot be right"],
+    ),
+    "vocab_size that is a list": (
+        lambda p: edit_config(p.experts["math"], vocab_size=[7]),
+        ["math", "config.json: vocab_size: [7] cannot be right"],
+    ),
+    "config too deep": (
+        lambda p: (p.experts["math"] / "config.json").write_text("[" * 100_000),
+        ["math", "config.json: JSON nested"],
+    ),
+    "config without an end": (
+        lambda p: (
+            (p.experts["math"] / "config.json").unlink(),
+            (p.experts["math"] / "config.json").symlink_to("/dev/zero"),
+        ),
+        ["math", "config.json is a link that leaves the folder, to /dev/zero"],
     ),
     "index without a map": (
         lambda p: (p.experts["math"] / INDEX).write_text("{}"),
@@ -199,11 +233,60 @@ def test_one_loose_file_under_another_name(pool: PoolOnDisk) -> None:
     assert NAME in open_checkpoint(pool.experts["math"]).tensors
 
 
+def hub_snapshot(pool: PoolOnDisk) -> Path:
+    """The expert as the hub's cache keeps it: every file is a link into blobs/."""
+    model = pool.root / "models--owner--math"
+    snapshot = model / "snapshots/0123abcd"
+    snapshot.mkdir(parents=True)
+    (model / "blobs").mkdir()
+    for number, file in enumerate(sorted(pool.experts["math"].iterdir())):
+        file.rename(model / f"blobs/{number}")
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    return snapshot
+
+
 def test_shards_behind_symlinks_as_in_the_hub_cache(pool: PoolOnDisk) -> None:
-    blob = pool.root / "blob"
-    weights_file(pool).rename(blob)
-    weights_file(pool).symlink_to(blob)
-    assert NAME in open_checkpoint(pool.experts["math"]).tensors
+    assert NAME in open_checkpoint(hub_snapshot(pool)).tensors
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer_secret.txt"])
+@pytest.mark.parametrize("hub", [False, True])
+def test_a_link_must_stay_in_its_folder(pool: PoolOnDisk, name: str, hub: bool) -> None:
+    folder = hub_snapshot(pool) if hub else pool.experts["math"]
+    secret = pool.root / "secret"
+    secret.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"secret")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    with pytest.raises(PoolError, match=f"{name} is a link that leaves the folder, to .*/secret"):
+        open_checkpoint(folder)
+        tokenizer_files(folder)
+
+
+def test_a_link_inside_the_folder_is_followed(pool: PoolOnDisk) -> None:
+    folder = pool.experts["math"]
+    (folder / "shards").mkdir()
+    weights_file(pool).rename(folder / "shards/w.safetensors")
+    weights_file(pool).symlink_to("shards/w.safetensors")
+    assert NAME in open_checkpoint(folder).tensors
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", INDEX, "tokenizer.json"])
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
+def test_what_is_no_file_is_not_opened(
+    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    folder = pool.experts["math"]
+    (folder / name).unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(folder / name)
+    elif kind == "socket":
+        monkeypatch.chdir(folder)  # the name of a socket is short
+        socket.socket(socket.AF_UNIX).bind(name)
+    else:
+        (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(PoolError, match=r"is not a regular file; refused|leaves the folder"):
+        open_checkpoint(folder)
+        tokenizer_files(folder)
 
 
 def test_shards_in_a_subfolder(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sigmerge.checkpoints.blocks import find_stack, natural
+from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.header import read_header
 from sigmerge.errors import PoolError
 from tests.checkpoints.damage import (
@@ -81,6 +83,30 @@ BROKEN: dict[str, tuple[Break, list[str]]] = {
         edit_header(lambda h: h[NAME].update(shape=[31, 16])),
         ["math", NAME, "does not fill"],
     ),
+    "name of 300 kB": (
+        edit_header(lambda h: h.update({"x" * 300_000: h.pop(NAME)})),
+        ["math", "has more than 1000 characters"],
+    ),
+    "shape of long numbers": (
+        edit_header(lambda h: h[NAME].update(shape=[10**4000] * 30)),
+        ["math", NAME, "has a shape or offset above"],
+    ),
+    "shape of numbers too long for Python": (
+        lambda p: put_header(p, b'{"a":{"dtype":"F32","shape":[' + b"9" * 5000 + b"]}}"),
+        ["math", "not valid JSON"],
+    ),
+    "too many dimensions": (
+        edit_header(lambda h: h[NAME].update(shape=[1] * 100_000)),
+        ["math", NAME, "more than 32 dimensions"],
+    ),
+    "shape that is text": (
+        edit_header(lambda h: h[NAME].update(shape="ab")),
+        ["math", NAME, "malformed header entry"],
+    ),
+    "header of 95 MB": (
+        lambda p: put_header(p, b" " * 95_000_000),
+        ["math", "the header has 95000000 bytes, more than 25000000"],
+    ),
     "unknown dtype": (
         edit_header(lambda h: h[NAME].update(dtype="F3")),
         ["math", NAME, "unknown dtype 'F3'"],
@@ -126,3 +152,36 @@ def test_no_header_makes_the_reader_crash(tmp_path: Path) -> None:
         except PoolError:
             refusals += 1
     assert refusals > 200
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.²",
+        "model.layers.².w",
+        "model.layers.٣.w",
+        "model.layers." + "9" * 900 + ".w",
+        "a" * 999,
+        "." * 999,
+        "1." * 499,
+        "²" * 300,
+    ],
+)
+def test_odd_names_are_read_and_sorted(tmp_path: Path, name: str) -> None:
+    write_member(tmp_path / "m", {name: draw({"x": (2,)}, 0)["x"]}, layers=0)
+    opened = open_checkpoint(tmp_path / "m")
+    assert opened.stack.depth == 0 and opened.stack.block_of(name) is None
+    assert sorted([name, "model.layers.2.w"], key=natural)
+
+
+def test_blocks_are_sorted_by_number() -> None:
+    names = ["h.10.w", "h.2.w", "h.02.w", "h.w", "lm", "h.1.w", "h.1.10", "h.1.9"]
+    assert sorted(names, key=natural) == [
+        "h.1.9", "h.1.10", "h.1.w", "h.02.w", "h.2.w", "h.10.w", "h.w", "lm"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [10**4, 10**6])
+def test_a_long_name_is_parsed_in_linear_time(length: int) -> None:
+    """Quadratic work would take hours for the longer one."""
+    assert find_stack([("a" * length, 1), ("1." * length, 1), ("a.1" * length, 1)]).depth <= 1

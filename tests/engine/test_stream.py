@@ -60,7 +60,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(stream, "TILE", 48)
     monkeypatch.setattr(stream, "CHUNK", 144)
     monkeypatch.setattr(stream, "_local", threading.local())
-    monkeypatch.setattr("sigmerge.commands.merge.TILE", 48)
+    monkeypatch.setattr("sigmerge.jobs.dense.TILE", 48)
     yield
 
 

@@ -8,18 +8,19 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import yaml
 
-from sigmerge.commands.evaluate import evaluate
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.nano.files import POOL, load_items
-from sigmerge.nano.suite import score
+from tests.evaluation.scored import evaluate
+from tests.nano.measure import answers
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'sigmerge[eval]'")
 
@@ -147,13 +148,18 @@ def test_a_wrong_task_is_refused_in_words(place: Path, change: dict[str, str], w
 
 
 def test_the_nano_suite_is_the_pools_own_scorer(tmp_path: Path):
-    """Both ways of scoring the embedded pool give the same numbers, item for item."""
+    """The suite gives the numbers that training logged, and stores every answer."""
     checkpoint = POOL / "coding"
     found = evaluate(checkpoint, "nano", "calibration", store=tmp_path / "r.sqlite")
-    expected = score(checkpoint, "calibration")
-    assert found["domains"] == expected.domains
-    assert found["macro"] == pytest.approx(expected.macro, abs=1e-15)
-    assert sum(found["items"].values()) == len(expected.results)
+    logged = next(
+        record["scores"]
+        for record in map(json.loads, (POOL / "log.jsonl").read_text().splitlines())
+        if record.get("member") == "coding" and record.get("split") == "calibration"
+    )
+    assert found["domains"] == pytest.approx(logged, abs=1e-12)
+    assert found["macro"] == pytest.approx(fmean(logged.values()), abs=1e-12)
+    expected = answers(checkpoint, "calibration")
+    assert sum(found["items"].values()) == len(expected)
     with sqlite3.connect(tmp_path / "r.sqlite") as db:
         outputs = sorted(json.loads(o) for (o,) in db.execute("SELECT output FROM results"))
-    assert outputs == sorted(result.output for result in expected.results)
+    assert outputs == sorted(output for output, _ in expected.values())

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sigmerge.cli.evaluation_lines import estimate_line
 from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.evaluation.estimate import Cost, Speed, cost, estimate, timed
-from sigmerge.evaluation.lines import estimate_line
+from sigmerge.evaluation.costs import Cost, Speed
+from sigmerge.evaluation.estimate import estimate, timed
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.probing import generate
@@ -92,7 +93,7 @@ def test_batches_share_the_steps_of_generation():
 
 def test_ten_programs_of_a_problem_are_written_together():
     mark = load_suite("mergebench").benchmarks["humaneval_plus"]
-    found = cost(mark, Item("all", 0, {}))
+    found = mark.cost(Item("all", 0, {}))
     assert found is not None
     assert (found.answers, found.alone, found.read + found.longest) == (10, True, 512)
     assert found.seconds > 0
@@ -113,14 +114,9 @@ def test_the_batch_size_fits_the_free_memory(
     """A row of the tiny model: 2,048 tokens of 256 bytes of keys and values, 2 KB of logits."""
     if torch.cuda.is_available():
         pytest.skip("the rule for processor cores")
-    monkeypatch.setattr(generate, "_free_memory", lambda: free)
+    monkeypatch.setattr(generate, "free_memory", lambda: free)
     assert HfModel(folder, "auto", None).batch_size == rows
     assert HfModel(folder, "auto", 3).batch_size == 3
-
-
-def test_free_memory_is_what_the_machine_has():
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 < generate._free_memory() <= total
 
 
 LIMITED = """

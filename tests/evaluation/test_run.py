@@ -14,16 +14,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sigmerge.commands.aggregate import aggregate
-from sigmerge.commands.evaluate import evaluate
-from sigmerge.commands.scores import suite_scorer
+from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import OutputError, ScoreError, SigmergeError
 from sigmerge.evaluation import splits
-from sigmerge.evaluation.aggregate import residual_gaps, summarise
-from sigmerge.evaluation.lines import evaluation_lines
+from sigmerge.evaluation.aggregate import summarise
+from sigmerge.evaluation.how import How
+from sigmerge.evaluation.run import evaluate as run
 from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import load_suite
+from sigmerge.jobs.aggregate import aggregate
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.scores import suite_scorer
+from sigmerge.method.deficit import residual_gaps
+from tests.evaluation.scored import evaluate
 from tests.evaluation.tiny import write_tiny
 
 LENGTH = """
@@ -106,7 +110,7 @@ def test_killed_and_resumed_equals_uninterrupted(place: Path, tmp_path: Path):
     """SIGKILL half-way; the same command then scores only what is missing."""
     store = tmp_path / "killed.sqlite"
     command = [
-        sys.executable, "-m", "sigmerge.cli", "evaluate", str(place / "tiny"), "--suite",
+        sys.executable, "-m", "sigmerge", "evaluate", str(place / "tiny"), "--suite",
         str(place / "own.yaml"), "--split", "all", "--benchmark", "said", "--store", str(store),
         "--json",
     ]  # fmt: skip
@@ -165,10 +169,11 @@ def test_domain_and_macro_are_unweighted_means():
         "harmbench": [Scored({"harm": 1.0}, judge="keyword"), Scored({"harm": 0.0})],
     }
     found = summarise(suite, results)
-    assert found["domains"] == {"instruction": 0.5, "multilingual": 0.5, "safety": 0.5}
-    assert found["macro"] == 0.5
-    assert found["judges"] == ["keyword"]
-    assert "gsm8k" in found["missing"]
+    assert found.domains == {"instruction": 0.5, "multilingual": 0.5, "safety": 0.5}
+    assert found.macro == 0.5
+    assert found.judges == ["keyword"]
+    assert found.missing["math"] == ["gsm8k"]
+    assert found.missing["safety"] == ["wildguardtest", "xstest", "do_anything_now"]
 
 
 def test_residual_gaps_are_to_the_strongest_expert():
@@ -215,10 +220,10 @@ def test_an_expert_measured_otherwise_is_refused(tmp_path: Path, key: str, value
 
 def test_a_recipe_measures_with_a_suite(place: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path))
-    scorer = suite_scorer({"suite": "own.yaml", "limit": 5}, "calibration", place)
-    assert set(scorer(place / "tiny")) == {"words", "length"}
+    scorer = suite_scorer({"suite": "own.yaml", "limit": 5}, "calibration", place, Options())
+    assert set(scorer(place / "tiny").scores) == {"words", "length"}
     with pytest.raises(ScoreError, match="limits: is not known"):
-        suite_scorer({"suite": "own.yaml", "limits": 5}, "calibration", place)
+        suite_scorer({"suite": "own.yaml", "limits": 5}, "calibration", place, Options())
 
 
 def _facts(folder: Path, answer: str) -> None:
@@ -233,7 +238,8 @@ def test_a_recipe_sees_that_the_records_changed(place: Path, tmp_path: Path, mon
     found = []
     for answer in ("^never said$", ".*"):
         _facts(tmp_path, answer)
-        found.append(suite_scorer({"suite": "q.yaml"}, "calibration", tmp_path)(place / "tiny"))
+        scorer = suite_scorer({"suite": "q.yaml"}, "calibration", tmp_path, Options())
+        found.append(scorer(place / "tiny").scores)
     assert found == [{"d": 0.0}, {"d": 1.0}]
 
 
@@ -271,6 +277,26 @@ def test_a_split_file_with_fewer_benchmarks_is_told(place: Path, tmp_path: Path)
     assert f"left out: said: {file} does not have it." in text
 
 
+def test_a_benchmark_without_data_is_named_and_strict_refuses_it(place: Path, tmp_path: Path):
+    """Its domain is the mean of the other; the result names what is missing, by domain."""
+    _facts(tmp_path, ".*")
+    here = {"harness": "jsonl", "files": "q.jsonl", "matcher": "regex", "max_new_tokens": 2}
+    lost = {"harness": "jsonl", "files": "lost.jsonl"}
+    marks = {"d": {"here": here, "lost": lost}, "e": {"gone": lost}}
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": marks}))
+    store = tmp_path / "r.sqlite"
+    found = run(place / "tiny", tmp_path / "q.yaml", "calibration", How(store=store))
+    assert found.domains == {"d": 1.0}
+    assert found.missing == {"d": ["lost"], "e": ["gone"]}
+    assert set(found.absent) == {"lost", "gone"}
+    assert found.as_json()["missing"] == found.missing
+    with pytest.raises(ScoreError, match="--strict wants all") as error:
+        run(place / "tiny", tmp_path / "q.yaml", "calibration", How(store=store, strict=True))
+    assert len(error.value.problems) == 2 and "lost.jsonl" in error.value.problems[0]
+    wanted = How(store=store, strict=True, only=("here",))
+    assert run(place / "tiny", tmp_path / "q.yaml", "calibration", wanted).domains == {"d": 1.0}
+
+
 def test_a_split_without_items_is_refused(place: Path, tmp_path: Path):
     (tmp_path / "q.jsonl").write_text('{"prompt": "p", "answer": "a"}\n' * 4)
     mark = {"harness": "jsonl", "files": "q.jsonl"}
@@ -297,7 +323,7 @@ def test_wrong_settings_are_told(tmp_path: Path, how: dict, words: str):
 @pytest.mark.parametrize("limit", [0, -3, True])
 def test_a_recipes_limit_is_a_count(tmp_path: Path, limit: int):
     with pytest.raises(ScoreError, match=r"limit: \S+ is (too small|no int)"):
-        suite_scorer({"suite": "nano", "limit": limit}, "calibration", tmp_path)
+        suite_scorer({"suite": "nano", "limit": limit}, "calibration", tmp_path, Options())
 
 
 @pytest.mark.parametrize("value", ["nan", "57.0", "-0.5", "inf", "'1'", "None"])

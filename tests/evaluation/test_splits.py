@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigmerge.commands import splits as verb
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation import splits
-from sigmerge.evaluation.sources import Data, Item, load_items
+from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.suite import load_suite
+from sigmerge.jobs import splits as verb
 from tests.evaluation.data import DATA, needs_data
 
 LANGUAGES = {
@@ -158,7 +158,7 @@ def test_wildguard_keeps_labelled_harmful_prompts(tmp_path: Path):
     (tmp_path / "wildguardtest/test.jsonl").write_text(text)
     suite = load_suite("mergebench")
     mark = suite.benchmarks["wildguardtest"]
-    items = load_items("wildguardtest", mark, Data(tmp_path), suite.folder)
+    items = mark.load("wildguardtest", Data(tmp_path), suite.folder)
     assert [item.record["prompt"] for item in items] == ["0", "4"]
     assert [item.id for item in items] == ["all/0", "all/1"]
 

@@ -49,19 +49,36 @@ def test_a_failed_batch_leaves_nothing(tmp_path: Path):
         assert store.usage(KEY, [("all/1", "d")]) == Usage()
 
 
-def test_one_writer(tmp_path: Path):
+WRITER = """
+import sys
+from pathlib import Path
+from sigmerge.evaluation.store import Key, Scored, Store
+from sigmerge.probing.generate import Usage
+with Store(Path(sys.argv[1])) as store:
+    print("open", flush=True)
+    sys.stdin.readline()
+    for i in range(40):
+        store.write(Key("c", "s"), {(f"{sys.argv[2]}/{i}", "d"): Scored({"x": 1.0})}, Usage(1))
+"""
+
+
+def test_two_evaluations_share_a_store(tmp_path: Path):
+    """Both are open before either writes; no batch is lost and nobody is refused."""
     file = tmp_path / "results.sqlite"
-    program = (
-        "import sys; from pathlib import Path; from sigmerge.evaluation.store import Store\n"
-        f"with Store(Path({str(file)!r})): print('open')"
-    )
-    with Store(file):
-        other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert "another evaluation is writing" in other.stderr
-        with pytest.raises(OutputError), Store(file):
-            pass
-    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert other.stdout == "open\n"
+    command = [sys.executable, "-c", WRITER, str(file)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    writers = [subprocess.Popen([*command, name], **pipes) for name in "ab"]
+    for writer in writers:
+        assert writer.stdout and writer.stdout.readline() == "open\n"
+    for writer in writers:
+        assert writer.stdin
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    wanted = [(f"{name}/{i}", "d") for name in "ab" for i in range(40)]
+    with Store(file) as store:
+        assert len(store.read(Key("c", "s"), wanted)) == 80
+        assert store.usage(Key("c", "s"), wanted).calls == 80
 
 
 def test_settings_key_ignores_order():
@@ -111,7 +128,7 @@ def test_a_store_is_a_file(tmp_path):
 def test_a_damaged_store_is_told(tmp_path: Path):
     file = tmp_path / "results.sqlite"
     file.write_bytes(b"no database, but long enough to be asked about" * 9)
-    for _ in range(2):  # and its lock was given back
+    for _ in range(2):
         with pytest.raises(OutputError, match=r"results\.sqlite: .* move it away"), Store(file):
             pass
     file.unlink()

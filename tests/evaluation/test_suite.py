@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from sigmerge.errors import RecipeError
-from sigmerge.evaluation.suite import SHIPPED, load_suite
+from sigmerge.evaluation.sources import SHIPPED
+from sigmerge.evaluation.suite import load_suite
 
 
 def test_mergebench_is_the_papers_suite():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sigmerge.commands.demo import ANCHORS
-from sigmerge.commands.nano import BASELINES, _recipes
 from sigmerge.experiments.compare import Row, markdown
+from sigmerge.experiments.studies import BASELINES, _recipes
+from sigmerge.jobs.demo import ANCHORS
 from sigmerge.nano.files import POOL
 from sigmerge.recipe import load_recipe
 

@@ -149,3 +149,10 @@ def test_infeasible_layers_are_named():
 def test_claim_order_is_decreasing_share_then_domain_order(parts):
     order = budget.claim_order(np.array(parts, dtype=np.float64)).tolist()
     assert order == [d for _, d in sorted((-part, d) for d, part in enumerate(parts))]
+
+
+def test_equal_deficits_claim_in_the_recipes_order_however_they_were_summed():
+    """Ruling 21: 0.3 and 0.1 + 0.2 are one deficit; the later domain must not claim first."""
+    deficit = np.array([0.3, 0.1 + 0.2, 0.4])
+    assert deficit[1] > deficit[0]
+    assert budget.claim_order(deficit / deficit.sum()).tolist() == [2, 0, 1]

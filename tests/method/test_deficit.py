@@ -47,6 +47,73 @@ def test_gap_is_what_is_missing_and_never_negative(pairs):
         assert g == (q - base if q > base else 0.0)
 
 
+def test_a_gap_that_rounding_made_is_none():
+    """Ruling 21: 0.85 as the mean of three benchmarks, summed in two orders."""
+    once, twice = (0.8 + 0.9 + 0.85) / 3, (0.85 + 0.9 + 0.8) / 3
+    assert once != twice
+    gap = deficit.residual_gap(np.array([max(once, twice)]), np.array([min(once, twice)]))
+    assert gap.tolist() == [0.0]
+    assert deficit.shares(gap).tolist() == [0.0]
+
+
+@pytest.mark.parametrize(("missing", "gap"), [(0.99e-9, 0.0), (1.01e-9, 1.01e-9), (-0.5, 0.0)])
+def test_the_smallest_gap(missing, gap):
+    assert deficit.residual_gap(np.array([missing]), np.zeros(1)).tolist() == [gap]
+
+
+def test_gaps_by_name_cover_the_domains_that_both_sides_have():
+    gaps = deficit.residual_gaps(
+        {"one": {"x": 0.5, "y": 0.9}, "two": {"x": 0.8, "z": 1.0}}, {"y": 0.95, "x": 0.6, "w": 0.1}
+    )
+    assert list(gaps) == ["y", "x"]
+    assert gaps == pytest.approx({"x": 0.2, "y": 0.0})
+    assert deficit.residual_gaps({}, {"x": 0.5}) == {}
+
+
+@given(st.lists(st.lists(fractions, min_size=3, max_size=3), min_size=4, max_size=4))
+def test_gaps_by_name_are_the_deficits(rows):
+    names, experts = table(rows[:-1])
+    anchor = dict(zip(names, rows[-1], strict=True))
+    gaps = deficit.residual_gaps(experts, anchor)
+    assert list(gaps.values()) == deficit.deficits(experts, anchor, names).tolist()
+
+
+@pytest.mark.parametrize(
+    ("values", "order"),
+    [
+        ([0.2, 0.3, 0.2 + 1e-16], [1, 0, 2]),
+        ([0.2, 0.2 + 0.9e-9, 0.2 + 0.4e-9], [0, 1, 2]),
+        ([0.2, 0.2 + 1.1e-9], [1, 0]),
+        ([0.0, 0.8e-9, 1.6e-9], [1, 2, 0]),
+    ],
+)
+def test_equal_within_the_tolerance_keeps_the_order_given(values, order):
+    assert deficit.descending(np.array(values)).tolist() == order
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=12), st.data())
+def test_rounding_does_not_change_an_order(ticks, data):
+    noise = st.floats(0, 4e-10)
+    shaken = [n / 100 + data.draw(noise) for n in ticks]
+    plain = [i for _, i in sorted((-n, i) for i, n in enumerate(ticks))]
+    assert deficit.descending(np.array(shaken)).tolist() == plain
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"),
+    [
+        ({"x": 0.85, "y": (0.1 + 0.2) / 3}, "level"),
+        ({"x": 0.85 + 2.1e-9, "y": 0.1}, "better"),
+        ({"x": 0.85 - 2.1e-9, "y": 0.1}, "worse"),
+        ({"x": 0.85 + 1.9e-9, "y": 0.1}, "level"),
+        ({"x": 0.95, "y": 0.0, "other": 1.0}, "level"),
+        ({"x": 0.75, "y": 0.3}, "better"),
+    ],
+)
+def test_the_verdict_on_a_mean_allows_for_rounding(after, verdict):
+    assert deficit.compare(after, {"x": 0.85, "y": 0.1}) == verdict
+
+
 @given(
     st.integers(1, 6).flatmap(
         lambda n: st.lists(
@@ -91,6 +158,9 @@ def test_most_deficient_keeps_the_largest(gaps, count):
 
 def test_most_deficient_breaks_ties_in_domain_order():
     assert deficit.most_deficient(np.array([0.2, 0.3, 0.2]), 2).tolist() == [0.2, 0.3, 0.0]
+    later = 0.2 + 1e-16 * 3
+    assert later > 0.2
+    assert deficit.most_deficient(np.array([0.2, 0.3, later]), 2).tolist() == [0.2, 0.3, 0.0]
 
 
 def changed(path, value):
@@ -131,6 +201,20 @@ def test_a_table_in_percent_is_refused_entry_by_entry():
     problems = deficit.check_scores(experts, {d: 100 * q for d, q in ANCHOR.items()}, DOMAINS)
     assert len(problems) == 12
     assert all("give fractions" in p and "other scores" not in p for p in problems)
+
+
+@pytest.mark.parametrize(
+    ("scores", "beside"),
+    [
+        ((1.5, 60.0, 0.0), False),  # just above 1 is percent already, and 0 is on every scale
+        ((1.0, 60.0, 0.0), True),  # exactly 1 is a fraction
+    ],
+)
+def test_where_percent_begins(scores, beside):
+    row = dict(zip(DOMAINS, scores, strict=True))
+    problems = deficit.check_scores(dict.fromkeys(DOMAINS, row), row, DOMAINS)
+    assert len(problems) == 4 * sum(score > 1 for score in scores)
+    assert all(("other scores are fractions" in problem) == beside for problem in problems)
 
 
 def test_missing_and_unknown_experts():

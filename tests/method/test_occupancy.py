@@ -219,14 +219,33 @@ def test_one_coordinate():
     assert claims.support == (0, 0)
 
 
-def test_a_wrong_guess_is_mended():
-    """The tile that is sampled has one magnitude alone, which the rest of the block denies."""
-    size = occupancy.SAMPLE * 64
+@pytest.mark.parametrize("guess", [0.0, 1.0, 5.0])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_a_wrong_guess_is_mended(kind, guess):
+    """The strips that are sampled hold one magnitude alone, which the rest of the block denies.
+
+    With 0 and 1 too much lies above the guess, with 5 too little is at it or above.
+    """
+    size = 2 * occupancy.SAMPLE * STRIP
     deltas = np.full((1, size), 2.0, np.float32)
-    for guess in (0.0, 1.0, 5.0):
-        deltas[0, :64] = guess
-        claims = claim(Pool(deltas, even(size, 64)), [0], [size // 2])
-        assert np.array_equal(claims.owner, oracle.claim(deltas, [0], [size // 2]))
+    deltas[0].reshape(-1, STRIP)[:: occupancy.SAMPLE] = guess
+    wanted = size // 2
+    pool = Pool(deltas if kind == "float32" else stored(deltas), [(0, size)])
+    claims = claim(pool, [0], [wanted])
+    assert np.array_equal(claims.owner, oracle.claim(deltas, [0], [wanted]))
+    assert claims.mass[0] == pytest.approx(oracle.mass(deltas, 0, masks(claims)[0]))
+    assert claims.support == (wanted,)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_guess_is_taken_up_to_its_last_tie(more):
+    """Quotas around the edge between two magnitudes, of which the sample sees both."""
+    size = 2 * occupancy.SAMPLE * STRIP
+    deltas = np.tile(np.array([1.0, 3.0], np.float32), size // 2)[None]
+    wanted = size // 2 + more
+    claims = claim(Pool(deltas, [(0, size)]), [0], [wanted])
+    assert np.array_equal(claims.owner, oracle.claim(deltas, [0], [wanted]))
+    assert claims.mass[0] == oracle.mass(deltas, 0, masks(claims)[0])
 
 
 # Theorem 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sigmerge.evaluation.run import nano_scores
 from sigmerge.nano.train import train
 
 
@@ -18,4 +19,4 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def mini(tmp_path_factory: pytest.TempPathFactory, _one_thread: None) -> Path:
-    return train(tmp_path_factory.mktemp("nano") / "mini", seed=0, size="mini")
+    return train(tmp_path_factory.mktemp("nano") / "mini", seed=0, size="mini", measure=nano_scores)

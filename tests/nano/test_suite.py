@@ -1,4 +1,4 @@
-"""The scorer: equal to transformers' own generation, item by item, and to its own results."""
+"""Answers to a pool's items: those of transformers' own generation, on one thread."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sigmerge.evaluation.how import How
+from sigmerge.evaluation.run import evaluate, nano_scores
+from sigmerge.evaluation.suite import nano_suite
+from sigmerge.nano import suite
 from sigmerge.nano.facts import DOMAINS
 from sigmerge.nano.files import POOL, load_items
-from sigmerge.nano.suite import STEPS, Result, Scores, score
+from sigmerge.nano.suite import STEPS, answer
+from tests.nano.measure import answers
 
 
 def test_batched_answers_are_those_of_generate() -> None:
+    """The pool's scores are those of generation one prompt at a time, with no code of ours."""
     folder, limit = POOL / "reference", 8
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     items = [item for domain in DOMAINS for item in load_items("evaluation", domain)[:limit]]
-    expected = []
+    expected = {}
     for item in items:
         batch = tokenizer(item.prompt, return_tensors="pt")
         ids = model.generate(**batch, max_new_tokens=STEPS, do_sample=False)
         text = tokenizer.decode(ids[0, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-        expected.append(Result(item.id, item.domain, text == item.answer, text))
-    assert {result.correct for result in expected} == {True, False}
-    assert score(folder, "evaluation", limit=limit, batch_size=3).results == tuple(expected)
+        expected[item.id] = (text, text == item.answer)
+    assert {right for _, right in expected.values()} == {True, False}
+    assert answers(folder, "evaluation", limit=limit) == expected
+    prompts = [item.prompt for item in items]
+    assert answer(model, tokenizer, prompts, batch_size=3) == [t for t, _ in expected.values()]
 
 
 def test_an_answer_without_an_end_is_wrong(mini: Path) -> None:
@@ -35,46 +43,52 @@ def test_an_answer_without_an_end_is_wrong(mini: Path) -> None:
     mute = mini.parent / "mute"
     model.save_pretrained(mute)
     AutoTokenizer.from_pretrained(mini / "safety").save_pretrained(mute)
-    results = score(mute, "calibration", pool=mini, domains=["safety"]).results
-    ended = [len(result.output.split()) < STEPS for result in results]
-    assert not all(ended)
-    assert not any(r.correct for r, end in zip(results, ended, strict=True) if not end)
+    found = answers(mute, "calibration", mini)
+    endless = [right for output, right in found.values() if len(output.split()) >= STEPS]
+    assert endless and not any(endless)
 
 
-def test_limit_domains_and_progress() -> None:
-    heard: list[tuple[int, int]] = []
-    scores = score(
-        POOL / "safety",
-        "calibration",
-        limit=5,
-        domains=["safety", "math"],
-        batch_size=2,
-        progress=lambda *event: heard.append(event),
-    )
-    items = [i for d in ("safety", "math") for i in load_items("calibration", d)[:5]]
-    assert [result.id for result in scores.results] == [item.id for item in items]
-    assert heard == [(n, 10) for n in (2, 4, 5, 7, 9, 10)]
+def test_one_thread_answers_and_their_number_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, during = torch.get_num_threads(), []
 
+    def spied(model: object, ids: torch.Tensor, eos: int, plain: object = suite._greedy) -> object:
+        during.append(torch.get_num_threads())
+        return plain(model, ids, eos)  # type: ignore[operator]
 
-def test_the_number_of_threads_is_given_back() -> None:
-    before = torch.get_num_threads()
+    monkeypatch.setattr(suite, "_greedy", spied)
     try:
         torch.set_num_threads(2)
-        during: list[int] = []
-        score(
-            POOL / "math",
-            limit=2,
-            domains=["math"],
-            progress=lambda *_: during.append(torch.get_num_threads()),
-        )
+        how = How(limit=2, only=("nano_math",), store=tmp_path / "r.sqlite")
+        nano_scores(POOL / "math", "calibration", how=how)
         assert set(during) == {1}
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 
 
-def test_fractions_and_macro() -> None:
-    marks = [("a", True), ("a", False), ("a", False), ("a", False), ("b", True)]
-    scores = Scores(tuple(Result(str(i), d, ok, "") for i, (d, ok) in enumerate(marks)))
-    assert scores.domains == {"a": 0.25, "b": 1.0}
-    assert scores.macro == pytest.approx(0.625)
+def test_another_pool_is_known_by_its_content(mini: Path, tmp_path: Path) -> None:
+    """Equal items elsewhere are not scored again; other items are, also under the same ids."""
+    how = How(limit=5, store=tmp_path / "r.sqlite")
+    first = evaluate(POOL / "math", nano_suite(), "calibration", how)
+    moved = tmp_path / "moved"
+    (moved / "splits").parent.mkdir()
+    (moved / "splits").symlink_to(POOL / "splits")
+    again = evaluate(POOL / "math", nano_suite(moved), "calibration", how)
+    assert (again.reused_items, again.domains) == (25, first.domains)
+    lines = (
+        (POOL / "splits/calibration/math.jsonl").read_text().replace('"answer": "', '"answer": "x')
+    )
+    (moved / "splits").unlink()
+    for split in ("calibration", "evaluation"):
+        (moved / "splits" / split).mkdir(parents=True)
+        for domain in DOMAINS:
+            file = moved / "splits" / split / f"{domain}.jsonl"
+            file.write_text((POOL / "splits" / split / f"{domain}.jsonl").read_text())
+    (moved / "splits/calibration/math.jsonl").write_text(
+        lines.replace('"answer": "', '"answer": "x')
+    )
+    other = evaluate(POOL / "math", nano_suite(moved), "calibration", how)
+    assert other.reused_items == 20
+    assert other.domains == {**first.domains, "math": 0.0}

@@ -53,6 +53,23 @@ def test_cabs_prefers_a_free_zero_to_an_occupied_entry() -> None:
     np.testing.assert_array_equal(merged, [9, 0, 0, 0])
 
 
+@pytest.mark.parametrize(("size", "tail"), [(8, 0), (11, 3), (3, 3)])
+def test_cabs_notes_the_tail_it_leaves_at_the_reference(size: int, tail: int) -> None:
+    notes: dict[str, Any] = {}
+    reference = np.full(size, 5, np.float32)
+    merged = run("cabs", {"t": reference}, {"A": {"t": reference + 1}}, n=4, m=4, notes=notes)["t"]
+    assert merged.tolist() == [6] * (size - tail) + [5] * tail
+    assert notes == ({"t": {"tail": tail}} if tail else {})
+
+
+def test_cabs_notes_the_tail_of_a_tensor_of_many_chunks() -> None:
+    notes: dict[str, Any] = {}
+    size = 5 * 2**20 + 7
+    reference = np.zeros(size, np.float32)
+    run("cabs", {"t": reference}, {"A": {"t": reference + 1}}, n=2, m=256, notes=notes)
+    assert notes == {"t": {"tail": 7}}
+
+
 def test_cabs_ties_go_to_the_lowest_index() -> None:
     merged = run_vectors("cabs", [[1, -1, 1, 1], [2, 2, 2, -2]], n=1, m=4)
     np.testing.assert_array_equal(merged, [1, 2, 0, 0])
@@ -219,6 +236,32 @@ def test_ties_of_density_zero_is_the_reference() -> None:
 def test_ties_zero_sum_elects_plus() -> None:
     merged = run_vectors("ties", [[2, -1], [-2, 1]])
     np.testing.assert_array_equal(merged, [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("vectors", "merged"),
+    [
+        ([[2, -1, -1], [-2, -1, 0]], [-2, -1, -1]),  # two coordinates elect −, one cancels
+        ([[2, -1, 1], [-2, -1, 3]], [2, -1, 2]),  # one each: + is elected
+        ([[2, 1], [-2, 1]], [2, 1]),
+    ],
+)
+@pytest.mark.parametrize("method", ["ties", "dare_ties"])
+def test_papers_preset_elects_the_majority_where_entries_cancel(
+    method: str, vectors: list[list[float]], merged: list[float]
+) -> None:
+    shown = run_vectors(method, vectors, preset="paper", density=1.0)
+    assert shown.tolist() == merged
+    plus = run_vectors(method, vectors, preset="paper", density=1.0, cancelled="plus")
+    assert plus[0] == 2
+
+
+def test_the_majority_is_that_of_trimmed_vectors() -> None:
+    """Untrimmed, five coordinates elect −; the cut leaves one that elects + and the cancelled."""
+    rows = [[4, -1, -1, -1, -1, -1, 9], [-4, -1, -1, -1, -1, -1, 9]]
+    for scope in ("tensor", "model"):
+        shown = run_vectors("ties", rows, density=0.3, scope=scope, cancelled="majority")
+        assert shown.tolist() == [4, 0, 0, 0, 0, 0, 9]
 
 
 def test_ties_weights_count_in_the_election_only_if_asked() -> None:

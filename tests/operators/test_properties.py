@@ -106,6 +106,46 @@ def test_ties_elects_as_defined(
     np.testing.assert_allclose(shown, wanted, rtol=2e-7, atol=0)
 
 
+few = st.sampled_from([-2.0, -1.0, 0.0, 1.0, 2.0])
+"""Values of which many sums cancel exactly."""
+
+
+@quick
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 12)).flatmap(
+            lambda size: st.lists(
+                st.lists(few, min_size=size[0], max_size=size[0]), min_size=3, max_size=3
+            )
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from(["weighted", "unweighted"]),
+    st.sampled_from(["tensor", "model"]),
+    st.booleans(),
+)
+def test_cancelled_entries_take_the_majority_of_the_whole_model(
+    tensors: list[list[list[float]]], elect: str, scope: str, normalize: bool
+) -> None:
+    weights = [1.0, 0.5, 0.25]
+    names = [f"t{i}" for i in range(len(tensors))]
+    experts = {
+        f"e{k}": {n: np.array(t[k], np.float32) for n, t in zip(names, tensors, strict=True)}
+        for k in range(3)
+    }
+    zero = {n: np.zeros(len(t[0]), np.float32) for n, t in zip(names, tensors, strict=True)}
+    whole = [flat(t) for t in tensors]
+    weighted = elect == "weighted"
+    sign = oracle.majority(whole, weights, weighted)
+    options = {"weight": weights, "elect": elect, "normalize": normalize, "cancelled": "majority"}
+    for method, more in {"ties": {"scope": scope}, "dare_ties": {}}.items():
+        merged = run(method, zero, experts, **options, **more)
+        for name, each in zip(names, whole, strict=True):
+            wanted = oracle.elect_and_merge(each, weights, weighted, normalize, cancelled=sign)
+            np.testing.assert_allclose(merged[name], wanted, rtol=2e-7, atol=0)
+
+
 @quick
 @given(vectors(zeros=False), st.integers(1, 8), st.data())
 def test_cabs_masks_are_disjoint_and_of_exact_density(

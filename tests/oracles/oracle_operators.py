@@ -58,19 +58,35 @@ def trim_model(vector: Mapping[str, Array], density: float) -> dict[str, Array]:
     return {name: np.where(np.abs(v) >= magnitudes[k - 1], v, 0) for name, v in vector.items()}
 
 
+def majority(whole: Sequence[Vectors], weights: Sequence[float], weighted: bool) -> int:
+    """The sign that more coordinates of the whole model have; + where as many have the other.
+
+    `whole` has the task vectors of every tensor.
+    """
+    signs = [
+        int(
+            np.sign(sum(w * v[i] if weighted else v[i] for w, v in zip(weights, each, strict=True)))
+        )
+        for each in whole
+        for i in range(each[0].size)
+    ]
+    return 1 if signs.count(1) >= signs.count(-1) else -1
+
+
 def elect_and_merge(
     vectors: Vectors,
     weights: Sequence[float],
     weighted: bool = True,
     normalize: bool = True,
     scale: float = 1.0,
+    cancelled: int = 1,
 ) -> Array:
-    """Per coordinate: elect a sign (zero sum: +), then sum or average the entries that agree."""
+    """Per coordinate: elect a sign (zero sum: `cancelled`), sum or average what agrees."""
     merged = np.zeros(vectors[0].size)
     for i in range(merged.size):
         entries = [(w, w * v[i]) for w, v in zip(weights, vectors, strict=True)]
         votes = [e if weighted else v[i] for (_, e), v in zip(entries, vectors, strict=True)]
-        positive = sum(votes) >= 0
+        positive = (sum(votes) or cancelled) > 0
         agreeing = [(w, e) for w, e in entries if (e > 0 if positive else e < 0)]
         total = sum(e for _, e in agreeing)
         below = sum(w for w, _ in agreeing) or 1.0

@@ -7,17 +7,14 @@ page shows what is there.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
-from sigmerge.analysis import table
+from sigmerge.analysis import html, table
 from sigmerge.analysis.figures import (
     Figure,
     Grid,
@@ -28,12 +25,7 @@ from sigmerge.analysis.figures import (
     score_grid,
     sections,
 )
-from sigmerge.analysis.svg import Markup
 from sigmerge.analysis.table import PairedRow, Scores, paired_row, percent, points
-from sigmerge.errors import MissingExtra
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 COLOURS = 8  # distinct domain colours in the style sheet
 
@@ -87,46 +79,15 @@ def write_page(path: Path, runs: Sequence[Run], *, title: str | None = None) -> 
 
 def render(runs: Sequence[Run], *, title: str | None = None) -> str:
     """The page about `runs`, the first one shown first."""
-    style, script = _asset("page.css"), _asset("page.js")
     kinds = _kinds(runs)
     rows = [row for run in runs if (row := _row(run))]
-    return _template().render(
+    return html.page(
+        "page.html.j2",
         title=title or _title(runs),
         lead=_lead(rows),
-        policy=_policy(style, script),
-        style=Markup(style),
-        script=Markup(script),
         paired=_paired_grid(rows) if len(rows) > 1 else None,
         overview=_overview(rows),
         runs=[_view(run, kinds) for run in runs],
-    )
-
-
-def _template() -> Template:
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError as error:
-        raise MissingExtra("jinja2", "report", "The report page") from error
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(_asset("page.html.j2"))
-
-
-def _asset(name: str) -> str:
-    return resources.files("sigmerge.analysis").joinpath(name).read_text(encoding="utf-8")
-
-
-def _policy(style: str, script: str) -> str:
-    """Only this style and this script, and nothing from outside."""
-
-    def source(content: str) -> str:
-        digest = hashlib.sha256(content.encode()).digest()
-        return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-    return (
-        f"default-src 'none'; style-src {source(style)}; script-src {source(script)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup, escape
 
 WIDTH = 400
 GUTTER = 112  # room for domain names
@@ -21,13 +22,6 @@ MANY = 12  # from here on cells and dots are too small to be labelled one by one
 
 Tip = str
 Place = Callable[[float], float]  # from a value to where it is drawn
-
-
-class Markup(str):
-    """Text that is HTML already: Jinja leaves it as it is."""
-
-    def __html__(self) -> str:
-        return self
 
 
 @dataclass(frozen=True)

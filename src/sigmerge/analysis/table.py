@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TypedDict
 
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
 from sigmerge.errors import ScoreError
+from sigmerge.method import deficit
 
 DomainScores = Mapping[str, float]
 
@@ -64,7 +66,8 @@ def residual_gap(experts: Mapping[str, DomainScores], scores: DomainScores) -> f
     unknown = [domain for domain in scores if domain not in best]
     if unknown:
         raise ScoreError(f"No expert has a score for the domain {', '.join(unknown)}.")
-    return fmean(max(0.0, best[domain] - score) for domain, score in scores.items())
+    reference = np.array([best[domain] for domain in scores])
+    return float(deficit.residual_gap(reference, np.array(list(scores.values()))).mean())
 
 
 def paired_row(name: str, scores: Scores) -> PairedRow:

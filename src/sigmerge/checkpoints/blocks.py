@@ -6,8 +6,29 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-_NUMBERED = re.compile(r"^(?P<stack>(?:[^.]*[^.\d][^.]*\.)+?)(?P<index>\d+)\.")
+LONGEST_INDEX = 9
+"""Digits of the largest block number."""
+
+
+def _numbered(name: str) -> tuple[str, int] | None:
+    """The stack and the block that a tensor's name shows: its first part that is a number."""
+    parts = name.split(".")
+    for i, part in enumerate(parts[:-1]):
+        if not part:
+            return None
+        if part.isascii() and part.isdigit():
+            fits = i > 0 and len(part) <= LONGEST_INDEX
+            return (".".join(parts[:i]) + ".", int(part)) if fits else None
+    return None
+
+
+def natural(name: str) -> list[Any]:
+    """Sort key that puts layer 2 before layer 10; text and numbers alternate, text first."""
+    parts: list[Any] = re.split(r"([0-9]+)", name)
+    parts[1::2] = [(len(part.lstrip("0")), part.lstrip("0"), part) for part in parts[1::2]]
+    return parts
 
 
 @dataclass(frozen=True)
@@ -23,10 +44,8 @@ class Stack:
 
     def block_of(self, name: str) -> int | None:
         """The block a tensor lies in, or None if it lies outside the stack."""
-        found = _NUMBERED.match(name)
-        if found is None or found["stack"] != self.prefix:
-            return None
-        return int(found["index"])
+        found = _numbered(name)
+        return found[1] if found and found[0] == self.prefix else None
 
 
 def find_stack(sizes: Iterable[tuple[str, int]]) -> Stack:
@@ -38,9 +57,9 @@ def find_stack(sizes: Iterable[tuple[str, int]]) -> Stack:
     weight: dict[str, int] = defaultdict(int)
     indices: dict[str, set[int]] = defaultdict(set)
     for name, size in sizes:
-        if found := _NUMBERED.match(name):
-            weight[found["stack"]] += size
-            indices[found["stack"]].add(int(found["index"]))
+        if found := _numbered(name):
+            weight[found[0]] += size
+            indices[found[0]].add(found[1])
     if not indices:
         return Stack("", 0)
     prefix = max(sorted(indices), key=lambda candidate: weight[candidate])

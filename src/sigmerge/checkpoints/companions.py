@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.folder import read_json
+from sigmerge.checkpoints.folder import INDEX, read_json
+from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.writer import Output
 from sigmerge.errors import PoolError
+from sigmerge.files.documents import read_bytes
 
 TOKENIZER = (
     "tokenizer*",
@@ -67,19 +69,31 @@ def model_card(title: str, pool: Pool, recipe: str, notes: list[str]) -> str:
     return "\n".join([*front, *lines])
 
 
+def companion_files(folder: Path) -> list[Path]:
+    """Every file of a checkpoint that can go into a result, or decides how it is read, but weights.
+
+    A link that leaves the folder, and what is no regular file, is refused.
+    """
+    return list(_matching(folder, ("config.json", INDEX, *MODEL, *TOKENIZER)))
+
+
 def tokenizer_files(folder: Path) -> list[Path]:
     return list(_matching(folder, TOKENIZER))
 
 
 def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
-    files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
-    yield from sorted(files)
+    files = {file for pattern in patterns for file in folder.glob(pattern)}
+    for file in sorted(files):
+        if not file.is_dir() or file.is_symlink():
+            check_file(folder, file)
+            yield file
 
 
 def vocabulary(folder: Path) -> dict[str, int] | bytes | None:
     """Token → id of a folder's tokenizer, or the file that fixes them; None if it has none."""
     fast = folder / "tokenizer.json"
-    if fast.is_file():
+    if is_there(fast):
+        check_file(folder, fast)
         content = read_json(fast)
         try:
             words = content["model"]["vocab"]
@@ -87,7 +101,11 @@ def vocabulary(folder: Path) -> dict[str, int] | bytes | None:
                 words = {token: i for i, (token, _) in enumerate(words)}
             added = content.get("added_tokens") or []
             return {**words, **{token["content"]: token["id"] for token in added}}
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             raise PoolError(f"{fast}: holds no vocabulary; copy or download it again.") from None
     files = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
-    return next(((folder / f).read_bytes() for f in files if (folder / f).is_file()), None)
+    fixed = [folder / name for name in files if is_there(folder / name)]
+    if not fixed:
+        return None
+    check_file(folder, fixed[0])
+    return read_bytes(fixed[0], "a vocabulary", PoolError)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sigmerge.checkpoints.blocks import Stack, find_stack
 from sigmerge.checkpoints.header import Tensor, read_header
+from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.errors import PoolError
+from sigmerge.files.documents import read_json_object
+from sigmerge.words import shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+SHOWN = 12
+"""Lines of one kind that an error lists."""
+SHORT = 300
+"""Characters of a name that an error shows."""
 HEAD_NAMES = ("lm_head.weight", "embed_out.weight", "output.weight")
 EMBEDDING_SUFFIXES = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "embeddings.weight")
 
@@ -47,7 +53,7 @@ class Checkpoint:
 def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Read a folder's configuration and headers, or say clearly why it cannot be merged."""
     folder = _existing_folder(path)
-    config = read_json(folder / "config.json", required_in=folder)
+    config = _read_config(folder)
     _refuse_quantised(folder, config)
     files = _weight_files(folder, allow_pickle)
     tensors: dict[str, Tensor] = {}
@@ -75,21 +81,33 @@ def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
 
 
 def read_json(file: Path, *, required_in: Path | None = None) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    """The JSON object in a file of a checkpoint; {} if there is none and none is required."""
+    if not is_there(file) and not file.is_symlink():
         if required_in is None:
             return {}
         raise PoolError(
             f"{required_in}: no {file.name}; a checkpoint folder in Hugging Face format is needed."
-        ) from None
-    except OSError as error:
-        raise PoolError(f"{file}: cannot be read ({error.strerror}).") from None
-    except (ValueError, RecursionError) as error:
-        raise PoolError(f"{file}: not valid JSON ({error}).") from None
-    if not isinstance(content, dict):
-        raise PoolError(f"{file}: a JSON object is expected.")
-    return content
+        )
+    return read_json_object(file, "a file of a checkpoint", PoolError)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """The configuration; the entries that are read here have the types that they should have."""
+    file = folder / "config.json"
+    if is_there(file) or file.is_symlink():
+        check_file(folder, file)
+    config = read_json(file, required_in=folder)
+    named = config.get("architectures")
+    wrong = {
+        "architectures": not isinstance(named, str | list | None)
+        or any(not isinstance(name, str) for name in named or ()),
+        "vocab_size": not isinstance(config.get("vocab_size"), int | None),
+        "tie_word_embeddings": not isinstance(config.get("tie_word_embeddings"), bool | None),
+        "model_type": not isinstance(config.get("model_type"), str | None),
+    }
+    for key in (key for key, is_wrong in wrong.items() if is_wrong):
+        raise PoolError(f"{file}: {key}: {shown(config[key])} cannot be right.")
+    return config
 
 
 def _existing_folder(path: Path) -> Path:
@@ -144,6 +162,7 @@ def _refuse_other_floats(folder: Path, tensors: dict[str, Tensor]) -> None:
 def _weight_files(folder: Path, allow_pickle: bool) -> list[Path]:
     index = folder / INDEX
     if index.exists():
+        check_file(folder, index)
         names = sorted(set(_weight_map(index).values()))
         if (folder / SINGLE).exists() and SINGLE not in names:
             raise PoolError(
@@ -151,12 +170,12 @@ def _weight_files(folder: Path, allow_pickle: bool) -> list[Path]:
                 "two is left over from an older checkpoint. Remove it."
             )
         files = [folder / _inside(index, name) for name in names]
-        missing = [file.name for file in files if not file.exists()]
+        missing = [shown(file.name) for file in files if not is_there(file)]
         if missing:
-            raise PoolError(f"{folder}: shards named in {INDEX} are missing:", missing)
-        return files
+            raise PoolError(f"{folder}: shards named in {INDEX} are missing:", missing[:SHOWN])
+        return _checked(folder, files)
     if (folder / SINGLE).exists():
-        return [folder / SINGLE]
+        return _checked(folder, [folder / SINGLE])
     for name in (SINGLE, INDEX):
         if (folder / name).is_symlink():
             raise PoolError(
@@ -176,7 +195,7 @@ def _other_weights(folder: Path, allow_pickle: bool) -> list[Path]:
     if pickles and allow_pickle:
         from sigmerge.checkpoints.pickled import as_safetensors
 
-        return as_safetensors(pickles)
+        return as_safetensors(_checked(folder, pickles))
     if pickles:
         raise PoolError(
             f"{folder}: pickled weights ({pickles[0].name}) can run code when loaded and are "
@@ -189,8 +208,14 @@ def _other_weights(folder: Path, allow_pickle: bool) -> list[Path]:
     if len(loose) > 1:
         raise PoolError(f"{folder}: {len(loose)} safetensors files but no {INDEX}.")
     if loose:
-        return loose
+        return _checked(folder, loose)
     raise PoolError(f"{folder}: no weights; expected {SINGLE} or {INDEX}.")
+
+
+def _checked(folder: Path, files: list[Path]) -> list[Path]:
+    for file in files:
+        check_file(folder, file)
+    return files
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -204,7 +229,7 @@ def _inside(index: Path, name: str) -> PurePosixPath:
     """A shard's name as the index gives it; it may not leave the folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name:
-        raise PoolError(f"{index}: the entry {name!r} points outside the folder; refused.")
+        raise PoolError(f"{index}: the entry {shown(name)} points outside the folder; refused.")
     return path
 
 
@@ -213,14 +238,15 @@ def _check_index(folder: Path, tensors: dict[str, Tensor]) -> None:
         return
     promised = _weight_map(folder / INDEX)
     problems = [
-        f"{name}: promised in {file}, not stored there"
+        f"{name[:SHORT]}: promised in {file[:SHORT]}, not stored there"
         for name, file in sorted(promised.items())
         if name not in tensors or tensors[name].file.name != PurePosixPath(file).name
     ]
     problems += [
-        f"{name}: stored in {tensor.file.name}, not in the index"
+        f"{name[:SHORT]}: stored in {tensor.file.name}, not in the index"
         for name, tensor in sorted(tensors.items())
         if name not in promised
     ]
     if problems:
-        raise PoolError(f"{folder}: {INDEX} and the shards disagree:", problems)
+        rest = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        raise PoolError(f"{folder}: {INDEX} and the shards disagree:", problems[:SHOWN] + rest)

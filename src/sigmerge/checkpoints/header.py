@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import PoolError
+from sigmerge.files.regular import open_regular
+from sigmerge.words import shown
 
 ITEM_SIZE = {
     "F64": 8,
@@ -34,7 +37,11 @@ ITEM_SIZE = {
     "BOOL": 1,
 }
 FLOATING = ("BF16", "F16", "F32")
-MAX_HEADER = 100_000_000
+MAX_HEADER = 25_000_000
+"""Bytes. The format allows four times as much; a quarter of a million tensors fit into this."""
+MAX_NAME = 1000
+MAX_RANK = 32
+MAX_SIDE = 1 << 48
 
 
 @dataclass(frozen=True)
@@ -63,16 +70,7 @@ class Tensor:
 
 def read_header(file: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file; every way a header can lie is a PoolError."""
-    try:
-        total = file.stat().st_size
-        with file.open("rb") as stream:
-            prefix = stream.read(8)
-            length = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or length > min(MAX_HEADER, total - 8):
-                raise _broken(file, f"the header asks for {length} bytes, the file has {total}")
-            raw = stream.read(length)
-    except OSError as error:
-        raise PoolError(f"{file}: cannot be read ({error.strerror}).") from None
+    raw, total = _raw_header(file)
     try:
         entries = json.loads(raw, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
@@ -80,7 +78,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
     if not isinstance(entries, dict):
         raise _broken(file, "the header is not a JSON object")
     entries.pop("__metadata__", None)
-    start = 8 + length
+    start = 8 + len(raw)
     tensors = {name: _tensor(file, name, entry, start) for name, entry in entries.items()}
     _check_layout(file, tensors, start, total)
     return tensors
@@ -88,9 +86,23 @@ def read_header(file: Path) -> dict[str, Tensor]:
 
 def read_metadata(file: Path) -> dict[str, str]:
     """The notes in the header of a sound file."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        return dict(json.loads(stream.read(length)).get("__metadata__", {}))
+    return dict(json.loads(_raw_header(file)[0]).get("__metadata__", {}))
+
+
+def _raw_header(file: Path) -> tuple[bytes, int]:
+    """The header's JSON, and the size of the whole file."""
+    with open_regular(file, "a safetensors file", PoolError) as stream:
+        total = os.fstat(stream.fileno()).st_size
+        prefix = stream.read(8)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or length > total - 8:
+            raise _broken(file, f"the header asks for {length} bytes, the file has {total}")
+        if length > MAX_HEADER:
+            raise _broken(file, f"the header has {length} bytes, more than {MAX_HEADER}")
+        raw = stream.read(length)
+    if len(raw) < length:
+        raise _broken(file, "it became shorter while it was read")
+    return raw, total
 
 
 def encode_header(
@@ -115,15 +127,22 @@ def encode_header(
 
 
 def _tensor(file: Path, name: str, entry: Any, start: int) -> Tensor:
+    if len(name) > MAX_NAME:
+        raise _broken(file, f"the name {shown(name)} has more than {MAX_NAME} characters")
     try:
-        dtype, shape = str(entry["dtype"]), tuple(index(side) for side in entry["shape"])
+        dtype, sides = str(entry["dtype"]), entry["shape"]
+        if len(sides) > MAX_RANK:
+            raise _broken(file, f"tensor {name!r} has more than {MAX_RANK} dimensions")
+        shape = tuple(index(side) for side in sides)
         begin, end = (index(offset) for offset in entry["data_offsets"])
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, AttributeError):
         raise _broken(file, f"tensor {name!r} has a malformed header entry") from None
     if dtype not in ITEM_SIZE:
-        raise _broken(file, f"tensor {name!r} has the unknown dtype {dtype!r}")
+        raise _broken(file, f"tensor {name!r} has the unknown dtype {shown(dtype)}")
     if min(shape, default=0) < 0 or begin < 0 or end < begin:
         raise _broken(file, f"tensor {name!r} has a negative shape or offset")
+    if max(*shape, begin, end) > MAX_SIDE:  # before they are multiplied
+        raise _broken(file, f"tensor {name!r} has a shape or offset above {MAX_SIDE}")
     if end - begin != math.prod(shape) * ITEM_SIZE[dtype]:
         raise _broken(
             file, f"tensor {name!r}: {dtype} {list(shape)} does not fill its {end - begin} bytes"

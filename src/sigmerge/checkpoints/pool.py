@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sigmerge.checkpoints.blocks import Stack
-from sigmerge.checkpoints.folder import HEAD_NAMES, Checkpoint, open_checkpoint
+from sigmerge.checkpoints.folder import HEAD_NAMES, SHOWN, Checkpoint, open_checkpoint
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.errors import PoolError
-
-SHOWN = 12
 
 
 @dataclass(frozen=True)

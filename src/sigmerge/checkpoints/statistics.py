@@ -12,6 +12,7 @@ that read the same input share one.
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -23,9 +24,10 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from sigmerge.checkpoints.header import Tensor, encode_header, read_header, read_metadata
-from sigmerge.errors import PoolError
+from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.digests import sha256
-from sigmerge.files.documents import whole, write_json
+from sigmerge.files.documents import parse_json, read_bytes, whole, write_json
+from sigmerge.files.regular import is_regular
 
 Array = np.ndarray[Any, Any]
 Made = TypeVar("Made")
@@ -123,13 +125,14 @@ class StatisticsFolders:
         for expert, folder in folders.items():
             if why := damage(folder):
                 raise PoolError(f"{folder}: {why}; run `sigmerge capture` again.")
-            done = _Done.model_validate_json((folder / DONE).read_bytes())
+            done = _read_done(folder)
+            assert done is not None
             self._norms[expert] = done.norm
             self._entries[expert], self._tensors[expert] = {}, {}
             for file in (folder / name for name in sorted(done.files)):
-                self._tensors[expert] |= read_header(file)
-                table = json.loads(read_metadata(file)["statistics"])
-                self._entries[expert] |= {name: Entry(**entry) for name, entry in table.items()}
+                tensors = read_header(file)
+                self._tensors[expert] |= tensors
+                self._entries[expert] |= _read_entries(file, tensors)
         self._made: OrderedDict[Hashable, _Cell] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -176,6 +179,18 @@ class StatisticsFolders:
         return values
 
 
+def _read_entries(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
+    """Which statistic of a file belongs to which tensor."""
+    try:
+        table = parse_json(read_metadata(file)["statistics"], str(file), PoolError)
+        entries = {name: Entry(**entry) for name, entry in table.items()}
+        if all(entry.stored in tensors for entry in entries.values()):
+            return entries
+    except (KeyError, TypeError, ValueError, AttributeError):
+        pass
+    raise PoolError(f"{file}: lists no statistics; run `sigmerge capture` again.")
+
+
 def _values(stored: Tensor, start: int = 0, stop: int | None = None) -> Array:
     dtype = np.dtype(np.float64 if stored.dtype == "F64" else np.float32)
     count = (stored.size if stop is None else stop) - start
@@ -190,16 +205,27 @@ def _check_finite(file: Path, tensor: str, values: Array) -> None:
         )
 
 
+_Name = Annotated[str, Field(pattern=rf"^(layer-[0-9]{{5}}|{OUTSIDE})\.safetensors$")]
+
+
 class _File(BaseModel):
     size: int
     sha256: str
 
 
 class _Done(BaseModel):
-    """What a capture.json must say."""
+    """What a capture.json must say. It lists files of its own folder and no others."""
 
     norm: float = Field(default=0.0, allow_inf_nan=False)
-    files: Annotated[dict[str, _File], Field(min_length=1)]
+    files: Annotated[dict[_Name, _File], Field(min_length=1)]
+
+
+def _read_done(folder: Path) -> _Done | None:
+    """A folder's list of files; None if it is missing or cannot be read."""
+    try:
+        return _Done.model_validate_json(read_bytes(folder / DONE, "what a capture wrote"))
+    except (SigmergeError, ValidationError):
+        return None
 
 
 def finish(folder: Path, content: Mapping[str, Any]) -> None:
@@ -218,9 +244,8 @@ def damage(folder: Path) -> str | None:
     """What keeps a folder from being used: it is not finished, or not what was captured."""
     if not (folder / DONE).exists():
         return "a capture that is not finished"
-    try:
-        done = _Done.model_validate_json((folder / DONE).read_bytes())
-    except (OSError, ValidationError):
+    done = _read_done(folder)
+    if done is None:
         return f"{DONE} cannot be read"
     changed = _changed(folder, done)
     return f"{changed[0]} is missing or has changed" if changed else None
@@ -229,7 +254,8 @@ def damage(folder: Path) -> str | None:
 def _changed(folder: Path, done: _Done) -> list[str]:
     """Listed files that are not what they were; sizes tell first, and only then digests."""
     there = {n: folder / n for n, f in done.files.items()
-             if (folder / n).is_file() and (folder / n).stat().st_size == f.size}  # fmt: skip
+             if is_regular(folder / n) and not (folder / n).is_symlink()
+             and (folder / n).stat().st_size == f.size}  # fmt: skip
     digests = sha256(there.values())
     same = {name for name, file in there.items() if digests[file] == done.files[name].sha256}
     return [name for name in done.files if name not in same]
@@ -247,13 +273,16 @@ def discard_damaged(folder: Path) -> None:
             try:
                 read_header(file)
             except PoolError:
-                file.unlink()
+                _remove(file)
         return
-    try:
-        done = _Done.model_validate_json((folder / DONE).read_bytes())
-        wrong = [folder / name for name in _changed(folder, done)]
-    except ValidationError:
-        wrong = every
-    for file in wrong:
-        file.unlink(missing_ok=True)
-    (folder / DONE).unlink()
+    done = _read_done(folder)
+    wrong = every if done is None else [folder / name for name in _changed(folder, done)]
+    for file in (*wrong, folder / DONE):
+        _remove(file)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,5 +1,7 @@
 """An output folder: written under a hidden name, resumable block by block, published by rename.
 
+What is published was read back first: every tensor is there, and is what was written.
+
 Every tensor's place is known before the first is computed, so tiles are written where they belong,
 in any order and from any thread, and the bytes do not depend on either.
 """
@@ -7,12 +9,14 @@ in any order and from any thread, and the bytes do not depend on either.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,13 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import INDEX, SINGLE, Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE, encode_header
-from sigmerge.errors import OutputError
+from sigmerge.checkpoints.written import Place, Written
+from sigmerge.errors import OutputError, PoolError
+from sigmerge.files.exchange import exchange
+from sigmerge.files.journal import Journal, continues
+from sigmerge.files.locks import only_writer
+from sigmerge.files.regular import open_regular, sync_folder
+from sigmerge.kernels.checksum import checksum
 
 Spec = tuple[str, str, tuple[int, ...]]
 """A tensor to be written: name, safetensors dtype, shape."""
@@ -63,6 +73,10 @@ class Layout:
     @property
     def nbytes(self) -> int:
         return sum(self.sizes)
+
+    def place(self, tensors: Iterable[str]) -> tuple[int, int]:
+        """Where the first of these tensors goes. Blocks made in this order are hashed meanwhile."""
+        return min((self.slots[name].shard, self.slots[name].begin) for name in tensors)
 
     def index(self) -> dict[str, Any] | None:
         """The content of the index file; a single shard has none."""
@@ -141,24 +155,39 @@ def check_target(final: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> N
 
 
 class Output:
-    """The folder while it is written. Use as a context manager; `publish` makes it real."""
+    """The folder while it is written. Use as a context manager; `publish` makes it real.
 
-    def __init__(self, final: Path, layout: Layout, fingerprint: str, *, overwrite: bool) -> None:
+    A result that is published is complete, holds the bytes that were written, and, if it is
+    `durable`, survives a power cut from then on.
+    """
+
+    def __init__(
+        self,
+        final: Path,
+        layout: Layout,
+        fingerprint: str,
+        *,
+        overwrite: bool,
+        durable: bool = True,
+    ) -> None:
         self.final = Path(os.path.realpath(final.expanduser()))
-        self.layout = layout
-        self.overwrite = overwrite
+        self.layout, self.overwrite, self.durable = layout, overwrite, durable
         check_target(self.final, overwrite)
         self.partial = self.final.with_name(f".{self.final.name}.partial")
+        self._old = self.final.with_name(f".{self.final.name}.old")
+        self._sealed: tuple[dict[str, str], list[os.stat_result]] | None = None
         self._stack = contextlib.ExitStack()
         try:
-            self.partial.mkdir(parents=True, exist_ok=True)
+            self.final.parent.mkdir(parents=True, exist_ok=True)
+            lock = self.partial.with_name(f"{self.partial.name}.lock")
+            message = f"{self.final}: another run is writing it."
+            self._stack.enter_context(only_writer(lock, message))
+            with self._writing():
+                self._put_right()
+                self._open(fingerprint)
         except OSError as error:
+            self._stack.close()
             raise OutputError(f"{final}: cannot be written ({error.strerror}).") from None
-        try:
-            self._claim()
-            self.done = self._resume(fingerprint)
-            self._check_space()
-            self._files = [self._open_shard(number) for number in range(len(layout.headers))]
         except BaseException:
             self._stack.close()
             raise
@@ -170,96 +199,156 @@ class Output:
         self._stack.close()
 
     def write(self, tensor: str, start: int, raw: np.ndarray[Any, Any]) -> None:
-        """Store elements of a tensor from `start` on."""
+        """Store elements of a tensor from `start` on; pieces of a tensor must not overlap."""
         slot = self.layout.slots[tensor]
-        position = slot.begin + start * ITEM_SIZE[slot.dtype]
-        self._write_at(slot, position, raw.view(np.uint8).data)
+        self._write_at(tensor, slot, start * ITEM_SIZE[slot.dtype], raw.view(np.uint8).data)
 
     def write_bytes(self, tensor: str, data: memoryview) -> None:
-        slot = self.layout.slots[tensor]
-        self._write_at(slot, slot.begin, data)
+        """Store a whole tensor."""
+        self._write_at(tensor, self.layout.slots[tensor], 0, data)
 
-    def _write_at(self, slot: Slot, position: int, data: memoryview) -> None:
-        try:
+    def _write_at(self, tensor: str, slot: Slot, position: int, data: memoryview) -> None:
+        self._sealed = None
+        found, nbytes, place = checksum(data.cast("B")), data.nbytes, slot.begin + position
+        with self._writing():
             while data:
-                count = os.pwrite(self._files[slot.shard], data, position)
-                data, position = data[count:], position + count
-        except OSError as error:
-            raise OutputError(
-                f"{self.partial}: cannot be written ({error}). The finished blocks "
-                "are kept; run the same command again to continue."
-            ) from None
+                count = os.pwrite(self._files[slot.shard], data, place)
+                data, place = data[count:], place + count
+        self._written.note(tensor, position, nbytes, found)
 
-    def finish(self, block: str, record: Any = None) -> None:
+    def finish(self, block: str, record: Any = None, tensors: Iterable[str] | None = None) -> None:
         """This block is complete: a later run of the same command will not do it again.
 
-        `record` is what the run wants to know about the block then.
+        `tensors` are the block's own, where tensors of other blocks are written meanwhile.
+        `record` is what the run wants to know about the block then. The journal also has checksums
+        of the block's bytes, by which the later run sees whether they are still there.
         """
-        line = {"done": block, "record": record}
-        os.write(self._journal, (json.dumps(line) + "\n").encode())
+        pieces = self._written.fresh(tensors)
+        self._journal.append({"done": block, "record": record, "pieces": pieces})
         self.done[block] = record
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of every file in the folder, by its name there.
+
+        The shards were read back and hold what was written; if not, this stops the run. What is
+        written afterwards is not listed.
+        """
+        if self._sealed is None:
+            with self._writing():
+                self._sealed = self._seal()
+        return self._sealed[0]
+
     def publish(self) -> None:
-        """Rename the finished folder into place; an old one is moved away as a whole first."""
-        index = self.layout.index()
-        if index is not None:
-            self.text(INDEX, json.dumps(index, indent=2) + "\n")
-        old = self.final.with_name(f".{self.final.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if self.final.exists():
-            self.final.rename(old)
-        self.partial.rename(self.final)
-        (self.final / _JOURNAL).unlink()
-        shutil.rmtree(old, ignore_errors=True)
+        """Put the finished folder in its place, in one step.
+
+        Files, folders and the new name are on the disk before this returns. An older result stays
+        until then: the two folders exchange their names.
+        """
+        self._write_index()
+        self.digests  # noqa: B018 (stops the run if the shards are not what was written)
+        check_target(self.final, self.overwrite)
+        with self._writing():
+            if self.durable:
+                sync_tree(self.partial)
+            self._journal_stack.close()
+            journal = self.partial / _JOURNAL
+            journal.unlink()
+            if self.durable:
+                sync_folder(journal.parent)
+            self._check_untouched()
+            self._rename()
+            if self.durable:
+                sync_folder(self.final.parent)
+        for leftover in (self.partial, self._old):
+            if leftover.exists():
+                shutil.rmtree(leftover, ignore_errors=True)
         self._stack.close()
 
     def text(self, name: str, content: str) -> None:
-        file = self.partial / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content, encoding="utf-8")
+        with self._writing():
+            file = self._companion(name)
+            file.write_text(content, encoding="utf-8")
 
     def copy(self, file: Path, name: str) -> None:
-        target = self.partial / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, target)
+        with (
+            open_regular(file, "a file to copy", PoolError) as source,
+            self._writing(),
+            self._companion(name).open("wb") as target,
+        ):
+            shutil.copyfileobj(source, target, 1 << 20)
 
-    def _claim(self) -> None:
-        """Only one run at a time may write this folder."""
-        lock = self.partial.with_name(f"{self.partial.name}.lock")
-        handle = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)
-        self._stack.callback(os.close, handle)
+    def _companion(self, name: str) -> Path:
+        """A file beside the weights; never one of the shards, and never through a link."""
+        if name in self.layout.files:
+            raise OutputError(f"{self.final}: {name} is a shard and cannot be replaced.")
+        file = self.partial / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        return file
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The run before may have removed the file between our opening and locking it.
-            held = os.path.samestat(os.fstat(handle), lock.stat())
-        except OSError:
-            held = False
-        if not held:
-            raise OutputError(f"{self.final}: another run is writing it.")
-        self._stack.callback(lock.unlink, missing_ok=True)
+            yield
+        except OSError as error:
+            raise OutputError(
+                f"{self.partial}: cannot be written ({error.strerror}). The finished blocks "
+                "are kept; run the same command again to continue."
+            ) from None
 
-    def _resume(self, fingerprint: str) -> dict[str, Any]:
-        """Finished blocks, with their records, of an interrupted run of the same job.
+    def _put_right(self) -> None:
+        """A run that was killed while it replaced a result left the older one under this name."""
+        if self._old.exists() and not self.final.exists():
+            self._old.rename(self.final)
+        elif self._old.exists():
+            shutil.rmtree(self._old)
 
-        Anything else is cleared away.
+    def _open(self, fingerprint: str) -> None:
+        """Open shards and journal; what an interrupted run of another job left is cleared away."""
+        header, file = {"job": fingerprint, "journal": 3}, self.partial / _JOURNAL
+        if not self._regular() or not continues(file, header):
+            self._clear()
+        for stale in self._companions():  # written anew in any case; nothing else is published
+            stale.unlink()
+        self._check_space()
+        self._journal_stack = self._stack.enter_context(contextlib.ExitStack())
+        try:
+            self._journal = Journal(file, header, [_RECORD], durable=False)
+        except OutputError:  # a damaged journal says nothing about the shards
+            self._clear()
+            self._journal = Journal(file, header, [_RECORD], durable=False)
+        self._journal_stack.enter_context(self._journal)
+        self._files = [self._open_shard(number) for number in range(len(self.layout.headers))]
+        places = {n: Place(s.shard, s.begin, s.nbytes) for n, s in self.layout.slots.items()}
+        self._written = Written(places, self._files)
+        self._stack.callback(self._written.close)
+        self.done: dict[str, Any] = self._resumed()
 
-        What a killed process wrote is safe in the system's page cache, but not across a restart of
-        the machine: then the journal is not believed.
-        """
-        first = {"job": fingerprint, "boot": _boot()}
-        file = self.partial / _JOURNAL
-        lines = _journal_lines(file)
-        done: dict[str, Any] = {}
-        if lines and lines[0] == first and first["boot"]:
-            done = {line["done"]: line["record"] for line in lines[1:]}
-        else:
+    def _regular(self) -> bool:
+        """Whether the partial folder holds files and folders only, each in its place."""
+        for root, folders, files in os.walk(self.partial):
+            found = [(Path(root) / name).lstat().st_mode for name in (*folders, *files)]
+            if not all(stat.S_ISREG(mode) or stat.S_ISDIR(mode) for mode in found):
+                return False
+        expected = [self.partial / name for name in (*self.layout.files, _JOURNAL)]
+        return not self.partial.is_symlink() and not any(file.is_dir() for file in expected)
+
+    def _clear(self) -> None:
+        if self.partial.is_symlink() or self.partial.is_file():
+            self.partial.unlink()
+        elif self.partial.exists():
             shutil.rmtree(self.partial)
-            file.parent.mkdir(parents=True)
-        self._journal = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
-        self._stack.callback(os.close, self._journal)
-        content = [first, *({"done": block, "record": record} for block, record in done.items())]
-        os.write(self._journal, "".join(json.dumps(line) + "\n" for line in content).encode())
-        return done
+        (self.partial / _JOURNAL).parent.mkdir(parents=True)
+
+    def _resumed(self) -> dict[str, Any]:
+        """Finished blocks, with their records, whose bytes are still in the shards."""
+        found = {}
+        for line in self._journal.records:
+            with contextlib.suppress(TypeError, ValueError, AttributeError):  # not our line
+                if self._written.restore(line["pieces"]):
+                    found[str(line["done"])] = line["record"]
+        return found
 
     def _check_space(self) -> None:
         needed = 0
@@ -274,29 +363,91 @@ class Output:
 
     def _open_shard(self, number: int) -> int:
         file = self.partial / self.layout.files[number]
-        file.parent.mkdir(exist_ok=True)
-        handle = os.open(file, os.O_CREAT | os.O_RDWR, 0o644)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         self._stack.callback(os.close, handle)
         os.ftruncate(handle, self.layout.sizes[number])
         os.pwrite(handle, self.layout.headers[number], 0)
         return handle
 
+    def _write_index(self) -> None:
+        index = self.layout.index()
+        if index is not None:
+            self.text(INDEX, json.dumps(index, indent=2) + "\n")
+
+    def _seal(self) -> tuple[dict[str, str], list[os.stat_result]]:
+        """Read everything back and compare; meanwhile the disk gets the shards."""
+        if missing := self._written.missing():
+            raise OutputError(f"{self.final}: {len(missing)} tensors were not written, the first "
+                              f"is {missing[0]}; nothing is published.")  # fmt: skip
+        self._write_index()
+        status = [os.fstat(handle) for handle in self._files]
+        with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1))) as pool:
+            synced = [pool.submit(os.fsync, handle) for handle in self._files if self.durable]
+            hashed = pool.submit(self._written.sha256)
+            damaged = self._written.damaged(pool)
+            for done in synced:
+                done.result()
+            digests = dict(zip(self.layout.files, hashed.result(), strict=True))
+        wrong = [n for n, h in zip(self.layout.files, self._files, strict=True)
+                 if not self._is_whole(n, h)]  # fmt: skip
+        if damaged or wrong:
+            raise self._changed(wrong[0] if wrong else damaged[0])
+        named = {file.relative_to(self.partial).as_posix(): file for file in self._companions()}
+        digests |= {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in named.items()}
+        return dict(sorted(digests.items())), status
+
+    def _is_whole(self, name: str, handle: int) -> bool:
+        """Whether a shard has its name, its size and its header still."""
+        number = self.layout.files.index(name)
+        header, file = self.layout.headers[number], self.partial / name
+        there = file.is_file() and os.path.samestat(os.fstat(handle), file.stat())
+        return (
+            there
+            and os.fstat(handle).st_size == self.layout.sizes[number]
+            and os.pread(handle, len(header), 0) == header
+        )
+
+    def _companions(self) -> list[Path]:
+        """The files beside the shards, which go into the result with them."""
+        ours = {*self.layout.files, _JOURNAL, _JOURNAL_LOCK}
+        files = [file for file in sorted(self.partial.rglob("*")) if not file.is_dir()]
+        return [file for file in files if file.relative_to(self.partial).as_posix() not in ours]
+
+    def _check_untouched(self) -> None:
+        """Since the shards were read back, nobody has written them."""
+        assert self._sealed is not None
+        for name, handle, before in zip(
+            self.layout.files, self._files, self._sealed[1], strict=True
+        ):
+            same = os.fstat(handle).st_ctime_ns == before.st_ctime_ns
+            if not same or not self._is_whole(name, handle):
+                raise self._changed(name)
+
+    def _changed(self, what: str) -> OutputError:
+        return OutputError(
+            f"{self.partial}: {what} is not what was written; another program changed it, or the "
+            "disk is failing. Nothing is published. Run the same command again: what is damaged "
+            "is made again."
+        )
+
+    def _rename(self) -> None:
+        if not self.final.exists():
+            self.partial.rename(self.final)
+        elif not exchange(self.partial, self.final):
+            self.final.rename(self._old)
+            self.partial.rename(self.final)
+
+
+def sync_tree(folder: Path) -> None:
+    """Every file below a folder is on the disk, then every folder, when this returns."""
+    for root, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            with (Path(root) / name).open("rb") as stream:
+                os.fsync(stream.fileno())
+        sync_folder(Path(root))
+
 
 _JOURNAL = "sigmerge/journal.jsonl"
-
-
-def _boot() -> str:
-    """Names this start of the machine; empty where it cannot be told."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _journal_lines(file: Path) -> list[dict[str, Any]]:
-    lines = []
-    with contextlib.suppress(OSError):
-        for line in file.read_text().splitlines():
-            with contextlib.suppress(ValueError):
-                lines.append(json.loads(line))
-    return lines
+_JOURNAL_LOCK = "sigmerge/.journal.jsonl.lock"
+_RECORD = {"done", "record", "pieces"}

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import TypeVar
 
 from sigmerge.engine.workers import Stopped
@@ -28,7 +29,7 @@ def beside(function: Callable[[Step], Result]) -> Iterator[Callable[[], Result]]
             raise Stopped
 
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(function, step)
+        running = thread.submit(copy_context().run, function, step)
         try:
             yield running.result
         finally:

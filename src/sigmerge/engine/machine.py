@@ -1,10 +1,20 @@
-"""What this machine has to give."""
+"""This machine: its cores, its free memory, the versions installed, and what a run takes of it."""
 
 from __future__ import annotations
 
 import os
+import platform
+import resource
+import sys
+import time
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+INTERPRETER = 250_000_000
+"""Resident bytes of Python with the libraries loaded, before any tensor."""
+LIBRARIES = 600_000_000
+"""Resident bytes of Python with torch and transformers loaded, before any tensor."""
 
 
 def default_threads() -> int:
@@ -12,7 +22,7 @@ def default_threads() -> int:
 
 
 def free_memory() -> int:
-    """Bytes of memory that can still be had: the machine's, or the container's if that is less."""
+    """Bytes of memory that can be taken: the machine's, or the container's if that is less."""
     found = []
     with suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -23,3 +33,29 @@ def free_memory() -> int:
         limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
         found.append(int(limit) - int(used))
     return max(0, min(found, default=4 << 30))
+
+
+class Meter:
+    """Wall time since it was made, and peak memory of the process."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    @property
+    def wall_seconds(self) -> float:
+        return round(time.perf_counter() - self._start, 3)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak * (1 if sys.platform == "darwin" else 1024)
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("sigmerge", "numpy", "numba"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "source tree"
+    return found

@@ -89,6 +89,12 @@ class StreamChunk:
         self._run(formula, 0, kernels.NORM, tile, total)
         return float(total[0])
 
+    def lead_of_plus(self, formula: Formula) -> int:
+        """How many more coordinates of this chunk elect + than −."""
+        lead = np.zeros(1)
+        self._run(formula, 0, kernels.LEAD, self.step, lead)
+        return int(lead[0])
+
     def tiles(self, less: str | None = None) -> Iterator[Tile]:
         """Tiles with θ_d in the experts' rows, or θ_d − θ_ref with less = "reference"."""
         table = self._members(reference=bool(less))

@@ -53,10 +53,10 @@ class Workers:
             yield waiting.popleft().result()
 
     def overlap(
-        self, function: Callable[[Item], Result], items: Iterable[Item]
+        self, function: Callable[[Item], Result], items: Iterable[Item], *, two: bool = True
     ) -> Iterator[Result]:
         """The results in order; two items at a time, whose functions share the threads by `map`."""
-        if self._pool is None:
+        if self._pool is None or not two:
             yield from map(function, items)
             return
         waiting: deque[Future[Result]] = deque()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
+from sigmerge.evaluation.benchmark import Benchmark
 from sigmerge.evaluation.store import UNPARSED, Scored
-from sigmerge.evaluation.suite import Benchmark, Suite
+from sigmerge.evaluation.suite import Suite
 
 
 def metric(mark: Benchmark, name: str, results: Sequence[Scored]) -> float:
@@ -21,45 +22,47 @@ def metric(mark: Benchmark, name: str, results: Sequence[Scored]) -> float:
     return 1.0 - mean if chosen.better == "lower" else mean
 
 
-def summarise(suite: Suite, results: Mapping[str, Sequence[Scored]]) -> dict[str, Any]:
-    """All numbers of a checkpoint from its results by benchmark.
+@dataclass(frozen=True)
+class Summary:
+    """All numbers of a checkpoint. A domain's score is the unweighted mean of its benchmarks'.
 
-    A domain's score is the unweighted mean of its benchmarks' scores; `missing` names benchmarks
-    that have no result and therefore no part in it.
+    `missing` names, by domain, the benchmarks that have no result and so no part in its score.
     """
+
+    domains: dict[str, float]
+    macro: float
+    benchmarks: dict[str, dict[str, float]]
+    items: dict[str, int]
+    missing: dict[str, list[str]]
+    judges: list[str]
+    unparsed: dict[str, int]
+
+
+def summarise(suite: Suite, results: Mapping[str, Sequence[Scored]]) -> Summary:
+    """The numbers of a checkpoint from its results by benchmark."""
     marks = suite.benchmarks
     benchmarks = {
         name: {metric_name: metric(marks[name], metric_name, rows)
                for metric_name in marks[name].metrics}
         for name, rows in results.items() if rows
     }  # fmt: skip
-    domains = {}
+    domains, missing = {}, {}
     for domain, members in suite.domains.items():
         scores = [benchmarks[name][members[name].score] for name in members if name in benchmarks]
         if scores:
             domains[domain] = fmean(scores)
-    judges = sorted({row.judge for rows in results.values() for row in rows if row.judge})
-    return {
-        "domains": domains,
-        "macro": fmean(domains.values()),
-        "benchmarks": benchmarks,
-        "items": {name: len(rows) for name, rows in results.items()},
-        "missing": [name for name in marks if name not in benchmarks],
-        "judges": judges,
-        "unparsed": {
+        if lacking := [name for name in members if name not in benchmarks]:
+            missing[domain] = lacking
+    return Summary(
+        domains=domains,
+        macro=fmean(domains.values()),
+        benchmarks=benchmarks,
+        items={name: len(rows) for name, rows in results.items()},
+        missing=missing,
+        judges=sorted({row.judge for rows in results.values() for row in rows if row.judge}),
+        unparsed={
             name: sum(row.scores[UNPARSED] == 1 for row in rows)
             for name, rows in results.items()
             if all(UNPARSED in row.scores for row in rows)
         },
-    }
-
-
-def residual_gaps(
-    experts: Mapping[str, Mapping[str, float]], scores: Mapping[str, float]
-) -> dict[str, float]:
-    """What a checkpoint lacks on each domain to the strongest expert, 0 where it lacks nothing."""
-    return {
-        domain: max(0.0, max(row[domain] for row in experts.values() if domain in row) - score)
-        for domain, score in scores.items()
-        if any(domain in row for row in experts.values())
-    }
+    )

@@ -9,69 +9,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from sigmerge.evaluation.costs import Speed
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.suite import Benchmark, Code, Jsonl, LmEval, Safety, Suite
+from sigmerge.evaluation.suite import Suite
 from sigmerge.probing.generate import Model, Sampling
 
 TRIED, STEPS = 4, 12
 """Items that are timed, and the tokens written for each."""
 SHORTEST = 0.1
 """The part of the longest answer that the lower end of the range assumes."""
-PROGRAM_SECONDS = 0.5
-"""A generated program's start and tests, with two at a time."""
-GENERATING = {"gsm8k_cot": (900, 256), "ifeval": (0, 1280)}
-"""Tasks of the harness that generate: tokens of their examples, and the longest answer."""
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Seconds for a token read, and for a step of generation with one row and with `rows`."""
-
-    read: float
-    one: float
-    many: float
-    rows: int
-
-    def step(self, rows: int) -> float:
-        slope = max(0.0, self.many - self.one) / max(1, self.rows - 1)
-        return self.one + slope * (rows - 1)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Of one item at most: tokens read, answers, tokens of an answer; `alone`: not in a batch."""
-
-    read: float
-    answers: int = 1
-    longest: int = 0
-    alone: bool = False
-    seconds: float = 0.0
-
-    def time(self, speed: Speed, batch: int, part: float) -> float:
-        rows = self.answers if self.alone else batch
-        steps = part * self.longest * self.answers / rows
-        return self.read * speed.read + steps * speed.step(rows) + self.seconds
-
-
-def cost(mark: Benchmark, item: Item) -> Cost | None:
-    """What an item takes, at four characters a token; None where no model of ours is asked."""
-    text = len(json.dumps(item.record, ensure_ascii=False, default=str)) / 4
-    if isinstance(mark, LmEval):
-        examples, longest = GENERATING.get(mark.task, (0, 0))
-        longest = int(mark.generation.get("max_gen_toks", longest))
-        return Cost(examples + text if longest else 4 * text, longest=longest)
-    if isinstance(mark, Code):
-        length = mark.max_length * 3 // 4
-        seconds = mark.samples * PROGRAM_SECONDS
-        return Cost(mark.max_length - length, mark.samples, length, True, seconds)
-    if isinstance(mark, Safety):
-        return Cost(text, longest=mark.max_new_tokens, alone=mark.temperature > 0)
-    if isinstance(mark, Jsonl):
-        return Cost(text, longest=mark.max_new_tokens)
-    return None
 
 
 def timed(model: Model, items: Sequence[Item]) -> Speed:
@@ -98,14 +46,17 @@ def estimate(
     suite: Suite,
     chosen: Mapping[str, Sequence[Item]],
     missing: Mapping[str, Sequence[Item]],
-    load: Callable[[], Model],
+    load: Callable[[], Model] | None,
 ) -> dict[str, Any]:
-    """Items, tokens at most and, where a model is to be asked, the range of seconds."""
+    """Items, tokens at most and, where a model has to answer, the range of seconds.
+
+    Without `load` nothing is timed.
+    """
     pairs = [
         (found, item)
         for name, items in missing.items()
         for item in items
-        if (found := cost(suite.benchmarks[name], item)) is not None
+        if (found := suite.benchmarks[name].cost(item)) is not None
     ]
     result: dict[str, Any] = {
         "items": sum(map(len, chosen.values())),
@@ -113,7 +64,7 @@ def estimate(
         "tokens_at_most": round(sum(c.read + c.answers * c.longest for c, _ in pairs)),
         "seconds": None,
     }
-    if pairs:
+    if pairs and load is not None:
         model, some = load(), [item for _, item in pairs[:: max(1, len(pairs) // TRIED)]][:TRIED]
         speed, batch = timed(model, some), min(len(pairs), getattr(model, "batch_size", 64))
         result["seconds"] = [

@@ -8,28 +8,43 @@ import hashlib
 import io
 import json
 import os
-import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.evaluation.suite import (
-    SHIPPED,
-    Benchmark,
-    Code,
-    File,
-    Hub,
-    Jsonl,
-    LmEval,
-    Nano,
-    Safety,
-)
+from pydantic import BaseModel, ConfigDict, Field
 
+from sigmerge.errors import MissingExtra, ScoreError
+
+SHIPPED = Path(__file__).parent / "suites"
+"""The folder of the shipped suites; no records lie beside them."""
 WHOLE = "all"
 """The part's name of a benchmark that is not cut by language."""
+
+
+class Strict(BaseModel):
+    """A section of a suite: unknown keys are errors, and no value is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class File(Strict):
+    """A file of records below the data folder: JSONL, JSON or CSV, plain or gzipped.
+
+    `rows` is the key of the list in a JSON object; `columns` renames, {new: old.dotted.path}.
+    """
+
+    path: str
+    rows: str | None = None
+    columns: dict[str, str] = Field(default_factory=dict)
+
+
+class Hub(Strict):
+    path: str
+    name: str | None = None
+    split: str = "test"
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Data:
-    """`folder` holds the files that suites name; the hub is asked only when `hub` is true."""
+    """`folder` holds the files that suites name; the hub is used only when `hub` is true."""
 
     folder: Path | None = None
     hub: bool = False
@@ -73,80 +88,25 @@ class NoSource(ScoreError):
     """A benchmark's records are not here."""
 
 
-def load_items(name: str, mark: Benchmark, data: Data, suite_folder: Path) -> list[Item]:
-    """All records of a benchmark, parts in the suite's order; NoSource if one part is missing."""
-    if isinstance(mark, Nano):
-        return list(_nano_items(mark))
-    items: list[Item] = []
-    for part in mark.languages or [WHOLE]:
-        rows = _rows(name, mark, part, data, suite_folder)
-        kept = [row for row in rows if _kept(row, mark)]
-        columns = {column: None for row in kept for column in row}
-        items += [Item(part, i, {**columns, **row}) for i, row in enumerate(kept)]
-    if not items:
-        raise ScoreError(f"{name}: its source holds no record that is kept.")
-    if not isinstance(mark, Code):  # whether programs may run at all is asked first
-        check_records(name, mark, items)
-    return items
-
-
-def check_records(name: str, mark: Benchmark, items: Sequence[Item]) -> None:
-    """Every record must have what the benchmark asks of it."""
-    if not isinstance(mark, Code | Jsonl | Safety):
-        return
-    for item in items:
-        if lacking := [column for column in mark.columns if item.record.get(column) is None]:
-            known = ", ".join(column for column, v in item.record.items() if v is not None)
-            raise ScoreError(f"{name}: the record {item.id} has no {lacking[0]!r}; it has {known}.")
-        if isinstance(mark, Jsonl) and mark.matcher == "regex":
-            pattern = str(item.record[mark.answer])
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ScoreError(
-                    f"{name}: the answer {pattern!r} of the record {item.id} is no regular "
-                    f"expression ({error})."
-                ) from None
-
-
-def _nano_items(mark: Nano) -> Iterator[Item]:
-    from dataclasses import asdict
-
-    from sigmerge.nano.files import SPLITS, load_items
-
-    for split in SPLITS:
-        for i, fact in enumerate(load_items(split, mark.domain)):
-            yield Item(split, i, asdict(fact), split)
-
-
-def _kept(row: dict[str, Any], mark: Benchmark) -> bool:
-    if any(row.get(column) is None for column in mark.present):
-        return False
-    return all(row.get(column) == value for column, value in mark.keep.items())
-
-
-def _rows(
-    name: str, mark: Benchmark, part: str, data: Data, suite_folder: Path
+def find_rows(
+    name: str, files: Sequence[File], hub: Hub | None, part: str, data: Data, suite_folder: Path
 ) -> list[dict[str, Any]]:
-    if isinstance(mark, LmEval) and not mark.sourced:
-        from sigmerge.evaluation.harness import task_records
-
-        return task_records(name, mark, part, mark.tasks_folder(suite_folder), data.hub)
+    """The records of a benchmark's part: the first of its files that is here, else the hub."""
     tried = []
     beside = None if suite_folder == SHIPPED else suite_folder
     roots = [root for root in (data.folder, beside) if root is not None]
-    for file in mark.files:
+    for file in files:
         path = Path(file.path.replace("{language}", part)).expanduser()
         for place in dict.fromkeys(root / path for root in roots):
             for candidate in (place, place.with_name(place.name + ".gz")):
                 if candidate.is_file():
                     return read_rows(candidate, file)
             tried.append(str(place))
-    if data.hub and mark.hub is not None:
-        return _hub_rows(mark.hub, part)
+    if data.hub and hub is not None:
+        return _hub_rows(hub, part)
     where = f"looked for {', '.join(tried)}" if tried else "it names no file"
-    hub = f"; --hub reads {mark.hub.path} from the hub" if mark.hub else ""
-    raise NoSource(f"{name}: its records are not here ({where}). Give --data FOLDER{hub}.")
+    hint = f"; --hub reads {hub.path} from the hub" if hub else ""
+    raise NoSource(f"{name}: its records are not here ({where}). Give --data FOLDER{hint}.")
 
 
 def read_rows(path: Path, file: File) -> list[dict[str, Any]]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.sources import Data, Item, NoSource, load_items
-from sigmerge.evaluation.suite import Nano, Suite
-from sigmerge.files.documents import write_json
+from sigmerge.evaluation.sources import Data, Item, NoSource
+from sigmerge.evaluation.suite import Suite
+from sigmerge.files.documents import read_json, write_json
 
 SPLITS = ("calibration", "evaluation", "all")
 SHARE = 5
@@ -109,16 +109,12 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def load_available(
-    suite: Suite, data: Data, only: Sequence[str] = ()
-) -> tuple[dict[str, list[Item]], dict[str, str]]:
+def load_available(suite: Suite, data: Data) -> tuple[dict[str, list[Item]], dict[str, str]]:
     """The records that are here, and why the other benchmarks' are not."""
     items, absent = {}, {}
     for name, mark in suite.benchmarks.items():
-        if only and name not in only:
-            continue
         try:
-            items[name] = load_items(name, mark, data, suite.folder)
+            items[name] = mark.load(name, data, suite.folder)
         except NoSource as error:
             absent[name] = str(error)
     if not items:
@@ -131,14 +127,9 @@ def write(content: Mapping[str, Any], file: Path) -> None:
 
 
 def read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ScoreError(
-            f"{file}: no such split file; `sigmerge splits build` writes it."
-        ) from None
-    except ValueError:
-        content = None
+    if not file.exists():
+        raise ScoreError(f"{file}: no such split file; `sigmerge splits build` writes it.")
+    content = read_json(file, "a split file", ScoreError)
     if not isinstance(content, dict) or not isinstance(content.get("benchmarks"), dict):
         raise ScoreError(f"{file}: is no split file; `sigmerge splits build` writes one.")
     if problems := [*_malformed(content)]:
@@ -191,7 +182,7 @@ def verify(content: Mapping[str, Any], suite: Suite, data: Data) -> list[str]:
             continue
         problems += [f"{name}: {text}" for text in _mark_problems(mark, suite, name)]
         try:
-            items = load_items(name, suite.benchmarks[name], data, suite.folder)
+            items = suite.benchmarks[name].load(name, data, suite.folder)
         except NoSource:
             continue
         problems += [f"{name}: {text}" for text in _source_problems(mark, items, name, suite.seed)]
@@ -214,7 +205,7 @@ def _mark_problems(mark: Mapping[str, Any], suite: Suite, name: str) -> list[str
         "an id stands twice": (len(calibration), len(evaluation)) == sizes,
         "calibration and evaluation overlap": not calibration & evaluation,
         "calibration and evaluation do not sum to the records": sum(sizes) == mark["records"],
-        "calibration is not a fifth of the records": isinstance(suite.benchmarks[name], Nano)
+        "calibration is not a fifth of the records": suite.benchmarks[name].own_splits
         or sizes[0] == mark["records"] // SHARE,
         "the sources do not sum to the records": mark["records"]
         == sum(part["records"] for part in mark["sources"].values()),

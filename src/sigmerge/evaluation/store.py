@@ -2,12 +2,11 @@
 
 A result is keyed by the checkpoint's content, the settings it was scored under, and the item with
 its content. Results come in batches; a batch is written whole or not at all, also when the process
-is killed. One process writes at a time; readers are not disturbed.
+is killed. Several evaluations may use one store: a batch waits until another one is written.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import shlex
@@ -29,6 +28,9 @@ Value = float | list[float]
 """A metric of an item; a list is pooled with the lists of other items."""
 UNPARSED = "unparsed"
 """Beside the metrics of a judged item: 1 where the judge could not be understood."""
+
+WAIT = 60.0
+"""Seconds that a batch waits for another evaluation's; one is written in milliseconds."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS batches (
@@ -102,7 +104,7 @@ def named_files(command: str, folder: Path, where: str) -> list[str]:
 
 @dataclass
 class Store:
-    """Open it with `with`; while it is open no other process can write to it."""
+    """Open it with `with`."""
 
     file: Path
     _connection: sqlite3.Connection = field(init=False, repr=False)
@@ -111,18 +113,9 @@ class Store:
         if self.file.is_dir():
             raise OutputError(f"{self.file}: is a folder; give --store a file.")
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = self.file.with_name(self.file.name + ".lock").open("w")
+        self._connection = sqlite3.connect(self.file, timeout=WAIT, isolation_level=None)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise OutputError(
-                f"{self.file}: another evaluation is writing to this store; wait for it, or give "
-                "--store another file."
-            ) from None
-        self._connection = sqlite3.connect(self.file, isolation_level=None)
-        try:
-            with self._told():
+            with self._readable():
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
                 self._connection.executescript(_SCHEMA)
@@ -132,8 +125,8 @@ class Store:
         return self
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """What SQLite or JSON says of a damaged file, as a word to the user."""
+    def _readable(self) -> Iterator[None]:
+        """Report what SQLite or JSON finds wrong with a damaged file."""
         try:
             yield
         except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
@@ -149,11 +142,10 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         self._connection.close()
-        self._lock.close()
 
     def write(self, key: Key, results: Mapping[tuple[str, str], Scored], usage: Usage) -> None:
         """Add a batch of results, {(item, digest): result}; all of it or nothing."""
-        with self._told():
+        with self._readable():
             self._write(key, results, usage)
 
     def _write(self, key: Key, results: Mapping[tuple[str, str], Scored], usage: Usage) -> None:
@@ -178,7 +170,7 @@ class Store:
     def read(self, key: Key, wanted: Iterable[tuple[str, str]]) -> dict[str, Scored]:
         """The results that are there, by item."""
         asked = set(wanted)
-        with self._told():
+        with self._readable():
             rows = self._connection.execute(
                 "SELECT item, digest, scores, output, judge FROM results "
                 "WHERE checkpoint = ? AND settings = ?",
@@ -193,7 +185,7 @@ class Store:
     def usage(self, key: Key, wanted: Iterable[tuple[str, str]]) -> Usage:
         """What the batches that hold these results cost, whenever they were scored."""
         asked, costs = set(wanted), {}
-        with self._told():
+        with self._readable():
             rows = self._connection.execute(
                 "SELECT item, digest, id, calls, prompt_tokens, generated_tokens, seconds "
                 "FROM results JOIN batches ON batch = id WHERE checkpoint = ? AND settings = ?",

@@ -12,10 +12,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 from sigmerge.analysis.table import macro, residual_gap
-from sigmerge.commands.merge import make_merge, plan_merge, run_merge
-from sigmerge.commands.options import Options
-from sigmerge.commands.repair import repair_anchor
-from sigmerge.commands.scores import scorer_of
+from sigmerge.jobs.anchor import make_anchor
+from sigmerge.jobs.dense import plan_dense, run_dense
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.repair import RepairJob
+from sigmerge.jobs.scores import scorer_of
 from sigmerge.recipe import Recipe, load_recipe
 
 
@@ -85,8 +86,8 @@ def _read(line: str) -> Row:
 def _merged(bench: Bench, name: str, recipe: Mapping[str, Any]) -> Row:
     loaded = load_recipe(recipe)
     started = time.perf_counter()
-    job = plan_merge(loaded, bench.options)
-    run_merge(job, bench.out / name, bench.options)
+    job = plan_dense(loaded, bench.options)
+    run_dense(job, bench.out / name, bench.options)
     seconds = time.perf_counter() - started
     shown = sum(job.exemplars.values())
     folder = bench.out / name
@@ -98,7 +99,7 @@ def _repaired(bench: Bench, name: str, recipe: Mapping[str, Any]) -> Row:
     loaded = load_recipe(recipe)
     started = time.perf_counter()
     folder = bench.out / f"{name}+repair"
-    repair_anchor(loaded, bench.out / name, folder, bench.options)
+    RepairJob(loaded, folder, bench.options, bench.out / name).repair()
     seconds = time.perf_counter() - started
     experts = len(loaded.experts)
     return _row(
@@ -116,7 +117,7 @@ def _repaired(bench: Bench, name: str, recipe: Mapping[str, Any]) -> Row:
 def _searched(bench: Bench, name: str, recipe: Mapping[str, Any]) -> Row:
     loaded, folder = load_recipe(recipe), bench.out / name
     started = time.perf_counter()
-    make_merge(loaded, folder, bench.options)
+    make_anchor(loaded, folder, bench.options)
     seconds = time.perf_counter() - started
     found = json.loads((folder / "sigmerge/search.json").read_text(encoding="utf-8"))
     labelled = sum(found["labelled_items"].values())
@@ -126,11 +127,11 @@ def _searched(bench: Bench, name: str, recipe: Mapping[str, Any]) -> Row:
 
 def _row(name: str, recipe: Recipe, folder: Path, seconds: float, **costs: int) -> Row:
     assert recipe.repair is not None
-    scorer = scorer_of(recipe.repair, recipe.folder, Options(), "evaluation")
+    scorer = scorer_of(recipe, Options(), "evaluation")
     if scorer is None:
         raise ValueError("a comparison needs a scorer that knows the evaluation split")
-    experts = {expert: scorer(path) for expert, path in recipe.experts.items()}
-    scores = scorer(folder)
+    experts = {expert: scorer(path).scores for expert, path in recipe.experts.items()}
+    scores = scorer(folder).scores
     return Row(name, scores, residual_gap(experts, scores), seconds, **costs)
 
 

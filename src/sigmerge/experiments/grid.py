@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.analysis.table import macro, residual_gap
-from sigmerge.commands.merge import plan_merge, run_merge
-from sigmerge.commands.options import Options
-from sigmerge.commands.repair import repair_anchor
-from sigmerge.commands.scores import scorer_of
+from sigmerge.jobs.dense import plan_dense, run_dense
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.repair import RepairJob
+from sigmerge.jobs.scores import scorer_of
 from sigmerge.method.controls import VARIANTS
 from sigmerge.recipe import Recipe, load_recipe
 
@@ -116,9 +116,9 @@ def _cells(
         changed = _changed(recipe, setting, seed)
         if merged is None:
             merged = work / "anchor"
-            run_merge(plan_merge(changed, quiet), merged, quiet)
+            run_dense(plan_dense(changed, quiet), merged, quiet)
         repaired = work / "repaired"
-        repair_anchor(changed, merged, repaired, quiet)
+        RepairJob(changed, repaired, quiet, merged).repair()
         yield _cell(pool, anchor, setting, seed, changed, merged, repaired)
     shutil.rmtree(work, ignore_errors=True)
 
@@ -132,11 +132,11 @@ def _cell(
     pool: str, anchor: str, setting: Setting, seed: int, recipe: Recipe, merged: Path, out: Path
 ) -> Cell:
     assert recipe.repair is not None
-    scorer = scorer_of(recipe.repair, recipe.folder, Options(), "evaluation")
+    scorer = scorer_of(recipe, Options(), "evaluation")
     if scorer is None:
         raise ValueError("a grid needs a scorer that knows the evaluation split")
-    experts = {name: scorer(path) for name, path in recipe.experts.items()}
-    before, after = scorer(merged), scorer(out)
+    experts = {name: scorer(path).scores for name, path in recipe.experts.items()}
+    before, after = scorer(merged).scores, scorer(out).scores
     return Cell(
         pool, anchor, setting.name, seed, macro(before), macro(after),
         residual_gap(experts, before), residual_gap(experts, after), after,

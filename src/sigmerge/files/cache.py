@@ -1,19 +1,34 @@
-"""Where results are kept between runs: beside a pool, or in the user's cache folder."""
+"""Where results are kept between runs: beside a pool, or in the user's cache folder.
+
+What is kept can be made again. So a note that is missing, damaged or unreadable is made again, and
+a place that is full or read-only keeps nothing; neither stops a run.
+"""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
-from sigmerge.errors import OutputError
+from sigmerge.errors import OutputError, SigmergeError
+from sigmerge.files.documents import read_json, whole, write_json
+
+PACKAGE = Path(__file__).resolve().parents[1]
+"""The installed package: nothing is written into it, since it may be read-only or shared."""
+
+
+def cache_place(name: str) -> Path:
+    """A folder in SIGMERGE_CACHE, or in the user's cache folder; it need not exist."""
+    root = os.environ.get("SIGMERGE_CACHE") or platformdirs.user_cache_dir("sigmerge")
+    return Path(root) / name
 
 
 def cache_folder(name: str) -> Path:
-    """SIGMERGE_CACHE, or the user's cache folder."""
-    root = Path(os.environ.get("SIGMERGE_CACHE") or platformdirs.user_cache_dir("sigmerge"))
-    folder = root / name
+    """The same folder, made; for what a run cannot do without."""
+    folder = cache_place(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -25,9 +40,40 @@ def cache_folder(name: str) -> Path:
 
 
 def beside(member: Path, name: str) -> Path:
-    """A place of that name beside a pool's members, or in the cache if that cannot be written."""
+    """A place of that name beside a pool's members, or in the cache if that is not ours to write.
+
+    The pool inside the installed package has its notes in the cache.
+    """
     folder = member.parent / ".sigmerge"
-    writable = os.access(folder if folder.exists() else folder.parent, os.W_OK)
-    if writable or (folder / name).exists():
-        return folder / name
-    return cache_folder("profiles") / name
+    if not _installed(folder):
+        if os.access(folder if folder.exists() else folder.parent, os.W_OK):
+            return folder / name
+        if (folder / name).exists():
+            return folder / name
+    return cache_place("profiles") / name
+
+
+def _installed(folder: Path) -> bool:
+    real = folder.resolve()
+    return real.is_relative_to(PACKAGE) or bool({"site-packages", "dist-packages"} & {*real.parts})
+
+
+def kept_json(note: Path, keys: set[str]) -> dict[str, Any] | None:
+    """A note that is a JSON object with these keys; None if it has to be made again."""
+    try:
+        content = read_json(note, "a note")
+    except SigmergeError:
+        return None
+    return content if isinstance(content, dict) and keys <= content.keys() else None
+
+
+def keep_json(note: Path, content: dict[str, Any]) -> None:
+    """Keep a note for the next run, where that is possible."""
+    with suppress(OSError):
+        write_json(note, content, indent=None, durable=False)
+
+
+def keep_bytes(note: Path, content: bytes) -> None:
+    """The same for other content."""
+    with suppress(OSError), whole(note, durable=False) as partial:
+        partial.write_bytes(content)

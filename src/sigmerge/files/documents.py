@@ -1,11 +1,10 @@
-"""JSON and YAML files: read within limits, written whole or not at all."""
+"""JSON files: read within limits, written whole or not at all."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import SigmergeError
+from sigmerge.files.regular import open_regular, sync_folder
+from sigmerge.words import size
 
 LARGEST = 64 << 20
 """Bytes of the largest document that is read."""
@@ -23,22 +24,14 @@ DEEPEST = 64
 def read_bytes(
     file: Path, what: str, error: type[SigmergeError] = SigmergeError, limit: int = LARGEST
 ) -> bytes:
-    """The content of a regular file of at most `limit` bytes; `what` names it in the error.
-
-    A FIFO, a socket or a device is refused without being opened.
-    """
-    try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            raise error(f"{file}: is not a regular file; {what} is expected.")
-        with file.open("rb") as stream:
-            content = stream.read(limit + 1)
-    except FileNotFoundError:
-        raise error(f"{file}: no such file; {what} is expected.") from None
-    except OSError as problem:
-        raise error(f"{file}: cannot be read ({problem.strerror}); {what} is expected.") from None
+    """The content of a regular file of at most `limit` bytes; `what` names it in the error."""
+    with open_regular(file, what, error) as stream:
+        content = bytearray()
+        while len(content) <= limit and (piece := stream.read(min(limit + 1, 1 << 20))):
+            content += piece
     if len(content) > limit:
-        raise error(f"{file}: is larger than {limit >> 20} MiB, too large for {what}.")
-    return content
+        raise error(f"{file}: is larger than {size(limit)}, too large for {what}.")
+    return bytes(content)
 
 
 def read_json(
@@ -85,19 +78,33 @@ def too_deep(value: Any, limit: int = DEEPEST) -> bool:
 
 
 @contextmanager
-def whole(file: Path) -> Iterator[Path]:
-    """A name to write under. The file appears when all is written, whoever else writes it too."""
+def whole(file: Path, *, durable: bool = True) -> Iterator[Path]:
+    """A name to write under. The file appears when all is written, whoever else writes it too.
+
+    It is on the disk when this returns, unless it is not `durable`: a note that can be made again
+    need not survive a power cut, but is then checked by its reader.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.partial")
+    partial = file.with_name(f".{_stem(file.name)}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         yield partial
+        if durable:
+            with partial.open("rb") as stream:
+                os.fsync(stream.fileno())
         partial.replace(file)
+        if durable:
+            sync_folder(file.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def write_json(file: Path, content: Any, indent: int | None = 2) -> None:
-    with whole(file) as partial:
+def _stem(name: str) -> str:
+    """So much of a name that process and thread fit behind it."""
+    return name.encode()[:200].decode(errors="ignore")
+
+
+def write_json(file: Path, content: Any, indent: int | None = 2, *, durable: bool = True) -> None:
+    with whole(file, durable=durable) as partial:
         partial.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -11,11 +12,12 @@ from typing import Any
 
 from sigmerge.errors import OutputError
 from sigmerge.files.locks import only_writer
+from sigmerge.files.regular import is_regular
 
 
 def continues(file: Path, header: dict[str, Any]) -> bool:
     """Whether the file is a journal with this header."""
-    if not file.exists():
+    if not is_regular(file):
         return False
     with file.open("rb") as stream:
         return stream.readline().rstrip(b"\n") == json.dumps(header).encode()
@@ -26,13 +28,20 @@ class Journal:
 
     Opening a file with the same header puts the records of an interrupted run into `records`. An
     unfinished last line is cut off. If `kinds` are given, every record must have the keys of one of
-    them. `what` names the work in errors, for example "search".
+    them. `what` names the work in errors, for example "search". Records survive a power cut if they
+    are `durable`; without that they survive the end of the process.
     """
 
     def __init__(
-        self, file: Path, header: dict[str, Any], kinds: Sequence[set[str]] = (), what: str = "run"
+        self,
+        file: Path,
+        header: dict[str, Any],
+        kinds: Sequence[set[str]] = (),
+        what: str = "run",
+        *,
+        durable: bool = True,
     ) -> None:
-        self.file, self._kinds, self._what = file, kinds, what
+        self.file, self._kinds, self._what, self._durable = file, kinds, what, durable
         self._stack = ExitStack()
         try:
             lock = file.with_name(f".{file.name}.lock")
@@ -52,8 +61,19 @@ class Journal:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record; it is on the disk when this returns."""
-        os.write(self._handle, (json.dumps(record) + "\n").encode())
-        os.fsync(self._handle)
+        line = (json.dumps(record) + "\n").encode()
+        end = os.fstat(self._handle).st_size
+        try:
+            if os.write(self._handle, line) < len(line):
+                os.ftruncate(self._handle, end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self._durable:
+                os.fsync(self._handle)
+        except OSError as error:
+            raise OutputError(
+                f"{self.file}: cannot be written ({error.strerror}). What is recorded is kept; "
+                "run the same command again to continue."
+            ) from None
 
     def _read(self, header: dict[str, Any]) -> list[dict[str, Any]]:
         content = self.file.read_bytes()

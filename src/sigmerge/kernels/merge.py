@@ -27,7 +27,9 @@ LANES: Final = 64
 KEEP_ALL, TRIM, DROP, PRUNE = 0, 1, 2, 3
 SUM, DISJOINT, OVERLAPS = 0, 1, 2
 NORM: Final = 3
-"""A kind of output beside the stored types: the ℓ1 norm of the result, and no values."""
+LEAD: Final = 4
+"""Kinds of output beside the stored types, which are one number and no values: the ℓ1 norm of the
+result; how many more coordinates elect + than −."""
 ALL: Final = -1
 """A threshold or bound of an expert that keeps all its entries."""
 ANY_TIES: Final = 2**62
@@ -58,6 +60,8 @@ class Formula(NamedTuple):
     """DISJOINT: whether weights count in the election."""
     normalize: bool
     """DISJOINT: whether agreeing entries are averaged."""
+    cancelled: float
+    """DISJOINT: the sign that a sum of zero elects, 1 or −1."""
     after: Array
 
     @property
@@ -86,6 +90,7 @@ def formula(
     combine: int = SUM,
     weighted: bool = False,
     normalize: bool = False,
+    cancelled: float = 1.0,
     divisor: float = 1.0,
     factor: float = 1.0,
 ) -> Formula:
@@ -105,6 +110,7 @@ def formula(
         combine,
         weighted,
         normalize,
+        float(cancelled),
         np.array([[divisor, factor, 0.0]], np.float32),
     )
 
@@ -125,8 +131,8 @@ def merge(
     """Merge `size` coordinates of a tensor from `start` on; whether input and output are finite.
 
     Members are the experts, then the reference if the formula reads it. `out` is the address of the
-    result, `kind` its type; with NORM, the norm is added to norms[0] tile by tile instead, in a
-    fixed order of addition.
+    result, `kind` its type; with NORM or LEAD, that number is added to norms[0] tile by tile
+    instead, in a fixed order of addition.
     """
     experts = len(formula.weights)
     rows = np.empty((experts, strip), np.float32)
@@ -151,6 +157,9 @@ def merge(
                 else:
                     fine &= load(addresses[d], kinds[d], begin, row)
                 ties[d] = _thin(formula, d, row, start + begin, ties[d], taken[:count])
+            if kind == LEAD:
+                norms[0] += lead_of_plus(rows, formula.weights, formula.weighted, sign[:count])
+                continue
             _combine(formula, rows, here, sign[:count], share[:count])
             for step in range(len(formula.after)):
                 scale(here, formula.after[step, 0], formula.after[step, 1])
@@ -160,7 +169,8 @@ def merge(
                 _add_magnitudes(here, lanes, (begin - first) % LANES)
             else:
                 stored &= save(here, out, kind, begin)
-        norms[0] += _total(lanes)
+        if kind == NORM:
+            norms[0] += _total(lanes)
     return fine, stored
 
 
@@ -183,7 +193,16 @@ def _combine(formula: Formula, rows: Array, out: Array, sign: Array, share: Arra
     if formula.combine == SUM:
         weighted_sum(rows, formula.weights, out)
     elif formula.combine == DISJOINT:
-        disjoint(rows, formula.weights, formula.weighted, formula.normalize, out, sign, share)
+        disjoint(
+            rows,
+            formula.weights,
+            formula.weighted,
+            formula.normalize,
+            formula.cancelled,
+            out,
+            sign,
+            share,
+        )
     else:
         merge_overlaps(rows, formula.weights, out)
 
@@ -332,26 +351,47 @@ def disjoint(
     weights: Array,
     weighted: bool,
     normalize: bool,
+    cancelled: float,
     total: Array,
     sign: Array,
     share: Array,
 ) -> None:
     """Elect a sign per coordinate, then sum (or average) the weighted entries that agree.
 
-    The sign is that of Σ w_d v_d, or of Σ v_d in the unweighted election; a zero sum elects +.
-    Zeros never agree. `sign` and `share` are room.
+    The sign is that of Σ w_d v_d, or of Σ v_d in the unweighted election; a zero sum elects
+    `cancelled`, 1 or −1. Zeros never agree. `sign` and `share` are room.
     """
-    sign[:], total[:], share[:] = 0, 0, 0
-    for d in range(len(values)):
-        add_scaled(sign, values[d, : sign.size], weights[d] if weighted else np.float32(1))
+    zero = np.float32(cancelled)
+    total[:], share[:] = 0, 0
+    _election(values, weights, weighted, sign)
     for i in range(sign.size):
-        negative = np.float32(-1) if sign[i] < 0 else np.float32(0)
-        sign[i] = np.float32(1) if sign[i] >= 0 else negative
+        # A sum that is not a number elects nothing.
+        level = zero if sign[i] == 0 else np.float32(0)
+        negative = np.float32(-1) if sign[i] < 0 else level
+        sign[i] = np.float32(1) if sign[i] > 0 else negative
     for d in range(len(values)):
         _add_agreeing(values[d, : sign.size], weights[d], sign, total, share)
     if normalize:
         for i in range(total.size):
             total[i] /= share[i] if share[i] != 0 else np.float32(1)
+
+
+@kernel
+def lead_of_plus(values: Array, weights: Array, weighted: bool, sums: Array) -> int:
+    """How many more coordinates elect + than −; see `disjoint`. `sums` is room."""
+    lead = 0
+    _election(values, weights, weighted, sums)
+    for i in range(sums.size):
+        lead += int(sums[i] > 0) - int(sums[i] < 0)
+    return lead
+
+
+@kernel
+def _election(values: Array, weights: Array, weighted: bool, sums: Array) -> None:
+    """The sums whose signs are elected."""
+    sums[:] = 0
+    for d in range(len(values)):
+        add_scaled(sums, values[d, : sums.size], weights[d] if weighted else np.float32(1))
 
 
 @kernel

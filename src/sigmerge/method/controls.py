@@ -33,10 +33,6 @@ class Variant:
     selection: Literal["magnitude", "random"] = "magnitude"
     update: Literal["dense", "sparse"] = "dense"
 
-    @property
-    def stochastic(self) -> bool:
-        return self.seeds != ONE_SEED
-
 
 VARIANTS: Final[Mapping[str, Variant]] = {
     "default": Variant("the method as the paper states it"),

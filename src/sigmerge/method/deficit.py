@@ -6,12 +6,43 @@ of the expert of domain e on domain d; `anchor[d]` is Q_d(θ_base). Vectors foll
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 Reference = Literal["strongest", "own"]
+Scores = Mapping[str, float]
+"""One checkpoint's scores by domain."""
+
+TOLERANCE: Final = 1e-9
+"""Ruling 21: a smaller gap is 0, and two gaps, shares or means this close are equal.
+
+Scores are ratios of small integers and means of such ratios, so a smaller difference comes from
+the order of a float64 sum and not from an item.
+"""
+
+
+def compare(after: Scores, before: Scores) -> Literal["better", "level", "worse"]:
+    """Whether the mean score over the domains of `before` rose, stayed (ruling 21) or fell."""
+    change = math.fsum(after[d] - before[d] for d in before) / len(before)
+    if abs(change) <= TOLERANCE:
+        return "level"
+    return "better" if change > 0 else "worse"
+
+
+def descending(values: Float64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+    """Indices by decreasing value; values that are equal by ruling 21 keep their order.
+
+    A run of equal values is measured from its largest: 0, 0.8e-9 and 1.6e-9 are not one run.
+    """
+    runs: list[list[int]] = []
+    for index in np.argsort(-values, kind="stable").tolist():
+        if runs and values[runs[-1][0]] - values[index] <= TOLERANCE:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return np.array([index for run in runs for index in sorted(run)], dtype=np.int64)
 
 
 def strongest(
@@ -31,8 +62,22 @@ def own(
 def residual_gap(
     reference: Float64[np.ndarray, "domains"], anchor: Float64[np.ndarray, "domains"]
 ) -> Float64[np.ndarray, "domains"]:
-    """Eq. gap, g_d = max(0, Q_d(reference) − Q_d(θ_base))."""
-    return np.maximum(0.0, reference - anchor)
+    """Eq. gap, g_d = max(0, Q_d(reference) − Q_d(θ_base)); 0 below the tolerance (ruling 21)."""
+    gap = reference - anchor
+    return np.where(gap < TOLERANCE, 0.0, gap)
+
+
+def residual_gaps(experts: Mapping[str, Scores], scores: Scores) -> dict[str, float]:
+    """Eq. gap by name: what a checkpoint lacks on each domain to the strongest expert there.
+
+    `experts` and `scores` may cover different domains; the result has those that both have.
+    """
+    best: dict[str, float] = {}
+    for row in experts.values():
+        best |= {d: max(q, best.get(d, q)) for d, q in row.items()}
+    common = [d for d in scores if d in best]
+    gap = residual_gap(np.array([best[d] for d in common]), np.array([scores[d] for d in common]))
+    return dict(zip(common, gap.tolist(), strict=True))
 
 
 def deficits(
@@ -49,11 +94,11 @@ def deficits(
 def most_deficient(
     deficit: Float64[np.ndarray, "domains"], count: int
 ) -> Float64[np.ndarray, "domains"]:
-    """The deficits with all but the `count` largest set to 0; ties in domain order.
+    """The deficits with all but the `count` largest set to 0; equal ones in domain order.
 
     Ours, beyond the paper, which leaves open whether a large pool is better served this way.
     """
-    admitted = np.argsort(-deficit, kind="stable")[:count]
+    admitted = descending(deficit)[:count]
     kept = np.zeros_like(deficit)
     kept[admitted] = deficit[admitted]
     return kept

@@ -2,7 +2,7 @@
 
 Domain by domain, in the claim order π, the k_d largest |Δ_d| among the coordinates that are still
 free are claimed, ties from the lowest flat index on. Then each claimed coordinate takes its owner's
-update. A block is seen tile by tile: nothing of its length is held but the owner map.
+update. A block is processed tile by tile; only the owner map is as long as the block.
 
 Notation: order = π, quota[d] = k_d, free = |R_r|, {j : owner[j] = d} = G_d, mass[d] = u_d(G_d).
 """
@@ -34,7 +34,7 @@ Kinds: TypeAlias = UInt8[np.ndarray, "members tiles"]
 Owner: TypeAlias = UInt8[np.ndarray, "n"]
 Counts: TypeAlias = Int64[np.ndarray, "bins"]
 Run: TypeAlias = Callable[..., Iterable[Any]]
-"""Like `map`: applies a function to every item and gives the results in the items' order."""
+"""Like `map`: applies a function to every item and returns the results in the items' order."""
 
 PARTS = 64
 """A pass over a block is cut into this many items for `run`, if it has as many tiles."""
@@ -71,7 +71,7 @@ class Block(Protocol):
         """The code of each tile's stored type, likewise."""
 
     def not_finite(self, domain: int, tile: int) -> None:
-        """Called with a tile on which θ_d or θ_ref holds NaN or infinity; may raise."""
+        """Called for a tile on which θ_d or θ_ref holds NaN or infinity; may raise."""
 
     def claimed(self, domain: int) -> None:
         """Called when θ_d is not read again before the update."""
@@ -239,7 +239,7 @@ class _Step:
         """The magnitude of the quota's last entry, and the tiles marked by it.
 
         Differences of bfloat16 numbers take few values, so the threshold is one that a good part
-        of the block has, and a sample tells which. The marks prove a guess right or wrong, and the
+        of the block has, and a sample finds it. The marks prove a guess right or wrong, and the
         exact threshold costs two passes over the block that a right guess saves.
         """
         if self.wanted == self.free:

@@ -136,6 +136,9 @@ class Chunk(Protocol):
     def norm(self, formula: Formula, tile: int) -> float:
         """‖τ‖₁ of what a formula gives on this chunk, added up tile by tile."""
 
+    def lead_of_plus(self, formula: Formula) -> int:
+        """How many more coordinates of this chunk elect + than −, by a disjoint formula."""
+
     def add_reference(self, tile: Tile, factor: float = 1.0) -> None:
         """Add θ_ref, or a multiple of it, to `out`."""
 

@@ -14,7 +14,8 @@ from sigmerge.operators.base import OUTSIDE, WEIGHT, Chunk, Operator, Parameter,
 class Cabs(Operator):
     """In every group of m consecutive entries each expert, in order, keeps its n largest free ones.
 
-    Survivors are not rescaled. A tail shorter than m is left at the reference.
+    Survivors are not rescaled. A tail shorter than m at the end of a tensor is left at the
+    reference, and the tensor's notes say how many entries that is.
     """
 
     name = "cabs"
@@ -64,6 +65,8 @@ class Cabs(Operator):
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
         site = chunk.site
         fill = site.settings["overlap"] == "fill"
+        if site.size % site.settings["m"] and chunk.start + chunk.size == site.size:
+            chunk.notes["tail"] = site.size % site.settings["m"]
         return kernels.formula(
             site.weights(),
             groups=(_kept(site), site.settings["m"], fill),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from sigmerge.operators.base import (
     add,
 )
 from sigmerge.operators.task_arithmetic import scaling
-from sigmerge.operators.ties import ELECT, disjoint
+from sigmerge.operators.ties import CANCELLED, ELECT, cancelled_sign, disjoint
 
 DENSITY = Parameter("density", float, "probability to keep an entry (1 − p)", 1.0, 0.1, True, 0, 1)
 RESCALE = Parameter(
@@ -78,15 +80,21 @@ class DareTies(DareLinear):
         DENSITY,
         RESCALE,
         ELECT,
+        CANCELLED,
         Parameter("normalize", bool, "average the agreeing entries (else sum)", False, True),
         LAMBDA,
         OUTSIDE,
         INT8_MASK,
     )
 
-    def formula(self, chunk: Chunk, survey: Any) -> Formula:
+    def survey(self, sites: Sequence[Site]) -> Passes:
+        merged = partial(self.formula, survey=1.0)
+        return (yield from cancelled_sign(sites, merged, lambda s: self.prepare(s, None)))
+
+    def formula(self, chunk: Chunk, survey: float) -> Formula:
         site = chunk.site
-        return kernels.formula(site.weights(), **_dropping(site, chunk.state), **disjoint(site))
+        dropping, combining = _dropping(site, chunk.state), disjoint(site, survey)
+        return kernels.formula(site.weights(), **dropping, **combining)
 
 
 def _dropping(site: Site, matched: Array | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +35,21 @@ ELECT = Parameter(
     "weighted",
     "unweighted",
 )
+CANCELLED = Parameter(
+    "cancelled",
+    ("plus", "majority"),
+    "the sign elected where the entries cancel: +, or that of most coordinates of the model",
+    "plus",
+    "majority",
+)
+
+
+class Surveyed(NamedTuple):
+    """What is known about the whole model: every expert's cut if it is one for all tensors."""
+
+    cuts: list[select.Cut] | None
+    cancelled: float
+    """The sign that is elected where the entries cancel, 1 or −1."""
 
 
 class Ties(Operator):
@@ -42,7 +57,8 @@ class Ties(Operator):
 
     `scope: model` takes one threshold over an expert's whole task vector (the authors'; entries
     equal to it all stay), `scope: tensor` one per tensor (mergekit's; exactly k entries stay, ties
-    go to the lowest index).
+    go to the lowest index). Where the entries of a coordinate cancel, `cancelled: majority` elects
+    the sign that more coordinates of the whole model elect (the authors'), `plus` always +.
     """
 
     name = "ties"
@@ -55,6 +71,7 @@ class Ties(Operator):
             "scope", ("tensor", "model"), "what a threshold is taken over", "tensor", "model"
         ),
         ELECT,
+        CANCELLED,
         Parameter("normalize", bool, "average the agreeing entries (else sum)", True, True),
         LAMBDA,
         OUTSIDE,
@@ -72,33 +89,58 @@ class Ties(Operator):
         return ["scope must be the same for every tensor"] if len(scopes) > 1 else []
 
     def survey(self, sites: Sequence[Site]) -> Passes:
-        if not sites or sites[0].settings["scope"] == "tensor":
-            return None
-        total = sum(site.size for site in sites)
-        cuts, _ = yield from find_cuts(_ranks(sites[0], total), total)
-        return [cut if cut == KEEP_NONE else cut._replace(ties=kernels.ANY_TIES) for cut in cuts]
+        if not sites:
+            return Surveyed(None, 1.0)
+        cuts = None
+        if sites[0].settings["scope"] == "model":
+            total = sum(site.size for site in sites)
+            found, _ = yield from find_cuts(_ranks(sites[0], total), total)
+            cuts = [
+                cut if cut == KEEP_NONE else cut._replace(ties=kernels.ANY_TIES) for cut in found
+            ]
+        before = Surveyed(cuts, 1.0)
+        merged = partial(self.formula, survey=before)
+        sign = yield from cancelled_sign(sites, merged, lambda site: self.prepare(site, before))
+        return Surveyed(cuts, sign)
 
-    def prepare(self, site: Site, survey: Any) -> Passes:
-        if survey is not None:
-            return survey
+    def prepare(self, site: Site, survey: Surveyed) -> Passes:
+        if survey.cuts is not None:
+            return survey.cuts
         cuts, tied = yield from find_cuts(_ranks(site, site.size), site.size)
         return _allowances(cuts, tied) if tied else cuts
 
-    def formula(self, chunk: Chunk, survey: Any) -> Formula:
+    def formula(self, chunk: Chunk, survey: Surveyed) -> Formula:
         cuts = chunk.state[chunk.start] if isinstance(chunk.state, dict) else chunk.state
         table = np.array(cuts, np.int64)
-        return kernels.formula(chunk.site.weights(), cuts=table, **disjoint(chunk.site))
+        combining = disjoint(chunk.site, survey.cancelled)
+        return kernels.formula(chunk.site.weights(), cuts=table, **combining)
 
 
-def disjoint(site: Site) -> dict[str, Any]:
+def disjoint(site: Site, cancelled: float) -> dict[str, Any]:
     """τ = λ times the disjoint merge of sparse task vectors."""
     settings = site.settings
     return {
         "combine": kernels.DISJOINT,
         "weighted": settings["elect"] == "weighted",
         "normalize": settings["normalize"],
+        "cancelled": cancelled,
         "factor": float(settings["lambda"]),
     }
+
+
+def cancelled_sign(
+    sites: Sequence[Site],
+    formula: Callable[[Chunk], Formula],
+    prepare: Callable[[Site], Passes],
+) -> Passes:
+    """The sign for coordinates whose entries cancel: 1, or by one pass over the model's elections.
+
+    As many + as − elect +.
+    """
+    if all(site.settings["cancelled"] == "plus" for site in sites):
+        return 1.0
+    total = yield Pass(lambda chunk: chunk.lead_of_plus(formula(chunk)), add, prepare)
+    return 1.0 if total >= 0 else -1.0
 
 
 def find_cuts(ranks: Sequence[int], size: int) -> Passes:

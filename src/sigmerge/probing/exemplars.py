@@ -89,8 +89,12 @@ def check_same_vocabulary(folders: Mapping[str, Path], trust: bool = False) -> N
     for name in rest:
         other = tokenizer_of(folders[name], trust).get_vocab()
         if other != words:
-            count = len(dict(words.items() ^ other.items()))
-            problems.append(f"{name}: {count} tokens differ from those of {first}")
+            differing = sorted(dict(words.items() ^ other.items()))
+            token = min(differing, key=lambda t: words.get(t, other.get(t, 0)))
+            problems.append(
+                f"{name}: {len(differing)} tokens differ from those of {first}; the first is "
+                f"{token!r}, id {words.get(token)} there and {other.get(token)} here"
+            )
     if problems:
         raise PoolError("The experts' tokenizers differ:", problems)
 

@@ -28,6 +28,7 @@ def probe(
     folder: str | Path,
     prompts: Sequence[str],
     *,
+    tokenizer: str | Path | None = None,
     batch_size: int = 8,
     max_length: int = 256,
     offload_folder: str | Path | None = None,
@@ -36,9 +37,10 @@ def probe(
 ) -> Float64[np.ndarray, "layers prompts prompts"]:
     """Prompt Gram matrices H_i H_iᵀ (not centred) of one expert, block by block.
 
-    H_i holds, per prompt, the output of block i averaged over the prompt's tokens. Weights are
-    computed with in float32. With `offload_folder`, layers that do not fit the memory wait there.
-    `progress` hears (prompts done, prompts in all).
+    H_i holds, per prompt, the output of block i averaged over the prompt's tokens. Prompts are read
+    by the tokenizer in the folder `tokenizer`, by default the expert's own. The pass computes in
+    float32. With `offload_folder`, layers that do not fit the memory are kept there. `progress` is
+    called with (prompts done, prompts in all).
     """
     try:
         import torch
@@ -53,15 +55,16 @@ def probe(
     if offload_folder is not None:
         placement = {"device_map": "auto", "offload_folder": str(offload_folder)}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+        reader = AutoTokenizer.from_pretrained(str(tokenizer or folder), **options)
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=torch.float32, **options, **placement
         )
     except (OSError, ValueError) as error:
         raise unloadable(folder, "the probe pass", error) from error
-    tokens = tokenizer(list(prompts), truncation=True, max_length=max_length)["input_ids"]
+    tokens = reader(list(prompts), truncation=True, max_length=max_length)["input_ids"]
     if empty := [number for number, ids in enumerate(tokens, start=1) if not ids]:
-        raise SigmergeError(f"Prompt {empty[0]} is empty to the tokenizer of {folder}.")
+        where = tokenizer or folder
+        raise SigmergeError(f"Prompt {empty[0]} is empty to the tokenizer of {where}.")
     try:
         states = _pooled_states(model.eval(), tokens, batch_size, progress)
     finally:

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sigmerge.errors import PoolError, RecipeError
+from sigmerge.files.yaml_documents import decoded, parse_yaml
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import OPERATORS, operator
 from sigmerge.recipe.folders import find_model
@@ -27,6 +28,8 @@ from sigmerge.recipe.sections import (
     worded,
 )
 from sigmerge.recipe.settings import Conditions, Judge, Place
+from sigmerge.recipe.space import SPACES
+from sigmerge.words import shown
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NOT_SUPPORTED = {
@@ -58,16 +61,8 @@ def load_recipe(
         text, where = yaml.safe_dump(plain, sort_keys=False), "recipe"
     else:
         file = Path(source).expanduser()
-        try:
-            text, where, folder = file.read_text(encoding="utf-8"), str(file), file.resolve().parent
-        except FileNotFoundError:
-            raise RecipeError(f"{source}: no such recipe file.") from None
-        except IsADirectoryError:
-            raise RecipeError(
-                f"{source}: cannot be read as a recipe: it is a folder. Give the YAML file."
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{source}: cannot be read as a recipe ({error}).") from None
+        text, where = decoded(file, "a recipe in YAML", RecipeError), str(file)
+        folder = file.resolve().parent
     return _Parser(text, where, folder).parse(seed, repair or {})
 
 
@@ -88,7 +83,6 @@ class _Parser:
         self.problems: dict[str, int] = {}
         self.notes: list[str] = []
         self.lines: dict[Place, int] = {}
-        self.walked: set[int] = set()
         self.remote: dict[Path, tuple[Place, str]] = {}
 
     def problem(self, path: Place, message: str) -> None:
@@ -153,23 +147,21 @@ class _Parser:
     # YAML
 
     def _yaml(self) -> dict[str, Any]:
-        try:
-            node = yaml.compose(self.text, Loader=yaml.SafeLoader)
-            data = yaml.safe_load(self.text)
-            self._walk(node, ())
-        except yaml.MarkedYAMLError as error:
-            raise RecipeError(f"{self.where}: {_yaml_trouble(error)}") from None
-        except (yaml.YAMLError, ValueError) as error:
-            raise RecipeError(f"{self.where}: not valid YAML: {error}") from None
-        except RecursionError:
-            raise RecipeError(f"{self.where}: nested too deeply for a recipe.") from None
+        found = parse_yaml(self.text, self.where, RecipeError)
+        data, self.lines = found.value, found.lines
+        for place in found.twice:
+            self.problem(place, "is given twice")
         if isinstance(data, dict) and isinstance(parameters := data.get("parameters"), dict):
             # YAML 1.1 reads an unquoted `on` as true, and JSON writes that key as a word.
             data["parameters"] = {
                 "on" if k is True or k == "true" else k: v for k, v in parameters.items()
             }
         if not isinstance(data, dict):
-            kind = "an empty file" if data is None else "a list" if isinstance(data, list) else data
+            kind = (
+                "an empty file" if data is None
+                else "a list" if isinstance(data, list)
+                else shown(data)
+            )  # fmt: skip
             raise RecipeError(
                 f"{self.where}: a recipe is a mapping with merge_method:, base_model: and models:, "
                 f"not {kind}; `sigmerge merge --help` shows one."
@@ -187,27 +179,6 @@ class _Parser:
         changed = {**data, "repair": {**data["repair"], **repair}}
         self.text = yaml.safe_dump(changed, sort_keys=False, allow_unicode=True)
         return changed
-
-    def _walk(self, node: yaml.Node | None, path: Place) -> None:
-        """Remember the line of every key; a key given twice is a problem."""
-        if node is None:
-            return
-        self.lines.setdefault(path, node.start_mark.line + 1)
-        if id(node) in self.walked:  # an alias: its keys were looked at where they stand
-            return
-        self.walked.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            seen = set()
-            for key, value in node.value:
-                here = (*path, key.value)
-                self.lines[here] = key.start_mark.line + 1
-                if key.value in seen:
-                    self.problem(here, "is given twice")
-                seen.add(key.value)
-                self._walk(value, here)
-        elif isinstance(node, yaml.SequenceNode):
-            for i, value in enumerate(node.value):
-                self._walk(value, (*path, i))
 
     # Sections
 
@@ -394,15 +365,12 @@ class _Parser:
             self.problem(("parameters", "outside"), "reference needs a base_model")
         if sections.capture.scale != 1 and not top.base_model:
             self.problem(("capture", "scale"), "needs a base_model unless it is 1")
-        if sections.search is not None:
-            from sigmerge.search.evolve import SPACES
-
-            if chosen is not None and top.merge_method not in SPACES:
-                self.problem(
-                    ("search",),
-                    f"merge_method: {top.merge_method} cannot be searched; the search knows "
-                    f"{', '.join(SPACES)}",
-                )
+        if sections.search is not None and chosen and top.merge_method not in SPACES:
+            self.problem(
+                ("search",),
+                f"merge_method: {top.merge_method} cannot be searched; the search knows "
+                f"{', '.join(SPACES)}",
+            )
         if sections.repair is not None and sections.repair.probe is not None:
             probe = self.folder / sections.repair.probe
             if not probe.is_file():
@@ -495,14 +463,6 @@ def _seeded(repair: RepairSection | None, seed: int) -> RepairSection | None:
     if repair is None or "seed" in repair.model_fields_set:
         return repair
     return repair.model_copy(update={"seed": seed})
-
-
-def _yaml_trouble(error: yaml.MarkedYAMLError) -> str:
-    if "single document" in str(error.context):
-        return "holds several YAML documents (---); a recipe is one, so write a file for each merge"
-    mark = error.problem_mark or error.context_mark
-    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return f"not valid YAML: {place}{error.problem or error.context}"
 
 
 def _dotted(path: Place) -> str:

@@ -16,6 +16,8 @@ from pydantic import (
 )
 
 from sigmerge.errors import RecipeError
+from sigmerge.method.controls import VARIANTS
+from sigmerge.recipe.space import CALLS, generations_of
 from sigmerge.words import shown, unknown
 
 
@@ -75,8 +77,6 @@ class SearchSection(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> SearchSection:
-        from sigmerge.search.evolve import CALLS, generations_of
-
         if self.calls is not None and self.generations is not None:
             raise ValueError("give calls or generations, not both")
         if self.trust != "auto" and not 0 <= self.trust <= 1:
@@ -87,6 +87,38 @@ class SearchSection(_Strict):
         except RecipeError as error:
             raise ValueError(str(error)) from None
         return self
+
+    @property
+    def rounds(self) -> int:
+        """Generations, the first included."""
+        if self.generations is not None:
+            return self.generations
+        return generations_of(CALLS if self.calls is None else self.calls, self.population)
+
+    @property
+    def evaluation_calls(self) -> int:
+        return self.population * self.rounds
+
+    @property
+    def fits(self) -> bool:
+        """Whether an IRT model is needed, and so the answers of respondents to all items."""
+        return self.estimator != "mean" or self.extraction == "clusters"
+
+    def changed(self, **given: Any) -> SearchSection:
+        """This section with the values that are not None; RecipeError if they do not fit."""
+        changes = {name: value for name, value in given.items() if value is not None}
+        words = self.model_dump()
+        if {"generations", "calls"} & changes.keys():
+            words |= {"generations": None, "calls": None}
+        try:
+            return SearchSection.model_validate({**words, **changes})
+        except ValidationError as error:
+            items = error.errors()
+            problems = [
+                ": ".join([*map(str, item["loc"]), worded([item], SearchSection.model_fields)])
+                for item in items
+            ]
+            raise RecipeError("The search cannot be run:", problems) from None
 
 
 class HarnessScores(_Strict):
@@ -128,8 +160,6 @@ class RepairSection(_Strict):
             wrong += _command_trouble(self.command)
         elif isinstance(self.scores, dict):
             wrong += _files_trouble(self.scores)
-        from sigmerge.method.controls import VARIANTS
-
         if self.variant not in VARIANTS:
             wrong.append(unknown("variant", self.variant, VARIANTS))
         if self.variant == "sparse_update" and self.update == "replace":

@@ -1,0 +1,208 @@
+"""What is fuzzed: a sound folder, how it is damaged, and what must hold of the damaged one.
+
+A target raises a SigmergeError to refuse an input. Whatever else it raises is a failure, and so is
+a broken promise, which it reports by an AssertionError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fuzz.mutations import mutate_folder
+from sigmerge import api
+from sigmerge.checkpoints.companions import companion_files, vocabulary
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.header import encode_header, read_header
+from sigmerge.checkpoints.pool import open_pool
+from sigmerge.checkpoints.statistics import (
+    Entry,
+    StatisticsFolders,
+    block_file,
+    discard_damaged,
+    finish,
+    write_block,
+)
+from sigmerge.checkpoints.verify import verify_result
+from sigmerge.checkpoints.writer import Output, plan_layout
+from sigmerge.evaluation.suite import SHIPPED, load_suite
+from sigmerge.files import digests
+from sigmerge.recipe import load_recipe
+
+SECRET = b"a file of the user, which no result may contain"
+NAMES = ("model.embed_tokens.weight", "model.layers.0.w", "model.layers.1.w", "model.norm.weight")
+
+
+@dataclass(frozen=True)
+class Target:
+    """`make` writes a sound folder once, `run` reads a damaged copy of it."""
+
+    make: Callable[[Path], None]
+    run: Callable[[Path], None]
+    damaged: str = "."
+    """The part of the folder that is damaged."""
+    kinds: bool = True
+    """Whether FIFOs and links are put in the place of files."""
+
+
+def checkpoint(folder: Path, seed: int = 0, sharded: bool = False) -> None:
+    folder.mkdir(parents=True)
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 6,
+              "num_hidden_layers": 2, "tie_word_embeddings": True,
+              "torch_dtype": "float32"}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2}')
+    words = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"content": "c", "id": 2}]}
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    rng = np.random.default_rng(seed)
+    layout = plan_layout([(name, "F32", (6, 4)) for name in NAMES], 200 if sharded else 10**6)
+    for number, name in enumerate(layout.files):
+        own = [n for n, slot in layout.slots.items() if slot.shard == number]
+        header, _ = encode_header([(n, "F32", (6, 4)) for n in own])
+        values = rng.standard_normal(24 * len(own)).astype(np.float32)
+        (folder / name).write_bytes(header + values.tobytes())
+    if index := layout.index():
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def pool(folder: Path) -> None:
+    for seed, name in enumerate(("reference", "math", "code")):
+        checkpoint(folder / "pool" / name, seed, sharded=name == "math")
+    recipe = [
+        "merge_method: ties",
+        "base_model: pool/reference",
+        "models:",
+        "  - {model: pool/math, name: math, parameters: {weight: 0.5, density: 0.5}}",
+        "  - {model: pool/code, name: code, parameters: {weight: 0.5, density: 0.5}}",
+        "parameters: {normalize: true}",
+        "dtype: float32",
+        "seed: 3",
+    ]
+    (folder / "recipe.yaml").write_text("\n".join(recipe) + "\n")
+
+
+def _header(folder: Path) -> None:
+    for file in sorted(folder.glob("*.safetensors")):
+        for tensor in read_header(file).values():
+            assert 0 <= tensor.begin <= tensor.end <= file.stat().st_size
+
+
+def _open(folder: Path) -> None:
+    opened = open_checkpoint(folder)
+    for file in (*opened.files, *companion_files(folder)):
+        assert file.resolve().is_relative_to(folder.resolve()), file
+    vocabulary(folder)
+
+
+def _pool(folder: Path) -> None:
+    members = {name: folder / "pool" / name for name in ("math", "code")}
+    open_pool(folder / "pool/reference", members)
+
+
+def _recipe(folder: Path) -> None:
+    load_recipe(folder / "recipe.yaml")
+
+
+def _merge(folder: Path) -> None:
+    out = folder / "out"
+    api.merge(folder / "recipe.yaml", out, threads=1)
+    report = verify_result(out, None, None)
+    assert not [f for f in report.findings if f.check in ("headers", "numbers")], report.findings
+    for file in out.rglob("*"):
+        assert not file.is_symlink() and (file.is_dir() or SECRET not in file.read_bytes()), file
+
+
+LAYOUT = plan_layout([(f"model.layers.{i}.w", "F32", (50,)) for i in range(4)], 500)
+
+
+def _values(name: str) -> np.ndarray:
+    return np.random.default_rng(sum(map(ord, name))).standard_normal(50).astype(np.float32)
+
+
+def _write(out: Path, blocks: int, publish: bool) -> None:
+    with Output(out, LAYOUT, "job", overwrite=True, durable=False) as output:
+        for name in list(LAYOUT.slots)[:blocks]:
+            if name not in output.done:
+                output.write(name, 0, _values(name))
+                output.finish(name)
+        if publish:
+            output.text("config.json", "{}")
+            output.publish()
+
+
+def _interrupted(folder: Path) -> None:
+    folder.mkdir()
+    _write(folder / "out", 3, publish=False)
+
+
+def _resume(folder: Path) -> None:
+    _write(folder / "out", 4, publish=True)
+    for name, slot in LAYOUT.slots.items():
+        content = (folder / "out" / LAYOUT.files[slot.shard]).read_bytes()
+        assert content[slot.begin : slot.begin + 200] == _values(name).tobytes(), name
+
+
+def _statistics(folder: Path) -> None:
+    folder.mkdir()
+    for block in (0, 1, None):
+        arrays = {"a": np.arange(6.0), "b": np.ones(3, np.float32)}
+        write_block(block_file(folder, block), {f"{block}.w": Entry("gram", "a", 7)}, arrays)
+    finish(folder, {"kind": "features"})
+
+
+def _read_statistics(folder: Path) -> None:
+    try:
+        found = StatisticsFolders({"math": folder})
+        for tensor in found._entries["math"]:
+            found.energy("math", tensor)
+    finally:
+        discard_damaged(folder)
+
+
+def _notes(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"weights")
+
+
+def _digest(folder: Path) -> None:
+    file = folder / "weights"
+    os.environ["SIGMERGE_CACHE"] = str(folder / "cache")
+    grain, digests.GRAIN = digests.GRAIN, -(10**9)
+    try:
+        true = hashlib.sha256(file.read_bytes()).hexdigest()
+        assert digests.sha256([file]) == {file: true}
+        rng = np.random.default_rng(list(true.encode()))  # the file is damaged by chance already
+        mutate_folder(folder / "cache", rng, folder / "weights")
+        assert digests.sha256([file]) == {file: true}
+        assert digests.sha256([file]) == {file: true}
+    finally:
+        digests.GRAIN = grain
+
+
+def _suites(folder: Path) -> None:
+    folder.mkdir()
+    shutil.copyfile(sorted(SHIPPED.glob("*.yaml"))[0], folder / "suite.yaml")
+
+
+def _suite(folder: Path) -> None:
+    load_suite(folder / "suite.yaml")
+
+
+TARGETS = {
+    "header": Target(lambda f: checkpoint(f, 1, sharded=True), _header),
+    "checkpoint": Target(lambda f: checkpoint(f, 1, sharded=True), _open),
+    "pool": Target(pool, _pool, "pool"),
+    "recipe": Target(pool, _recipe, "recipe.yaml", kinds=False),
+    "merge": Target(pool, _merge, "."),
+    "resume": Target(_interrupted, _resume, "."),
+    "statistics": Target(_statistics, _read_statistics),
+    "digests": Target(_notes, _digest, kinds=False),
+    "suite": Target(_suites, _suite, "suite.yaml", kinds=False),
+}

@@ -1,0 +1,5 @@
+"""`python -m sigmerge` is the command `sigmerge`."""
+
+from sigmerge.cli import main
+
+main()

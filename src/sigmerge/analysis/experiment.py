@@ -1,0 +1,172 @@
+"""Everything `sigmerge analyze` writes about an experiment: tables, figures and one page."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from sigmerge.analysis import forms, html, plots, statistics, tables
+from sigmerge.analysis.derived import Skipped
+from sigmerge.analysis.figures import Grid
+from sigmerge.analysis.forms import Table, printed
+from sigmerge.analysis.results import NotInStore, Results
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What the results gave, and what they did not give, with the reason."""
+
+    tables: Sequence[Table]
+    plots: Sequence[plots.Plot]
+    skipped: Sequence[Skipped]
+
+
+SECTIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("The repair against its anchors", ("domain_gain_matrix",), ("main_gain", "paired_statistics")),
+    ("Deficit-driven allocation", ("motivation", "deficit_gain"), ("residual_gap", "recovered")),
+    ("Against other methods", (), ("baselines", "ranks", "baseline_dom")),
+    (
+        "Is every part needed?",
+        ("ablation_bar", "ablation_domain", "directional"),
+        ("ablation_full", "directional_full"),
+    ),
+    ("Where the capacity comes from", ("layerwise",), ("single_view", "view_correlations")),
+    (
+        "Claim order and constants",
+        ("sensitivity",),
+        ("order", "sens_*", "hyperparameter_protocol", "ours"),
+    ),
+    ("Which anchor to repair", (), ("anchor_regret", "anchor_statistics")),
+    ("Cost, seeds and splits", (), ("efficiency", "perseed", "partitions", "split_membership")),
+    ("By domain and metric", ("submetric_heatmap", "radar*"), ("dom_*", "sub_*")),
+)
+"""Title, figures and tables of each section of the page, in order."""
+
+
+def analyse(results: Results) -> Analysis:
+    made, missing = tables.make_tables(results)
+    drawn, undrawn = plots.make_plots(results)
+    return Analysis(made, drawn, [*missing, *undrawn])
+
+
+def write_analysis(results: Results, out: Path, title: str = "The experiment") -> Analysis:
+    """Write `tables/` (Markdown, CSV, LaTeX), `figures/` (SVG, PNG), analysis.md and index.html."""
+    found = analyse(results)
+    folder = out / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in found.tables:
+        renders = {"md": forms.markdown, "csv": forms.csv_text, "tex": forms.latex}
+        for suffix, render in renders.items():
+            _write(folder / f"{table.label}.{suffix}", render(table))
+    for plot in found.plots:
+        plot.write(out / "figures")
+    _write(out / "analysis.md", markdown(results, found, title))
+    _write(out / "index.html", page(results, found, title))
+    return found
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8", newline="\n")
+
+
+def headline(results: Results) -> list[tuple[str, str, str]]:
+    """The few numbers to take away, each with what it is and what stands beside it."""
+    try:
+        pairs, triples = results.main, results.main_by_domain.drop_nulls("gap_before")
+    except NotInStore:
+        return []
+    before, after, gain = (pairs[name].to_numpy() for name in ("before", "after", "gain"))
+    facts = [
+        (
+            "Pairs improved",
+            str(statistics.Count(int((gain > 0).sum()), gain.size)),
+            "pool × anchor",
+        ),
+        ("Mean gain", printed(float(gain.mean()), "points"), f"points of {results.macro_name}"),
+        (
+            "Relative gain",
+            f"{100 * statistics.relative_gain(before, after):.1f} %",
+            "mean of the pairs",
+        ),
+        ("Wilcoxon", f"p = {printed(statistics.wilcoxon(before, after), 'p')}", "two-sided, exact"),
+    ]
+    if not triples.is_empty():
+        gap, left = triples["gap_before"].to_numpy().mean(), triples["gap_after"].to_numpy().mean()
+        facts.append(
+            ("Residual gap", f"{100 * gap:.2f} → {100 * left:.2f}", "points, before and after")
+        )
+        rank = statistics.spearman(triples["gap_before"], triples["gain"])
+        if not math.isnan(rank):
+            facts.append(("Deficit and gain", f"{rank:+.2f}".replace("-", "−"), "Spearman"))
+    return facts
+
+
+def _lead(results: Results) -> str:
+    pools, anchors = len(results.pools), len(results.anchors())
+    return (
+        f"{pools} {'pool' if pools == 1 else 'pools'}, {anchors} "
+        f"{'anchor' if anchors == 1 else 'anchors'}, {results.runs.height} runs; scores on the "
+        f"{results.split} split, in percent; differences in points. Tables and figures carry the "
+        "paper's labels."
+    )
+
+
+def markdown(results: Results, found: Analysis, title: str) -> str:
+    """All tables and links to all figures, section by section."""
+    lines = [f"# {title}", "", _lead(results), ""]
+    lines += [f"- {what}: **{number}** ({beside})" for what, number, beside in headline(results)]
+    for heading, figures, labels in SECTIONS:
+        drawn = [p for p in found.plots if _named(p.label, figures)]
+        made = [t for t in found.tables if _named(t.label, labels)]
+        if drawn or made:
+            lines += ["", f"## {heading}", ""]
+        for plot in drawn:
+            lines += [
+                f"![{plot.title}](figures/{plot.label}.svg)",
+                "",
+                f"{plot.title}. {plot.caption}",
+                "",
+            ]
+        for table in made:
+            lines += [forms.markdown(table)]
+    if found.skipped:
+        lines += ["", "## Not in this experiment", ""]
+        lines += [f"- `{item.label}`: {item.reason}" for item in found.skipped]
+    return "\n".join(lines) + "\n"
+
+
+def page(results: Results, found: Analysis, title: str) -> str:
+    """One self-contained HTML file with everything."""
+    sections = []
+    for heading, figures, labels in SECTIONS:
+        drawn = [_figure(plot) for plot in found.plots if _named(plot.label, figures)]
+        made = [_grid(table) for table in found.tables if _named(table.label, labels)]
+        if drawn or made:
+            sections.append({"title": heading, "plots": drawn, "tables": made})
+    return html.page(
+        "experiment.html.j2",
+        title=title,
+        lead=_lead(results),
+        headline=headline(results),
+        sections=sections,
+        skipped=found.skipped,
+    )
+
+
+def _named(label: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(label, pattern) for pattern in patterns)
+
+
+def _figure(plot: plots.Plot) -> dict[str, str]:
+    data = base64.b64encode(plot.svg.encode()).decode()
+    source = f"data:image/svg+xml;base64,{data}"
+    return {"label": plot.label, "title": plot.title, "caption": plot.caption, "source": source}
+
+
+def _grid(table: Table) -> dict[str, object]:
+    grid = Grid([column.title for column in table.columns], table.printed())
+    return {"label": table.label, "caption": table.caption, "grid": grid}

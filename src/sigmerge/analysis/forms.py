@@ -1,0 +1,153 @@
+"""A table of numbers, and its three forms: Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Form = Literal["text", "percent", "points", "share", "number", "count", "p"]
+"""How a column is printed: text; a fraction in percent; a signed difference in points; a fraction
+of a gain in percent with one decimal; three decimals; a whole number; a probability."""
+
+
+@dataclass(frozen=True)
+class As:
+    """A number printed in another form than its column's."""
+
+    value: float | None
+    form: Form
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A score with its change in parentheses."""
+
+    score: float
+    change: float
+
+
+Value = str | float | int | bool | None | As | Changed
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    form: Form = "text"
+
+
+@dataclass(frozen=True)
+class Table:
+    label: str
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Value]]
+
+    def printed(self) -> list[list[str]]:
+        """Every cell as text."""
+        return [
+            [printed(value, column.form) for value, column in zip(row, self.columns, strict=True)]
+            for row in self.rows
+        ]
+
+
+def printed(value: Value, form: Form) -> str:
+    """One cell as text; a dash where nothing was measured."""
+    if isinstance(value, As):
+        return printed(value.value, value.form)
+    if isinstance(value, Changed):
+        return f"{printed(value.score, 'percent')} ({printed(value.change, 'points')})"
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if form == "text":
+        return f"{value:g}"
+    if form == "p":
+        return f"{value:.1e}" if 0 < value < 0.001 else f"{value:.3f}"
+    scale, decimals = {
+        "percent": (100, 2),
+        "points": (100, 2),
+        "share": (100, 1),
+        "number": (1, 3),
+        "count": (1, 0),
+    }[form]
+    sign = "+" if form == "points" else ""
+    # Adding zero turns −0.0 into 0.0.
+    return f"{round(scale * value, decimals) + 0.0:{sign}.{decimals}f}".replace("-", "−")
+
+
+def markdown(table: Table) -> str:
+    """As a Markdown table with its caption above."""
+    head = [column.title for column in table.columns]
+    rule = ["---" if column.form == "text" else "--:" for column in table.columns]
+    lines = [head, rule, *table.printed()]
+    body = "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+    return f"**{table.caption}** (`{table.label}`)\n\n{body}\n"
+
+
+def csv_text(table: Table) -> str:
+    """With every digit, for other programs."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(column.title for column in table.columns)
+    writer.writerows([_exact(cell) for cell in row] for row in table.rows)
+    return out.getvalue()
+
+
+def _exact(cell: Value) -> object:
+    if isinstance(cell, As):
+        return "" if cell.value is None else cell.value
+    if isinstance(cell, Changed):
+        return f"{cell.score!r} ({cell.change!r})"
+    return "" if cell is None else cell
+
+
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": "$-$",
+    "λ": r"$\lambda$",
+    "ρ": r"$\rho$",
+    "Δ": r"$\Delta$",
+    "–": "--",
+}
+
+
+def latex(table: Table) -> str:
+    """As a LaTeX table for `booktabs`."""
+
+    def tex(text: str) -> str:
+        return "".join(_TEX.get(character, character) for character in text)
+
+    align = "".join("l" if column.form == "text" else "r" for column in table.columns)
+    lines = [
+        r"\begin{table}[t]",
+        r"\centering",
+        rf"\begin{{tabular}}{{{align}}}",
+        r"\toprule",
+        " & ".join(tex(column.title) for column in table.columns) + r" \\",
+        r"\midrule",
+        *(" & ".join(map(tex, row)) + r" \\" for row in table.printed()),
+        r"\bottomrule",
+        r"\end{tabular}",
+        rf"\caption{{{tex(table.caption)}}}",
+        rf"\label{{tab:{table.label}}}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,48 @@
+"""Self-contained pages: one style sheet, one script, and a policy that admits nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib import resources
+from typing import Any
+
+from markupsafe import Markup
+
+from sigmerge.errors import MissingExtra
+
+
+def page(template: str, **values: Any) -> str:
+    """A template of this folder with the project's style and script in it."""
+    try:
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
+    except ImportError as error:
+        raise MissingExtra("jinja2", "report", "The report page") from error
+    environment = Environment(
+        loader=FunctionLoader(_asset),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style, script = _asset("page.css"), _asset("page.js")
+    return environment.get_template(template).render(
+        policy=_policy(style, script), style=Markup(style), script=Markup(script), **values
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("sigmerge.analysis").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Only this style and this script, and nothing from outside."""
+
+    def source(content: str) -> str:
+        digest = hashlib.sha256(content.encode()).digest()
+        return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+    return (
+        f"default-src 'none'; style-src {source(style)}; script-src {source(script)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,76 @@
+"""The page `docs/results/published.md`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from sigmerge.analysis.published.data import table
+from sigmerge.analysis.published.ledger import MEANING, Statement
+from sigmerge.analysis.published.statements import recompute
+
+
+def markdown(statements: Sequence[Statement] | None = None) -> str:
+    """Every statement with the printed and the computed value, section by section."""
+    found = recompute() if statements is None else statements
+    return "\n".join(_lines(found)) + "\n"
+
+
+def _lines(statements: Sequence[Statement]) -> Iterator[str]:
+    counts = Counter(statement.verdict for statement in statements)
+    yield "# The paper's statements, computed again from its own tables"
+    yield ""
+    yield (
+        "Made by `sigmerge analyze --published` (the same page: `python -m "
+        "sigmerge.analysis.published`). The tables are in `src/sigmerge/analysis/published/`, one "
+        "file per table, as printed. Nothing here was measured: it says what the printed numbers "
+        "support."
+    )
+    yield ""
+    yield "| verdict | statements | meaning |"
+    yield "|---|--:|---|"
+    for verdict, meaning in MEANING.items():
+        yield f"| {verdict} | {counts[verdict]} | {meaning} |"
+    yield ""
+    disagreeing = [s for s in statements if s.verdict == "disagree"]
+    if disagreeing:
+        yield "## Where the tables give another value"
+        yield ""
+        for s in disagreeing:
+            note = f" {s.note}" if s.note else ""
+            yield f"- **{s.text}** ({s.place}): printed {s.printed}, computed {s.computed}.{note}"
+        yield ""
+    yield from _references()
+    for place, members in groupby(statements, key=lambda s: s.place):
+        yield f"## {place}"
+        yield ""
+        yield "| statement | printed | computed | verdict | tables |"
+        yield "|---|--:|--:|---|---|"
+        for s in members:
+            text = f"{s.text}. {s.note}" if s.note else s.text
+            names = " ".join(f"`{name}`" for name in s.tables)
+            yield f"| {text} | {s.printed} | {s.computed or '–'} | {s.verdict} | {names} |"
+        yield ""
+
+
+def _references() -> Iterator[str]:
+    yield "## The reference scores"
+    yield ""
+    yield (
+        "Residual gaps need the score of the strongest expert on each domain, and no table prints "
+        "it. *Stated gap*: the text states one gap, which added to a printed score gives the "
+        "reference. *Fitted*: a score with four decimals, found by a random search for a table "
+        "with which every statement marked *consistent* holds. Those statements were therefore "
+        "not tested one by one; what is shown is that they do not contradict each other. Other "
+        "fitted values may do as well."
+    )
+    yield ""
+    rows = table("references")
+    domains = list(dict.fromkeys(row["domain"] for row in rows))
+    yield "| pool | " + " | ".join(domains) + " |"
+    yield "|---|" + "--:|" * len(domains)
+    for pool, members in groupby(rows, key=lambda row: row["pool"]):
+        cells = [f"{row['score']} ({row['source']})" for row in members]
+        yield f"| {pool} | {' | '.join(cells)} |"
+    yield ""

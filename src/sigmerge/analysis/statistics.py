@@ -1,0 +1,190 @@
+"""The statistics of the paper, each one small function under the paper's name.
+
+Scores are fractions. Every correlation is Spearman's: all correlations that the paper's tables let
+one recompute are (`docs/results/published.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class SeedSummary:
+    mean: float
+    std: float  # of a sample (ddof 1); NaN for a single seed
+    range: float
+
+
+@dataclass(frozen=True)
+class Count:
+    """So many of so many."""
+
+    hits: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.hits} of {self.of}"
+
+
+@dataclass(frozen=True)
+class Regret:
+    """What each selection rule gives up against the anchor that is best after the repair."""
+
+    strongest: float
+    random: float
+    weakest: float
+
+
+def relative_gain(before: ArrayLike, after: ArrayLike) -> float:
+    """Mean over pairs of each pair's own ratio (after − before) / before."""
+    start = np.asarray(before, dtype=float)
+    return float(np.mean((np.asarray(after, dtype=float) - start) / start))
+
+
+def wilcoxon(before: ArrayLike, after: ArrayLike) -> float:
+    """p of the two-sided exact signed-rank test; NaN when no pair differs.
+
+    Differences below 1e-12 are no difference: sums of the same fractions in another order.
+    """
+    difference = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
+    difference = difference[np.abs(difference) > 1e-12]
+    if not difference.size:
+        return float("nan")
+    return float(stats.wilcoxon(difference, alternative="two-sided", method="exact").pvalue)
+
+
+def spearman(x: ArrayLike, y: ArrayLike) -> float:
+    """Rank correlation; NaN where one side is constant or fewer than three points are there."""
+    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    if a.size < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float("nan")
+    return float(stats.spearmanr(a, b).statistic)
+
+
+def recovered_fraction(deficit: ArrayLike, gain: ArrayLike) -> float:
+    """Mean gain as a fraction of the mean deficit; NaN without a deficit."""
+    whole = float(np.mean(np.asarray(deficit, dtype=float)))
+    return float(np.mean(np.asarray(gain, dtype=float))) / whole if whole > 0 else float("nan")
+
+
+def retained_fraction(control: float, anchor: float, default: float) -> float:
+    """(control − anchor) / (default − anchor); NaN where the default gains nothing."""
+    gain = default - anchor
+    return (control - anchor) / gain if abs(gain) > 1e-12 else float("nan")
+
+
+def t_interval(values: ArrayLike, level: float = 0.95) -> tuple[float, float]:
+    """Student's interval of the mean; NaN for a single value."""
+    sample = np.asarray(values, dtype=float)
+    if sample.size < 2:
+        return float("nan"), float("nan")
+    error = stats.sem(sample)
+    if error == 0:
+        return float(sample.mean()), float(sample.mean())
+    low, high = stats.t.interval(level, sample.size - 1, loc=sample.mean(), scale=error)
+    return float(low), float(high)
+
+
+def seed_summary(values: ArrayLike) -> SeedSummary:
+    """Mean, sample standard deviation and range over seeds."""
+    sample = np.asarray(values, dtype=float)
+    std = float(sample.std(ddof=1)) if sample.size > 1 else float("nan")
+    return SeedSummary(float(sample.mean()), std, float(np.ptp(sample)))
+
+
+def cell_ranks(scores: Mapping[str, float]) -> dict[str, float]:
+    """Ranks of the methods within one pool-domain cell, 1 the best; ties share their mean rank."""
+    ranks = stats.rankdata([-score for score in scores.values()], method="average")
+    return dict(zip(scores, map(float, ranks), strict=True))
+
+
+def average_ranks(cells: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean over cells of each method's rank within the cell."""
+    ranks = [cell_ranks(cell) for cell in cells]
+    return {method: float(np.mean([cell[method] for cell in ranks])) for method in ranks[0]}
+
+
+def first_places(cells: Sequence[Mapping[str, float]]) -> dict[str, int]:
+    """How many cells each method leads alone or with others."""
+    best = [max(cell.values()) for cell in cells]
+    return {m: sum(c[m] == b for c, b in zip(cells, best, strict=True)) for m in cells[0]}
+
+
+def wins(ours: ArrayLike, others: ArrayLike) -> Count:
+    """Pairs (one of ours, one of the others) in which ours scores higher."""
+    mine, theirs = np.asarray(ours, dtype=float), np.asarray(others, dtype=float)
+    return Count(int((mine[:, None] > theirs[None, :]).sum()), mine.size * theirs.size)
+
+
+def view_correlations(views: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], float]:
+    """Correlation over layers of each pair of conflict views."""
+    return {(a, b): spearman(views[a], views[b]) for a, b in combinations(views, 2)}
+
+
+def entropy(share: ArrayLike) -> float:
+    """Of the shares, in nats; a share of zero adds nothing."""
+    return float(stats.entropy(np.asarray(share, dtype=float))) if np.any(share) else 0.0
+
+
+def gini(share: ArrayLike) -> float:
+    """Gini coefficient: mean absolute difference over twice the mean; 0 when all are equal."""
+    values = np.asarray(share, dtype=float)
+    if not values.any():
+        return 0.0
+    return float(np.abs(values[:, None] - values[None, :]).mean() / (2 * values.mean()))
+
+
+def anchor_statistics(scores: ArrayLike, gaps: ArrayLike) -> dict[str, float]:
+    """The nine statistics of an anchor that are known before any repair (App. anchor selection).
+
+    `scores` and `gaps` list its domains. Deviations are of a sample (ddof 1).
+    """
+    score, gap = np.asarray(scores, dtype=float), np.asarray(gaps, dtype=float)
+    share = gap / gap.sum() if gap.sum() > 0 else gap
+    return {
+        "macro": float(score.mean()),
+        "gap mean": float(gap.mean()),
+        "gap max": float(gap.max()),
+        "gap min": float(gap.min()),
+        "gap std": float(gap.std(ddof=1)) if gap.size > 1 else 0.0,
+        "domains without gap": float((gap == 0).sum()),
+        "share entropy": entropy(share),
+        "share gini": gini(share),
+        "score range": float(np.ptp(score)),
+    }
+
+
+def rank_preservation(before: ArrayLike, after: ArrayLike) -> Count:
+    """Pairs of anchors that keep their order across the repair; a tie on one side is no order."""
+    start, end = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+    pairs = list(combinations(range(start.size), 2))
+    kept = sum((start[i] - start[j]) * (end[i] - end[j]) > 0 for i, j in pairs)
+    return Count(int(kept), len(pairs))
+
+
+def regret(before: ArrayLike, after: ArrayLike) -> Regret:
+    """The three selection rules of one pool: strongest, random and weakest anchor."""
+    start, end = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+    given_up = end.max() - end
+    return Regret(
+        strongest=float(given_up[start.argmax()]),
+        random=float(given_up.mean()),
+        weakest=float(given_up[start.argmin()]),
+    )
+
+
+def share_order(share: Mapping[str, float]) -> list[str]:
+    """Domains in the order in which they claim: largest share first, ties as listed."""
+    return sorted(share, key=lambda domain: -share[domain])
+
+
+def share_shift(primary: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """The furthest any share moves under another partition."""
+    return max(abs(other[domain] - share) for domain, share in primary.items())

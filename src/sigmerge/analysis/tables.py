@@ -1,0 +1,786 @@
+"""The tables of the paper, made from the results of an experiment.
+
+A builder per table, under the paper's label. A builder raises `NotInStore` where the experiment
+did not make the runs it needs; the table is then skipped with that reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from sigmerge.analysis import statistics
+from sigmerge.analysis.derived import (
+    SWEPT,
+    Skipped,
+    metric_changes,
+    profiles,
+    sweeps,
+    words,
+)
+from sigmerge.analysis.forms import As, Changed, Column, Form, Table, Value
+from sigmerge.analysis.results import NotInStore, Results
+
+
+def make_tables(results: Results) -> tuple[list[Table], list[Skipped]]:
+    """All tables the store has the runs for, and why the others are missing."""
+    made: list[Table] = []
+    skipped = []
+    for label, build in BUILDERS.items():
+        try:
+            made += build(results)
+        except NotInStore as reason:
+            skipped.append(Skipped(label, str(reason)))
+    return made, skipped
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """None as soon as one value is missing."""
+    listed = list(values)
+    known = [value for value in listed if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(listed) else None
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in text.lower()).strip("-")
+
+
+def residual_gap(results: Results) -> list[Table]:
+    rows: list[list[Value]] = []
+    for pool in results.pools:
+        pairs = results.main.filter(pl.col("pool") == pool)
+        before, after = _mean(pairs["gap_before"]), _mean(pairs["gap_after"])
+        if before is not None and after is not None:
+            rows.append([pool, before, after, after - before])
+    if not rows:
+        raise NotInStore("the store holds no scores of experts")
+    rows.append(["All", *(float(np.mean([row[k] for row in rows])) for k in (1, 2, 3))])
+    columns = (
+        Column("pool"),
+        Column("anchor", "percent"),
+        Column("+ repair", "percent"),
+        Column("reduction", "points"),
+    )
+    return [
+        Table("residual_gap", "Residual expert gap, mean over domains and anchors", columns, rows)
+    ]
+
+
+def main_gain(results: Results) -> list[Table]:
+    anchors = results.anchors()
+    rows: list[list[Value]] = []
+    for pool in results.pools:
+        found = {
+            row["anchor"]: row for row in results.main.filter(pl.col("pool") == pool).to_dicts()
+        }
+        for name, key in (("anchor", "before"), ("+ repair", "after"), ("gain", "gain")):
+            values = [found[a][key] if a in found else None for a in anchors]
+            known = [v for v in values if v is not None]
+            if known:
+                cells = [*values, float(np.mean(known))]
+                form: Form = "points" if key == "gain" else "percent"
+                rows.append([pool, name, *(As(v, form) for v in cells)])
+    columns = [Column("pool"), Column("row"), *(Column(a, "number") for a in [*anchors, "mean"])]
+    return [
+        Table(
+            "main_gain",
+            f"{results.macro_name} of each anchor and of the repair on top of it",
+            columns,
+            rows,
+        )
+    ]
+
+
+def paired_statistics(results: Results) -> list[Table]:
+    """The paired comparison in numbers: over all pools, and in each."""
+    by_domain = results.main_by_domain
+    rows: list[list[Value]] = []
+    for name in ["All", *results.pools]:
+        here = pl.lit(True) if name == "All" else pl.col("pool") == name
+        pairs, triples = results.main.filter(here), by_domain.filter(here)
+        if pairs.is_empty():
+            continue
+        before, after, gain = (pairs[c].to_numpy() for c in ("before", "after", "gain"))
+        known = triples.drop_nulls("gap_before")
+        rows.append(
+            [
+                name,
+                str(statistics.Count(int((gain > 0).sum()), gain.size)),
+                float(gain.mean()),
+                float(gain.min()),
+                float(gain.max()),
+                statistics.relative_gain(before, after),
+                statistics.wilcoxon(before, after),
+                statistics.spearman(known["gap_before"], known["gain"]),
+                str(_kept(pairs)),
+            ]
+        )
+    columns = (
+        Column("pool"),
+        Column("pairs improved"),
+        Column("mean gain", "points"),
+        Column("smallest", "points"),
+        Column("largest", "points"),
+        Column("relative", "share"),
+        Column("Wilcoxon p", "p"),
+        Column("Spearman deficit–gain", "number"),
+        Column("anchor pairs that keep their order"),
+    )
+    return [Table("paired_statistics", "Paired statistics of the repair", columns, rows)]
+
+
+def _kept(pairs: pl.DataFrame) -> statistics.Count:
+    """Rank preservation, summed over pools."""
+    counts = [
+        statistics.rank_preservation(group["before"], group["after"])
+        for _, group in pairs.group_by("pool", maintain_order=True)
+    ]
+    return statistics.Count(sum(c.hits for c in counts), sum(c.of for c in counts))
+
+
+def recovered(results: Results) -> list[Table]:
+    known = results.main_by_domain.drop_nulls("gap_before")
+    if known.is_empty():
+        raise NotInStore("the store holds no scores of experts")
+    rows: list[list[Value]] = []
+    for domain in results.domains:
+        here = known.filter(pl.col("domain") == domain)
+        if here.is_empty():
+            continue
+        deficit, gain = here["gap_before"].to_numpy(), here["gain"].to_numpy()
+        whole = float(deficit.mean())
+        low, high = statistics.t_interval(gain)
+        interval = (low / whole, high / whole) if whole > 0 else (None, None)
+        part = statistics.recovered_fraction(deficit, gain)
+        rows.append([domain, whole, float(gain.mean()), part, *interval])
+    columns = (
+        Column("domain"),
+        Column("deficit", "percent"),
+        Column("gain", "points"),
+        Column("recovered %", "share"),
+        Column("95 % from", "share"),
+        Column("to", "share"),
+    )
+    return [
+        Table(
+            "recovered",
+            "Deficit at the anchor and the part of it that the repair recovers",
+            columns,
+            rows,
+        )
+    ]
+
+
+def domain_tables(results: Results) -> list[Table]:
+    tables = []
+    for k, pool in enumerate(results.pools):
+        anchors = results.anchors(pool)
+        triples = results.main_by_domain.filter(pl.col("pool") == pool)
+        pairs = results.main.filter(pl.col("pool") == pool)
+        if triples.is_empty():
+            continue
+        rows: list[list[Value]] = []
+        for domain in [results.macro_name, *results.domains]:
+            frame = (
+                pairs
+                if domain == results.macro_name
+                else triples.filter(pl.col("domain") == domain)
+            )
+            found = {row["anchor"]: row for row in frame.to_dicts()}
+            for name, key in (("anchor", "before"), ("+ repair", "after"), ("gain", "gain")):
+                form: Form = "points" if key == "gain" else "percent"
+                rows.append(
+                    [
+                        domain,
+                        name,
+                        *(As(found[a][key], form) if a in found else None for a in anchors),
+                    ]
+                )
+        columns = [Column("domain"), Column("row"), *(Column(a, "number") for a in anchors)]
+        tables.append(Table(f"dom_p{k}", f"Paired results by domain: {pool}", columns, rows))
+    return tables
+
+
+def baselines(results: Results) -> list[Table]:
+    methods = results.baselines["method"].unique(maintain_order=True).to_list()
+    score = {(r["pool"], r["method"]): r["macro"] for r in results.baselines.to_dicts()}
+    best = {
+        pool: max(results.main.filter(pl.col("pool") == pool)["after"], default=None)
+        for pool in results.pools
+    }
+    rows: list[list[Value]] = [
+        [method, *(score.get((pool, method)) for pool in results.pools)] for method in methods
+    ]
+    rows.append(["best + repair", *(best[pool] for pool in results.pools)])
+    margins: list[Value] = []
+    for pool in results.pools:
+        others = [score[pool, m] for m in methods if (pool, m) in score]
+        known = others and best[pool] is not None
+        margins.append(As(best[pool] - max(others) if known else None, "points"))
+    rows.append(["margin", *margins])
+    columns = [Column("method"), *(Column(pool, "percent") for pool in results.pools)]
+    return [
+        Table(
+            "baselines",
+            f"{results.macro_name} of the baselines and of the best repaired checkpoint",
+            columns,
+            rows,
+        )
+    ]
+
+
+def baseline_domains(results: Results) -> list[Table]:
+    runs = set(results.baselines["run"])
+    methods = results.baselines["method"].unique(maintain_order=True).to_list()
+    by_domain = results.by_domain.filter(pl.col("run").is_in(runs))
+    whole = results.baselines.select(
+        "pool", "method", domain=pl.lit(results.macro_name), score="macro"
+    )
+    parts = by_domain.select("pool", "method", "domain", "score")
+    score = {
+        (r["pool"], r["method"], r["domain"]): r["score"]
+        for r in pl.concat([whole, parts]).to_dicts()
+    }
+    rows = [
+        [pool, domain, *(score.get((pool, method, domain)) for method in methods)]
+        for pool in results.pools
+        for domain in [results.macro_name, *results.domains]
+    ]
+    columns = [Column("pool"), Column("domain"), *(Column(m, "percent") for m in methods)]
+    return [Table("baseline_dom", "Baselines by domain", columns, rows)]
+
+
+def cells(results: Results) -> list[dict[str, float]]:
+    """All methods within each pool-domain cell; ours is the pool's best repaired checkpoint."""
+    best = results.main.sort("after", descending=True, maintain_order=True).group_by("pool").first()
+    runs = {*best["run"], *results.baselines["run"]}
+    chosen = results.by_domain.filter(pl.col("run").is_in(runs))
+    found = [
+        dict(zip(cell["method"], cell["score"], strict=True))
+        for _, cell in chosen.group_by("pool", "domain", maintain_order=True)
+    ]
+    methods = set(chosen["method"])
+    whole = [cell for cell in found if set(cell) == methods]
+    if not whole:
+        raise NotInStore("no pool-domain cell has scores of all methods")
+    return whole
+
+
+def ranks(results: Results) -> list[Table]:
+    within = cells(results)
+    average, first = statistics.average_ranks(within), statistics.first_places(within)
+    ours = results.main.filter(pl.col("pool").is_in(results.baselines["pool"].to_list()))
+    method = ours["method"][0]
+    rows: list[list[Value]] = []
+    for name in sorted(average, key=lambda m: average[m]):
+        won: Value = None
+        if name != method:
+            counts = [
+                statistics.wins(
+                    ours.filter(pl.col("pool") == row["pool"])["after"].to_numpy(), [row["macro"]]
+                )
+                for row in results.baselines.filter(pl.col("method") == name).to_dicts()
+            ]
+            won = str(statistics.Count(sum(c.hits for c in counts), sum(c.of for c in counts)))
+        rows.append([name, average[name], str(statistics.Count(first[name], len(within))), won])
+    columns = (
+        Column("method"),
+        Column("average rank", "number"),
+        Column("first places"),
+        Column("beaten by repaired checkpoints"),
+    )
+    return [
+        Table(
+            "ranks", "Ranks within pool-domain cells, and wins over all checkpoints", columns, rows
+        )
+    ]
+
+
+def _variant_table(results: Results, label: str, caption: str, kinds: Sequence[str]) -> Table:
+    """Settings beside the default of the same pool and anchors, in total and by domain."""
+    macro, parts = results.summary(*kinds), results.summary(*kinds, by_domain=True)
+    rows: list[list[Value]] = []
+    for (pool, anchors), group in macro.group_by("pool", "anchors", maintain_order=True):
+        here = parts.filter(pl.col("pool") == pool, pl.col("anchors") == anchors)
+        first = group["setting"][0]
+        default = {
+            r["domain"]: r["default"] for r in here.filter(pl.col("setting") == first).to_dicts()
+        }
+        rows.append(
+            [
+                pool,
+                anchors,
+                "default",
+                group["default"][0],
+                0.0,
+                None,
+                *(default.get(d) for d in results.domains),
+            ]
+        )
+        for row in group.to_dicts():
+            scores = here.filter(pl.col("setting") == row["setting"])
+            by = dict(zip(scores["domain"], scores["after"], strict=True))
+            sd = statistics.seed_summary(row["values"]).std if row["seeds"] > 1 else None
+            rows.append(
+                [
+                    pool,
+                    anchors,
+                    words(row["setting"]),
+                    row["after"],
+                    row["after"] - row["default"],
+                    sd,
+                    *(by.get(d) for d in results.domains),
+                ]
+            )
+    columns = [
+        Column("pool"),
+        Column("anchor"),
+        Column("variant"),
+        Column(results.macro_name, "percent"),
+        Column("Δ", "points"),
+        Column("sd", "percent"),
+        *(Column(d, "percent") for d in results.domains),
+    ]
+    return Table(label, caption, columns, rows)
+
+
+def ablation(results: Results) -> list[Table]:
+    full = _variant_table(results, "ablation_full", "Component ablations by domain", ["ablation"])
+    short = Table(
+        "ablation", "Component ablations", full.columns[:5], [row[:5] for row in full.rows]
+    )
+    return [short, full]
+
+
+def ours(results: Results) -> list[Table]:
+    return [_variant_table(results, "ours", "Settings beyond the paper", ["ours"])]
+
+
+def directional(results: Results) -> list[Table]:
+    rows: list[list[Value]] = []
+    for row in results.summary("control").to_dicts():
+        part = [
+            statistics.retained_fraction(v, row["before"], row["default"]) for v in row["values"]
+        ]
+        sd = statistics.seed_summary(row["values"]).std if row["seeds"] > 1 else None
+        rows.append(
+            [
+                row["pool"],
+                row["anchors"],
+                words(row["setting"]),
+                row["after"],
+                sd,
+                row["after"] - row["default"],
+                statistics.retained_fraction(row["after"], row["before"], row["default"]),
+                *statistics.t_interval(part),
+                row["seeds"],
+            ]
+        )
+    columns = (
+        Column("pool"),
+        Column("anchor"),
+        Column("control"),
+        Column(results.macro_name, "percent"),
+        Column("sd", "percent"),
+        Column("Δ", "points"),
+        Column("retained %", "share"),
+        Column("95 % from", "share"),
+        Column("to", "share"),
+        Column("seeds", "count"),
+    )
+    return [
+        Table(
+            "directional_full",
+            "Directional controls: what each retains of the paired gain",
+            columns,
+            rows,
+        )
+    ]
+
+
+def single_view(results: Results) -> list[Table]:
+    views = results.summary("view").to_dicts()
+    uniform = {(r["pool"], r["anchors"]): r["after"] for r in _uniform(results)}
+    rows: list[list[Value]] = []
+    for place in dict.fromkeys((r["pool"], r["anchors"]) for r in views):
+        here = [r for r in views if (r["pool"], r["anchors"]) == place]
+        floor, whole = uniform.get(place), here[0]["default"]
+
+        def part(score: float, floor: float | None = floor, whole: float = whole) -> float | None:
+            return None if floor is None else statistics.retained_fraction(score, floor, whole)
+
+        rows.append([*place, "all views", whole, 0.0, part(whole)])
+        rows += [
+            [*place, words(r["setting"]), r["after"], r["after"] - whole, part(r["after"])]
+            for r in here
+        ]
+        if floor is not None:
+            rows.append([*place, "uniform capacity", floor, floor - whole, 0.0])
+    columns = (
+        Column("pool"),
+        Column("anchor"),
+        Column("capacity from"),
+        Column(results.macro_name, "percent"),
+        Column("Δ", "points"),
+        Column("recovered %", "share"),
+    )
+    return [Table("single_view", "Capacity from a single view", columns, rows)]
+
+
+def _uniform(results: Results) -> list[dict[str, Any]]:
+    """The uniform-capacity ablation: what a capacity profile is measured against."""
+    try:
+        rows = results.summary("ablation")
+    except NotInStore:
+        return []
+    return rows.filter(pl.col("setting") == "uniform_capacity").to_dicts()
+
+
+def order(results: Results) -> list[Table]:
+    rows: list[list[Value]] = []
+    for row in results.summary("order").to_dicts():
+        kept = statistics.retained_fraction(row["after"], row["before"], row["default"])
+        span = float(np.ptp(row["values"])) if row["seeds"] > 1 else None
+        rows.append(
+            [
+                row["pool"],
+                row["anchors"],
+                words(row["setting"]),
+                row["default"],
+                row["after"],
+                1 - kept,
+                span,
+            ]
+        )
+    columns = (
+        Column("pool"),
+        Column("anchor"),
+        Column("claim order"),
+        Column("default", "percent"),
+        Column(results.macro_name, "percent"),
+        Column("cost in % of the gain", "share"),
+        Column("spread over seeds", "percent"),
+    )
+    return [Table("order", "Claim order", columns, rows)]
+
+
+def sensitivity(results: Results) -> list[Table]:
+    tables = []
+    found = sweeps(results)
+    for k, pool in enumerate(results.pools):
+        here = [sweep for sweep in found if sweep.pool == pool]
+        rows: list[list[Value]] = []
+        for sweep in here:
+            macro = sweep.scores[results.macro_name]
+            usual = macro[sweep.values.index(sweep.default)]
+            for i, value in enumerate(sweep.values):
+                star = " (default)" if value == sweep.default else ""
+                rows.append(
+                    [
+                        f"{SWEPT[sweep.constant]} = {value:g}{star}",
+                        macro[i],
+                        macro[i] - usual,
+                        *(
+                            sweep.scores[d][i] if d in sweep.scores else None
+                            for d in results.domains
+                        ),
+                    ]
+                )
+        if rows:
+            columns = [
+                Column("constant"),
+                Column(results.macro_name, "percent"),
+                Column("Δ", "points"),
+                *(Column(d, "percent") for d in results.domains),
+            ]
+            caption = f"Sensitivity to the constants: {pool}, {here[0].anchors}"
+            tables.append(Table(f"sens_p{k}", caption, columns, rows))
+    return tables
+
+
+def hyperparameters(results: Results) -> list[Table]:
+    rows: list[list[Value]] = []
+    found = sweeps(results)
+    for constant, name in SWEPT.items():
+        here = [sweep for sweep in found if sweep.constant == constant]
+        if here:
+            values = sorted({value for sweep in here for value in sweep.values})
+            rows.append([name, f"{here[0].default:g}", ", ".join(f"{v:g}" for v in values)])
+    columns = (Column("constant"), Column("final value"), Column("values tried"))
+    return [Table("hyperparameter_protocol", "Constants and the values tried", columns, rows)]
+
+
+def split_membership(results: Results) -> list[Table]:
+    splits = ("full", "calibration", "evaluation")
+    sizes: dict[str, dict[str, int]] = {}
+    rows = results.scores.group_by("benchmark", "split", maintain_order=True).agg(
+        pl.col("items").max()
+    )
+    for row in rows.to_dicts():
+        sizes.setdefault(row["benchmark"], {})[row["split"]] = row["items"]
+    here = [split for split in splits if any(split in size for size in sizes.values())]
+    body: list[list[Value]] = [[name, *(size.get(s) for s in here)] for name, size in sizes.items()]
+    totals = [sum(size.get(s, 0) for size in sizes.values()) for s in here]
+    body.append(["Total", *totals])
+    columns = [Column("benchmark"), *(Column(f"{split} items", "count") for split in here)]
+    return [Table("split_membership", "Benchmarks and the items that were scored", columns, body)]
+
+
+def efficiency(results: Results) -> list[Table]:
+    """Mean cost of each method over pools, anchors and seeds; the repair's is beyond the anchor."""
+    kinds = {"anchor": "dense anchor", "default": "+ repair", "baseline": ""}
+    runs = results.runs.filter(pl.col("kind").is_in(list(kinds)))
+    name = (
+        pl.when(pl.col("kind") == "baseline")
+        .then(pl.col("method"))
+        .otherwise(pl.col("kind").replace(kinds))
+    )
+    costs = (
+        "wall_seconds",
+        "gpu_seconds",
+        "forward_calls",
+        "evaluation_calls",
+        "labelled",
+        "unlabelled",
+        "iterations",
+    )
+    grouped = (
+        runs.with_columns(name=name)
+        .group_by("name", maintain_order=True)
+        .agg(pl.col(*costs).mean(), runs=pl.len())
+    )
+    if grouped.is_empty():
+        raise NotInStore("the store holds no anchor, repair or baseline")
+    rows = [
+        [
+            r["name"],
+            r["wall_seconds"],
+            r["gpu_seconds"] / 3600,
+            *(r[c] for c in costs[2:]),
+            r["runs"],
+        ]
+        for r in grouped.to_dicts()
+    ]
+    titles = (
+        "forward calls",
+        "evaluation calls",
+        "labelled",
+        "unlabelled",
+        "search iterations",
+        "runs",
+    )
+    columns = [
+        Column("method"),
+        Column("wall s", "number"),
+        Column("GPU h", "number"),
+        *(Column(title, "count") for title in titles),
+    ]
+    return [
+        Table(
+            "efficiency",
+            "Cost of building a checkpoint, measured; the repair's is on top of its anchor",
+            columns,
+            rows,
+        )
+    ]
+
+
+def per_seed(results: Results) -> list[Table]:
+    gains = results.pairs.select(
+        "pool", "anchor", "anchor_seed", "gain", quantity=pl.lit("paired gain")
+    )
+    gains = gains.rename({"anchor": "method", "anchor_seed": "seed", "gain": "value"})
+    found = [gains]
+    others = results.checkpoints.filter(pl.col("kind") == "baseline")
+    if not others.is_empty():
+        found.append(
+            others.select(
+                "pool", "method", "seed", value="macro", quantity=pl.lit(results.macro_name)
+            )
+        )
+    rows: list[list[Value]] = []
+    frame = pl.concat([f.select("quantity", "pool", "method", "seed", "value") for f in found])
+    seeds = frame["seed"].unique().sort().to_list()
+    for (quantity, pool, method), group in frame.group_by(
+        "quantity", "pool", "method", maintain_order=True
+    ):
+        if group.height > 1:
+            s = statistics.seed_summary(group["value"])
+            by = dict(zip(group["seed"], group["value"], strict=True))
+            rows.append(
+                [quantity, pool, method, *(by.get(k) for k in seeds), s.mean, s.std, s.range]
+            )
+    if not rows:
+        raise NotInStore("no anchor and no baseline has more than one seed")
+    titles = [*(f"seed {k}" for k in seeds), "mean", "std", "range"]
+    columns = [
+        Column("quantity"),
+        Column("pool"),
+        Column("method"),
+        *(Column(title, "percent") for title in titles),
+    ]
+    return [
+        Table(
+            "perseed",
+            "Over seeds: paired gains of stochastic anchors, scores of stochastic baselines",
+            columns,
+            rows,
+        )
+    ]
+
+
+def anchor_regret(results: Results) -> list[Table]:
+    rules = {}
+    for pool in results.pools:
+        pairs = results.main.filter(pl.col("pool") == pool)
+        if pairs.height > 1:
+            rules[pool] = statistics.regret(pairs["before"], pairs["after"])
+    if not rules:
+        raise NotInStore("no pool has more than one repaired anchor")
+    rows: list[list[Value]] = []
+    for rule in ("strongest", "random", "weakest"):
+        values = [getattr(r, rule) for r in rules.values()]
+        rows.append([f"{rule} anchor", *values, float(np.mean(values))])
+    columns = [Column("selection rule"), *(Column(p, "percent") for p in [*rules, "mean"])]
+    return [
+        Table(
+            "anchor_regret",
+            f"{results.macro_name} points given up against the best anchor after repair",
+            columns,
+            rows,
+        )
+    ]
+
+
+def anchor_statistics(results: Results) -> list[Table]:
+    """Correlation of each of the nine with the gain, the repaired score and the repaired gap."""
+    known = results.main_by_domain.drop_nulls("gap_before")
+    frames = []
+    for (pool, anchor), cell in known.group_by("pool", "anchor", maintain_order=True):
+        nine = statistics.anchor_statistics(cell["before"], cell["gap_before"])
+        targets = {
+            "gain": cell["gain"].mean(),
+            "score after": cell["after"].mean(),
+            "gap after": cell["gap_after"].mean(),
+        }
+        frames.append({"pool": pool, "anchor": anchor, **nine, **targets})
+    if len(frames) < 3:
+        raise NotInStore("fewer than three anchors have scores of experts beside them")
+    frame = pl.DataFrame(frames)
+    rows: list[list[Value]] = []
+    for name in list(nine):
+        for target in ("gain", "score after", "gap after"):
+            within = [frame.filter(pl.col("pool") == pool) for pool in results.pools]
+            rows.append(
+                [
+                    name,
+                    target,
+                    statistics.spearman(frame[name], frame[target]),
+                    *(statistics.spearman(f[name], f[target]) for f in within),
+                ]
+            )
+    columns = [
+        Column("statistic of the anchor"),
+        Column("against"),
+        Column("all", "number"),
+        *(Column(pool, "number") for pool in results.pools),
+    ]
+    return [
+        Table(
+            "anchor_statistics",
+            "Spearman correlation of what is known before the repair",
+            columns,
+            rows,
+        )
+    ]
+
+
+def view_correlations(results: Results) -> list[Table]:
+    rows: list[list[Value]] = []
+    for pool, run in profiles(results).items():
+        found = statistics.view_correlations(run["views"])
+        rows += [[pool, f"{a} – {b}", value] for (a, b), value in found.items()]
+    columns = (Column("pool"), Column("views"), Column("Spearman over layers", "number"))
+    return [Table("view_correlations", "Do the views measure one quantity?", columns, rows)]
+
+
+def partitions(results: Results) -> list[Table]:
+    primary = {
+        (r["pool"], r["anchor"], r["anchor_seed"]): r["share"] for r in results.signals("default")
+    }
+    rows: list[list[Value]] = []
+    for run in results.signals("partition"):
+        share = primary.get((run["pool"], run["anchor"], run["anchor_seed"]))
+        if share and run["share"]:
+            same = statistics.share_order(share) == statistics.share_order(run["share"])
+            rows.append(
+                [
+                    run["pool"],
+                    run["anchor"],
+                    run["setting"],
+                    statistics.share_shift(share, run["share"]),
+                    same,
+                ]
+            )
+    if not rows:
+        raise NotInStore("the store holds no deficits under another partition")
+    columns = (
+        Column("pool"),
+        Column("anchor"),
+        Column("partition"),
+        Column("largest move of a share", "number"),
+        Column("claim order unchanged"),
+    )
+    return [Table("partitions", "Shares under other partitions", columns, rows)]
+
+
+def submetrics(results: Results) -> list[Table]:
+    changes = metric_changes(results)
+    tables = []
+    for domain in results.domains:
+        here = changes.filter(pl.col("domain") == domain)
+        names = here["name"].unique(maintain_order=True).to_list()
+        rows: list[list[Value]] = []
+        for (pool, anchor), group in here.group_by("pool", "anchor", maintain_order=True):
+            by = {r["name"]: Changed(r["after"], r["gain"]) for r in group.to_dicts()}
+            rows.append([pool, anchor, *(by.get(name) for name in names)])
+        if rows:
+            columns = [
+                Column("pool"),
+                Column("anchor"),
+                *(Column(name, "number") for name in names),
+            ]
+            caption = f"Submetrics of {domain} after the repair, with the change against the anchor"
+            tables.append(Table(f"sub_{_slug(domain)}", caption, columns, rows))
+    return tables
+
+
+BUILDERS: dict[str, Callable[[Results], list[Table]]] = {
+    "main_gain": main_gain,
+    "paired_statistics": paired_statistics,
+    "residual_gap": residual_gap,
+    "recovered": recovered,
+    "baselines": baselines,
+    "ranks": ranks,
+    "ablation": ablation,
+    "directional_full": directional,
+    "single_view": single_view,
+    "view_correlations": view_correlations,
+    "order": order,
+    "sens": sensitivity,
+    "hyperparameter_protocol": hyperparameters,
+    "ours": ours,
+    "anchor_regret": anchor_regret,
+    "anchor_statistics": anchor_statistics,
+    "partitions": partitions,
+    "perseed": per_seed,
+    "efficiency": efficiency,
+    "dom": domain_tables,
+    "baseline_dom": baseline_domains,
+    "sub": submetrics,
+    "split_membership": split_membership,
+}
+"""Label -> what makes the table (or tables) of that label."""

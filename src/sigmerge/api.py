@@ -1,0 +1,241 @@
+"""The verbs of the command line as functions: `sigmerge.merge(recipe, out)`, ….
+
+A recipe is a YAML file, a mapping, or what `load_recipe` returned. Every verb takes the fields of
+`Options` as keywords (threads=4, overwrite=True, …) and shows a progress bar on a terminal and in a
+notebook; pass `progress=` to replace it. Results are objects with attributes, which a notebook
+displays as tables and figures; `as_json()` gives plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+
+from sigmerge.jobs.options import Keywords, Options
+from sigmerge.progress import shown
+from sigmerge.recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from sigmerge.checkpoints.verify import Report
+    from sigmerge.evaluation.run import Result
+    from sigmerge.jobs.scores import Score
+    from sigmerge.merge3.scoring import CandidateScorer
+    from sigmerge.records import SearchRecord
+    from sigmerge.results import Captured, Deficits, DemoResult, Merged, Profile, RunResult
+
+RecipeLike = Recipe | str | PathLike[str] | Mapping[str, Any]
+PathName = str | PathLike[str]
+Made = TypeVar("Made")
+
+
+def merge(recipe: RecipeLike, out: PathName, **how: Unpack[Keywords]) -> Merged:
+    """Merge as the recipe says into a new folder; repair it if the recipe has a repair: section."""
+    from sigmerge.jobs.merge import MergeJob
+
+    return _with_progress(how, lambda o: MergeJob(_recipe(recipe), Path(out), o).run())
+
+
+def capture(
+    recipe: RecipeLike,
+    *,
+    experts: Sequence[str] = (),
+    out: PathName | None = None,
+    **how: Unpack[Keywords],
+) -> tuple[Captured, ...]:
+    """Measure the statistics that the recipe's operator needs, of these experts or all."""
+    from sigmerge.jobs.capture import CaptureJob
+
+    folder = Path(out) if out is not None else None
+    return _with_progress(how, lambda o: CaptureJob(_recipe(recipe), o, experts, folder).run())
+
+
+def profile(recipe: RecipeLike, **how: Unpack[Keywords]) -> Profile:
+    """Measure views, conflict and capacity per layer of the recipe's pool."""
+    from sigmerge.jobs.profile import ProfileJob
+
+    return _with_progress(how, lambda o: ProfileJob(_recipe(recipe), o).run())
+
+
+def deficits(
+    recipe: RecipeLike,
+    *,
+    anchor: PathName | None = None,
+    score: Score | None = None,
+    **how: Unpack[Keywords],
+) -> Deficits:
+    """Measure what a stored anchor lost on every domain, and the shares that gives.
+
+    `score` is a callable from a checkpoint folder to {domain: fraction}.
+    """
+    from sigmerge.jobs.repair import DeficitsJob
+
+    stored = Path(anchor) if anchor is not None else None
+    return _with_progress(how, lambda o: DeficitsJob(_recipe(recipe), o, stored, score).run())
+
+
+def repair(
+    recipe: RecipeLike,
+    out: PathName,
+    *,
+    anchor: PathName | None = None,
+    score: Score | None = None,
+    **how: Unpack[Keywords],
+) -> Merged:
+    """Repair a stored anchor as the recipe's repair: section says, into a new folder.
+
+    `score` is a callable from a checkpoint folder to {domain: fraction}; it replaces the recipe's
+    own source of scores.
+    """
+    from sigmerge.jobs.repair import RepairJob
+
+    stored = Path(anchor) if anchor is not None else None
+    return _with_progress(
+        how, lambda o: RepairJob(_recipe(recipe), Path(out), o, stored, score).run()
+    )
+
+
+def replay(
+    plan: PathName, out: PathName, *, anchor: PathName | None = None, **how: Unpack[Keywords]
+) -> Merged:
+    """Make the repair of a plan.json again, byte for byte. It needs no scores and no probe."""
+    from sigmerge.jobs.repair import ReplayJob
+
+    stored = Path(anchor) if anchor is not None else None
+    return _with_progress(how, lambda o: ReplayJob(Path(plan), Path(out), o, stored).run())
+
+
+def run(
+    recipe: RecipeLike, out: PathName, *, score: Score | None = None, **how: Unpack[Keywords]
+) -> RunResult:
+    """Merge, score, repair, score again and write a page, in a folder of its own."""
+    from sigmerge.jobs.run import RunJob
+
+    return _with_progress(how, lambda o: RunJob(_recipe(recipe), Path(out), o, score).run())
+
+
+def search(
+    recipe: RecipeLike,
+    out: PathName,
+    *,
+    suite: str | None = None,
+    scorer: CandidateScorer | None = None,
+    population: int | None = None,
+    generations: int | None = None,
+    calls: int | None = None,
+    items: int | None = None,
+    estimator: str | None = None,
+    extraction: str | None = None,
+    **how: Unpack[Keywords],
+) -> SearchRecord:
+    """Search the coefficients of a merge by evolution (MERGE³) and store the winner.
+
+    The keywords go before the recipe's search: section; `scorer` replaces the suite.
+    """
+    from sigmerge.jobs.search import SearchRun
+    from sigmerge.recipe import SearchSection
+
+    loaded = _recipe(recipe)
+    settings = (loaded.search or SearchSection()).changed(
+        population=population, generations=generations, calls=calls, items=items,
+        estimator=estimator, extraction=extraction,
+    )  # fmt: skip
+    return _with_progress(
+        how, lambda o: SearchRun(loaded, Path(out), o, settings, suite, scorer).run()
+    )
+
+
+def demo(out: PathName = "demo-out", **how: Unpack[Keywords]) -> DemoResult:
+    """Merge and repair the embedded pool with every anchor; the rows of the paired table."""
+    from sigmerge.jobs.demo import DemoJob
+
+    return _with_progress(how, lambda o: DemoJob(Path(out), o).run())
+
+
+def evaluate(
+    checkpoint: PathName,
+    suite: str = "mergebench",
+    split: Literal["calibration", "evaluation", "all"] = "calibration",
+    *,
+    data: PathName | None = None,
+    hub: bool = False,
+    splits: PathName | None = None,
+    store: PathName | None = None,
+    limit: int | None = None,
+    only: Sequence[str] = (),
+    backend: str = "hf",
+    dtype: str = "auto",
+    batch_size: int | None = None,
+    judge: str = "keyword",
+    allow_code: bool = False,
+    trust_remote_code: bool = False,
+    strict: bool = False,
+    out: PathName | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    announce: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Result:
+    """Score a checkpoint on a suite. Items that were scored before are not scored again."""
+    from sigmerge.evaluation.how import How
+    from sigmerge.evaluation.sources import Data
+    from sigmerge.jobs.evaluate import EvaluateJob
+
+    with shown(progress) as bar:
+        how = How(
+            data=Data.default(_path(data), hub),
+            splits=_path(splits),
+            store=_path(store),
+            limit=limit,
+            only=tuple(only),
+            backend=backend,
+            dtype=dtype,
+            batch_size=batch_size,
+            judge=judge,
+            allow_code=allow_code,
+            trust_remote_code=trust_remote_code,
+            progress=bar,
+            strict=strict,
+            announce=announce or (lambda estimate: None),
+        )
+        return EvaluateJob(Path(checkpoint), suite, split, how, _path(out)).run()
+
+
+def aggregate(
+    files: Sequence[PathName], experts: Mapping[str, PathName] | None = None
+) -> dict[str, Any]:
+    """Put result files of `evaluate` side by side, with the gaps to the experts."""
+    from sigmerge.jobs.aggregate import aggregate as put_together
+
+    named = {name: Path(file) for name, file in (experts or {}).items()}
+    return put_together([Path(file) for file in files], named)
+
+
+def report(folder: PathName) -> Path:
+    """Write the page of a finished run again, from its records."""
+    from sigmerge.jobs.report import write_report
+
+    return write_report(Path(folder))
+
+
+def verify(folder: PathName, *, deep: bool = False, **how: Unpack[Keywords]) -> tuple[Report, ...]:
+    """Check a result against its records; with `deep` compute some blocks again from the inputs."""
+    from sigmerge.jobs.verify import VerifyJob
+
+    return _with_progress(how, lambda o: VerifyJob(Path(folder), o, deep).run())
+
+
+def _recipe(recipe: RecipeLike) -> Recipe:
+    if isinstance(recipe, Recipe | Mapping):
+        return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    return load_recipe(Path(recipe))
+
+
+def _path(name: PathName | None) -> Path | None:
+    return Path(name) if name is not None else None
+
+
+def _with_progress(how: Keywords, job: Callable[[Options], Made]) -> Made:
+    """Run a job with the options that `how` names, and with a progress bar unless it names one."""
+    with shown(how.get("progress")) as bar:
+        return job(replace(Options(**how), progress=bar))

@@ -1,0 +1,111 @@
+"""The files that go into a result: what they were when a job began, and that they still are.
+
+    before = identify(files)           before the first tensor is read; costs no reading
+    ...                                the job reads the files
+    known = digested(before)           the same files with their SHA-256, or a PoolError
+
+A file that was written or replaced in between has other times or another inode, so the digests are
+those of the bytes that the job read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sigmerge.checkpoints.companions import companion_files
+from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.errors import PoolError
+from sigmerge.files.digests import identity, sha256
+
+COARSE, FINE = 2_000_000_000, 20_000_000
+"""Nanoseconds within which two writes can leave the same time: of a file system that keeps seconds
+only, and of one that keeps the time of the kernel's last tick."""
+
+
+@dataclass(frozen=True)
+class InputIdentity:
+    file: Path
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    device: int
+    sha256: str | None = None
+
+
+def input_files(members: Iterable[Checkpoint], others: Iterable[Path] = ()) -> list[Path]:
+    """All files of checkpoints that go into a result: weights, configuration, tokenizer."""
+    every = [file for member in members for file in (*member.files, *companion_files(member.path))]
+    return sorted({*every, *others})
+
+
+def identify(files: Iterable[Path]) -> tuple[InputIdentity, ...]:
+    """What identifies the files now."""
+    return tuple(_settled(file) for file in sorted(set(files)))
+
+
+def unchanged(before: Iterable[InputIdentity]) -> None:
+    """Stop if a file is not what it was; the error names it."""
+    for one in before:
+        try:
+            same = _identity(one.file) == replace(one, sha256=None)
+        except OSError:
+            same = False
+        if not same:
+            raise PoolError(
+                f"{one.file}: changed while it was read. Nothing is published; run the same "
+                "command again when the file does not change any more."
+            )
+
+
+def digested(
+    before: Iterable[InputIdentity],
+    threads: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[InputIdentity, ...]:
+    """The files with their digests; stops if one is not what it was before."""
+    listed = tuple(before)
+    unchanged(listed)
+    digests = sha256([one.file for one in listed], threads, progress)
+    unchanged(listed)
+    return tuple(replace(one, sha256=digests[one.file]) for one in listed)
+
+
+def fingerprint(members: Mapping[str, Checkpoint], others: Iterable[Path] = ()) -> dict[str, Any]:
+    """What an interrupted job was made from, as plain content.
+
+    Weights are known by their identity, and all other files by their content: a file that is
+    written again with the same content is the same.
+    """
+    companions = {name: companion_files(member.path) for name, member in members.items()}
+    beside = [Path(file) for file in others]
+    digests = sha256([*beside, *(file for files in companions.values() for file in files)])
+    return {
+        "weights": {n: [identity(file) for file in m.files] for n, m in members.items()},
+        "companions": {n: [[f.name, digests[f]] for f in fs] for n, fs in companions.items()},
+        "others": [[file.name, digests[file]] for file in beside],
+    }
+
+
+def _identity(file: Path) -> InputIdentity:
+    status = file.stat()
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return InputIdentity(file, status.st_size, *times, status.st_ino, status.st_dev)
+
+
+def _settled(file: Path) -> InputIdentity:
+    """The identity, once a later write would change it; a file just written is waited for."""
+    try:
+        found = _identity(file)
+        grain = FINE if found.ctime_ns % 10**9 else COARSE
+        age = time.time_ns() - found.ctime_ns
+        if 0 <= age < grain:
+            time.sleep((grain - age) / 1e9)
+            found = _identity(file)
+    except OSError as error:
+        raise PoolError(f"{file}: cannot be read ({error.strerror}).") from None
+    return found

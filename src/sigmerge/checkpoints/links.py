@@ -1,0 +1,44 @@
+"""Where the files of a checkpoint may lie.
+
+A link in a downloaded folder could lead to any file of the user, which would then be copied into
+the result. So a link must stay in its folder. The hub's cache is the exception: its snapshots
+consist of links into `blobs/` of the same model.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from sigmerge.errors import PoolError
+
+
+def is_there(file: Path) -> bool:
+    """Whether a name in a checkpoint exists; a name that the system refuses does not."""
+    try:
+        return file.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def check_file(folder: Path, file: Path) -> None:
+    """Refuse a file of a checkpoint that is no regular file, or lies elsewhere behind links."""
+    try:
+        real, mode = file.resolve(strict=True), file.stat().st_mode
+    except (OSError, RuntimeError, ValueError) as error:
+        raise PoolError(
+            f"{folder}: {file.name[:200]} cannot be opened ({error}); copy or download it again."
+        ) from None
+    if not any(real.is_relative_to(root) for root in _roots(folder)):
+        raise PoolError(
+            f"{folder}: {file.name} is a link that leaves the folder, to {real}; refused. Put the "
+            "file itself there if it belongs to the checkpoint."
+        )
+    if not stat.S_ISREG(mode):
+        raise PoolError(f"{folder}: {file.name} is not a regular file; refused.")
+
+
+def _roots(folder: Path) -> list[Path]:
+    real = folder.resolve()
+    hub = real.parent.name == "snapshots" and real.parents[1].name.startswith("models--")
+    return [real, real.parents[1] / "blobs"] if hub else [real]

@@ -1,0 +1,274 @@
+"""Is a folder what a run published, and can it be used? And do checkpoints form a pool?
+
+Nothing is believed but the bytes: kept digests of earlier runs are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from sigmerge.checkpoints.companions import vocabulary
+from sigmerge.checkpoints.folder import INDEX, Checkpoint, open_checkpoint, read_json
+from sigmerge.checkpoints.pool import open_pool
+from sigmerge.checkpoints.source import PoolSource
+from sigmerge.errors import PoolError
+from sigmerge.files.digests import rehashing, sha256
+from sigmerge.files.regular import is_regular
+
+RECORDS = "sigmerge"
+"""The folder of a run's records. They are listed, but a report may be added later."""
+_TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_LOADED = (".safetensors", ".bin", ".json", ".py", ".model", ".jinja", ".txt")
+"""Endings of files that a library may load from a checkpoint's folder."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong: which check found it, about what, and what it is."""
+
+    check: str
+    about: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.about}: {self.problem}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The checks that were made, those that could not be made and why, and what they found."""
+
+    folder: Path
+    checked: tuple[str, ...]
+    skipped: Mapping[str, str]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+
+def verify_result(
+    folder: Path,
+    files: Mapping[str, str] | None,
+    inputs: Mapping[Path, str] | None,
+    *,
+    expected: Shapes | str = "transformers is not installed",
+    threads: int = 1,
+    progress: Progress = lambda what, done, total: None,
+) -> Report:
+    """Check a published folder against its record.
+
+    `files` are the digests of its files by name, `inputs` those of the files it was made from, and
+    `expected` the tensors that its architecture has; a text there says why they are not known.
+    """
+    checks = _Checks(folder)
+    try:
+        checkpoint = open_checkpoint(folder)
+    except PoolError as error:
+        checks.add("headers", [Finding("headers", folder.name, str(error))])
+        checkpoint = None
+    else:
+        checks.add("headers", ())
+    if files is None:
+        checks.skip("digests", "the record lists no digests; an older version wrote it")
+    else:
+        checks.add("digests", _digests(folder, files, threads, progress))
+    if checkpoint is not None:
+        checks.add("index", _index(checkpoint))
+        checks.add("numbers", _nonfinite({"result": checkpoint}, threads, progress))
+        checks.add("config", _config(checkpoint))
+        if isinstance(expected, str):
+            checks.skip("architecture", expected)
+        else:
+            checks.add("architecture", _architecture(checkpoint, expected))
+    if inputs is None:
+        checks.skip("inputs", "the record lists none")
+    else:
+        checks.add("inputs", _inputs(inputs, threads, progress))
+    return checks.report()
+
+
+def verify_pool(
+    reference: Path | None,
+    experts: Mapping[str, Path],
+    *,
+    threads: int = 1,
+    progress: Progress = lambda what, done, total: None,
+) -> Report:
+    """Check experts against the reference: same tensors, same vocabulary, finite numbers."""
+    checks = _Checks(reference or next(iter(experts.values())))
+    try:
+        pool = open_pool(reference, experts)
+    except PoolError as error:
+        problems = error.problems or (str(error),)
+        checks.add("pool", [Finding("pool", "members", problem) for problem in problems])
+        return checks.report()
+    checks.add("pool", ())
+    members = pool.members
+    checks.add("vocabulary", _vocabularies({name: m.path for name, m in members.items()}))
+    for name, member in members.items():
+        checks.add("config", [Finding("config", name, f.problem) for f in _config(member)])
+    checks.add("numbers", _nonfinite(members, threads, progress))
+    return checks.report()
+
+
+class _Checks:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checked: list[str] = []
+        self.skipped: dict[str, str] = {}
+        self.findings: list[Finding] = []
+
+    def add(self, check: str, findings: Iterable[Finding]) -> None:
+        if check not in self.checked:
+            self.checked.append(check)
+        self.findings += findings
+
+    def skip(self, check: str, why: str) -> None:
+        self.skipped[check] = why
+
+    def report(self) -> Report:
+        return Report(self.folder, tuple(self.checked), self.skipped, tuple(self.findings))
+
+
+def _digests(
+    folder: Path, files: Mapping[str, str], threads: int, progress: Progress
+) -> Iterator[Finding]:
+    """Every listed file is there and has its digest; nothing that could be loaded is unlisted."""
+    there = {name: folder / name for name in files if is_regular(folder / name)}
+    digests = _fresh(there.values(), threads, progress, "checking digests")
+    for name, wanted in files.items():
+        if name not in there:
+            yield Finding("digests", name, "is missing")
+        elif digests[there[name]] != wanted:
+            yield Finding("digests", name, "is not what was written")
+    for file in sorted(folder.rglob("*")):
+        path = file.relative_to(folder)
+        if path.parts[0] != RECORDS and file.suffix in _LOADED and path.as_posix() not in files:
+            yield Finding("digests", path.as_posix(), "is not in the record; it was added later")
+
+
+def _fresh(
+    files: Iterable[Path], threads: int, progress: Progress, what: str
+) -> Mapping[Path, str]:
+    listed = list(files)
+    total, done = sum(file.stat().st_size for file in listed), 0
+
+    def count(read: int) -> None:
+        nonlocal done
+        done += read
+        progress(what, done, total)
+
+    with rehashing():
+        return sha256(listed, threads, count)
+
+
+def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """The index's total, where there is an index; its names were checked against the shards."""
+    metadata = read_json(checkpoint.path / INDEX).get("metadata")
+    promised = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if promised is not None and promised != checkpoint.nbytes:
+        yield Finding("index", INDEX, f"says {promised} bytes, the shards hold {checkpoint.nbytes}")
+
+
+def _nonfinite(
+    members: Mapping[str, Checkpoint], threads: int, progress: Progress
+) -> Iterator[Finding]:
+    for name, member in members.items():
+        source = PoolSource({name: member})
+        tensors = [tensor for tensor in member.tensors.values() if tensor.floating]
+        total, done = sum(tensor.nbytes for tensor in tensors), 0
+
+        with ThreadPoolExecutor(threads) as workers:
+            check = partial(_nonfinite_in, source, name)
+            found = workers.map(check, [tensor.name for tensor in tensors])
+            for tensor, problem in zip(tensors, found, strict=True):
+                source.reader.release(tensor, 0, tensor.size)
+                done += tensor.nbytes
+                progress("checking numbers", done, total)
+                if problem:
+                    yield Finding("numbers", tensor.name, problem)
+
+
+def _nonfinite_in(source: PoolSource, member: str, tensor: str) -> str | None:
+    try:
+        source.check(member, tensor)
+    except PoolError as error:
+        return str(error).partition(" Repair the checkpoint")[0]
+    return None
+
+
+def _config(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What the configuration says about tensors that are in the shards."""
+    config = checkpoint.config
+    stored = {tensor.dtype for tensor in checkpoint.tensors.values() if tensor.floating}
+    said = config.get("dtype") or config.get("torch_dtype")
+    if said and len(stored) == 1 and said not in (_TORCH_NAMES[dtype] for dtype in stored):
+        yield Finding("config", "dtype", f"{said}, the weights are {_TORCH_NAMES[stored.pop()]}")
+    depth = config.get("num_hidden_layers")
+    if depth is not None and checkpoint.stack.depth and depth != checkpoint.stack.depth:
+        yield Finding("config", "num_hidden_layers",
+                      f"{depth}, the weights have {checkpoint.stack.depth}")  # fmt: skip
+    embedding, head = checkpoint.embedding, checkpoint.head
+    if embedding is None:
+        return
+    rows = checkpoint.tensors[embedding].shape[0]
+    if isinstance(size := config.get("vocab_size"), int) and size > rows:
+        yield Finding("config", "vocab_size", f"{size}, {embedding} has {rows} rows")
+    if config.get("tie_word_embeddings") is False and head is None:
+        yield Finding("config", "tie_word_embeddings", "false, but no output head is stored")
+    if config.get("tie_word_embeddings") and head and not _equal(checkpoint, embedding, head):
+        yield Finding("config", "tie_word_embeddings", f"true, but {head} differs from {embedding}")
+
+
+def _equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
+    reader = PoolSource({"result": checkpoint}).reader
+    return reader.bytes(checkpoint.tensors[one]) == reader.bytes(checkpoint.tensors[other])
+
+
+def _architecture(checkpoint: Checkpoint, expected: Shapes) -> Iterator[Finding]:
+    """The tensors are those of the architecture; a tied head and old buffers may be absent."""
+    stored = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    tied = bool(checkpoint.config.get("tie_word_embeddings"))
+    for name in sorted(expected.keys() - stored.keys()):
+        if not (tied and checkpoint.head is None and name.endswith(("lm_head.weight",))):
+            yield Finding("architecture", name, "is missing")
+    for name in sorted(stored.keys() - expected.keys()):
+        if not name.endswith((".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")):
+            yield Finding("architecture", name, "is no tensor of the architecture")
+    for name in sorted(stored.keys() & expected.keys()):
+        if stored[name] != expected[name]:
+            yield Finding("architecture", name,
+                          f"shape {list(stored[name])}, not {list(expected[name])}")  # fmt: skip
+
+
+def _inputs(inputs: Mapping[Path, str], threads: int, progress: Progress) -> Iterator[Finding]:
+    there = [file for file in inputs if is_regular(file)]
+    digests = _fresh(there, threads, progress, "checking inputs")
+    for file, wanted in inputs.items():
+        if file not in digests:
+            yield Finding("inputs", str(file), "is not there any more")
+        elif digests[file] != wanted:
+            yield Finding("inputs", str(file), "has changed since the run")
+
+
+def _vocabularies(folders: Mapping[str, Path]) -> Iterator[Finding]:
+    first: tuple[str, dict[str, int] | bytes] | None = None
+    for name, folder in folders.items():
+        try:
+            own = vocabulary(folder)
+        except PoolError as error:
+            yield Finding("vocabulary", name, str(error))
+            continue
+        if own is not None and first is None:
+            first = name, own
+        elif own is not None and first is not None and own != first[1]:
+            yield Finding("vocabulary", name, f"differs from that of {first[0]}")

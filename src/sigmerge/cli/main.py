@@ -1,0 +1,67 @@
+"""The entry point: runs a command and turns what happened into an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from sigmerge.cli import merging, nano, operators, scoring  # noqa: F401  (they add commands)
+from sigmerge.cli.app import app
+from sigmerge.errors import SigmergeError
+
+RESUME = "the same command continues from the finished blocks"
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+def main() -> NoReturn:
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        # Without standalone mode typer returns the exit code of what it caught itself.
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except SigmergeError as error:
+        _fail(str(error), error.exit_code)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        typer.echo(f"interrupted; {RESUME}", err=True)
+        sys.exit(130)
+    except Terminated:
+        typer.echo(f"terminated; {RESUME}", err=True)
+        sys.exit(143)
+    except BrokenPipeError:  # as in `sigmerge operators | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        _fail(f"{error.filename or 'a file'}: {error.strerror or error}.", 1)
+    except MemoryError:
+        _fail("Out of memory. Fewer --threads need less; --dry-run says how much.", 1)
+    except Exception as error:
+        if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "show"):
+            error.show()
+            sys.exit(2)
+        if "SIGMERGE_DEBUG" in os.environ:
+            raise
+        _fail(
+            f"{type(error).__name__}: {error}\nThis is a fault of sigmerge, not of your input. "
+            "SIGMERGE_DEBUG=1 shows where it happened; please report it with that.",
+            1,
+        )
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal does not wait
+    raise Terminated
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    sys.exit(code)

@@ -1,0 +1,393 @@
+"""Commands that merge, repair and search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sigmerge.cli import show
+from sigmerge.cli.app import (
+    Anchor,
+    CaptureDevice,
+    CMax,
+    CMin,
+    DryRun,
+    Json,
+    NoFsync,
+    Nonfinite,
+    OutFolder,
+    Overwrite,
+    Pickle,
+    RecipeFile,
+    Rehash,
+    Scale,
+    Seed,
+    Shard,
+    Strict,
+    Threads,
+    Trust,
+    Variant,
+    app,
+    examples,
+    load,
+    options,
+    repair_changes,
+)
+
+RECIPE = """
+\b
+A recipe:
+  merge_method: ties
+  base_model: ./reference
+  models:
+    - {model: ./math,   name: math,   parameters: {weight: 1.0, density: 0.2}}
+    - {model: ./coding, name: coding, parameters: {weight: 1.0, density: 0.2}}
+  dtype: bfloat16
+"""
+
+
+@app.command(
+    epilog=examples(
+        "sigmerge merge recipe.yaml merged/ --dry-run", "sigmerge merge recipe.yaml merged/"
+    )
+    + RECIPE
+)
+def merge(
+    recipe: RecipeFile,
+    out: OutFolder,
+    overwrite: Overwrite = False,
+    max_shard_size: Shard = "5GB",
+    threads: Threads = 0,
+    dry_run: DryRun = False,
+    seed: Seed = None,
+    variant: Variant = None,
+    c_min: CMin = None,
+    c_max: CMax = None,
+    scale: Scale = None,
+    allow_pickle: Pickle = False,
+    allow_nonfinite: Nonfinite = False,
+    device: CaptureDevice = None,
+    trust_remote_code: Trust = False,
+    no_fsync: NoFsync = False,
+    rehash: Rehash = False,
+    strict: Strict = False,
+    as_json: Json = False,
+) -> None:
+    """Merge the checkpoints a recipe names into one new folder.
+
+    A recipe with a repair: section is repaired too. Interrupted, the same command continues where
+    it stopped and ends in the same bytes.
+    """
+    from sigmerge.jobs.merge import MergeJob
+
+    loaded = load(recipe, seed, device, repair_changes(variant, c_min, c_max, scale))
+    with show.progress(as_json) as bar:
+        how = options(
+            threads, bar, overwrite=overwrite, max_shard_size=max_shard_size,
+            allow_pickle=allow_pickle, allow_nonfinite=allow_nonfinite,
+            trust_remote_code=trust_remote_code, strict=strict,
+            durable=not no_fsync, rehash=rehash,
+        )  # fmt: skip
+        done = show.do(MergeJob(loaded, out, how), dry_run)
+    show.emit(done, as_json, show.merged_lines)
+
+
+@app.command(
+    epilog=examples(
+        "sigmerge capture recipe.yaml",
+        "sigmerge capture recipe.yaml --expert math --out statistics/",
+    )
+)
+def capture(
+    recipe: RecipeFile,
+    expert: Annotated[
+        list[str] | None, typer.Option("--expert", help="Only this expert; may be repeated.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the statistics; else beside the pool.")
+    ] = None,
+    threads: Threads = 0,
+    dry_run: DryRun = False,
+    allow_pickle: Pickle = False,
+    device: CaptureDevice = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Measure the statistics that the recipe's operator needs.
+
+    Each expert reads its own exemplars.
+    `merge` does this by itself; alone it can be split over machines. What is there already is not
+    measured again. Statistics made elsewhere are used when they lie beside the pool, or in the
+    folder that the recipe's capture: section names.
+    """
+    from sigmerge.jobs.capture import CaptureJob
+
+    loaded = load(recipe, None, device)
+    with show.progress(as_json) as bar:
+        how = options(threads, bar, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+        done = show.do(CaptureJob(loaded, how, expert or (), out), dry_run)
+    show.emit(done, as_json, show.capture_lines)
+
+
+@app.command(epilog=examples("sigmerge profile recipe.yaml"))
+def profile(
+    recipe: RecipeFile,
+    threads: Threads = 0,
+    dry_run: DryRun = False,
+    allow_pickle: Pickle = False,
+    allow_nonfinite: Nonfinite = False,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how contested each layer is, and its capacity.
+
+    Needs no anchor; computed once per pool and kept beside it.
+    """
+    from sigmerge.jobs.profile import ProfileJob
+
+    with show.progress(as_json) as bar:
+        how = options(
+            threads, bar, allow_pickle=allow_pickle, allow_nonfinite=allow_nonfinite,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+        done = show.do(ProfileJob(load(recipe), how), dry_run)
+    show.emit(done, as_json, show.profile_lines)
+
+
+@app.command(epilog=examples("sigmerge deficits recipe.yaml --anchor merged/"))
+def deficits(
+    recipe: RecipeFile,
+    anchor: Anchor = None,
+    threads: Threads = 0,
+    dry_run: DryRun = False,
+    allow_pickle: Pickle = False,
+    trust_remote_code: Trust = False,
+    strict: Strict = False,
+    as_json: Json = False,
+) -> None:
+    """Measure what an anchor lost per domain, and the shares."""
+    from sigmerge.jobs.repair import DeficitsJob
+
+    with show.progress(as_json) as bar:
+        how = options(
+            threads, bar, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
+            strict=strict,
+        )  # fmt: skip
+        done = show.do(DeficitsJob(load(recipe), how, anchor), dry_run)
+    show.emit(done, as_json, show.deficit_lines)
+
+
+@app.command(
+    epilog=examples(
+        "sigmerge repair recipe.yaml repaired/ --anchor merged/",
+        "sigmerge repair --plan repaired/sigmerge/plan.json again/",
+    )
+)
+def repair(
+    paths: Annotated[list[Path], typer.Argument(help="RECIPE OUT, or OUT alone with --plan.")],
+    anchor: Anchor = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="Make the repair of this plan.json again.")
+    ] = None,
+    overwrite: Overwrite = False,
+    threads: Threads = 0,
+    dry_run: DryRun = False,
+    seed: Seed = None,
+    variant: Variant = None,
+    c_min: CMin = None,
+    c_max: CMax = None,
+    scale: Scale = None,
+    allow_pickle: Pickle = False,
+    allow_nonfinite: Nonfinite = False,
+    trust_remote_code: Trust = False,
+    no_fsync: NoFsync = False,
+    rehash: Rehash = False,
+    strict: Strict = False,
+    as_json: Json = False,
+) -> None:
+    """Give a stored merge back what it took from each domain.
+
+    The anchor is a checkpoint that any tool made from the recipe's pool.
+    """
+    from sigmerge.jobs.repair import RepairJob, ReplayJob
+
+    if len(paths) != (1 if plan else 2):
+        raise typer.BadParameter("give OUT alone with --plan, otherwise RECIPE and OUT")
+    changes = repair_changes(variant, c_min, c_max, scale)
+    if plan and (changes or seed is not None):
+        raise typer.BadParameter("a plan is made again as it is; leave the other options out")
+    with show.progress(as_json) as bar:
+        how = options(
+            threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
+            allow_nonfinite=allow_nonfinite, trust_remote_code=trust_remote_code, strict=strict,
+            durable=not no_fsync, rehash=rehash,
+        )  # fmt: skip
+        job = (
+            ReplayJob(plan, paths[0], how, anchor)
+            if plan
+            else RepairJob(load(paths[0], seed, None, changes), paths[1], how, anchor)
+        )
+        done = show.do(job, dry_run)
+    show.emit(done, as_json, show.merged_lines)
+
+
+@app.command(epilog=examples("sigmerge run recipe.yaml run/"))
+def run(
+    recipe: RecipeFile,
+    out: OutFolder,
+    overwrite: Overwrite = False,
+    threads: Threads = 0,
+    dry_run: DryRun = False,
+    seed: Seed = None,
+    variant: Variant = None,
+    c_min: CMin = None,
+    c_max: CMax = None,
+    scale: Scale = None,
+    allow_pickle: Pickle = False,
+    allow_nonfinite: Nonfinite = False,
+    device: CaptureDevice = None,
+    trust_remote_code: Trust = False,
+    no_fsync: NoFsync = False,
+    rehash: Rehash = False,
+    strict: Strict = False,
+    as_json: Json = False,
+) -> None:
+    """Merge, score, repair, score again, and write a report.
+
+    The last scores are of items that no step before has seen, where the recipe can have them.
+    """
+    from sigmerge.jobs.run import RunJob
+
+    loaded = load(recipe, seed, device, repair_changes(variant, c_min, c_max, scale))
+    with show.progress(as_json) as bar:
+        how = options(
+            threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
+            allow_nonfinite=allow_nonfinite, trust_remote_code=trust_remote_code, strict=strict,
+            durable=not no_fsync, rehash=rehash,
+        )  # fmt: skip
+        done = show.do(RunJob(loaded, out, how), dry_run)
+    show.emit(done, as_json, show.run_lines)
+
+
+@app.command(
+    epilog=examples(
+        "sigmerge search recipe.yaml found/",
+        "sigmerge search recipe.yaml found/ --population 25 --generations 7",
+    )
+)
+def search(
+    recipe: RecipeFile,
+    out: OutFolder,
+    population: Annotated[
+        int | None, typer.Option(help="Candidates per generation; default 24.")
+    ] = None,
+    generations: Annotated[
+        int | None, typer.Option(help="Generations, the first included; default: calls/population.")
+    ] = None,
+    calls: Annotated[int | None, typer.Option(help="Evaluation calls in all; default 240.")] = None,
+    items: Annotated[
+        int | None, typer.Option(help="Items a candidate answers per benchmark; default 20.")
+    ] = None,
+    estimator: Annotated[
+        str | None, typer.Option(help="mean, p-irt, gp-irt, mp-irt or gmp-irt; default gmp-irt.")
+    ] = None,
+    extraction: Annotated[
+        str | None, typer.Option(help="How the items are drawn: uniform (default) or clusters.")
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="nano, a suite's YAML file, or a pool of nano train.")
+    ] = None,
+    seed: Seed = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start over.")] = False,
+    threads: Threads = 0,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Search a merge's coefficients by evolution (MERGE³).
+
+    Searches linear, task_arithmetic, ties or dare_ties, as the recipe says; options go before its
+    search: section. Interrupted, the same command replays what was evaluated and goes on.
+    """
+    from sigmerge.jobs.search import SearchRun
+    from sigmerge.recipe import SearchSection
+
+    loaded = load(recipe, seed)
+    settings = (loaded.search or SearchSection()).changed(
+        population=population, generations=generations, calls=calls, items=items,
+        estimator=estimator, extraction=extraction,
+    )  # fmt: skip
+    with show.progress(as_json) as bar:
+        how = options(threads, bar, overwrite=overwrite)
+        done = show.do(SearchRun(loaded, out, how, settings, suite), dry_run)
+    show.emit(done, as_json, show.search_lines)
+
+
+@app.command(epilog=examples("sigmerge demo"))
+def demo(
+    out: Annotated[Path, typer.Argument(help="Folder for the results.")] = Path("demo-out"),
+    overwrite: Overwrite = False,
+    threads: Threads = 0,
+    as_json: Json = False,
+) -> None:
+    """Merge and repair the embedded pool with every anchor.
+
+    The pool is a bench with synthetic domains, small enough for a laptop; it claims nothing about
+    large models.
+    """
+    from sigmerge.jobs.demo import DemoJob
+
+    with show.progress(as_json) as bar:
+        done = DemoJob(out, options(threads, bar, overwrite=overwrite)).run()
+    if as_json:
+        show.emit(done, True, show.no_lines)
+        return
+    show.print_table(done.rows)
+    typer.echo(f"page: {done.page}")
+
+
+@app.command(epilog=examples("sigmerge report run/"))
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished `sigmerge run`.")],
+) -> None:
+    """Write the page of a finished run again."""
+    from sigmerge.jobs.report import write_report
+
+    typer.echo(f"page: {write_report(folder)}")
+
+
+@app.command(
+    epilog=examples(
+        "sigmerge verify merged/ --deep",
+        "sigmerge verify --pool pool/reference pool/math pool/code",
+    )
+)
+def verify(
+    folders: Annotated[list[Path], typer.Argument(help="A result, or checkpoints with --pool.")],
+    pool: Annotated[
+        bool, typer.Option("--pool", help="Check that experts fit the reference, named first.")
+    ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Compute some blocks again from the inputs.")
+    ] = False,
+    threads: Threads = 0,
+    as_json: Json = False,
+) -> None:
+    """Check a result against its records, or a pool.
+
+    Digests, index, sizes, finite numbers, configuration, architecture, inputs unchanged. Exit code
+    3 if something is wrong.
+    """
+    from sigmerge.jobs.verify import VerifyJob, VerifyPoolJob
+
+    if not pool and len(folders) != 1:
+        raise typer.BadParameter("give one result, or --pool with the reference and the experts")
+    with show.progress(as_json) as bar:
+        how = options(threads, bar, rehash=True)
+        experts = {folder.name: folder for folder in folders[1:]}
+        job = VerifyPoolJob(folders[0], experts, how) if pool else VerifyJob(folders[0], how, deep)
+        reports = job.run()
+    show.emit(reports, as_json, show.report_lines)
+    if not all(report.ok for report in reports):
+        raise typer.Exit(3)

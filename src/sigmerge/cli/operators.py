@@ -1,0 +1,22 @@
+"""The list of operators."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sigmerge.cli import show
+from sigmerge.cli.app import Json, app, examples
+
+
+@app.command(epilog=examples("sigmerge operators", "sigmerge operators ties"))
+def operators(
+    name: Annotated[str | None, typer.Argument(help="Show only this operator.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the merge operators, their parameters and papers."""
+    from sigmerge.operators.table import OPERATORS, operator
+
+    rows = [show.operator_row(operator(key)) for key in ([name] if name else OPERATORS)]
+    show.emit({"operators": rows}, as_json, show.operator_lines)

@@ -1,0 +1,143 @@
+"""Commands that score checkpoints and divide benchmarks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from sigmerge.cli import evaluation_lines as lines
+from sigmerge.cli import show
+from sigmerge.cli.app import (
+    DataFolder,
+    DryRun,
+    Json,
+    Strict,
+    SuiteName,
+    Trust,
+    UseHub,
+    app,
+    examples,
+)
+
+
+@app.command(
+    epilog=examples("sigmerge evaluate merged/ --suite mergebench --split evaluation --data data/")
+)
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder to score.")],
+    suite: SuiteName = "mergebench",
+    split: Annotated[
+        Literal["calibration", "evaluation", "all"],
+        typer.Option("--split", help="calibration: the drawn items."),
+    ] = "calibration",
+    data: DataFolder = None,
+    hub: UseHub = False,
+    splits_file: Annotated[
+        Path | None, typer.Option("--splits", help="Split file; default: what build would write.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="First items of each benchmark only.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--benchmark", help="Only this benchmark; repeatable.")
+    ] = None,
+    backend: Annotated[
+        Literal["hf", "vllm"], typer.Option("--backend", help="What generates.")
+    ] = "hf",
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option("--dtype", help="Of weights; auto: as saved."),
+    ] = "auto",
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=0, help="0: found automatically.")
+    ] = 0,
+    judge: Annotated[
+        str, typer.Option("--judge", help="keyword, or a WildGuard checkpoint's folder.")
+    ] = "keyword",
+    allow_code: Annotated[
+        bool,
+        typer.Option("--allow-code-execution", help="Run generated programs, in a sandbox."),
+    ] = False,
+    dry_run: DryRun = False,
+    strict: Strict = False,
+    store: Annotated[
+        Path | None, typer.Option("--store", help="SQLite file of results; default: user cache.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the result here.")] = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Score a checkpoint on a suite. Items that were scored before are not scored again.
+
+    Interrupted, the same command goes on with the items that are missing.
+    """
+    from sigmerge.evaluation.how import How
+    from sigmerge.evaluation.sources import Data
+    from sigmerge.jobs.evaluate import EvaluateJob
+
+    def announce(cost: Any) -> None:
+        if not as_json:
+            typer.echo(lines.estimate_line(cost), err=True)
+
+    with show.progress(as_json) as bar:
+        how = How(
+            data=Data.default(data, hub), splits=splits_file, store=store, limit=limit,
+            only=tuple(only or ()), backend=backend, dtype=dtype, batch_size=batch_size or None,
+            judge=judge, allow_code=allow_code, trust_remote_code=trust_remote_code, progress=bar,
+            strict=strict, announce=announce,
+        )  # fmt: skip
+        result = show.do(EvaluateJob(checkpoint, suite, split, how, out), dry_run)
+    show.emit(result, as_json, lines.evaluation_lines)
+
+
+@app.command(
+    epilog=examples("sigmerge aggregate merged.json repaired.json --expert math=math.json")
+)
+def aggregate(
+    files: Annotated[list[Path], typer.Argument(help="Result files of sigmerge evaluate.")],
+    expert: Annotated[
+        list[str] | None, typer.Option("--expert", help="NAME=FILE of an expert; repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Put results side by side, with gaps to the experts."""
+    from sigmerge.jobs.aggregate import aggregate as verb
+
+    if wrong := [text for text in expert or [] if "=" not in text]:
+        raise typer.BadParameter(f"--expert {wrong[0]}: expected NAME=FILE")
+    experts = {name: Path(file) for name, file in (text.split("=", 1) for text in expert or [])}
+    show.emit(verb(files, experts), as_json, lines.aggregate_lines)
+
+
+splits = typer.Typer(no_args_is_help=True, help="Fix and check which records calibrate.")
+app.add_typer(splits, name="splits")
+
+
+@splits.command("build", epilog=examples("sigmerge splits build splits.json --data benchmarks/"))
+def splits_build(
+    file: Annotated[Path, typer.Argument(help="Split file to write.")],
+    suite: SuiteName = "mergebench",
+    data: DataFolder = None,
+    hub: UseHub = False,
+    as_json: Json = False,
+) -> None:
+    """Divide every benchmark 20/80, and draw calibration items."""
+    from sigmerge.jobs.splits import build
+
+    show.emit(build(suite, file, data=data, hub=hub), as_json, lines.split_lines)
+
+
+@splits.command("verify", epilog=examples("sigmerge splits verify splits.json --data benchmarks/"))
+def splits_verify(
+    file: Annotated[Path, typer.Argument(help="Split file to check.")],
+    suite: SuiteName = "mergebench",
+    data: DataFolder = None,
+    hub: UseHub = False,
+    as_json: Json = False,
+) -> None:
+    """Check a split file against itself and the source data."""
+    from sigmerge.jobs.splits import verify
+
+    show.emit(verify(suite, file, data=data, hub=hub), as_json, lines.split_lines)

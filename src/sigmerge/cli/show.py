@@ -1,0 +1,293 @@
+"""What the command line prints: results as lines of text, and a progress bar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+import typer
+
+from sigmerge.words import size
+
+
+def operator_row(chosen: Any) -> dict[str, Any]:
+    parameters = [
+        {
+            "name": p.name,
+            "values": list(p.kind) if isinstance(p.kind, tuple) else p.kind.__name__,
+            "per_model": p.per_model,
+            "default": p.mergekit,
+            "default_paper": p.paper,
+            "doc": p.doc,
+        }
+        for p in chosen.parameters
+    ]
+    return {
+        "name": chosen.name,
+        "title": chosen.title,
+        "paper": chosen.paper,
+        "needs": chosen.needs,
+        "parameters": parameters,
+    }
+
+
+def operator_lines(listing: dict[str, Any]) -> Iterator[str]:
+    for row in listing["operators"]:
+        yield f"{row['name']}  {row['title']}"
+        yield f"    {row['paper']}"
+        if row["needs"]:
+            yield f"    needs exemplars of every expert, to capture {row['needs']}"
+        for p in row["parameters"]:
+            values = "|".join(p["values"]) if isinstance(p["values"], list) else p["values"]
+            default = f"default {word(p['default'])}"
+            if p["default_paper"] != p["default"]:
+                default += f", preset: paper {word(p['default_paper'])}"
+            where = "per model; " if p["per_model"] else ""
+            yield f"    {p['name']} ({values}; {where}{default}): {p['doc']}"
+        yield ""
+
+
+def word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def description_lines(description: Any) -> Iterator[str]:
+    """A dry run: every step with its facts, then the sums."""
+    for step in description.steps:
+        yield from STEPS.get(step.name.split()[0], _plain_step)(step)
+        yield from (f"  note: {note}" for note in step.notes)
+    yield f"reads   {size(description.bytes_to_read)}"
+    yield f"writes  {size(description.bytes_to_write)}"
+    peak = size(description.peak_memory_bytes)
+    yield f"memory  at most {peak} with {description.threads} threads"
+    if description.evaluation_calls:
+        yield f"scoring {description.evaluation_calls} evaluation calls"
+
+
+def _merge_step(step: Any) -> Iterator[str]:
+    facts = step.facts
+    yield (
+        f"merge: {facts['operator']} of {len(facts['experts'])} experts, {facts['layers']} layers, "
+        f"{facts['coordinates']:,} coordinates in {facts['merged_tensors']} tensors"
+    )
+    yield f"  reads {size(step.bytes_to_read)} per pass"
+    yield f"  writes {size(step.bytes_to_write)} in {len(facts['files'])} file(s)"
+    for name, count in facts["exemplars"].items():
+        state = "to do" if name in facts["to_capture"] else "there already"
+        yield f"  capture {name}: {count} exemplars, {state}"
+    for name, value in facts["settings"].items():
+        yield f"  {name}: {value}"
+
+
+def _repair_step(step: Any) -> Iterator[str]:
+    facts = step.facts
+    yield (
+        f"repair: {len(facts['experts'])} experts, {facts['layers']} layers, "
+        f"{facts['coordinates']:,} coordinates may be claimed; reads {size(step.bytes_to_read)}, "
+        f"writes {size(step.bytes_to_write)}"
+    )
+
+
+def _profile_step(step: Any) -> Iterator[str]:
+    prompts = step.facts.get("probe_prompts")
+    probe = f"{prompts} probe prompts" if prompts else "no probe prompts"
+    yield (
+        f"profile: {step.facts['layers']} layers, {probe}; reads {size(step.bytes_to_read)} unless "
+        "it was measured before"
+    )
+
+
+def _score_step(step: Any) -> Iterator[str]:
+    facts = step.facts
+    if facts["source"] == "file":
+        yield "score: scores are in a file"
+    else:
+        yield (
+            f"score: {facts['checkpoints']} checkpoints on the {facts['split']} split by "
+            f"{facts['source']}; those scored before are not scored again"
+        )
+
+
+def _search_step(step: Any) -> Iterator[str]:
+    facts = step.facts
+    yield f"search: {facts['operator']}, {facts['genes']} genes of {len(facts['experts'])} experts"
+    yield (
+        f"  {step.evaluation_calls} calls = {facts['population']} × {facts['generations']}, "
+        f"{sum(facts['items_per_call'].values())} items each, estimator {facts['estimator']}"
+    )
+    yield (
+        f"  before them {facts['ability_runs']} respondents answer all "
+        f"{sum(facts['labelled_items'].values())} labelled items"
+    )
+    yield f"  reads {size(step.bytes_to_read)} per candidate"
+    yield (
+        f"  {facts['candidates_in_flight']} candidates at a time, "
+        f"{size(facts['memory_per_candidate_bytes'])} of weights each"
+    )
+
+
+def _capture_step(step: Any) -> Iterator[str]:
+    facts = step.facts
+    yield f"{facts['expert']}: {facts['exemplars']} exemplars, {facts['state']}: {facts['folder']}"
+    if step.peak_memory_bytes:
+        yield f"    memory at most {size(step.peak_memory_bytes)}"
+
+
+def _plain_step(step: Any) -> Iterator[str]:
+    yield f"{step.name}: " + ", ".join(f"{name} {value}" for name, value in step.facts.items())
+
+
+STEPS: dict[str, Callable[[Any], Iterator[str]]] = {
+    "merge": _merge_step,
+    "repair": _repair_step,
+    "profile": _profile_step,
+    "score": _score_step,
+    "search": _search_step,
+    "capture": _capture_step,
+}
+
+
+def merged_lines(result: Any) -> Iterator[str]:
+    """A merge or a repair."""
+    provenance, plan = result.provenance, result.plan
+    yield (
+        f"{result.out}: {size(provenance.bytes_written)} written in "
+        f"{provenance.wall_seconds:.1f} s, peak memory {size(provenance.peak_memory_bytes)}"
+    )
+    if provenance.blocks_resumed:
+        yield f"continued an interrupted run: {len(provenance.blocks_resumed)} blocks were there"
+    for domain in getattr(plan, "order", ()):
+        claimed = sum(row[plan.domains.index(domain)] for row in plan.claimed)
+        yield (
+            f"  {domain}: deficit {100 * plan.deficit[domain]:.2f} points, "
+            f"share {plan.share[domain]:.3f}, {claimed:,} coordinates"
+        )
+    yield from guard_lines(getattr(plan, "guard", None))
+    yield from (f"warning: {text}" for text in plan.warnings)
+
+
+def guard_lines(guard: Any) -> Iterator[str]:
+    if guard is not None and guard.after is not None:
+        yield (
+            f"calibration mean: {100 * guard.before:.2f} before, {100 * guard.after:.2f} "
+            f"after the repair ({guard.verdict})"
+        )
+
+
+def capture_lines(captures: Any) -> Iterator[str]:
+    for row in captures:
+        yield f"{row.expert}: {row.exemplars} exemplars, {row.state}: {row.folder}"
+
+
+def profile_lines(result: Any) -> Iterator[str]:
+    names = list(result.views)
+    yield "  ".join(["layer", *(f"{name:>14}" for name in names), "conflict", "capacity"])
+    for i, (score, capacity) in enumerate(zip(result.conflict, result.capacity, strict=True)):
+        views = [f"{result.views[name][i]:14.6f}" for name in names]
+        yield "  ".join([f"{i:5d}", *views, f"{score:8.4f}", f"{capacity:8.4f}"])
+    yield from (f"warning: {text}" for text in result.warnings)
+
+
+def deficit_lines(result: Any) -> Iterator[str]:
+    yield f"{'domain':16}  strongest  anchor  deficit  share"
+    for domain in result.domains:
+        best = max(scores.get(domain, 0.0) for scores in result.experts.values())
+        yield (
+            f"{domain:16}  {100 * best:9.2f}  {100 * result.anchor[domain]:6.2f}  "
+            f"{100 * result.deficit[domain]:7.2f}  {result.share[domain]:.3f}"
+        )
+    for domain, names in result.missing.items():
+        yield f"warning: {domain}: scored without {', '.join(names)}"
+
+
+def run_lines(result: Any) -> Iterator[str]:
+    scores, split = result.evaluation, "evaluation"
+    if scores is None:
+        scores, split = result.calibration, "calibration"
+    yield f"{'domain':16}  anchor  repaired   gain   ({split} split)"
+    repaired = scores.repaired or {}
+    for domain, before in scores.anchor.items():
+        line = f"{domain:16}  {100 * before:6.2f}"
+        if domain in repaired:
+            gain = repaired[domain] - before
+            line += f"  {100 * repaired[domain]:8.2f}  {100 * gain:+6.2f}"
+        yield line
+    yield from guard_lines(result.guard)
+    yield from (f"warning: {text}" for text in result.warnings)
+    yield f"page: {result.out}/report.html"
+
+
+def print_table(rows: Any) -> None:
+    from rich.console import Console
+
+    from sigmerge.analysis.table import PairedRow, rich_table
+
+    listed = [
+        PairedRow(r.name, r.domains, r.anchor, r.repaired, r.gap_before, r.gap_after) for r in rows
+    ]
+    Console().print(rich_table(listed, "Macro-5 on the evaluation items of the embedded pool"))
+
+
+def search_lines(result: Any) -> Iterator[str]:
+    found, unseen = result.best, result.test
+    yield f"{'domain':16}  estimate  unseen items"
+    for domain, estimate in found.estimates.items():
+        shown = f"{100 * unseen[domain]:12.2f}" if domain in unseen else ""
+        yield f"{domain:16}  {100 * estimate:8.2f}  {shown}".rstrip()
+    for name, settings in found.settings.items():
+        yield f"  {name}: " + ", ".join(f"{k} {v:.4f}" for k, v in settings.items())
+    yield (
+        f"candidate {found.candidate} of {result.evaluation_calls} calls "
+        f"({result.replayed} replayed), {result.ability_runs} ability runs, "
+        f"{result.wall_seconds:.1f} s"
+    )
+    yield f"winner: {result.winner}"
+
+
+def report_lines(reports: Any) -> Iterator[str]:
+    for report in reports:
+        verdict = "as it should be" if report.ok else f"{len(report.findings)} problem(s)"
+        yield f"{report.folder}: {verdict}; checked {', '.join(report.checked)}"
+        yield from (f"  not checked: {check}: {why}" for check, why in report.skipped.items())
+        yield from (f"  problem: {finding}" for finding in report.findings)
+
+
+def no_lines(result: Any) -> Iterator[str]:
+    yield from ()
+
+
+def do(job: Any, dry_run: bool) -> Any:
+    """What a job did, or with `dry_run` what it would do."""
+    return job.describe() if dry_run else job.run()
+
+
+def emit(content: Any, as_json: bool, lines: Callable[[Any], Iterator[str]]) -> None:
+    """Print a result, or the description of a dry run."""
+    if as_json:
+        typer.echo(json.dumps(plain(content), indent=2))
+        return
+    chosen = description_lines if hasattr(content, "steps") else lines
+    typer.echo("\n".join(chosen(content)).rstrip())
+
+
+def plain(content: Any) -> Any:
+    """A result in values that JSON has."""
+    if hasattr(content, "as_json"):
+        return content.as_json()
+    if isinstance(content, tuple | list):
+        return [plain(each) for each in content]
+    if is_dataclass(content) and not isinstance(content, type):
+        return json.loads(json.dumps(asdict(content), default=str))
+    return content
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar unless the output is JSON."""
+    from sigmerge.progress import shown
+
+    with shown((lambda stage, done, total: None) if quiet else None) as update:
+        yield update

@@ -1,1 +1,0 @@
-"""One function per verb: they join recipe, pool, maths, engine and output."""

@@ -1,0 +1,23 @@
+"""Where the values of a merge go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+class Sink(Protocol):
+    """Takes the values of a merge: an output folder, or the memory of a search."""
+
+    done: dict[str, Any]
+
+    def write(self, tensor: str, start: int, raw: Array) -> None: ...
+
+    def write_bytes(self, tensor: str, data: memoryview) -> None: ...
+
+    def finish(self, block: str, record: Any = None, tensors: Iterable[str] | None = None) -> None:
+        """This block is complete, and these tensors are its own; others may be at work."""

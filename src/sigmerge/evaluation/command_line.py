@@ -1,0 +1,53 @@
+"""Commands of the user that score checkpoints: their words, the files they name, their output."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from sigmerge.errors import ScoreError
+from sigmerge.files.digests import sha256
+
+
+def command_words(command: str, where: str) -> list[str]:
+    """A command line split into its words; `where` names it in errors."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ScoreError(f"{where}: {command!r} is no command line ({error}).") from None
+    if not words:
+        raise ScoreError(f"{where}: is empty; give the program and its arguments.")
+    return words
+
+
+def named_files(command: str, folder: Path, where: str) -> list[str]:
+    """Digests of the files that a command names, its script among them: others, other scores."""
+    words = [
+        part for word in command_words(command, where) for part in (word, *word.split("=")[1:])
+    ]
+    files = {folder / word for word in words if "{" not in word}
+    return sorted(sha256({file for file in files if file.is_file()}).values())
+
+
+def run_command(command: str, places: Mapping[str, Path], folder: Path, where: str) -> list[str]:
+    """Run a command in `folder` and return the lines of its output that are not empty.
+
+    `places` are put in for {name} in the command's words. ScoreError if the command cannot start
+    or fails.
+    """
+    words = command_words(command, where)
+    for name, path in places.items():
+        words = [word.replace(f"{{{name}}}", str(path)) for word in words]
+    try:
+        done = subprocess.run(
+            words, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
+    except OSError as error:
+        raise ScoreError(f"{where}: {words[0]!r} cannot be run ({error}).") from None
+    if done.returncode:
+        tail = "\n".join(done.stderr.strip().splitlines()[-5:])
+        given = ", ".join(str(path) for path in places.values())
+        raise ScoreError(f"{where}: exit code {done.returncode} on {given}:\n{tail}")
+    return [line for line in done.stdout.splitlines() if line.strip()]

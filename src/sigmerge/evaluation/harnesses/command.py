@@ -1,0 +1,96 @@
+"""Own items, scored by a program of the user."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import field_validator
+
+from sigmerge.errors import ScoreError
+from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
+from sigmerge.evaluation.sources import Item
+from sigmerge.evaluation.store import Scored, command_words, named_files
+from sigmerge.files.scratch import scratch
+from sigmerge.probing.generate import Usage
+
+
+class Command(Benchmark):
+    """A program gets `{checkpoint}` and `{items}`, a JSONL file, and prints {"id", metric…} lines.
+
+    It is run in the suite file's folder.
+    """
+
+    in_memory: ClassVar[bool] = False
+
+    harness: Literal["command"]
+    command: str
+
+    @field_validator("command")
+    @classmethod
+    def _line(cls, value: str) -> str:
+        if not shlex.split(value):  # whose ValueError says what is unbalanced
+            raise ValueError("is empty; give the program and its arguments")
+        return value
+
+    def key(self, name: str, asked: Asked) -> dict[str, Any]:
+        folder = asked.suite_folder
+        program = named_files(self.command, folder, f"{name}.command")
+        return {"folder": str(folder), "program": program}
+
+    def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
+        return CommandScorer(name, self, asked.checkpoint, asked.suite_folder)
+
+
+@dataclass(frozen=True)
+class CommandScorer:
+    """A user's program, called once per group of items."""
+
+    name: str
+    mark: Command
+    checkpoint: Path
+    folder: Path
+
+    def score(self, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
+        with scratch() as place:
+            file = place / "items.jsonl"
+            rows = [{**item.record, "id": item.id} for item in items]
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            words = [
+                word.replace("{checkpoint}", str(self.checkpoint)).replace("{items}", str(file))
+                for word in command_words(self.mark.command, f"{self.name}.command")
+            ]
+            try:
+                done = subprocess.run(
+                    words, cwd=self.folder, capture_output=True, encoding="utf-8", errors="replace"
+                )
+            except OSError as error:
+                raise ScoreError(f"{self.name}: {words[0]!r} cannot be run ({error}).") from None
+        if done.returncode:
+            tail = "\n".join(done.stderr.strip().splitlines()[-5:])
+            raise ScoreError(f"{self.name}: its command ended with {done.returncode}:\n{tail}")
+        keys = [metric.key for metric in self.mark.metrics.values()]
+        try:
+            read = [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
+            results = {
+                row["id"]: Scored({key: _fraction(row[key]) for key in keys}) for row in read
+            }
+        except (ValueError, KeyError, TypeError) as error:
+            raise ScoreError(
+                f'{self.name}: its command must print a line {{"id", {", ".join(keys)}}} for every '
+                f"item ({error!r})."
+            ) from None
+        known = {item.id for item in items}
+        return {i: result for i, result in results.items() if i in known}, Usage(1)
+
+
+def _fraction(value: Any) -> float:
+    """A score that a program printed; NaN is in no range."""
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{value!r} is no number from 0 to 1")
+    return float(value)

@@ -1,0 +1,383 @@
+"""lm-evaluation-harness behind the one interface; the only module that imports it.
+
+Where a benchmark names a source, records are ours: they are written to a file, and a task made by
+including the registered one reads that file. Else the task loads its own. Subsets go through
+`samples`, whose lists must be sorted, unique and not empty; the harness's request cache is never
+used, as its key forgets them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import yaml
+from pydantic import Field
+
+from sigmerge.errors import MissingExtra, ScoreError
+from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
+from sigmerge.evaluation.costs import Cost, tokens
+from sigmerge.evaluation.sources import Data, Item, NoSource
+from sigmerge.evaluation.store import Scored, Value
+from sigmerge.files.digests import sha256
+from sigmerge.probing.generate import HfModel, Model, Usage, VllmModel, vllm_usage
+from sigmerge.words import did_you_mean
+
+SEED = 1234
+"""The harness's own default for few-shot draws."""
+GENERATING = {"gsm8k_cot": (900, 256), "ifeval": (0, 1280)}
+"""Tasks that generate: tokens of their examples, and the longest answer."""
+
+
+class LmEval(Benchmark):
+    """A task that the harness knows, or one of the YAML files in the folder `include_path`.
+
+    With files: or hub: it reads those records, else its own.
+    """
+
+    shares_state: ClassVar[bool] = True
+
+    harness: Literal["lm_eval"]
+    task: str
+    include_path: str | None = None
+    chat_template: bool = False
+    generation: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def sourced(self) -> bool:
+        return bool(self.files or self.hub)
+
+    def tasks_folder(self, suite_folder: Path) -> Path | None:
+        if self.include_path is None:
+            return None
+        return suite_folder / Path(self.include_path).expanduser()
+
+    def rows(self, name: str, part: str, data: Data, suite_folder: Path) -> list[dict[str, Any]]:
+        if self.sourced:
+            return super().rows(name, part, data, suite_folder)
+        return task_records(name, self, part, self.tasks_folder(suite_folder), data.hub)
+
+    def key(self, name: str, asked: Asked) -> dict[str, Any]:
+        folder = self.tasks_folder(asked.suite_folder)
+        if folder is None:
+            return {"lm_eval": harness_version()}
+        files = [*folder.rglob("*.yaml"), *folder.rglob("*.py")]
+        return {"lm_eval": harness_version(), "tasks": sorted(sha256(files).values())}
+
+    def cost(self, item: Item) -> Cost:
+        text = tokens(item.record)
+        examples, longest = GENERATING.get(self.task, (0, 0))
+        longest = int(self.generation.get("max_gen_toks", longest))
+        return Cost(examples + text if longest else 4 * text, longest=longest)
+
+    def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
+        everything = self.load(name, asked.how.data, asked.suite_folder)
+        include = self.tasks_folder(asked.suite_folder)
+        return LmEvalScorer(name, self, asked.model, everything, folder, include)
+
+
+def harness_version() -> str:
+    try:
+        return version("lm-eval")
+    except PackageNotFoundError:
+        raise MissingExtra("lm-eval", "eval", "An lm_eval benchmark") from None
+
+
+def provide_punkt() -> None:
+    """Let nltk find the sentence model that IFEval reads, without a download.
+
+    It is looked for among nltk's own data and in the package llama-index-core, which carries it.
+    """
+    import nltk
+
+    try:
+        nltk.data.find("tokenizers/punkt_tab/english")
+        return
+    except LookupError:
+        pass
+    try:
+        root = Path(str(distribution("llama-index-core").locate_file("llama_index/core/_static")))
+    except PackageNotFoundError:
+        root = Path("/nonexistent")
+    if not (root / "nltk_cache/tokenizers/punkt_tab/english").is_dir():
+        raise ScoreError(
+            "IFEval's sentence splitter needs nltk's punkt_tab, which is not installed. Install "
+            "it with: pip install 'sigmerge[eval]', or python -m nltk.downloader punkt_tab"
+        )
+    nltk.data.path.append(str(root / "nltk_cache"))
+
+
+class LmEvalScorer:
+    """One benchmark's tasks, a task for every language, on one loaded model."""
+
+    def __init__(
+        self,
+        name: str,
+        mark: LmEval,
+        model: Model | None,
+        items: Sequence[Item],
+        folder: Path,
+        include: Path | None = None,
+    ) -> None:
+        harness_version()
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        if "ifeval" in mark.task:
+            provide_punkt()
+            import langdetect
+
+            langdetect.DetectorFactory.seed = 0  # its verdicts are drawn at random otherwise
+        self.name, self.mark, self.model = name, mark, model
+        self.lm: Any = _wrapped(model) if model is not None else None
+        self.tasks = {
+            part: _task(mark, part, [item for item in items if item.part == part], folder, include)
+            for part in dict.fromkeys(item.part for item in items)
+        }
+
+    def score(self, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
+        from lm_eval.evaluator import evaluate
+
+        start = time.perf_counter()
+        results: dict[str, Scored] = {}
+        before = self.lm.usage
+        for part, task in self.tasks.items():
+            indices = sorted({item.index for item in items if item.part == part})
+            if not indices:  # an empty list would mean the whole task
+                continue
+
+            def work(task: Any = task, indices: list[int] = indices) -> Any:
+                if isinstance(self.model, HfModel):
+                    self.lm.batch_size_per_gpu = self.model.batch_size
+                return evaluate(
+                    lm=self.lm,
+                    task_dict={"tasks": {task.task_name: task}},
+                    samples={task.task_name: indices},
+                    bootstrap_iters=0,
+                    apply_chat_template=self.mark.chat_template,
+                )
+
+            with _quiet():
+                outcome = self.model.halving(work) if isinstance(self.model, HfModel) else work()
+            results |= self.read(part, outcome["samples"][task.task_name])
+        used = self.lm.usage
+        cost = Usage(
+            used.calls - before.calls,
+            used.prompt_tokens - before.prompt_tokens,
+            used.generated_tokens - before.generated_tokens,
+            time.perf_counter() - start,
+        )
+        return results, cost
+
+    def read(self, part: str, samples: Sequence[dict[str, Any]]) -> dict[str, Scored]:
+        """Per-item results from the harness's log, which has a row for every filter of an item."""
+        scores: dict[int, dict[str, Value]] = {}
+        outputs: dict[int, Any] = {}
+        for sample in samples:
+            index = sample["doc_id"]
+            outputs[index] = sample["resps"]
+            for metric in self.mark.metrics.values():
+                name, _, wanted = metric.key.partition(",")
+                if sample["filter"] == (wanted or "none") and name in sample:
+                    scores.setdefault(index, {})[metric.key] = _number(sample[name])
+        missing = {m.key for m in self.mark.metrics.values()} - {
+            k for s in scores.values() for k in s
+        }
+        if missing:
+            filters = sorted({sample["filter"] for sample in samples})
+            raise ScoreError(
+                f"{self.name}: the task {self.mark.task} reports no {', '.join(sorted(missing))}; "
+                f"its metrics are {', '.join(samples[0]['metrics'])}, its filters "
+                f"{', '.join(filters)}."
+            )
+        return {f"{part}/{i}": Scored(values, outputs[i]) for i, values in scores.items()}
+
+
+def _number(value: Any) -> Value:
+    return [float(v) for v in value] if isinstance(value, list) else float(value)
+
+
+def task_records(
+    name: str, mark: LmEval, part: str, include: Path | None, hub: bool
+) -> list[dict[str, Any]]:
+    """The records of a task that brings its own data; NoSource where they cannot be had."""
+    harness_version()
+    task, entry = _found(mark, part, include)
+    place = (entry.cfg or {}).get("dataset_path")
+    local = place is None or place in LOCAL or Path(place).exists()
+    if not (hub or local):
+        raise NoSource(
+            f"{name}: the task {task} reads {place} from the hub. Allow that with --hub, or give "
+            "the benchmark files: of its own."
+        )
+    try:
+        return [dict(doc) for doc in _loaded(task, include).eval_docs]
+    except (OSError, ValueError, RuntimeError) as error:  # a hub that is not there is an OSError
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise NoSource(f"{name}: the task {task} cannot load its records ({reason}).") from None
+
+
+LOCAL = ("json", "csv", "parquet", "arrow", "text")
+"""What `datasets` calls files that a task names itself."""
+
+
+def _found(mark: LmEval, part: str, include: Path | None) -> tuple[str, Any]:
+    """A task's name and entry, in the suite's own folder of tasks or among the harness's."""
+    task = mark.task.replace("{language}", part)
+    if include is not None and not include.is_dir():
+        raise ScoreError(f"{include}: no such folder; include_path: is to hold the task's YAML.")
+    own = _index(include).task_index if include is not None else {}
+    entry = own.get(task) or _index(None).task_index.get(task)
+    if entry is None:
+        hint = did_you_mean(task, [*own, *_index(None).task_index], "see `lm_eval ls tasks`.")
+        raise ScoreError(f"lm-evaluation-harness has no task {task!r}; {hint}")
+    if entry.yaml_path is None or "task" not in str(entry.kind).lower():
+        raise ScoreError(f"{task}: is a group of tasks; a benchmark names one of its tasks.")
+    return task, entry
+
+
+def _loaded(task: str, include: Path | None) -> Any:
+    manager = _index(include)
+    manager = manager if task in manager.task_index else _index(None)
+    with _quiet():
+        return manager.load([task])["tasks"][task]
+
+
+def _task(
+    mark: LmEval, part: str, items: Sequence[Item], folder: Path, include: Path | None
+) -> Any:
+    """The task as the harness knows it, reading our records if the benchmark names a source."""
+    from jinja2 import TemplateError
+
+    name, entry = _found(mark, part, include)
+    place = _rewritten(name, entry, items, folder) if mark.sourced else (name, include)
+    try:
+        task = _loaded(*place)
+    except TemplateError as error:
+        raise ScoreError(
+            f"{name} does not fit its records ({error}); they have {', '.join(items[0].record)}."
+        ) from None
+    if mark.generation:
+        task.set_config(key="generation_kwargs", value=mark.generation, update=True)
+    if task.get_config("num_fewshot") is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=SEED)
+    _seed_each_item(task)
+    return task
+
+
+def _rewritten(name: str, entry: Any, items: Sequence[Item], folder: Path) -> tuple[str, Path]:
+    """A task that includes the given one and reads our records; its name and folder."""
+    config = entry.cfg or {}
+    if config.get("num_fewshot") and not (config.get("fewshot_config") or {}).get("samples"):
+        raise ScoreError(
+            f"{name}: shows examples from another split, which files: and hub: do not give; leave "
+            "both out, and the task loads its own data."
+        )
+    place = folder / f"sigmerge_{name}"
+    place.mkdir(parents=True, exist_ok=True)
+    rows = place / "records.jsonl"
+    rows.write_text("".join(json.dumps(item.record) + "\n" for item in items), encoding="utf-8")
+    content: dict[str, Any] = {
+        "include": str(entry.yaml_path),
+        "task": place.name,
+        "tag": [],
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": {"test": str(rows)}, "cache_dir": str(place / "cache")},
+        "training_split": None,
+        "validation_split": None,
+        "fewshot_split": None,
+        "test_split": "test",
+    }
+    (place / f"{place.name}.yaml").write_text(yaml.safe_dump(content))
+    return place.name, place
+
+
+def _seed_each_item(task: Any) -> None:
+    """Scoring may draw at random (IFEval does); seeded anew, no item depends on its neighbours."""
+    process = task.process_results
+
+    def seeded(doc: Any, results: Any) -> Any:
+        random.seed(0)
+        return process(doc, results)
+
+    task.process_results = seeded
+
+
+@cache
+def _index(include: Path | None) -> Any:
+    """The tasks of a folder, or the harness's own; finding those takes seconds."""
+    from lm_eval.tasks import TaskManager
+
+    with _quiet():
+        return TaskManager(
+            include_path=str(include) if include else None, include_defaults=include is None
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars of the harness and its libraries; ours counts items."""
+    with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+        yield
+
+
+def _wrapped(model: Model) -> Any:
+    """The loaded model in the harness's own class, which also counts what it does."""
+    if isinstance(model, VllmModel):
+        return _wrapped_vllm(model)
+    assert isinstance(model, HfModel)
+    return _wrapped_hf(model)
+
+
+def _wrapped_hf(model: HfModel) -> Any:
+    from lm_eval.models.huggingface import HFLM
+
+    class Counting(HFLM):  # type: ignore[misc]
+        usage = Usage()
+
+        def _loglikelihood_tokens(self, requests: Any, *rest: Any, **how: Any) -> Any:
+            # Requests that differ in their last token alone are served by one pass.
+            rows = {tuple(ctx + new)[:-1] for _, ctx, new in requests}
+            self.usage += Usage(0, sum(min(len(row), self.max_length) for row in rows))
+            return super()._loglikelihood_tokens(requests, *rest, **how)
+
+        def _model_call(self, inputs: Any, *rest: Any, **how: Any) -> Any:
+            self.usage += Usage(1)
+            return super()._model_call(inputs, *rest, **how)
+
+        def _model_generate(self, context: Any, *rest: Any, **how: Any) -> Any:
+            rows = super()._model_generate(context, *rest, **how)
+            new = [model.until_end(row) for row in rows[:, context.shape[1] :].tolist()]
+            read = int(how["attention_mask"].sum())
+            self.usage += Usage(1, read, sum(map(len, new)))
+            return rows
+
+    return Counting(pretrained=model.model, tokenizer=model.tokenizer, batch_size=model.batch_size)
+
+
+def _wrapped_vllm(model: VllmModel) -> Any:
+    """The harness's vLLM class on the engine that is there: a second would not fit the GPU."""
+    import lm_eval.models.vllm_causallms as harness
+
+    class Counting(harness.VLLM):  # type: ignore[misc]
+        usage = Usage()
+
+        def _model_generate(self, *rest: Any, **how: Any) -> Any:
+            outputs = super()._model_generate(*rest, **how)
+            self.usage += vllm_usage(outputs)
+            return outputs
+
+    own, harness.LLM = harness.LLM, lambda **_: model.engine
+    try:
+        return Counting(pretrained=model.name, batch_size="auto", seed=SEED)
+    finally:
+        harness.LLM = own

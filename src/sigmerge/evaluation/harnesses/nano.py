@@ -1,0 +1,78 @@
+"""The items of a nano pool: greedy answers, exact match, in float32."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from sigmerge.errors import ScoreError
+from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer, Metric
+from sigmerge.evaluation.sources import Data, Item
+from sigmerge.evaluation.store import Scored
+from sigmerge.nano.files import POOL, SPLITS, load_items
+from sigmerge.probing.generate import HfModel, Model, Usage
+from sigmerge.probing.threads import one_torch_thread
+
+
+class Nano(Benchmark):
+    """A domain of the embedded pool, or of the pool in the folder `pool`."""
+
+    group: ClassVar[int | None] = None
+    own_splits: ClassVar[bool] = True
+    weights: ClassVar[str] = "float32"
+    sources: ClassVar[frozenset[str]] = Benchmark.sources | {"pool"}
+
+    harness: Literal["nano"]
+    domain: str
+    pool: str | None = None
+    metrics: dict[str, Metric] = Field({"correct": Metric(key="correct")}, min_length=1)
+
+    def metric_problem(self, key: str) -> str | None:
+        return None if key == "correct" else "is no metric of the pool; there is correct"
+
+    def load_records(self, name: str, data: Data, suite_folder: Path) -> list[Item]:
+        pool = suite_folder / Path(self.pool).expanduser() if self.pool else POOL
+        try:
+            return [
+                Item(split, i, dict(vars(fact)), split)
+                for split in SPLITS
+                for i, fact in enumerate(load_items(split, self.domain, pool))
+            ]
+        except (OSError, ValueError, TypeError) as error:
+            raise ScoreError(f"{name}: {pool} is no nano pool ({error}).") from None
+
+    def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
+        return NanoScorer(self, asked.model)
+
+
+@dataclass(frozen=True)
+class NanoScorer:
+    """Prompts of equal length in one batch, without padding; right is the exact answer."""
+
+    mark: Nano
+    model: Model
+
+    def score(self, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
+        from sigmerge.nano.suite import answer
+
+        if not isinstance(self.model, HfModel):
+            raise ScoreError("The nano suite is scored by transformers; use --backend hf.")
+        start = time.perf_counter()
+        prompts = [item.record["prompt"] for item in items]
+        tokenizer = self.model.tokenizer
+        with one_torch_thread():
+            outputs = answer(self.model.model, tokenizer, prompts)
+        key = self.mark.metrics[self.mark.score].key
+        results = {
+            item.id: Scored({key: float(output == item.record["answer"])}, output)
+            for item, output in zip(items, outputs, strict=True)
+        }
+        read, written = (
+            sum(map(len, tokenizer(texts)["input_ids"])) for texts in (prompts, outputs)
+        )
+        return results, Usage(1, read, written, time.perf_counter() - start)

@@ -1,0 +1,385 @@
+"""The store of an experiment: every scored checkpoint in one SQLite file.
+
+One row per run, and one row per run, split, benchmark and metric. Runs are inserted, never changed
+or deleted (triggers refuse it), and a run and its scores enter in one transaction, so a killed
+experiment leaves whole runs only. A run is known by its content key; inserting it again with the
+same content does nothing. `export` lists the content without costs, in an order that does not
+depend on the order of insertion: two stores with the same export hold the same results.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from sigmerge.errors import MissingExtra, ScoreError, SigmergeError
+from sigmerge.files.documents import content_key
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SCHEMA = 1
+"""Version of the tables. A store of another version is refused."""
+
+Kind = Literal[
+    "expert",  # an expert of the pool
+    "anchor",  # a dense merge
+    "default",  # the repair of an anchor with the paper's constants
+    "ablation",  # a part of the repair is removed
+    "control",  # a signal is inverted or randomized
+    "view",  # capacity from a single view
+    "order",  # another claim order
+    "sweep",  # another value of one constant
+    "ours",  # a setting beyond the paper
+    "baseline",  # another method
+    "partition",  # deficits under another split; nothing is merged or scored
+]
+Split = Literal["evaluation", "calibration", "full"]
+
+
+class StoreError(SigmergeError):
+    """The file is not a store of results, or a run does not fit into it."""
+
+    exit_code = 5
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool and its domains, in the order of tables and figures."""
+
+    name: str
+    key: str
+    domains: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of one benchmark, as a fraction; higher is better.
+
+    The domain's score is the mean over its benchmarks of the metric marked `headline`.
+    """
+
+    domain: str
+    benchmark: str
+    metric: str
+    value: float
+    headline: bool
+    items: int
+    split: Split = "evaluation"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it took to build the checkpoint, beyond the anchor where there is one."""
+
+    wall_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    forward_calls: int = 0
+    evaluation_calls: int = 0
+    labelled: int = 0
+    unlabelled: int = 0
+    iterations: int = 0
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What the repair measured: lists over layers, mappings over domains."""
+
+    views: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    conflict: Sequence[float] = ()
+    capacity: Sequence[float] = ()
+    deficit: Mapping[str, float] = field(default_factory=dict)
+    share: Mapping[str, float] = field(default_factory=dict)
+    claim_order: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One checkpoint with its scores, or (kind `partition`) one measurement of deficits.
+
+    method       the expert's domain, the operator, the baseline, or `sigmerge`
+    anchor       name of the anchor: of an anchor itself, and of whatever is built on one
+    anchor_seed  its seed; `seed` is that of the run
+    setting      the variant or sweep point, `default` for the paper's own
+    constants    c_min, c_max and scale that were used, and any other number that was set
+    position     place of the run in the suite; the order of rows in tables
+    """
+
+    kind: Kind
+    pool: Pool
+    method: str
+    suite_key: str
+    recipe_key: str
+    position: int
+    anchor: str = ""
+    anchor_key: str = ""
+    anchor_seed: int = 0
+    setting: str = ""
+    seed: int = 0
+    constants: Mapping[str, float] = field(default_factory=dict)
+    scores: tuple[Score, ...] = ()
+    signals: Signals = Signals()
+    cost: Cost = Cost()
+
+    @property
+    def key(self) -> str:
+        """The run's name in the store: equal where everything that determines it is equal."""
+        return content_key(
+            [
+                self.kind,
+                self.pool.key,
+                self.method,
+                self.anchor_key,
+                self.anchor,
+                self.anchor_seed,
+                self.setting,
+                self.seed,
+                self.recipe_key,
+                self.suite_key,
+            ]
+        )
+
+
+class Frames(NamedTuple):
+    """The store as polars frames, in the order of `position`. Lists and mappings are JSON text."""
+
+    pools: pl.DataFrame
+    runs: pl.DataFrame
+    scores: pl.DataFrame
+
+
+_TEXT = ("kind", "method", "anchor", "anchor_key", "setting", "suite_key", "recipe_key")
+_WHOLE = ("anchor_seed", "seed", "position")
+_JSON = ("constants", *(f.name for f in fields(Signals)))
+_COSTS = tuple(f.name for f in fields(Cost))
+_RUN = ("key", "pool_key", *_TEXT, *_WHOLE, *_JSON, *_COSTS)
+_SCORE = ("split", "domain", "benchmark", "metric", "value", "headline", "items")
+
+_TABLES = f"""
+CREATE TABLE pools (key TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, domains TEXT NOT NULL);
+CREATE TABLE runs (
+    key TEXT PRIMARY KEY,
+    pool_key TEXT NOT NULL REFERENCES pools (key),
+    {", ".join(f"{name} TEXT NOT NULL" for name in _TEXT)},
+    {", ".join(f"{name} INTEGER NOT NULL" for name in _WHOLE)},
+    {", ".join(f"{name} TEXT NOT NULL" for name in _JSON)},
+    {", ".join(f"{name} REAL NOT NULL" for name in _COSTS)}
+);
+CREATE TABLE scores (
+    run TEXT NOT NULL REFERENCES runs (key),
+    split TEXT NOT NULL, domain TEXT NOT NULL, benchmark TEXT NOT NULL, metric TEXT NOT NULL,
+    value REAL NOT NULL, headline INTEGER NOT NULL, items INTEGER NOT NULL,
+    PRIMARY KEY (run, split, benchmark, metric)
+);
+PRAGMA user_version = {SCHEMA};
+"""
+_APPEND_ONLY = "".join(
+    f"CREATE TRIGGER {table}_{act} BEFORE {act} ON {table} "
+    f"BEGIN SELECT RAISE (ABORT, 'the store is append-only'); END;\n"
+    for table in ("pools", "runs", "scores")
+    for act in ("update", "delete")
+)
+
+
+class Store:
+    """A store opened by `create` to append, or by `open_read_only` to read."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection, self.path = connection, path
+
+    def append(self, record: RunRecord) -> bool:
+        """Insert a run with its scores in one transaction; False if it was there already."""
+        _check(record)
+        pool, run, scores = _rows(record)
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            known = self._one("SELECT * FROM pools WHERE key = ? OR name = ?", pool[:2])
+            if known is None:
+                self._connection.execute("INSERT INTO pools VALUES (?, ?, ?)", pool)
+            elif tuple(known) != pool:
+                raise StoreError(f"{self.path}: another pool is called {record.pool.name!r}.")
+            if self._one("SELECT 1 FROM runs WHERE key = ?", (record.key,)):
+                self._check_equal(record, run, scores)
+                return False
+            marks = ", ".join("?" * len(_RUN))
+            self._connection.execute(f"INSERT INTO runs VALUES ({marks})", run)
+            marks = ", ".join("?" * (1 + len(_SCORE)))
+            self._connection.executemany(f"INSERT INTO scores VALUES ({marks})", scores)
+        return True
+
+    def keys(self) -> frozenset[str]:
+        """Keys of all runs: what a resumed experiment leaves out."""
+        return frozenset(row[0] for row in self._connection.execute("SELECT key FROM runs"))
+
+    def export(self) -> Iterator[str]:
+        """Every row without its costs as a JSON line, in canonical order."""
+        kept = [name for name in _RUN if name not in _COSTS]
+        queries = {
+            "pool": "SELECT key, name, domains FROM pools ORDER BY key",
+            "run": f"SELECT {', '.join(kept)} FROM runs ORDER BY key",
+            "score": f"SELECT run, {', '.join(_SCORE)} FROM scores"
+            " ORDER BY run, split, benchmark, metric",
+        }
+        for table, query in queries.items():
+            for row in self._connection.execute(query):
+                yield json.dumps([table, *row], ensure_ascii=False)
+
+    def frames(self) -> Frames:
+        """The whole store for analysis."""
+        try:
+            import polars as pl
+        except ImportError as error:
+            raise MissingExtra("polars", "analysis", "Reading a store of results") from error
+
+        def frame(query: str) -> pl.DataFrame:
+            cursor = self._connection.execute(query)
+            names = [column[0] for column in cursor.description]
+            return pl.DataFrame(
+                cursor.fetchall(), schema=names, orient="row", infer_schema_length=None
+            )
+
+        order = "position, runs.key"
+        pools = frame(
+            "SELECT pools.* FROM pools JOIN runs ON pool_key = pools.key"
+            " GROUP BY pools.key ORDER BY min(position), pools.key"
+        )
+        runs = frame(
+            "SELECT runs.*, name AS pool FROM runs JOIN pools ON pool_key = pools.key"
+            f" ORDER BY {order}"
+        )
+        scores = frame(
+            "SELECT scores.* FROM scores JOIN runs ON run = runs.key"
+            f" ORDER BY {order}, split, scores.rowid"
+        )
+        return Frames(pools, runs, scores.with_columns(pl.col("headline").cast(pl.Boolean)))
+
+    def _one(self, query: str, values: Sequence[Any]) -> tuple[Any, ...] | None:
+        found: tuple[Any, ...] | None = self._connection.execute(query, values).fetchone()
+        return found
+
+    def _check_equal(
+        self, record: RunRecord, run: tuple[Any, ...], scores: list[tuple[Any, ...]]
+    ) -> None:
+        """A run that is inserted again must have its old content; costs and place may differ."""
+        held = self._one("SELECT * FROM runs WHERE key = ?", (record.key,))
+        rows = self._connection.execute("SELECT * FROM scores WHERE run = ?", (record.key,))
+        assert held is not None
+        free = {*_COSTS, "position"}
+        changed = [n for n, a, b in zip(_RUN, held, run, strict=True) if a != b and n not in free]
+        if sorted(rows) != sorted(scores):
+            changed.append("scores")
+        if changed:
+            raise StoreError(
+                f"{self.path}: the run {record.key} ({record.pool.name}, {record.kind} "
+                f"{record.method} {record.anchor} {record.setting}, seed {record.seed}) is stored "
+                f"with other {', '.join(changed)}. Results are never replaced; use a new store."
+            )
+
+
+@contextmanager
+def create(path: Path) -> Iterator[Store]:
+    """Open a store to append to, or make an empty one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as connection:
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+                connection.executescript(f"BEGIN IMMEDIATE;{_TABLES}{_APPEND_ONLY}COMMIT;")
+        except sqlite3.DatabaseError as problem:
+            raise StoreError(f"{path}: is not a store of results ({problem}).") from None
+        _check_schema(connection, path)
+        yield Store(connection, path)
+
+
+@contextmanager
+def open_read_only(path: Path) -> Iterator[Store]:
+    """Open a store to read. The experiment that fills it may still run, or may have been killed."""
+    if not path.is_file():
+        raise StoreError(f"{path}: no such store of results; `sigmerge suite` makes one.")
+    # A killed writer leaves a journal that only a connection which may write can roll back.
+    mode = "rw" if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) else "ro"
+    uri = f"{path.resolve().as_uri()}?mode={mode}"
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)) as connection:
+        connection.execute("PRAGMA query_only = ON")
+        _check_schema(connection, path)
+        yield Store(connection, path)
+
+
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.DatabaseError as problem:
+        raise StoreError(f"{path}: is not a store of results ({problem}).") from None
+    if not {"pools", "runs", "scores"} <= tables:
+        raise StoreError(f"{path}: is not a store of results (a table is missing).")
+    if version != SCHEMA:
+        raise StoreError(f"{path}: has schema {version}; this version reads schema {SCHEMA}.")
+
+
+def _rows(record: RunRecord) -> tuple[tuple[Any, ...], tuple[Any, ...], list[tuple[Any, ...]]]:
+    """A record as rows of the three tables."""
+    pool = (record.pool.key, record.pool.name, json.dumps(record.pool.domains))
+    content = {
+        "key": record.key,
+        "pool_key": record.pool.key,
+        **{name: getattr(record, name) for name in (*_TEXT, *_WHOLE)},
+        "constants": _plain(record.constants),
+        **{f.name: _plain(getattr(record.signals, f.name)) for f in fields(Signals)},
+        **{name: float(value) for name, value in asdict(record.cost).items()},
+    }
+    run = tuple(content[name] for name in _RUN)
+    scores = [
+        (
+            record.key,
+            s.split,
+            s.domain,
+            s.benchmark,
+            s.metric,
+            float(s.value),
+            int(s.headline),
+            s.items,
+        )
+        for s in record.scores
+    ]
+    return pool, run, scores
+
+
+def _plain(value: Any) -> str:
+    """Mappings keep the order of their keys out of the text: equal content, equal text."""
+
+    def simple(part: Any) -> Any:
+        if isinstance(part, Mapping):
+            return {key: simple(part[key]) for key in sorted(part)}
+        if isinstance(part, str):
+            return part
+        return [simple(x) for x in part] if isinstance(part, Sequence) else float(part)
+
+    return json.dumps(simple(value), ensure_ascii=False, allow_nan=False)
+
+
+def _check(record: RunRecord) -> None:
+    """Report everything that is wrong with a record at once."""
+    problems = []
+    if record.kind not in get_args(Kind):
+        problems.append(f"kind {record.kind!r} is unknown")
+    if not record.scores and record.kind != "partition":
+        problems.append("it has no scores")
+    for score in record.scores:
+        place = f"{score.benchmark} {score.metric} ({score.split})"
+        if score.domain not in record.pool.domains:
+            problems.append(f"{place}: the pool has no domain {score.domain!r}")
+        if not (math.isfinite(score.value) and 0 <= score.value <= 1):
+            problems.append(f"{place}: {score.value!r} is not a fraction between 0 and 1")
+        if score.items < 1:
+            problems.append(f"{place}: {score.items} items")
+    if problems:
+        raise ScoreError(f"A run of the pool {record.pool.name} cannot be stored.", problems)

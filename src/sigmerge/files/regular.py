@@ -1,0 +1,67 @@
+"""Regular files only: a FIFO, a socket or a device is refused without being opened."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+
+from sigmerge.errors import SigmergeError
+
+
+@contextmanager
+def open_regular(
+    file: Path, what: str = "a file", error: type[SigmergeError] = SigmergeError
+) -> Iterator[FileIO]:
+    """An unbuffered stream of a regular file; `what` names its content in the error.
+
+    The kind is checked before the file is opened, since opening a device can have effects, and
+    again afterwards, since the name may lead to another file by then. O_NONBLOCK keeps the opening
+    of a FIFO from waiting; reading a regular file does not heed it.
+    """
+    try:
+        _check(file, file.stat(), what, error)
+        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        with FileIO(handle, "rb") as stream:
+            _check(file, os.fstat(handle), what, error)
+            yield stream
+    except FileNotFoundError:
+        raise error(f"{_short(file)}: no such file; {what} is expected.") from None
+    except OSError as problem:
+        raise error(
+            f"{_short(file)}: cannot be read ({problem.strerror}); {what} is expected."
+        ) from None
+    except ValueError as problem:  # a NUL in the name
+        raise error(f"{_short(file)}: cannot be read ({problem}).") from None
+
+
+def is_regular(file: Path) -> bool:
+    """Whether a name leads to a regular file; a name that no system accepts does not."""
+    try:
+        return stat.S_ISREG(file.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def sync_folder(folder: Path) -> None:
+    """The names in a folder are on the disk when this returns."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _check(file: Path, status: os.stat_result, what: str, error: type[SigmergeError]) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise error(f"{file}: is a folder; {what} is expected.")
+    if not stat.S_ISREG(status.st_mode):
+        raise error(f"{file}: is not a regular file; {what} is expected.")
+
+
+def _short(file: Path) -> str:
+    name = str(file)
+    return name if len(name) <= 1000 else f"{name[:500]}…{name[-100:]}"

@@ -1,0 +1,66 @@
+"""`sigmerge aggregate`: results of several checkpoints side by side, with their residual gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sigmerge.errors import ScoreError
+from sigmerge.files.documents import read_json_object
+from sigmerge.method.deficit import residual_gaps
+
+
+def aggregate(files: Sequence[Path], experts: Mapping[str, Path] | None = None) -> dict[str, Any]:
+    """Domain scores, macro score and submetrics of every result file of `sigmerge evaluate`.
+
+    With `experts`, {domain: file}, also what each checkpoint lacks to the strongest of them. All
+    of them must have been measured on the same items, by the same judges.
+    """
+    results = {file: _read(file) for file in [*files, *(experts or {}).values()]}
+    _comparable(results)
+    expert_rows = {name: results[file]["domains"] for name, file in (experts or {}).items()}
+    rows = []
+    for file in files:
+        result = results[file]
+        row = {key: result[key] for key in ("checkpoint", "suite", "split", "limit", "judges")}
+        row |= {"file": str(file), "domains": result["domains"], "macro": result["macro"]}
+        row["submetrics"] = {
+            f"{name}.{metric}": value
+            for name, metrics in result["benchmarks"].items()
+            for metric, value in metrics.items()
+        }
+        if expert_rows:
+            row["residual_gaps"] = residual_gaps(expert_rows, result["domains"])
+        rows.append(row)
+    return {"rows": rows, "experts": expert_rows}
+
+
+SAME = ("suite", "split", "limit", "judges", "items", "items_sha256")
+"""What results must share to be compared."""
+PARTS = {"checkpoint": str, "macro": float, "domains": dict, "benchmarks": dict}
+"""What is read of a result besides."""
+
+
+def _comparable(results: Mapping[Path, Mapping[str, Any]]) -> None:
+    first, *others = results
+    problems = [
+        f"{file}: its {key} {results[file].get(key)!r}, of {first} {results[first].get(key)!r}"
+        for file in others
+        for key in SAME
+        if results[file].get(key) != results[first].get(key)
+    ]
+    if problems:
+        raise ScoreError("The results were measured on different items or differently:", problems)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    content = read_json_object(file, "a result of `sigmerge evaluate --out`", ScoreError)
+    lacking = [key for key in SAME if key not in content]
+    lacking += [key for key, kind in PARTS.items() if not isinstance(content.get(key), kind)]
+    if lacking:
+        raise ScoreError(
+            f"{file}: is no whole result of `sigmerge evaluate --out`; it lacks "
+            f"{', '.join(lacking)}. Evaluate again; what was scored is not scored twice."
+        )
+    return content

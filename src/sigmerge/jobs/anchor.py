@@ -1,0 +1,86 @@
+"""The anchor of a repair: given, merged or searched. How it is made, and whether it is current."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from sigmerge.errors import SigmergeError
+from sigmerge.files.digests import sha256
+from sigmerge.files.journal import continues
+from sigmerge.jobs import capture
+from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
+from sigmerge.jobs.options import Options, Step
+from sigmerge.jobs.pools import Inputs, other_inputs
+from sigmerge.jobs.search import JOURNAL, ORIGIN, plan_search, search_merge
+from sigmerge.recipe import Recipe
+from sigmerge.records import FOLDER, PLAN, PROVENANCE, RECIPE, Plan, Provenance, read, read_plan
+from sigmerge.results import Merged
+
+
+def make_anchor(recipe: Recipe, out: Path, options: Options) -> Merged:
+    """The dense merge of a recipe; with a search: section its coefficients are searched first."""
+    if recipe.search is not None:
+        return search_merge(recipe, out, options)
+    return run_dense(plan_dense(recipe, options), out, options)
+
+
+def describe_anchor(recipe: Recipe, options: Options) -> Step:
+    """Making the anchor as a step of a dry run."""
+    if recipe.search is not None:
+        return plan_search(recipe, options).describe(options)
+    return plan_dense(recipe, options).describe(options.threads)
+
+
+def is_current(recipe: Recipe, anchor: Path, options: Options) -> bool:
+    """Whether a stored anchor is what this recipe would make now, from the same files."""
+    records = anchor / FOLDER
+    # A search's winner keeps its own recipe, by which it can be made again, and that of the search.
+    text = records / (ORIGIN if recipe.search else RECIPE)
+    try:
+        plan = read_plan(records / PLAN)
+        provenance = read(Provenance, records / PROVENANCE)
+        same_text = text.read_text(encoding="utf-8") == recipe.text
+    except (OSError, SigmergeError):
+        return False
+    job = plan_dense(replace(recipe, search=None), options)
+    return (
+        same_text
+        and (recipe.search is not None or plan.seed == recipe.seed)
+        and _same_files(job, anchor)
+        and _same_search(recipe, anchor, options)
+        and _same_statistics(job, plan, options)
+        and _same_inputs(job, provenance)
+    )
+
+
+def _same_files(job: DenseJob, anchor: Path) -> bool:
+    """Whether the weight files are there with their sizes."""
+    made = zip(job.layout.files, job.layout.sizes, strict=True)
+    return all(
+        (anchor / name).exists() and (anchor / name).stat().st_size == size for name, size in made
+    )
+
+
+def _same_search(recipe: Recipe, anchor: Path, options: Options) -> bool:
+    """Whether the anchor's own journal was begun as this recipe's would be."""
+    if recipe.search is None:
+        return True
+    return continues(anchor / FOLDER / JOURNAL, plan_search(recipe, options).header())
+
+
+def _same_statistics(job: DenseJob, plan: Plan, options: Options) -> bool:
+    if not job.operator.needs:
+        return True
+    captures = capture.plan_captures(job.recipe, job.pool, options)
+    places = capture.folders(captures, job.recipe, job.pool, options)
+    names = {expert: place.name for expert, place in places.items()}
+    return (plan.capture or {}).get("statistics") == names
+
+
+def _same_inputs(job: DenseJob, provenance: Provenance) -> bool:
+    """Whether the inputs are the files that were read, byte for byte."""
+    before = {Path(entry.file): entry.sha256 for entry in provenance.inputs}
+    others = other_inputs(job.recipe, bool(job.operator.needs))
+    now = Inputs.of(job.pool.members, others).members
+    return before.keys() == now.keys() and sha256(before) == before

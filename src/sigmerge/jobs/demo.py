@@ -1,0 +1,90 @@
+"""`sigmerge demo`: the embedded pool, every anchor with and without repair, one page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sigmerge.analysis.table import paired_row
+from sigmerge.errors import OutputError, SigmergeError
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.report import PAGE, RUN, write_joint_report
+from sigmerge.jobs.run import WORK, RunJob
+from sigmerge.nano.files import RECIPES
+from sigmerge.recipe import Recipe, load_recipe
+from sigmerge.records import FOLDER, RECIPE, RunRecord, read
+from sigmerge.results import DemoResult, PairedLine
+
+ANCHORS = (
+    "linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "fisher", "regmean",
+)  # fmt: skip
+"""The paper's seven."""
+
+
+@dataclass(frozen=True)
+class DemoJob:
+    """The shipped recipes, one run each, and a page about all of them."""
+
+    out: Path
+    options: Options
+
+    def run(self) -> DemoResult:
+        self._prepare()
+        records = [self._record(name) for name in ANCHORS]
+        folders = [self.out / name for name in ANCHORS]
+        title = "The embedded pool, anchor by anchor"
+        page = write_joint_report(folders, self.out / PAGE, title)
+        return DemoResult(
+            rows=tuple(map(_line, records)),
+            page=str(page.absolute()),
+            out=str(self.out.absolute()),
+        )
+
+    def _record(self, name: str) -> RunRecord:
+        """The run of a shipped recipe; one that an interrupted demo finished is not done again."""
+        recipe, folder = load_recipe(RECIPES / f"{name}.yaml"), self.out / name
+        finished = _finished(folder, recipe)
+        if finished is not None and not self.options.overwrite:
+            return finished
+        return RunJob(recipe, folder, self.options).run()
+
+    def _prepare(self) -> None:
+        """Start over on a finished demo; go on with an interrupted one; touch nothing else."""
+        folder, overwrite = self.out, self.options.overwrite
+        names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+        foreign = names - {PAGE, *ANCHORS}
+        if shown := sorted(name for name in foreign if not name.startswith(".")):
+            raise OutputError(
+                f"{folder}: holds {shown[0]}, which no demo wrote; choose a new folder."
+            )
+        if not (folder / PAGE).exists():
+            return
+        if not overwrite:
+            raise OutputError(f"{folder}: holds a finished demo; pass --overwrite to run it again.")
+        for name in ANCHORS:  # every run's folder is checked before the first is cleared
+            WORK.check(folder / name, overwrite, ())
+        (folder / PAGE).unlink()
+
+
+def _finished(folder: Path, recipe: Recipe) -> RunRecord | None:
+    """The record of a finished run of this recipe in the folder."""
+    try:
+        record = read(RunRecord, folder / RUN)
+        text = (folder / "repaired" / FOLDER / RECIPE).read_text(encoding="utf-8")
+    except (OSError, SigmergeError):
+        return None
+    return record if text == recipe.text else None
+
+
+def _line(record: RunRecord) -> PairedLine:
+    assert record.evaluation is not None
+    row = paired_row(record.title, record.evaluation.as_json())  # type: ignore[arg-type]
+    return PairedLine(
+        name=row.name,
+        domains=row.domains,
+        anchor=row.anchor,
+        repaired=row.repaired,
+        gain=row.gain,
+        gap_before=row.gap_before,
+        gap_after=row.gap_after,
+    )

@@ -1,0 +1,333 @@
+"""The dense merge: streamed from the experts' folders into a new folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sigmerge.checkpoints.blocks import natural
+from sigmerge.checkpoints.companions import companion_files, copy_companions, model_card
+from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.inputs import fingerprint
+from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.statistics import StatisticsFolders
+from sigmerge.checkpoints.writer import Layout, Output, parse_size, plan_layout
+from sigmerge.engine.beside import beside
+from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
+from sigmerge.engine.sink import Sink
+from sigmerge.engine.stream import CHUNK, Stream, rounded
+from sigmerge.engine.workers import Workers
+from sigmerge.errors import PoolError, RecipeError
+from sigmerge.jobs import capture
+from sigmerge.jobs.options import Options, Step
+from sigmerge.jobs.pools import (
+    Inputs,
+    member,
+    merged_sites,
+    open_merge_pool,
+    other_inputs,
+)
+from sigmerge.kernels import TILE
+from sigmerge.operators.base import Operator, Site
+from sigmerge.operators.features import peak_bytes
+from sigmerge.recipe import Recipe
+from sigmerge.records import FOLDER, PLAN, PROVENANCE, RECIPE, Plan, Provenance
+from sigmerge.results import Merged
+
+
+@dataclass(frozen=True)
+class DenseJob:
+    """A dense merge that passed every check that headers allow."""
+
+    recipe: Recipe
+    operator: Operator
+    pool: Pool
+    sites: Mapping[str, Site]
+    """Tensors that are merged; the others are copied from the layout's checkpoint."""
+    layout: Layout
+    exemplars: Mapping[str, int] = field(default_factory=dict)
+    """How many each expert is shown, where the operator reads data."""
+    to_capture: Mapping[str, int] = field(default_factory=dict)
+    """Experts whose statistics are missing: a bound on the memory that capturing them takes."""
+    statistics: StatisticsFolders | None = None
+    """The captured statistics; set when the job runs."""
+
+    @property
+    def members(self) -> dict[str, Checkpoint]:
+        """Checkpoints that are read tensor by tensor."""
+        return self.pool.members if self.operator.gives_vector else dict(self.pool.experts)
+
+    def fingerprint(self) -> str:
+        """Identifies the job: equal for runs that end in the same files."""
+        recipe = self.recipe
+        tokenizer = companion_files(recipe.tokenizer) if recipe.tokenizer else []
+        content = [
+            versions(),
+            recipe.method,
+            recipe.preset,
+            recipe.seed,
+            str(recipe.tokenizer),
+            repr(self.sites),
+            self.statistics.names if self.statistics else None,
+            fingerprint(self.pool.members, tokenizer),
+            [hashlib.sha256(header).hexdigest() for header in self.layout.headers],
+            TILE,
+            CHUNK,
+        ]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def bytes_in(self) -> int:
+        """Bytes one pass over the merged tensors reads."""
+        return sum(
+            member.tensors[name].nbytes for member in self.members.values() for name in self.sites
+        )
+
+    def peak_memory(self, threads: int) -> int:
+        """A bound on resident memory: it depends on experts and threads, not on the depth.
+
+        Operators that read features hold a whole tensor of every expert, and Grams of its inputs.
+        """
+        experts = len(self.pool.experts)
+        scratch = (experts + 4) * TILE * 4
+        window = (experts + 1) * CHUNK * 4
+        counts = 3 * experts * 65536 * 8
+        whole = 0
+        if self.operator.needs == "features":
+            shapes = [s.shape for s in self.sites.values() if s.block is not None]
+            sizes = [peak_bytes(experts, shape) for shape in shapes if len(shape) == 2]
+            whole = max(sizes, default=0)
+        merging = INTERPRETER + threads * (scratch + window + counts + whole)
+        if not self.to_capture:
+            return merging
+        # Captures come first, in this process; their libraries stay.
+        return max(*self.to_capture.values(), merging + LIBRARIES - INTERPRETER)
+
+    def describe(self, threads: int) -> Step:
+        """The merge as a step of a dry run."""
+        pool = self.pool
+        facts: dict[str, object] = {
+            "operator": self.recipe.method,
+            "reference": str(pool.reference.path) if pool.reference else None,
+            "experts": {name: str(expert.path) for name, expert in pool.experts.items()},
+            "layers": pool.stack.depth,
+            "tensors": len(self.layout.slots),
+            "merged_tensors": len(self.sites),
+            "coordinates": sum(site.size for site in self.sites.values()),
+            "settings": summary(self.sites),
+            "exemplars": dict(self.exemplars),
+            "to_capture": list(self.to_capture),
+            "files": list(self.layout.files),
+        }
+        return Step(
+            "merge",
+            facts,
+            bytes_to_read=self.bytes_in(),
+            bytes_to_write=self.layout.nbytes,
+            peak_memory_bytes=self.peak_memory(threads),
+            notes=self.recipe.notes,
+        )
+
+
+def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
+    """Check the recipe against the checkpoints' headers. Reads no tensor."""
+    operator = recipe.operator
+    if operator is None:
+        raise RecipeError(
+            "merge_method: checkpoint has nothing to merge; add a repair: section, or use "
+            "`sigmerge repair`."
+        )
+    if recipe.search is not None:
+        raise RecipeError("The recipe has a search: section: its coefficients are not known yet.")
+    pool, outside = open_merge_pool(recipe, options)
+    sites = merged_sites(recipe, pool, outside)
+    problems = operator.check(list(sites.values()))
+    if problems:
+        raise RecipeError(f"{recipe.method}: the parameters do not fit:", problems)
+    tensors = [
+        (
+            name,
+            recipe.out_dtype if stored.floating and recipe.out_dtype else stored.dtype,
+            stored.shape,
+        )
+        for name, stored in sorted(pool.layout.tensors.items(), key=lambda item: natural(item[0]))
+    ]
+    layout = plan_layout(tensors, parse_size(options.max_shard_size))
+    exemplars, to_capture = {}, {}
+    if operator.needs:
+        captures = capture.plan_captures(recipe, pool, options)
+        exemplars = {planned.expert: len(planned.exemplars) for planned in captures}
+        to_capture = {
+            planned.expert: capture.peak_memory(planned, recipe, options.threads)
+            for planned in capture.missing(captures, recipe, pool, options)
+        }
+        recipe = replace(recipe, notes=(*recipe.notes, *capture.ignored_keys(recipe)))
+    return DenseJob(recipe, operator, pool, sites, layout, exemplars, to_capture)
+
+
+def with_statistics(job: DenseJob, options: Options) -> DenseJob:
+    """The job with the statistics that its operator needs, captured now or earlier."""
+    captures = capture.plan_captures(job.recipe, job.pool, options)
+    places = capture.folders(captures, job.recipe, job.pool, options)
+    again = [
+        f"{name}: captured again, since {why}" for name, why in capture.damaged(places).items()
+    ]
+    statistics = StatisticsFolders(
+        capture.run_captures(captures, job.recipe, job.pool, options, places)
+    )
+    sites = {
+        name: replace(
+            site, measured=statistics.measured(name), transposed=statistics.transposed(name)
+        )
+        for name, site in job.sites.items()
+    }
+    problems = job.operator.check_statistics(list(sites.values()), statistics)
+    if problems:
+        raise PoolError(f"{job.recipe.method}: the exemplars do not suffice:", problems)
+    notes = (*job.recipe.notes, *again, *_unmeasured(sites.values(), job.pool.stack.prefix))
+    recipe = replace(job.recipe, notes=notes)
+    return replace(job, recipe=recipe, sites=sites, statistics=statistics)
+
+
+def _unmeasured(sites: Iterable[Site], prefix: str) -> list[str]:
+    """Notes about matrices of blocks that no capture measured, by name."""
+    names = Counter(
+        site.tensor.replace(f"{prefix}{site.block}.", f"{prefix}*.", 1)
+        for site in sites
+        if site.block is not None and len(site.shape) > 1 and not site.measured
+    )
+    return [
+        f"{name} ({count} tensors): nothing was captured for it; tensors: in the plan names the "
+        "plainer rule that merged it"
+        for name, count in names.items()
+    ]
+
+
+def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
+    """Merge into a new folder, with its records."""
+    meter = Meter()
+    if job.operator.needs:
+        job = with_statistics(job, options)
+    recipe, pool = job.recipe, job.pool
+    inputs = Inputs.of(pool.members, other_inputs(recipe, job.statistics is not None))
+    # Blocks that were finished without the check for NaN are not taken over by a run that checks.
+    key = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
+    with (
+        Output(
+            out, job.layout, key, overwrite=options.overwrite, durable=options.durable
+        ) as output,
+        PoolSource(job.members, allow_nonfinite=options.allow_nonfinite) as source,
+        Workers(options.threads) as workers,
+    ):
+        resumed = sorted(output.done)
+        with beside(partial(inputs.hash, options)) as hashed:
+            merge_blocks(job, source, workers, output, options)
+            hashed()
+        copy_companions(output, pool, recipe.tokenizer, recipe.out_dtype)
+        title = f"{job.operator.title} of {len(pool.experts)} experts"
+        output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
+        output.text(f"{FOLDER}/{RECIPE}", recipe.text)
+        plan = _plan(job, output.done, options)
+        plan.write(output.partial / FOLDER / PLAN)
+        provenance = Provenance(
+            inputs=inputs.digested(options),
+            outputs=output.digests,
+            versions=versions(),
+            engine=f"local, {options.threads} threads",
+            bytes_read=source.bytes_read,
+            bytes_written=job.layout.nbytes,
+            blocks_resumed=tuple(resumed),
+            warnings=recipe.notes,
+            wall_seconds=meter.wall_seconds,
+            peak_memory_bytes=meter.peak_memory_bytes,
+        )
+        provenance.write(output.partial / FOLDER / PROVENANCE)
+        output.publish()
+    return Merged(out=str(output.final), plan=plan, provenance=provenance)
+
+
+def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
+    recipe, captured = job.recipe, None
+    notes = {n: v for record in done.values() for n, v in (record or {}).items()}
+    if job.statistics:
+        shown = {"exemplars": dict(job.exemplars), "statistics": job.statistics.names}
+        captured = recipe.capture.model_dump() | shown
+    return Plan(
+        operator=recipe.method,
+        preset=recipe.preset,
+        seed=recipe.seed,
+        reference=member(job.pool.reference, options) if job.pool.reference else None,
+        experts={name: member(expert, options) for name, expert in job.pool.experts.items()},
+        settings=summary(job.sites),
+        capture=captured,
+        tensors={name: notes[name] for name in sorted(notes, key=natural)} or None,
+        warnings=recipe.notes,
+    )
+
+
+def merge_blocks(
+    job: DenseJob, source: PoolSource, workers: Workers, output: Sink, options: Options
+) -> None:
+    """Merge block by block what `output` does not have yet."""
+    operator, pool = job.operator, job.pool
+    todo = [(key, names) for key, names in pool.blocks() if key not in output.done]
+    stream = Stream(
+        [[job.sites[name] for name in names if name in job.sites] for _, names in pool.blocks()],
+        source,
+        workers,
+        operator.granule,
+        statistics=job.statistics,
+    )
+    survey = stream.survey(operator.survey(list(job.sites.values()))) if todo else None
+    total = sum(slot.nbytes for slot in job.layout.slots.values())
+    written = total - sum(job.layout.slots[n].nbytes for _, names in todo for n in names)
+    blocks = [[job.sites[n] for n in names if n in job.sites] for _, names in todo]
+    dtypes = {name: slot.dtype for name, slot in job.layout.slots.items()}
+    merged = stream.merge(operator, blocks, survey, dtypes, output.write)
+    for (key, names), notes in zip(todo, merged, strict=True):
+        for name in names:
+            if name not in job.sites:
+                _copy_tensor(job, source, output, name)
+        output.finish(key, notes or None, names)
+        written += sum(job.layout.slots[name].nbytes for name in names)
+        options.progress("merging", written, total)
+
+
+def _copy_tensor(job: DenseJob, source: PoolSource, output: Sink, name: str) -> None:
+    """A tensor that is not merged: the layout checkpoint's own values, cast if asked."""
+    stored, slot = job.pool.layout.tensors[name], job.layout.slots[name]
+    if not stored.floating:
+        output.write_bytes(name, source.reader.bytes(stored))
+        return
+    member = "reference" if job.pool.reference else next(iter(job.pool.experts))
+    lenient = source.allow_nonfinite
+    with PoolSource({member: job.pool.layout}, allow_nonfinite=lenient) as origin:
+        for start in range(0, stored.size, TILE):
+            values = np.empty(min(TILE, stored.size - start), np.float32)
+            origin.fill(member, name, start, values)
+            output.write(name, start, rounded(name, start, values, slot.dtype, lenient))
+
+
+def summary(sites: Mapping[str, Site]) -> dict[str, Any]:
+    """Settings by name; where tensors differ, the distinct values."""
+    seen: dict[str, list[Any]] = {}
+    for site in sites.values():
+        for name, value in site.settings.items():
+            values = seen.setdefault(name, [])
+            plain = (
+                dict(zip(site.experts, value, strict=True)) if isinstance(value, tuple) else value
+            )
+            if plain not in values:
+                values.append(plain)
+    return {
+        name: values[0] if len(values) == 1 else {"by tensor": values}
+        for name, values in seen.items()
+    }

@@ -1,0 +1,73 @@
+"""`sigmerge merge`: the merge of a recipe, repaired where the recipe says so."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from sigmerge.checkpoints.writer import check_target
+from sigmerge.errors import SigmergeError
+from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
+from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.pools import open_anchor, open_repair_pool
+from sigmerge.jobs.repair import RepairJob, check_repair, repair_steps
+from sigmerge.jobs.scores import Score
+from sigmerge.jobs.work_folder import hidden
+from sigmerge.recipe import Recipe
+from sigmerge.results import Merged
+
+
+@dataclass(frozen=True)
+class MergeJob:
+    """A merge into a new folder. An anchor that is repaired lies beside it while it is needed."""
+
+    recipe: Recipe
+    out: Path
+    options: Options
+    score: Score | None = None
+
+    def check(self) -> None:
+        check_target(self.out, self.options.overwrite, self.recipe.inputs)
+        if self.recipe.repair is not None:
+            check_repair(self.recipe, self.options, self.score)
+
+    def describe(self) -> Description:
+        self.check()
+        return Description(anchor_and_repair(self.recipe, self.options), self.options.threads)
+
+    def run(self) -> Merged:
+        self.check()
+        recipe, options = self.recipe, self.options
+        if recipe.repair is None:
+            return make_anchor(recipe, self.out, options)
+        if recipe.operator is None:
+            return RepairJob(recipe, self.out, options, score=self.score).repair()
+        anchor = hidden(self.out, "anchor")
+        if anchor.exists() and not is_current(recipe, anchor, options):
+            shutil.rmtree(anchor)
+        if not anchor.exists():
+            make_anchor(recipe, anchor, options)
+        try:
+            result = RepairJob(recipe, self.out, options, anchor, self.score, kept=False).repair()
+        except SigmergeError as error:
+            error.args = (
+                f"{error}\nThe merge itself is done; the same command continues from it "
+                f"({anchor}).",
+            )
+            raise
+        shutil.rmtree(anchor)
+        return result
+
+
+def anchor_and_repair(recipe: Recipe, options: Options) -> tuple[Step, ...]:
+    """The steps from a recipe to its merge, and to its repair where it has one."""
+    steps: tuple[Step, ...] = ()
+    if recipe.operator is not None or recipe.repair is None:
+        steps = (describe_anchor(recipe, options),)
+    if recipe.repair is not None:
+        pool = open_repair_pool(recipe, options)
+        if recipe.operator is None and recipe.anchor is not None:
+            open_anchor(recipe.anchor, pool, options)
+        steps += repair_steps(recipe, pool, options)
+    return steps

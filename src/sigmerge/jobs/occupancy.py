@@ -1,0 +1,300 @@
+"""The repair's writing side: a plan in, a folder out. It decides nothing.
+
+Claim block by block, update, store (Algorithm 1, lines 10-18).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sigmerge.checkpoints.companions import copy_companions, model_card
+from sigmerge.checkpoints.folder import INDEX, Checkpoint
+from sigmerge.checkpoints.inputs import fingerprint
+from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.writer import Layout, Output, mirror_layout
+from sigmerge.engine.beside import beside
+from sigmerge.engine.layer import LayerBlock, Piece
+from sigmerge.engine.machine import INTERPRETER, Meter, versions
+from sigmerge.engine.sink import Sink
+from sigmerge.engine.stream import ahead
+from sigmerge.engine.workers import Workers
+from sigmerge.jobs.options import Options, Step
+from sigmerge.jobs.pools import Inputs, block_sites
+from sigmerge.method.occupancy import Update, admission, claim
+from sigmerge.operators.base import Site
+from sigmerge.records import (
+    FOLDER,
+    PLAN,
+    PROVENANCE,
+    RECIPE,
+    Provenance,
+    RepairPlan,
+    Round,
+    Verdict,
+)
+from sigmerge.results import Merged
+
+SMALL = 48 << 20
+"""Coordinates of a block up to which two are repaired at a time, so that one fills the threads which
+the end of a pass over the other leaves idle. Larger blocks have long passes, and take memory."""
+Guard = Callable[[Path], Verdict]
+"""Looks at a repaired folder before it is published, and decides whether the repair is kept."""
+
+
+@dataclass(frozen=True)
+class OccupancyJob:
+    """Everything that decides the bytes of a repair."""
+
+    pool: Pool
+    anchor: Checkpoint
+    rounds: tuple[Round, ...]
+    update: Update
+    mask_seed: int | None
+    layout: Layout
+
+    @classmethod
+    def of(cls, plan: RepairPlan, pool: Pool, anchor: Checkpoint) -> OccupancyJob:
+        drop = {} if plan.drop is None else {"drop": plan.drop}
+        update = Update(plan.scale, plan.update, seed=plan.seed, **drop)
+        mask_seed = plan.seed if plan.selection == "random" else None
+        return cls(pool, anchor, plan.rounds, update, mask_seed, mirror_layout(anchor))
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        return tuple(self.pool.experts)
+
+    def fingerprint(self) -> str:
+        """Identifies the job: equal for runs that end in the same files."""
+        rounds = [[turn.order, turn.quota] for turn in self.rounds]
+        content = [
+            versions(),
+            fingerprint({**self.pool.members, "": self.anchor}),
+            rounds,
+            repr(self.update),
+            self.mask_seed,
+            [hashlib.sha256(header).hexdigest() for header in self.layout.headers],
+        ]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def describe_occupancy(pool: Pool) -> Step:
+    """The writing of a repair as a step of a dry run."""
+    blocks = block_sites(pool)
+    largest = max(sum(pool.layout.tensors[s.tensor].nbytes for s in block) for block in blocks)
+    members = len(pool.experts) + 2
+    coordinates = max(sum(site.size for site in block) for block in blocks)
+    together = 2 if coordinates <= SMALL else 1
+    facts: dict[str, object] = {
+        "layers": pool.stack.depth,
+        "experts": {name: str(member.path) for name, member in pool.experts.items()},
+        "coordinates": sum(site.size for block in blocks for site in block),
+    }
+    return Step(
+        "repair",
+        facts,
+        bytes_to_read=sum(m.nbytes for m in pool.members.values()) + pool.layout.nbytes,
+        bytes_to_write=pool.layout.nbytes,
+        peak_memory_bytes=INTERPRETER + together * (largest * members + coordinates),
+    )
+
+
+def run_occupancy(
+    plan: RepairPlan,
+    pool: Pool,
+    anchor: Checkpoint,
+    recipe: str,
+    out: Path,
+    options: Options,
+    meter: Meter,
+    guard: Guard | None = None,
+) -> Merged:
+    """Write the repaired checkpoint with its records.
+
+    `guard` is called with the finished folder before it is published; it may restore the anchor.
+    """
+    job = OccupancyJob.of(plan, pool, anchor)
+    inputs = Inputs.of({**pool.members, "anchor": anchor})
+    with _output(job, out, options) as output, _sources(job, options) as sources:
+        resumed = sorted(output.done)
+        with beside(partial(inputs.hash, options)) as hashed:
+            claims = _write(job, sources, output, options)
+            hashed()
+        plan = plan.model_copy(update=claims)
+        if guard is not None:
+            plan = _guarded(plan, guard(_readable(output)), job, sources[1], output)
+        notes = [f"Repaired with sigmerge, variant {plan.variant}."]
+        output.text("README.md", model_card("SigMerge repair", pool, recipe, notes))
+        output.text(f"{FOLDER}/{RECIPE}", recipe)
+        plan.write(output.partial / FOLDER / PLAN)
+        provenance = Provenance(
+            inputs=inputs.digested(options),
+            outputs=output.digests,
+            versions=versions(),
+            engine=f"local, {options.threads} threads",
+            bytes_read=sum(source.bytes_read for source in sources),
+            bytes_written=job.layout.nbytes,
+            blocks_resumed=tuple(resumed),
+            warnings=plan.warnings,
+            wall_seconds=meter.wall_seconds,
+            peak_memory_bytes=meter.peak_memory_bytes,
+        )
+        provenance.write(output.partial / FOLDER / PROVENANCE)
+        output.publish()
+    return Merged(out=str(output.final), plan=plan, provenance=provenance)
+
+
+def write_candidate(
+    plan: RepairPlan, pool: Pool, anchor: Checkpoint, folder: Path, options: Options
+) -> None:
+    """Write a repaired checkpoint that is only measured: weights and companions, no records."""
+    job = OccupancyJob.of(plan, pool, anchor)
+    with _output(job, folder, options) as output, _sources(job, options) as sources:
+        _write(job, sources, output, options)
+        output.publish()
+
+
+@contextmanager
+def _sources(job: OccupancyJob, options: Options) -> Iterator[tuple[PoolSource, PoolSource]]:
+    """The pool's values, and the anchor's."""
+    lenient = options.allow_nonfinite
+    with (
+        PoolSource(job.pool.members, allow_nonfinite=lenient) as source,
+        PoolSource({"anchor": job.anchor}, allow_nonfinite=lenient) as anchor,
+    ):
+        yield source, anchor
+
+
+def _output(job: OccupancyJob, out: Path, options: Options) -> Output:
+    key = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
+    return Output(out, job.layout, key, overwrite=options.overwrite, durable=options.durable)
+
+
+def _write(
+    job: OccupancyJob, sources: tuple[PoolSource, PoolSource], output: Output, options: Options
+) -> dict[str, Any]:
+    """All weights and companions; returns what was claimed."""
+    source, anchor = sources
+    with Workers(options.threads) as workers:
+        layers = write_layers(job, source, anchor, workers, output, options)
+    _copy_outside(job, anchor, output)
+    copy_companions(output, Pool(job.anchor, {}), None, None)
+    return _claimed(layers)
+
+
+def _guarded(
+    plan: RepairPlan, verdict: Verdict, job: OccupancyJob, anchor: PoolSource, output: Output
+) -> RepairPlan:
+    """The plan with the guard's verdict, which may put the anchor's weights back."""
+    warnings = plan.warnings
+    if verdict.warning is not None:
+        warnings = tuple(dict.fromkeys([*warnings, verdict.warning]))
+    if verdict.kept == "anchor":
+        for name, stored in job.anchor.tensors.items():
+            output.write_bytes(name, anchor.reader.bytes(stored))
+    return plan.model_copy(update={"guard": verdict, "warnings": warnings})
+
+
+def _readable(output: Output) -> Path:
+    """The unpublished folder, complete enough to be loaded and scored."""
+    index = output.layout.index()
+    if index is not None:
+        output.text(INDEX, json.dumps(index, indent=2) + "\n")
+    return output.partial
+
+
+def write_layers(
+    job: OccupancyJob,
+    source: PoolSource,
+    anchor: PoolSource,
+    workers: Workers,
+    output: Sink,
+    options: Options,
+) -> list[list[dict[str, Any]]]:
+    """Claim and update block by block; per layer, per round what was claimed."""
+    blocks = block_sites(job.pool)
+    keys = [f"layer {index}" for index in range(len(blocks))]
+    sizes = [sum(job.layout.slots[site.tensor].nbytes for site in sites) for sites in blocks]
+    written = sum(size for key, size in zip(keys, sizes, strict=True) if key in output.done)
+
+    def prefetch(index: int) -> None:
+        names = [site.tensor for site in blocks[index]]
+        source.prefetch(names)
+        anchor.prefetch(names)
+
+    todo = [index for index, key in enumerate(keys) if key not in output.done]
+
+    def layer(index: int) -> list[dict[str, Any]]:
+        return _write_layer(job, index, blocks[index], source, anchor, workers, output)
+
+    two = max(sum(site.size for site in sites) for sites in blocks) <= SMALL
+    records = workers.overlap(layer, ahead(todo, prefetch), two=two)
+    for index, record in zip(todo, records, strict=True):
+        output.finish(keys[index], record, [site.tensor for site in blocks[index]])
+        written += sizes[index]
+        options.progress("repairing", written, job.layout.nbytes)
+    return [output.done[key] for key in keys]
+
+
+def _write_layer(
+    job: OccupancyJob,
+    index: int,
+    sites: Sequence[Site],
+    source: PoolSource,
+    anchor: PoolSource,
+    workers: Workers,
+    output: Sink,
+) -> list[dict[str, Any]]:
+    block = LayerBlock(index, sites, job.domains, source, anchor)
+    owner = None
+    records = []
+    for turn in job.rounds:
+        order = [job.domains.index(domain) for domain in turn.order]
+        claims = claim(block, order, turn.quota[index], owner=owner, mask_seed=job.mask_seed,
+                       run=workers.map)  # fmt: skip
+        owner = claims.owner
+        records.append({"claimed": claims.claimed, "support": claims.support, "mass": claims.mass})
+    assert owner is not None
+    owners = [d for d in range(len(job.domains)) if any(r["claimed"][d] for r in records)]
+    update = admission(block, owners, job.update)
+
+    def write(piece: Piece) -> None:
+        dtype = job.layout.slots[piece.tensor].dtype
+        output.write(piece.tensor, piece.start, block.repaired(piece, update, owner, dtype))
+
+    for _ in workers.map(write, block.pieces):
+        pass
+    return records
+
+
+def _copy_outside(job: OccupancyJob, anchor: PoolSource, output: Output) -> None:
+    """Everything the repair does not touch is the anchor's, byte for byte."""
+    inside = {site.tensor for block in block_sites(job.pool) for site in block}
+    for name, stored in job.anchor.tensors.items():
+        if name not in inside:
+            if stored.floating:
+                anchor.check("anchor", name)
+            output.write_bytes(name, anchor.reader.bytes(stored))
+
+
+def _claimed(layers: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """Claimed counts, support and admitted mass of all rounds together, layers × domains."""
+
+    def total(key: str) -> tuple[tuple[Any, ...], ...]:
+        sums = [np.sum([turn[key] for turn in layer], axis=0).tolist() for layer in layers]
+        return tuple(map(tuple, sums))
+
+    return {
+        "claimed": total("claimed"),
+        "support": total("support"),
+        "admitted_mass": total("mass"),
+    }

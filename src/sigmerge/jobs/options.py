@@ -1,0 +1,96 @@
+"""How a job is done, as opposed to what it computes: no option changes a byte of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TypedDict
+
+from sigmerge.engine.machine import default_threads
+
+Progress = Callable[[str, int, int], None]
+"""Called with (stage, amount done, amount in all)."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Options:
+    """`Keywords` has the same names, for the signatures of the verbs."""
+
+    threads: int = field(default_factory=default_threads)
+    max_shard_size: str = "5GB"
+    overwrite: bool = False
+    allow_pickle: bool = False
+    """Whether weights in pickle files are read (weights-only)."""
+    allow_nonfinite: bool = False
+    """Whether NaN and infinity in inputs pass."""
+    trust_remote_code: bool = False
+    """Whether a checkpoint's own Python code may run to load it."""
+    durable: bool = True
+    """Whether a result is on the disk before success is reported (fsync)."""
+    strict: bool = False
+    """Whether a benchmark without data is an error."""
+    progress: Progress = silent
+
+
+class Keywords(TypedDict, total=False):
+    """The fields of `Options` as keyword arguments."""
+
+    threads: int
+    max_shard_size: str
+    overwrite: bool
+    allow_pickle: bool
+    allow_nonfinite: bool
+    trust_remote_code: bool
+    durable: bool
+    strict: bool
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a job, as a dry run reports it. A value that does not apply is None."""
+
+    name: str
+    facts: dict[str, object]
+    bytes_to_read: int = 0
+    bytes_to_write: int = 0
+    peak_memory_bytes: int = 0
+    evaluation_calls: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a job would do: its steps in order. Nothing has been read but headers."""
+
+    steps: tuple[Step, ...]
+    threads: int
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values: the sums, and every step with its facts."""
+        sums = ("bytes_to_read", "bytes_to_write", "peak_memory_bytes", "evaluation_calls")
+        return {
+            **{name: getattr(self, name) for name in sums},
+            "threads": self.threads,
+            "steps": [asdict(step) for step in self.steps],
+        }
+
+    @property
+    def bytes_to_read(self) -> int:
+        return sum(step.bytes_to_read for step in self.steps)
+
+    @property
+    def bytes_to_write(self) -> int:
+        return sum(step.bytes_to_write for step in self.steps)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        return max((step.peak_memory_bytes for step in self.steps), default=0)
+
+    @property
+    def evaluation_calls(self) -> int:
+        return sum(step.evaluation_calls for step in self.steps)

@@ -1,0 +1,147 @@
+"""Opening a recipe's checkpoints, and checking them from their headers. Reads no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sigmerge.checkpoints.companions import companion_files
+from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
+from sigmerge.checkpoints.inputs import InputIdentity, digested, identify
+from sigmerge.checkpoints.pool import Pool, differences, open_pool
+from sigmerge.errors import PoolError
+from sigmerge.files.digests import sha256
+from sigmerge.jobs.options import Options
+from sigmerge.operators.base import Site
+from sigmerge.recipe import Recipe
+from sigmerge.records import InputFile, Member
+
+
+def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
+    """The pool of a recipe that merges, and whether tensors outside the blocks are merged."""
+    outside = recipe.parameters.get("outside") != "reference"
+    pool = open_pool(
+        recipe.reference,
+        recipe.experts,
+        allow_pickle=options.allow_pickle,
+        mixed_dtypes=recipe.out_dtype is not None,
+        outside=outside,
+        soup=recipe.operator is not None and not recipe.operator.needs_reference,
+    )
+    return pool, outside
+
+
+def open_repair_pool(recipe: Recipe, options: Options) -> Pool:
+    """The pool for the profile and the repair, which read the numbered blocks only."""
+    if recipe.reference is None:
+        raise PoolError("base_model is missing: task vectors need the reference checkpoint.")
+    pool = open_pool(
+        recipe.reference,
+        recipe.experts,
+        allow_pickle=options.allow_pickle,
+        mixed_dtypes=True,
+        outside=False,
+    )
+    if pool.stack.depth == 0:
+        raise PoolError(f"{pool.layout.path}: no numbered decoder stack found in the tensor names.")
+    return pool
+
+
+def open_anchor(path: Path, pool: Pool, options: Options) -> Checkpoint:
+    """The anchor, checked against the pool: same architecture, same blocks."""
+    stored = open_checkpoint(path, allow_pickle=options.allow_pickle)
+    problems = differences("anchor", stored, pool.layout, mixed_dtypes=True, outside=False)
+    if problems:
+        raise PoolError("The anchor is no merge of this pool:", problems)
+    return stored
+
+
+def merged_sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:
+    """The tensors that the recipe's operator merges, with their settings."""
+    sites = {}
+    for name, stored in sorted(pool.layout.tensors.items()):
+        block = pool.stack.block_of(name)
+        if stored.floating and stored.size and (outside or block is not None):
+            site = recipe.site(name, stored.size, block, pool.stack.depth)
+            sites[name] = replace(site, shape=stored.shape)
+    return sites
+
+
+def block_sites(pool: Pool) -> list[list[Site]]:
+    """The floating tensors of every numbered block in flat order (rulings 1 and 3)."""
+    blocks: list[list[Site]] = [[] for _ in range(pool.stack.depth)]
+    experts = tuple(pool.experts)
+    for name, stored in sorted(pool.layout.tensors.items()):
+        block = pool.stack.block_of(name)
+        if block is not None and stored.floating and stored.size:
+            blocks[block].append(Site(name, stored.size, block, len(blocks), experts, {}, 0))
+    return blocks
+
+
+def weight_digests(checkpoint: Checkpoint, options: Options) -> tuple[str, ...]:
+    """SHA-256 of a checkpoint's weight files, in the files' order."""
+    digests = sha256(checkpoint.files, options.threads)
+    return tuple(digests[file] for file in checkpoint.files)
+
+
+def member(checkpoint: Checkpoint, options: Options) -> Member:
+    """A checkpoint as a plan names it."""
+    return Member(path=str(checkpoint.path), sha256=weight_digests(checkpoint, options))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files that go into a result, as they were before the first tensor was read."""
+
+    members: Mapping[Path, str]
+    """File -> the name of its checkpoint, or of the expert that is shown it."""
+    before: tuple[InputIdentity, ...]
+
+    @classmethod
+    def of(
+        cls, checkpoints: Mapping[str, Checkpoint], others: Mapping[Path, str] | None = None
+    ) -> Inputs:
+        files = {
+            file: name
+            for name, checkpoint in checkpoints.items()
+            for file in (*checkpoint.files, *companion_files(checkpoint.path))
+        }
+        files |= others or {}
+        return cls(files, identify(files))
+
+    def hash(self, options: Options, step: Callable[[int], None]) -> None:
+        """Hash beside the work what `digested` looks up after it; one thread is not shared."""
+        if options.threads > 1:
+            sha256([one.file for one in self.before], options.threads, step)
+
+    def digested(self, options: Options) -> tuple[InputFile, ...]:
+        """The files with their digests; PoolError if one changed since."""
+        total = sum(one.size for one in self.before)
+        hashed = 0
+
+        def progress(count: int) -> None:
+            nonlocal hashed
+            hashed += count
+            options.progress("hashing inputs", hashed, total)
+
+        known = {one.file: one for one in digested(self.before, options.threads, progress)}
+        return tuple(
+            InputFile(
+                member=name,
+                file=str(file),
+                size=known[file].size,
+                sha256=str(known[file].sha256),
+            )
+            for file, name in self.members.items()
+        )
+
+
+def other_inputs(recipe: Recipe, captured: bool) -> dict[Path, str]:
+    """Inputs of a merge besides its checkpoints: the tokenizer it takes, and exemplars."""
+    files: dict[Path, str] = {}
+    if recipe.tokenizer is not None:
+        files |= dict.fromkeys(companion_files(recipe.tokenizer), "tokenizer")
+    if captured:
+        files |= {m.exemplars: m.name for m in recipe.models if m.exemplars is not None}
+    return files

@@ -1,0 +1,247 @@
+"""The profile of a pool: how contested every layer is, and the capacity that leaves it.
+
+Measured once per pool, independent of any anchor, and kept beside the pool by content.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sigmerge.checkpoints.companions import tokenizer_files, vocabulary
+from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.source import PoolSource
+from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
+from sigmerge.engine.stream import Stream
+from sigmerge.engine.workers import Workers
+from sigmerge.errors import PoolError
+from sigmerge.files.cache import beside
+from sigmerge.files.digests import sha256
+from sigmerge.files.documents import content_key, whole, write_json
+from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.pools import block_sites, open_repair_pool, weight_digests
+from sigmerge.kernels import TILE
+from sigmerge.kernels.signature import signature
+from sigmerge.method import conflict
+from sigmerge.operators.base import Chunk, Pass, Passes, Site
+from sigmerge.probing.exemplars import check_same_vocabulary, read_prompts
+from sigmerge.recipe import Recipe
+from sigmerge.results import Profile
+
+Array = np.ndarray[Any, Any]
+Views = dict[str, Array]
+FORMAT = 1
+PROBE_FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The views that could be measured and the layer sizes n_i; the representation view needs
+    probe prompts."""
+
+    views: Views
+    coordinates: Array
+
+
+@dataclass(frozen=True)
+class ProfileJob:
+    """The profile of a recipe's pool."""
+
+    recipe: Recipe
+    options: Options
+
+    def describe(self) -> Description:
+        pool = open_repair_pool(self.recipe, self.options)
+        return Description((describe_profile(self.recipe, pool, self.options),),
+                           self.options.threads)  # fmt: skip
+
+    def run(self) -> Profile:
+        recipe = self.recipe
+        pool = open_repair_pool(recipe, self.options)
+        measured = measure_profile(recipe, pool, self.options)
+        section = recipe.repair
+        c_min, c_max = (section.c_min, section.c_max) if section else (0.10, 0.45)
+        names = [name for name in conflict.VIEWS if name in measured.views]
+        score, warnings = conflict.conflict_score(measured.views, names)
+        if "representation" not in names:
+            warnings += (
+                "No probe prompts: the representation view is left out. Add probe: to the "
+                "repair: section.",
+            )
+        return Profile(
+            views={name: tuple(measured.views[name].tolist()) for name in names},
+            conflict=tuple(score.tolist()),
+            capacity=tuple(conflict.capacity(score, c_min, c_max).tolist()),
+            coordinates=tuple(measured.coordinates.tolist()),
+            c_min=c_min,
+            c_max=c_max,
+            warnings=warnings,
+        )
+
+
+def describe_profile(recipe: Recipe, pool: Pool, options: Options) -> Step:
+    """The profile as a step of a dry run: probe and tokenizers are checked, no tensor is read."""
+    blocks = block_sites(pool)
+    facts: dict[str, object] = {
+        "experts": {name: str(expert.path) for name, expert in pool.experts.items()},
+        "layers": pool.stack.depth,
+        "coordinates": sum(site.size for block in blocks for site in block),
+    }
+    memory = INTERPRETER
+    probe = recipe.repair.probe if recipe.repair else None
+    if probe is not None:
+        facts["probe_prompts"] = len(read_prompts(recipe.folder / probe))
+        _check_vocabularies(pool, options)
+        largest = max(4 * sum(t.size for t in e.tensors.values()) for e in pool.experts.values())
+        memory = LIBRARIES + min(largest, free_memory())
+    return Step(
+        "profile",
+        facts,
+        bytes_to_read=sum(member.nbytes for member in pool.members.values()),
+        peak_memory_bytes=memory,
+    )
+
+
+def measure_profile(recipe: Recipe, pool: Pool, options: Options) -> Measured:
+    coordinates = np.array([sum(site.size for site in block) for block in block_sites(pool)])
+    views = _weight_views(pool, options)
+    probe = recipe.repair.probe if recipe.repair else None
+    if probe is not None:
+        views["representation"] = _representation(recipe.folder / probe, pool, options)
+    ordered: Views = {name: views[name] for name in conflict.VIEWS if name in views}
+    return Measured(ordered, coordinates.astype(np.int64))
+
+
+def _weight_views(pool: Pool, options: Options) -> Views:
+    """Direction and sign views: one pass that reads every weight once."""
+    unchecked = ["unchecked"] if options.allow_nonfinite else []
+    members = [pool.layout, *pool.experts.values()]
+    weights = [" ".join(sorted(weight_digests(each, options))) for each in members]
+    key = content_key(["weights", FORMAT, *unchecked, *weights])
+    note = beside(pool.layout.path, f"signature-{key}.json")
+    if note.exists():
+        kept = json.loads(note.read_text())
+        dots, mass = np.array(kept["dots"]), np.array(kept["mass"])
+    else:
+        dots, mass = _signature(pool, options)
+        content = {"experts": list(pool.experts), "dots": dots.tolist(), "mass": mass.tolist()}
+        write_json(note, content, indent=None)
+    return {
+        "direction": conflict.direction_view(dots),
+        "sign": conflict.sign_view(mass[:, 0], mass[:, 1]),
+    }
+
+
+def _signature(pool: Pool, options: Options) -> tuple[Any, Any]:
+    experts, depth = len(pool.experts), pool.stack.depth
+    dots, mass = np.zeros((depth, experts, experts)), np.zeros((depth, 2))
+    blocks = block_sites(pool)
+    total = sum(site.size for block in blocks for site in block)
+    done = 0
+
+    def visit(chunk: Chunk) -> tuple[Site, int, Any, Any]:
+        part, sums = np.zeros((experts, experts)), np.zeros(2)
+        chunk.read(signature, TILE, part, sums)
+        return chunk.site, chunk.size, part, sums
+
+    def fold(_: None, result: tuple[Site, int, Any, Any]) -> None:
+        nonlocal done
+        site, size, part, sums = result
+        assert site.block is not None
+        dots[site.block] += part
+        mass[site.block] += sums
+        done += size
+        options.progress("profiling weights", done, total)
+
+    def passes() -> Passes:
+        yield Pass(visit, fold)
+
+    with (
+        PoolSource(pool.members, allow_nonfinite=options.allow_nonfinite) as source,
+        Workers(options.threads) as workers,
+    ):
+        Stream(blocks, source, workers, lambda site: 4).survey(passes())
+    return dots, mass
+
+
+def _representation(probe_file: Path, pool: Pool, options: Options) -> Array:
+    """The representation view: each expert is loaded and run once, one after the other.
+
+    All experts read the prompts through the reference's tokenizer (ruling 23).
+    """
+    prompts = read_prompts(probe_file)
+    _check_vocabularies(pool, options)
+    tokenizer = _tokenizer(pool)
+    read_by = sha256(tokenizer_files(tokenizer))
+    grams = []
+    for number, (name, expert) in enumerate(pool.experts.items()):
+        options.progress("probing experts", number, len(pool.experts))
+        config = expert.path / "config.json"
+        key = content_key([
+            "gram", PROBE_FORMAT, prompts, " ".join(sorted(weight_digests(expert, options))),
+            sha256([config])[config], *(f"{f.name} {digest}" for f, digest in read_by.items()),
+        ])  # fmt: skip
+        note = beside(pool.layout.path, f"gram-{key}.npy")
+        if not note.exists():
+            gram = _probed(expert, tokenizer, prompts, options)
+            if len(gram) != pool.stack.depth:
+                raise PoolError(
+                    f"{name}: {len(gram)} blocks ran on the probe, the tensor names show "
+                    f"{pool.stack.depth}."
+                )
+            with whole(note) as partial, partial.open("wb") as stream:
+                np.save(stream, gram)
+        grams.append(np.load(note))
+    options.progress("probing experts", len(pool.experts), len(pool.experts))
+    return conflict.representation_view(np.stack(grams))
+
+
+def _tokenizer(pool: Pool) -> Path:
+    """The folder of the reference's tokenizer; the first expert's if the reference has none."""
+    folders = [pool.layout.path, *(expert.path for expert in pool.experts.values())]
+    found = next((folder for folder in folders if vocabulary(folder) is not None), None)
+    if found is None:
+        raise PoolError(
+            f"{pool.layout.path}: has no tokenizer, and no expert has one; the probe needs it."
+        )
+    return found
+
+
+def _check_vocabularies(pool: Pool, options: Options) -> None:
+    """PoolError if an expert's vocabulary differs from the reference's: the views would differ."""
+    chosen = _tokenizer(pool)
+    folders = {"reference": chosen}
+    for name, expert in pool.experts.items():
+        if vocabulary(expert.path) is not None:
+            folders[name] = expert.path
+    main = {name: folder / "tokenizer.json" for name, folder in folders.items()}
+    files = [file for file in main.values() if file.exists()]
+    if len(files) < len(main) or len(set(sha256(files).values())) > 1:
+        check_same_vocabulary(folders, options.trust_remote_code)
+
+
+def _probed(expert: Checkpoint, tokenizer: Path, prompts: list[str], options: Options) -> Array:
+    """An expert's Grams; layers that memory does not hold in float32 stay on the disk."""
+    from sigmerge.probing.hidden import probe
+
+    needed = 4 * sum(tensor.size for tensor in expert.tensors.values())
+    if needed < 0.8 * free_memory():
+        return probe(
+            expert.path, prompts, tokenizer=tokenizer, trust_remote_code=options.trust_remote_code
+        )
+    room = beside(expert.path, "")
+    room.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="offload-", dir=room) as folder:
+        return probe(
+            expert.path,
+            prompts,
+            tokenizer=tokenizer,
+            offload_folder=folder,
+            trust_remote_code=options.trust_remote_code,
+        )

@@ -1,0 +1,59 @@
+"""The page of finished runs, from their records."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from sigmerge.analysis.page import Run, write_page
+from sigmerge.analysis.table import Scores
+from sigmerge.errors import OutputError
+from sigmerge.records import (
+    FOLDER,
+    PLAN,
+    PROVENANCE,
+    RECIPE,
+    PairedScores,
+    Provenance,
+    RunRecord,
+    read,
+    read_plan,
+)
+
+RUN, PAGE = "run.json", "report.html"
+
+
+def page_of(folder: Path, record: RunRecord | None = None) -> Run:
+    """A run as the page shows it; its record is read from the folder unless it is given."""
+    if record is None:
+        record = read(RunRecord, folder / RUN, OutputError)
+    records = folder / "repaired" / FOLDER
+    return Run(
+        record.title,
+        (records / RECIPE).read_text(encoding="utf-8"),
+        read_plan(records / PLAN).as_json(),
+        read(Provenance, records / PROVENANCE).as_json(),
+        _scores(record.evaluation),
+        _scores(record.calibration),
+        record.warnings,
+    )
+
+
+def _scores(scores: PairedScores | None) -> Scores | None:
+    return None if scores is None else cast(Scores, scores.as_json())
+
+
+def write_report(folder: Path, record: RunRecord | None = None) -> Path:
+    """Write the page of one run into its folder, and beside the repaired checkpoint's records."""
+    page = folder / PAGE
+    write_page(page, [page_of(folder, record)])
+    shutil.copyfile(page, folder / "repaired" / FOLDER / PAGE)
+    return page
+
+
+def write_joint_report(folders: Sequence[Path], page: Path, title: str) -> Path:
+    """Write one page about several runs."""
+    write_page(page, [page_of(folder) for folder in folders], title=title)
+    return page

@@ -1,0 +1,322 @@
+"""Where domain scores come from, and which of them are kept.
+
+A score is a fraction per domain. Sources: a JSON file, result files of lm-evaluation-harness, a
+command that prints JSON, a suite, or a Python callable. Scores of a command are kept by the content
+of the checkpoint and of the files that the command names, so an expert is scored once per pool. A
+suite keeps every item itself. Scores of a callable are not kept: nothing identifies it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from sigmerge.errors import ScoreError
+from sigmerge.evaluation.command_line import named_files, run_command
+from sigmerge.evaluation.store import checkpoint_key
+from sigmerge.files.cache import cache_folder
+from sigmerge.files.documents import parse_json, read_json_object, write_json
+from sigmerge.jobs.options import Options, Step
+from sigmerge.method.deficit import check_scores
+from sigmerge.recipe import Recipe
+from sigmerge.records import PairedScores, ScoreTable
+
+DomainScores = dict[str, float]
+Score = Callable[[Path], Mapping[str, float]]
+"""A Python callable from a checkpoint folder to {domain: fraction}."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Domain scores of a checkpoint, and by domain the benchmarks that had no data."""
+
+    scores: DomainScores
+    missing: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class CheckpointScorer:
+    """Measures a checkpoint folder. `name` identifies the measure, and is part of the kept key."""
+
+    name: str
+    measure: Callable[[Path], Measured]
+    keeps: bool = False
+    allow_pickle: bool = False
+
+    def __call__(self, folder: Path) -> Measured:
+        """Scores of a folder; kept ones if one with the same content was measured before."""
+        if not self.keeps:
+            return self.measure(folder)
+        content = f"{self.name}\n{checkpoint_key(folder, self.allow_pickle)}"
+        key = hashlib.sha256(content.encode()).hexdigest()[:40]
+        note = cache_folder("scores") / f"{key}.json"
+        if note.exists():
+            return Measured(read_json_object(note, "kept scores")["scores"], {})
+        measured = self.measure(folder)
+        write_json(note, {"scorer": self.name, "scores": measured.scores}, indent=None)
+        return measured
+
+
+def callable_scorer(score: Score) -> CheckpointScorer:
+    def measure(folder: Path) -> Measured:
+        return Measured({str(d): float(q) for d, q in score(folder).items()}, {})
+
+    return CheckpointScorer("a Python callable", measure)
+
+
+def scorer_of(
+    recipe: Recipe, options: Options, split: str = "calibration", score: Score | None = None
+) -> CheckpointScorer | None:
+    """A callable if there is one, else what the recipe's repair: section names.
+
+    None if the scores are in a file, or cannot be had on this split.
+    """
+    if score is not None:
+        return callable_scorer(score)
+    section = recipe.repair
+    assert section is not None
+    if section.command is not None:
+        if split != "calibration" and "{split}" not in section.command:
+            return None
+        return _command_scorer(section.command.replace("{split}", split), recipe.folder, options)
+    if section.evaluate is not None:
+        return suite_scorer(section.evaluate, split, recipe.folder, options)
+    return None
+
+
+def _command_scorer(command: str, folder: Path, options: Options) -> CheckpointScorer:
+    where = "repair.command"
+    files = [digest[:16] for digest in named_files(command, folder, where)]
+    name = " ".join([f"command {command} in {folder}", *files])
+
+    def measure(checkpoint: Path) -> Measured:
+        lines = run_command(command, {"checkpoint": checkpoint}, folder, where)
+        return Measured(printed_scores(lines, where), {})
+
+    return CheckpointScorer(name, measure, keeps=True, allow_pickle=options.allow_pickle)
+
+
+def printed_scores(lines: list[str], where: str) -> DomainScores:
+    """Domain scores from a command's output; its last line is a JSON object."""
+    last = lines[-1] if lines else "nothing"
+    try:
+        return {str(d): float(q) for d, q in parse_json(last, where, ScoreError).items()}
+    except (ScoreError, ValueError, AttributeError, TypeError):
+        raise ScoreError(
+            f"{where}: its last line must be a JSON object of domain scores, not {last!r}."
+        ) from None
+
+
+EVALUATE_KEYS = {
+    "suite": str,
+    "pool": str,
+    "backend": str,
+    "dtype": str,
+    "batch_size": int,
+    "limit": int,
+    "data": str,
+    "hub": bool,
+    "splits": str,
+    "judge": str,
+    "allow_code_execution": bool,
+}
+"""What `repair: evaluate:` may say; `pool` is for suite: nano, what follows it for the others."""
+
+
+def suite_scorer(
+    evaluate: Mapping[str, Any], split: str, folder: Path, options: Options
+) -> CheckpointScorer:
+    """The embedded suite, a shipped one, or the user's own, measured on a split."""
+    problems = [
+        f"{key}: is not known; there are {', '.join(EVALUATE_KEYS)}"
+        if key not in EVALUATE_KEYS
+        else f"{key}: {value!r} is no {EVALUATE_KEYS[key].__name__}"
+        for key, value in evaluate.items()
+        if key not in EVALUATE_KEYS or type(value) is not EVALUATE_KEYS[key]
+    ]
+    problems += [
+        f"{key}: {evaluate[key]} is too small; give 1 or more, or leave it out"
+        for key in ("limit", "batch_size")
+        if type(evaluate.get(key)) is int and evaluate[key] < 1
+    ]
+    if "suite" not in evaluate:
+        problems.append("suite: is missing; give nano, mergebench or a suite's YAML file")
+    if problems:
+        raise ScoreError("repair.evaluate: cannot be used:", problems)
+    return _suite_scorer(evaluate, split, folder, options)
+
+
+def _suite_scorer(
+    evaluate: Mapping[str, Any], split: str, folder: Path, options: Options
+) -> CheckpointScorer:
+    """A suite through its harnesses; files that the recipe names are looked for beside it."""
+    from sigmerge.evaluation.how import How
+    from sigmerge.evaluation.run import evaluate as run
+    from sigmerge.evaluation.sources import Data
+    from sigmerge.evaluation.suite import load_suite, nano_suite
+
+    def beside(key: str) -> Path | None:
+        return folder / evaluate[key] if key in evaluate else None
+
+    own = folder / evaluate["suite"]
+    if evaluate["suite"] == "nano":
+        suite = nano_suite(beside("pool"))
+    else:
+        suite = load_suite(str(own) if own.is_file() else evaluate["suite"])
+    passed = ("backend", "dtype", "batch_size", "judge", "limit")
+    how = How(
+        data=Data.default(beside("data"), evaluate.get("hub", False)),
+        splits=beside("splits"),
+        allow_code=evaluate.get("allow_code_execution", False),
+        allow_pickle=options.allow_pickle,
+        trust_remote_code=options.trust_remote_code,
+        strict=options.strict,
+        **{key: evaluate[key] for key in passed if key in evaluate},
+    )
+
+    def measure(checkpoint: Path) -> Measured:
+        result = run(checkpoint, suite, split, how)
+        return Measured(dict(result.domains), {d: tuple(n) for d, n in result.missing.items()})
+
+    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
+
+
+def score_table(
+    recipe: Recipe, anchor: Path | None, scorer: CheckpointScorer | None, options: Options
+) -> ScoreTable:
+    """Scores of all experts and the anchor, checked; every problem is reported at once."""
+    section = recipe.repair
+    assert section is not None
+    domains = list(recipe.experts)
+    if scorer is not None:
+        if anchor is None:
+            raise ScoreError("The anchor must be stored before it can be scored; give --anchor.")
+        measured = each({**recipe.experts, "anchor of this merge": anchor}, scorer, "scoring",
+                        options)  # fmt: skip
+        *experts, of_anchor = measured.values()
+        table = ScoreTable(
+            experts={name: found.scores for name, found in zip(domains, experts, strict=True)},
+            anchor=of_anchor.scores,
+            missing=of_anchor.missing,
+        )
+        where = scorer.name
+    elif section.scores is not None:
+        table, where = read_scores(section.scores, recipe.folder), "repair.scores"
+    else:
+        raise ScoreError(
+            "The repair needs scores of the experts and the anchor: give one of scores:, command: "
+            "and evaluate: in the repair: section."
+        )
+    problems = check_scores(table.experts, table.anchor, domains, section.reference)
+    if problems:
+        raise ScoreError(f"The scores ({where}) cannot be used:", problems)
+    return table
+
+
+def each(
+    folders: Mapping[str, Path], scorer: CheckpointScorer, stage: str, options: Options
+) -> dict[str, Measured]:
+    """Measure folders one after the other."""
+    measured = {}
+    for done, (name, folder) in enumerate(folders.items()):
+        options.progress(stage, done, len(folders))
+        measured[name] = scorer(folder)
+    options.progress(stage, len(folders), len(folders))
+    return measured
+
+
+def paired_scores(
+    recipe: Recipe, anchor: Path, repaired: Path, scorer: CheckpointScorer, options: Options
+) -> PairedScores:
+    """Scores of the experts, the anchor and the repaired merge."""
+    folders = {**{f"expert {name}": path for name, path in recipe.experts.items()},
+               "anchor": anchor, "repaired": repaired}  # fmt: skip
+    measured = each(folders, scorer, "evaluating", options)
+    return PairedScores(
+        experts={name: measured[f"expert {name}"].scores for name in recipe.experts},
+        anchor=measured["anchor"].scores,
+        repaired=measured["repaired"].scores,
+        missing=measured["anchor"].missing,
+    )
+
+
+def missing_notes(missing: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """A warning for every domain whose score lacks benchmarks (ruling 24)."""
+    return [
+        f"{domain}: scored without {', '.join(names)}, which has no data here"
+        if len(names) == 1
+        else f"{domain}: scored without {', '.join(names)}, which have no data here"
+        for domain, names in missing.items()
+    ]
+
+
+def describe_scoring(
+    recipe: Recipe, scorer: CheckpointScorer | None, checkpoints: int, split: str
+) -> Step:
+    """Scoring as a step of a dry run."""
+    section = recipe.repair
+    assert section is not None
+    if scorer is None:
+        return Step("score", {"source": "file", "split": split})
+    facts: dict[str, object] = {"source": scorer.name, "split": split, "checkpoints": checkpoints}
+    return Step("score", facts, evaluation_calls=checkpoints)
+
+
+def read_scores(given: str | Mapping[str, Any], folder: Path) -> ScoreTable:
+    """A score file, or result files of lm-evaluation-harness as the recipe lists them."""
+    if not isinstance(given, str):
+        return _harness_table(given, folder)
+    file = folder / Path(given).expanduser()
+    content = read_json_object(file, "a score file", ScoreError)
+    missing = [key for key in ("experts", "anchor") if not isinstance(content.get(key), dict)]
+    if missing:
+        shape = '{"experts": {expert: {domain: score}}, "anchor": {domain: score}}'
+        raise ScoreError(f"{given}: expected {shape}; {', '.join(missing)} missing.")
+    rows = content["experts"]
+    if bad := [name for name, row in rows.items() if not isinstance(row, dict)]:
+        raise ScoreError(f"{given}: experts.{bad[0]} is not a mapping of domain to score.")
+    # Values are checked with the pool's domains at hand: all problems are reported together.
+    return ScoreTable.model_construct(experts=rows, anchor=content["anchor"], missing={})
+
+
+def _harness_table(given: Mapping[str, Any], folder: Path) -> ScoreTable:
+    missing = [key for key in ("experts", "anchor", "domains") if key not in given]
+    if missing:
+        raise ScoreError(f"repair.scores: {', '.join(missing)} missing; result files of "
+                         "lm-evaluation-harness are given as experts: {name: file}, anchor: file, "
+                         "domains: {domain: [task/metric]}.")  # fmt: skip
+
+    def read(file: str) -> DomainScores:
+        content = read_json_object(folder / file, "a score file", ScoreError)
+        return harness_scores(content, given["domains"], file)
+
+    experts = {name: read(file) for name, file in given["experts"].items()}
+    return ScoreTable(experts=experts, anchor=read(given["anchor"]))
+
+
+def harness_scores(
+    results: Mapping[str, Any], domains: Mapping[str, Any], where: str
+) -> DomainScores:
+    """Domain scores of one lm-evaluation-harness result: the mean of each domain's task/metric."""
+    table, problems, scores = results.get("results"), [], {}
+    if not isinstance(table, dict) or not all(isinstance(row, dict) for row in table.values()):
+        raise ScoreError(f"{where}: holds no results of lm-evaluation-harness by task.")
+    for domain, wanted in domains.items():
+        values = []
+        for path in [wanted] if isinstance(wanted, str) else wanted:
+            task, _, metric = path.partition("/")
+            value = table.get(task, {}).get(metric)
+            if isinstance(value, int | float):
+                values.append(float(value))
+            else:
+                known = ", ".join(table.get(task, table))
+                problems.append(f"{domain}: {path} is not in it; there are {known}")
+        if values:
+            scores[domain] = fmean(values)
+    if problems:
+        raise ScoreError(f"{where}: the results do not hold what domains: asks for:", problems)
+    return scores

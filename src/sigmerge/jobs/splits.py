@@ -1,0 +1,51 @@
+"""`sigmerge splits`: fix which records calibrate and which evaluate, and check that it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sigmerge.errors import ScoreError
+from sigmerge.evaluation import splits
+from sigmerge.evaluation.sources import Data, NoSource
+from sigmerge.evaluation.suite import load_suite
+
+
+def build(suite: str, file: Path, *, data: Path | None = None, hub: bool = False) -> dict[str, Any]:
+    """Write the split file of a suite for the benchmarks whose records are here."""
+    loaded = load_suite(suite)
+    items, absent = splits.load_available(loaded, Data.default(data, hub))
+    content = splits.build(loaded, items)
+    splits.write(content, file)
+    return {"file": str(file), "absent": absent, **summary(content)}
+
+
+def verify(
+    suite: str, file: Path, *, data: Path | None = None, hub: bool = False
+) -> dict[str, Any]:
+    """Check counts, disjointness, sums and source data; ScoreError says what does not hold."""
+    content, loaded, source = splits.read(file), load_suite(suite), Data.default(data, hub)
+    problems = splits.verify(content, loaded, source)
+    left_out = [name for name in loaded.benchmarks if name not in content["benchmarks"]]
+    absent = {}
+    for name in left_out:
+        try:
+            loaded.benchmarks[name].load(name, source, loaded.folder)
+            problems.append(f"{name}: is missing, though its records are here; build it again")
+        except NoSource as error:
+            absent[name] = str(error)
+    if problems:
+        raise ScoreError(f"{file}: the splits do not hold:", problems)
+    return {"file": str(file), "absent": absent, **summary(content)}
+
+
+def summary(content: dict[str, Any]) -> dict[str, Any]:
+    """The counts of a split file, without its ids."""
+    keys = ("calibration", "evaluation", "drawn")
+    rows = {
+        name: {"domain": mark["domain"], "records": mark["records"], "complete": mark["complete"]}
+        | {key: len(mark[key]) for key in keys}
+        for name, mark in content["benchmarks"].items()
+    }
+    totals = content["totals"]
+    return {"benchmarks": rows, "totals": totals, "sha256": content["sha256"]}

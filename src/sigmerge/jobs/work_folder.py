@@ -1,0 +1,82 @@
+"""Folders that a job writes: which files in them are its own, and the hidden names beside them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sigmerge.errors import OutputError
+from sigmerge.files.locks import only_writer
+
+_UNFINISHED = r"\.+{name}(\.\d+-\d+)?(\.(search|candidate|anchor|old|partial|lock))+"
+"""Names that an interrupted command leaves beside something of this name while it makes it."""
+
+
+def hidden(out: Path, purpose: str) -> Path:
+    """A hidden name beside `out` for a folder that exists only while `out` is made."""
+    return out.absolute().with_name(f".{out.name}.{purpose}")
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """What a command writes into its folder: files, checkpoints, and the file written last."""
+
+    what: str
+    files: tuple[str, ...]
+    checkpoints: tuple[str, ...]
+    last: str
+
+    def check(self, out: Path, overwrite: bool, inputs: Iterable[Path]) -> None:
+        """Refuse a folder with an input or anything foreign in it; a finished one unless asked."""
+        if out.is_symlink():
+            raise OutputError(f"{out}: is a link; name the folder itself, or choose a new one.")
+        if out.exists() and not out.is_dir():
+            raise OutputError(f"{out}: is a file; choose a new folder for the {self.what}.")
+        target = Path(os.path.realpath(out))
+        for folder in inputs:
+            if Path(os.path.realpath(folder)).is_relative_to(target):
+                raise OutputError(f"{out}: holds an input, {folder}; choose a new folder.")
+        names = sorted(file.name for file in out.iterdir()) if out.exists() else []
+        for name in names:
+            if not self._ours(out / name):
+                raise OutputError(
+                    f"{out}: holds {name}, which no {self.what} wrote; choose a new folder."
+                )
+        if self.last in names and not overwrite:
+            raise OutputError(
+                f"{out}: holds a finished {self.what}; pass --overwrite to replace it."
+            )
+
+    def clear(self, out: Path) -> None:
+        """Remove what the command wrote and nothing else; the file written last goes first."""
+        (out / self.last).unlink(missing_ok=True)
+        for path in list(out.iterdir()) if out.exists() else []:
+            if self._ours(path):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _ours(self, path: Path) -> bool:
+        if path.is_symlink():
+            return False
+        if path.name in self.files:
+            return path.is_file()
+        if path.name in self.checkpoints:
+            made = (path / "config.json").is_file() and (path / "sigmerge").is_dir()
+            return path.is_dir() and (made or not any(path.iterdir()))
+        known = "|".join(map(re.escape, (*self.files, *self.checkpoints)))
+        return re.fullmatch(_UNFINISHED.format(name=f"({known})"), path.name) is not None
+
+    @contextmanager
+    def writing(self, out: Path) -> Iterator[None]:
+        """Make the folder, and keep every other process from writing it meanwhile."""
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{out}: cannot be written ({error.strerror}).") from None
+        message = f"{out}: another process is writing this {self.what}."
+        with only_writer(hidden(out, "lock"), message):
+            yield

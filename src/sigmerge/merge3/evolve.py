@@ -1,0 +1,84 @@
+"""Evolve: a genetic algorithm over the coefficients of a merge.
+
+One objective, the mean of the domains' estimates, or one for every domain (NSGA-II). The first
+generation counts, so a search makes exactly population × generations evaluation calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sigmerge.errors import MissingExtra, SigmergeError
+from sigmerge.recipe.space import Genotype, Space
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One evaluation call: who was asked, what it answered, what that is worth."""
+
+    index: int
+    genotype: Genotype
+    answers: Mapping[str, Sequence[int]]
+    estimates: Mapping[str, float]
+    estimate: float
+
+
+def best(history: Iterable[Candidate]) -> Candidate:
+    """The highest estimate; of equal ones the earliest."""
+    return min(history, key=lambda candidate: (-candidate.estimate, candidate.index))
+
+
+Evaluate = Callable[[int, Sequence[Genotype]], Sequence[Candidate]]
+"""Called with a generation: the index of its first candidate, and the genotypes in their order."""
+
+
+def evolve(
+    space: Space,
+    experts: int,
+    evaluate: Evaluate,
+    population: int,
+    generations: int,
+    seed: int,
+    objectives: int = 1,
+) -> list[Candidate]:
+    """Simulated binary crossover and polynomial mutation; returns every candidate in its order.
+
+    With as many `objectives` as domains, who survives is told by dominance in them.
+    """
+    try:
+        from pymoo.algorithms.moo.nsga2 import NSGA2
+        from pymoo.algorithms.soo.nonconvex.ga import GA
+        from pymoo.core.evaluator import Evaluator
+        from pymoo.core.problem import Problem
+        from pymoo.operators.crossover.sbx import SBX
+        from pymoo.operators.mutation.pm import PM
+        from pymoo.problems.static import StaticProblem
+    except ImportError as error:
+        raise MissingExtra("pymoo", "search", "The search") from error
+
+    size, kind = space.size(experts), GA if objectives == 1 else NSGA2
+    problem = Problem(n_var=size, n_obj=objectives, xl=space.low, xu=space.high)
+    algorithm = kind(pop_size=population, crossover=SBX(), mutation=PM(), eliminate_duplicates=True)
+    algorithm.setup(problem, termination=("n_gen", generations), seed=seed)
+    history: list[Candidate] = []
+    while algorithm.has_next():
+        born = algorithm.ask()
+        genotypes = [tuple(map(float, genes)) for genes in born.get("X")]
+        generation = evaluate(len(history), genotypes)
+        history += generation
+        fitness = np.array([
+            [-candidate.estimate] if objectives == 1 else [-q for q in candidate.estimates.values()]
+            for candidate in generation
+        ])  # fmt: skip
+        Evaluator().eval(StaticProblem(problem, F=fitness), born)
+        algorithm.tell(infills=born)
+    calls = population * generations
+    if len(history) != calls:
+        raise SigmergeError(
+            f"The search made {len(history)} evaluation calls, not {population} × {generations} = "
+            f"{calls}: no new genotypes were left. Lower the budget."
+        )
+    return history

@@ -1,0 +1,174 @@
+"""Right or wrong, item by item: how a search scores candidates on a suite.
+
+Candidates are not stored: every thread has one model loaded, and copies their weights into it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from sigmerge.errors import ScoreError
+from sigmerge.files.scratch import scratch
+from sigmerge.merge3.candidate import Weights
+from sigmerge.merge3.extract import Question
+
+if TYPE_CHECKING:
+    from sigmerge.evaluation.benchmark import Benchmark, HarnessScorer
+    from sigmerge.evaluation.how import How
+    from sigmerge.evaluation.sources import Item
+    from sigmerge.evaluation.suite import Suite
+
+SPLIT = "calibration"
+BATCH = 8
+"""Prompts at a time; fixed, since what a prompt is padded to can decide a close answer."""
+
+
+class CandidateScorer(Protocol):
+    """Scores a model given by its weights. A search is resumed only with the same `name`.
+
+    Several threads call it at a time; the answers do not depend on the thread.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def questions(self) -> Sequence[Question]:
+        """All labelled items there are for a search."""
+
+    def __call__(self, weights: Weights, questions: Sequence[Question]) -> list[int]:
+        """1 where the model is right, else 0, in the questions' order."""
+
+
+class PerThread:
+    """What every thread has of its own; made by one at a time, since transformers needs that."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._own, self._making = make, threading.local(), threading.Lock()
+
+    def __call__(self) -> Any:
+        if not hasattr(self._own, "made"):
+            with self._making:
+                self._own.made = self._make()
+        return self._own.made
+
+
+class SuiteScorer:
+    """The calibration items of a suite, through its own harnesses.
+
+    An item is right if the metric that counts for its benchmark is at least one half.
+    """
+
+    def __init__(self, model: Path, suite: Suite, how: How) -> None:
+        from sigmerge.evaluation import splits
+
+        self.model, self.suite = model, suite
+        self.how = replace(how, batch_size=how.batch_size or BATCH)
+        records, self.absent = splits.load_available(suite, how.data)
+        if how.strict and self.absent:
+            raise ScoreError(
+                "Benchmarks of the suite cannot be scored, and strict wants all of them:",
+                [*self.absent.values()],
+            )
+        content = splits.build(suite, records)
+        self.records: dict[str, dict[str, Item]] = {}
+        for name, every in records.items():
+            chosen = set(content["benchmarks"][name][SPLIT])
+            self.records[name] = {r.id: r for r in every if r.id in chosen}
+            if not suite.benchmarks[name].in_memory:
+                raise ScoreError(
+                    f"{name}: is scored by a command, which reads a folder, and a search stores no "
+                    "candidate. Give it another harness, or a suite without it."
+                )
+            suite.benchmarks[name].permit(name, list(self.records[name].values()), how)
+        self._asked = PerThread(lambda: _Asked(model, suite, self.how))
+        self._one = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        from sigmerge.evaluation.run import Evaluation
+
+        evaluation = Evaluation(self.model, self.suite, self.how)
+        parts: list[Any] = [self.how.batch_size]
+        parts += [evaluation.key(name).settings for name in self.records]
+        parts += [(n, i, r.digest) for n, each in self.records.items() for i, r in each.items()]
+        return f"{self.suite.name} {hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
+
+    def questions(self) -> list[Question]:
+        return [
+            Question(f"{name}/{record}", name, self.suite.domain_of(name), SPLIT)
+            for name, records in self.records.items()
+            for record in records
+        ]
+
+    def __call__(self, weights: Weights, questions: Sequence[Question]) -> list[int]:
+        from sigmerge.probing.threads import one_torch_thread
+
+        asked: _Asked = self._asked()
+        asked.load(weights)
+        wanted: dict[str, list[Item]] = {}
+        for question in questions:
+            record = question.id.removeprefix(f"{question.benchmark}/")
+            wanted.setdefault(question.benchmark, []).append(
+                self.records[question.benchmark][record]
+            )
+        right: dict[str, int] = {}
+        for name, items in wanted.items():
+            mark = self.suite.benchmarks[name]
+            with self._one if mark.shares_state else nullcontext(), one_torch_thread():
+                scored, _ = asked.scorer(name, items).score(items)
+            right |= {f"{name}/{i}": _right(mark, result.scores) for i, result in scored.items()}
+        return [right[question.id] for question in questions]
+
+
+class _Asked:
+    """One thread's model, and the harnesses that ask it."""
+
+    def __init__(self, model: Path, suite: Suite, how: How) -> None:
+        from sigmerge.evaluation.run import Evaluation
+
+        self.evaluation = Evaluation(model, suite, how)
+        self.model = self.evaluation.model
+        kept = ExitStack()
+        self.folder = kept.enter_context(scratch())
+        weakref.finalize(self, kept.close)
+        self.scorers: dict[str, HarnessScorer] = {}
+
+    def load(self, weights: Weights) -> None:
+        if not hasattr(self.model, "model"):
+            raise ScoreError("A search copies weights into a model of transformers; use hf.")
+        _load(self.model.model, weights)
+
+    def scorer(self, name: str, items: Sequence[Item]) -> HarnessScorer:
+        if name not in self.scorers:
+            place = self.folder / name
+            place.mkdir()
+            self.scorers[name] = self.evaluation.scorer(name, items, place)
+        return self.scorers[name]
+
+
+def _right(mark: Benchmark, scores: Any) -> int:
+    metric = mark.metrics[mark.score]
+    value = scores[metric.key]
+    mean = fmean(value) if isinstance(value, list) else float(value)
+    return int((1 - mean if metric.better == "lower" else mean) >= 0.5)
+
+
+def _load(model: Any, weights: Weights) -> None:
+    """Copy weights into a model's parameters; every parameter must be given."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name not in weights:
+                raise ScoreError(f"{type(model).__name__} has a tensor {name} that the pool lacks.")
+            parameter.copy_(torch.from_numpy(np.ascontiguousarray(weights[name])))

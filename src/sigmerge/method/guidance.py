@@ -1,0 +1,193 @@
+"""Guided weights: the deficits of every evaluation call steer the anchor's weights (ours).
+
+A search reads one number from an evaluation call. A call returns one score per domain, and each
+domain has an expert with a weight, so the deficits say which weights to raise:
+
+    w  ←  clip( s · (w + η u (g − ḡ)), 0, ceiling · u )
+
+w are the weights of the best candidate so far and g its deficits (Eq. gap), ḡ their mean; u is the
+mean of the recipe's weights, so that a step means the same to an operator that sums task vectors
+(weights about 0.4) and to one that averages them (weights 1). The step η moves weight from domains
+without a deficit to those with one; the stretch s raises or lowers the level, all weights together.
+A candidate that is not better is given up for the best so far: the next one stretches the other
+way, and if that fails too, η and s are shortened.
+
+The first candidate is the anchor as the recipe has it. One `Guidance` is one state: `propose` says
+which weights to evaluate next, `observe` takes their scores. Both are pure, so a journal of the
+scores is enough to resume.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from sigmerge.errors import RecipeError
+from sigmerge.method.objective import Merit, Objective, Vector, check_calls
+
+STEP: Final = 5.0
+"""η: a deficit of 0.1 above the mean deficit raises its expert's weight by half of the unit."""
+STRETCH: Final = 1.2
+"""s: the level rises by a fifth, or falls by a sixth."""
+SMALLEST_STEP: Final = 0.3
+"""Below this η a step changes the scores by less than one item."""
+PATIENCE: Final = 5
+"""Calls in which the best merit must rise by more than the noise of the scores."""
+CEILING: Final = 4.0
+"""The largest weight, in units of the recipe's mean weight."""
+SAME: Final = 1e-6
+"""Weights closer than this make the same candidate."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One evaluated candidate."""
+
+    weights: Vector
+    scores: Vector
+    merit: Merit
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """The state of a guided search for weights. Made by `begin`, continued by `observe`."""
+
+    domains: tuple[str, ...]
+    target: Vector
+    calls: int
+    objective: Objective
+    level: bool
+    """Whether the level matters: an operator that divides by the sum of the weights has none."""
+    unit: float
+    """u, the mean of the recipe's weights."""
+    upcoming: Vector
+    step: float = STEP
+    stretch: float = STRETCH
+    turned: bool = False
+    """Whether the last candidate failed and the stretch was turned round for the next."""
+    tried: tuple[Tried, ...] = ()
+    chosen: int = 0
+    """Which of the tried candidates is the best."""
+    stopped: str = ""
+    """Why nothing more is proposed; empty while the search goes on."""
+
+    @property
+    def best(self) -> Tried:
+        return self.tried[self.chosen]
+
+
+def begin(
+    weights: Mapping[str, float],
+    target: Mapping[str, float],
+    calls: int,
+    objective: Objective | None = None,
+    *,
+    level: bool = True,
+) -> Guidance:
+    """The state before the first call.
+
+    `weights` are the recipe's, `target` the experts' scores that deficits are measured against,
+    both by domain; `calls` is the budget of evaluation calls, the recipe's own weights included.
+    """
+    domains, chosen = tuple(weights), objective or Objective()
+    check_calls(calls, 1, "guide:")
+    problems = chosen.problems(domains)
+    problems += [f"{d}: no score of an expert" for d in domains if d not in target]
+    problems += [
+        f"{d}: the weight {w:g} is not 0 or more"
+        for d, w in weights.items()
+        if not 0 <= w < math.inf
+    ]
+    if not any(weights.values()):
+        problems.append("all weights are 0")
+    if problems:
+        raise RecipeError("The weights cannot be guided:", problems)
+    return Guidance(
+        domains=domains,
+        target=tuple(target[d] for d in domains),
+        calls=calls,
+        objective=chosen,
+        level=level,
+        unit=sum(weights.values()) / len(weights),
+        upcoming=tuple(weights.values()),
+        stretch=STRETCH if level else 1.0,
+    )
+
+
+def propose(state: Guidance) -> dict[str, float] | None:
+    """The weights to evaluate next, by domain; None when the search has ended."""
+    if state.stopped:
+        return None
+    return dict(zip(state.domains, state.upcoming, strict=True))
+
+
+def observe(state: Guidance, scores: Mapping[str, float], error: float = 0.0) -> Guidance:
+    """The state after the proposed candidate got these scores.
+
+    `error` is the standard error of the difference between two candidates' values
+    (`objective.paired_error`, or `binomial_error` where only the scores are known).
+    """
+    if state.stopped:
+        raise ValueError(f"nothing was proposed: {state.stopped}")
+    reached = tuple(scores[d] for d in state.domains)
+    merit = state.objective.merit(state.domains, reached, state.target)
+    tried = (*state.tried, Tried(state.upcoming, reached, merit))
+    if not state.tried:
+        after = replace(state, tried=tried)
+    elif merit.beats(state.best.merit):
+        after = replace(state, tried=tried, chosen=len(tried) - 1, turned=False)
+    else:
+        after = _failed(replace(state, tried=tried))
+    return _advance(after, error)
+
+
+def _failed(state: Guidance) -> Guidance:
+    """Turn the stretch round once; then shorten the step and the stretch."""
+    if state.level and not state.turned:
+        return replace(state, stretch=1 / state.stretch, turned=True)
+    return _shortened(state)
+
+
+def _shortened(state: Guidance) -> Guidance:
+    stretch = math.sqrt(state.stretch)
+    return replace(state, step=state.step / 2, stretch=stretch, turned=False)
+
+
+def _advance(state: Guidance, error: float) -> Guidance:
+    """Set the next candidate, or why there is none."""
+    pull = state.objective.pull(state.domains, state.best.scores, state.target)
+    if not pull.any():
+        return replace(state, stopped="no deficit is left")
+    if len(state.tried) >= state.calls:
+        return replace(state, stopped=f"the {state.calls} calls are spent")
+    if _idle(state.tried, error):
+        return replace(
+            state, stopped=f"{PATIENCE} calls did not raise the scores by more than their noise"
+        )
+    while state.step >= SMALLEST_STEP:
+        moved = np.array(state.best.weights) + state.step * state.unit * (pull - pull.mean())
+        upcoming = tuple((state.stretch * moved).clip(0.0, CEILING * state.unit).tolist())
+        if not _known(upcoming, state.tried):
+            return replace(state, upcoming=upcoming)
+        state = _failed(state)
+    return replace(state, stopped="the step is too small to matter")
+
+
+def _idle(tried: Sequence[Tried], error: float) -> bool:
+    """Whether the last calls brought no more than noise, compared with the best before them."""
+    before, last = tried[:-PATIENCE], tried[-PATIENCE:]
+    if not before:
+        return False
+    best = before[0].merit
+    for candidate in before:
+        best = candidate.merit if candidate.merit.beats(best) else best
+    return not any(candidate.merit.beats(best, error) for candidate in last)
+
+
+def _known(weights: Vector, tried: Sequence[Tried]) -> bool:
+    """Whether the weights were evaluated before: a clipped step can lead back to them."""
+    return any(np.abs(np.subtract(each.weights, weights)).max() < SAME for each in tried)

@@ -1,0 +1,131 @@
+"""What a tuned merge is to be good at, and how far a calibration score can be trusted (ours).
+
+Scores are fractions, one per domain, in one fixed order of domains. `target` is the score of the
+expert that a domain's deficit is measured against, Q_d of Eq. gap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from sigmerge.errors import RecipeError
+from sigmerge.method.deficit import TOLERANCE, residual_gap
+
+Vector = tuple[float, ...]
+"""One number per domain."""
+
+
+class Merit(NamedTuple):
+    """How good a candidate is: it keeps the floors before it has a high value."""
+
+    below: float
+    """By how much scores lie below their floors, in total."""
+    value: float
+    """What the objective maximises."""
+
+    def beats(self, other: Merit, margin: float = 0.0) -> bool:
+        """Whether this is better by more than the margin, which is at least ruling 21's."""
+        if abs(self.below - other.below) > TOLERANCE:
+            return self.below < other.below
+        return self.value - other.value > max(margin, TOLERANCE)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is maximised over the domains, and what must not be given up for it.
+
+    `mean`: the mean score. `weighted`: the mean weighted by `weights`. `worst`: the negative of the
+    largest deficit. `floors` name the fraction of the target that a domain must keep: 0.95 for
+    safety means "safety not below 0.95 of its expert".
+    """
+
+    kind: Literal["mean", "worst", "weighted"] = "mean"
+    weights: Mapping[str, float] = field(default_factory=dict)
+    floors: Mapping[str, float] = field(default_factory=dict)
+
+    def problems(self, domains: Sequence[str]) -> list[str]:
+        """What is wrong with the objective for a pool of these domains."""
+        known = f"the pool has {', '.join(domains)}"
+        unknown = [d for d in (*self.weights, *self.floors) if d not in domains]
+        found = [f"objective: unknown domain {d}, {known}" for d in dict.fromkeys(unknown)]
+        if self.kind == "weighted" and not any(w > 0 for w in self.weights.values()):
+            found.append("objective: weighted needs at least one weight above 0")
+        if self.kind != "weighted" and self.weights:
+            found.append(f"objective: {self.kind} takes no weights")
+        found += [
+            f"objective: the weight of {d} is {w:g}, not 0 or more"
+            for d, w in self.weights.items()
+            if not 0 <= w < math.inf
+        ]
+        return found + [
+            f"objective: the floor of {d} is {f:g}, not a fraction of its expert's score"
+            for d, f in self.floors.items()
+            if not 0 <= f <= 1
+        ]
+
+    def importance(self, domains: Sequence[str]) -> Float64[np.ndarray, domains]:
+        """How much each domain counts, 1 on average."""
+        if self.kind != "weighted":
+            return np.ones(len(domains))
+        weights = np.array([self.weights.get(d, 0.0) for d in domains])
+        return weights * len(domains) / weights.sum()
+
+    def merit(self, domains: Sequence[str], scores: Vector, target: Vector) -> Merit:
+        """How good a candidate with these scores is."""
+        reached, wanted = np.array(scores), np.array(target)
+        if self.kind == "worst":
+            value = -float(residual_gap(wanted, reached).max())
+        else:
+            value = float((self.importance(domains) * reached).mean())
+        return Merit(float(self._below(domains, reached, wanted).sum()), value)
+
+    def pull(
+        self, domains: Sequence[str], scores: Vector, target: Vector
+    ) -> Float64[np.ndarray, domains]:
+        """The deficits g_d as the objective counts them; a large one raises its expert's weight.
+
+        A score below its floor counts twice.
+        """
+        reached, wanted = np.array(scores), np.array(target)
+        gaps = residual_gap(wanted, reached)
+        return gaps * self.importance(domains) + self._below(domains, reached, wanted)
+
+    def _below(
+        self,
+        domains: Sequence[str],
+        reached: Float64[np.ndarray, domains],
+        wanted: Float64[np.ndarray, domains],
+    ) -> Float64[np.ndarray, domains]:
+        floors = np.array([self.floors.get(d, 0.0) for d in domains])
+        return residual_gap(floors * wanted, reached)
+
+
+def binomial_error(scores: Vector, items: Sequence[int]) -> float:
+    """Standard error of a mean over domains, each the share of right answers to so many items."""
+    variance = sum(q * (1 - q) / n for q, n in zip(scores, items, strict=True))
+    return math.sqrt(variance) / len(scores)
+
+
+def paired_error(one: Sequence[Bool[np.ndarray, _]], other: Sequence[Bool[np.ndarray, _]]) -> float:
+    """Standard error of the difference of two means over domains, from the same items.
+
+    `one` and `other` have every domain's right answers. Two candidates of one pool agree on most
+    items, so this is smaller than `binomial_error` of either.
+    """
+    variance = 0.0
+    for a, b in zip(one, other, strict=True):
+        difference = a.astype(np.float64) - b.astype(np.float64)
+        variance += float(difference.var()) / difference.size
+    return math.sqrt(variance) / len(one)
+
+
+def check_calls(calls: int, least: int, what: str) -> None:
+    """Refuse a budget in which nothing can be done."""
+    if calls < least:
+        raise RecipeError(f"{what} needs at least {least} evaluation calls, not {calls}.")

@@ -1,0 +1,61 @@
+"""A recipe whose coefficients are searched: a genotype becomes a plain recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import yaml
+
+from sigmerge.recipe.record import Recipe
+from sigmerge.recipe.space import Genotype, Space
+
+
+@dataclass(frozen=True)
+class Template:
+    """A recipe without what is searched. Its paths are absolute: it means the same anywhere."""
+
+    method: str
+    models: Mapping[str, str]
+    parameters: Mapping[str, Any]
+    common: Mapping[str, Any]
+
+    def candidate(self, space: Space, genotype: Genotype, seed: int) -> dict[str, Any]:
+        """The recipe of a genotype; nothing but this recipe is needed to make it again."""
+        each = space.settings(genotype, list(self.models))
+        shared = {k: v for k, v in self.parameters.items() if k not in space.parameters}
+        return self._recipe(self.method, each, shared, seed)
+
+    def anchor(self, method: str, seed: int, **setting: float) -> dict[str, Any]:
+        """A plain merge of the pool in which all experts have the same setting."""
+        shared = {k: v for k, v in self.parameters.items() if k == "outside"}
+        return self._recipe(method, dict.fromkeys(self.models, setting), shared, seed)
+
+    def _recipe(
+        self, method: str, each: Mapping[str, Any], shared: Mapping[str, Any], seed: int
+    ) -> dict[str, Any]:
+        models = [
+            {"model": path, "name": name, "parameters": dict(each[name])}
+            for name, path in self.models.items()
+        ]
+        recipe = {"merge_method": method, **self.common, "models": models, "seed": seed}
+        return {**recipe, "parameters": dict(shared)} if shared else recipe
+
+
+def template(recipe: Recipe) -> Template:
+    """What stays of a recipe when its coefficients are searched."""
+    given = yaml.safe_load(recipe.text)
+    common = {key: given[key] for key in ("preset", "dtype", "out_dtype") if key in given}
+    if recipe.reference:
+        common["base_model"] = str(recipe.reference)
+    if recipe.tokenizer and recipe.tokenizer != recipe.reference:
+        common["tokenizer_source"] = str(recipe.tokenizer)
+    models = {model.name: str(model.path) for model in recipe.models}
+    return Template(recipe.method, models, given.get("parameters") or {}, common)
+
+
+def candidate_seed(seed: int, index: int) -> int:
+    """The seed of a candidate's random drops, from the run's seed and the candidate's index."""
+    return int(np.random.SeedSequence([seed, index]).generate_state(1)[0])

@@ -1,0 +1,257 @@
+"""The records of a run: typed, versioned, written and read here only.
+
+    plan.json         Plan, or RepairPlan: every number between the inputs and the bytes
+    provenance.json   Provenance: which files were read and written, and what that took
+    run.json          RunRecord: a whole run with its scores
+    search.json       SearchRecord: a search and its winner
+
+A file without `schema` was written before records were versioned; it is read as schema 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sigmerge.errors import RecipeError, SigmergeError
+from sigmerge.files.documents import read_json_object, write_json
+
+FOLDER = "sigmerge"
+"""The folder of a checkpoint that holds its records."""
+PLAN, PROVENANCE, RECIPE = "plan.json", "provenance.json", "recipe.yaml"
+
+Scores = Mapping[str, float]
+"""Domain -> score, a fraction."""
+PerLayer = tuple[tuple[float, ...], ...]
+Kind = TypeVar("Kind", bound="Record")
+
+
+class Part(BaseModel):
+    """A part of a record. Keys that a later version added are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values under the names that files use; what is None is left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class Record(Part):
+    """A record with a file of its own."""
+
+    version: Literal[1] = Field(default=1, alias="schema")
+
+    def write(self, file: Path) -> None:
+        write_json(file, self.as_json())
+
+
+class Member(Part):
+    """A checkpoint: where it was, and the digests of its weight files."""
+
+    path: str | None = None
+    sha256: tuple[str, ...] = ()
+
+
+class Round(Part):
+    """One round of claiming: how much each domain may claim of every layer, and in which order."""
+
+    order: tuple[str, ...]
+    quota: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]
+    deficit: Scores = {}
+    share: Scores = {}
+
+
+class ScoreTable(Part):
+    """Q_d of every expert and of the anchor on the calibration items.
+
+    `missing` names the benchmarks of a domain that have no data and therefore no part in its score.
+    """
+
+    experts: Mapping[str, Scores]
+    anchor: Scores
+    missing: Mapping[str, tuple[str, ...]] = {}
+
+
+class Verdict(Part):
+    """What the calibration scores said after a repair."""
+
+    verdict: str
+    before: float | None = None
+    after: float | None = None
+    scores: Scores | None = None
+    kept: Literal["repair", "anchor"] = "repair"
+    warning: str | None = None
+
+
+class Candidate(Part):
+    """A form and scale of the update that `scale: calibrated` tried."""
+
+    update: Literal["add", "replace"]
+    scale: float
+    scores: Scores
+    mean: float
+
+
+class Plan(Record):
+    """What a merge was made of. A dense merge has this; a repair has more."""
+
+    operator: str
+    preset: str | None = None
+    seed: int
+    reference: Member | None = None
+    experts: Mapping[str, Member] = {}
+    settings: Mapping[str, Any] = {}
+    capture: Mapping[str, Any] | None = None
+    tensors: Mapping[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class RepairPlan(Plan, Round):
+    """Everything that decides the bytes of a repair (design: Output folder)."""
+
+    anchor: Member
+    domains: tuple[str, ...] = ()
+    variant: str = "default"
+    c_min: float | None = None
+    c_max: float | None = None
+    views: Mapping[str, tuple[float, ...]] = {}
+    conflict: tuple[float, ...] = ()
+    capacity: tuple[float, ...] = ()
+    coordinates: tuple[int, ...] = ()
+    selection: Literal["magnitude", "random"]
+    update: Literal["add", "sparse", "replace"]
+    scale: float = Field(allow_inf_nan=False)
+    drop: float | None = Field(None, ge=0, lt=1)
+    scores: ScoreTable | None = None
+    later_rounds: tuple[Round, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    claimed: tuple[tuple[int, ...], ...] = ()
+    support: tuple[tuple[int, ...], ...] = ()
+    admitted_mass: PerLayer = ()
+    guard: Verdict | None = None
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        return (Round(order=self.order, quota=self.quota), *self.later_rounds)
+
+
+class InputFile(Part):
+    member: str
+    file: str
+    size: int
+    sha256: str
+
+
+class Provenance(Record):
+    """Which files were read and written, with what, and what that took."""
+
+    inputs: tuple[InputFile, ...] = ()
+    outputs: Mapping[str, str] = {}
+    """SHA-256 of the files of the result, by their names in the folder."""
+    versions: Mapping[str, str] = {}
+    device: str = "cpu"
+    engine: str = ""
+    bytes_read: int = 0
+    bytes_written: int = 0
+    blocks_resumed: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    wall_seconds: float = 0.0
+    peak_memory_bytes: int = 0
+
+
+class PairedScores(Part):
+    """Domain scores on one split: of every expert, of the anchor and of the repaired merge."""
+
+    experts: Mapping[str, Scores] = {}
+    anchor: Scores = {}
+    repaired: Scores | None = None
+    missing: Mapping[str, tuple[str, ...]] = {}
+
+
+class RunRecord(Record):
+    """A whole run: the anchor, its repair, and the scores of both."""
+
+    out: str
+    operator: str
+    title: str
+    anchor: str
+    repaired: str
+    calibration: PairedScores
+    evaluation: PairedScores | None = None
+    deficit: Scores
+    share: Scores
+    guard: Verdict
+    warnings: tuple[str, ...] = ()
+    wall_seconds: float
+
+
+class Winner(Part):
+    candidate: int
+    settings: Mapping[str, Mapping[str, float]]
+    estimates: Scores
+    estimate: float
+
+
+class SearchRecord(Record):
+    """A search: its settings and costs, the winner, and how the best estimate grew."""
+
+    out: str
+    winner: str
+    operator: str
+    experts: tuple[str, ...]
+    settings: Mapping[str, Any]
+    evaluation_calls: int
+    ability_runs: int
+    labelled_items: Mapping[str, int]
+    items_per_call: Mapping[str, int]
+    candidates_in_flight: int
+    best: Winner
+    best_by_generation: tuple[float, ...]
+    test: Scores
+    held_out_error: Mapping[str, Mapping[str, float]]
+    replayed: int
+    wall_seconds: float
+    peak_memory_bytes: int
+
+
+def read(kind: type[Kind], file: Path, error: type[SigmergeError] = SigmergeError) -> Kind:
+    """A record from its file; an error names the keys that cannot be used."""
+    return _validated(kind, read_json_object(file, _name(kind), error), file, error)
+
+
+def read_plan(file: Path) -> Plan:
+    """The plan in a file: a RepairPlan if it claims, else that of a dense merge."""
+    content = read_json_object(file, "a plan", RecipeError)
+    kind = RepairPlan if "quota" in content else Plan
+    return _validated(kind, content, file, RecipeError)
+
+
+def read_repair_plan(file: Path) -> RepairPlan:
+    content = read_json_object(file, "the plan of a repair", RecipeError)
+    return _validated(RepairPlan, content, file, RecipeError)
+
+
+def _validated(
+    kind: type[Kind], content: dict[str, Any], file: Path, error: type[SigmergeError]
+) -> Kind:
+    try:
+        return kind.model_validate(content)
+    except ValidationError as problem:
+        wrong = dict.fromkeys(".".join(map(str, item["loc"][:2])) for item in problem.errors())
+        raise error(
+            f"{file}: is not {_name(kind)}; these keys cannot be used: {', '.join(wrong)}."
+        ) from None
+
+
+def _name(kind: type[Record]) -> str:
+    names = {
+        Plan: "a plan",
+        RepairPlan: "the plan of a repair",
+        Provenance: "a provenance record",
+        RunRecord: "the record of a run",
+        SearchRecord: "the record of a search",
+    }
+    return names[kind]

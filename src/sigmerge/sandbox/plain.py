@@ -1,0 +1,105 @@
+"""Values as JSON that carries data and nothing else: no class, no method, no code.
+
+A program's results leave the sandbox in this form. Its own classes become the built-in values they
+hold, or an `Opaque` value that equals nothing, so that a result cannot decide what it is equal to.
+This file is also sent into the sandbox as text; it needs the standard library only, and numpy
+where values are numpy's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+DEEPEST = 100
+"""Levels of nesting; what lies deeper is opaque."""
+ARRAYS = "biufc"
+"""Kinds of numpy values that are kept: numbers and truth values."""
+
+
+class Opaque:
+    """A value of which nothing is known but that it is not None."""
+
+
+def encode(value: Any, depth: int = 0) -> list[Any]:
+    """A value as nested lists, each with a tag first."""
+    if value is None:
+        return ["none"]
+    if depth > DEEPEST:
+        return ["opaque"]
+    if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
+        return _encode_array(value)
+    if isinstance(value, bool):
+        return ["bool", int(value)]
+    if isinstance(value, int):
+        return ["int", hex(value)]
+    if isinstance(value, float):
+        return ["float", float.hex(value)]
+    if isinstance(value, complex):
+        return ["complex", float.hex(value.real), float.hex(value.imag)]
+    if isinstance(value, str):
+        return ["str", str.__str__(value)]
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
+    if isinstance(value, range):
+        return ["range", value.start, value.stop, value.step]
+    kinds: tuple[Any, ...] = (list, tuple, set, frozenset)
+    for kind in kinds:
+        if isinstance(value, kind):
+            return [kind.__name__, *(encode(each, depth + 1) for each in kind.__iter__(value))]
+    if isinstance(value, dict):
+        pairs = [[encode(k, depth + 1), encode(v, depth + 1)] for k, v in dict.items(value)]
+        return ["dict", *pairs]
+    return ["opaque"]
+
+
+def _encode_array(value: Any) -> list[Any]:
+    if value.dtype.kind not in ARRAYS:
+        return ["opaque"]
+    return ["array", value.dtype.str, list(value.shape), encode(value.reshape(-1).tolist())]
+
+
+def decode(data: Any) -> Any:
+    """The value of `encode`'s lists; ValueError for anything else. Runs no code of the sender."""
+    try:
+        return _decode(data)
+    except (TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no encoded value: {error!r}") from None
+
+
+def _decode(data: Any) -> Any:
+    if not isinstance(data, list):
+        raise TypeError(f"{type(data).__name__} is no list")
+    tag, *rest = data
+    if tag == "none":
+        return None
+    if tag == "opaque":
+        return Opaque()
+    if tag == "bool":
+        return bool(rest[0])
+    if tag == "int":
+        return int(rest[0], 16)
+    if tag == "float":
+        return float.fromhex(rest[0])
+    if tag == "complex":
+        return complex(*map(float.fromhex, rest))
+    if tag == "str":
+        return str(rest[0])
+    if tag == "bytes":
+        return bytes.fromhex(rest[0])
+    if tag == "range":
+        return range(*rest)
+    if tag == "dict":
+        return {_decode(key): _decode(value) for key, value in rest}
+    if tag == "array":
+        return _decode_array(*rest)
+    kinds = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+    return kinds[tag](_decode(each) for each in rest)
+
+
+def _decode_array(kind: str, shape: list[int], values: Any) -> Any:
+    import numpy
+
+    if numpy.dtype(kind).kind not in ARRAYS:
+        raise TypeError(f"{kind} is no kind of number")
+    made = numpy.array(_decode(values), dtype=numpy.dtype(kind)).reshape(shape)
+    return made if shape else made[()]

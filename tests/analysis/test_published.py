@@ -1,0 +1,119 @@
+"""The paper's statements from the paper's tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sigmerge.analysis import statistics
+from sigmerge.analysis.published.data import Published, labels, table
+from sigmerge.analysis.published.ledger import Ledger
+from sigmerge.analysis.published.page import markdown
+from sigmerge.analysis.published.statements import Statement, recompute
+
+PAGE = Path(__file__).parents[2] / "docs/results/published.md"
+
+
+@pytest.fixture(scope="module")
+def statements() -> list[Statement]:
+    return recompute()
+
+
+def one(statements: list[Statement], start: str) -> Statement:
+    (found,) = [s for s in statements if s.text.startswith(start)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("start", "computed"),
+    [
+        ("pairs that improve", "21 of 21"),
+        ("mean paired gain", "+6.74"),
+        ("mean relative gain", "15.0%"),
+        ("relative gain per pool", "14.9%, 10.1%, 19.9%"),
+        ("two-sided exact Wilcoxon", "9.5e-7"),
+        ("average rank over the 15", "1.67"),
+        ("first places in the 15 cells", "11 of 15"),
+        ("checkpoint-baseline pairs won", "74 of 105"),
+        ("within-pool anchor pairs", "56 of 63"),
+        ("strongest anchor gives up on average", "0.32"),
+        ("the gap over all pools", "12.13, 5.77, -6.36"),
+    ],
+)
+def test_what_the_tables_give(statements: list[Statement], start: str, computed: str) -> None:
+    found = one(statements, start)
+    assert (found.computed, found.verdict) == (computed, "agree")
+
+
+def test_what_needs_the_experts_is_only_called_consistent(statements: list[Statement]) -> None:
+    found = one(statements, "Spearman of deficit and gain over the 105")
+    assert (found.computed, found.verdict) == ("+0.759", "consistent")
+    deficits = [s for s in statements if "deficit" in s.text and s.verdict == "agree"]
+    assert all(set(s.tables).isdisjoint({"dom_p0", "dom_p1", "dom_p2"}) for s in deficits)
+
+
+def test_what_does_not_hold_and_what_is_not_in_the_tables(statements: list[Statement]) -> None:
+    disagree = {s.text.partition(":")[0] for s in statements if s.verdict == "disagree"}
+    assert disagree == {
+        "reported scores come from the evaluation split",
+        "collapsing either factor gives up the whole gain",
+    }
+    missing = [s for s in statements if s.verdict == "not supported"]
+    assert {"12 of 15", "9 of 15", "0.13"} <= {s.printed for s in missing}
+    assert all(s.note and not s.computed for s in missing)
+
+
+def test_every_statement_names_tables_that_exist(statements: list[Statement]) -> None:
+    used = {name for s in statements for name in s.tables}
+    assert used <= set(labels())
+    unused = set(labels()) - used
+    assert unused == set(), f"tables that no statement reads: {unused}"
+
+
+def test_the_page_in_the_docs_is_the_one_that_the_command_makes(
+    statements: list[Statement],
+) -> None:
+    assert PAGE.read_text(encoding="utf-8") == markdown(statements)
+
+
+def test_the_tables_are_complete() -> None:
+    paper = Published()
+    assert paper.before.shape == paper.after.shape == (3, 5, 7)
+    assert paper.baseline.shape == (3, 5, 5)
+    assert len(paper.metrics) == 17 + 3  # with the means of coding, multilingual and safety
+    assert all(m.delta.shape == (3, 7) for m in paper.metrics.values())
+    assert len(table("directional_full")) == 18
+    # Cells looked up in the printed paper, one of each corner.
+    assert paper.before[0, 0, 0] == 0.4147 and paper.after[2, 4, 6] == 0.8853
+    assert paper.metrics["DoAnythingNow"].delta[2, 1] == 0.3055
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant", "start"),
+    [
+        ("relative_gain", lambda b, a: float(sum(a) / sum(b) - 1), "mean relative gain"),
+        ("wilcoxon", lambda b, a: 1 / 2**21, "two-sided exact Wilcoxon"),
+        ("average_ranks", lambda cells: dict.fromkeys(cells[0], 1.0), "average rank"),
+        ("rank_preservation", lambda b, a: statistics.Count(21, 21), "within-pool anchor pairs"),
+        ("spearman", lambda x, y: 0.0, "Spearman of deficit and gain over"),
+        ("recovered_fraction", lambda d, g: 0.5, "Gemma's math deficit"),
+    ],
+)
+def test_a_wrong_statistic_disagrees_with_the_paper(
+    monkeypatch: pytest.MonkeyPatch, name: str, mutant, start: str
+) -> None:
+    monkeypatch.setattr(statistics, name, mutant)
+    assert one(recompute(), start).verdict == "disagree"
+
+
+def test_numbers_agree_as_far_as_they_are_printed() -> None:
+    ledger = Ledger()
+    ledger.numbers("t", ["5.77"], [5.7749], "main_gain")
+    ledger.numbers("t", ["5.77"], [5.7751], "main_gain")
+    ledger.numbers("t", ["5.77"], [5.7751], "main_gain", slack=0.001)
+    ledger.numbers("t", ["9.5e-7"], [9.54e-7], "main_gain")
+    ledger.numbers("t", ["9.5e-7"], [9.7e-7], "main_gain")
+    verdicts = [s.verdict for s in ledger.statements]
+    assert verdicts == ["agree", "disagree", "agree", "agree", "disagree"]
+    assert "rounding" in ledger.statements[2].note

@@ -1,0 +1,117 @@
+"""Inputs are the same files from the first byte that is read to the last digest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.inputs import digested, fingerprint, identify, input_files, unchanged
+from sigmerge.errors import PoolError
+from tests.pools import PoolOnDisk
+
+
+def rewrite(file: Path) -> None:
+    """Other bytes; size and mtime stay."""
+    status, content = file.stat(), file.read_bytes()
+    with file.open("r+b") as stream:
+        stream.write(bytes(255 - byte for byte in content))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def swap(file: Path) -> None:
+    """Another file of the same content under the name."""
+    other = file.with_name("other")
+    other.write_bytes(file.read_bytes())
+    other.replace(file)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "rewritten in place": rewrite,
+    "replaced": swap,
+    "truncated": lambda file: os.truncate(file, 3),
+    "deleted": lambda file: file.unlink(),
+    "appended": lambda file: file.open("ab").write(b"x"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_input_stops_the_run(tmp_path: Path, change: str) -> None:
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_bytes(b"weights")
+    before = identify(files)
+    unchanged(before)
+    assert {one.sha256 for one in digested(before)} == {hashlib.sha256(b"weights").hexdigest()}
+    CHANGES[change](files[1])
+    with pytest.raises(PoolError, match="/b: changed while it was read"):
+        unchanged(before)
+    with pytest.raises(PoolError, match="/b: changed while it was read"):
+        digested(before)
+
+
+def test_a_file_that_changes_while_it_is_hashed(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"x" * 10)
+    before = identify([file])
+    with pytest.raises(PoolError, match="changed while it was read"):
+        digested(before, progress=lambda _: rewrite(file))
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json"])
+def test_every_file_of_a_result_identifies_the_job(pool: PoolOnDisk, name: str) -> None:
+    folder = pool.experts["math"]
+    before = fingerprint({"math": open_checkpoint(folder)})
+    content = (folder / name).read_bytes() if (folder / name).exists() else b"{}"
+    (folder / name).write_bytes(content + b" ")
+    assert fingerprint({"math": open_checkpoint(folder)}) != before
+    assert folder / name in input_files([open_checkpoint(folder)])
+
+
+def test_the_same_content_is_the_same_job(pool: PoolOnDisk) -> None:
+    folder = pool.experts["math"]
+    before = fingerprint({"math": open_checkpoint(folder)})
+    swap(folder / "config.json")
+    (folder / "notes.txt").write_text("not read")
+    assert fingerprint({"math": open_checkpoint(folder)}) == before
+
+
+TRUNCATED = """
+import os, sys, threading
+from pathlib import Path
+import numpy as np
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.reader import Reader
+from sigmerge.checkpoints.truncation import exit_on_truncation
+
+exit_on_truncation()
+checkpoint, reader = open_checkpoint(Path(sys.argv[1])), Reader()
+views = [reader.raw(t) for t in checkpoint.tensors.values() if t.floating]
+os.truncate(checkpoint.files[0], 8)
+if sys.argv[2] == "thread":
+    thread = threading.Thread(target=lambda: [view.sum() for view in views])
+    thread.start()
+    thread.join()
+else:
+    [view.tobytes() for view in views]
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_an_input_truncated_while_it_is_mapped(pool: PoolOnDisk, where: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", TRUNCATED, str(pool.experts["math"]), where],
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stdout) == (3, "")
+    assert (
+        ran.stderr.startswith("error: an input file became shorter") and ran.stderr.count("\n") == 1
+    )

@@ -1,0 +1,91 @@
+"""A folder of statistics is a stranger's until its list of files was checked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from sigmerge.checkpoints.statistics import (
+    DONE,
+    Entry,
+    StatisticsFolders,
+    block_file,
+    damage,
+    discard_damaged,
+    finish,
+    write_block,
+)
+from sigmerge.errors import PoolError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "features-0"
+    for block in (0, None):
+        arrays = {"a": np.arange(6.0), "b": np.ones(3, np.float32)}
+        write_block(block_file(made, block), {f"{block}.w": Entry("gram", "a", 7)}, arrays)
+    finish(made, {"kind": "features"})
+    return made
+
+
+def test_the_files_are_safetensors(folder: Path) -> None:
+    found = load_file(block_file(folder, 0))
+    np.testing.assert_array_equal(found["a"], np.arange(6.0))
+    assert found["b"].dtype == np.float32
+    assert damage(folder) is None
+    assert StatisticsFolders({"math": folder}).rows("math", "0.w") == 7
+
+
+def test_a_list_cannot_name_a_file_elsewhere(folder: Path) -> None:
+    """Files that are listed and wrong are deleted before a capture goes on."""
+    precious = folder.parent / "precious.safetensors"
+    precious.write_text("years of work")
+    listed = json.loads((folder / DONE).read_text())
+    listed["files"]["../precious.safetensors"] = {"size": 1, "sha256": "0" * 64}
+    (folder / DONE).write_text(json.dumps(listed))
+    assert damage(folder) == "capture.json cannot be read"
+    discard_damaged(folder)
+    assert precious.read_text() == "years of work"
+
+
+def test_links_and_pipes_are_damage(folder: Path) -> None:
+    file = block_file(folder, 0)
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.write_bytes(file.read_bytes())
+    file.unlink()
+    file.symlink_to(elsewhere)
+    assert damage(folder) == f"{file.name} is missing or has changed"
+    file.unlink()
+    os.mkfifo(file)
+    assert damage(folder) == f"{file.name} is missing or has changed"
+    with pytest.raises(PoolError, match="run `sigmerge capture` again"):
+        StatisticsFolders({"math": folder})
+    discard_damaged(folder)
+    assert not file.exists() and elsewhere.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"[", b"[]", b"{}", b"\xff", b"[" * 100_000])
+def test_a_garbled_list_is_damage(folder: Path, content: bytes) -> None:
+    (folder / DONE).write_bytes(content)
+    assert damage(folder) == "capture.json cannot be read"
+    discard_damaged(folder)
+    assert not (folder / DONE).exists()
+
+
+@pytest.mark.parametrize(
+    "table", ["5", "[]", '{"w": 5}', '{"w": {"kind": "gram"}}', "[" * 90,
+              '{"w": {"kind": "gram", "stored": "gone", "rows": 1}}'],
+)  # fmt: skip
+def test_a_file_that_lists_no_statistics(tmp_path: Path, table: str) -> None:
+    folder = tmp_path / "features-1"
+    folder.mkdir()
+    for block in (0, None):
+        save_file({"a": np.ones(3)}, block_file(folder, block), {"statistics": table})
+    finish(folder, {})
+    with pytest.raises(PoolError, match=r"layer-00000.safetensors: "):
+        StatisticsFolders({"math": folder})

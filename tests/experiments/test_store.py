@@ -1,0 +1,225 @@
+"""The store: whole runs only, never changed, the same content however often it was killed."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sigmerge.errors import ScoreError
+from sigmerge.experiments.store import (
+    Cost,
+    Pool,
+    RunRecord,
+    Score,
+    Signals,
+    StoreError,
+    create,
+    open_read_only,
+)
+from tests.analysis import experiment
+
+POOL = Pool("tiny", "key of tiny", ("math", "coding"))
+RECORD = RunRecord(
+    kind="default",
+    pool=POOL,
+    method="sigmerge",
+    suite_key="suite",
+    recipe_key="recipe",
+    position=3,
+    anchor="TIES",
+    anchor_key="ties",
+    setting="default",
+    constants={"scale": 0.6, "c_min": 0.1},
+    scores=(
+        Score("math", "GSM8K", "flex", 0.5, True, 80),
+        Score("math", "GSM8K", "strict", 0.4, False, 80),
+        Score("coding", "MBPP+", "pass@1", 0.25, True, 30),
+    ),
+    signals=Signals(views={"sign": [0.1, 0.2]}, share={"math": 0.25, "coding": 0.75}),
+    cost=Cost(wall_seconds=2.0, evaluation_calls=5),
+)
+
+
+def export(path: Path) -> list[str]:
+    with open_read_only(path) as store:
+        return list(store.export())
+
+
+def test_a_run_comes_back_as_it_was_stored(tmp_path: Path) -> None:
+    with create(tmp_path / "s.sqlite") as store:
+        assert store.append(RECORD)
+    with open_read_only(tmp_path / "s.sqlite") as store:
+        pools, runs, scores = store.frames()
+        assert store.keys() == {RECORD.key}
+    assert pools.to_dicts() == [
+        {"key": "key of tiny", "name": "tiny", "domains": '["math", "coding"]'}
+    ]
+    (run,) = runs.to_dicts()
+    assert (run["pool"], run["anchor"], run["setting"], run["position"]) == (
+        "tiny",
+        "TIES",
+        "default",
+        3,
+    )
+    assert run["views"] == '{"sign": [0.1, 0.2]}'
+    assert (run["wall_seconds"], run["evaluation_calls"]) == (2.0, 5.0)
+    rows = scores.select("benchmark", "metric", "value", "headline", "items").rows()
+    assert rows == [
+        ("GSM8K", "flex", 0.5, True, 80),
+        ("GSM8K", "strict", 0.4, False, 80),
+        ("MBPP+", "pass@1", 0.25, True, 30),
+    ]
+
+
+def test_the_same_run_again_changes_nothing(tmp_path: Path) -> None:
+    again = replace(RECORD, cost=Cost(wall_seconds=9.0), constants={"c_min": 0.1, "scale": 0.6})
+    with create(tmp_path / "s.sqlite") as store:
+        store.append(RECORD)
+        assert not store.append(again)
+    assert len(export(tmp_path / "s.sqlite")) == 1 + 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"scores": RECORD.scores[:2]}, "scores"),
+        ({"constants": {"scale": 0.7}}, "constants"),
+        ({"signals": Signals()}, "views, share"),
+    ],
+)
+def test_another_content_under_the_same_key_is_refused(
+    tmp_path: Path, change: dict, what: str
+) -> None:
+    with create(tmp_path / "s.sqlite") as store:
+        store.append(RECORD)
+        before = list(store.export())
+        with pytest.raises(StoreError, match=f"stored with other {what}"):
+            store.append(replace(RECORD, **change))
+        assert list(store.export()) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"setting": "equal_share"},
+        {"recipe_key": "r2"},
+        {"suite_key": "s2"},
+        {"anchor_key": "a2"},
+        {"anchor_seed": 1},
+        {"kind": "control"},
+        {"method": "m2"},
+    ],
+)
+def test_whatever_determines_a_run_is_in_its_key(change: dict) -> None:
+    assert replace(RECORD, **change).key != RECORD.key
+    assert replace(RECORD, position=9, cost=Cost()).key == RECORD.key
+
+
+def test_two_pools_cannot_share_a_name(tmp_path: Path) -> None:
+    with create(tmp_path / "s.sqlite") as store:
+        store.append(RECORD)
+        with pytest.raises(StoreError, match="another pool is called 'tiny'"):
+            store.append(replace(RECORD, pool=replace(POOL, key="other")))
+
+
+@pytest.mark.parametrize("statement", ["UPDATE scores SET value = 1", "DELETE FROM runs"])
+def test_rows_cannot_be_changed_or_deleted(tmp_path: Path, statement: str) -> None:
+    with create(tmp_path / "s.sqlite") as store:
+        store.append(RECORD)
+    connection = sqlite3.connect(tmp_path / "s.sqlite")
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        connection.execute(statement)
+    connection.close()
+
+
+def test_a_reader_cannot_write(tmp_path: Path) -> None:
+    with create(tmp_path / "s.sqlite"):
+        pass
+    with open_read_only(tmp_path / "s.sqlite") as store, pytest.raises(sqlite3.OperationalError):
+        store.append(RECORD)
+
+
+def test_all_problems_of_a_record_are_reported_together(tmp_path: Path) -> None:
+    wrong = replace(
+        RECORD,
+        scores=(
+            Score("math", "GSM8K", "flex", 52.1, True, 80),
+            Score("safety", "XSTest", "accuracy", float("nan"), True, 0),
+        ),
+    )
+    with create(tmp_path / "s.sqlite") as store, pytest.raises(ScoreError) as caught:
+        store.append(wrong)
+    text = str(caught.value)
+    assert "52.1 is not a fraction" in text and "no domain 'safety'" in text
+    assert "nan is not a fraction" in text and "0 items" in text
+    with create(tmp_path / "s.sqlite") as store, pytest.raises(ScoreError, match="no scores"):
+        store.append(replace(RECORD, scores=()))
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no such store"), open_read_only(tmp_path / "none"):
+        pass
+    (tmp_path / "text").write_text("not a database, " * 100)
+    for opened in (create, open_read_only):
+        with pytest.raises(StoreError, match="not a store"), opened(tmp_path / "text"):
+            pass
+    with create(tmp_path / "new.sqlite"):
+        pass
+    connection = sqlite3.connect(tmp_path / "new.sqlite")
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with pytest.raises(StoreError, match="schema 2; this version reads schema 1"):  # noqa: SIM117
+        with open_read_only(tmp_path / "new.sqlite"):
+            pass
+
+
+def test_the_export_does_not_depend_on_the_order_of_runs(tmp_path: Path) -> None:
+    records = experiment.records(1)[:40]
+    shuffled = random.Random(3).sample(records, len(records))
+    for name, order in (("a", records), ("b", shuffled)):
+        with create(tmp_path / name) as store:
+            for record in order:
+                store.append(replace(record, cost=Cost(wall_seconds=len(name))))
+    assert export(tmp_path / "a") == export(tmp_path / "b")
+
+
+FILL = """
+import os, random, signal, sys, threading
+from pathlib import Path
+from sigmerge.experiments.store import create
+from tests.analysis.experiment import records
+wanted = records(1)
+delay = float(sys.argv[2])
+if delay:
+    threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+with create(Path(sys.argv[1])) as store:
+    for record in wanted:
+        if record.key not in store.keys():
+            store.append(record)
+print(len(wanted))
+"""
+
+
+def test_killed_and_resumed_it_ends_in_the_same_content(tmp_path: Path) -> None:
+    """Killed by SIGKILL at random moments, resumed each time."""
+
+    def fill(path: Path, delay: float) -> int:
+        command = [sys.executable, "-c", FILL, str(path), str(delay)]
+        return subprocess.run(command, capture_output=True, check=False).returncode
+
+    assert fill(tmp_path / "whole", 0) == 0
+    moments = random.Random(11)
+    killed = sum(fill(tmp_path / "killed", moments.uniform(0.001, 0.15)) != 0 for _ in range(6))
+    assert killed > 0
+    with create(tmp_path / "killed") as store:
+        partial = set(store.export())
+    assert partial <= set(export(tmp_path / "whole"))
+    assert fill(tmp_path / "killed", 0) == 0
+    assert export(tmp_path / "killed") == export(tmp_path / "whole")

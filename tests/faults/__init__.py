@@ -1,0 +1,1 @@
+"""Faults on purpose: kills, full disks, power cuts, changed inputs, damaged partials and caches."""

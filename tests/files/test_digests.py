@@ -1,0 +1,139 @@
+"""Remembered digests: trusted only for the very file, never a reason to stop."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from sigmerge.errors import PoolError
+from sigmerge.files import cache, digests
+from sigmerge.files.digests import rehashing, sha256
+
+OLD = (10**18, 10**18)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file whose times lie behind the clock's grain."""
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(digests, "GRAIN", -(10**9))
+    made = tmp_path / "weights"
+    made.write_bytes(b"weights")
+    return made
+
+
+def true_digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def notes(file: Path) -> list[Path]:
+    folder = file.parent / "cache/digests"
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def bytes_read(file: Path) -> int:
+    counts: list[int] = []
+    assert sha256([file], progress=counts.append) == {file: true_digest(file)}
+    return sum(counts)
+
+
+def test_a_file_is_read_once(file: Path) -> None:
+    assert bytes_read(file) == 7
+    assert bytes_read(file) == 0
+    with rehashing():
+        assert bytes_read(file) == 7
+        assert bytes_read(file) == 0
+    assert bytes_read(file) == 0
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"{", b"[]", b"\xff\xfe", b'{"sha256": 5}', b"[" * 100_000,
+     b'{"identity": "other", "sha256": "' + b"0" * 64 + b'"}'],
+)  # fmt: skip
+def test_a_garbled_note_is_made_again(file: Path, garbage: bytes) -> None:
+    bytes_read(file)
+    (note,) = notes(file)
+    note.write_bytes(garbage)
+    assert bytes_read(file) == 7
+    assert bytes_read(file) == 0
+
+
+def test_a_note_with_a_wrong_digit_is_made_again(file: Path) -> None:
+    bytes_read(file)
+    (note,) = notes(file)
+    wrong = ("1" if true_digest(file)[0] == "0" else "0") + true_digest(file)[1:]
+    note.write_text(note.read_text().replace(true_digest(file), wrong))
+    assert bytes_read(file) == 7
+
+
+def test_a_change_that_keeps_size_and_mtime_is_seen(file: Path) -> None:
+    os.utime(file, ns=OLD)
+    bytes_read(file)
+    file.write_bytes(b"WEIGHTS")
+    os.utime(file, ns=OLD)
+    assert bytes_read(file) == 7
+
+
+def test_a_file_younger_than_the_clocks_grain_is_not_remembered(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "GRAIN", 3600 * 10**9)
+    assert bytes_read(file) == bytes_read(file) == 7
+    assert notes(file) == []
+    later = time.time_ns() + 10**15
+    monkeypatch.setattr(digests, "GRAIN", 0)
+    os.utime(file, ns=(later, later))
+    assert bytes_read(file) == bytes_read(file) == 7
+
+
+@pytest.mark.parametrize("where", ["a file in the way", "a place that nobody writes"])
+def test_a_cache_that_keeps_nothing_stops_nothing(
+    file: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    blocked = file.parent / "blocked"
+    blocked.write_text("")
+    place = blocked / "cache" if where == "a file in the way" else Path("/proc/nowhere")
+    monkeypatch.setenv("SIGMERGE_CACHE", str(place))
+    assert bytes_read(file) == bytes_read(file) == 7
+
+
+def test_a_full_cache_stops_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGMERGE_CACHE", "/dev/full")
+    assert bytes_read(file) == 7
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PoolError, match="pipe: is not a regular file"):
+        sha256([tmp_path / "pipe"])
+
+
+def test_nothing_is_kept_inside_the_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    inside = cache.PACKAGE / "nano/pool/reference"
+    assert cache.beside(inside, "note.json") == tmp_path / "cache/profiles/note.json"
+    installed = tmp_path / "lib/site-packages/other/pool/reference"
+    installed.mkdir(parents=True)
+    assert cache.beside(installed, "note.json") == tmp_path / "cache/profiles/note.json"
+    own = tmp_path / "pool/reference"
+    own.mkdir(parents=True)
+    assert cache.beside(own, "note.json") == tmp_path / "pool/.sigmerge/note.json"
+
+
+def test_notes_beside_a_pool_are_made_again_and_never_stop(tmp_path: Path) -> None:
+    note = tmp_path / "note.json"
+    assert cache.kept_json(note, {"a"}) is None
+    cache.keep_json(note, {"a": 1})
+    assert cache.kept_json(note, {"a"}) == {"a": 1}
+    assert cache.kept_json(note, {"b"}) is None
+    note.write_bytes(b'{"a": ')
+    assert cache.kept_json(note, {"a"}) is None
+    cache.keep_json(note / "below", {"a": 1})
+    cache.keep_bytes(note / "below", b"")

@@ -1,0 +1,93 @@
+"""YAML within limits; one reader for recipes and suites."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sigmerge.errors import RecipeError
+from sigmerge.files.yaml_documents import LARGEST, parse_yaml, read_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", None),
+        ("a: [1, {b: 2}]", {"a": [1, {"b": 2}]}),
+        ("a: &x {b: 1}\nc: *x", {"a": {"b": 1}, "c": {"b": 1}}),
+        ("a: &x {b: 1}\nc: {<<: *x, d: 2}", {"a": {"b": 1}, "c": {"b": 1, "d": 2}}),
+        ("a: 1e9", {"a": "1e9"}),
+        ("a: " + "x" * 5000, {"a": "x" * 5000}),
+    ],
+)
+def test_sound_documents(text: str, value: Any) -> None:
+    assert parse_yaml(text, "text").value == value
+
+
+LAUGHS = "\n".join(
+    f"l{i}: &l{i} [{', '.join([f'*l{i - 1}' if i else 'x'] * 10)}]" for i in range(9)
+)
+MERGES = "l0: &l0 {x: 1}\n" + "\n".join(
+    f"l{i}: &l{i} {{<<: [*l{i - 1}, *l{i - 1}]}}" for i in range(1, 40)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "nested deeper than 64 levels"),
+        ("a:\n" + "".join(" " * i + "- \n" for i in range(100)), "not valid YAML"),
+        ("{a: " * 100 + "}" * 100, "nested deeper than 64 levels"),
+        (LAUGHS, "more than 200000 values"),
+        (MERGES, "more than 200000 values"),
+        ("&a [*a]", "alias inside what it stands for"),
+        ("&a {b: {c: *a}}", "alias inside what it stands for"),
+        ("*a", "undefined alias"),
+        ("1:" * 3000 + "1", "too long for a number"),
+        ("9" * 5000, "too long for a number"),
+        ("x" * (LARGEST + 1), "larger than 1 MiB"),
+        ("!!python/object/apply:os.system [x]", "could not determine a constructor"),
+        ("!!timestamp x", "not valid YAML"),
+        ("!!int x", "not valid YAML"),
+        ("!!int ''", "not valid YAML"),
+        ("!!bool x", "not valid YAML"),
+        ("!!set [a]", "not valid YAML"),
+        ("!!omap {a: 1}", "not valid YAML"),
+        ("a: 1\n---\nb: 2", "several YAML documents"),
+        ("? [a]\n: 1", "unhashable key"),
+        ("a: \x00", "not valid YAML"),
+        ("2001-99-99", "not valid YAML"),
+    ],
+)
+def test_documents_beyond_the_limits(text: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=words) as raised:
+        parse_yaml(text, "text", RecipeError)
+    assert str(raised.value).startswith("text: ") and len(str(raised.value)) < 500
+
+
+def test_lines_and_repeated_keys() -> None:
+    found = parse_yaml("a: 1\nb:\n  - c: 2\n    c: 3\na: 4\n", "text")
+    assert found.twice == (("b", 0, "c"), ("a",))
+    assert (found.lines[("b",)], found.lines[("b", 0, "c")], found.lines[("a",)]) == (2, 4, 5)
+
+
+def test_files(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("a: 1\nb: {c: 1, c: 2}\n")
+    with pytest.raises(RecipeError, match=r"a\.yaml: line 2, 'b\.c': is given twice"):
+        read_yaml(file, "a suite", RecipeError)
+    file.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(RecipeError, match="is not UTF-8"):
+        read_yaml(file, "a suite", RecipeError)
+    with pytest.raises(RecipeError, match="no such file; a suite is expected"):
+        read_yaml(tmp_path / "none", "a suite", RecipeError)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RecipeError, match="is not a regular file"):
+        read_yaml(tmp_path / "pipe", "a suite", RecipeError)
+    with pytest.raises(RecipeError, match="is not a regular file"):
+        read_yaml(Path("/dev/zero"), "a suite", RecipeError)
+    with pytest.raises(RecipeError, match="is a folder"):
+        read_yaml(tmp_path, "a suite", RecipeError)

@@ -1,0 +1,514 @@
+"""`sigmerge capture`, and merges with operators that read data, on a tiny Llama pool."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from safetensors.numpy import load_file  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+import sigmerge  # noqa: E402
+from sigmerge.cli.app import app  # noqa: E402
+from sigmerge.errors import OutputError, PoolError, RecipeError  # noqa: E402
+from sigmerge.jobs.anchor import is_current  # noqa: E402
+from sigmerge.jobs.capture import CaptureJob, plan_captures  # noqa: E402
+from sigmerge.jobs.dense import plan_dense  # noqa: E402
+from sigmerge.jobs.options import Options  # noqa: E402
+from sigmerge.jobs.pools import open_merge_pool  # noqa: E402
+from sigmerge.recipe import Recipe  # noqa: E402
+from tests.oracles import oracle_features as oracle  # noqa: E402
+from tests.pools import weight_bytes  # noqa: E402
+from tests.probing import models  # noqa: E402
+
+
+def planned(content: Any) -> list[dict[str, Any]]:
+    """The captures of a dry run."""
+    loaded = content if isinstance(content, Recipe) else sigmerge.load_recipe(content)
+    return [step.facts for step in CaptureJob(loaded, Options()).describe().steps]
+
+
+DATA = ("fisher", "regmean", "lot", "cat")
+EXPERTS = ("math", "coding")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: Any) -> Path:
+    root: Path = tmp_path_factory.mktemp("pool")
+    models.write_expert(root / "reference")
+    for seed, name in enumerate(EXPERTS, start=1):
+        models.write_expert(root / name, seed=seed, near=root / "reference")
+        models.write_exemplars(root / f"{name}.jsonl", seed, count=5)
+    return root
+
+
+@pytest.fixture
+def pool(made: Path, tmp_path: Path) -> Path:
+    """A pool of the test's own, so that no statistics lie beside it."""
+    return Path(shutil.copytree(made, tmp_path / "pool"))
+
+
+def recipe(pool: Path, method: str, **top: Any) -> dict[str, Any]:
+    listed = [
+        {"model": str(pool / name), "name": name, "exemplars": str(pool / f"{name}.jsonl")}
+        for name in EXPERTS
+    ]
+    return {"merge_method": method, "base_model": str(pool / "reference"), "models": listed, **top}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*.safetensors")}
+
+
+@pytest.mark.parametrize("method", DATA)
+def test_merge_captures_by_itself_and_reuses_what_is_there(
+    pool: Path, tmp_path: Path, method: str
+) -> None:
+    content = recipe(pool, method)
+    sigmerge.merge(content, tmp_path / "one", threads=1)
+    kept = sorted((pool / ".sigmerge").iterdir())
+    times = [file.stat().st_mtime_ns for folder in kept for file in sorted(folder.iterdir())]
+    sigmerge.merge(content, tmp_path / "two", threads=3)
+    again = [file.stat().st_mtime_ns for folder in kept for file in sorted(folder.iterdir())]
+    assert len(kept) == 2 and times == again
+    one, two = (tmp_path / name / "model.safetensors" for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+    plan = json.loads((tmp_path / "one/sigmerge/plan.json").read_text())
+    assert plan["capture"]["exemplars"] == {"math": 5, "coding": 5}
+    noted = plan["tensors"].get("model.layers.0.self_attn.q_proj.weight", {})
+    assert set(noted) == {"regmean": {"solver", "condition"}, "lot": {"rank", "of"},
+                          "cat": {"rank"}, "fisher": set()}[method]  # fmt: skip
+    inputs = json.loads((tmp_path / "one/sigmerge/provenance.json").read_text())["inputs"]
+    assert str(pool / "math.jsonl") in {entry["file"] for entry in inputs}
+
+
+def test_regmean_of_a_checkpoint_equals_the_oracle(pool: Path, tmp_path: Path) -> None:
+    """End to end: features of each expert on its own exemplars, by hooks of this test."""
+    sigmerge.merge(recipe(pool, "regmean"), tmp_path / "out")
+    name, weights, features = "model.layers.1.mlp.up_proj", [], []
+    for expert in EXPERTS:
+        model, rows = models.load(pool / expert), []
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _, args, rows=rows: rows.append(args[0][0].double().numpy())
+        )
+        for line in (pool / f"{expert}.jsonl").read_text().splitlines():
+            words = " ".join(json.loads(line).values()).split()
+            with torch.no_grad():
+                model(input_ids=torch.tensor([[models.WORDS.index(w) + 3 for w in words]]))
+        weights.append(model.get_submodule(name).weight.detach().double().numpy())
+        features.append(np.concatenate(rows))
+    merged = load_file(tmp_path / "out/model.safetensors")[f"{name}.weight"]
+    wanted = oracle.regmean(weights, features, 0.9)
+    np.testing.assert_allclose(merged, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_capture_split_over_two_machines_equals_one(pool: Path, tmp_path: Path) -> None:
+    sigmerge.capture(recipe(pool, "lot"), out=tmp_path / "whole")
+    both = tmp_path / "both"
+    for expert in EXPERTS:  # the second machine has the pool somewhere else, in another order
+        away = Path(shutil.copytree(pool, tmp_path / f"machine-{expert}"))
+        content = recipe(away, "cat")
+        content["models"].reverse()
+        sigmerge.capture(content, experts=[expert], out=tmp_path / f"from-{expert}")
+        shutil.copytree(tmp_path / f"from-{expert}", both, dirs_exist_ok=True)
+    assert contents(tmp_path / "whole") == contents(both)
+    sigmerge.merge(recipe(pool, "lot", capture={"folder": str(both)}), tmp_path / "a")
+    sigmerge.merge(recipe(pool, "lot"), tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_statistics_belong_to_names_not_positions(pool: Path, tmp_path: Path) -> None:
+    content = recipe(pool, "regmean")
+    sigmerge.merge(content, tmp_path / "a")
+    content["models"].reverse()
+    sigmerge.merge(content, tmp_path / "b")
+    a, b = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    for name in a:
+        np.testing.assert_allclose(a[name], b[name], rtol=1e-5, atol=1e-6)
+    swapped = recipe(pool, "regmean")
+    one, two = swapped["models"]
+    one["exemplars"], two["exemplars"] = two["exemplars"], one["exemplars"]
+    sigmerge.merge(swapped, tmp_path / "c")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    c = load_file(tmp_path / "c/model.safetensors")
+    assert not np.allclose(a[name], c[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "same"),
+    [
+        ("regmean", {"capture": {"max_length": 3}}, False),
+        ("regmean", {"capture": {"limit": 2}}, False),
+        ("regmean", {"capture": {"scale": 0.5}}, False),
+        ("regmean", {"capture": {"skip_bos": True}}, False),
+        ("regmean", {"capture": {"device": "cuda"}}, False),
+        ("regmean", {"capture": {"labels": "data"}}, True),
+        ("regmean", {"parameters": {"off_diagonal": 0.5}}, True),
+        ("fisher", {"capture": {"labels": "data"}}, False),
+        ("fisher", {"seed": 5}, True),
+        ("fisher", {"capture": {"scale": 0.5}}, True),
+    ],
+)
+def test_what_statistics_are_keyed_by(
+    pool: Path, method: str, change: dict[str, Any], same: bool
+) -> None:
+    def names(**top: Any) -> list[str]:
+        found = planned(recipe(pool, method, **top))
+        return [row["folder"] for row in found]
+
+    assert (names() == names(**change)) is same
+
+
+def test_an_interrupted_merge_goes_on_with_its_notes(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = recipe(pool, "lot")
+    sigmerge.merge(content, tmp_path / "whole")
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "merging":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sigmerge.merge(content, tmp_path / "parts", progress=stop)
+    result = sigmerge.merge(content, tmp_path / "parts")
+    assert list(result.provenance.blocks_resumed) == ["layer 0"]
+    for name in ("model.safetensors", "sigmerge/plan.json"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("method", DATA)
+def test_each_is_an_anchor_for_the_repair(pool: Path, tmp_path: Path, method: str) -> None:
+    scores = {"experts": {"math": {"math": 0.9, "coding": 0.2}, "coding": {"math": 0.1,
+              "coding": 0.8}}, "anchor": {"math": 0.5, "coding": 0.6}}  # fmt: skip
+    (pool / "scores.json").write_text(json.dumps(scores))
+    repair = {"scores": str(pool / "scores.json")}
+    sigmerge.merge(recipe(pool, method, repair=repair), tmp_path / "out")
+    plan = json.loads((tmp_path / "out/sigmerge/plan.json").read_text())
+    assert plan["operator"] == method and sum(map(sum, plan["claimed"])) > 0
+
+
+def test_lines_stands_on_them(pool: Path, tmp_path: Path) -> None:
+    content = recipe(pool, "lines", parameters={"on": "lot", "alpha": 1.0, "beta": 0.0})
+    sigmerge.merge(content, tmp_path / "lines")
+    sigmerge.merge(recipe(pool, "lot"), tmp_path / "lot")
+    assert contents(tmp_path / "lines") == contents(tmp_path / "lot")
+
+
+def family_pool(root: Path, family: str) -> Path:
+    models.write_expert(root / "reference", family)
+    for seed, name in enumerate(EXPERTS, start=1):
+        models.write_expert(root / name, seed=seed, near=root / "reference")
+        models.write_exemplars(root / f"{name}.jsonl", seed, count=9)
+    return root
+
+
+def test_regmean_of_gpt2_acts_on_the_first_dimension(tmp_path: Path) -> None:
+    """Its weights are (in, out); end to end against the oracle, by hooks of this test."""
+    pool = family_pool(tmp_path / "pool", "gpt2")
+    sigmerge.merge(recipe(pool, "regmean"), tmp_path / "out")
+    name, weights, features = "transformer.h.1.mlp.c_fc", [], []
+    for expert in EXPERTS:
+        model, rows = models.load(pool / expert), []
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _, args, rows=rows: rows.append(args[0][0].double().numpy())
+        )
+        for line in (pool / f"{expert}.jsonl").read_text().splitlines():
+            words = " ".join(json.loads(line).values()).split()
+            with torch.no_grad():
+                model(input_ids=torch.tensor([[models.WORDS.index(w) + 3 for w in words]]))
+        weights.append(model.get_submodule(name).weight.detach().double().numpy().T)
+        features.append(np.concatenate(rows))
+    merged = load_file(tmp_path / "out/model.safetensors")[f"{name}.weight"]
+    wanted = oracle.regmean(weights, features, 0.9).T
+    assert merged.shape == (16, 64)
+    np.testing.assert_allclose(merged, wanted, rtol=1e-4, atol=1e-4)
+    plan = json.loads((tmp_path / "out/sigmerge/plan.json").read_text())
+    assert plan["tensors"][f"{name}.weight"]["solver"] == "cholesky"
+    assert not any("nothing was captured" in warning for warning in plan["warnings"])
+
+
+@pytest.mark.parametrize("method", ["regmean", "lot", "cat"])
+def test_a_mixture_s_experts_are_named_where_they_are_merged_plainly(
+    method: str, tmp_path: Path
+) -> None:
+    pool = family_pool(tmp_path / "pool", "gpt_oss")
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps(recipe(pool, method)))
+    shown = CliRunner().invoke(app, ["merge", str(file), str(tmp_path / "out")])
+    plan = json.loads((tmp_path / "out/sigmerge/plan.json").read_text())
+    for name in ("experts.gate_up_proj", "experts.down_proj", "router.weight"):
+        said = f"model.layers.*.mlp.{name} (3 tensors): nothing was captured for it"
+        assert any(warning.startswith(said) for warning in plan["warnings"])
+        assert f"warning: {said}" in shown.stdout
+        for layer in range(3):
+            assert "fallback" in plan["tensors"][f"model.layers.{layer}.mlp.{name}"]
+    assert "fallback" not in plan["tensors"]["model.layers.0.self_attn.q_proj.weight"]
+
+
+def test_statistics_say_where_they_were_made(pool: Path, tmp_path: Path) -> None:
+    [row, _] = sigmerge.capture(recipe(pool, "regmean"))
+    made = json.loads((Path(row.folder) / "capture.json").read_text())
+    assert made["device"] == "cpu" and {"torch", "transformers", "tokens"} <= set(made)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_a_device_that_is_not_there(pool: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps(recipe(pool, "fisher")))
+    shown = CliRunner().invoke(app, ["capture", str(file), "--device", "cuda"])
+    assert isinstance(shown.exception, RecipeError)
+    assert "cuda is asked for, and torch finds none" in str(shown.exception)
+
+
+def write_own_code(folder: Path) -> None:
+    """A checkpoint whose architecture is its own Python file."""
+    (folder / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+        "class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    config |= {"model_type": "own", "auto_map": classes}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_code_of_a_checkpoint_runs_only_if_trusted(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    for name in EXPERTS:
+        write_own_code(pool / name)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps(recipe(pool, "regmean")))
+    refused = CliRunner().invoke(app, ["capture", str(file)])
+    assert isinstance(refused.exception, PoolError)
+    assert "--trust-remote-code" in str(refused.exception)
+    shown = CliRunner().invoke(app, ["capture", str(file), "--trust-remote-code"])
+    assert "math: 5 exemplars, captured" in shown.stdout, shown.exception
+
+
+def test_a_dry_run_says_what_would_be_captured(pool: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps(recipe(pool, "regmean", capture={"limit": 4})))
+    runner = CliRunner()
+    shown = runner.invoke(app, ["merge", str(file), str(tmp_path / "out"), "--dry-run"])
+    assert "capture math: 4 exemplars" in shown.stdout
+    shown = runner.invoke(app, ["capture", str(file), "--dry-run"])
+    assert "coding: 4 exemplars, to do" in shown.stdout
+    assert "memory at most 60" in shown.stdout
+    assert not (pool / ".sigmerge").exists()
+    shown = runner.invoke(app, ["capture", str(file), "--expert", "math"])
+    assert "math: 4 exemplars, captured" in shown.stdout and "coding" not in shown.stdout
+    shown = runner.invoke(app, ["capture", str(file)])
+    assert "math: 4 exemplars, there already" in shown.stdout
+
+
+def folder_of(pool: Path, method: str = "regmean") -> Path:
+    return Path(sigmerge.capture(recipe(pool, method))[0].folder)
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "layer-00001.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def flip(folder: Path) -> None:
+    file = folder / "layer-00001.safetensors"
+    file.write_bytes(file.read_bytes()[:-8] + np.float64(7).tobytes())
+
+
+def unlist(folder: Path) -> None:
+    (folder / "capture.json").write_text('{"expert": "math"}')
+    flip(folder)
+
+
+@pytest.mark.parametrize("method", ["regmean", "fisher"])
+@pytest.mark.parametrize(
+    "harm",
+    [truncate, flip, unlist, lambda folder: (folder / "layer-00001.safetensors").unlink()],
+)
+def test_damaged_statistics_are_captured_again(
+    pool: Path, tmp_path: Path, harm: Any, method: str
+) -> None:
+    folder = folder_of(pool, method)
+    whole = contents(folder)
+    harm(folder)
+    assert contents(folder) != whole
+    first, second = planned(recipe(pool, method))
+    assert first["state"].startswith("to do again: ")
+    assert second["state"] == "there already"
+    sigmerge.merge(recipe(pool, method), tmp_path / "out")
+    assert contents(folder) == whole
+    plan = json.loads((tmp_path / "out/sigmerge/plan.json").read_text())
+    assert [w for w in plan["warnings"] if w.startswith("math: captured again, since ")]
+
+
+def test_an_unfinished_capture_builds_on_whole_files_only(pool: Path) -> None:
+    folder = folder_of(pool)
+    whole = contents(folder)
+    truncate(folder)
+    (folder / "capture.json").unlink()
+    assert sigmerge.capture(recipe(pool, "regmean"))[0].state == "captured"
+    assert contents(folder) == whole
+
+
+def test_stray_files_beside_statistics_are_not_read(pool: Path, tmp_path: Path) -> None:
+    folder = folder_of(pool)
+    sigmerge.merge(recipe(pool, "regmean"), tmp_path / "before")
+    (folder / "mine.safetensors").write_text("not one")
+    sigmerge.merge(recipe(pool, "regmean"), tmp_path / "after")
+    assert weight_bytes(tmp_path / "after") == weight_bytes(tmp_path / "before")
+    assert (folder / "mine.safetensors").read_text() == "not one"
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_statistics_are_keyed_by_what_the_model_is_and_reads(pool: Path, file: str) -> None:
+    def names() -> list[str]:
+        return [r["folder"] for r in planned(recipe(pool, "lot"))]
+
+    before = names()
+    content = json.loads((pool / "math" / file).read_text())
+    (pool / "math" / file).write_text(json.dumps(content, indent=7))
+    assert names()[0] != before[0] and names()[1] == before[1]
+
+
+def test_an_anchor_made_with_other_statistics_is_stale(pool: Path, tmp_path: Path) -> None:
+    content = sigmerge.load_recipe(recipe(pool, "regmean"))
+    sigmerge.merge(content, tmp_path / "out")
+    assert is_current(content, tmp_path / "out", Options())
+    config = json.loads((pool / "math/config.json").read_text())
+    (pool / "math/config.json").write_text(json.dumps(config | {"rope_theta": 77.0}))
+    assert not is_current(content, tmp_path / "out", Options())
+
+
+def test_a_plan_counts_the_captures_it_needs(pool: Path) -> None:
+    loaded = sigmerge.load_recipe(recipe(pool, "regmean", capture={"labels": "data"}))
+
+    def plan() -> dict[str, Any]:
+        step = plan_dense(loaded, Options()).describe(1)
+        return {**step.facts, **asdict(step)}
+
+    sigmerge.capture(loaded, experts=["coding"])
+    before = plan()
+    rows = planned(loaded)
+    assert before["to_capture"] == ["math"]
+    assert before["peak_memory_bytes"] >= rows[0]["peak_memory_bytes"]
+    assert before["notes"][-1] == "capture.labels: regmean does not read it"
+    sigmerge.capture(loaded)
+    assert plan()["to_capture"] == []
+    assert plan()["peak_memory_bytes"] < before["peak_memory_bytes"]
+
+
+def test_exemplars_are_cut_to_the_positions_there_are(tmp_path: Path) -> None:
+    pool = family_pool(tmp_path / "pool", "gpt2")
+    (pool / "math.jsonl").write_text(json.dumps({"prompt": "w1 " * 90}))
+    folder = folder_of(pool)
+    assert json.loads((folder / "capture.json").read_text())["tokens"] == 64
+
+
+# Wrong input
+
+
+@pytest.mark.parametrize(
+    ("line", "capture", "said"),
+    [
+        ({"prompt": ""}, {}, "its prompt is empty"),
+        ({"prompt": "w1"}, {"labels": "data"}, "has no response within 64"),
+    ],
+)
+def test_a_dry_run_finds_exemplars_that_cannot_be_shown(
+    pool: Path, line: Any, capture: Any, said: str
+) -> None:
+    with (pool / "coding.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(RecipeError, match=rf"coding: .*coding\.jsonl, line 6: {said}"):
+        planned(recipe(pool, "fisher", capture=capture))
+
+
+def test_skip_bos_of_a_single_token(pool: Path) -> None:
+    (pool / "math.jsonl").write_text('{"prompt": "w1"}\n')
+    with pytest.raises(RecipeError, match=r"math: .*line 1: is one token .*skip_bos"):
+        sigmerge.capture(recipe(pool, "lot", capture={"skip_bos": True}))
+
+
+def test_statistics_cannot_go_into_a_file(pool: Path) -> None:
+    with pytest.raises(OutputError, match="statistics cannot be kept there"):
+        sigmerge.capture(recipe(pool, "lot"), out=pool / "math.jsonl")
+
+
+def test_missing_exemplars_are_reported_with_their_place(pool: Path) -> None:
+    content = recipe(pool, "lot")
+    del content["models"][0]["exemplars"]
+    content["models"][1]["exemplars"] = "nowhere.jsonl"
+    with pytest.raises(RecipeError) as error:
+        sigmerge.load_recipe(content)
+    text = str(error.value)
+    assert "models[0]: exemplars is missing: lot reads each expert's own" in text
+    assert "models[1].exemplars" in text and "no such file" in text
+
+
+def test_an_empty_file_stops_before_anything_is_captured(pool: Path, tmp_path: Path) -> None:
+    (pool / "coding.jsonl").write_text("\n")
+    with pytest.raises(RecipeError, match=r"coding: .*coding\.jsonl: holds no exemplars"):
+        sigmerge.merge(recipe(pool, "regmean"), tmp_path / "out")
+    assert not (pool / ".sigmerge").exists()
+
+
+def test_tokenizers_that_differ_stop_it(pool: Path) -> None:
+    models.write_tokenizer(pool / "coding", models.WORDS[::-1])
+    with pytest.raises(PoolError, match="coding: 20 tokens differ from those of math"):
+        plan_dense(sigmerge.load_recipe(recipe(pool, "cat")), Options())
+
+
+def test_an_expert_without_tokenizer_takes_the_references(pool: Path) -> None:
+    (pool / "math/tokenizer.json").unlink()
+    (pool / "math/tokenizer_config.json").unlink()
+    loaded = sigmerge.load_recipe(recipe(pool, "cat"))
+    opened, _ = open_merge_pool(loaded, Options())
+    assert plan_captures(loaded, opened, Options())[0].tokenizer == pool / "reference"
+    soup = recipe(pool, "regmean")
+    del soup["base_model"]
+    loaded = sigmerge.load_recipe(soup)
+    opened, _ = open_merge_pool(loaded, Options())
+    with pytest.raises(RecipeError, match="math: no tokenizer in"):
+        plan_captures(loaded, opened, Options())
+
+
+def test_singular_grams_are_an_error_if_asked(pool: Path, tmp_path: Path) -> None:
+    parameters = {"off_diagonal": 1.0, "singular": "error"}
+    content = recipe(pool, "regmean", parameters=parameters, capture={"limit": 1})
+    with pytest.raises(PoolError, match=r"its Grams are singular, .* tokens for .* channels"):
+        sigmerge.merge(content, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_words_of_the_command(pool: Path) -> None:
+    with pytest.raises(RecipeError, match="linear reads no exemplars"):
+        sigmerge.capture(recipe(pool, "linear"))
+    with pytest.raises(RecipeError, match="No expert is called 'maths'; did you mean 'math'"):
+        sigmerge.capture(recipe(pool, "lot"), experts=["maths"])
+    with pytest.raises(RecipeError, match="did you mean 'limit'"):
+        sigmerge.load_recipe(recipe(pool, "lot", capture={"limits": 3}))
+    soup = recipe(pool, "regmean", capture={"scale": 0.5})
+    del soup["base_model"]
+    with pytest.raises(RecipeError, match=r"capture\.scale: needs a base_model"):
+        sigmerge.load_recipe(soup)

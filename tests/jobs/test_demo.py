@@ -1,0 +1,61 @@
+"""The demo: interrupted, it goes on; what it did not make itself, it leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sigmerge
+from sigmerge.errors import OutputError
+from sigmerge.jobs import demo as demo_module
+from sigmerge.nano.files import RECIPES
+
+ANCHORS = ("linear", "ties")
+
+
+@pytest.fixture(autouse=True)
+def _two_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "ANCHORS", ANCHORS)
+
+
+class Interrupt:
+    """Ctrl-C while the second anchor's scores on the evaluation items are taken."""
+
+    def __init__(self) -> None:
+        self.started = 0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self.started += stage == "evaluating" and done == 0
+        if self.started == len(ANCHORS):
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_demo_goes_on(tmp_path: Path) -> None:
+    out, whole = tmp_path / "stopped", tmp_path / "whole"
+    with pytest.raises(KeyboardInterrupt):
+        sigmerge.demo(out, progress=Interrupt())
+    assert (out / "linear/run.json").exists()
+    assert not (out / "ties/run.json").exists()
+    went_on, expected = sigmerge.demo(out), sigmerge.demo(whole)
+    assert went_on.rows == expected.rows
+    for name in ANCHORS:
+        for weights in ("anchor/model.safetensors", "repaired/model.safetensors"):
+            expected_bytes = (whole / name / weights).read_bytes()
+            assert (out / name / weights).read_bytes() == expected_bytes
+    with pytest.raises(OutputError, match="finished demo"):
+        sigmerge.demo(out)
+
+
+def test_a_run_of_the_users_own_is_not_replaced(tmp_path: Path) -> None:
+    sigmerge.run(RECIPES / "linear.yaml", tmp_path / "linear")
+    before = (tmp_path / "linear/run.json").read_bytes()
+    sigmerge.demo(tmp_path)
+    assert (tmp_path / "linear/run.json").read_bytes() == before
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds thesis\.tex, which no demo wrote"):
+        sigmerge.demo(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]

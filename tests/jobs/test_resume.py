@@ -1,0 +1,294 @@
+"""Killed at any moment and run again: the same bytes as if nothing had happened."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sigmerge
+from sigmerge.checkpoints.folder import INDEX
+from sigmerge.checkpoints.writer import Output, plan_layout
+from sigmerge.errors import OutputError
+from tests.pools import PoolOnDisk, draw, make_pool, shapes, weight_bytes, write_weights
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from sigmerge.checkpoints.writer import Output
+from sigmerge.api import merge
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+{patch}
+merge(Path(sys.argv[1]), Path(sys.argv[2]), threads=2, max_shard_size="8KB", overwrite=True)
+"""
+AFTER_BLOCKS = """
+finish, count = Output.finish, []
+def patched(self, *args):
+    finish(self, *args)
+    count.append(1)
+    if len(count) == {n}:
+        die()
+Output.finish = patched
+"""
+AFTER_WRITES = """
+write, count = Output.write, []
+def patched(self, *args):
+    write(self, *args)
+    count.append(1)
+    if len(count) == {n}:
+        die()
+Output.write = patched
+"""
+WITH_COMPANIONS = """
+copy = Output.copy
+def patched(self, *args):
+    copy(self, *args)
+    die()
+Output.copy = patched
+"""
+BETWEEN_RENAMES = """
+import sigmerge.checkpoints.writer
+sigmerge.checkpoints.writer.exchange = lambda one, other: False
+rename = Path.rename
+def patched(self, target):
+    if self.name.endswith(".partial"):
+        die()
+    return rename(self, target)
+Path.rename = patched
+"""
+AFTER_RENAMES = """
+import shutil
+shutil.rmtree = lambda *_, **__: die()
+"""
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    return make_pool(tmp_path_factory.mktemp("pool"), layers=3, dtype="bf16", tokenizer=True)
+
+
+def recipe_file(pool: PoolOnDisk, weight: float = 0.5) -> Path:
+    each = {"density": (0.3, 0.5, 0.7)}
+    content = pool.recipe("dare_ties", None, (weight, 0.25, 0.75), each, seed=3)
+    return pool.write(content, f"recipe-{weight}.yaml")
+
+
+def run_again(recipe: Path, out: Path, **how: Any) -> dict[str, Any]:
+    return sigmerge.merge(recipe, out, **{"threads": 1, "max_shard_size": "8KB", **how})
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(pool: PoolOnDisk, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("whole") / "out"
+    run_again(recipe_file(pool), out)
+    found = weight_bytes(out)
+    assert sum(name.endswith(".safetensors") for name in found) > 2
+    return found
+
+
+def killed(recipe: Path, out: Path, patch: str) -> None:
+    script = DYING.format(patch=patch)
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(recipe), str(out)], capture_output=True, text=True
+    )
+    assert run.returncode == -signal.SIGKILL, run.stderr
+
+
+def leftovers(out: Path) -> list[str]:
+    return [entry.name for entry in out.parent.iterdir() if entry.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("patch", "finished"),
+    [
+        (AFTER_WRITES.format(n=1), 0),
+        (AFTER_BLOCKS.format(n=1), 1),
+        (AFTER_WRITES.format(n=20), 2),
+        (AFTER_BLOCKS.format(n=4), 4),
+        (WITH_COMPANIONS, 6),
+        (BETWEEN_RENAMES, 0),
+    ],
+    ids=["first tile", "first block", "amid a block", "fourth block", "companions", "renames"],
+)
+def test_resumed_is_uninterrupted(
+    pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes], patch: str, finished: int
+) -> None:
+    out = tmp_path / "out"
+    killed(recipe_file(pool), out, patch)
+    assert not out.exists()
+    result = run_again(recipe_file(pool), out)
+    assert len(list(result.provenance.blocks_resumed)) == finished
+    assert weight_bytes(out) == uninterrupted
+    assert leftovers(out) == []
+
+
+def test_killed_just_after_publishing_is_published(
+    pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    out = old_folder(tmp_path)
+    killed(recipe_file(pool), out, AFTER_RENAMES)
+    assert weight_bytes(out) == uninterrupted
+    assert not list(out.rglob("*journal*"))
+    run_again(recipe_file(pool), out, overwrite=True)
+    assert weight_bytes(out) == uninterrupted
+    assert leftovers(out) == []
+
+
+def test_a_changed_recipe_starts_afresh(pool: PoolOnDisk, tmp_path: Path) -> None:
+    killed(recipe_file(pool), tmp_path / "out", AFTER_BLOCKS.format(n=3))
+    result = run_again(recipe_file(pool, 0.6), tmp_path / "out")
+    assert list(result.provenance.blocks_resumed) == []
+    run_again(recipe_file(pool, 0.6), tmp_path / "whole")
+    assert weight_bytes(tmp_path / "out") == weight_bytes(tmp_path / "whole")
+
+
+def test_a_changed_shard_size_starts_afresh(
+    pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    killed(recipe_file(pool), tmp_path / "out", AFTER_BLOCKS.format(n=3))
+    result = run_again(recipe_file(pool), tmp_path / "out", max_shard_size="1MB")
+    assert result.provenance.blocks_resumed == ()
+    assert (tmp_path / "out/model.safetensors").exists()
+    assert not (tmp_path / "out" / INDEX).exists()
+
+
+def test_a_changed_input_starts_afresh(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", layers=3)
+    killed(recipe_file(pool), tmp_path / "out", AFTER_BLOCKS.format(n=3))
+    write_weights(pool.experts["math"], draw(shapes(layers=3), 999))
+    result = run_again(recipe_file(pool), tmp_path / "out")
+    assert list(result.provenance.blocks_resumed) == []
+    run_again(recipe_file(pool), tmp_path / "whole")
+    assert weight_bytes(tmp_path / "out") == weight_bytes(tmp_path / "whole")
+
+
+def test_another_tokenizer_starts_afresh(pool: PoolOnDisk, tmp_path: Path) -> None:
+    killed(recipe_file(pool), tmp_path / "out", WITH_COMPANIONS)
+    (pool.experts["math"] / "added_tokens.json").write_text("{}")
+    content = pool.recipe(
+        "dare_ties", None, each={"density": (0.3, 0.5, 0.7)}, tokenizer_source="math", seed=3
+    )
+    result = run_again(pool.write(content, "other.yaml"), tmp_path / "out")
+    (pool.experts["math"] / "added_tokens.json").unlink()
+    assert list(result.provenance.blocks_resumed) == []
+    assert (tmp_path / "out/added_tokens.json").exists()
+
+
+def test_a_torn_line_of_the_journal_is_not_believed(
+    pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    killed(recipe_file(pool), tmp_path / "out", AFTER_BLOCKS.format(n=3))
+    journal = tmp_path / ".out.partial/sigmerge/journal.jsonl"
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:9])
+    assert len(run_again(recipe_file(pool), tmp_path / "out").provenance.blocks_resumed) == 2
+    assert weight_bytes(tmp_path / "out") == uninterrupted
+
+
+def old_folder(tmp_path: Path) -> Path:
+    """An older and larger result, with shards and an index that must not survive."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "config.json").write_text("{}")
+    (out / INDEX).write_text('{"weight_map": {"x": "model-00001-of-00099.safetensors"}}')
+    (out / "model-00001-of-00099.safetensors").write_bytes(b"old")
+    (out / "model.safetensors").write_bytes(b"older")
+    return out
+
+
+def test_overwriting_never_mixes_old_and_new(
+    pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    out = old_folder(tmp_path)
+    run_again(recipe_file(pool), out, overwrite=True)
+    assert weight_bytes(out) == uninterrupted
+    assert leftovers(out) == []
+
+
+@pytest.mark.parametrize("patch", [AFTER_BLOCKS.format(n=3), WITH_COMPANIONS])
+def test_a_killed_overwriting_leaves_the_old_folder_as_it_was(
+    pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes], patch: str
+) -> None:
+    out = old_folder(tmp_path)
+    before = weight_bytes(out)
+    killed(recipe_file(pool), out, patch)
+    assert weight_bytes(out) == before
+    run_again(recipe_file(pool), out, overwrite=True)
+    assert weight_bytes(out) == uninterrupted
+
+
+def test_killed_between_the_two_renames_of_an_overwriting(
+    pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    out = old_folder(tmp_path)
+    before = weight_bytes(out)
+    killed(recipe_file(pool), out, BETWEEN_RENAMES)
+    assert not out.exists()
+    assert weight_bytes(tmp_path / ".out.old") == before
+    layout = plan_layout([("x", "F32", (4,))], 10**6)
+    with Output(out, layout, "another job", overwrite=True):
+        assert weight_bytes(out) == before  # put back by whoever comes next
+    run_again(recipe_file(pool), out, overwrite=True)
+    assert weight_bytes(out) == uninterrupted
+    assert leftovers(out) == []
+
+
+def test_an_existing_folder_needs_overwrite(pool: PoolOnDisk, tmp_path: Path) -> None:
+    out = old_folder(tmp_path)
+    before = weight_bytes(out)
+    with pytest.raises(OutputError, match="exists already; pass --overwrite"):
+        run_again(recipe_file(pool), out)
+    assert weight_bytes(out) == before
+    assert leftovers(out) == []
+
+
+def test_only_a_checkpoint_folder_is_overwritten(pool: PoolOnDisk, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.tex").write_text("years of work")
+    with pytest.raises(OutputError, match="is not a checkpoint folder"):
+        run_again(recipe_file(pool), tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out/thesis.tex").exists()
+
+
+@pytest.mark.parametrize("which", ["reference", "math"])
+def test_an_input_is_never_overwritten(pool: PoolOnDisk, which: str) -> None:
+    before = weight_bytes(pool.root / which)
+    with pytest.raises(OutputError, match="holds an input"):
+        run_again(recipe_file(pool), pool.root / which, overwrite=True)
+    assert weight_bytes(pool.root / which) == before
+
+
+def test_a_second_run_is_locked_out(pool: PoolOnDisk, tmp_path: Path) -> None:
+    layout = plan_layout([("x", "F32", (4,))], 10**6)
+    with (
+        Output(tmp_path / "out", layout, "job", overwrite=False),
+        pytest.raises(OutputError, match="another run is writing it"),
+    ):
+        run_again(recipe_file(pool), tmp_path / "out")
+    run_again(recipe_file(pool), tmp_path / "out")
+    assert leftovers(tmp_path / "out") == []
+
+
+def test_a_folder_behind_a_symlink_is_replaced_where_it_lies(
+    pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    real = old_folder(tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to(real)
+    for _ in range(2):
+        run_again(recipe_file(pool), link, overwrite=True)
+        assert link.is_symlink()
+        assert weight_bytes(real) == uninterrupted
+    assert leftovers(real) == []
+
+
+def test_a_path_below_a_file_says_so(pool: PoolOnDisk) -> None:
+    with pytest.raises(OutputError, match="cannot be written"):
+        run_again(recipe_file(pool), recipe_file(pool) / "out")

@@ -1,0 +1,280 @@
+"""The whole chain on a miniature pool trained from scratch, and the demo on the shipped one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import sigmerge
+from sigmerge.cli.app import app
+from sigmerge.errors import OutputError, RecipeError
+from sigmerge.evaluation.how import How
+from sigmerge.evaluation.run import nano_scores
+from sigmerge.experiments.grid import Setting, read_cells, run_grid
+from sigmerge.experiments.studies import study
+from sigmerge.experiments.summary import gains, markdown
+from sigmerge.jobs import demo as demo_module
+from sigmerge.jobs.anchor import is_current
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.search import plan_search
+from sigmerge.nano.facts import DOMAINS
+from sigmerge.nano.train import train
+from tests.pools import weight_bytes
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("mini") / "pool", size="mini")
+
+
+def recipe(pool: Path, **repair: Any) -> dict[str, Any]:
+    return {
+        "merge_method": "task_arithmetic",
+        "base_model": str(pool / "reference"),
+        "models": [{"model": str(pool / name), "parameters": {"weight": 0.4}} for name in DOMAINS],
+        "repair": {
+            "probe": str(pool / "probe.jsonl"),
+            "evaluate": {"suite": "nano", "pool": str(pool), "limit": 20},
+            **repair,
+        },
+    }
+
+
+def test_the_chain_end_to_end(pool: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = sigmerge.run(recipe(pool), out)
+    assert {file.name for file in out.iterdir()} == {
+        "anchor", "repaired", "calibration.json", "evaluation.json", "report.html", "run.json",
+    }  # fmt: skip
+    evaluation = json.loads((out / "evaluation.json").read_text())
+    for name, folder in (("anchor", out / "anchor"), ("repaired", out / "repaired")):
+        again = nano_scores(folder, "evaluation", pool, How(limit=20))
+        assert evaluation[name] == pytest.approx(again)
+    plan = json.loads((out / "repaired/sigmerge/plan.json").read_text())
+    assert list(plan["views"]) == ["representation", "direction", "sign"]
+    best = {d: max(row[d] for row in plan["scores"]["experts"].values()) for d in DOMAINS}
+    for domain in DOMAINS:
+        gap = max(0.0, best[domain] - plan["scores"]["anchor"][domain])
+        assert plan["deficit"][domain] == pytest.approx(gap)
+    assert plan["guard"]["verdict"] in ("better", "level", "worse")
+    assert plan["claimed"] == plan["quota"]
+    assert result.as_json()["evaluation"] == evaluation
+    page = (out / "report.html").read_text()
+    assert "Task arithmetic" in page
+    assert page == (out / "repaired/sigmerge/report.html").read_text()
+    two_steps = tmp_path / "two"
+    sigmerge.repair(recipe(pool), two_steps, anchor=out / "anchor")
+    weights = "model.safetensors"
+    assert (two_steps / weights).read_bytes() == (out / "repaired" / weights).read_bytes()
+
+
+def test_an_interrupted_run_goes_on_and_a_finished_one_is_safe(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    sigmerge.run(recipe(pool), out)
+    with pytest.raises(OutputError, match="finished run"):
+        sigmerge.run(recipe(pool), out)
+    whole = weight_bytes(out / "repaired")
+    (out / "run.json").unlink()
+    shutil.rmtree(out / "repaired")
+    before = (out / "anchor/model.safetensors").stat().st_mtime_ns
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a checkpoint was scored again")
+
+    monkeypatch.setattr("sigmerge.nano.suite.answer", refuse)
+    sigmerge.run(recipe(pool), out)
+    assert (out / "anchor/model.safetensors").stat().st_mtime_ns == before
+    assert weight_bytes(out / "repaired") == whole
+
+
+def test_a_run_writes_into_no_foreign_folder(pool: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("years of work")
+    with pytest.raises(OutputError, match=r"holds thesis\.txt, which no run wrote"):
+        sigmerge.run(recipe(pool), tmp_path / "mine", overwrite=True)
+    for name in (".env", "repaired/thesis.txt", "anchor/config.json"):
+        out = tmp_path / name.replace("/", "-")
+        (out / name).parent.mkdir(parents=True)
+        (out / name).write_text("years of work")
+        (out / "run.json").write_text("{}")
+        with pytest.raises(OutputError, match=f"holds {name.split('/')[0]}, which no run wrote"):
+            sigmerge.run(recipe(pool), out, overwrite=True)
+        assert (out / name).exists()
+    with pytest.raises(OutputError, match="holds an input"):
+        sigmerge.run(recipe(pool), pool, overwrite=True)
+    plain = recipe(pool)
+    del plain["repair"]
+    with pytest.raises(RecipeError, match="no repair: section"):
+        sigmerge.run(plain, tmp_path / "run")
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def searched(pool: Path, **section: Any) -> dict[str, Any]:
+    small = {"population": 4, "calls": 8, "items": 5, "estimator": "mean", "suite": str(pool)}
+    return {**recipe(pool), "merge_method": "task_arithmetic", "search": {**small, **section}}
+
+
+def test_a_search_is_an_anchor(pool: Path, tmp_path: Path) -> None:
+    """Repaired by `run` and by `merge`; the anchor is the search's winner, to the last bit."""
+    out = tmp_path / "run"
+    result = sigmerge.run(searched(pool), out)
+    assert result.as_json()["title"] == "MERGE³ over Task arithmetic"
+    sigmerge.search(searched(pool), tmp_path / "search")
+    winner = weights(tmp_path / "search/winner")
+    assert weights(out / "anchor") == winner
+    kept = (out / "anchor/sigmerge/search.jsonl").read_bytes()
+    assert kept == (tmp_path / "search/search.jsonl").read_bytes()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["run", "search"]
+    plan = json.loads((out / "repaired/sigmerge/plan.json").read_text())
+    assert sum(map(sum, plan["claimed"])) > 0
+    sigmerge.merge(searched(pool), tmp_path / "repaired")
+    assert weights(tmp_path / "repaired") == weights(out / "repaired")
+    plain = searched(pool)
+    del plain["repair"]
+    sigmerge.merge(plain, tmp_path / "plain")
+    assert weights(tmp_path / "plain") == winner
+    sigmerge.merge(tmp_path / "plain/sigmerge/recipe.yaml", tmp_path / "again")
+    assert weights(tmp_path / "again") == winner
+
+
+def test_a_searched_anchor_is_stale_when_the_model_is_another(pool: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(pool, tmp_path / "pool"))
+    content = searched(own)
+    del content["repair"]
+    loaded = sigmerge.load_recipe(content)
+    sigmerge.merge(loaded, tmp_path / "out")
+    assert is_current(loaded, tmp_path / "out", Options())
+    file = own / "reference/config.json"
+    file.write_text(file.read_text() + "\n")
+    assert not is_current(loaded, tmp_path / "out", Options())
+
+
+def test_an_interrupted_run_does_not_search_again(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, content = tmp_path / "run", searched(pool)
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if (stage, done) == ("searching", 6):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sigmerge.run(content, out, progress=stop, threads=1)
+    heard: list[tuple[str, int]] = []
+    sigmerge.run(content, out, progress=lambda stage, done, total: heard.append((stage, done)))
+    assert [done for stage, done in heard if stage == "searching"] == [7, 8]
+    (out / "run.json").unlink()
+    heard.clear()
+    sigmerge.run(content, out, progress=lambda stage, done, total: heard.append((stage, done)))
+    assert not [stage for stage, _ in heard if stage == "searching"]
+    (out / "run.json").unlink()
+    other = {**content, "seed": 1}
+    sigmerge.run(other, out, progress=lambda stage, done, total: heard.append((stage, done)))
+    assert [done for stage, done in heard if stage == "searching"] == list(range(1, 9))
+
+
+def test_a_searched_merge_that_ended_while_it_moved_the_winner(pool: Path, tmp_path: Path) -> None:
+    content = searched(pool)
+    del content["repair"]
+    sigmerge.search(content, tmp_path / ".out.search")
+    wanted = weights(tmp_path / ".out.search/winner")
+    shutil.rmtree(tmp_path / ".out.search/winner")
+    heard: list[str] = []
+    sigmerge.merge(content, tmp_path / "out", progress=lambda stage, *_: heard.append(stage))
+    assert weights(tmp_path / "out") == wanted and "searching" not in heard
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"search": {"population": 25}}, "search: A budget of 240 .* generations of 25"),
+        ({"search": {"population": 5, "calls": 10, "generations": 2}}, "not both"),
+        ({"search": {"estimator": "irt"}}, "search.estimator: must be 'mean'"),
+        ({"search": {"popluation": 4}}, "did you mean 'population'"),
+        ({"search": {}, "merge_method": "cabs"}, "cabs cannot be searched; the search knows"),
+    ],
+)
+def test_search_sections_that_cannot_be_run(
+    pool: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        sigmerge.load_recipe({**recipe(pool), **change})
+
+
+def test_a_dry_run_of_a_searched_merge(pool: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(searched(pool)))
+    ran = CliRunner().invoke(app, ["merge", str(file), str(tmp_path / "out"), "--dry-run"])
+    assert "8 calls = 4 × 2, 25 items each" in ran.output and "candidates at a time" in ran.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_grid_fills_its_store_once(pool: Path, tmp_path: Path) -> None:
+    settings = [(Setting("default", {}), 0), (Setting("mask", {"variant": "random_mask"}), 1)]
+    store = tmp_path / "cells.jsonl"
+
+    def made(anchor: str) -> dict[str, Any]:
+        return {**recipe(pool), "merge_method": anchor}
+
+    cells = run_grid({"mini": made}, ["linear", "ties"], settings, store, Options())
+    assert [cell.key for cell in cells] == [
+        ("mini", anchor, setting.name, seed)
+        for anchor in ("linear", "ties")
+        for setting, seed in settings
+    ]
+    lines = store.read_text().splitlines()
+    store.write_text("\n".join(lines[:3]) + "\n")
+    again = run_grid({"mini": made}, ["linear", "ties"], settings, store, Options())
+    assert again == cells
+    assert store.read_text().splitlines() == lines
+    assert gains(cells)["mini", "linear"] == pytest.approx(100 * cells[0].gain)
+    table = markdown(cells)
+    better = sum(cell.gain > 0 for cell in cells if cell.setting == "default")
+    assert f"improves {better} of 2 pairs" in table
+    assert read_cells(tmp_path / "nothing") == []
+
+
+def test_a_study_wants_nano_pools(tmp_path: Path) -> None:
+    with pytest.raises(sigmerge.errors.PoolError, match="no nano pool"):
+        study([tmp_path], ["linear"], tmp_path / "out", 1, Options())
+
+
+def test_the_demo_on_the_shipped_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "ANCHORS", ("linear",))
+    result = sigmerge.demo(tmp_path / "demo")
+    [row] = result.rows
+    assert row.name == "Linear soup"
+    assert row.domains == 5
+    assert row.gain > 0
+    assert Path(result.page).read_text().count("Linear soup") > 0
+    with pytest.raises(OutputError, match="finished demo"):
+        sigmerge.demo(tmp_path / "demo")
+
+
+def test_every_shipped_recipe_is_sound() -> None:
+    from sigmerge.jobs.dense import plan_dense
+    from sigmerge.nano.files import RECIPES
+
+    files = sorted(RECIPES.glob("*.yaml"))
+    assert {file.stem for file in files} >= set(demo_module.ANCHORS)
+    for file in files:
+        loaded = sigmerge.load_recipe(file)
+        assert list(loaded.experts) == list(DOMAINS)
+        assert yaml.safe_load(loaded.text)["repair"]["evaluate"] == {"suite": "nano"}
+        if loaded.search is None:
+            assert plan_dense(loaded, Options()).pool.stack.depth == 6
+        else:
+            job = plan_search(loaded, Options())
+            assert (job.settings.evaluation_calls, job.base.pool.stack.depth) == (240, 6)

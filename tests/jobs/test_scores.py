@@ -1,0 +1,152 @@
+"""Where scores come from, what is remembered, and how wrong ones are refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sigmerge
+from sigmerge.errors import RecipeError, ScoreError
+from sigmerge.evaluation.command_line import run_command
+from sigmerge.jobs.scores import (
+    CheckpointScorer,
+    Measured,
+    harness_scores,
+    printed_scores,
+    read_scores,
+)
+from tests.pools import PoolOnDisk, make_pool
+
+DOMAINS = ("math", "coding", "safety")
+GOOD: dict[str, Any] = {
+    "experts": {e: {d: 0.9 if d == e else 0.4 for d in DOMAINS} for e in DOMAINS},
+    "anchor": {"math": 0.5, "coding": 0.8, "safety": 0.9},
+}
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    return make_pool(tmp_path_factory.mktemp("scores"), layers=2)
+
+
+def deficits(pool: PoolOnDisk, scores: Any, **repair: Any) -> dict[str, Any]:
+    (pool.root / "scores.json").write_text(json.dumps(scores))
+    recipe = pool.recipe("task_arithmetic", repair={"scores": "scores.json", **repair})
+    return sigmerge.deficits(pool.write(recipe))
+
+
+def test_deficits_and_shares_of_a_score_file(pool: PoolOnDisk) -> None:
+    found = deficits(pool, GOOD)
+    assert found.as_json()["deficit"] == pytest.approx({"math": 0.4, "coding": 0.1, "safety": 0.0})
+    assert found.as_json()["share"] == pytest.approx({"math": 0.8, "coding": 0.2, "safety": 0.0})
+
+
+def test_own_reference_asks_only_for_own_scores(pool: PoolOnDisk) -> None:
+    own = {"experts": {d: {d: 0.9} for d in DOMAINS}, "anchor": GOOD["anchor"]}
+    assert deficits(pool, own, reference="own").as_json()["deficit"]["math"] == pytest.approx(0.4)
+    with pytest.raises(ScoreError, match=r"experts\.math\.coding: missing"):
+        deficits(pool, own)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"anchor": {"math": 0.5, "coding": 0.8}}, r"anchor\.safety: missing"),
+        ({"anchor": {**GOOD["anchor"], "law": 0.1}}, r"anchor\.law: unknown domain"),
+        ({"anchor": {**GOOD["anchor"], "math": float("nan")}}, r"anchor\.math: nan is not"),
+        ({"anchor": {**GOOD["anchor"], "math": 50.0}}, r"50 looks like percent.*fractions"),
+        ({"anchor": {**GOOD["anchor"], "math": "high"}}, r"'high' is not a number"),
+        ({"experts": {"math": GOOD["experts"]["math"]}}, r"experts\.coding: missing"),
+        ({"experts": {"math": 0.5}}, r"experts\.math is not a mapping"),
+        ({"anchor": None}, r"anchor missing"),
+    ],
+)
+def test_wrong_score_files(pool: PoolOnDisk, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScoreError, match=message):
+        deficits(pool, {**GOOD, **change})
+
+
+def test_all_problems_of_a_table_are_told_at_once(pool: PoolOnDisk) -> None:
+    wrong = {"experts": GOOD["experts"], "anchor": {"math": 50, "law": 0.1}}
+    with pytest.raises(ScoreError) as caught:
+        deficits(pool, wrong)
+    assert len(caught.value.problems) == 4  # percent, unknown law, coding and safety missing
+
+
+def test_result_files_of_the_harness(tmp_path: Path) -> None:
+    def results(gsm: float, he: float, mbpp: float) -> dict[str, Any]:
+        return {
+            "results": {
+                "gsm8k_cot": {"exact_match,flexible-extract": gsm, "alias": "x"},
+                "humaneval": {"pass@1,none": he},
+                "mbpp": {"pass@1,none": mbpp},
+            }
+        }
+
+    for name, values in {"m": (0.8, 0.2, 0.4), "c": (0.1, 0.6, 0.8), "a": (0.5, 0.3, 0.3)}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(results(*values)))
+    domains = {
+        "math": "gsm8k_cot/exact_match,flexible-extract",
+        "coding": ["humaneval/pass@1,none", "mbpp/pass@1,none"],
+    }
+    given = {"experts": {"math": "m.json", "coding": "c.json"}, "anchor": "a.json"}
+    table = read_scores({**given, "domains": domains}, tmp_path)
+    assert table.experts["math"] == pytest.approx({"math": 0.8, "coding": 0.3})
+    assert table.experts["coding"] == pytest.approx({"math": 0.1, "coding": 0.7})
+    assert table.anchor == pytest.approx({"math": 0.5, "coding": 0.3})
+    with pytest.raises(ScoreError, match="gsm8k/acc is not in it"):
+        harness_scores(results(1, 1, 1), {"math": "gsm8k/acc"}, "m.json")
+    with pytest.raises(ScoreError, match="domains missing"):
+        read_scores(given, tmp_path)
+
+
+def test_a_command_prints_its_scores_on_the_last_line(tmp_path: Path) -> None:
+    script = tmp_path / "score.py"
+    script.write_text("import sys\nprint('loading', sys.argv[1])\nprint('{\"math\": 0.25}')\n")
+    command = f"{sys.executable} score.py {{checkpoint}}"
+
+    def scores(line: str) -> dict[str, float]:
+        lines = run_command(line, {"checkpoint": tmp_path}, tmp_path, "repair.command")
+        return printed_scores(lines, "repair.command")
+
+    assert scores(command) == {"math": 0.25}
+    script.write_text("import sys\nsys.exit('no GPU here')\n")
+    with pytest.raises(ScoreError, match=r"exit code 1.*\n.*no GPU here"):
+        scores(command)
+    script.write_text("print('half')\n")
+    with pytest.raises(ScoreError, match="JSON object of domain scores, not 'half'"):
+        scores(command)
+    with pytest.raises(ScoreError, match="cannot be run"):
+        scores("no-such-program {checkpoint}")
+
+
+def test_a_checkpoint_is_scored_once_until_it_changes(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, layers=1)
+    seen: list[Path] = []
+
+    def measure(folder: Path) -> Measured:
+        seen.append(folder)
+        return Measured({"math": 0.5}, {})
+
+    scorer = CheckpointScorer("test of memory", measure, keeps=True)
+    first, second = list(pool.experts.values())[:2]
+    assert scorer(first).scores == scorer(first).scores == {"math": 0.5}
+    assert seen == [first]
+    scorer(second)
+    CheckpointScorer("another scorer", measure, keeps=True)(first)
+    assert seen == [first, second, first]
+    (first / "model.safetensors").write_bytes((second / "model.safetensors").read_bytes())
+    scorer(first)  # now the same content as `second`, which is known
+    assert len(seen) == 3
+
+
+def test_two_sources_of_scores_are_one_too_many(pool: PoolOnDisk) -> None:
+    repair = {"scores": "scores.json", "command": "true"}
+    with pytest.raises(RecipeError, match="one of scores, command and evaluate"):
+        sigmerge.deficits(pool.recipe("task_arithmetic", repair=repair))
+    with pytest.raises(ScoreError, match="needs scores"):
+        sigmerge.deficits(pool.recipe("task_arithmetic", repair={}))

@@ -1,0 +1,59 @@
+"""A scorer without a model: an item is right if the merge went far enough towards its expert."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.search import SearchRun
+from sigmerge.merge3.candidate import Weights
+from sigmerge.merge3.extract import Question
+from sigmerge.recipe import SearchSection, load_recipe
+from tests.pools import read_weights
+
+TENSOR = "model.layers.1.mlp.up_proj.weight"
+EACH = 30
+SETTINGS = SearchSection(population=4, generations=3, items=6)
+
+
+class StubScorer:
+    """Item i of a domain asks for i/EACH of the way from the reference to the domain's expert.
+
+    With `die_at`, the process is killed in that call.
+    """
+
+    name = "stub"
+
+    def __init__(self, root: Path, domains: Sequence[str], die_at: int | None = None) -> None:
+        self.reference = read_weights(root / "reference")[TENSOR].ravel()
+        self.towards = {d: read_weights(root / d)[TENSOR].ravel() - self.reference for d in domains}
+        self.die_at = die_at
+        self.asked: list[list[str]] = []
+
+    def questions(self) -> list[Question]:
+        return [
+            Question(f"{d}-{i:02}", d, d, "calibration") for d in self.towards for i in range(EACH)
+        ]
+
+    def __call__(self, weights: Weights, items: Sequence[Question]) -> list[int]:
+        if len(self.asked) == self.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.asked.append([item.id for item in items])
+        moved = weights[TENSOR].ravel() - self.reference
+        way = {d: float(moved @ t / (t @ t)) for d, t in self.towards.items()}
+        return [int(way[i.domain] > int(i.id.rpartition("-")[2]) / EACH) for i in items]
+
+
+def main(recipe: str, out: str, die_at: str, threads: str, *domains: str) -> Any:
+    scorer = StubScorer(Path(recipe).parent, domains, int(die_at))
+    options = Options(threads=int(threads))
+    return SearchRun(load_recipe(recipe), Path(out), options, SETTINGS, scorer=scorer).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
