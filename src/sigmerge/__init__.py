@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sigmerge.api import (
         aggregate,
+        analyze,
+        anchors,
         capture,
         deficits,
         demo,
@@ -23,13 +25,14 @@ if TYPE_CHECKING:
         report,
         run,
         search,
+        suite,
     )
     from sigmerge.recipe import load_recipe
 
 _HOMES = {
     **dict.fromkeys(
-        ("aggregate", "capture", "deficits", "demo", "evaluate", "merge", "profile", "repair",
-         "replay", "report", "run", "search"),
+        ("aggregate", "analyze", "anchors", "capture", "deficits", "demo", "evaluate", "merge",
+         "profile", "repair", "replay", "report", "run", "search", "suite"),
         "sigmerge.api",
     ),
     "load_recipe": "sigmerge.recipe",
@@ -37,6 +40,8 @@ _HOMES = {
 
 __all__ = [
     "aggregate",
+    "analyze",
+    "anchors",
     "capture",
     "deficits",
     "demo",
@@ -49,6 +54,7 @@ __all__ = [
     "report",
     "run",
     "search",
+    "suite",
 ]
 
 
