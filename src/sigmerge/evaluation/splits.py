@@ -183,8 +183,8 @@ def verify(content: Mapping[str, Any], suite: Suite, data: Data) -> list[str]:
     plain = {key: value for key, value in content.items() if key != "sha256"}
     if content.get("sha256") != _digest(plain):
         problems.append("the file was changed after it was written (SHA-256)")
-    seed, redivided = content.get("seed"), content.get("redivided") is True
-    own = redivided and type(seed) is int
+    seed = content.get("seed")
+    own = content.get("redivided") is True and type(seed) is int
     if content.get("suite") != suite.name or not (own or seed == suite.seed):
         problems.append(f"it is for {content.get('suite')} with seed {content.get('seed')}")
     marks = content["benchmarks"]
@@ -197,7 +197,8 @@ def verify(content: Mapping[str, Any], suite: Suite, data: Data) -> list[str]:
             items = suite.benchmarks[name].load(name, data, suite.folder)
         except NoSource:
             continue
-        wanted = split_ids(items, name, int(seed) if own and seed else suite.seed, redivided=own)
+        divided_by = seed if own and seed is not None else suite.seed
+        wanted = split_ids(items, name, divided_by, redivided=own)
         problems += [f"{name}: {text}" for text in _source_problems(mark, items, wanted)]
     known = {name: dict(marks[name]) for name in suite.benchmarks if name in marks}
     _draw(suite, known)

@@ -212,9 +212,9 @@ class Suite:
         return [self._method(each) for each in self.section.baselines]
 
     def _method(self, given: str | MethodSection) -> MethodSection:
-        found = (
-            MethodSection(name=given, recipe=given, seeds=[0]) if isinstance(given, str) else given
-        )
+        found = given
+        if isinstance(found, str):
+            found = MethodSection(name=found, recipe=found, seeds=[0])
         return found.model_copy(update={"seeds": found.seeds[: self.section.most_seeds]})
 
     @property
