@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sigmerge.api import (
         aggregate,
+        analyze,
+        anchors,
         capture,
         deficits,
         demo,
@@ -23,21 +25,15 @@ if TYPE_CHECKING:
         report,
         run,
         search,
+        suite,
         verify,
     )
     from sigmerge.recipe import load_recipe
 
-_HOMES = {
-    **dict.fromkeys(
-        ("aggregate", "capture", "deficits", "demo", "evaluate", "merge", "profile", "repair",
-         "replay", "report", "run", "search", "verify"),
-        "sigmerge.api",
-    ),
-    "load_recipe": "sigmerge.recipe",
-}  # fmt: skip
-
 __all__ = [
     "aggregate",
+    "analyze",
+    "anchors",
     "capture",
     "deficits",
     "demo",
@@ -50,8 +46,11 @@ __all__ = [
     "report",
     "run",
     "search",
+    "suite",
     "verify",
 ]
+
+_HOMES = {**dict.fromkeys(__all__, "sigmerge.api"), "load_recipe": "sigmerge.recipe"}
 
 
 def __getattr__(name: str) -> Any:
