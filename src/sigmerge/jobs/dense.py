@@ -275,7 +275,11 @@ def merge_blocks(
 ) -> None:
     """Merge block by block what `output` does not have yet."""
     operator, pool = job.operator, job.pool
-    todo = [(key, names) for key, names in pool.blocks() if key not in output.done]
+    # In the order of the shards: the digest of one is computed while the next is made.
+    todo = sorted(
+        ((key, names) for key, names in pool.blocks() if key not in output.done),
+        key=lambda block: job.layout.place(block[1]),
+    )
     stream = Stream(
         [[job.sites[name] for name in names if name in job.sites] for _, names in pool.blocks()],
         source,

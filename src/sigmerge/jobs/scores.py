@@ -15,11 +15,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ValidationError
+
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.command_line import named_files, run_command
 from sigmerge.evaluation.store import checkpoint_key
-from sigmerge.files.cache import cache_folder
-from sigmerge.files.documents import parse_json, read_json_object, write_json
+from sigmerge.files.cache import cache_place, keep_json, kept_json
+from sigmerge.files.documents import parse_json, read_json_object
 from sigmerge.jobs.options import Options, Step
 from sigmerge.method.deficit import check_scores
 from sigmerge.recipe import Recipe
@@ -73,11 +75,12 @@ class CheckpointScorer:
             return self.measure(folder)
         content = f"{self.name}\n{checkpoint_key(folder, self.allow_pickle)}"
         key = hashlib.sha256(content.encode()).hexdigest()[:40]
-        note = cache_folder("scores") / f"{key}.json"
-        if note.exists():
-            return Measured(read_json_object(note, "kept scores")["scores"], {})
+        note = cache_place("scores") / f"{key}.json"
+        kept = (kept_json(note, {"scores"}) or {}).get("scores")
+        if isinstance(kept, dict) and all(type(value) is float for value in kept.values()):
+            return Measured(kept, {})
         measured = self.measure(folder)
-        write_json(note, {"scorer": self.name, "scores": measured.scores}, indent=None)
+        keep_json(note, {"scorer": self.name, "scores": measured.scores})
         return measured
 
 
@@ -125,7 +128,7 @@ def printed_scores(lines: list[str], where: str) -> DomainScores:
     last = lines[-1] if lines else "nothing"
     try:
         return {str(d): float(q) for d, q in parse_json(last, where, ScoreError).items()}
-    except (ScoreError, ValueError, AttributeError, TypeError):
+    except (ScoreError, ValueError, AttributeError, TypeError, OverflowError):
         raise ScoreError(
             f"{where}: its last line must be a JSON object of domain scores, not {last!r}."
         ) from None
@@ -312,19 +315,31 @@ def read_scores(given: str | Mapping[str, Any], folder: Path) -> ScoreTable:
     return ScoreTable.model_construct(experts=rows, anchor=content["anchor"], missing={})
 
 
+class _HarnessFiles(BaseModel):
+    """Result files of lm-evaluation-harness, and what each domain takes of them."""
+
+    experts: dict[str, str]
+    anchor: str
+    domains: dict[str, str | list[str]]
+
+
 def _harness_table(given: Mapping[str, Any], folder: Path) -> ScoreTable:
-    missing = [key for key in ("experts", "anchor", "domains") if key not in given]
-    if missing:
-        raise ScoreError(f"repair.scores: {', '.join(missing)} missing; result files of "
+    try:
+        files = _HarnessFiles.model_validate(given)
+    except ValidationError as error:
+        wrong = dict.fromkeys(str(item["loc"][0]) for item in error.errors())
+        missing = [key for key in wrong if key not in given]
+        what = f"{', '.join(missing)} missing" if missing else f"{', '.join(wrong)} cannot be used"
+        raise ScoreError(f"repair.scores: {what}; result files of "
                          "lm-evaluation-harness are given as experts: {name: file}, anchor: file, "
-                         "domains: {domain: [task/metric]}.")  # fmt: skip
+                         "domains: {domain: [task/metric]}.") from None  # fmt: skip
 
     def read(file: str) -> DomainScores:
         content = read_json_object(folder / file, "a score file", ScoreError)
-        return harness_scores(content, given["domains"], file)
+        return harness_scores(content, files.domains, file)
 
-    experts = {name: read(file) for name, file in given["experts"].items()}
-    return ScoreTable(experts=experts, anchor=read(given["anchor"]))
+    experts = {name: read(file) for name, file in files.experts.items()}
+    return ScoreTable(experts=experts, anchor=read(files.anchor))
 
 
 def harness_scores(
@@ -339,7 +354,7 @@ def harness_scores(
         for path in [wanted] if isinstance(wanted, str) else wanted:
             task, _, metric = path.partition("/")
             value = table.get(task, {}).get(metric)
-            if isinstance(value, int | float):
+            if isinstance(value, int | float) and abs(value) < 1e9:
                 values.append(float(value))
             else:
                 known = ", ".join(table.get(task, table))
