@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         run,
         search,
     )
+    from sigmerge.operators.plugin import parameter
+    from sigmerge.operators.table import register as operator
     from sigmerge.recipe import load_recipe
 
 _HOMES = {
@@ -33,7 +35,10 @@ _HOMES = {
         "sigmerge.api",
     ),
     "load_recipe": "sigmerge.recipe",
+    "parameter": "sigmerge.operators.plugin",
+    "operator": "sigmerge.operators.table:register",
 }  # fmt: skip
+"""Name -> module, or module:attribute where the attribute has another name there."""
 
 __all__ = [
     "aggregate",
@@ -43,6 +48,8 @@ __all__ = [
     "evaluate",
     "load_recipe",
     "merge",
+    "operator",
+    "parameter",
     "profile",
     "repair",
     "replay",
@@ -59,7 +66,8 @@ def __getattr__(name: str) -> Any:
         return version("sigmerge")
     if name not in _HOMES:
         raise AttributeError(f"module 'sigmerge' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:

@@ -99,6 +99,8 @@ class Plan(Record):
     """What a merge was made of. A dense merge has this; a repair has more."""
 
     operator: str
+    revision: str | None = None
+    """Digest of the function behind an operator of the user's own."""
     preset: str | None = None
     seed: int
     reference: Member | None = None

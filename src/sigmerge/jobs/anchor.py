@@ -46,6 +46,7 @@ def is_current(recipe: Recipe, anchor: Path, options: Options) -> bool:
     return (
         same_text
         and (recipe.search is not None or plan.seed == recipe.seed)
+        and plan.revision == job.operator.revision
         and _same_files(job, anchor)
         and plan.companions == job.companions()
         and _same_search(recipe, anchor, options)
