@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from sigmerge.operators.table import register as operator
     from sigmerge.recipe import load_recipe
 
+    __version__: str
+
 _HOMES = {
     **dict.fromkeys(
         ("aggregate", "capture", "deficits", "demo", "evaluate", "merge", "profile", "repair",
@@ -59,15 +61,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # else every misspelt name would have a type
 
-        return version("sigmerge")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sigmerge' has no attribute {name!r}")
-    module, _, attribute = _HOMES[name].partition(":")
-    return getattr(import_module(module), attribute or name)
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("sigmerge")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'sigmerge' has no attribute {name!r}")
+        module, _, attribute = _HOMES[name].partition(":")
+        return getattr(import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:

@@ -114,7 +114,7 @@ class Plan(Record):
 
 
 class RepairPlan(Plan, Round):
-    """Everything that decides the bytes of a repair (design: Output folder)."""
+    """Everything that decides the bytes of a repair."""
 
     anchor: Member
     domains: tuple[str, ...] = ()

@@ -135,3 +135,17 @@ def test_wrong_probe_files_and_pools_are_named(pool: PoolOnDisk, tmp_path: Path)
     del soup["base_model"]
     with pytest.raises(PoolError, match="base_model is missing"):
         sigmerge.profile(soup)
+
+
+def test_a_permuted_vocabulary_is_named(tmp_path: Path) -> None:
+    """The same tokens under other numbers: the prompts would mean something else (ruling 23)."""
+    pool = make_pool(tmp_path / "pool", layers=2, tokenizer=True)
+    (pool.root / "probe.jsonl").write_text('{"prompt": "w3 w4"}\n')
+    file = pool.experts["coding"] / "tokenizer.json"
+    content = json.loads(file.read_text())
+    words = content["model"]["vocab"]
+    words["w3"], words["w4"] = words["w4"], words["w3"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(PoolError, match=r"coding.*w[34]"):
+        sigmerge.profile(pool.write(recipe(pool, probe="probe.jsonl")))
+    assert not list((pool.root / ".sigmerge").glob("gram-*"))
