@@ -28,7 +28,11 @@ if TYPE_CHECKING:
         suite,
         verify,
     )
+    from sigmerge.operators.plugin import parameter
+    from sigmerge.operators.table import register as operator
     from sigmerge.recipe import load_recipe
+
+    __version__: str
 
 __all__ = [
     "aggregate",
@@ -40,6 +44,8 @@ __all__ = [
     "evaluate",
     "load_recipe",
     "merge",
+    "operator",
+    "parameter",
     "profile",
     "repair",
     "replay",
@@ -50,17 +56,26 @@ __all__ = [
     "verify",
 ]
 
-_HOMES = {**dict.fromkeys(__all__, "sigmerge.api"), "load_recipe": "sigmerge.recipe"}
+_HOMES = {
+    **dict.fromkeys(__all__, "sigmerge.api"),
+    "load_recipe": "sigmerge.recipe",
+    "parameter": "sigmerge.operators.plugin",
+    "operator": "sigmerge.operators.table:register",
+}
+"""Name -> module, or module:attribute where the attribute has another name there."""
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # else every misspelt name would have a type
 
-        return version("sigmerge")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sigmerge' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("sigmerge")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'sigmerge' has no attribute {name!r}")
+        module, _, attribute = _HOMES[name].partition(":")
+        return getattr(import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:
