@@ -1,4 +1,7 @@
-"""Who may import whom (design §7). Imports inside functions count as much as those at the top."""
+"""Which room may import which (docs/architecture.md).
+
+Imports inside functions count as much as those at the top.
+"""
 
 from __future__ import annotations
 

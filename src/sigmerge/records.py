@@ -99,6 +99,8 @@ class Plan(Record):
     """What a merge was made of. A dense merge has this; a repair has more."""
 
     operator: str
+    revision: str | None = None
+    """Digest of the function behind an operator of the user's own."""
     preset: str | None = None
     seed: int
     reference: Member | None = None
@@ -110,7 +112,7 @@ class Plan(Record):
 
 
 class RepairPlan(Plan, Round):
-    """Everything that decides the bytes of a repair (design: Output folder)."""
+    """Everything that decides the bytes of a repair."""
 
     anchor: Member
     domains: tuple[str, ...] = ()

@@ -136,6 +136,24 @@ def _capture_step(step: Any) -> Iterator[str]:
         yield f"    memory at most {size(step.peak_memory_bytes)}"
 
 
+def _suite_step(step: Any) -> Iterator[str]:
+    facts = step.facts
+    scored = facts["evaluations"]
+    yield (
+        f"{facts['pool']}: {facts['runs']} runs: {facts['experts']} experts, {facts['anchors']} "
+        f"anchors, {facts['repairs']} repairs, {facts['partitions']} partitions, "
+        f"{facts['baselines']} baselines"
+    )
+    yield (
+        f"  {facts['merges']} merges, {scored['calibration']} + {scored['evaluation']} "
+        f"evaluations on calibration and evaluation items, {facts['search_calls']} search calls"
+    )
+    for name in ("items", "tokens"):
+        count = facts[f"{name}_at_most"]
+        yield f"  {name} to score: " + (f"at most {count:,}" if count else "not known")
+    yield f"  {size(facts['disk_at_once'])} of disk at once; checkpoints are deleted when scored"
+
+
 def _plain_step(step: Any) -> Iterator[str]:
     yield f"{step.name}: " + ", ".join(f"{name} {value}" for name, value in step.facts.items())
 
@@ -147,6 +165,7 @@ STEPS: dict[str, Callable[[Any], Iterator[str]]] = {
     "score": _score_step,
     "search": _search_step,
     "capture": _capture_step,
+    "suite": _suite_step,
 }
 
 

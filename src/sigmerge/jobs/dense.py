@@ -73,6 +73,7 @@ class DenseJob:
         content = [
             versions(),
             recipe.method,
+            self.operator.revision,
             recipe.preset,
             recipe.seed,
             str(recipe.tokenizer),
@@ -105,6 +106,10 @@ class DenseJob:
             shapes = [s.shape for s in self.sites.values() if s.block is not None]
             sizes = [peak_bytes(experts, shape) for shape in shapes if len(shape) == 2]
             whole = max(sizes, default=0)
+        else:  # rows and result of a long tile, and as much again for what is computed on it
+            granules = [self.operator.granule(site) for site in self.sites.values()]
+            longest = max((size for size in granules if size > TILE), default=0)
+            whole = 2 * (experts + 1) * 4 * longest
         merging = INTERPRETER + threads * (scratch + window + counts + whole)
         if not self.to_capture:
             return merging
@@ -262,6 +267,7 @@ def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
         captured = recipe.capture.model_dump() | shown
     return Plan(
         operator=recipe.method,
+        revision=job.operator.revision,
         preset=recipe.preset,
         seed=recipe.seed,
         reference=member(job.pool.reference, options) if job.pool.reference else None,
@@ -278,7 +284,11 @@ def merge_blocks(
 ) -> None:
     """Merge block by block what `output` does not have yet."""
     operator, pool = job.operator, job.pool
-    todo = [(key, names) for key, names in pool.blocks() if key not in output.done]
+    # In the order of the shards: the digest of one is computed while the next is made.
+    todo = sorted(
+        ((key, names) for key, names in pool.blocks() if key not in output.done),
+        key=lambda block: job.layout.place(block[1]),
+    )
     stream = Stream(
         [[job.sites[name] for name in names if name in job.sites] for _, names in pool.blocks()],
         source,

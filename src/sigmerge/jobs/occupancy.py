@@ -45,7 +45,7 @@ from sigmerge.records import (
 from sigmerge.results import Merged
 
 SMALL = 48 << 20
-"""Coordinates of a block up to which two are repaired at a time, so that one fills the threads which
+"""Coordinates of a block up to which two are repaired at a time, so that one fills the threads that
 the end of a pass over the other leaves idle. Larger blocks have long passes, and take memory."""
 Guard = Callable[[Path], Verdict]
 """Looks at a repaired folder before it is published, and decides whether the repair is kept."""

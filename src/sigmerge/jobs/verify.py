@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.reader import Reader
@@ -19,6 +18,7 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.verify import Finding, Report, verify_pool, verify_result
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
 from sigmerge.jobs.occupancy import OccupancyJob, write_layers
 from sigmerge.jobs.options import Options, silent
@@ -75,7 +75,7 @@ class VerifyJob:
         if any(finding.check in ("inputs", "headers") for finding in report.findings):
             why = "inputs changed, or the result cannot be read"
             return replace(report, skipped={**report.skipped, "recomputed": why})
-        return _recomputed(report, folder, self.options)
+        return _recomputed(report, folder, provenance, self.options)
 
 
 @dataclass(frozen=True)
@@ -104,38 +104,53 @@ class _Comparison:
         self.differing: dict[str, int] = {}
 
     def write(self, tensor: str, start: int, raw: Array) -> None:
-        held = self._reader.bytes(self._stored.tensors[tensor])
         begin = start * raw.itemsize
-        same = np.frombuffer(held[begin : begin + raw.nbytes], raw.dtype) == raw
-        if not same.all():
-            unequal = raw.size - int(same.sum())
-            self.differing[tensor] = self.differing.get(tensor, 0) + unequal
+        held = self._held(tensor)[begin : begin + raw.nbytes]
+        if held == raw.view(np.uint8).data:
+            return
+        unequal = raw.size
+        if len(held) == raw.nbytes:
+            pairs = (np.frombuffer(each, np.uint8) for each in (held, raw.view(np.uint8).data))
+            rows = np.not_equal(*pairs).reshape(raw.size, raw.itemsize)
+            unequal = int(rows.any(axis=1).sum())
+        self.differing[tensor] = self.differing.get(tensor, 0) + unequal
 
     def write_bytes(self, tensor: str, data: memoryview) -> None:
-        if self._reader.bytes(self._stored.tensors[tensor]) != data:
+        if self._held(tensor) != data:
             self.differing[tensor] = len(data)
+
+    def _held(self, tensor: str) -> memoryview:
+        stored = self._stored.tensors.get(tensor)
+        return memoryview(b"") if stored is None else self._reader.bytes(stored)
 
     def finish(self, block: str, record: Any = None, tensors: Iterable[str] | None = None) -> None:
         self.done[block] = record
 
 
-def _recomputed(report: Report, folder: Path, options: Options) -> Report:
-    """The report with one more check: sampled blocks, computed again."""
+def _recomputed(report: Report, folder: Path, provenance: Provenance, options: Options) -> Report:
+    """The report with one more check: sampled blocks, computed again.
+
+    Records by which nothing can be computed are a finding, as wrong numbers are: else who changed
+    a number could hide it by changing the records too.
+    """
     quiet = replace(options, progress=silent)
-    plan = read_plan(folder / FOLDER / PLAN)
     stored = open_checkpoint(folder)
     try:
+        plan = read_plan(folder / FOLDER / PLAN)
+        if isinstance(plan, RepairPlan) and plan.anchor.path is None:
+            why = "the anchor was not kept, so the repair cannot be computed again"
+            return replace(report, skipped={**report.skipped, "recomputed": why})
         if isinstance(plan, RepairPlan):
             differing = _repaired_again(plan, stored, quiet)
         else:
-            differing = _merged_again(plan, folder, stored, quiet)
+            differing = _merged_again(_recipe(plan, folder, provenance), stored, quiet)
     except SigmergeError as error:
-        reason = str(error).splitlines()[0]
-        return replace(report, skipped={**report.skipped, "recomputed": reason})
-    findings = [
-        Finding("recomputed", tensor, f"{count} values differ from the inputs and the plan")
-        for tensor, count in differing.items()
-    ]
+        findings = [Finding("recomputed", folder.name, f"cannot be computed again: {error}")]
+    else:
+        findings = [
+            Finding("recomputed", tensor, f"{count} values differ from the inputs and the plan")
+            for tensor, count in differing.items()
+        ]
     return replace(
         report,
         checked=(*report.checked, "recomputed"),
@@ -143,8 +158,7 @@ def _recomputed(report: Report, folder: Path, options: Options) -> Report:
     )
 
 
-def _merged_again(plan: Plan, folder: Path, stored: Checkpoint, options: Options) -> dict[str, int]:
-    recipe = _recipe(plan, folder)
+def _merged_again(recipe: Recipe, stored: Checkpoint, options: Options) -> dict[str, int]:
     job = plan_dense(recipe, options)
     if job.operator.needs:
         job = with_statistics(job, options)
@@ -159,10 +173,8 @@ def _merged_again(plan: Plan, folder: Path, stored: Checkpoint, options: Options
 
 
 def _repaired_again(plan: RepairPlan, stored: Checkpoint, options: Options) -> dict[str, int]:
-    if plan.anchor.path is None:
-        raise PoolError("the anchor was not kept, so the repair cannot be computed again")
     pool = open_repair_pool(_members(plan), options)
-    anchor = open_anchor(Path(plan.anchor.path), pool, options)
+    anchor = open_anchor(Path(str(plan.anchor.path)), pool, options)
     keys = [f"layer {index}" for index in range(pool.stack.depth)]
     chosen = sampled(keys)
     sink = _Comparison(stored, [key for key in keys if key not in chosen], [])
@@ -195,19 +207,36 @@ def _members(plan: Plan) -> Recipe:
     })  # fmt: skip
 
 
-def _recipe(plan: Plan, folder: Path) -> Recipe:
-    """The recipe as run, with the paths that the plan names: it means the same from any folder."""
-    given = yaml.safe_load((folder / FOLDER / RECIPE).read_text(encoding="utf-8"))
-    given.pop("repair", None)
+def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
+    """The recipe as run, with the paths that the records name: it means the same from any folder.
+
+    The tokenizer decides no weight, and a repair is not part of the dense merge.
+    """
+    file = folder / FOLDER / RECIPE
+    given = read_yaml(file, "the recipe of a merge", PoolError)
+    models = given.get("models") if isinstance(given, dict) else None
+    if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
+        raise PoolError(f"{file}: is no recipe of a merge.")
+    left_out = ("repair", "tokenizer", "tokenizer_source")
+    given = {key: value for key, value in given.items() if key not in left_out}
     reference = plan.reference.path if plan.reference else None
     if "base_model" in given:
         given["base_model"] = reference or given["base_model"]
     experts = iter(plan.experts.items())
-    models = []
-    for model in given["models"]:
-        if Path(str(model["model"])).name == Path(str(reference)).name and "name" not in model:
-            models.append({**model, "model": reference})
-            continue
-        name, member = next(experts)
-        models.append({**model, "model": member.path, "name": name})
-    return load_recipe({**given, "models": models, "seed": plan.seed})
+    placed = []
+    for model in models:
+        if Path(str(model.get("model"))).name == Path(str(reference)).name and "name" not in model:
+            placed.append({**model, "model": reference})
+        elif expert := next(experts, None):
+            placed.append({**model, "model": expert[1].path, "name": expert[0]})
+            placed[-1] |= _exemplars(model, expert[0], provenance)
+    return load_recipe({**given, "models": placed, "seed": plan.seed})
+
+
+def _exemplars(model: Mapping[str, Any], name: str, provenance: Provenance) -> dict[str, str]:
+    """Where a model's exemplars lie; a recipe names them from its own folder."""
+    if "exemplars" not in model:
+        return {}
+    wanted = Path(str(model["exemplars"])).name
+    read = [e.file for e in provenance.inputs if e.member == name and Path(e.file).name == wanted]
+    return {"exemplars": read[0]} if read else {}

@@ -41,6 +41,7 @@ class Lines(Operator):
     def __init__(self, inner: Operator) -> None:
         self.inner = inner
         self.needs = inner.needs
+        self.revision = inner.revision
         self.parameters = (
             Parameter(
                 "alpha",

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.yaml_documents import decoded, parse_yaml
 from sigmerge.operators.base import Operator
-from sigmerge.operators.table import OPERATORS, operator
+from sigmerge.operators.table import names, operator
 from sigmerge.recipe.folders import find_model
 from sigmerge.recipe.record import Model, Recipe
 from sigmerge.recipe.sections import (
@@ -192,7 +192,7 @@ class _Parser:
             self.stop_on_problems()
         assert top is not None
         if data.get("merge_method") is None:
-            self.problem((), f"merge_method is missing; there are: {', '.join(OPERATORS)}")
+            self.problem((), f"merge_method is missing; there are: {', '.join(names())}")
         entries = [
             (i, self._checked(ModelSection, entry, ("models", i)))
             for i, entry in enumerate(top.models)
@@ -242,7 +242,7 @@ class _Parser:
         if top.anchor is not None:
             self.problem(("anchor",), "is only read with merge_method: checkpoint")
         on = (top.parameters or {}).get("on")
-        if on is not None and top.merge_method in OPERATORS and top.merge_method != "lines":
+        if on is not None and top.merge_method in names() and top.merge_method != "lines":
             self.problem(("parameters", "on"), "is an option of merge_method: lines")
         elif not isinstance(on, str | None):
             self.problem(("parameters", "on"), f"must be the name of an operator, not {on!r}")

@@ -130,7 +130,7 @@ class HarnessScores(_Strict):
 
 
 class RepairSection(_Strict):
-    """The `repair:` section (design of the method: paper, Sec. 3)."""
+    """The `repair:` section (the paper's Sec. 3)."""
 
     c_min: float = Field(0.10, ge=0, le=1)
     c_max: float = Field(0.45, ge=0, le=1)
