@@ -15,6 +15,7 @@ FAST := tests/method tests/kernels tests/operators tests/files tests/engine test
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m sigmerge.warm
 	touch $@ $(DEMO)
 
 # The demo needs no harness, no browser and no development tool.

@@ -31,7 +31,7 @@ def inside_of(tiles: list[np.ndarray], first: int, last: int) -> tuple[np.ndarra
     left_out, above = np.zeros(counts.shape, np.uint16), np.zeros(1, np.int64)
     ranges = np.array([select.range_of(first, last)])
     for tile in tiles:
-        arguments = (np.array([0]), ranges, counts, left_out, above)
+        arguments = (np.array([0]), 1, ranges, counts, left_out, above)
         assert select.count_inside(*table(tile), *arguments)
     return counts[0], left_out[0], int(above[0])
 
@@ -100,3 +100,16 @@ def test_what_is_not_finite_is_reported(bad):
     rows[bad][4999] = np.inf
     counts = np.zeros((1, select.HIGH_BINS), np.uint32)
     assert not select.count_high(*members(rows), 0, 5000, np.array([0]), 1, counts)
+
+
+def test_counts_above_and_on_a_pattern():
+    rng = np.random.default_rng(2)
+    values = (rng.integers(-9, 10, 3 * select.STRIP + 7) * 2.0**-13).astype(np.float32)
+    rows = [values, -2 * values, np.zeros_like(values)]
+    level = np.float32(3 * 2.0**-13)
+    counts = np.zeros((2, 2), np.int64)
+    wanted = np.array([1, 0]), np.array([level.view(np.int32)] * 2, np.int64)
+    assert select.count_level(*members(rows), 0, values.size, *wanted, counts)
+    for row, d in enumerate([1, 0]):
+        magnitude = np.abs(rows[d])
+        assert counts[row].tolist() == [np.sum(magnitude > level), np.sum(magnitude == level)]

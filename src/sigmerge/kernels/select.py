@@ -5,10 +5,11 @@ those bits finds the bin of the k-th largest value, a second one, of the pattern
 the value itself. Counts of tiles add up, so a threshold over a whole model takes constant memory.
 Equal magnitudes are admitted from the lowest flat index on.
 
-The first histogram of a sample tells the bin as well, give or take a few: then the second is made
-of all of those, in one pass over everything, and shows whether the k-th value lies inside. A wide
-range is counted without the last bits; the count is exact as long as all entries that fall into one
-place have the same.
+Differences of bfloat16 numbers take few values, so that a sample finds the k-th one, and a count of
+what lies above and on it, in one pass over everything, proves it. Where values are many, the first
+histogram of the sample finds the bin, give or take a few: then the second is made of all of those,
+in one pass, and shows whether the k-th value lies inside. A wide range is counted without the last
+bits; the count is exact as long as all entries that fall into one place have the same.
 """
 
 from __future__ import annotations
@@ -77,12 +78,13 @@ def count_inside(
     start: int,
     size: int,
     experts: Array,
+    every: int,
     ranges: Array,
     counts: Array,
     left_out: Array,
     above: Array,
 ) -> bool:
-    """Count the magnitude patterns inside a range, and how many lie above it.
+    """Count the magnitude patterns inside a range, and how many lie above it; as `count_high`.
 
     Row by row for the wanted experts: `ranges` holds a range's first pattern, its length and a
     shift; an offset into the range is counted without its last `shift` bits (at most 8). What was
@@ -92,7 +94,7 @@ def count_inside(
     """
     room, base, fine = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32), True
     inside = np.empty(STRIP, np.uint32)
-    for begin in range(0, size, STRIP):
+    for begin in range(0, size, STRIP * every):
         count = min(STRIP, size - begin)
         delta, less = room[:count], base[:count]
         fine &= load(addresses[-1], kinds[-1], begin, less)
@@ -112,6 +114,34 @@ def count_inside(
                 place, last = inside[i] >> shift, inside[i] & mask
                 histogram[place] += np.uint32(1)
                 left_out[row, place] |= np.uint16(last | ((last ^ mask) << np.uint32(8)))
+    return fine
+
+
+@kernel
+def count_level(
+    addresses: Array,
+    kinds: Array,
+    start: int,
+    size: int,
+    experts: Array,
+    thresholds: Array,
+    counts: Array,
+) -> bool:
+    """Row by row for the wanted experts: how many magnitudes lie above a pattern, and on it.
+
+    Members are all experts and the reference; returns whether everything is finite.
+    """
+    room, base, fine = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32), True
+    for begin in range(0, size, STRIP):
+        count = min(STRIP, size - begin)
+        delta, less = room[:count], base[:count]
+        fine &= load(addresses[-1], kinds[-1], begin, less)
+        for row in range(len(experts)):
+            d, threshold = experts[row], np.int32(thresholds[row])
+            fine &= load_less(addresses[d], kinds[d], begin, less, delta)
+            above = _count_from(delta, np.int32(threshold + np.int32(1)))
+            counts[row, 0] += above
+            counts[row, 1] += _count_from(delta, threshold) - above
     return fine
 
 

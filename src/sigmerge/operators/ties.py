@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -148,41 +148,87 @@ def find_cuts(ranks: Sequence[int], size: int) -> Passes:
 
     Ties are counted by chunk, (start, one count per expert), in the order of the chunks.
     """
-    cuts = [KEEP_NONE if rank == 0 else KEEP_ALL for rank in ranks]
-    wanted = [d for d, rank in enumerate(ranks) if 0 < rank < size]
-    tied: dict[int, list[int]] = {}
-    for every in (select.SAMPLE, 1):
-        if not wanted:
-            break
-        ranges = yield from _ranges(wanted, ranks, size, every)
-        parts = (yield Pass(partial(_inside, ranges=ranges))) if ranges else []
-        for row, d in enumerate(ranges):
-            found = [part.found[row] for part in parts]
-            rank = ranks[d] - sum(int(part.above[row]) for part in parts)
-            place, cut = _cut(found, rank)
-            if cut is None:
-                continue
-            cuts[d] = cut
-            wanted.remove(d)
-            for part, entries in zip(parts, found, strict=True):
-                ties = tied.setdefault(part.start, [0] * len(ranks))
-                ties[d] = int(entries.counts[entries.patterns == place].sum())
-    return cuts, sorted(tied.items())
+    wanted = {d: rank for d, rank in enumerate(ranks) if 0 < rank < size}
+    found = Found({}, {}, len(ranks))
+    if wanted:
+        sample = yield from _high(wanted, select.SAMPLE)
+        yield from _guessed(wanted, size, sample, found)
+        yield from _counted(found.missing(wanted), _around(wanted, size, sample), found)
+    if missing := found.missing(wanted):
+        high = yield from _high(missing, 1)
+        bins = {d: select.bin_of_rank(high[d], rank)[0] for d, rank in missing.items()}
+        yield from _counted(missing, {d: (place, place) for d, place in bins.items()}, found)
+    cuts = [found.cuts.get(d, KEEP_ALL if rank else KEEP_NONE) for d, rank in enumerate(ranks)]
+    return cuts, sorted(found.tied.items())
 
 
-def _ranges(wanted: Sequence[int], ranks: Sequence[int], size: int, every: int) -> Passes:
-    """By expert the patterns around its rank; of a sample, only where they are not too many."""
-    high = yield Pass(partial(_count_high, experts=np.array(wanted), every=every), add)
-    ranges = {}
-    for d, row in zip(wanted, high, strict=True):
-        if every == 1:
-            found, _ = select.bin_of_rank(row, ranks[d])
-            ranges[d] = select.range_of(found, found)
-        else:
-            first, last = select.bins_around(row, ranks[d] / size)
-            if last - first < select.FEW:
-                ranges[d] = select.range_of(first, last)
-    return ranges
+class Found(NamedTuple):
+    """Cuts by expert, and how many entries of each chunk lie on them."""
+
+    cuts: dict[int, select.Cut]
+    tied: dict[int, list[int]]
+    experts: int
+
+    def missing(self, wanted: Mapping[int, int]) -> dict[int, int]:
+        return {d: rank for d, rank in wanted.items() if d not in self.cuts}
+
+    def add(self, expert: int, cut: select.Cut, ties: Iterable[tuple[int, Any]]) -> None:
+        self.cuts[expert] = cut
+        for start, count in ties:
+            self.tied.setdefault(start, [0] * self.experts)[expert] = int(count)
+
+
+def _high(wanted: Mapping[int, int], every: int) -> Passes:
+    """By expert the counts of the upper halves of patterns, in one strip of `every`."""
+    counts = yield Pass(partial(_count_high, experts=np.array(list(wanted)), every=every), add)
+    return dict(zip(wanted, counts, strict=True))
+
+
+def _guessed(
+    wanted: Mapping[int, int], size: int, sample: Mapping[int, Array], found: Found
+) -> Passes:
+    """Try the magnitude at the rank's place in the sample, where a good part of it has that one."""
+    bins, places = {}, {}
+    for d, rank in wanted.items():
+        seen = int(sample[d].sum())
+        bins[d], places[d] = select.bin_of_rank(sample[d], -(-rank * seen // size))
+    parts = yield Pass(partial(_inside, bins={d: (b, b) for d, b in bins.items()},
+                               every=select.SAMPLE))  # fmt: skip
+    guesses = {}
+    for row, d in enumerate(bins):
+        guess, _, level = _cut([part.found[row] for part in parts], places[d])
+        if level >= select.WORTH_A_GUESS * sample[d].sum():
+            guesses[d] = guess
+    levels = (yield Pass(partial(_levels, guesses=guesses))) if guesses else []
+    for row, (d, guess) in enumerate(guesses.items()):
+        above, level = sum(counts[row] for _, counts in levels)
+        if above < wanted[d] <= above + level:
+            cut = select.Cut(guess, wanted[d] - int(above))
+            found.add(d, cut, ((start, counts[row, 1]) for start, counts in levels))
+
+
+def _around(
+    wanted: Mapping[int, int], size: int, sample: Mapping[int, Array]
+) -> dict[int, tuple[int, int]]:
+    """By expert the bins around its rank, where they are not too many."""
+    bins = {d: select.bins_around(sample[d], rank / size) for d, rank in wanted.items()}
+    return {d: (first, last) for d, (first, last) in bins.items() if last - first < select.FEW}
+
+
+def _counted(
+    wanted: Mapping[int, int], bins: Mapping[int, tuple[int, int]], found: Found
+) -> Passes:
+    """Count all patterns in some bins, and find the cuts that lie there."""
+    bins = {d: bins[d] for d in wanted if d in bins}
+    parts = (yield Pass(partial(_inside, bins=bins, every=1))) if bins else []
+    for row, d in enumerate(bins):
+        entries = [part.found[row] for part in parts]
+        rank = wanted[d] - sum(int(part.above[row]) for part in parts)
+        pattern, cut, _ = _cut(entries, rank)
+        if cut is not None:
+            ties = ((part.start, e.counts[e.patterns == pattern].sum())
+                    for part, e in zip(parts, entries, strict=True))  # fmt: skip
+            found.add(d, cut, ties)
 
 
 class Entries(NamedTuple):
@@ -201,17 +247,21 @@ class Inside(NamedTuple):
     above: Array
 
 
-def _cut(found: Sequence[Entries], rank: int) -> tuple[int, select.Cut | None]:
-    """The cut at a rank and its pattern up to the bits left out; None if it cannot be told."""
+def _cut(found: Sequence[Entries], rank: int) -> tuple[int, select.Cut | None, int]:
+    """The pattern at a rank up to the bits left out, the cut there and how many entries have it.
+
+    The cut is None if it cannot be told.
+    """
     patterns, places = np.unique(np.concatenate([e.patterns for e in found]), return_inverse=True)
     total = np.bincount(places, np.concatenate([e.counts for e in found])).astype(np.int64)
     if not 0 < rank <= total.sum():
-        return 0, None
+        return 0, None, 0
     place, left = select.bin_of_rank(total, rank)
     here = np.concatenate([e.left_out for e in found])[places == place]
     last, others = divmod(int(np.bitwise_or.reduce(here)), 256)[::-1]
     pattern = int(patterns[place])
-    return pattern, None if last & others else select.Cut(pattern + last, left)
+    cut = None if last & others else select.Cut(pattern + last, left)
+    return pattern, cut, int(total[place])
 
 
 def _ranks(site: Site, size: int) -> list[int]:
@@ -228,11 +278,21 @@ def _count_high(chunk: Chunk, experts: Array, every: int) -> Array:
     return counts
 
 
-def _inside(chunk: Chunk, ranges: dict[int, tuple[int, int, int]]) -> Inside:
-    table, experts = np.array(list(ranges.values())), np.array(list(ranges))
+def _levels(chunk: Chunk, guesses: dict[int, int]) -> tuple[int, Array]:
+    """How many entries of each guess's expert lie above it, and on it."""
+    counts = np.zeros((len(guesses), 2), np.int64)
+    patterns = np.array(list(guesses.values()), np.int64)
+    chunk.read(select.count_level, np.array(list(guesses)), patterns, counts)
+    return chunk.start, counts
+
+
+def _inside(chunk: Chunk, bins: dict[int, tuple[int, int]], every: int) -> Inside:
+    table = np.array([select.range_of(*some) for some in bins.values()])
+    experts = np.array(list(bins))
     counts = np.zeros((len(experts), 2 * select.LOW_BINS), np.uint32)
     left_out, above = np.zeros(counts.shape, np.uint16), np.zeros(len(experts), np.int64)
-    chunk.read(select.count_inside, experts, table, counts, left_out, above)
+    given = (experts, every, table, counts, left_out, above)
+    chunk.read(select.count_inside, *given, share=1 / every)
     found = []
     for row, (first, _, shift) in enumerate(table):
         places = np.flatnonzero(counts[row])

@@ -1,0 +1,63 @@
+"""Compile the kernels once, as a step of the installation: `python -m sigmerge.warm`.
+
+numba compiles a kernel when it is first called and keeps it on disk. This merges and repairs a pool
+of a few hundred numbers in every way that has kernels of its own, so that no later command compiles.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sigmerge.api import merge, repair
+from sigmerge.checkpoints.header import encode_header
+from sigmerge.jobs.options import silent
+
+TENSORS = [(f"model.layers.{i}.mlp.up_proj.weight", "BF16", (32, 16)) for i in range(2)]
+METHODS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "ties": {"density": 0.2},
+    "dare_ties": {"density": 0.5},
+    "cabs": {"n": 1, "m": 4},
+}
+
+
+def warm(folder: Path) -> None:
+    """Merge and repair in a folder that is empty."""
+    rng, experts = np.random.default_rng(0), ("a", "b")
+    for name in ("reference", *experts):
+        _write(folder / name, rng.integers(0x3C00, 0x3E00, 2 * 32 * 16, np.uint16))
+    for method, given in METHODS.items():
+        models = [{"model": str(folder / e), "parameters": given} for e in experts]
+        recipe = {"merge_method": method, "base_model": str(folder / "reference"), "models": models}
+        merge({**recipe, "dtype": "float32"}, folder / method, progress=silent)
+    scores = folder / "scores.json"
+    scores.write_text(json.dumps({
+        "experts": {e: {d: 0.9 if d == e else 0.3 for d in experts} for e in experts},
+        "anchor": {"a": 0.8, "b": 0.7},
+    }))  # fmt: skip
+    repair(
+        {**recipe, "repair": {"scores": str(scores)}},
+        folder / "repaired",
+        anchor=folder / "ties",
+        progress=silent,
+    )
+
+
+def _write(folder: Path, values: np.ndarray[Any, Any]) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    header, _ = encode_header(TENSORS)
+    (folder / "model.safetensors").write_bytes(header + values.tobytes())
+
+
+if __name__ == "__main__":
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as made:
+        warm(Path(made))
+    print(f"Kernels compiled in {time.perf_counter() - start:.1f} s.")
