@@ -21,9 +21,9 @@ from sigmerge.jobs.options import silent
 TENSORS = [(f"model.layers.{i}.mlp.up_proj.weight", "BF16", (32, 16)) for i in range(2)]
 METHODS: dict[str, dict[str, Any]] = {
     "linear": {},
-    "ties": {"density": 0.2},
-    "dare_ties": {"density": 0.5},
-    "cabs": {"n": 1, "m": 4},
+    "ties": {"parameters": {"density": 0.2}},
+    "dare_ties": {"parameters": {"density": 0.5}},
+    "cabs": {"parameters": {"n": 1, "m": 4}},
 }
 
 
@@ -33,9 +33,9 @@ def warm(folder: Path) -> None:
     for name in ("reference", *experts):
         _write(folder / name, rng.integers(0x3C00, 0x3E00, 2 * 32 * 16, np.uint16))
     for method, given in METHODS.items():
-        models = [{"model": str(folder / e), "parameters": given} for e in experts]
-        recipe = {"merge_method": method, "base_model": str(folder / "reference"), "models": models}
-        merge({**recipe, "dtype": "float32"}, folder / method, progress=silent)
+        recipe = {"merge_method": method, "base_model": str(folder / "reference"),
+                  "models": [{"model": str(folder / expert)} for expert in experts]}  # fmt: skip
+        merge({**recipe, **given, "dtype": "float32"}, folder / method, progress=silent)
     scores = folder / "scores.json"
     scores.write_text(json.dumps({
         "experts": {e: {d: 0.9 if d == e else 0.3 for d in experts} for e in experts},
