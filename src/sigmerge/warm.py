@@ -1,7 +1,7 @@
 """Compile the kernels once, as a step of the installation: `python -m sigmerge.warm`.
 
 numba compiles a kernel when it is first called and keeps it on disk. This merges and repairs a pool
-of a few hundred numbers in every way that has kernels of its own, so that no later command compiles.
+of some hundred numbers in every way that has kernels of its own: no later command compiles them.
 """
 
 from __future__ import annotations

@@ -108,23 +108,27 @@ def leftovers(out: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("patch", "finished"),
     [
-        (AFTER_WRITES.format(n=1), 0),
-        (AFTER_BLOCKS.format(n=1), 1),
-        (AFTER_WRITES.format(n=20), 3),
-        (AFTER_BLOCKS.format(n=4), 4),
-        (WITH_COMPANIONS, 6),
-        (BETWEEN_RENAMES, 0),
+        (AFTER_WRITES.format(n=1), (0,)),
+        (AFTER_BLOCKS.format(n=1), (1,)),
+        (AFTER_WRITES.format(n=20), (2, 3)),  # two blocks are at work
+        (AFTER_BLOCKS.format(n=4), (4,)),
+        (WITH_COMPANIONS, (6,)),
+        (BETWEEN_RENAMES, (0,)),
     ],
     ids=["first tile", "first block", "amid a block", "fourth block", "companions", "renames"],
 )
 def test_resumed_is_uninterrupted(
-    pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes], patch: str, finished: int
+    pool: PoolOnDisk,
+    tmp_path: Path,
+    uninterrupted: dict[str, bytes],
+    patch: str,
+    finished: tuple[int, ...],
 ) -> None:
     out = tmp_path / "out"
     killed(recipe_file(pool), out, patch)
     assert not out.exists()
     result = run_again(recipe_file(pool), out)
-    assert len(list(result.provenance.blocks_resumed)) == finished
+    assert len(result.provenance.blocks_resumed) in finished
     assert weight_bytes(out) == uninterrupted
     assert leftovers(out) == []
 
