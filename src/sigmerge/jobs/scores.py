@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.command_line import named_files, run_command
@@ -24,6 +24,10 @@ from sigmerge.jobs.options import Options, Step
 from sigmerge.method.deficit import check_scores
 from sigmerge.recipe import Recipe
 from sigmerge.records import PairedScores, ScoreTable
+
+if TYPE_CHECKING:
+    from sigmerge.evaluation.how import How
+    from sigmerge.evaluation.suite import Suite
 
 DomainScores = dict[str, float]
 Score = Callable[[Path], Mapping[str, float]]
@@ -153,9 +157,22 @@ def suite_scorer(
 def _suite_scorer(
     evaluate: Mapping[str, Any], split: str, folder: Path, options: Options
 ) -> CheckpointScorer:
-    """A suite through its harnesses; files that the recipe names are looked for beside it."""
-    from sigmerge.evaluation.how import How
     from sigmerge.evaluation.run import evaluate as run
+
+    suite, how = suite_and_how(evaluate, folder, options)
+
+    def measure(checkpoint: Path) -> Measured:
+        result = run(checkpoint, suite, split, how)
+        return Measured(dict(result.domains), {d: tuple(n) for d, n in result.missing.items()})
+
+    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
+
+
+def suite_and_how(
+    evaluate: Mapping[str, Any], folder: Path, options: Options
+) -> tuple[Suite, How]:
+    """The suite and the settings of a recipe's evaluate:, whose files are looked for beside it."""
+    from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Data
     from sigmerge.evaluation.suite import load_suite, nano_suite
 
@@ -177,12 +194,7 @@ def _suite_scorer(
         strict=options.strict,
         **{key: evaluate[key] for key in passed if key in evaluate},
     )
-
-    def measure(checkpoint: Path) -> Measured:
-        result = run(checkpoint, suite, split, how)
-        return Measured(dict(result.domains), {d: tuple(n) for d, n in result.missing.items()})
-
-    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
+    return suite, how
 
 
 def score_table(
