@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         report,
         run,
         search,
+        tune,
         verify,
     )
     from sigmerge.recipe import load_recipe
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(
         ("aggregate", "capture", "deficits", "demo", "evaluate", "merge", "profile", "repair",
-         "replay", "report", "run", "search", "verify"),
+         "replay", "report", "run", "search", "tune", "verify"),
         "sigmerge.api",
     ),
     "load_recipe": "sigmerge.recipe",
@@ -50,6 +51,7 @@ __all__ = [
     "report",
     "run",
     "search",
+    "tune",
     "verify",
 ]
 

@@ -298,9 +298,7 @@ def _scale(ticks: Sequence[float], row: Place, printed: Callable[[float], str]) 
     return parts
 
 
-def _depth(
-    count: int, column: Sequence[float], bottom: float, over: str = "layer"
-) -> list[Markup]:
+def _depth(count: int, column: Sequence[float], bottom: float, over: str = "layer") -> list[Markup]:
     """The axis all charts over depth share: layer numbers, thinned out in deep models."""
     every = next(n for n in (1, 2, 4, 5, 10, 20, 50, 100, 1000) if count / n <= MANY)
     shown = [text(column[i], bottom + 16, str(i), "tick", "middle") for i in range(0, count, every)]

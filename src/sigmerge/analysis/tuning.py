@@ -65,7 +65,7 @@ def _signed(value: float) -> str:
 def _scores(record: TuneRecord) -> Figure:
     calls = record.calls
     means = [max(0.0, fmean(call.scores.values())) for call in calls]
-    best = []
+    best: list[float] = []
     for mean in means:
         best.append(max([mean, *best[-1:]]))
     tips = [
@@ -126,7 +126,8 @@ def _steps(record: TuneRecord) -> Figure:
     """The best so far after every kind of step."""
     stages = [("plain anchors", _is_plain), ("guided weights", _is_guided)]
     stages += [("repair", _is_repair)]
-    rows, before = [], None
+    rows: list[tuple[str, int, float, float | None]] = []
+    before: float | None = None
     for name, belongs in stages:
         values = [c.value for c in record.calls if belongs(record, c)]
         if values:

@@ -159,6 +159,7 @@ class RepairJob:
             selection="magnitude",
             update=section.update,
             scale=section.scale,
+            drop=None,
             warnings=tuple(_notes(recipe, stored.path)),
         )
 

@@ -168,9 +168,7 @@ def _suite_scorer(
     return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
 
 
-def suite_and_how(
-    evaluate: Mapping[str, Any], folder: Path, options: Options
-) -> tuple[Suite, How]:
+def suite_and_how(evaluate: Mapping[str, Any], folder: Path, options: Options) -> tuple[Suite, How]:
     """The suite and the settings of a recipe's evaluate:, whose files are looked for beside it."""
     from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Data

@@ -227,7 +227,7 @@ class TuneJob:
 
     @property
     def _repair(self) -> RepairSection:
-        return self.recipe.repair or RepairSection()
+        return self.recipe.repair or RepairSection.model_validate({})
 
     def _setup(self, experts: Mapping[str, Mapping[str, float]]) -> Setup:
         measured = measure_profile(self.recipe, self.pool, self.options)
@@ -273,9 +273,7 @@ class TuneJob:
                 tuned.right, plain.right, RESAMPLES, self.recipe.seed
             )
             items = sum(mark.size for marks in tuned.right.values() for mark in marks)
-            gain = Interval(
-                difference=found, low=low, high=high, resamples=RESAMPLES, items=items
-            )
+            gain = Interval(difference=found, low=low, high=high, resamples=RESAMPLES, items=items)
         return TunedScores(plain=plain.scores, tuned=tuned.scores, gain=gain)
 
 

@@ -243,9 +243,7 @@ def _repaired(state: Tuning) -> Tuning:
     name = state.alive[0]
     guide = state.guides[name]
     mine = [
-        i
-        for i, (made, *_) in enumerate(state.made)
-        if made.anchor == name and made.repair is None
+        i for i, (made, *_) in enumerate(state.made) if made.anchor == name and made.repair is None
     ]
     base = mine[guide.chosen]
     if state.repair is None and state.opened and state.base == base:

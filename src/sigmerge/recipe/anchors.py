@@ -27,7 +27,7 @@ DEFAULT: Final = ("task_arithmetic", "linear", "ties", "dare_ties")
 
 @dataclass(frozen=True)
 class AnchorRecipe:
-    """An operator of a pool without its weights. Its paths are absolute: it means the same anywhere.
+    """An operator of a pool without its weights. Paths are absolute: it means the same anywhere.
 
     An operator that divides by the sum of the weights has no `level`, unless it has `lambda`,
     which then follows the mean weight.
@@ -107,11 +107,16 @@ def _own(recipe: Recipe) -> AnchorRecipe:
             )
         weights[model.name] = float(value)
     entries = given["models"]
-    own = {}
+    own: dict[str, dict[str, Any]] = {}
     for model, entry in zip(recipe.models, _listed(recipe, entries), strict=True):
         rest = {k: v for k, v in (entry.get("parameters") or {}).items() if k != "weight"}
         shown = {"exemplars": str(model.exemplars)} if model.exemplars else {}
-        own[model.name] = {"model": str(model.path), "name": model.name, **shown, "parameters": rest}
+        own[model.name] = {
+            "model": str(model.path),
+            "name": model.name,
+            **shown,
+            "parameters": rest,
+        }
     common = _common(recipe, given, "capture")
     return _anchor(recipe.method, recipe.operator, own, shared, common, weights, recipe.preset)
 
@@ -132,9 +137,7 @@ def _usual(recipe: Recipe, method: str) -> AnchorRecipe:
     outside = (given.get("parameters") or {}).get("outside")
     settings |= {"outside": outside} if outside else {}
     common = _common(recipe, given)
-    return _anchor(
-        method, operator(method), models, settings, common, weights, recipe.preset
-    )
+    return _anchor(method, operator(method), models, settings, common, weights, recipe.preset)
 
 
 def _common(recipe: Recipe, given: Mapping[str, Any], *more: str) -> dict[str, Any]:
@@ -165,5 +168,3 @@ def _anchor(
     return AnchorRecipe(
         method, models, shared, common, weights, not averages or scale is not None, scale
     )
-
-
