@@ -131,7 +131,7 @@ def check_calls(calls: int, least: int, what: str) -> None:
         raise RecipeError(f"{what} needs at least {least} evaluation calls, not {calls}.")
 
 
-Marks = Mapping[str, Sequence[Bool[np.ndarray, "items"]]]
+Marks = Mapping[str, Sequence[Bool[np.ndarray, "_"]]]
 """Domain -> the right answers to the items of each of its benchmarks."""
 
 
