@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from sigmerge.cli import merging, nano, operators, scoring  # noqa: F401  (they add commands)
+from sigmerge.cli import merging, nano, operators, scoring, tuning  # noqa: F401  (add commands)
 
 # isort: split
 from sigmerge.cli import experimenting  # noqa: F401  (its commands come after those above)

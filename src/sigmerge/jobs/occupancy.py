@@ -209,6 +209,14 @@ def write_candidate(
         output.publish()
 
 
+def claim_into(job: OccupancyJob, sink: Sink, options: Options) -> None:
+    """The weights of a repaired checkpoint that is not stored."""
+    source, anchor = _sources(job, options)
+    with Workers(options.threads) as workers:
+        write_layers(job, source, anchor, workers, sink, options)
+    _copy_outside(job, anchor, sink)
+
+
 def _sources(job: OccupancyJob, options: Options) -> tuple[PoolSource, PoolSource]:
     """The pool's values, and the anchor's."""
     lenient = options.allow_nonfinite
@@ -330,7 +338,7 @@ def _write_layer(
     return records
 
 
-def _copy_outside(job: OccupancyJob, anchor: PoolSource, output: Output) -> None:
+def _copy_outside(job: OccupancyJob, anchor: PoolSource, output: Sink) -> None:
     """Everything the repair does not touch is the anchor's, byte for byte."""
     inside = {site.tensor for block in block_sites(job.pool) for site in block}
     for name, stored in job.anchor.tensors.items():
