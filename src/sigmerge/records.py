@@ -108,7 +108,7 @@ class Plan(Record):
     experts: Mapping[str, Member] = {}
     settings: Mapping[str, Any] = {}
     capture: Mapping[str, Any] | None = None
-    tensors: Mapping[str, Any] | None = None
+    tensors: Mapping[str, Any] = {}
     warnings: tuple[str, ...] = ()
 
 

@@ -271,7 +271,7 @@ def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
         experts={name: member(expert, options) for name, expert in job.pool.experts.items()},
         settings=summary(job.sites),
         capture=captured,
-        tensors={name: notes[name] for name in sorted(notes, key=natural)} or None,
+        tensors={name: notes[name] for name in sorted(notes, key=natural)},
         warnings=recipe.notes,
     )
 
