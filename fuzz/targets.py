@@ -32,9 +32,18 @@ from sigmerge.checkpoints.statistics import (
 )
 from sigmerge.checkpoints.verify import verify_result
 from sigmerge.checkpoints.writer import Output, plan_layout
+from sigmerge.errors import SigmergeError
+from sigmerge.evaluation import splits
+from sigmerge.evaluation.sources import File, read_rows
 from sigmerge.evaluation.suite import SHIPPED, load_suite
 from sigmerge.files import digests
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.scores import read_scores
+from sigmerge.jobs.verify import VerifyJob
+from sigmerge.method.deficit import check_scores
+from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.recipe import load_recipe
+from sigmerge.records import read_plan
 
 SECRET = b"a file of the user, which no result may contain"
 NAMES = ("model.embed_tokens.weight", "model.layers.0.w", "model.layers.1.w", "model.norm.weight")
@@ -195,6 +204,80 @@ def _suite(folder: Path) -> None:
     load_suite(folder / "suite.yaml")
 
 
+def _answers(folder: Path) -> None:
+    """The small documents of a repair: plans, scores, prompts, splits."""
+    folder.mkdir()
+    domains = ("math", "code")
+    table = {d: dict.fromkeys(domains, 0.5) for d in domains}
+    member = {"path": "pool/math", "sha256": ["0" * 64]}
+    plan = {"schema": 1, "operator": "ties", "seed": 3, "reference": member,
+            "experts": dict.fromkeys(domains, member), "anchor": member, "settings": {"a": [1]},
+            "order": list(domains), "quota": [[1, 2], [3, 4]],
+            "deficit": dict.fromkeys(domains, 0.1),
+            "scores": {"experts": table, "anchor": table["math"]}, "selection": "magnitude",
+            "update": "add", "scale": 1.0, "warnings": ["x"]}  # fmt: skip
+    (folder / "plan.json").write_text(json.dumps(plan))
+    dense = {key: plan[key] for key in ("schema", "operator", "seed", "reference", "experts")}
+    (folder / "dense.json").write_text(json.dumps(dense))
+    (folder / "scores.json").write_text(json.dumps(plan["scores"]))
+    harness = {"results": {"gsm8k": {"exact_match,none": 0.5}, "mbpp": {"pass@1,none": 0.25}}}
+    (folder / "results.json").write_text(json.dumps(harness))
+    rows = [{"prompt": f"w{i}", "response": "x"} for i in range(5)]
+    (folder / "probe.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ids = {"calibration": ["1"], "evaluation": ["2"], "drawn": ["1"]}
+    mark = {"domain": "math", "records": 2, "complete": True, **ids,
+            "sources": {"all": {"records": 2, "sha256": "0" * 64}}}  # fmt: skip
+    totals = {"records": 2, "calibration": 1, "evaluation": 1, "drawn": 1}
+    split = {"suite": "s", "seed": 0, "totals": totals, "benchmarks": {"b": mark}, "sha256": "0"}
+    (folder / "splits.json").write_text(json.dumps(split))
+
+
+def _read_answers(folder: Path) -> None:
+    """Every document is read, whether or not one before it was refused."""
+    table = {"experts": {"math": "results.json"}, "anchor": "results.json",
+             "domains": {"math": "gsm8k/exact_match,none",
+                         "code": ["mbpp/pass@1,none"]}}  # fmt: skip
+
+    def scores() -> None:
+        found = read_scores("scores.json", folder)
+        check_scores(found.experts, found.anchor, ["math", "code"], "best")
+
+    refused: list[SigmergeError] = []
+    for reader in (
+        lambda: read_plan(folder / "plan.json"),
+        lambda: read_plan(folder / "dense.json"),
+        scores,
+        lambda: read_scores(table, folder),
+        lambda: read_exemplars(folder / "probe.jsonl"),
+        lambda: read_rows(folder / "probe.jsonl", File(path="probe.jsonl")),
+        lambda: splits.read(folder / "splits.json"),
+    ):
+        try:
+            reader()
+        except SigmergeError as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
+
+
+def _published(folder: Path) -> None:
+    pool(folder)
+    api.merge(folder / "recipe.yaml", folder / "out", threads=1)
+    _verify(folder)  # loads the libraries, which counts for no input
+
+
+def _verify(folder: Path) -> None:
+    """Shards that differ from the published ones are found, whatever else was damaged."""
+    out = folder / "out"
+    [report] = VerifyJob(out, Options(threads=1), deep=True).run()
+    known = json.loads((out / "sigmerge/provenance.json").read_text()).get("outputs") or {}
+    for name, digest in known.items():
+        shard = out / name
+        found = hashlib.sha256(shard.read_bytes()).hexdigest() if shard.is_file() else None
+        if name.endswith(".safetensors") and found != digest:
+            assert not report.ok, f"{name} differs, and nothing was found"
+
+
 TARGETS = {
     "header": Target(lambda f: checkpoint(f, 1, sharded=True), _header),
     "checkpoint": Target(lambda f: checkpoint(f, 1, sharded=True), _open),
@@ -204,5 +287,7 @@ TARGETS = {
     "resume": Target(_interrupted, _resume, "."),
     "statistics": Target(_statistics, _read_statistics),
     "digests": Target(_notes, _digest, kinds=False),
+    "documents": Target(_answers, _read_answers),
+    "verify": Target(_published, _verify, "out"),
     "suite": Target(_suites, _suite, "suite.yaml", kinds=False),
 }

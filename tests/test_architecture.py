@@ -188,7 +188,7 @@ def test_circles_are_found() -> None:
 
 JOBS = (
     "options", "work_folder", "pools", "scores", "capture", "profile", "dense", "search", "anchor",
-    "occupancy", "repair", "merge", "report", "run", "demo",
+    "occupancy", "repair", "merge", "report", "run", "demo", "verify",
 )  # fmt: skip
 """A job imports only jobs above it; the files that are not listed import none of the roads."""
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sigmerge.api import (
         aggregate,
+        analyze,
+        anchors,
         capture,
         deficits,
         demo,
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
         report,
         run,
         search,
+        suite,
+        verify,
     )
     from sigmerge.operators.plugin import parameter
     from sigmerge.operators.table import register as operator
@@ -30,20 +34,10 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = {
-    **dict.fromkeys(
-        ("aggregate", "capture", "deficits", "demo", "evaluate", "merge", "profile", "repair",
-         "replay", "report", "run", "search"),
-        "sigmerge.api",
-    ),
-    "load_recipe": "sigmerge.recipe",
-    "parameter": "sigmerge.operators.plugin",
-    "operator": "sigmerge.operators.table:register",
-}  # fmt: skip
-"""Name -> module, or module:attribute where the attribute has another name there."""
-
 __all__ = [
     "aggregate",
+    "analyze",
+    "anchors",
     "capture",
     "deficits",
     "demo",
@@ -58,7 +52,17 @@ __all__ = [
     "report",
     "run",
     "search",
+    "suite",
+    "verify",
 ]
+
+_HOMES = {
+    **dict.fromkeys(__all__, "sigmerge.api"),
+    "load_recipe": "sigmerge.recipe",
+    "parameter": "sigmerge.operators.plugin",
+    "operator": "sigmerge.operators.table:register",
+}
+"""Name -> module, or module:attribute where the attribute has another name there."""
 
 
 if not TYPE_CHECKING:  # else every misspelt name would have a type

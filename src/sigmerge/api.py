@@ -19,7 +19,11 @@ from sigmerge.progress import shown
 from sigmerge.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
+    from sigmerge.checkpoints.verify import Report
     from sigmerge.evaluation.run import Result
+    from sigmerge.experiments.analyze import Analyzed
+    from sigmerge.experiments.anchors import Ranked
+    from sigmerge.experiments.runner import SuiteResult
     from sigmerge.jobs.scores import Score
     from sigmerge.merge3.scoring import CandidateScorer
     from sigmerge.records import SearchRecord
@@ -210,6 +214,45 @@ def aggregate(
     return put_together([Path(file) for file in files], named)
 
 
+def suite(
+    source: PathName | Mapping[str, Any],
+    out: PathName,
+    *,
+    pools: Sequence[PathName] = (),
+    **how: Unpack[Keywords],
+) -> SuiteResult:
+    """Run pools × anchors × settings of a suite into one store, and go on where it stopped.
+
+    `pools` are folders that take the place of the suite's own.
+    """
+    from sigmerge.experiments.runner import SuiteJob
+    from sigmerge.experiments.suite import load_suite
+
+    loaded = load_suite(_source(source), [Path(pool) for pool in pools])
+    return _with_progress(how, lambda o: SuiteJob(loaded, Path(out), o).run())
+
+
+def analyze(
+    store: PathName,
+    out: PathName | None = None,
+    *,
+    split: str = "evaluation",
+    title: str = "The experiment",
+) -> Analyzed:
+    """Write statistics, tables and figures of a store; say which of the paper's statements hold."""
+    from sigmerge.experiments.analyze import AnalyzeJob
+
+    return AnalyzeJob(Path(store), _path(out), split, title).run()
+
+
+def anchors(source: PathName, *, pools: Sequence[PathName] = (), **how: Unpack[Keywords]) -> Ranked:
+    """Rank the anchors of a suite, or the paper's seven on a recipe's pool, before any repair."""
+    from sigmerge.experiments.anchors import AnchorsJob, suite_of
+
+    chosen = suite_of(str(source), tuple(Path(pool) for pool in pools))
+    return _with_progress(how, lambda o: AnchorsJob(chosen, o).run())
+
+
 def report(folder: PathName) -> Path:
     """Write the page of a finished run again, from its records."""
     from sigmerge.jobs.report import write_report
@@ -217,10 +260,21 @@ def report(folder: PathName) -> Path:
     return write_report(Path(folder))
 
 
+def verify(folder: PathName, *, deep: bool = False, **how: Unpack[Keywords]) -> tuple[Report, ...]:
+    """Check a result against its records; with `deep` compute some blocks again from the inputs."""
+    from sigmerge.jobs.verify import VerifyJob
+
+    return _with_progress(how, lambda o: VerifyJob(Path(folder), o, deep).run())
+
+
 def _recipe(recipe: RecipeLike) -> Recipe:
     if isinstance(recipe, Recipe | Mapping):
         return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     return load_recipe(Path(recipe))
+
+
+def _source(source: PathName | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    return source if isinstance(source, Mapping) else str(source)
 
 
 def _path(name: PathName | None) -> Path | None:

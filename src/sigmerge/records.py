@@ -106,8 +106,6 @@ class Plan(Record):
     reference: Member | None = None
     experts: Mapping[str, Member] = {}
     settings: Mapping[str, Any] = {}
-    companions: Mapping[str, str] = {}
-    """SHA-256 of configuration and tokenizer files that went into the merge."""
     capture: Mapping[str, Any] | None = None
     tensors: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()
@@ -154,7 +152,7 @@ class Provenance(Record):
 
     inputs: tuple[InputFile, ...] = ()
     outputs: Mapping[str, str] = {}
-    """SHA-256 of every weight file, by its name in the folder."""
+    """SHA-256 of the files of the result, by their names in the folder."""
     versions: Mapping[str, str] = {}
     device: str = "cpu"
     engine: str = ""

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from sigmerge.api import evaluate
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.nano.files import POOL, load_items
+from tests.evaluation.scored import evaluate
 from tests.nano.measure import answers
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'sigmerge[eval]'")

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sigmerge.api import evaluate
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import OutputError, ScoreError, SigmergeError
 from sigmerge.evaluation import splits
@@ -25,8 +24,10 @@ from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.jobs.aggregate import aggregate
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import suite_scorer
 from sigmerge.method.deficit import residual_gaps
+from tests.evaluation.scored import evaluate
 from tests.evaluation.tiny import write_tiny
 
 LENGTH = """
@@ -219,10 +220,10 @@ def test_an_expert_measured_otherwise_is_refused(tmp_path: Path, key: str, value
 
 def test_a_recipe_measures_with_a_suite(place: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path))
-    scorer = suite_scorer({"suite": "own.yaml", "limit": 5}, "calibration", place)
-    assert set(scorer(place / "tiny")) == {"words", "length"}
+    scorer = suite_scorer({"suite": "own.yaml", "limit": 5}, "calibration", place, Options())
+    assert set(scorer(place / "tiny").scores) == {"words", "length"}
     with pytest.raises(ScoreError, match="limits: is not known"):
-        suite_scorer({"suite": "own.yaml", "limits": 5}, "calibration", place)
+        suite_scorer({"suite": "own.yaml", "limits": 5}, "calibration", place, Options())
 
 
 def _facts(folder: Path, answer: str) -> None:
@@ -237,7 +238,8 @@ def test_a_recipe_sees_that_the_records_changed(place: Path, tmp_path: Path, mon
     found = []
     for answer in ("^never said$", ".*"):
         _facts(tmp_path, answer)
-        found.append(suite_scorer({"suite": "q.yaml"}, "calibration", tmp_path)(place / "tiny"))
+        scorer = suite_scorer({"suite": "q.yaml"}, "calibration", tmp_path, Options())
+        found.append(scorer(place / "tiny").scores)
     assert found == [{"d": 0.0}, {"d": 1.0}]
 
 
@@ -321,7 +323,7 @@ def test_wrong_settings_are_told(tmp_path: Path, how: dict, words: str):
 @pytest.mark.parametrize("limit", [0, -3, True])
 def test_a_recipes_limit_is_a_count(tmp_path: Path, limit: int):
     with pytest.raises(ScoreError, match=r"limit: \S+ is (too small|no int)"):
-        suite_scorer({"suite": "nano", "limit": limit}, "calibration", tmp_path)
+        suite_scorer({"suite": "nano", "limit": limit}, "calibration", tmp_path, Options())
 
 
 @pytest.mark.parametrize("value", ["nan", "57.0", "-0.5", "inf", "'1'", "None"])

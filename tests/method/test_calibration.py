@@ -1,5 +1,7 @@
 """Calibrated occupancy on score models whose best setting is known."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -96,6 +98,12 @@ def test_no_repair_is_a_candidate_without_a_call():
     assert state.best.scores == tuple(ANCHOR.values())
 
 
+def test_a_repair_away_from_the_papers_must_be_better_than_none():
+    state, _ = calibrated(lambda c: flat(0.0 if c.scale == 1.0 else -0.01), calls=3)
+    assert 2 in [each.setting.scale for each in state.tried[1:]]
+    assert state.best.setting is None
+
+
 def test_equal_scores_choose_the_nearest_to_the_papers():
     state, _seen = calibrated(lambda candidate: flat(0.05))
     assert state.best.setting == state.paper
@@ -113,9 +121,19 @@ def test_a_success_is_repeated_first():
         state = observe(state, flat(value))
     scales = [each.setting.scale for each in state.tried[1:]]
     assert scales == [1, 2, 3]
-    state = observe(state, flat(0.04))
-    levels = [each.setting.level for each in state.tried[1:]] + [state.upcoming.level]
-    assert levels == [1, 1, 1, 2, 3]
+    other = observe(observe(started(), flat(0.02)), flat(0.01))
+    assert (other.upcoming.scale, other.upcoming.level) == (1, 2)
+    other = observe(other, flat(0.03))
+    # The level helped: it rises once more before the scale is tried again.
+    assert (other.upcoming.scale, other.upcoming.level) == (1, 3)
+
+
+def test_scales_rise_by_steps_and_replace_ends_at_the_expert():
+    for scales in SCALES.values():
+        assert list(scales) == sorted(set(scales))
+        assert max(b / a for a, b in itertools.pairwise(scales)) <= 2
+        assert 0.6 in scales
+    assert SCALES["replace"][-1] == 1.0
 
 
 def test_shares_move_to_the_deficits_that_the_repair_leaves():

@@ -203,6 +203,20 @@ def test_a_table_in_percent_is_refused_entry_by_entry():
     assert all("give fractions" in p and "other scores" not in p for p in problems)
 
 
+@pytest.mark.parametrize(
+    ("scores", "beside"),
+    [
+        ((1.5, 60.0, 0.0), False),  # just above 1 is percent already, and 0 is on every scale
+        ((1.0, 60.0, 0.0), True),  # exactly 1 is a fraction
+    ],
+)
+def test_where_percent_begins(scores, beside):
+    row = dict(zip(DOMAINS, scores, strict=True))
+    problems = deficit.check_scores(dict.fromkeys(DOMAINS, row), row, DOMAINS)
+    assert len(problems) == 4 * sum(score > 1 for score in scores)
+    assert all(("other scores are fractions" in problem) == beside for problem in problems)
+
+
 def test_missing_and_unknown_experts():
     experts = {"math": EXPERTS["math"], "coding": EXPERTS["coding"], "saftey": EXPERTS["safety"]}
     problems = deficit.check_scores(experts, ANCHOR, DOMAINS)

@@ -192,6 +192,26 @@ def test_a_step_too_small_ends_it():
     assert len(state.tried) < 30
 
 
+def test_what_counts_is_the_best_before_the_last_calls():
+    """0.7 was reached in the second call; five candidates of 0.6 are no progress."""
+    state = begin(named([0.4, 0.4]), named([0.9, 0.9]), 50)
+    for value in (0.5, 0.7, *[0.6] * guidance.PATIENCE):
+        assert not state.stopped
+        state = observe(state, named([value, value - 0.1]))
+    assert "noise" in state.stopped
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 10)] * 2), min_size=40, max_size=40), st.booleans())
+def test_no_weights_are_evaluated_twice(scores, level):
+    state, values = begin(named([0.4, 0.0]), named([1.0, 1.0]), 40, level=level), iter(scores)
+    while propose(state) is not None:
+        state = observe(state, named([q / 10 for q in next(values)]))
+    tried = np.array([each.weights for each in state.tried])
+    for i, weights in enumerate(tried):
+        assert all(np.abs(other - weights).max() >= guidance.SAME for other in tried[:i])
+
+
 # Special pools
 
 

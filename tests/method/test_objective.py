@@ -40,6 +40,10 @@ def test_a_floor_is_a_fraction_of_the_experts_score_and_comes_first():
     assert not high.beats(safe)
     assert merit(kept, 0.3, 0.91).beats(high)
     assert merit(kept, 0.4, 0.95).beats(safe)
+    # As far below the floor, the value decides.
+    assert high.beats(merit(kept, 0.8, 0.90))
+    # 0.95 of an expert that reaches 0.8 is 0.76.
+    assert merit(Objective(floors={"math": 0.95}), 0.7, 0.9).below == pytest.approx(0.06)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from sigmerge.errors import OutputError, PoolError
+from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.evaluation.run import nano_scores
 from sigmerge.nano import files
 from sigmerge.nano.facts import build_all
-from sigmerge.nano.train import Schedule, train
+from sigmerge.nano.train import SIZES, Schedule, experts_with, train
 
 
 def contents(pool: Path) -> dict[str, bytes]:
@@ -29,6 +29,30 @@ def test_the_same_seed_gives_the_same_bytes(mini: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["again"]
     assert {member for member, _, _ in heard} == set(files.MEMBERS)
     assert heard[-1][1] == heard[-1][2]
+
+
+def test_other_experts_of_the_same_reference(mini: Path, tmp_path: Path) -> None:
+    """Rate and replay change the experts alone, and the log says what they were made with."""
+    harsher = train(tmp_path / "harsher", 0, "mini", rate=5e-3, replay=0.0)
+    weights = "model.safetensors"
+    for member in files.MEMBERS:
+        same = (harsher / member / weights).read_bytes() == (mini / member / weights).read_bytes()
+        assert same == (member == files.REFERENCE)
+    recipe = files.read_lines(harsher / files.LOG)[0]["recipe"]
+    assert (recipe["expert"]["rate"], recipe["replay"]) == (5e-3, 0.0)
+
+
+@pytest.mark.parametrize("given", [{"rate": 0.0}, {"rate": float("inf")}, {"replay": 1.0},
+                                   {"replay": -0.1}])  # fmt: skip
+def test_settings_of_experts_out_of_range(given: dict[str, float]) -> None:
+    with pytest.raises(RecipeError, match=f"{next(iter(given))}: "):
+        experts_with(SIZES["mini"], **given)
+
+
+def test_a_size_without_changes_is_itself() -> None:
+    assert experts_with(SIZES["nano"]) == SIZES["nano"]
+    assert experts_with(SIZES["nano"], replay=0.0).expert == SIZES["nano"].expert
+    assert experts_with(SIZES["nano"], rate=1e-3).replay == SIZES["nano"].replay
 
 
 def test_members_are_llama_folders_in_bf16(mini: Path) -> None:

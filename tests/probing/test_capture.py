@@ -407,7 +407,7 @@ def test_exemplars_are_read_and_cut(llama: Path, tmp_path: Path) -> None:
     [
         ("", "holds no exemplars"),
         ("\n\n", "holds no exemplars"),
-        ('{"prompt": "a"}\nnot json\n', "line 2: not JSON"),
+        ('{"prompt": "a"}\nnot json\n', "line 2: not valid JSON"),
         ('{"text": "a"}\n', "line 1: expected"),
         ('{"prompt": "a", "response": 3}\n', "line 1: expected"),
         ("[1]\n", "line 1: expected"),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
-from sigmerge.errors import MissingExtra, PoolError
+from sigmerge.errors import MissingExtra, OutputError, PoolError
 from sigmerge.files.cache import cache_folder
 from sigmerge.files.digests import identity
+from sigmerge.files.documents import whole
 
 
 def as_safetensors(pickles: list[Path]) -> list[Path]:
     """A safetensors twin of every pickle. Code inside a pickle is never run."""
     try:
         import torch
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError:
         raise MissingExtra("torch", "models", "Reading pickled weights") from None
@@ -27,10 +28,12 @@ def as_safetensors(pickles: list[Path]) -> list[Path]:
                 state = torch.load(pickle, map_location="cpu", weights_only=True, mmap=True)
                 copies = {name: value.contiguous().clone() for name, value in state.items()}
             except Exception as error:
-                reason = str(error).strip().splitlines()[0]
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise PoolError(f"{pickle}: cannot be loaded weights-only ({reason}).") from None
-            partial = twin.with_suffix(f".{os.getpid()}")
-            save_file(copies, partial)
-            partial.rename(twin)
+            try:
+                with whole(twin) as partial:
+                    save_file(copies, partial)
+            except (OSError, SafetensorError) as error:
+                raise OutputError(f"{twin}: cannot be written ({error}).") from None
         twins.append(twin)
     return twins

@@ -254,7 +254,7 @@ class Output:
             if self.durable:
                 sync_folder(journal.parent)
             self._check_untouched()
-            self._rename()
+            put_in_place(self.partial, self.final, self._old)
             if self.durable:
                 sync_folder(self.final.parent)
         for leftover in (self.partial, self._old):
@@ -303,7 +303,7 @@ class Output:
 
     def _open(self, fingerprint: str) -> None:
         """Open shards and journal; what an interrupted run of another job left is cleared away."""
-        header, file = {"job": fingerprint, "journal": 2}, self.partial / _JOURNAL
+        header, file = {"job": fingerprint, "journal": 3}, self.partial / _JOURNAL
         if not self._regular() or not continues(file, header):
             self._clear()
         for stale in self._companions():  # written anew in any case; nothing else is published
@@ -428,12 +428,17 @@ class Output:
             "is made again."
         )
 
-    def _rename(self) -> None:
-        if not self.final.exists():
-            self.partial.rename(self.final)
-        elif not exchange(self.partial, self.final):
-            self.final.rename(self._old)
-            self.partial.rename(self.final)
+
+def put_in_place(folder: Path, final: Path, old: Path) -> None:
+    """Give a folder its final name. One that had the name has the folder's own name afterwards.
+
+    Where two names cannot be exchanged in one step, it is called `old`.
+    """
+    if not final.exists():
+        folder.rename(final)
+    elif not exchange(folder, final):
+        final.rename(old)
+        folder.rename(final)
 
 
 def sync_tree(folder: Path) -> None:

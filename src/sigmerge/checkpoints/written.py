@@ -12,17 +12,18 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-STEP = 1 << 20
-"""Bytes that are read back at a time."""
+from sigmerge.kernels.checksum import checksum
+
+STEP = 1 << 18
+"""Bytes that are read back at a time; they fit into a core's own cache."""
 
 Piece = tuple[int, int, int]
-"""Position in the tensor in bytes, length, CRC-32."""
+"""Position in the tensor in bytes, length, checksum."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Written:
 
     def note(self, tensor: str, position: int, data: memoryview) -> None:
         """A piece that is about to be written; one at the same position is replaced."""
-        checksum, nbytes = zlib.crc32(data), data.nbytes
+        found, nbytes = checksum(data.cast("B")), data.nbytes
         place = self._places[tensor]
         self._hasher.rewritten(tensor)
         with self._lock:
@@ -61,7 +62,7 @@ class Written:
                 entry.pieces.clear()
                 entry.filled = 0
             entry.filled += nbytes - entry.pieces.get(position, (0, 0))[0]
-            entry.pieces[position] = nbytes, checksum
+            entry.pieces[position] = nbytes, found
             entry.journaled = False
 
     def fresh(self) -> dict[str, list[Piece]]:
@@ -88,7 +89,7 @@ class Written:
             return False
         for name, listed in pieces.items():
             entry = self._tensors[name]
-            entry.pieces = {at: (nbytes, crc) for at, nbytes, crc in listed}
+            entry.pieces = {at: (nbytes, found) for at, nbytes, found in listed}
             entry.filled, entry.journaled = self._places[name].nbytes, True
             self._hasher.complete(name)
         return True
@@ -128,15 +129,24 @@ class Written:
 
     def _intact(self, place: Place, piece: Sequence[int]) -> bool:
         at, nbytes, wanted = piece
-        checksum, position = 0, place.begin + at
-        end = position + nbytes
-        while position < end:
-            data = os.pread(self._handles[place.shard], min(STEP, end - position), position)
-            if not data:
+        buffer, found, done = memoryview(bytearray(min(STEP, nbytes))), 0, 0
+        while done < nbytes:
+            part = buffer[: min(STEP, nbytes - done)]
+            if not _fill(self._handles[place.shard], place.begin + at + done, part):
                 return False
-            checksum = zlib.crc32(data, checksum)
-            position += len(data)
-        return checksum == wanted
+            found = checksum(part, done, found)
+            done += len(part)
+        return found == wanted
+
+
+def _fill(handle: int, position: int, buffer: memoryview) -> bool:
+    """Read a buffer full from a position; False if the file ends before."""
+    while buffer:
+        count = os.preadv(handle, [buffer], position)
+        if count == 0:
+            return False
+        buffer, position = buffer[count:], position + count
+    return True
 
 
 def _covers(pieces: Iterable[Sequence[int]], nbytes: int) -> bool:
@@ -208,9 +218,10 @@ class _State:
         self.value, self.reached, self.tensor = hashlib.sha256(), 0, 0
 
     def read(self, handle: int, end: int) -> None:
+        buffer = memoryview(bytearray(STEP))
         while self.reached < end:
-            data = os.pread(handle, min(STEP, end - self.reached), self.reached)
-            if not data:
+            part = buffer[: min(STEP, end - self.reached)]
+            if not _fill(handle, self.reached, part):
                 return  # truncated; the pieces show it
-            self.value.update(data)
-            self.reached += len(data)
+            self.value.update(part)
+            self.reached += len(part)

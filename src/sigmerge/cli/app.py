@@ -78,6 +78,12 @@ Pickle = Annotated[
 Nonfinite = Annotated[
     bool, typer.Option("--allow-nonfinite", help="Let NaN and infinity in inputs pass.")
 ]
+NoFsync = Annotated[
+    bool, typer.Option("--no-fsync", help="Do not wait until the result is on the disk.")
+]
+Rehash = Annotated[
+    bool, typer.Option("--rehash", help="Trust no digest of an earlier run; read every file.")
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="A benchmark without data is an error, not a warning.")
 ]
@@ -131,11 +137,18 @@ def options(
     allow_nonfinite: bool = False,
     trust_remote_code: bool = False,
     strict: bool = False,
+    durable: bool = True,
+    rehash: bool = False,
 ) -> Options:
     """The options of a job; 0 threads are all cores."""
+    from sigmerge.checkpoints.truncation import exit_on_truncation
     from sigmerge.engine.machine import default_threads
+    from sigmerge.files.digests import rehash_from_now_on
     from sigmerge.jobs.options import Options
 
+    exit_on_truncation()
+    if rehash:
+        rehash_from_now_on()
     return Options(
         threads=threads or default_threads(),
         max_shard_size=max_shard_size,
@@ -144,6 +157,7 @@ def options(
         allow_nonfinite=allow_nonfinite,
         trust_remote_code=trust_remote_code,
         strict=strict,
+        durable=durable,
         progress=progress,
     )
 

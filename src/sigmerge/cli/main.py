@@ -11,6 +11,11 @@ from typing import NoReturn
 import typer
 
 from sigmerge.cli import merging, nano, operators, scoring  # noqa: F401  (they add commands)
+
+# isort: split
+from sigmerge.cli import experimenting  # noqa: F401  (its commands come after those above)
+
+# isort: split
 from sigmerge.cli.app import app
 from sigmerge.errors import SigmergeError
 

@@ -15,11 +15,13 @@ from sigmerge.cli.app import (
     CMin,
     DryRun,
     Json,
+    NoFsync,
     Nonfinite,
     OutFolder,
     Overwrite,
     Pickle,
     RecipeFile,
+    Rehash,
     Scale,
     Seed,
     Shard,
@@ -68,6 +70,8 @@ def merge(
     allow_nonfinite: Nonfinite = False,
     device: CaptureDevice = None,
     trust_remote_code: Trust = False,
+    no_fsync: NoFsync = False,
+    rehash: Rehash = False,
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
@@ -84,6 +88,7 @@ def merge(
             threads, bar, overwrite=overwrite, max_shard_size=max_shard_size,
             allow_pickle=allow_pickle, allow_nonfinite=allow_nonfinite,
             trust_remote_code=trust_remote_code, strict=strict,
+            durable=not no_fsync, rehash=rehash,
         )  # fmt: skip
         done = show.do(MergeJob(loaded, out, how), dry_run)
     show.emit(done, as_json, show.merged_lines)
@@ -197,6 +202,8 @@ def repair(
     allow_pickle: Pickle = False,
     allow_nonfinite: Nonfinite = False,
     trust_remote_code: Trust = False,
+    no_fsync: NoFsync = False,
+    rehash: Rehash = False,
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
@@ -215,6 +222,7 @@ def repair(
         how = options(
             threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
             allow_nonfinite=allow_nonfinite, trust_remote_code=trust_remote_code, strict=strict,
+            durable=not no_fsync, rehash=rehash,
         )  # fmt: skip
         job = (
             ReplayJob(plan, paths[0], how, anchor)
@@ -241,6 +249,8 @@ def run(
     allow_nonfinite: Nonfinite = False,
     device: CaptureDevice = None,
     trust_remote_code: Trust = False,
+    no_fsync: NoFsync = False,
+    rehash: Rehash = False,
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
@@ -255,6 +265,7 @@ def run(
         how = options(
             threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
             allow_nonfinite=allow_nonfinite, trust_remote_code=trust_remote_code, strict=strict,
+            durable=not no_fsync, rehash=rehash,
         )  # fmt: skip
         done = show.do(RunJob(loaded, out, how), dry_run)
     show.emit(done, as_json, show.run_lines)
@@ -344,3 +355,39 @@ def report(
     from sigmerge.jobs.report import write_report
 
     typer.echo(f"page: {write_report(folder)}")
+
+
+@app.command(
+    epilog=examples(
+        "sigmerge verify merged/ --deep",
+        "sigmerge verify --pool pool/reference pool/math pool/code",
+    )
+)
+def verify(
+    folders: Annotated[list[Path], typer.Argument(help="A result, or checkpoints with --pool.")],
+    pool: Annotated[
+        bool, typer.Option("--pool", help="Check that experts fit the reference, named first.")
+    ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Compute some blocks again from the inputs.")
+    ] = False,
+    threads: Threads = 0,
+    as_json: Json = False,
+) -> None:
+    """Check a result against its records, or a pool.
+
+    Digests, index, sizes, finite numbers, configuration, architecture, inputs unchanged. Exit code
+    3 if something is wrong.
+    """
+    from sigmerge.jobs.verify import VerifyJob, VerifyPoolJob
+
+    if not pool and len(folders) != 1:
+        raise typer.BadParameter("give one result, or --pool with the reference and the experts")
+    with show.progress(as_json) as bar:
+        how = options(threads, bar, rehash=True)
+        experts = {folder.name: folder for folder in folders[1:]}
+        job = VerifyPoolJob(folders[0], experts, how) if pool else VerifyJob(folders[0], how, deep)
+        reports = job.run()
+    show.emit(reports, as_json, show.report_lines)
+    if not all(report.ok for report in reports):
+        raise typer.Exit(3)

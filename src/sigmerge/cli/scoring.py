@@ -121,12 +121,16 @@ def splits_build(
     suite: SuiteName = "mergebench",
     data: DataFolder = None,
     hub: UseHub = False,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Divide anew by this seed; default: the suite's own."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Divide every benchmark 20/80, and draw calibration items."""
     from sigmerge.jobs.splits import build
 
-    show.emit(build(suite, file, data=data, hub=hub), as_json, lines.split_lines)
+    show.emit(build(suite, file, data=data, hub=hub, seed=seed), as_json, lines.split_lines)
 
 
 @splits.command("verify", epilog=examples("sigmerge splits verify splits.json --data benchmarks/"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import typer
@@ -135,6 +136,24 @@ def _capture_step(step: Any) -> Iterator[str]:
         yield f"    memory at most {size(step.peak_memory_bytes)}"
 
 
+def _suite_step(step: Any) -> Iterator[str]:
+    facts = step.facts
+    scored = facts["evaluations"]
+    yield (
+        f"{facts['pool']}: {facts['runs']} runs: {facts['experts']} experts, {facts['anchors']} "
+        f"anchors, {facts['repairs']} repairs, {facts['partitions']} partitions, "
+        f"{facts['baselines']} baselines"
+    )
+    yield (
+        f"  {facts['merges']} merges, {scored['calibration']} + {scored['evaluation']} "
+        f"evaluations on calibration and evaluation items, {facts['search_calls']} search calls"
+    )
+    for name in ("items", "tokens"):
+        count = facts[f"{name}_at_most"]
+        yield f"  {name} to score: " + (f"at most {count:,}" if count else "not known")
+    yield f"  {size(facts['disk_at_once'])} of disk at once; checkpoints are deleted when scored"
+
+
 def _plain_step(step: Any) -> Iterator[str]:
     yield f"{step.name}: " + ", ".join(f"{name} {value}" for name, value in step.facts.items())
 
@@ -146,6 +165,7 @@ STEPS: dict[str, Callable[[Any], Iterator[str]]] = {
     "score": _score_step,
     "search": _search_step,
     "capture": _capture_step,
+    "suite": _suite_step,
 }
 
 
@@ -246,6 +266,14 @@ def search_lines(result: Any) -> Iterator[str]:
     yield f"winner: {result.winner}"
 
 
+def report_lines(reports: Any) -> Iterator[str]:
+    for report in reports:
+        verdict = "as it should be" if report.ok else f"{len(report.findings)} problem(s)"
+        yield f"{report.folder}: {verdict}; checked {', '.join(report.checked)}"
+        yield from (f"  not checked: {check}: {why}" for check, why in report.skipped.items())
+        yield from (f"  problem: {finding}" for finding in report.findings)
+
+
 def no_lines(result: Any) -> Iterator[str]:
     yield from ()
 
@@ -270,6 +298,8 @@ def plain(content: Any) -> Any:
         return content.as_json()
     if isinstance(content, tuple | list):
         return [plain(each) for each in content]
+    if is_dataclass(content) and not isinstance(content, type):
+        return json.loads(json.dumps(asdict(content), default=str))
     return content
 
 

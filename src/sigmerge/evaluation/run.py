@@ -6,7 +6,6 @@ one starts, so a killed evaluation goes on where it stopped.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -23,6 +22,7 @@ from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import Key, Scored, Store, checkpoint_key, settings_key
 from sigmerge.evaluation.suite import Suite, load_suite, nano_suite
 from sigmerge.files.cache import cache_folder
+from sigmerge.files.scratch import scratch
 from sigmerge.probing.generate import Model, Usage, load_model
 
 T = TypeVar("T")
@@ -238,8 +238,8 @@ class Evaluation:
         left = set(digests)
         size = self.suite.benchmarks[name].group or len(items)
         groups = [items[i : i + size] for i in range(0, len(items), size)]
-        with tempfile.TemporaryDirectory(prefix="sigmerge-") as folder:
-            scorer = self.scorer(name, missing, Path(folder))
+        with scratch() as folder:
+            scorer = self.scorer(name, missing, folder)
             for group in groups:
                 todo = [item for item in group if item.id in left]
                 if not todo:

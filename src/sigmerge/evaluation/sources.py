@@ -17,11 +17,17 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from sigmerge.errors import MissingExtra, ScoreError
+from sigmerge.files.documents import parse_json, parse_json_lines, read_bytes
+from sigmerge.words import size
 
 SHIPPED = Path(__file__).parent / "suites"
 """The folder of the shipped suites; no records lie beside them."""
 WHOLE = "all"
 """The part's name of a benchmark that is not cut by language."""
+
+
+LARGEST = 1 << 30
+"""Bytes of the largest file of records that is read, and of what a compressed one expands to."""
 
 
 class Strict(BaseModel):
@@ -111,24 +117,30 @@ def find_rows(
 
 def read_rows(path: Path, file: File) -> list[dict[str, Any]]:
     """The records of one file, columns renamed."""
-    name = path.name
+    name, content = path.name, read_bytes(path, "a file of records", ScoreError, LARGEST)
     try:
-        raw = path.read_bytes()
         if name.endswith(".gz"):
-            raw, name = gzip.decompress(raw), name.removesuffix(".gz")
-        text = raw.decode("utf-8-sig")
-        if name.endswith(".csv"):
-            rows: Any = list(csv.DictReader(io.StringIO(text)))
-        elif name.endswith(".jsonl"):
-            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+            content, name = _expanded(content, path), name.removesuffix(".gz")
+        if name.endswith(".jsonl"):
+            rows: Any = [row for _, row in parse_json_lines(content, str(path), ScoreError)]
+        elif name.endswith(".csv"):
+            rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"))))
         else:
-            rows = json.loads(text)
+            rows = parse_json(content.decode("utf-8-sig"), str(path), ScoreError)
             rows = rows[file.rows] if file.rows else rows
     except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error, csv.Error) as error:
         raise ScoreError(f"{path}: cannot be read ({error!r}).") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ScoreError(f"{path}: a list of JSON objects is expected; rows: names its key.")
     return [_renamed(row, file.columns, path) for row in rows]
+
+
+def _expanded(content: bytes, path: Path) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+        expanded = stream.read(LARGEST + 1)
+    if len(expanded) > LARGEST:
+        raise ScoreError(f"{path}: expands to more than {size(LARGEST)}, too large for records.")
+    return expanded
 
 
 def _renamed(row: dict[str, Any], columns: dict[str, str], path: Path) -> dict[str, Any]:

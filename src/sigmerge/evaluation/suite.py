@@ -19,14 +19,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, Field, InstanceOf, ValidationError, model_validator
 
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.evaluation.benchmark import Benchmark, Metric
 from sigmerge.evaluation.harnesses.table import HARNESSES, benchmark_class
 from sigmerge.evaluation.sources import SHIPPED, File, Hub, Strict
-from sigmerge.files.documents import read_bytes
+from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.words import did_you_mean
 
 
@@ -66,21 +65,6 @@ class Suite(_Suite):
                 yield from ((domain, name, metric) for metric in mark.metrics)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which no key may be given twice; else the last one would win unsaid."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"{key.value!r} is given twice", key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def load_suite(source: str | Path | Mapping[str, Any]) -> Suite:
     """A shipped suite by its name, a user's by its file, or one given in Python."""
     if isinstance(source, Mapping):
@@ -90,10 +74,7 @@ def load_suite(source: str | Path | Mapping[str, Any]) -> Suite:
     if not file.exists():
         hint = did_you_mean(source, shipped)
         raise RecipeError(f"{source}: no such suite file or shipped suite; {hint}")
-    try:
-        data = yaml.load(read_bytes(file, "a suite", RecipeError), _Loader)  # a safe one
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise RecipeError(f"{source}: cannot be read as a suite ({error}).") from None
+    data = read_yaml(file, "a suite", RecipeError)
     if not isinstance(data, dict):
         raise RecipeError(f"{source}: a suite is a mapping with name: and domains:.")
     return _checked(data, str(source), file.resolve().parent)

@@ -32,6 +32,11 @@ def rehashing() -> Iterator[None]:
         _rehashed.reset(token)
 
 
+def rehash_from_now_on() -> None:
+    """As `rehashing`, for the rest of this process: what a command line asks for."""
+    _rehashed.set({})
+
+
 def identity(file: Path) -> str:
     """Changes whenever the file is replaced or written: path, inode, size and times."""
     real = file.resolve()

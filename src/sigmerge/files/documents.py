@@ -54,6 +54,22 @@ def parse_json(text: str | bytes, where: str, error: type[SigmergeError] = Sigme
     return value
 
 
+def read_json_lines(
+    file: Path, what: str, error: type[SigmergeError] = SigmergeError, limit: int = LARGEST
+) -> Iterator[tuple[int, Any]]:
+    """Line number and value of every line that is not blank."""
+    return parse_json_lines(read_bytes(file, what, error, limit), str(file), error)
+
+
+def parse_json_lines(
+    content: bytes, where: str, error: type[SigmergeError] = SigmergeError
+) -> Iterator[tuple[int, Any]]:
+    """The same for content that was read already; `where` names it in the error."""
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if line.strip():
+            yield number, parse_json(line, f"{where}, line {number}", error)
+
+
 def read_json_object(
     file: Path, what: str, error: type[SigmergeError] = SigmergeError
 ) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from sigmerge.files.journal import continues
 from sigmerge.jobs import capture
 from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
 from sigmerge.jobs.options import Options, Step
+from sigmerge.jobs.pools import Inputs, other_inputs
 from sigmerge.jobs.search import JOURNAL, ORIGIN, plan_search, search_merge
 from sigmerge.recipe import Recipe
 from sigmerge.records import FOLDER, PLAN, PROVENANCE, RECIPE, Plan, Provenance, read, read_plan
@@ -48,7 +49,6 @@ def is_current(recipe: Recipe, anchor: Path, options: Options) -> bool:
         and (recipe.search is not None or plan.seed == recipe.seed)
         and plan.revision == job.operator.revision
         and _same_files(job, anchor)
-        and plan.companions == job.companions()
         and _same_search(recipe, anchor, options)
         and _same_statistics(job, plan, options)
         and _same_inputs(job, provenance)
@@ -82,8 +82,6 @@ def _same_statistics(job: DenseJob, plan: Plan, options: Options) -> bool:
 def _same_inputs(job: DenseJob, provenance: Provenance) -> bool:
     """Whether the inputs are the files that were read, byte for byte."""
     before = {Path(entry.file): entry.sha256 for entry in provenance.inputs}
-    weights = {file for member in job.pool.members.values() for file in member.files}
-    exemplars = {model.exemplars for model in job.recipe.models if model.exemplars}
-    if not weights <= before.keys() <= weights | exemplars:
-        return False
-    return sha256(before) == before
+    others = other_inputs(job.recipe, bool(job.operator.needs))
+    now = Inputs.of(job.pool.members, others).members
+    return before.keys() == now.keys() and sha256(before) == before

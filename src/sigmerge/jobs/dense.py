@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from sigmerge.checkpoints.blocks import natural
-from sigmerge.checkpoints.companions import copy_companions, model_card
+from sigmerge.checkpoints.companions import companion_files, copy_companions, model_card
 from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.statistics import StatisticsFolders
@@ -24,15 +25,14 @@ from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
 from sigmerge.engine.sink import Sink, store
 from sigmerge.engine.stream import CHUNK, Stream, StreamChunk, Workers
 from sigmerge.errors import PoolError, RecipeError
-from sigmerge.files.digests import identity
 from sigmerge.jobs import capture
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import (
-    companion_digests,
-    input_files,
+    Inputs,
     member,
     merged_sites,
     open_merge_pool,
+    other_inputs,
 )
 from sigmerge.kernels import TILE
 from sigmerge.kernels.convert import STORAGE
@@ -68,10 +68,7 @@ class DenseJob:
     def fingerprint(self) -> str:
         """Identifies the job: equal for runs that end in the same files."""
         recipe = self.recipe
-        inputs = {
-            name: [identity(file) for file in checkpoint.files]
-            for name, checkpoint in self.pool.members.items()
-        }
+        tokenizer = companion_files(recipe.tokenizer) if recipe.tokenizer else []
         content = [
             versions(),
             recipe.method,
@@ -81,17 +78,12 @@ class DenseJob:
             str(recipe.tokenizer),
             repr(self.sites),
             self.statistics.names if self.statistics else None,
-            inputs,
-            self.companions(),
+            fingerprint(self.pool.members, tokenizer),
             [hashlib.sha256(header).hexdigest() for header in self.layout.headers],
             TILE,
             CHUNK,
         ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-    def companions(self) -> dict[str, str]:
-        """Digests of the files beside the weights that go into the result."""
-        return companion_digests(self.pool.layout, self.recipe.tokenizer)
 
     def bytes_in(self) -> int:
         """Bytes one pass over the merged tensors reads."""
@@ -185,7 +177,7 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
     return DenseJob(recipe, operator, pool, sites, layout, exemplars, to_capture)
 
 
-def _with_statistics(job: DenseJob, options: Options) -> DenseJob:
+def with_statistics(job: DenseJob, options: Options) -> DenseJob:
     """The job with the statistics that its operator needs, captured now or earlier."""
     captures = capture.plan_captures(job.recipe, job.pool, options)
     places = capture.folders(captures, job.recipe, job.pool, options)
@@ -227,26 +219,29 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
     """Merge into a new folder, with its records."""
     meter = Meter()
     if job.operator.needs:
-        job = _with_statistics(job, options)
+        job = with_statistics(job, options)
     recipe, pool = job.recipe, job.pool
+    inputs = Inputs.of(pool.members, other_inputs(recipe, job.statistics is not None))
     source = PoolSource(job.members, allow_nonfinite=options.allow_nonfinite)
     # Blocks that were finished without the check for NaN are not taken over by a run that checks.
-    fingerprint = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
+    key = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
     with (
-        Output(out, job.layout, fingerprint, overwrite=options.overwrite) as output,
+        Output(
+            out, job.layout, key, overwrite=options.overwrite, durable=options.durable
+        ) as output,
         Workers(options.threads) as workers,
     ):
         resumed = sorted(output.done)
         merge_blocks(job, source, workers, output, options)
-        exemplars = {m.name: m.exemplars for m in recipe.models if m.exemplars and job.statistics}
-        inputs = input_files(pool.members, options, exemplars)
         copy_companions(output, pool, recipe.tokenizer, recipe.out_dtype)
         title = f"{job.operator.title} of {len(pool.experts)} experts"
         output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
         output.text(f"{FOLDER}/{RECIPE}", recipe.text)
         plan = _plan(job, output.done, options)
+        plan.write(output.partial / FOLDER / PLAN)
         provenance = Provenance(
-            inputs=inputs,
+            inputs=inputs.digested(options),
+            outputs=output.digests,
             versions=versions(),
             engine=f"local, {options.threads} threads",
             bytes_read=source.bytes_read,
@@ -256,7 +251,6 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
             wall_seconds=meter.wall_seconds,
             peak_memory_bytes=meter.peak_memory_bytes,
         )
-        plan.write(output.partial / FOLDER / PLAN)
         provenance.write(output.partial / FOLDER / PROVENANCE)
         output.publish()
     return Merged(out=str(output.final), plan=plan, provenance=provenance)
@@ -264,12 +258,10 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
 
 def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
     recipe, captured = job.recipe, None
-    tensors: dict[str, Any] | None = None
+    notes = {n: v for record in done.values() for n, v in (record or {}).items()}
     if job.statistics:
-        notes = {n: v for record in done.values() for n, v in (record or {}).items()}
         shown = {"exemplars": dict(job.exemplars), "statistics": job.statistics.names}
         captured = recipe.capture.model_dump() | shown
-        tensors = {name: notes[name] for name in sorted(notes, key=natural)}
     return Plan(
         operator=recipe.method,
         revision=job.operator.revision,
@@ -278,9 +270,8 @@ def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
         reference=member(job.pool.reference, options) if job.pool.reference else None,
         experts={name: member(expert, options) for name, expert in job.pool.experts.items()},
         settings=summary(job.sites),
-        companions=job.companions(),
         capture=captured,
-        tensors=tensors,
+        tensors={name: notes[name] for name in sorted(notes, key=natural)} or None,
         warnings=recipe.notes,
     )
 
@@ -290,7 +281,11 @@ def merge_blocks(
 ) -> None:
     """Merge block by block what `output` does not have yet."""
     operator, pool = job.operator, job.pool
-    todo = [(key, names) for key, names in pool.blocks() if key not in output.done]
+    # In the order of the shards: the digest of one is computed while the next is made.
+    todo = sorted(
+        ((key, names) for key, names in pool.blocks() if key not in output.done),
+        key=lambda block: job.layout.place(block[1]),
+    )
     stream = Stream(
         [[job.sites[name] for name in names if name in job.sites] for _, names in pool.blocks()],
         source,

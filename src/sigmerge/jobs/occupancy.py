@@ -17,15 +17,15 @@ import numpy as np
 
 from sigmerge.checkpoints.companions import copy_companions, model_card
 from sigmerge.checkpoints.folder import INDEX, Checkpoint
+from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import Layout, Output, mirror_layout
 from sigmerge.engine.machine import INTERPRETER, Meter, versions
-from sigmerge.engine.sink import store
+from sigmerge.engine.sink import Sink, store
 from sigmerge.engine.stream import Workers, ahead
-from sigmerge.files.digests import identity
 from sigmerge.jobs.options import Options, Step
-from sigmerge.jobs.pools import block_sites, companion_digests, input_files
+from sigmerge.jobs.pools import Inputs, block_sites
 from sigmerge.kernels.claim import TILE
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.method.occupancy import Update, admit, claim
@@ -71,12 +71,15 @@ class OccupancyJob:
 
     def fingerprint(self) -> str:
         """Identifies the job: equal for runs that end in the same files."""
-        members = {**self.pool.members, "": self.anchor}
-        inputs = {name: [identity(f) for f in member.files] for name, member in members.items()}
         rounds = [[turn.order, turn.quota] for turn in self.rounds]
-        content = [versions(), inputs, companion_digests(self.anchor), rounds, repr(self.update),
-                   self.mask_seed,
-                   [hashlib.sha256(h).hexdigest() for h in self.layout.headers]]  # fmt: skip
+        content = [
+            versions(),
+            fingerprint({**self.pool.members, "": self.anchor}),
+            rounds,
+            repr(self.update),
+            self.mask_seed,
+            [hashlib.sha256(header).hexdigest() for header in self.layout.headers],
+        ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -168,15 +171,20 @@ def run_occupancy(
     """
     job = OccupancyJob.of(plan, pool, anchor)
     sources = _sources(job, options)
+    inputs = Inputs.of({**pool.members, "anchor": anchor})
     with _output(job, out, options) as output:
         resumed = sorted(output.done)
         claims = _write(job, sources, output, options)
         plan = plan.model_copy(update=claims)
         if guard is not None:
             plan = _guarded(plan, guard(_readable(output)), job, sources[1], output)
-        inputs = input_files({**pool.members, "anchor": anchor}, options)
+        notes = [f"Repaired with sigmerge, variant {plan.variant}."]
+        output.text("README.md", model_card("SigMerge repair", pool, recipe, notes))
+        output.text(f"{FOLDER}/{RECIPE}", recipe)
+        plan.write(output.partial / FOLDER / PLAN)
         provenance = Provenance(
-            inputs=inputs,
+            inputs=inputs.digested(options),
+            outputs=output.digests,
             versions=versions(),
             engine=f"local, {options.threads} threads",
             bytes_read=sum(source.bytes_read for source in sources),
@@ -186,10 +194,6 @@ def run_occupancy(
             wall_seconds=meter.wall_seconds,
             peak_memory_bytes=meter.peak_memory_bytes,
         )
-        notes = [f"Repaired with sigmerge, variant {plan.variant}."]
-        output.text("README.md", model_card("SigMerge repair", pool, recipe, notes))
-        output.text(f"{FOLDER}/{RECIPE}", recipe)
-        plan.write(output.partial / FOLDER / PLAN)
         provenance.write(output.partial / FOLDER / PROVENANCE)
         output.publish()
     return Merged(out=str(output.final), plan=plan, provenance=provenance)
@@ -215,8 +219,8 @@ def _sources(job: OccupancyJob, options: Options) -> tuple[PoolSource, PoolSourc
 
 
 def _output(job: OccupancyJob, out: Path, options: Options) -> Output:
-    fingerprint = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
-    return Output(out, job.layout, fingerprint, overwrite=options.overwrite)
+    key = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
+    return Output(out, job.layout, key, overwrite=options.overwrite, durable=options.durable)
 
 
 def _write(
@@ -225,7 +229,7 @@ def _write(
     """All weights and companions; returns what was claimed."""
     source, anchor = sources
     with Workers(options.threads) as workers:
-        layers = _write_layers(job, source, anchor, workers, output, options)
+        layers = write_layers(job, source, anchor, workers, output, options)
     _copy_outside(job, anchor, output)
     copy_companions(output, Pool(job.anchor, {}), None, None)
     return _claimed(layers)
@@ -252,12 +256,12 @@ def _readable(output: Output) -> Path:
     return output.partial
 
 
-def _write_layers(
+def write_layers(
     job: OccupancyJob,
     source: PoolSource,
     anchor: PoolSource,
     workers: Workers,
-    output: Output,
+    output: Sink,
     options: Options,
 ) -> list[list[dict[str, Any]]]:
     """Claim and update block by block; per layer, per round what was claimed."""
@@ -287,7 +291,7 @@ def _write_layer(
     source: PoolSource,
     anchor: PoolSource,
     workers: Workers,
-    output: Output,
+    output: Sink,
 ) -> list[dict[str, Any]]:
     block = LayerBlock(index, sites, job, source)
     owner = None

@@ -29,6 +29,8 @@ class Options:
     """Whether NaN and infinity in inputs pass."""
     trust_remote_code: bool = False
     """Whether a checkpoint's own Python code may run to load it."""
+    durable: bool = True
+    """Whether a result is on the disk before success is reported (fsync)."""
     strict: bool = False
     """Whether a benchmark without data is an error."""
     progress: Progress = silent
@@ -43,6 +45,7 @@ class Keywords(TypedDict, total=False):
     allow_pickle: bool
     allow_nonfinite: bool
     trust_remote_code: bool
+    durable: bool
     strict: bool
     progress: Progress
 

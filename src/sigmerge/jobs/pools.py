@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sigmerge.checkpoints.companions import tokenizer_files
+from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
+from sigmerge.checkpoints.inputs import InputIdentity, digested, identify
 from sigmerge.checkpoints.pool import Pool, differences, open_pool
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import sha256
@@ -15,9 +16,6 @@ from sigmerge.jobs.options import Options
 from sigmerge.operators.base import Site
 from sigmerge.recipe import Recipe
 from sigmerge.records import InputFile, Member
-
-COMPANIONS = ("config.json", "generation_config.json")
-"""Files besides weights and tokenizer that go into a result."""
 
 
 def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
@@ -92,30 +90,53 @@ def member(checkpoint: Checkpoint, options: Options) -> Member:
     return Member(path=str(checkpoint.path), sha256=weight_digests(checkpoint, options))
 
 
-def companion_digests(checkpoint: Checkpoint, tokenizer: Path | None = None) -> dict[str, str]:
-    """SHA-256 of the files beside the weights that go into a result or decide how it reads text."""
-    files = [checkpoint.path / name for name in COMPANIONS]
-    files += tokenizer_files(tokenizer or checkpoint.path)
-    digests = sha256(file for file in files if file.is_file())
-    return {file.name: digest for file, digest in sorted(digests.items())}
+@dataclass(frozen=True)
+class Inputs:
+    """The files that go into a result, as they were before the first tensor was read."""
+
+    members: Mapping[Path, str]
+    """File -> the name of its checkpoint, or of the expert that is shown it."""
+    before: tuple[InputIdentity, ...]
+
+    @classmethod
+    def of(
+        cls, checkpoints: Mapping[str, Checkpoint], others: Mapping[Path, str] | None = None
+    ) -> Inputs:
+        files = {
+            file: name
+            for name, checkpoint in checkpoints.items()
+            for file in (*checkpoint.files, *companion_files(checkpoint.path))
+        }
+        files |= others or {}
+        return cls(files, identify(files))
+
+    def digested(self, options: Options) -> tuple[InputFile, ...]:
+        """The files with their digests; PoolError if one changed since."""
+        total = sum(one.size for one in self.before)
+        hashed = 0
+
+        def progress(count: int) -> None:
+            nonlocal hashed
+            hashed += count
+            options.progress("hashing inputs", hashed, total)
+
+        known = {one.file: one for one in digested(self.before, options.threads, progress)}
+        return tuple(
+            InputFile(
+                member=name,
+                file=str(file),
+                size=known[file].size,
+                sha256=str(known[file].sha256),
+            )
+            for file, name in self.members.items()
+        )
 
 
-def input_files(
-    members: Mapping[str, Checkpoint], options: Options, exemplars: Mapping[str, Path] | None = None
-) -> tuple[InputFile, ...]:
-    """Every file that was read, with its digest."""
-    files = {file: name for name, member in members.items() for file in member.files}
-    files |= {file: name for name, file in (exemplars or {}).items()}
-    total = sum(file.stat().st_size for file in files)
-    hashed = 0
-
-    def progress(count: int) -> None:
-        nonlocal hashed
-        hashed += count
-        options.progress("hashing inputs", hashed, total)
-
-    digests = sha256(files, options.threads, progress)
-    return tuple(
-        InputFile(member=name, file=str(file), size=file.stat().st_size, sha256=digests[file])
-        for file, name in files.items()
-    )
+def other_inputs(recipe: Recipe, captured: bool) -> dict[Path, str]:
+    """Inputs of a merge besides its checkpoints: the tokenizer it takes, and exemplars."""
+    files: dict[Path, str] = {}
+    if recipe.tokenizer is not None:
+        files |= dict.fromkeys(companion_files(recipe.tokenizer), "tokenizer")
+    if captured:
+        files |= {m.exemplars: m.name for m in recipe.models if m.exemplars is not None}
+    return files

@@ -5,7 +5,7 @@ Measured once per pool, independent of any anchor, and kept beside the pool by c
 
 from __future__ import annotations
 
-import json
+import io
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.companions import tokenizer_files
+from sigmerge.checkpoints.companions import tokenizer_files, vocabulary
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
 from sigmerge.engine.stream import Stream, Workers
-from sigmerge.errors import PoolError
-from sigmerge.files.cache import beside
+from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.files.cache import beside, keep_bytes, keep_json, kept_json
 from sigmerge.files.digests import sha256
-from sigmerge.files.documents import content_key, whole, write_json
+from sigmerge.files.documents import content_key, read_bytes
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import block_sites, open_repair_pool, weight_digests
 from sigmerge.kernels.signature import add_signature
@@ -124,17 +124,27 @@ def _weight_views(pool: Pool, options: Options) -> Views:
     weights = [" ".join(sorted(weight_digests(each, options))) for each in members]
     key = content_key(["weights", FORMAT, *unchecked, *weights])
     note = beside(pool.layout.path, f"signature-{key}.json")
-    if note.exists():
-        kept = json.loads(note.read_text())
-        dots, mass = np.array(kept["dots"]), np.array(kept["mass"])
-    else:
+    experts, depth = len(pool.experts), pool.stack.depth
+    kept = kept_json(note, {"dots", "mass"}) or {}
+    dots = _numbers(kept.get("dots"), (depth, experts, experts))
+    mass = _numbers(kept.get("mass"), (depth, 2))
+    if dots is None or mass is None:
         dots, mass = _signature(pool, options)
         content = {"experts": list(pool.experts), "dots": dots.tolist(), "mass": mass.tolist()}
-        write_json(note, content, indent=None)
+        keep_json(note, content)
     return {
         "direction": conflict.direction_view(dots),
         "sign": conflict.sign_view(mass[:, 0], mass[:, 1]),
     }
+
+
+def _numbers(kept: object, shape: tuple[int, ...]) -> Array | None:
+    """Finite numbers of this shape; None if they have to be measured again."""
+    try:
+        found = np.array(kept, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if found.shape == shape and np.isfinite(found).all() else None
 
 
 def _signature(pool: Pool, options: Options) -> tuple[Any, Any]:
@@ -187,24 +197,40 @@ def _representation(probe_file: Path, pool: Pool, options: Options) -> Array:
             sha256([config])[config], *(f"{f.name} {digest}" for f, digest in read_by.items()),
         ])  # fmt: skip
         note = beside(pool.layout.path, f"gram-{key}.npy")
-        if not note.exists():
+        gram = _kept_gram(note, pool.stack.depth)
+        if gram is None:
             gram = _probed(expert, tokenizer, prompts, options)
             if len(gram) != pool.stack.depth:
                 raise PoolError(
                     f"{name}: {len(gram)} blocks ran on the probe, the tensor names show "
                     f"{pool.stack.depth}."
                 )
-            with whole(note) as partial, partial.open("wb") as stream:
-                np.save(stream, gram)
-        grams.append(np.load(note))
+            _keep_gram(note, gram)
+        grams.append(gram)
     options.progress("probing experts", len(pool.experts), len(pool.experts))
     return conflict.representation_view(np.stack(grams))
+
+
+def _kept_gram(note: Path, depth: int) -> Array | None:
+    """An expert's Grams from their note; None if they have to be measured again."""
+    try:
+        found = np.load(io.BytesIO(read_bytes(note, "a note")), allow_pickle=False)
+    except (SigmergeError, ValueError, EOFError, OSError, SyntaxError, MemoryError):
+        return None
+    square = found.ndim == 3 and len(found) == depth and found.shape[1] == found.shape[2]
+    return found if square and found.dtype.kind == "f" and np.isfinite(found).all() else None
+
+
+def _keep_gram(note: Path, gram: Array) -> None:
+    content = io.BytesIO()
+    np.save(content, gram)
+    keep_bytes(note, content.getvalue())
 
 
 def _tokenizer(pool: Pool) -> Path:
     """The folder of the reference's tokenizer; the first expert's if the reference has none."""
     folders = [pool.layout.path, *(expert.path for expert in pool.experts.values())]
-    found = next((folder for folder in folders if tokenizer_files(folder)), None)
+    found = next((folder for folder in folders if vocabulary(folder) is not None), None)
     if found is None:
         raise PoolError(
             f"{pool.layout.path}: has no tokenizer, and no expert has one; the probe needs it."
@@ -217,7 +243,7 @@ def _check_vocabularies(pool: Pool, options: Options) -> None:
     chosen = _tokenizer(pool)
     folders = {"reference": chosen}
     for name, expert in pool.experts.items():
-        if tokenizer_files(expert.path):
+        if vocabulary(expert.path) is not None:
             folders[name] = expert.path
     main = {name: folder / "tokenizer.json" for name, folder in folders.items()}
     files = [file for file in main.values() if file.exists()]
@@ -235,7 +261,7 @@ def _probed(expert: Checkpoint, tokenizer: Path, prompts: list[str], options: Op
             expert.path, prompts, tokenizer=tokenizer, trust_remote_code=options.trust_remote_code
         )
     room = beside(expert.path, "")
-    room.mkdir(exist_ok=True)
+    room.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="offload-", dir=room) as folder:
         return probe(
             expert.path,

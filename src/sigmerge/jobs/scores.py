@@ -9,21 +9,27 @@ suite keeps every item itself. Scores of a callable are not kept: nothing identi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
 
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.command_line import named_files, run_command
 from sigmerge.evaluation.store import checkpoint_key
-from sigmerge.files.cache import cache_folder
-from sigmerge.files.documents import parse_json, read_json_object, write_json
+from sigmerge.files.cache import cache_place, keep_json, kept_json
+from sigmerge.files.documents import parse_json, read_json_object
 from sigmerge.jobs.options import Options, Step
 from sigmerge.method.deficit import check_scores
 from sigmerge.recipe import Recipe
 from sigmerge.records import PairedScores, ScoreTable
+
+if TYPE_CHECKING:
+    from sigmerge.evaluation.run import Result
+    from sigmerge.evaluation.suite import Suite
 
 DomainScores = dict[str, float]
 Score = Callable[[Path], Mapping[str, float]]
@@ -31,11 +37,27 @@ Score = Callable[[Path], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
+class Metric:
+    """One metric of one benchmark; those marked `headline` make up the domain's score."""
+
+    domain: str
+    benchmark: str
+    metric: str
+    value: float
+    headline: bool
+    items: int
+
+
+@dataclass(frozen=True)
 class Measured:
-    """Domain scores of a checkpoint, and by domain the benchmarks that had no data."""
+    """Domain scores of a checkpoint, and by domain the benchmarks that had no data.
+
+    `metrics` are the numbers behind the scores; a command and a callable give none.
+    """
 
     scores: DomainScores
     missing: Mapping[str, tuple[str, ...]]
+    metrics: tuple[Metric, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,11 +75,12 @@ class CheckpointScorer:
             return self.measure(folder)
         content = f"{self.name}\n{checkpoint_key(folder, self.allow_pickle)}"
         key = hashlib.sha256(content.encode()).hexdigest()[:40]
-        note = cache_folder("scores") / f"{key}.json"
-        if note.exists():
-            return Measured(read_json_object(note, "kept scores")["scores"], {})
+        note = cache_place("scores") / f"{key}.json"
+        kept = (kept_json(note, {"scores"}) or {}).get("scores")
+        if isinstance(kept, dict) and all(type(value) is float for value in kept.values()):
+            return Measured(kept, {})
         measured = self.measure(folder)
-        write_json(note, {"scorer": self.name, "scores": measured.scores}, indent=None)
+        keep_json(note, {"scorer": self.name, "scores": measured.scores})
         return measured
 
 
@@ -105,7 +128,7 @@ def printed_scores(lines: list[str], where: str) -> DomainScores:
     last = lines[-1] if lines else "nothing"
     try:
         return {str(d): float(q) for d, q in parse_json(last, where, ScoreError).items()}
-    except (ScoreError, ValueError, AttributeError, TypeError):
+    except (ScoreError, ValueError, AttributeError, TypeError, OverflowError):
         raise ScoreError(
             f"{where}: its last line must be a JSON object of domain scores, not {last!r}."
         ) from None
@@ -180,9 +203,18 @@ def _suite_scorer(
 
     def measure(checkpoint: Path) -> Measured:
         result = run(checkpoint, suite, split, how)
-        return Measured(dict(result.domains), {d: tuple(n) for d, n in result.missing.items()})
+        missing = {d: tuple(n) for d, n in result.missing.items()}
+        return Measured(dict(result.domains), missing, tuple(_metrics(suite, result)))
 
     return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
+
+
+def _metrics(suite: Suite, result: Result) -> Iterator[Metric]:
+    for domain, name, metric in suite.submetrics:
+        if name in result.benchmarks:
+            headline = metric == suite.benchmarks[name].score
+            value = result.benchmarks[name][metric]
+            yield Metric(domain, name, metric, value, headline, result.items[name])
 
 
 def score_table(
@@ -283,19 +315,31 @@ def read_scores(given: str | Mapping[str, Any], folder: Path) -> ScoreTable:
     return ScoreTable.model_construct(experts=rows, anchor=content["anchor"], missing={})
 
 
+class _HarnessFiles(BaseModel):
+    """Result files of lm-evaluation-harness, and what each domain takes of them."""
+
+    experts: dict[str, str]
+    anchor: str
+    domains: dict[str, str | list[str]]
+
+
 def _harness_table(given: Mapping[str, Any], folder: Path) -> ScoreTable:
-    missing = [key for key in ("experts", "anchor", "domains") if key not in given]
-    if missing:
-        raise ScoreError(f"repair.scores: {', '.join(missing)} missing; result files of "
+    try:
+        files = _HarnessFiles.model_validate(given)
+    except ValidationError as error:
+        wrong = dict.fromkeys(str(item["loc"][0]) for item in error.errors())
+        missing = [key for key in wrong if key not in given]
+        what = f"{', '.join(missing)} missing" if missing else f"{', '.join(wrong)} cannot be used"
+        raise ScoreError(f"repair.scores: {what}; result files of "
                          "lm-evaluation-harness are given as experts: {name: file}, anchor: file, "
-                         "domains: {domain: [task/metric]}.")  # fmt: skip
+                         "domains: {domain: [task/metric]}.") from None  # fmt: skip
 
     def read(file: str) -> DomainScores:
         content = read_json_object(folder / file, "a score file", ScoreError)
-        return harness_scores(content, given["domains"], file)
+        return harness_scores(content, files.domains, file)
 
-    experts = {name: read(file) for name, file in given["experts"].items()}
-    return ScoreTable(experts=experts, anchor=read(given["anchor"]))
+    experts = {name: read(file) for name, file in files.experts.items()}
+    return ScoreTable(experts=experts, anchor=read(files.anchor))
 
 
 def harness_scores(
@@ -310,7 +354,7 @@ def harness_scores(
         for path in [wanted] if isinstance(wanted, str) else wanted:
             task, _, metric = path.partition("/")
             value = table.get(task, {}).get(metric)
-            if isinstance(value, int | float):
+            if isinstance(value, int | float) and abs(value) < 1e9:
                 values.append(float(value))
             else:
                 known = ", ".join(table.get(task, table))

@@ -27,11 +27,13 @@ import numpy as np
 from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.writer import put_in_place, sync_tree
 from sigmerge.engine.machine import LIBRARIES, Meter, free_memory
 from sigmerge.engine.stream import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
 from sigmerge.files.digests import sha256
 from sigmerge.files.journal import Journal, continues
+from sigmerge.files.regular import sync_folder
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
 from sigmerge.jobs.options import Description, Options, Step, silent
 from sigmerge.jobs.work_folder import WorkFolder, hidden
@@ -219,10 +221,13 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     moved = found.model_copy(update={"out": home, "winner": home})
     moved.write(made / RECORDS_FOLDER / RESULT)
     (made / RECORDS_FOLDER / ORIGIN).write_text(recipe.text, encoding="utf-8")
-    if out.exists():
-        shutil.rmtree(out)
-    made.rename(out)
-    shutil.rmtree(work)
+    if options.durable:
+        sync_tree(made)
+    put_in_place(made, out, hidden(out, "old"))
+    if options.durable:
+        sync_folder(out.parent)
+    for leftover in (work, hidden(out, "old")):
+        shutil.rmtree(leftover, ignore_errors=True)
     provenance = read(Provenance, out / RECORDS_FOLDER / PROVENANCE)
     spent = {key: getattr(found, key) for key in ("wall_seconds", "peak_memory_bytes")}
     return Merged(
@@ -311,10 +316,15 @@ def check_out(job: SearchJob, out: Path, options: Options) -> None:
 
 def run_search(job: SearchJob, out: Path, options: Options) -> SearchRecord:
     """Extract, estimate, evolve; then the winner as a folder, and search.json."""
-    meter = Meter()
     check_out(job, out, options)
-    if options.overwrite:
-        FOLDER.clear(out)
+    with FOLDER.writing(out):
+        if options.overwrite:
+            FOLDER.clear(out)
+        return _search_into(job, out, options)
+
+
+def _search_into(job: SearchJob, out: Path, options: Options) -> SearchRecord:
+    meter = Meter()
     side_by_side = job.in_flight(options.threads)
     with (
         Journal(out / JOURNAL, job.header(), RECORDS, "search") as journal,

@@ -6,10 +6,10 @@ Candidates are not stored: every thread has one model loaded, and copies their w
 from __future__ import annotations
 
 import hashlib
-import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from sigmerge.errors import ScoreError
+from sigmerge.files.scratch import scratch
 from sigmerge.merge3.candidate import Weights
 from sigmerge.merge3.extract import Question
 
@@ -137,7 +138,9 @@ class _Asked:
 
         self.evaluation = Evaluation(model, suite, how)
         self.model = self.evaluation.model
-        self.folder = tempfile.TemporaryDirectory(prefix="sigmerge-")
+        kept = ExitStack()
+        self.folder = kept.enter_context(scratch())
+        weakref.finalize(self, kept.close)
         self.scorers: dict[str, HarnessScorer] = {}
 
     def load(self, weights: Weights) -> None:
@@ -147,7 +150,7 @@ class _Asked:
 
     def scorer(self, name: str, items: Sequence[Item]) -> HarnessScorer:
         if name not in self.scorers:
-            place = Path(self.folder.name) / name
+            place = self.folder / name
             place.mkdir()
             self.scorers[name] = self.evaluation.scorer(name, items, place)
         return self.scorers[name]

@@ -32,7 +32,7 @@ from sigmerge.method.deficit import shares
 from sigmerge.method.objective import Merit, Objective, Vector, check_calls
 
 SCALES: Final[Mapping[str, Vector]] = {"add": (0.3, 0.6, 1.0, 1.5), "replace": (0.3, 0.6, 1.0)}
-"""The paper's λ = 0.6 and steps of about a half around it; `replace` ends at the expert's value."""
+"""The paper's λ = 0.6 and steps around it; `replace` ends at the expert's own value."""
 LEVELS: Final = (0.45, 0.65, 0.85)
 """Mean capacities above the profile's own; half of it is below."""
 ANCHORS: Final = (0.5, 0.75, 1.0)
@@ -103,7 +103,7 @@ class Calibration:
     centre: int = 0
     """Which of the tried repairs moves start from; 0 before the first."""
     axis: int = 0
-    """The move that led to the centre; it is tried first from there."""
+    """The move to the upcoming candidate; if that is better, the move is made again first."""
     stopped: str = ""
     """Why nothing more is proposed; empty while the search goes on."""
 
@@ -241,7 +241,7 @@ def _moves(state: Calibration) -> list[tuple[int, tuple[Setting, Vector]]]:
         (here._replace(shape=flat), same),
     ]
     numbered = list(enumerate(moves))
-    return [numbered[state.axis], *numbered] if state.centre else numbered
+    return [numbered[state.axis], *numbered]
 
 
 def _moved(share: Vector, pull: Float64[np.ndarray, domains]) -> Vector:

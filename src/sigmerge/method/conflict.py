@@ -1,4 +1,4 @@
-"""Conflict to capacity: the three views, their mean, and what each layer may give away.
+"""Conflict to capacity: three views of disagreement, their mean, and the capacity of each layer.
 
 The paper's "Conflict to Capacity", one function per equation. Everything is float64 and in depth
 order. What a view needs is small and measured elsewhere: prompt Gram matrices from the probe pass,
@@ -101,7 +101,7 @@ def sign_view(
 
 
 def is_constant(view: Float64[np.ndarray, "layers"]) -> bool:
-    """Whether the view tells no layer from another, beyond rounding."""
+    """Whether all layers have the same value, up to rounding."""
     return bool(view.max() - view.min() <= NOISE)
 
 

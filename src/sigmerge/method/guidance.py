@@ -34,7 +34,7 @@ STEP: Final = 5.0
 STRETCH: Final = 1.2
 """s: the level rises by a fifth, or falls by a sixth."""
 SMALLEST_STEP: Final = 0.3
-"""Below this η a step is smaller than what the scores can tell."""
+"""Below this η a step changes the scores by less than one item."""
 PATIENCE: Final = 5
 """Calls in which the best merit must rise by more than the noise of the scores."""
 CEILING: Final = 4.0
@@ -171,7 +171,7 @@ def _advance(state: Guidance, error: float) -> Guidance:
     while state.step >= SMALLEST_STEP:
         moved = np.array(state.best.weights) + state.step * state.unit * (pull - pull.mean())
         upcoming = tuple((state.stretch * moved).clip(0.0, CEILING * state.unit).tolist())
-        if not _known(upcoming, state.tried, level=state.level):
+        if not _known(upcoming, state.tried):
             return replace(state, upcoming=upcoming)
         state = _failed(state)
     return replace(state, stopped="the step is too small to matter")
@@ -188,14 +188,6 @@ def _idle(tried: Sequence[Tried], error: float) -> bool:
     return not any(candidate.merit.beats(best, error) for candidate in last)
 
 
-def _known(weights: Vector, tried: Sequence[Tried], *, level: bool) -> bool:
-    """Whether the weights were evaluated before; without a level, whether their ratios were."""
-
-    def shape(vector: Vector) -> np.ndarray:
-        total = sum(vector)
-        return np.array(vector) / (1.0 if level or total == 0 else total)
-
-    wanted = shape(weights)
-    if not level and not any(weights):
-        return True
-    return any(np.abs(shape(each.weights) - wanted).max() < SAME for each in tried)
+def _known(weights: Vector, tried: Sequence[Tried]) -> bool:
+    """Whether the weights were evaluated before: a clipped step can lead back to them."""
+    return any(np.abs(np.subtract(each.weights, weights)).max() < SAME for each in tried)

@@ -88,7 +88,7 @@ class Objective:
     def pull(
         self, domains: Sequence[str], scores: Vector, target: Vector
     ) -> Float64[np.ndarray, domains]:
-        """The deficits g_d as the objective counts them: what asks for more of an expert.
+        """The deficits g_d as the objective counts them; a large one raises its expert's weight.
 
         A score below its floor counts twice.
         """

@@ -2,7 +2,7 @@
 
 Domain by domain, in the claim order π, the k_d largest |Δ_d| among the coordinates that are still
 free are claimed, ties from the lowest flat index on. Then each claimed coordinate takes its owner's
-update. A block is seen tile by tile: nothing of its length is held but the owner map.
+update. A block is processed tile by tile; only the owner map is as long as the block.
 
 Notation: order = π, quota[d] = k_d, free = |R_r|, {j : owner[j] = d} = G_d, mass[d] = u_d(G_d).
 """
@@ -27,7 +27,7 @@ Stored: TypeAlias = Shaped[np.ndarray, "_"]
 Owner: TypeAlias = UInt8[np.ndarray, "n"]
 Counts: TypeAlias = Int64[np.ndarray, "bins"]
 Run: TypeAlias = Callable[..., Iterable[Any]]
-"""Like `map`: applies a function to every item and gives the results in the items' order."""
+"""Like `map`: applies a function to every item and returns the results in the items' order."""
 
 PARTS = 64
 """A pass over a block is cut into this many items for `run`, if it has as many tiles."""
@@ -60,10 +60,10 @@ class Block(Protocol):
         """(start, stop) of every tile in flat order; together they cover the block."""
 
     def stored(self, domain: int, tile: int) -> tuple[Stored, Stored]:
-        """θ_d and θ_ref on a tile, of one type; valid until the same thread asks again."""
+        """θ_d and θ_ref on a tile, of one type; valid until the same thread calls again."""
 
     def not_finite(self, domain: int, tile: int) -> None:
-        """Told of a tile on which θ_d or θ_ref holds NaN or infinity; may raise."""
+        """Called for a tile on which θ_d or θ_ref holds NaN or infinity; may raise."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class _Step:
         return support, math.fsum([*(mark.mass for mark in marks), sum(ties) * value])
 
     def settle_mask(self, marks: Sequence[_Mark], ties: Sequence[int]) -> tuple[int, float]:
-        """A random score says nothing about Δ, so support and mass are read off what it chose."""
+        """A random score does not depend on Δ, so support and mass are counted on the chosen."""
 
         def settle(tile: int) -> tuple[int, float]:
             mine, chosen = self.mine(tile), int(kernels.ABOVE)
@@ -228,7 +228,7 @@ class _Step:
         """The magnitude of the quota's last entry, and the tiles marked by it.
 
         Differences of bfloat16 numbers take few values, so the threshold is one that a good part
-        of the block has, and a sample tells which. The marks prove a guess right or wrong, and the
+        of the block has, and a sample finds it. The marks prove a guess right or wrong, and the
         exact threshold costs two passes over the block that a right guess saves.
         """
         if self.wanted == self.free:

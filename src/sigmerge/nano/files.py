@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import PoolError
+from sigmerge.files.documents import read_json_lines
 from sigmerge.nano.facts import DOMAINS, Domain, Fact
 
 POOL = Path(__file__).parent / "pool"
@@ -67,8 +68,7 @@ def write_lines(path: Path, records: Iterable[Any]) -> None:
 
 def read_lines(path: Path) -> list[Any]:
     """The records of a file of JSON lines."""
-    lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold U+2028
-    return [json.loads(line) for line in lines if line.strip()]
+    return [record for _, record in read_json_lines(path, "a file of JSON lines", PoolError)]
 
 
 def contents(pool: Path = POOL) -> list[Path]:

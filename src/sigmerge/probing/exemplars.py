@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import MissingExtra, PoolError, RecipeError
+from sigmerge.files.documents import read_json_lines
 from sigmerge.probing.loading import unloadable
 
 SHAPE = '{"prompt": "…"} or {"prompt": "…", "response": "…"}'
@@ -37,15 +37,10 @@ def read_exemplars(
     if not file.is_file():
         raise RecipeError(f"{file}: no such file of {what}.")
     found: list[Exemplar] = []
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")  # a text may hold U+2028
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{file}: is no UTF-8 text ({error.reason}).") from None
-    for number, line in enumerate(lines, start=1):
+    for number, record in read_json_lines(file, f"a file of {what}", RecipeError):
         if limit is not None and len(found) == limit:
             break
-        if line.strip():
-            found.append(_exemplar(line, f"{file}, line {number}"))
+        found.append(_exemplar(record, f"{file}, line {number}"))
     if not found:
         raise RecipeError(f"{file}: holds no {what}. Give one {SHAPE} per line.")
     return found
@@ -56,12 +51,8 @@ def read_prompts(file: Path) -> list[str]:
     return [exemplar.prompt for exemplar in read_exemplars(file, what="prompts")]
 
 
-def _exemplar(line: str, where: str) -> Exemplar:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise RecipeError(f"{where}: not JSON ({error}).") from None
-    record = record if isinstance(record, dict) else {}
+def _exemplar(given: Any, where: str) -> Exemplar:
+    record = given if isinstance(given, dict) else {}
     prompt, response = record.get("prompt"), record.get("response")
     if not isinstance(prompt, str) or not isinstance(response, str | None):
         raise RecipeError(f"{where}: expected {SHAPE}.")

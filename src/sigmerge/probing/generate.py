@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sigmerge.engine.machine import free_memory
-from sigmerge.errors import MissingExtra, ScoreError
+from sigmerge.errors import MissingExtra, PoolError, ScoreError
+from sigmerge.files.documents import read_json_object
 from sigmerge.probing.loading import unloadable
 
 T = TypeVar("T")
@@ -242,7 +242,7 @@ def vllm_usage(outputs: Sequence[Any], samples: int = 1) -> Usage:
 
 def saved_dtype(folder: Path) -> str:
     """The type the weights were saved in; vLLM's own `auto` would halve float32."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json_object(folder / "config.json", "a configuration", PoolError)
     return str(config.get("dtype") or config.get("torch_dtype") or "auto")
 
 

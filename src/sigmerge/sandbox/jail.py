@@ -3,8 +3,8 @@
 Started as a script by sandbox.py with a JSON argument; standard library only. The program comes on
 standard input. In a namespace jail it sees the interpreter's files, read-only, and a small empty
 folder. Where the kernel refuses namespaces, its Landlock closes all files but those, and nothing
-can be written. In both a seccomp filter leaves the program one process without network, signals
-to others, or memory beyond its own.
+can be written. In both a seccomp filter allows the system calls of one process that computes, and
+refuses the rest: network, signals to others, other programs, shared memory, the kernel.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def _new_root(settings: dict[str, Any], owner: int) -> None:
     """A root folder with nothing in it but what is to be seen and a small folder to write."""
     shown = {path: os.open(path, os.O_PATH) for path in settings["visible"] if Path(path).exists()}
     _mount("none", "/", None, PRIVATE | RECURSIVE)
-    _mount("none", ROOT, "tmpfs", NO_SUID, "size=1m,nr_inodes=1k,mode=755")
+    _mount("none", ROOT, "tmpfs", NO_SUID | NO_DEVICES, "size=1m,nr_inodes=1k,mode=755")
     for path, handle in shown.items():
         _show(ROOT + path, handle)
     Path(ROOT + WORK).mkdir(parents=True, exist_ok=True)
     size = f"size={settings['disk']},nr_inodes=1k,mode=700,uid={owner},gid={owner}"
     _mount("none", ROOT + WORK, "tmpfs", NO_SUID | NO_DEVICES, size)
     os.chroot(ROOT)
-    _mount("none", "/", None, REMOUNT | READ_ONLY | NO_SUID)
+    _mount("none", "/", None, REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES)
 
 
 def _show(target: str, handle: int) -> None:
@@ -93,7 +93,24 @@ def _show(target: str, handle: int) -> None:
         place.touch()
     _mount(source, target, None, BIND | RECURSIVE)
     if not target.startswith(f"{ROOT}/dev/"):
-        _mount("none", target, None, REMOUNT | BIND | READ_ONLY | NO_SUID)
+        _seal(target)
+
+
+MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE = 442, -100, 0x8000
+
+
+def _seal(target: str) -> None:
+    """Read-only, without devices and set-user-id programs: the mount and all mounts below it.
+
+    Before Linux 5.12 only the mount itself can be changed.
+    """
+    attributes = struct.pack("=QQQQ", 1 | NO_SUID | NO_DEVICES, 0, 0, 0)
+    arguments = (AT_FDCWD, target.encode(), AT_RECURSIVE, attributes, len(attributes))
+    if libc.syscall(MOUNT_SETATTR, *arguments) == -1:
+        if ctypes.get_errno() != errno.ENOSYS:
+            code = ctypes.get_errno()
+            raise OSError(code, f"mount_setattr: {os.strerror(code)}")
+        _mount("none", target, None, REMOUNT | BIND | READ_ONLY | NO_SUID | NO_DEVICES)
 
 
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
@@ -116,7 +133,7 @@ def lock_files(settings: dict[str, Any]) -> None:
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = _landlock(LANDLOCK_CREATE, attributes, size, 0)
     allowed = dict.fromkeys(settings["visible"], READS)
-    allowed |= {"/dev/null": READS | WRITES_FILE, str(Path.cwd()): READS}
+    allowed |= {"/dev/null": READS | WRITES_FILE, ".": READS}
     for path, rights in allowed.items():
         if not Path(path).exists():
             continue
@@ -137,48 +154,49 @@ def _landlock(number: int, *arguments: Any) -> int:
     return result
 
 
-FORBIDDEN = """
-execve 59 221, execveat 322 281, fork 57 -, vfork 58 -, setsid 112 157, setpgid 109 154,
+ALLOWED = """
+read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69,
+pwritev 296 70, preadv2 327 286, pwritev2 328 287, close 3 57, close_range 436 436, lseek 8 62,
+stat 4 -, fstat 5 80, lstat 6 -, newfstatat 262 79, statx 332 291, statfs 137 43, fstatfs 138 44,
+access 21 -, faccessat 269 48, faccessat2 439 439, getdents 78 -, getdents64 217 61, getcwd 79 17,
+chdir 80 49, fchdir 81 50, readlink 89 -, readlinkat 267 78, dup 32 23, dup2 33 -, dup3 292 24,
+pipe 22 -, pipe2 293 59, fsync 74 82, fdatasync 75 83, ftruncate 77 46, flock 73 32, fadvise64 221
+223, sendfile 40 71, copy_file_range 326 285, umask 95 166, mkdir 83 -, mkdirat 258 34, rmdir 84
+-, unlink 87 -, unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276, creat 85 -,
 
-socket 41 198, connect 42 203, bind 49 200, sendto 44 206, sendmsg 46 211,
-sendmmsg 307 269,
+mmap 9 222, munmap 11 215, mprotect 10 226, mremap 25 216, brk 12 214, madvise 28 233, mincore 27
+232, msync 26 227, membarrier 324 283,
 
-tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_send_signal 424 424,
-pidfd_open 434 434, pidfd_getfd 438 438, ptrace 101 117, process_vm_readv 310 270,
-process_vm_writev 311 271, process_madvise 440 440, process_mrelease 448 448, kcmp 312 272,
-migrate_pages 256 238, move_pages 279 239, setpriority 141 140, ioprio_set 251 30,
-sched_setparam 142 118, sched_setscheduler 144 119, sched_setattr 314 274,
-sched_setaffinity 203 122,
+rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, rt_sigpending 127 136,
+rt_sigtimedwait 128 137, rt_sigsuspend 130 133, sigaltstack 131 132, pause 34 -, restart_syscall
+219 128,
 
-shmget 29 194, shmat 30 196, shmctl 31 195, msgget 68 186, msgsnd 69 189, msgrcv 70 188,
-msgctl 71 187, semget 64 190, semop 65 193, semtimedop 220 192, semctl 66 191, mq_open 240 180,
-memfd_create 319 279, memfd_secret 447 447,
+clock_gettime 228 113, clock_getres 229 114, gettimeofday 96 169, time 201 -, nanosleep 35 101,
+clock_nanosleep 230 115, times 100 153, getitimer 36 102, setitimer 38 103, alarm 37 -,
 
-mount 165 40, umount2 166 39, mount_setattr 442 442, open_tree 428 428, move_mount 429 429,
-fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, pivot_root 155 41,
-chroot 161 51, unshare 272 97, setns 308 268, mknod 133 -, mknodat 259 33, chmod 90 -,
-fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, lchown 94 -, fchown 93 55,
-fchownat 260 54, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, truncate 76 45,
-setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15,
-fremovexattr 199 16, open_by_handle_at 304 265, inotify_init 253 -, inotify_init1 294 26,
-fanotify_init 300 262, fanotify_mark 301 263, quotactl 179 60, quotactl_fd 443 443,
+getpid 39 172, gettid 186 178, getppid 110 173, getuid 102 174, geteuid 107 175, getgid 104 176,
+getegid 108 177, getgroups 115 158, getresuid 118 148, getresgid 120 150, getpgrp 111 -, getpgid
+121 155, getsid 124 156, uname 63 160, sysinfo 99 179, getrusage 98 165, getrlimit 97 163, getcpu
+309 168, getrandom 318 278,
 
-bpf 321 280, perf_event_open 298 241, keyctl 250 219, add_key 248 217, request_key 249 218,
-io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, userfaultfd 323 282,
-init_module 175 105, finit_module 313 273, delete_module 176 106, kexec_load 246 104,
-kexec_file_load 320 294, reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89,
-syslog 103 116, settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266,
-adjtimex 159 171, sethostname 170 161, setdomainname 171 162, iopl 172 -, ioperm 173 -,
-modify_ldt 154 -, personality 135 92, vhangup 153 58
+futex 202 98, set_robust_list 273 99, get_robust_list 274 100, set_tid_address 218 96, rseq 334
+293, arch_prctl 158 -, sched_yield 24 124, sched_getaffinity 204 123, wait4 61 260, waitid 247 95,
+exit 60 93, exit_group 231 94,
+
+poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, epoll_create1 291 20,
+epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441, eventfd 284 -,
+eventfd2 290 19, recvfrom 45 207, recvmsg 47 212, getsockopt 55 209,
+getsockname 51 204, getpeername 52 205, shutdown 48 210
 """
-"""System calls with their numbers on x86-64 and on ARM64.
+"""System calls that a program may make, with their numbers on x86-64 and on ARM64.
 
-In this order: other programs; the network; other processes; memory that no limit counts or that
-others share; the tree of files, and what Landlock lets pass; the kernel itself.
+In this order: files that are open or may be opened; its own memory; signals to itself; clocks; who
+it is; its threads; waiting, and pairs of sockets that lead nowhere else.
 """
 
 CONDITIONAL = """clone 56 220, kill 62 129, tgkill 234 131, prlimit64 302 261, prctl 157 167,
-fcntl 72 25, open 2 -, openat 257 56"""
+fcntl 72 25, ioctl 16 29, socketpair 53 199, open 2 -, openat 257 56"""
+"""Allowed with some arguments only."""
 ABSENT = "clone3 435 435, openat2 437 437"
 """Their arguments lie where a filter cannot look; without them libc takes clone and openat."""
 NEWEST = 462
@@ -188,8 +206,13 @@ MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}
 
 LOAD, IS, ABOVE, ANY_BIT, ANSWER = 0x20, 0x15, 0x25, 0x45, 0x06
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
-CLONE_THREAD, O_TRUNC = 0x00010000, 0o1000
-F_SETOWN, F_SETSIG, F_SETOWN_EX = 8, 10, 15
+CLONE_THREAD, O_TRUNC, AF_UNIX = 0x00010000, 0o1000, 1
+FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
+"""Duplicates, flags and locks of a descriptor; not its owner, who would get signals."""
+IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""What a terminal is, how much can be read, blocking and closing; not the owner (FIOSETOWN)."""
+PRCTL = (15, 16, 0x53564D41)
+"""Names of threads and of memory."""
 
 
 def numbers(table: str, column: int) -> dict[str, int]:
@@ -198,58 +221,103 @@ def numbers(table: str, column: int) -> dict[str, int]:
     return {row[0]: int(row[1 + column]) for row in rows if row[1 + column] != "-"}
 
 
+Test = tuple[int, int, int]
+"""An argument's place, a comparison and a value."""
+
+
 def seccomp_filter(machine: str, process: int, read_only: bool) -> bytes:
     """The kernel's program (classic BPF) that looks at every system call of this process.
 
-    Threads can be made, processes not. Signals reach nobody else, also not by way of a pipe's
-    owner. `read_only` closes truncation on opening to read, of which Landlock knows from Linux 6.2.
+    What is not listed is refused. Threads can be made, processes not. Signals reach nobody else,
+    also not by way of a descriptor's owner. `read_only` closes truncation on opening to read, which
+    Landlock handles from Linux 6.2 on.
     """
     if machine not in MACHINES:
         raise OSError(errno.ENOSYS, f"seccomp: no filter for the architecture {machine}")
     column, architecture, _ = MACHINES[machine]
-    # Argument, comparison, value, and whether it must hold for the call to be refused.
-    closed: dict[str, list[tuple[int, int, int, bool]]] = {
-        "clone": [(0, ANY_BIT, CLONE_THREAD, False)],
-        "kill": [(0, IS, process, False)],
-        "tgkill": [(0, IS, process, False)],
-        "prlimit64": [(0, IS, 0, False)],
-        "prctl": [(0, IS, PR_SET_PDEATHSIG, True)],
-        "fcntl": [(1, IS, command, True) for command in (F_SETOWN, F_SETSIG, F_SETOWN_EX)],
+    # A call is allowed if one of its tests holds; `closed` names what must not hold instead.
+    allowed: dict[str, list[Test]] = {
+        "clone": [(0, ANY_BIT, CLONE_THREAD)],
+        "kill": [(0, IS, process)],
+        "tgkill": [(0, IS, process)],
+        "prlimit64": [(0, IS, 0)],
+        "prctl": [(0, IS, option) for option in PRCTL],
+        "fcntl": [(1, IS, command) for command in FCNTL],
+        "ioctl": [(1, IS, command) for command in IOCTL],
+        "socketpair": [(0, IS, AF_UNIX)],
     }
-    if read_only:
-        closed |= {"open": [(1, ANY_BIT, O_TRUNC, True)], "openat": [(2, ANY_BIT, O_TRUNC, True)]}
+    closed: dict[str, Test] = (
+        {"open": (1, ANY_BIT, O_TRUNC), "openat": (2, ANY_BIT, O_TRUNC)} if read_only else {}
+    )
     refuse, absent = REFUSE | errno.EPERM, REFUSE | errno.ENOSYS
     code = [(LOAD, 0, 0, 4), (IS, 1, 0, architecture), (ANSWER, 0, 0, KILL), (LOAD, 0, 0, 0)]
     code += [(ABOVE, 0, 1, NEWEST), (ANSWER, 0, 0, absent)]
-    for table, answer in ((FORBIDDEN, refuse), (ABSENT, absent)):
+    for table, answer in ((ALLOWED, ALLOW), (ABSENT, absent)):
         for number in numbers(table, column).values():
             code += [(IS, 0, 1, number), (ANSWER, 0, 0, answer)]
     for name, number in numbers(CONDITIONAL, column).items():
-        tests = closed.get(name, [])
+        tests, answers = allowed.get(name, []), (ALLOW, refuse)
+        if name not in allowed:
+            tests, answers = [closed[name]] if name in closed else [], (refuse, ALLOW)
         code.append((IS, 0, 3 * len(tests) + 1, number))
-        for argument, comparison, value, holds in tests:
+        for argument, comparison, value in tests:
             code.append((LOAD, 0, 0, 16 + 8 * argument))  # the low half; all of these are 32 bits
-            code.append((comparison, *((0, 1) if holds else (1, 0)), value))
-            code.append((ANSWER, 0, 0, refuse))
-        code.append((ANSWER, 0, 0, ALLOW))
-    code.append((ANSWER, 0, 0, ALLOW))
+            code += [(comparison, 0, 1, value), (ANSWER, 0, 0, answers[0])]
+        code.append((ANSWER, 0, 0, answers[1]))
+    code.append((ANSWER, 0, 0, refuse))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
-def limit(settings: dict[str, Any], processes: bool) -> None:
-    """What the kernel enforces on every process of the program."""
+def limit(settings: dict[str, Any], others: int) -> None:
+    """What the kernel enforces on the program; `others` are threads that its user has already."""
     bounds = {
         resource.RLIMIT_CPU: settings["cpu"],
         resource.RLIMIT_AS: settings["memory"],
         resource.RLIMIT_FSIZE: settings["disk"],
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_NPROC: others + settings["processes"],
     }
-    if processes:
-        bounds[resource.RLIMIT_NPROC] = settings["processes"]
     for what, value in bounds.items():
         resource.setrlimit(what, (value, value))
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def threads_of_user() -> int:
+    """How many threads this user has now; the kernel counts them together."""
+    user, count = os.getuid(), 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines()[:40]
+                          if ":\t" in line)  # fmt: skip
+            count += int(fields["Threads"]) if int(fields["Uid"].split()[0]) == user else 0
+        except (OSError, KeyError, ValueError):
+            continue  # it has ended meanwhile
+    return count
+
+
+def leave_root(settings: dict[str, Any]) -> None:
+    """Root becomes a user that nobody else is: limits on threads do not bind root.
+
+    It stays root where that user could not read the interpreter's files; the parent counts its
+    threads then.
+    """
+    owner = FIRST_FREE_USER + os.getpid()
+    needed = [settings["python"], os.__file__, *settings["path"]]
+    try:
+        os.setgroups([])
+        os.setegid(owner)
+        os.seteuid(owner)
+        readable = all(os.access(path, os.R_OK, effective_ids=True) for path in needed)
+        os.seteuid(0)
+        os.setegid(0)
+        if readable:
+            os.chown(".", owner, owner)
+            os.setresgid(owner, owner, owner)
+            os.setresuid(owner, owner, owner)
+    except PermissionError:
+        return  # root without the right to change users, in some containers
 
 
 def become(settings: dict[str, Any]) -> NoReturn:
@@ -292,7 +360,10 @@ def main() -> None:
     _die_with_parent()
     try:
         if settings["mode"] == LANDLOCK:
-            limit(settings, processes=False)
+            if os.getuid() == 0:
+                leave_root(settings)
+                _die_with_parent()
+            limit(settings, threads_of_user())
             lock_files(settings)
             become(settings)
         enter_namespaces(settings)
@@ -300,7 +371,7 @@ def main() -> None:
         child = os.fork()  # the first process of the new process namespace
         if child == 0:
             _die_with_parent()
-            limit(settings, processes=True)
+            limit(settings, 0)
             become(settings)
     except OSError as error:
         print(f"jail: {error.strerror}", file=sys.stderr)

@@ -6,6 +6,11 @@ environment is empty. The kernel enforces all of it, and every result names the 
 `landlock+seccomp`, where they cannot be opened, though a program can ask whether one exists, and
 where no file can be written. In both a program is one process, so its memory is all it has, and
 nothing of it is left when it is killed. Without either, nothing runs.
+
+Bubblewrap is not used: it sets up the same namespaces, so that the filter of system calls and the
+limits would still be ours, and one more program would have to be installed and trusted. Cgroups
+are not used: they need a subtree that an administrator delegated, and a program of one process is
+held by the limits of that process.
 """
 
 from __future__ import annotations
@@ -17,7 +22,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,9 +30,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from sigmerge.errors import SigmergeError
+from sigmerge.files.scratch import scratch
 
 JAIL = Path(__file__).with_name("jail.py")
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/null", "/dev/urandom")
+WATCH = 0.05
+"""Seconds after which a child's threads are counted again."""
 MODES = ("namespaces+seccomp", "landlock+seccomp")
 
 
@@ -46,7 +53,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `status`: ok, failed, timeout, slow (a line), or output (too much)."""
+    """How a run ended. `status`: ok, failed, timeout, slow (a line), output, threads (too many)."""
 
     status: str
     code: int | None
@@ -124,7 +131,7 @@ def execute(
         "disk": limits.disk,
     }
     source = program.encode()
-    with tempfile.TemporaryDirectory(prefix="sigmerge-") as folder:
+    with scratch() as folder:
         start = time.perf_counter()
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", str(JAIL), json.dumps(settings)],
@@ -167,7 +174,10 @@ def _attend(
             if min(left, line_left) <= 0:
                 status = "timeout" if left <= 0 else "slow"
                 break
-            for ready, _ in selector.select(min(left, line_left, 0.5)):
+            if _crowded(child, limits):
+                status = "threads"
+                break
+            for ready, _ in selector.select(min(left, line_left, WATCH)):
                 if ready.fileobj is child.stdin:
                     source = _feed(child.stdin, source)
                     if not source:
@@ -189,6 +199,14 @@ def _attend(
     texts = [bytes(part[: limits.output]).decode(errors="replace") for part in gathered.values()]
     seconds = time.perf_counter() - start
     return Outcome(status, child.returncode, texts[0], texts[1], seconds, mode)
+
+
+def _crowded(child: subprocess.Popen[bytes], limits: Limits) -> bool:
+    """Whether the child has too many threads. No limit of the kernel binds root, which a program
+    stays under Landlock if no other user can read the interpreter's files."""
+    with suppress(OSError):
+        return len(os.listdir(f"/proc/{child.pid}/task")) > 1 + limits.processes  # noqa: PTH208
+    return False
 
 
 def _feed(stream: IO[bytes], source: bytes) -> bytes:

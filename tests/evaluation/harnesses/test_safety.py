@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sigmerge.api import evaluate
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.harnesses.safety import (
@@ -28,6 +27,7 @@ from sigmerge.evaluation.harnesses.safety import (
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.probing.generate import Sampling, Usage
+from tests.evaluation.scored import evaluate
 from tests.evaluation.tiny import VERDICTS, write_judge, write_tiny
 
 

@@ -41,7 +41,7 @@ STOPS = {
 
 PROGRAM_SECONDS = 0.5
 """A generated program's start and tests, with two at a time."""
-LARGEST_OUTPUT = 64 << 20
+LARGEST_OUTPUT = 256 << 20
 """Bytes of all values that the calls of a program return."""
 SITE = sysconfig.get_paths()["purelib"]
 LEAST_SECONDS = 4.0
@@ -104,10 +104,23 @@ def _version(package: str) -> str | None:
         return None
 
 
-_PLAIN = Path(plain.__file__).read_text(encoding="utf-8")
+_PLAIN = (
+    Path(plain.__file__).read_text(encoding="utf-8")
+    + """
+import base64, json, zlib
+
+def packed(value):
+    return base64.b64encode(zlib.compress(json.dumps(value).encode(), 1))
+
+def unpacked(line):
+    return json.loads(zlib.decompress(base64.b64decode(line)))
+
+"""
+)
+"""Values as data, and as lines of a few bytes: HumanEval/130 returns lists of a million numbers."""
 
 _REFERENCE = """
-import json, os, pickle, sys
+import os, pickle, sys, time
 from evalplus.eval import MBPP_OUTPUT_NOT_NONE_TASKS
 from evalplus.gen.util import trusted_exec
 job = json.load(sys.stdin)
@@ -119,23 +132,28 @@ results = [
                  record_time=True, output_not_none=job["entry"] in MBPP_OUTPUT_NOT_NONE_TASKS)
     for part in job["inputs"]
 ]
-expected = pickle.dumps([values for values, _ in results]).hex()
+for values, times in results:
+    for i, value in enumerate(values):  # what a program prints takes time, too
+        start = time.perf_counter()
+        packed(encode(value))
+        times[i] += time.perf_counter() - start
+expected = base64.b64encode(zlib.compress(pickle.dumps([values for values, _ in results]), 1))
 os.write(private, json.dumps({"times": [times for _, times in results]}).encode() + b"\\n")
 for start in range(0, len(expected), 65536):
-    os.write(private, expected[start : start + 65536].encode())
+    os.write(private, expected[start : start + 65536])
 """
 """Runs the reference solution: its times, and what it returns, pickled for the judge alone."""
 
 _PROGRAM = """
 def serve():
-    import json, os, sys
+    import os, sys
     job = json.load(sys.stdin)
     private, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nowhere, standard)
 
     def say(value):
-        line = json.dumps(value).encode() + b"\\n"
+        line = packed(value) + b"\\n"
         while line:
             line = line[os.write(private, line):]
 
@@ -156,17 +174,17 @@ serve()
 # details is not used: evalplus 0.3.1 never fills it for HumanEval/32, which could not pass. Its
 # temporary folder is not made: the sandbox's is empty already, and may be closed to writing.
 _JUDGE = """
-import contextlib, json, os, pickle, sys
+import contextlib, os, pickle, sys
 from types import SimpleNamespace
 import evalplus.eval as checks
 job = json.load(sys.stdin)
 say, leave, private = os.write, os._exit, os.dup(1)
 checks.query_maximum_memory_bytes = lambda: None
 checks.create_tempdir = contextlib.nullcontext
-expected = pickle.loads(bytes.fromhex(job["expected"]))
+expected = pickle.loads(zlib.decompress(base64.b64decode(job["expected"])))
 passed = True
 for inputs, wanted, given in zip(job["inputs"], expected, job["answers"], strict=True):
-    answers = iter([decode(json.loads(line)) for line in given])
+    answers = iter([decode(unpacked(line)) for line in given])
     sys.modules["recorded"] = SimpleNamespace(answers=answers)
     stub = f"import recorded\\ndef {job['entry']}(*given): return next(recorded.answers)"
     stat, progress = SimpleNamespace(value=None), SimpleNamespace(value=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from sigmerge.errors import ScoreError
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import Scored, command_words, named_files
+from sigmerge.files.documents import parse_json
+from sigmerge.files.scratch import scratch
 from sigmerge.probing.generate import Usage
 
 
@@ -57,8 +58,8 @@ class CommandScorer:
     folder: Path
 
     def score(self, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
-        with tempfile.TemporaryDirectory(prefix="sigmerge-") as place:
-            file = Path(place) / "items.jsonl"
+        with scratch() as place:
+            file = place / "items.jsonl"
             rows = [{**item.record, "id": item.id} for item in items]
             file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             words = [
@@ -76,11 +77,15 @@ class CommandScorer:
             raise ScoreError(f"{self.name}: its command ended with {done.returncode}:\n{tail}")
         keys = [metric.key for metric in self.mark.metrics.values()]
         try:
-            read = [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
+            read = [
+                parse_json(line, self.name, ScoreError)
+                for line in done.stdout.splitlines()
+                if line.strip()
+            ]
             results = {
                 row["id"]: Scored({key: _fraction(row[key]) for key in keys}) for row in read
             }
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, ScoreError) as error:
             raise ScoreError(
                 f'{self.name}: its command must print a line {{"id", {", ".join(keys)}}} for every '
                 f"item ({error!r})."

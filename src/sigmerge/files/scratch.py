@@ -1,0 +1,47 @@
+"""Temporary folders that end with their process; a later run removes those of a killed one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+PREFIX, LOCK = "sigmerge-", "lock"
+YOUNG = 60.0
+"""Seconds in which a folder is left alone: its owner may not hold the lock yet."""
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """An empty folder, removed at the end. Its owner holds a lock beside it until then."""
+    remove_stale(Path(tempfile.gettempdir()))
+    outer = Path(tempfile.mkdtemp(prefix=PREFIX))
+    lock = FileLock(outer / LOCK, thread_local=False, is_singleton=False)
+    lock.acquire()
+    try:
+        folder = outer / "work"
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        lock.release()
+        shutil.rmtree(outer, ignore_errors=True)
+
+
+@cache
+def remove_stale(place: Path) -> None:
+    """Remove this user's folders there whose process has ended; done once by every process."""
+    for outer in place.glob(f"{PREFIX}*"):
+        with suppress(OSError, Timeout):
+            status = outer.lstat()
+            mine = status.st_uid == os.getuid() and not outer.is_symlink()
+            if not mine or time.time() - status.st_mtime < YOUNG or not (outer / LOCK).is_file():
+                continue
+            with FileLock(outer / LOCK, timeout=0, is_singleton=False):
+                shutil.rmtree(outer, ignore_errors=True)

@@ -1,0 +1,238 @@
+"""`sigmerge verify`: whether a folder is what a run published, and whether checkpoints form a pool.
+
+`deep` computes some blocks of the result again from the inputs, by the plan, and compares bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
+from sigmerge.checkpoints.reader import Reader
+from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.verify import Finding, Report, verify_pool, verify_result
+from sigmerge.engine.stream import Workers
+from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.files.yaml_documents import read_yaml
+from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
+from sigmerge.jobs.occupancy import OccupancyJob, write_layers
+from sigmerge.jobs.options import Options, silent
+from sigmerge.jobs.pools import open_anchor, open_repair_pool
+from sigmerge.probing.expected import expected_shapes
+from sigmerge.recipe import Recipe, load_recipe
+from sigmerge.records import (
+    FOLDER,
+    PLAN,
+    PROVENANCE,
+    RECIPE,
+    Plan,
+    Provenance,
+    RepairPlan,
+    read,
+    read_plan,
+)
+
+SAMPLED = 4
+"""Blocks that `deep` computes again, spread over the depth; the tensors outside count as one."""
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class VerifyJob:
+    """Checks of a published folder (a merge, a repair, or the two of a run)."""
+
+    folder: Path
+    options: Options
+    deep: bool = False
+
+    def run(self) -> tuple[Report, ...]:
+        made = [self.folder / name for name in ("anchor", "repaired")]
+        parts = [part for part in made if (part / FOLDER).is_dir()] or [self.folder]
+        return tuple(self._verified(part) for part in parts)
+
+    def _verified(self, folder: Path) -> Report:
+        if not (folder / FOLDER / PROVENANCE).exists():
+            raise PoolError(
+                f"{folder}: holds no {FOLDER}/{PROVENANCE}; sigmerge did not write it. Give a "
+                "result of merge, repair or run, or --pool for checkpoints."
+            )
+        provenance = read(Provenance, folder / FOLDER / PROVENANCE, PoolError)
+        report = verify_result(
+            folder,
+            dict(provenance.outputs) or None,
+            {Path(entry.file): entry.sha256 for entry in provenance.inputs} or None,
+            expected=expected_shapes(folder),
+            threads=self.options.threads,
+            progress=self.options.progress,
+        )
+        if not self.deep:
+            return report
+        if any(finding.check in ("inputs", "headers") for finding in report.findings):
+            why = "inputs changed, or the result cannot be read"
+            return replace(report, skipped={**report.skipped, "recomputed": why})
+        return _recomputed(report, folder, provenance, self.options)
+
+
+@dataclass(frozen=True)
+class VerifyPoolJob:
+    """Checks of checkpoints before they are merged."""
+
+    reference: Path | None
+    experts: dict[str, Path]
+    options: Options
+
+    def run(self) -> tuple[Report, ...]:
+        options = self.options
+        return (
+            verify_pool(
+                self.reference, self.experts, threads=options.threads, progress=options.progress
+            ),
+        )
+
+
+class _Comparison:
+    """A sink that compares what a job computes with what a checkpoint holds."""
+
+    def __init__(self, stored: Checkpoint, skipped: Sequence[str], records: Any = None) -> None:
+        self.done: dict[str, Any] = dict.fromkeys(skipped, records)
+        self._stored, self._reader = stored, Reader()
+        self.differing: dict[str, int] = {}
+
+    def write(self, tensor: str, start: int, raw: Array) -> None:
+        begin = start * raw.itemsize
+        held = self._held(tensor)[begin : begin + raw.nbytes]
+        if held == raw.view(np.uint8).data:
+            return
+        unequal = raw.size
+        if len(held) == raw.nbytes:
+            pairs = (np.frombuffer(each, np.uint8) for each in (held, raw.view(np.uint8).data))
+            rows = np.not_equal(*pairs).reshape(raw.size, raw.itemsize)
+            unequal = int(rows.any(axis=1).sum())
+        self.differing[tensor] = self.differing.get(tensor, 0) + unequal
+
+    def write_bytes(self, tensor: str, data: memoryview) -> None:
+        if self._held(tensor) != data:
+            self.differing[tensor] = len(data)
+
+    def _held(self, tensor: str) -> memoryview:
+        stored = self._stored.tensors.get(tensor)
+        return memoryview(b"") if stored is None else self._reader.bytes(stored)
+
+    def finish(self, block: str, record: Any = None) -> None:
+        self.done[block] = record
+
+
+def _recomputed(report: Report, folder: Path, provenance: Provenance, options: Options) -> Report:
+    """The report with one more check: sampled blocks, computed again.
+
+    Records by which nothing can be computed are a finding, as wrong numbers are: else who changed
+    a number could hide it by changing the records too.
+    """
+    quiet = replace(options, progress=silent)
+    stored = open_checkpoint(folder)
+    try:
+        plan = read_plan(folder / FOLDER / PLAN)
+        if isinstance(plan, RepairPlan) and plan.anchor.path is None:
+            why = "the anchor was not kept, so the repair cannot be computed again"
+            return replace(report, skipped={**report.skipped, "recomputed": why})
+        if isinstance(plan, RepairPlan):
+            differing = _repaired_again(plan, stored, quiet)
+        else:
+            differing = _merged_again(_recipe(plan, folder, provenance), stored, quiet)
+    except SigmergeError as error:
+        findings = [Finding("recomputed", folder.name, f"cannot be computed again: {error}")]
+    else:
+        findings = [
+            Finding("recomputed", tensor, f"{count} values differ from the inputs and the plan")
+            for tensor, count in differing.items()
+        ]
+    return replace(
+        report,
+        checked=(*report.checked, "recomputed"),
+        findings=(*report.findings, *findings),
+    )
+
+
+def _merged_again(recipe: Recipe, stored: Checkpoint, options: Options) -> dict[str, int]:
+    job = plan_dense(recipe, options)
+    if job.operator.needs:
+        job = with_statistics(job, options)
+    keys = [key for key, _ in job.pool.blocks()]
+    sink = _Comparison(stored, [key for key in keys if key not in sampled(keys)])
+    with Workers(options.threads) as workers:
+        source = PoolSource(job.members, allow_nonfinite=True)
+        merge_blocks(job, source, workers, sink, options)
+    return sink.differing
+
+
+def _repaired_again(plan: RepairPlan, stored: Checkpoint, options: Options) -> dict[str, int]:
+    pool = open_repair_pool(_members(plan), options)
+    anchor = open_anchor(Path(str(plan.anchor.path)), pool, options)
+    keys = [f"layer {index}" for index in range(pool.stack.depth)]
+    chosen = sampled(keys)
+    sink = _Comparison(stored, [key for key in keys if key not in chosen], [])
+    reader = PoolSource({"anchor": anchor}, allow_nonfinite=True)
+    if plan.guard is not None and plan.guard.kept == "anchor":
+        for name, tensor in anchor.tensors.items():
+            sink.write_bytes(name, reader.reader.bytes(tensor))
+        return sink.differing
+    job = OccupancyJob.of(plan, pool, anchor)
+    with Workers(options.threads) as workers:
+        source = PoolSource(pool.members, allow_nonfinite=True)
+        write_layers(job, source, reader, workers, sink, options)
+    return sink.differing
+
+
+def sampled(keys: Sequence[str]) -> set[str]:
+    """A few blocks from the first to the last, the same at every call."""
+    places = np.linspace(0, len(keys) - 1, min(SAMPLED, len(keys))).round().astype(int)
+    return {keys[place] for place in places}
+
+
+def _members(plan: Plan) -> Recipe:
+    """A recipe that names the plan's checkpoints."""
+    return load_recipe({
+        "merge_method": "task_arithmetic",
+        "base_model": plan.reference.path if plan.reference else None,
+        "models": [{"model": e.path, "name": name} for name, e in plan.experts.items()],
+    })  # fmt: skip
+
+
+def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
+    """The recipe as run, with the paths that the records name: it means the same from any folder.
+
+    The tokenizer decides no weight, and a repair is not part of the dense merge.
+    """
+    file = folder / FOLDER / RECIPE
+    given = read_yaml(file, "the recipe of a merge", PoolError)
+    models = given.get("models") if isinstance(given, dict) else None
+    if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
+        raise PoolError(f"{file}: is no recipe of a merge.")
+    left_out = ("repair", "tokenizer", "tokenizer_source")
+    given = {key: value for key, value in given.items() if key not in left_out}
+    reference = plan.reference.path if plan.reference else None
+    if "base_model" in given:
+        given["base_model"] = reference or given["base_model"]
+    experts = iter(plan.experts.items())
+    placed = []
+    for model in models:
+        if Path(str(model.get("model"))).name == Path(str(reference)).name and "name" not in model:
+            placed.append({**model, "model": reference})
+        elif expert := next(experts, None):
+            placed.append({**model, "model": expert[1].path, "name": expert[0]})
+            placed[-1] |= _exemplars(model, expert[0], provenance)
+    return load_recipe({**given, "models": placed, "seed": plan.seed})
+
+
+def _exemplars(model: Mapping[str, Any], name: str, provenance: Provenance) -> dict[str, str]:
+    """Where a model's exemplars lie; a recipe names them from its own folder."""
+    if "exemplars" not in model:
+        return {}
+    wanted = Path(str(model["exemplars"])).name
+    read = [e.file for e in provenance.inputs if e.member == name and Path(e.file).name == wanted]
+    return {"exemplars": read[0]} if read else {}
