@@ -1,4 +1,4 @@
-"""Which room may import which (docs/architecture.md). Imports inside functions count as much as those at the top."""
+"""Which room may import which (docs/architecture.md). Imports inside functions count too."""
 
 from __future__ import annotations
 
