@@ -214,7 +214,7 @@ class _Parser:
         return None if data is None else self._checked(kind, data, (name,))
 
     def _checked(self, kind: type[Section], data: Any, place: Place) -> Section | None:
-        """The section without its wrong keys, each reported as a problem; None if nothing is left."""
+        """The section without its wrong keys, each a problem; None if nothing is left."""
         try:
             return kind.model_validate(data)
         except ValidationError as error:
