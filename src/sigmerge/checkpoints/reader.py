@@ -17,7 +17,7 @@ from sigmerge.kernels.convert import STORAGE
 
 PAGE = mmap.PAGESIZE
 AHEAD = 4 << 20
-"""Bytes the system is asked for at a time when reading ahead."""
+"""Bytes of one request when reading ahead."""
 
 
 class Reader:
@@ -70,7 +70,7 @@ def _read_ahead(tensors: SimpleQueue[Tensor]) -> None:
     """Not by `madvise`: Python holds its lock meanwhile, and every thread would wait."""
     while True:
         tensor = tensors.get()
-        # What cannot be opened is told by the thread that reads it; this is a hint.
+        # A file that cannot be opened is reported by the thread that reads it; this is a hint.
         with suppress(OSError), tensor.file.open("rb") as stream:
             for begin in range(tensor.begin, tensor.end, AHEAD):
                 length = min(AHEAD, tensor.end - begin)

@@ -331,7 +331,7 @@ def _write_chunk(
 
 
 def _copy_tensor(job: DenseJob, source: PoolSource, output: Sink, name: str) -> None:
-    """A tensor that is not merged: the layout checkpoint's own values, cast if asked."""
+    """A tensor that is not merged: the layout checkpoint's own values, cast to the output type."""
     stored, slot = job.pool.layout.tensors[name], job.layout.slots[name]
     if not stored.floating:
         output.write_bytes(name, source.reader.bytes(stored))

@@ -288,7 +288,7 @@ def write_layers(
         record = _write_layer(job, index, blocks[index], source, anchor, workers, output)
         output.finish(keys[index], record)
         written += sizes[index]
-        options.progress("repairing", written, job.layout.nbytes)
+        options.progress("repairing", written, sum(sizes))
     return [output.done[key] for key in keys]
 
 

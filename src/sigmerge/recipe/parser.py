@@ -1,4 +1,4 @@
-"""From YAML to a checked recipe. All problems are found before any is told."""
+"""From YAML to a checked recipe. All problems are reported together."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def load_recipe(
 
 @dataclass(frozen=True)
 class _Sections:
-    """What is left of a recipe's sections without their wrong keys, which are told already."""
+    """What is left of a recipe's sections without their wrong keys, which are reported already."""
 
     top: RecipeSection
     models: tuple[tuple[int, ModelSection], ...]
@@ -218,7 +218,7 @@ class _Parser:
         return None if data is None else self._checked(kind, data, (name,))
 
     def _checked(self, kind: type[Section], data: Any, place: Place) -> Section | None:
-        """The section without its wrong keys, each told as a problem; None if that is not one."""
+        """The section without its wrong keys, each a problem; None if nothing is left."""
         try:
             return kind.model_validate(data)
         except ValidationError as error:

@@ -265,7 +265,7 @@ class TokenizerSection(_Strict):
 
 
 class RecipeSection(_Strict):
-    """The top level. Its sections are checked one by one, so that each tells all its problems."""
+    """The top level. Its sections are checked one by one, so that each reports all its problems."""
 
     merge_method: str | None = None
     base_model: str | None = None
