@@ -19,10 +19,14 @@ YOUNG = 60.0
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
-    """An empty folder, removed at the end. Its owner holds a lock beside it until then."""
-    remove_stale(Path(tempfile.gettempdir()))
-    outer = Path(tempfile.mkdtemp(prefix=PREFIX))
+def scratch(place: Path | None = None) -> Iterator[Path]:
+    """An empty folder in `place`, removed at the end; without a place, where the system has them.
+
+    Its owner holds a lock beside it until then.
+    """
+    place = place or Path(tempfile.gettempdir())
+    remove_stale(place)
+    outer = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     lock = FileLock(outer / LOCK, thread_local=False, is_singleton=False)
     lock.acquire()
     try:
