@@ -35,6 +35,7 @@ from tests.faults import job
 
 from fuzz.targets import pool
 from sigmerge.cli.main import main as sigmerge
+from sigmerge.files.scratch import remove_stale
 from sigmerge.nano.files import POOL, REFERENCE
 
 TIMES = ("provenance.json", "report.html", "run.json", "search.json")
@@ -104,6 +105,7 @@ def child(command: Command, out: Path, before: Callable[[], object] = lambda: No
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
+            remove_stale.cache_clear()  # a new process looks anew
             before()
             command.run(out)
             code = 0
@@ -179,9 +181,9 @@ class Campaign:
         stem = f".{self.out.name}"
         left = [entry for entry in self.root.iterdir() if entry.name.startswith(stem)]
         left += [entry for entry in self.out.rglob(".*") if not finished]
-        left += list((self.root / "tmp").iterdir())
+        left += list((self.root / "tmp").glob("sigmerge-*"))
         if left:
-            self.wrong.append(f"left: {', '.join(sorted(entry.name for entry in left))}")
+            self.wrong.append(f"left: {', '.join(sorted(entry.name for entry in left)[:3])}")
         return True
 
     def _look(self, old: dict[str, str]) -> bool:
