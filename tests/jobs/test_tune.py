@@ -102,7 +102,7 @@ def test_what_was_scored_is_what_is_stored(pool: PoolOnDisk, tmp_path: Path) -> 
     scorer = Keeping(pool.root, DOMAINS)
     out = tmp_path / "out"
     run(pool, out, scorer=scorer)
-    header, *rest = recorded(out)
+    _, *rest = recorded(out)
     repaired = next(i for i, r in enumerate(rest) if "call" in r and r["candidate"]["repair"])
     result = read(TuneRecord, out / "tune.json")
     for place, recipe in (
@@ -116,12 +116,10 @@ def test_what_was_scored_is_what_is_stored(pool: PoolOnDisk, tmp_path: Path) -> 
 
 
 def written(pool: PoolOnDisk, candidate: Mapping[str, Any]) -> Path:
-    models = [
-        {"model": name, "parameters": {"weight": weight}}
-        for name, weight in zip(DOMAINS, candidate["weights"], strict=True)
-    ]
-    content = {"merge_method": candidate["anchor"], "base_model": "reference", "models": models}
-    return pool.write({**content, "repair": candidate["repair"]}, "again.yaml")
+    """The recipe of a candidate in the journal."""
+    job = TuneJob(load_recipe(recipe_of(pool)), pool.root / "out", Options(), SETTINGS)
+    anchor = job.anchors[candidate["anchor"]]
+    return pool.write(anchor.recipe(candidate["weights"], candidate["repair"]), "again.yaml")
 
 
 @pytest.mark.parametrize("die_at", [1, 4, 9, 15])
@@ -232,7 +230,8 @@ def test_wrong_input_is_refused_before_anything_is_written(
         run(pool, out, scorer=Contested(pool.root, DOMAINS[:2]))
     with pytest.raises(ScoreError, match="give command: or evaluate:"):
         TuneJob(load_recipe(recipe_of(pool)), out, Options(), SETTINGS).run()
-    layered = recipe_of(pool, parameters={"weight": [0.1, 0.9]})
+    content = {**yaml.safe_load(recipe_of(pool).read_text()), "parameters": {"weight": [0.1, 0.9]}}
+    layered = pool.write(content, "layered.yaml")
     with pytest.raises(RecipeError, match="one weight per expert"):
         run(pool, out, recipe=layered)
     assert not out.exists()
@@ -273,17 +272,19 @@ def test_shares_and_capacity_stand_for_scores_and_profile(pool: PoolOnDisk, tmp_
     assert plan.order[:2] == DOMAINS[:2] and plan.capacity == (0.4, 0.4)
     for row, size in zip(plan.quota, plan.coordinates, strict=True):
         assert row == (int(np.ceil(0.3 * size - 1e-6)), int(np.ceil(0.1 * size - 1e-6)), 0)
+    full = dict(zip(DOMAINS, (0.5, 0.3, 0.2), strict=True))  # each quota is rounded up
     wrong = [
         ({"shares": shares}, "go together"),
         ({**decided, "shares": {"poetry": 1.0}}, "is no expert"),
         ({**decided, "shares": {DOMAINS[0]: 0.9, DOMAINS[1]: 0.9}}, "sum to 1.8"),
         ({**decided, "scores": "scores.json"}, "leave nothing for scores"),
         ({**decided, "capacity": [0.4]}, "1 numbers for 2 layers"),
-        ({**decided, "capacity": 1.0, "shares": dict.fromkeys(DOMAINS, 1 / 3)}, "do not fit"),
+        ({**decided, "capacity": 1.0, "shares": full}, "do not fit"),
     ]
     for repair, message in wrong:
         with pytest.raises(RecipeError, match=message):
             sigmerge.merge(recipe_of(pool, repair=repair), tmp_path / "wrong")
+        assert not (tmp_path / ".wrong.anchor").exists()
 
 
 def test_the_command_and_its_dry_run(pool: PoolOnDisk, tmp_path: Path) -> None:
