@@ -197,6 +197,32 @@ def test_methods_to_compare_with_keep_the_budget(
     assert again.calls == result.calls
 
 
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("linear", {"weight": 1.0}),
+        ("ties", {"weight": 1.0, "density": 0.5}),
+        ("dare_linear", {"weight": 0.4, "density": 0.5}),
+        ("cabs", {"weight": 0.4}),
+        ("lines", {"weight": 0.4, "on": "task_arithmetic"}),
+    ],
+)
+def test_the_recipes_own_operator_is_guided(
+    method: str, parameters: dict[str, Any], pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    recipe = recipe_of(pool, method, preset="paper", parameters=parameters)
+    settings = TuneSection(calls=3, anchors=[method])
+    result = run(pool, tmp_path / "out", recipe=recipe, settings=settings)
+    assert {call.anchor for call in result.calls} == {method} and len(result.calls) == 3
+    assert len({tuple(call.weights.values()) for call in result.calls}) == 3
+    sigmerge.merge(recipe, tmp_path / "plain")
+    first = TuneJob(load_recipe(recipe), tmp_path / "x", Options(), settings).anchors[method]
+    again = pool.write(first.recipe(tuple(first.weights.values())), "plain.yaml")
+    sigmerge.merge(again, tmp_path / "again")
+    plain, made = read_weights(tmp_path / "plain"), read_weights(tmp_path / "again")
+    assert all((plain[name] == made[name]).all() for name in plain)
+
+
 def test_floors_and_objectives_reach_the_choice(pool: PoolOnDisk, tmp_path: Path) -> None:
     mean = run(pool, tmp_path / "mean")
     worst = run(pool, tmp_path / "worst", settings=SETTINGS.changed(objective="worst"))
