@@ -116,12 +116,10 @@ def test_what_was_scored_is_what_is_stored(pool: PoolOnDisk, tmp_path: Path) -> 
 
 
 def written(pool: PoolOnDisk, candidate: Mapping[str, Any]) -> Path:
-    models = [
-        {"model": name, "parameters": {"weight": weight}}
-        for name, weight in zip(DOMAINS, candidate["weights"], strict=True)
-    ]
-    content = {"merge_method": candidate["anchor"], "base_model": "reference", "models": models}
-    return pool.write({**content, "repair": candidate["repair"]}, "again.yaml")
+    """The recipe of a candidate in the journal."""
+    job = TuneJob(load_recipe(recipe_of(pool)), pool.root / "out", Options(), SETTINGS)
+    anchor = job.anchors[candidate["anchor"]]
+    return pool.write(anchor.recipe(candidate["weights"], candidate["repair"]), "again.yaml")
 
 
 @pytest.mark.parametrize("die_at", [1, 4, 9, 15])
@@ -199,6 +197,32 @@ def test_methods_to_compare_with_keep_the_budget(
     assert again.calls == result.calls
 
 
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("linear", {"weight": 1.0}),
+        ("ties", {"weight": 1.0, "density": 0.5}),
+        ("dare_linear", {"weight": 0.4, "density": 0.5}),
+        ("cabs", {"weight": 0.4}),
+        ("lines", {"weight": 0.4, "on": "task_arithmetic"}),
+    ],
+)
+def test_the_recipes_own_operator_is_guided(
+    method: str, parameters: dict[str, Any], pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    recipe = recipe_of(pool, method, preset="paper", parameters=parameters)
+    settings = TuneSection(calls=3, anchors=[method])
+    result = run(pool, tmp_path / "out", recipe=recipe, settings=settings)
+    assert {call.anchor for call in result.calls} == {method} and len(result.calls) == 3
+    assert len({tuple(call.weights.values()) for call in result.calls}) == 3
+    sigmerge.merge(recipe, tmp_path / "plain")
+    first = TuneJob(load_recipe(recipe), tmp_path / "x", Options(), settings).anchors[method]
+    again = pool.write(first.recipe(tuple(first.weights.values())), "plain.yaml")
+    sigmerge.merge(again, tmp_path / "again")
+    plain, made = read_weights(tmp_path / "plain"), read_weights(tmp_path / "again")
+    assert all((plain[name] == made[name]).all() for name in plain)
+
+
 def test_floors_and_objectives_reach_the_choice(pool: PoolOnDisk, tmp_path: Path) -> None:
     mean = run(pool, tmp_path / "mean")
     worst = run(pool, tmp_path / "worst", settings=SETTINGS.changed(objective="worst"))
@@ -232,7 +256,8 @@ def test_wrong_input_is_refused_before_anything_is_written(
         run(pool, out, scorer=Contested(pool.root, DOMAINS[:2]))
     with pytest.raises(ScoreError, match="give command: or evaluate:"):
         TuneJob(load_recipe(recipe_of(pool)), out, Options(), SETTINGS).run()
-    layered = recipe_of(pool, parameters={"weight": [0.1, 0.9]})
+    content = {**yaml.safe_load(recipe_of(pool).read_text()), "parameters": {"weight": [0.1, 0.9]}}
+    layered = pool.write(content, "layered.yaml")
     with pytest.raises(RecipeError, match="one weight per expert"):
         run(pool, out, recipe=layered)
     assert not out.exists()
@@ -273,17 +298,19 @@ def test_shares_and_capacity_stand_for_scores_and_profile(pool: PoolOnDisk, tmp_
     assert plan.order[:2] == DOMAINS[:2] and plan.capacity == (0.4, 0.4)
     for row, size in zip(plan.quota, plan.coordinates, strict=True):
         assert row == (int(np.ceil(0.3 * size - 1e-6)), int(np.ceil(0.1 * size - 1e-6)), 0)
+    full = dict(zip(DOMAINS, (0.5, 0.3, 0.2), strict=True))  # each quota is rounded up
     wrong = [
         ({"shares": shares}, "go together"),
         ({**decided, "shares": {"poetry": 1.0}}, "is no expert"),
         ({**decided, "shares": {DOMAINS[0]: 0.9, DOMAINS[1]: 0.9}}, "sum to 1.8"),
         ({**decided, "scores": "scores.json"}, "leave nothing for scores"),
         ({**decided, "capacity": [0.4]}, "1 numbers for 2 layers"),
-        ({**decided, "capacity": 1.0, "shares": dict.fromkeys(DOMAINS, 1 / 3)}, "do not fit"),
+        ({**decided, "capacity": 1.0, "shares": full}, "do not fit"),
     ]
     for repair, message in wrong:
         with pytest.raises(RecipeError, match=message):
             sigmerge.merge(recipe_of(pool, repair=repair), tmp_path / "wrong")
+        assert not (tmp_path / ".wrong.anchor").exists()
 
 
 def test_the_command_and_its_dry_run(pool: PoolOnDisk, tmp_path: Path) -> None:

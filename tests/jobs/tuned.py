@@ -22,9 +22,9 @@ class Contested(StubScorer):
     def __call__(self, weights: Weights, items: Sequence[Question]) -> list[int]:
         super().__call__(weights, items)
         moved = weights[TENSOR].ravel() - self.reference
-        way = {d: float(moved @ t / (t @ t)) for d, t in self.towards.items()}
+        way = {d: min(1.0, float(moved @ t / (t @ t))) for d, t in self.towards.items()}
         total = sum(way.values())
-        reached = {d: w - 0.2 * abs(total - w) for d, w in way.items()}
+        reached = {d: w - 0.2 * (total - w) for d, w in way.items()}
         return [int(reached[i.domain] > int(i.id.rpartition("-")[2]) / EACH) for i in items]
 
 

@@ -42,7 +42,11 @@ def _headline(record: TuneRecord, shown: TunedScores, split: str) -> list[tuple[
     return [
         ("mean score", f"{100 * after:.2f}", f"{split} items"),
         ("gain", _signed(after - before), interval),
-        ("on calibration items", f"{100 * record.best.value:.2f}", "the items that chose it"),
+        (
+            "on calibration items",
+            f"{100 * fmean(record.best.scores.values()):.2f}",
+            "the items that chose it",
+        ),
         ("evaluation calls", str(len(record.calls)), f"and {record.expert_runs} of the experts"),
     ]
 

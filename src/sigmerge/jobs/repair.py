@@ -257,6 +257,7 @@ def check_repair(recipe: Recipe, options: Options, score: Score | None = None) -
     section = recipe.repair
     assert section is not None
     if section.decided:
+        decide(section, open_repair_pool(recipe, options))
         return
     scorer = scorer_of(recipe, options, score=score)
     needs = [f"rounds: {section.rounds}"] if section.rounds > 1 else []
