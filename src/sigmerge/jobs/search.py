@@ -29,7 +29,7 @@ from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import put_in_place, sync_tree
 from sigmerge.engine.machine import LIBRARIES, Meter, free_memory
-from sigmerge.engine.stream import Workers
+from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
 from sigmerge.files.digests import sha256
 from sigmerge.files.journal import Journal, continues
@@ -464,8 +464,11 @@ class _Search:
         job = plan_dense(load_recipe(recipe), self.options)
         shapes = {name: tensor.shape for name, tensor in job.pool.layout.tensors.items()}
         memory = Memory(job.layout, shapes)
-        source = PoolSource(job.members, allow_nonfinite=self.options.allow_nonfinite)
-        with Workers(self.options.threads) as team:
+        lenient = self.options.allow_nonfinite
+        with (
+            PoolSource(job.members, allow_nonfinite=lenient) as source,
+            Workers(self.options.threads) as team,
+        ):
             merge_blocks(job, source, team, memory, replace(self.options, progress=silent))
         return memory.weights
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.statistics import Entry, block_file, packed, write_block
-from sigmerge.engine.stream import Workers
+from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.skeleton import BODY, Call, Read, Skeleton

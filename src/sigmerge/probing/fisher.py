@@ -20,7 +20,7 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.statistics import Entry, block_file, norm_of, write_block
-from sigmerge.engine.stream import Workers
+from sigmerge.engine.workers import Workers
 from sigmerge.probing.capture import give_memory_back
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.skeleton import HEAD, Call, Part, Read, Skeleton
