@@ -7,7 +7,7 @@ DEMO   := $(VENV)/.installed-demo
 
 # Tests that need no forward pass, no browser and no other tool.
 FAST := tests/method tests/kernels tests/operators tests/files tests/engine tests/checkpoints \
-        tests/test_architecture.py tests/test_recipe.py tests/test_documents.py
+        tests/test_architecture.py tests/test_recipe.py tests/docs/test_architecture_page.py
 
 .PHONY: demo check test bench lint browser clean
 .DEFAULT_GOAL := test

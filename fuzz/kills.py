@@ -1,10 +1,16 @@
-"""Kills, many of them: a child runs a verb, is killed, and the same verb is run again.
+"""Kills, many of them: a child runs a command, is killed, and the same command is run again.
 
     python -m fuzz.kills --count 1000
+    python -m fuzz.kills --count 40 --command run --command search
 
 Half of the kills are at a system call (before or after the n-th of its kind), half at a moment by
 chance. After each, the folder must be the older result or the new one, whole; after the second run
-it must have the bytes of a run that nobody interrupted, and nothing may be left beside it.
+it must have the bytes of a run that nobody interrupted, and nothing may be left beside it. A run
+and a search are folders that grow: what is in them after a kill may be unfinished, but a checkpoint
+in them is whole or absent, and their record is written last.
+
+A child is a fork of this process, which has everything loaded, and calls the command line's own
+entry point.
 """
 
 from __future__ import annotations
@@ -20,131 +26,217 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from tests.faults import job
 
 from fuzz.targets import pool
-from sigmerge import api
+from sigmerge.cli.main import main as sigmerge
+from sigmerge.files.scratch import remove_stale
+from sigmerge.nano.files import POOL, REFERENCE
 
-Verb = Callable[[Path], object]
+TIMES = ("provenance.json", "report.html", "run.json", "search.json")
+"""Files that hold times, or what was resumed."""
 
 
-def verbs(root: Path) -> dict[str, Verb]:
-    """What is killed; each writes the folder that it gets."""
+@dataclass(frozen=True)
+class Command:
+    """What is killed. Without arguments it is the job of tests/faults, which only writes."""
+
+    arguments: tuple[str, ...] = ()
+    last: str | None = None
+    """The file that a folder which grows gets last."""
+    parts: tuple[str, ...] = ()
+    """The checkpoints in such a folder."""
+
+    def run(self, out: Path) -> None:
+        if not self.arguments:
+            job.write(out)
+            return
+        sys.argv = ["sigmerge", *(str(out) if a == "OUT" else a for a in self.arguments)]
+        sigmerge()
+
+
+def commands(root: Path) -> dict[str, Command]:
+    """The commands, each with its inputs below `root`."""
     pool(root)
-    recipe = root / "recipe.yaml"
-    api.merge(recipe, root / "anchor", threads=2)
-    domains = ("math", "code")
-    scores = {"experts": {e: {d: 0.9 if d == e else 0.4 for d in domains} for e in domains},
+    recipe, repaired, searched = (root / f"{n}.yaml" for n in ("recipe", "repair", "search"))
+    scores = {"experts": {e: {d: 0.9 if d == e else 0.4 for d in ("math", "code")}
+                          for e in ("math", "code")},
               "anchor": {"math": 0.5, "code": 0.6}}  # fmt: skip
     (root / "scores.json").write_text(json.dumps(scores))
-    repaired = root / "repair.yaml"
     repaired.write_text(recipe.read_text() + "repair: {scores: scores.json}\n")
-
-    def repair(out: Path) -> object:
-        return api.repair(repaired, out, anchor=root / "anchor", threads=2, overwrite=True)
-
+    experts = [f"  - {{model: {POOL / name}}}" for name in ("math", "coding")]
+    search = ["merge_method: task_arithmetic", f"base_model: {POOL / REFERENCE}", "models:",
+              *experts, "search: {population: 2, calls: 4, items: 2, estimator: mean}"]  # fmt: skip
+    searched.write_text("\n".join(search) + "\n")
+    how = ("OUT", "--threads", "2", "--overwrite")
+    here(Command(("merge", str(recipe), *how)), root / "anchor")
     return {
-        "write": job.write,
-        "merge": lambda out: api.merge(recipe, out, threads=2, max_shard_size="200",
-                                       overwrite=True),
-        "repair": repair,
-    }  # fmt: skip
-
-
-def bytes_of(folder: Path) -> dict[str, str]:
-    """Digests of all files but those that hold times and what was resumed."""
-    return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != "provenance.json"
+        "write": Command(),
+        "merge": Command(("merge", str(recipe), *how, "--max-shard-size", "200")),
+        "merge, repaired": Command(("merge", str(repaired), *how)),
+        "repair": Command(("repair", str(repaired), *how, "--anchor", str(root / "anchor"))),
+        "run": Command(("run", str(repaired), *how), "run.json", ("anchor", "repaired")),
+        "search": Command(("search", str(searched), *how[:-1]), "search.json", ("winner",)),
     }
 
 
-def in_child(verb: Verb, out: Path, before: Callable[[], None]) -> tuple[int, int]:
-    """Start a verb in a child; returns its id and when it began."""
-    child = os.fork()
-    if child == 0:
-        code = 1
+def bytes_of(folder: Path) -> dict[str, str]:
+    """Digests of all files but those that hold times; a path in a plan counts as any other."""
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(
+            file.read_bytes().replace(os.fsencode(folder), b"OUT")
+        ).hexdigest()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name not in TIMES
+    }
+
+
+def child(command: Command, out: Path, before: Callable[[], object] = lambda: None) -> int:
+    """Start a command in a process of its own."""
+    made = os.fork()
+    if made == 0:
+        code = 70
         try:
-            with open(os.devnull, "w") as null:  # noqa: PTH123
-                os.dup2(null.fileno(), 2)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            remove_stale.cache_clear()  # a new process looks anew
             before()
-            verb(out)
+            command.run(out)
             code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0
         finally:
             os._exit(code)
-    return child, time.monotonic_ns()
+    return made
 
 
-def ended(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def here(command: Command, out: Path) -> None:
+    """Run a command in this process, which then has loaded all that its children need."""
+    with Path(os.devnull).open("w") as null, redirect_stdout(null), redirect_stderr(null):
+        try:
+            command.run(out)
+        except SystemExit as stop:
+            if stop.code:
+                raise RuntimeError(f"{command.arguments} fails without a kill") from None
 
 
-def kill_once(verb: Verb, out: Path, duration: float, rng: np.random.Generator) -> bool:
-    """Whether the child was killed before it ended."""
+def wait(made: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(made, 0)[1])
+
+
+def kill_once(command: Command, out: Path, duration: float, rng: np.random.Generator) -> str | None:
+    """The kind of the kill; None if the child ended before."""
     if rng.random() < 0.5:
         call, at = str(rng.choice([*job.CALLS, "replace"])), int(rng.geometric(0.1))
-        fault = str(rng.choice(["kill before", "kill after"]))
-        child, _ = in_child(verb, out, lambda: job.arm(call, at, fault))
+        kind = f"{rng.choice(['kill before', 'kill after'])}"
+        code = wait(child(command, out, lambda: job.arm(call, at, kind)))
+        kind = f"{kind.removeprefix('kill ')} {call}"
     else:
-        child, _ = in_child(verb, out, lambda: None)
+        made, kind = child(command, out), "at a moment by chance"
         time.sleep(float(rng.random()) * duration)
-        os.kill(child, signal.SIGKILL)
-    code = ended(child)
-    assert code in (0, -signal.SIGKILL), f"ended with {code}"
-    return code != 0
+        os.kill(made, signal.SIGKILL)
+        code = wait(made)
+    if code not in (0, -signal.SIGKILL):
+        raise RuntimeError(f"{command.arguments} ended with {code}")
+    return kind if code else None
 
 
-def check(root: Path, name: str, verb: Verb, kills: int, rng: np.random.Generator) -> list[str]:
-    whole = root / f"{name}-whole"
-    verb(whole)
-    wanted = bytes_of(whole)
-    out, wrong, done, began = root / f"{name}-out", [], 0, time.monotonic()
-    verb(out)
-    duration = 1.2 * (time.monotonic() - began)
-    while done < kills:
-        shutil.rmtree(out, ignore_errors=True)
-        replaced = rng.random() < 0.5
-        if replaced:
-            out.mkdir()
-            (out / "config.json").write_text("{}")
-        old = bytes_of(out)
-        if not kill_once(verb, out, duration, rng):
-            continue
-        done += 1
-        if bytes_of(out) not in (old, wanted):
-            wrong.append("neither the older result nor the new one")
-        if ended(in_child(verb, out, lambda: None)[0]) != 0:
-            wrong.append("the second run failed")
-        elif bytes_of(out) != wanted:
-            wrong.append("other bytes after the second run")
-        left = [entry.name for entry in root.iterdir() if entry.name.startswith(f".{out.name}")]
+class Campaign:
+    """The kills of one command."""
+
+    def __init__(self, root: Path, name: str, command: Command, rng: np.random.Generator) -> None:
+        self.root, self.command, self.rng = root, command, rng
+        self.out = root / name.replace(", ", "-")
+        self.wrong: list[str] = []
+        self.kinds: Counter[str] = Counter()
+        here(command, self.out)
+        self.wanted = bytes_of(self.out)
+        shutil.rmtree(self.out)
+        began = time.monotonic()
+        wait(child(command, self.out))
+        self.duration = 1.1 * (time.monotonic() - began)
+
+    def kill(self) -> bool:
+        """Kill, look, run again, look; whether there was a kill."""
+        shutil.rmtree(self.out, ignore_errors=True)
+        if self.command.last is None and self.rng.random() < 0.5:
+            self.out.mkdir()
+            (self.out / "config.json").write_text("{}")
+        old = bytes_of(self.out)
+        kind = kill_once(self.command, self.out, self.duration, self.rng)
+        if kind is None:
+            return False
+        self.kinds[kind] += 1
+        finished = self._look(old)
+        if not finished and wait(child(self.command, self.out)) != 0:
+            self.wrong.append("the second run failed")
+        elif bytes_of(self.out) != self.wanted:
+            self.wrong.append("other bytes after the second run")
+        stem = f".{self.out.name}"
+        left = [entry for entry in self.root.iterdir() if entry.name.startswith(stem)]
+        left += [entry for entry in self.out.rglob(".*") if not finished]
+        left += list((self.root / "tmp").glob("sigmerge-*"))
         if left:
-            wrong.append(f"left beside the result: {left}")
-    return wrong
+            self.wrong.append(f"left: {', '.join(sorted(entry.name for entry in left)[:3])}")
+        return True
+
+    def _look(self, old: dict[str, str]) -> bool:
+        """What a kill left; whether it is a finished search, which is not searched again."""
+        last, found = self.command.last, bytes_of(self.out)
+        if last is None:
+            if found not in (old, self.wanted):
+                self.wrong.append("neither the older result nor the new one")
+            return False
+        for part in self.command.parts:
+            own = {n: d for n, d in found.items() if n.startswith(f"{part}/")}
+            whole = {n: d for n, d in self.wanted.items() if n.startswith(f"{part}/")}
+            if own and own != whole:
+                self.wrong.append(f"{part} is not whole")
+        finished = (self.out / last).exists()
+        visible = {n: d for n, d in found.items() if not n.startswith(".")}
+        if finished and visible != self.wanted:
+            self.wrong.append(f"{last} was not written last")
+        return finished and "--overwrite" not in self.command.arguments
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fuzz.kills", description=__doc__)
-    parser.add_argument("--count", type=int, default=300, help="kills of all verbs together")
+    parser.add_argument("--count", type=int, default=300, help="kills of all commands together")
+    parser.add_argument("--minutes", type=float, default=1e9, help="end after so long")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--command", action="append", help="only this one; may be repeated")
     options = parser.parse_args()
-    failed = 0
+    failed, kinds, began = 0, Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as home:
         root = Path(home)
+        (root / "tmp").mkdir()
         os.environ["SIGMERGE_CACHE"] = str(root / "cache")
-        known = verbs(root / "input")
-        print(f"{'verb':<10}{'kills':>7}{'wrong':>7}")
-        for number, (name, verb) in enumerate(known.items()):
-            kills = -(-options.count // len(known))
-            wrong = check(root, name, verb, kills, np.random.default_rng([options.seed, number]))
-            print(f"{name:<10}{kills:>7}{len(wrong):>7}", flush=True)
-            for why, count in Counter(wrong).items():
+        os.environ["TMPDIR"] = tempfile.tempdir = str(root / "tmp")
+        known = {n: c for n, c in commands(root / "input").items()
+                 if not options.command or n in options.command}  # fmt: skip
+        if "search" in known:
+            import torch
+
+            torch.set_num_threads(1)  # threads of a library do not survive a fork
+        print(f"{'command':<18}{'kills':>7}{'wrong':>7}", flush=True)
+        for number, (name, command) in enumerate(known.items()):
+            one = Campaign(root, name, command, np.random.default_rng([options.seed, number]))
+            share = -(-options.count // len(known))
+            until = began + 60 * options.minutes * (number + 1) / len(known)
+            while one.kinds.total() < share and time.monotonic() < until:
+                one.kill()
+            print(f"{name:<18}{one.kinds.total():>7}{len(one.wrong):>7}", flush=True)
+            for why, count in Counter(one.wrong).items():
                 print(f"    {count} × {why}")
-            failed += len(wrong)
+            failed, kinds = failed + len(one.wrong), kinds + one.kinds
+    print("; ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
+    print(f"{kinds.total()} kills, {failed} wrong, seed {options.seed}")
     return 1 if failed else 0
 
 

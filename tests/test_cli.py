@@ -216,6 +216,7 @@ VERBS = [
     "operators",
     "evaluate",
     "aggregate",
+    "tune",
     "suite",
     "analyze",
     "anchors",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         run,
         search,
         suite,
+        tune,
         verify,
     )
     from sigmerge.operators.plugin import parameter
@@ -53,6 +54,7 @@ __all__ = [
     "run",
     "search",
     "suite",
+    "tune",
     "verify",
 ]
 

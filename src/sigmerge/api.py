@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sigmerge.experiments.runner import SuiteResult
     from sigmerge.jobs.scores import Score
     from sigmerge.merge3.scoring import CandidateScorer
-    from sigmerge.records import SearchRecord
+    from sigmerge.records import SearchRecord, TuneRecord
     from sigmerge.results import Captured, Deficits, DemoResult, Merged, Profile, RunResult
 
 RecipeLike = Recipe | str | PathLike[str] | Mapping[str, Any]
@@ -147,6 +147,41 @@ def search(
     )  # fmt: skip
     return _with_progress(
         how, lambda o: SearchRun(loaded, Path(out), o, settings, suite, scorer).run()
+    )
+
+
+def tune(
+    recipe: RecipeLike,
+    out: PathName,
+    *,
+    calls: int | None = None,
+    anchors: Sequence[str] | None = None,
+    method: Literal["guided", "random", "merge3", "adamerging"] | None = None,
+    objective: Literal["mean", "worst", "weighted"] | None = None,
+    weights: Mapping[str, float] | None = None,
+    floors: Mapping[str, float] | None = None,
+    score: Score | None = None,
+    scorer: CandidateScorer | None = None,
+    **how: Unpack[Keywords],
+) -> TuneRecord:
+    """Find the strongest merge of a pool within a number of evaluation calls, and store it.
+
+    `recipe` may be a folder with reference/ and the experts. The keywords go before the recipe's
+    tune: section; `score` (a callable from a checkpoint folder to {domain: fraction}) or `scorer`
+    (one that answers items) replaces its source of scores.
+    """
+    from sigmerge.jobs.tune import TuneJob, pool_recipe
+    from sigmerge.recipe import TuneSection
+
+    folder = isinstance(recipe, str | PathLike) and Path(recipe).is_dir()
+    loaded = pool_recipe(Path(recipe)) if folder else _recipe(recipe)  # type: ignore[arg-type]
+    settings = (loaded.tune or TuneSection()).changed(
+        calls=calls, anchors=list(anchors) if anchors is not None else None, method=method,
+        objective=objective, weights=dict(weights) if weights is not None else None,
+        floors=dict(floors) if floors is not None else None,
+    )  # fmt: skip
+    return _with_progress(
+        how, lambda o: TuneJob(loaded, Path(out), o, settings, score, scorer).run()
     )
 
 

@@ -208,6 +208,17 @@ def test_a_folder_holds_one_suite(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert "thesis.txt" in refused(4, "suite", other, tmp_path / "foreign", beside=tmp_path)
 
 
+def test_an_anchor_may_be_a_recipe_file(pool: PoolOnDisk, tmp_path: Path) -> None:
+    pool.write(pool.recipe("ties", {"density": 0.3}), "mine.yaml")
+    anchors = [{"name": "mine", "recipe": "pool/mine.yaml", "seeds": [4]}]
+    changes = {"anchors": anchors, "variants_on": None}
+    [anchor] = load_suite(write(tmp_path, definition(pool, **changes))).anchors
+    assert anchor.content() == {"merge_method": "ties", "parameters": {"density": 0.3}}
+    wrong = [{"name": "mine", "recipe": "yours.yaml"}]
+    file = write(tmp_path, definition(pool, anchors=wrong, variants_on=None))
+    assert "no recipe file" in refused(2, "suite", file, tmp_path / "out", beside=tmp_path)
+
+
 def test_the_same_pool_twice_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(pool.root)
     file = write(tmp_path, definition(pool))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sigmerge.files import scratch as module
-from sigmerge.files.scratch import YOUNG, remove_stale, scratch
+from sigmerge.files.scratch import NEW, YOUNG, remove_stale, scratch
 
 HELD = """
 import sys
@@ -50,13 +50,20 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     killed.kill()
     killed.wait()
     remove_stale(tmp_path)
-    assert folders[killed].exists()  # too young
-    for folder in tmp_path.iterdir():
-        long_ago = folder.stat().st_mtime - 2 * YOUNG
-        os.utime(folder, (long_ago, long_ago))
-    remove_stale.cache_clear()
-    remove_stale(tmp_path)
     left = {folder.name for folder in tmp_path.iterdir()}
     assert left == {folders[alive].name, "sigmerge-notes", "other"}
     alive.communicate("")
     assert not folders[alive].exists()
+
+
+def test_a_folder_whose_owner_has_no_lock_yet_is_left_alone_for_a_while(tmp_path: Path) -> None:
+    new = tmp_path / f"{NEW}abc"
+    new.mkdir()
+    (new / "lock").touch()
+    remove_stale(tmp_path)
+    assert new.exists()
+    long_ago = new.stat().st_mtime - 2 * YOUNG
+    os.utime(new, (long_ago, long_ago))
+    remove_stale.cache_clear()
+    remove_stale(tmp_path)
+    assert not new.exists()

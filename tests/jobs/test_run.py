@@ -27,7 +27,7 @@ from tests.pools import weight_bytes
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("mini") / "pool", size="mini")
+    return train(tmp_path_factory.mktemp("mini") / "pool", size="mini", measure=nano_scores)
 
 
 def recipe(pool: Path, **repair: Any) -> dict[str, Any]:

@@ -204,11 +204,3 @@ def claims(results: Results) -> list[Claim]:
         except NotInStore:
             continue
     return found
-
-
-def markdown(found: list[Claim]) -> str:
-    lines = ["| statement | the paper | here | holds here |", "|---|--:|--:|---|"]
-    for claim in found:
-        verdict = "yes" if claim.holds else "**no**"
-        lines.append(f"| {claim.text} | {claim.paper} | {claim.here} | {verdict} |")
-    return "\n".join(lines) + "\n"

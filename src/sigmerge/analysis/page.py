@@ -26,6 +26,7 @@ from sigmerge.analysis.figures import (
     sections,
 )
 from sigmerge.analysis.table import PairedRow, Scores, paired_row, percent, points
+from sigmerge.files.documents import whole
 
 COLOURS = 8  # distinct domain colours in the style sheet
 
@@ -74,7 +75,8 @@ class RunView:
 
 def write_page(path: Path, runs: Sequence[Run], *, title: str | None = None) -> None:
     """Write the page about `runs` to `path`."""
-    path.write_text(render(runs, title=title), encoding="utf-8", newline="\n")
+    with whole(path) as partial:
+        partial.write_text(render(runs, title=title), encoding="utf-8", newline="\n")
 
 
 def render(runs: Sequence[Run], *, title: str | None = None) -> str:

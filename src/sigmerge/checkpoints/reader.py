@@ -18,7 +18,7 @@ from sigmerge.kernels.convert import STORAGE
 
 PAGE = mmap.PAGESIZE
 AHEAD = 4 << 20
-"""Bytes the system is asked for at a time when reading ahead."""
+"""Bytes of one request when reading ahead."""
 
 
 class Reader:

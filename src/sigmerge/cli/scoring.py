@@ -89,7 +89,7 @@ def evaluate(
             strict=strict, announce=announce,
         )  # fmt: skip
         result = show.do(EvaluateJob(checkpoint, suite, split, how, out), dry_run)
-    show.emit(result, as_json, lines.evaluation_lines)
+    show.emit(result, as_json, lambda done: lines.evaluation_lines(done.as_json()))
 
 
 @app.command(

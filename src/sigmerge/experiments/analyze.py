@@ -67,9 +67,7 @@ class AnalyzeJob:
         found = results(*frames, split=self.split)
         written = write_analysis(found, out, self.title)
         statements = claims.claims(found)
-        text = claims.markdown(statements)
-        (out / "statements.md").write_text(text, encoding="utf-8", newline="\n")
-        write_json(out / RULES, _rules(found))
+        write_json(out / RULES, rules(found))
         return Analyzed(
             out=str(out.absolute()),
             headline={what: f"{number} ({beside})" for what, number, beside in headline(found)},
@@ -91,7 +89,7 @@ def _require_analysis() -> None:
             raise MissingExtra(library, "analysis", "The analysis of an experiment")
 
 
-def _rules(found: Any) -> dict[str, Any]:
+def rules(found: Any) -> dict[str, Any]:
     """How the three selection rules of the paper fared, by pool; `sigmerge anchors` quotes it."""
     import polars as pl
 

@@ -56,8 +56,8 @@ class PoolSection(_Strict):
 
 
 class MethodSection(_Strict):
-    """A dense merge or a search: an operator with its parameters. `recipe` names a shipped one,
-    whose keys hold where this section has none of its own."""
+    """A dense merge or a search: an operator with its parameters. `recipe` names a shipped one, or
+    a recipe's YAML file, whose keys hold where this section has none of its own."""
 
     name: str
     recipe: str | None = None
@@ -70,8 +70,8 @@ class MethodSection(_Strict):
 
     @model_validator(mode="after")
     def _known(self) -> MethodSection:
-        if self.recipe is not None and self.recipe not in _recipes():
-            raise ValueError(unknown("shipped recipe", self.recipe, _recipes()))
+        if self.recipe is not None and not _recipe_file(self.recipe).is_file():
+            raise ValueError(unknown("recipe file or shipped recipe", self.recipe, _recipes()))
         if self.recipe is None and self.merge_method is None:
             raise ValueError("give merge_method:, or recipe: the name of a shipped recipe")
         return self
@@ -79,7 +79,8 @@ class MethodSection(_Strict):
     def content(self) -> dict[str, Any]:
         """The keys of a recipe that this method has."""
         keys = ("merge_method", "preset", "parameters", "capture", "search", "dtype")
-        shipped = read_yaml(RECIPES / f"{self.recipe}.yaml", "a recipe") if self.recipe else {}
+        file = _recipe_file(self.recipe) if self.recipe else None
+        shipped = read_yaml(file, "a recipe in YAML", RecipeError) if file else {}
         own = {key: getattr(self, key, None) for key in keys}
         merged = {**shipped, **{key: value for key, value in own.items() if value is not None}}
         return {key: merged[key] for key in keys if key in merged}
@@ -141,6 +142,20 @@ class SuiteSection(_Strict):
             if wrong := [name for name in chosen or [] if name not in anchors]:
                 raise ValueError(f"variants_on: {unknown('anchor', wrong[0], anchors)}")
         return self
+
+
+def _recipe_file(name: str) -> Path:
+    return Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
+
+
+def _beside(methods: Any, folder: Path) -> Any:
+    """Anchors or baselines with their recipe files looked for in the suite's folder."""
+    return [
+        {**each, "recipe": str(folder / Path(each["recipe"]).expanduser())}
+        if isinstance(each, dict) and str(each.get("recipe")).endswith((".yaml", ".yml"))
+        else each
+        for each in (methods if isinstance(methods, list) else [])
+    ] or methods
 
 
 def _recipes() -> list[str]:
@@ -311,6 +326,7 @@ def load_suite(source: Path | str | Mapping[str, Any], pools: Sequence[Path] = (
         folder = folder if known else file.resolve().parent
     if not isinstance(data, dict):
         raise RecipeError(f"{where}: a suite is a mapping with name:, pools:, anchors:, …")
+    data |= {key: _beside(data[key], folder) for key in ("anchors", "baselines") if key in data}
     try:
         section = SuiteSection.model_validate(data)
     except ValidationError as error:

@@ -13,18 +13,23 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-PREFIX, LOCK = "sigmerge-", "lock"
+PREFIX, NEW, LOCK = "sigmerge-", "sigmerge-new-", "lock"
 YOUNG = 60.0
-"""Seconds in which a folder is left alone: its owner may not hold the lock yet."""
+"""Seconds in which a folder with a new one's name is left alone: its owner may hold no lock yet."""
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
-    """An empty folder, removed at the end. Its owner holds a lock beside it until then."""
-    remove_stale(Path(tempfile.gettempdir()))
-    outer = Path(tempfile.mkdtemp(prefix=PREFIX))
+def scratch(place: Path | None = None) -> Iterator[Path]:
+    """An empty folder in `place`, removed at the end; without a place, where the system has them.
+
+    Its owner holds a lock beside it until then.
+    """
+    place = place or Path(tempfile.gettempdir())
+    remove_stale(place)
+    outer = Path(tempfile.mkdtemp(prefix=NEW, dir=place))
     lock = FileLock(outer / LOCK, thread_local=False, is_singleton=False)
     lock.acquire()
+    outer = outer.rename(outer.with_name(PREFIX + outer.name.removeprefix(NEW)))
     try:
         folder = outer / "work"
         folder.mkdir(mode=0o700)
@@ -41,7 +46,8 @@ def remove_stale(place: Path) -> None:
         with suppress(OSError, Timeout):
             status = outer.lstat()
             mine = status.st_uid == os.getuid() and not outer.is_symlink()
-            if not mine or time.time() - status.st_mtime < YOUNG or not (outer / LOCK).is_file():
+            young = outer.name.startswith(NEW) and time.time() - status.st_mtime < YOUNG
+            if not mine or young or not (outer / LOCK).is_file():
                 continue
             with FileLock(outer / LOCK, timeout=0, is_singleton=False):
                 shutil.rmtree(outer, ignore_errors=True)

@@ -274,7 +274,7 @@ def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
         experts={name: member(expert, options) for name, expert in job.pool.experts.items()},
         settings=summary(job.sites),
         capture=captured,
-        tensors={name: notes[name] for name in sorted(notes, key=natural)} or None,
+        tensors={name: notes[name] for name in sorted(notes, key=natural)},
         warnings=recipe.notes,
     )
 
@@ -312,7 +312,7 @@ def merge_blocks(
 
 
 def _copy_tensor(job: DenseJob, source: PoolSource, output: Sink, name: str) -> None:
-    """A tensor that is not merged: the layout checkpoint's own values, cast if asked."""
+    """A tensor that is not merged: the layout checkpoint's own values, cast to the output type."""
     stored, slot = job.pool.layout.tensors[name], job.layout.slots[name]
     if not stored.floating:
         output.write_bytes(name, source.reader.bytes(stored))

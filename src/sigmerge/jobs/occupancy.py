@@ -163,6 +163,13 @@ def write_candidate(
         output.publish()
 
 
+def claim_into(job: OccupancyJob, sink: Sink, options: Options) -> None:
+    """The weights of a repaired checkpoint that is not stored."""
+    with _sources(job, options) as (source, anchor), Workers(options.threads) as workers:
+        write_layers(job, source, anchor, workers, sink, options)
+        _copy_outside(job, anchor, sink)
+
+
 @contextmanager
 def _sources(job: OccupancyJob, options: Options) -> Iterator[tuple[PoolSource, PoolSource]]:
     """The pool's values, and the anchor's."""
@@ -241,7 +248,7 @@ def write_layers(
     for index, record in zip(todo, records, strict=True):
         output.finish(keys[index], record, [site.tensor for site in blocks[index]])
         written += sizes[index]
-        options.progress("repairing", written, job.layout.nbytes)
+        options.progress("repairing", written, sum(sizes))
     return [output.done[key] for key in keys]
 
 
@@ -276,7 +283,7 @@ def _write_layer(
     return records
 
 
-def _copy_outside(job: OccupancyJob, anchor: PoolSource, output: Output) -> None:
+def _copy_outside(job: OccupancyJob, anchor: PoolSource, output: Sink) -> None:
     """Everything the repair does not touch is the anchor's, byte for byte."""
     inside = {site.tensor for block in block_sites(job.pool) for site in block}
     for name, stored in job.anchor.tensors.items():

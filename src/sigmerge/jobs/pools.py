@@ -126,6 +126,8 @@ class Inputs:
             options.progress("hashing inputs", hashed, total)
 
         known = {one.file: one for one in digested(self.before, options.threads, progress)}
+        if hashed:  # the digests of the other files were known
+            options.progress("hashing inputs", total, total)
         return tuple(
             InputFile(
                 member=name,

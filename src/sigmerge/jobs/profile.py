@@ -6,7 +6,6 @@ Measured once per pool, independent of any anchor, and kept beside the pool by c
 from __future__ import annotations
 
 import io
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.cache import beside, keep_bytes, keep_json, kept_json
 from sigmerge.files.digests import sha256
 from sigmerge.files.documents import content_key, read_bytes
+from sigmerge.files.scratch import scratch
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import block_sites, open_repair_pool, weight_digests
 from sigmerge.kernels import TILE
@@ -263,11 +263,11 @@ def _probed(expert: Checkpoint, tokenizer: Path, prompts: list[str], options: Op
         )
     room = beside(expert.path, "")
     room.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="offload-", dir=room) as folder:
+    with scratch(room) as folder:
         return probe(
             expert.path,
             prompts,
             tokenizer=tokenizer,
-            offload_folder=folder,
+            offload_folder=str(folder),
             trust_remote_code=options.trust_remote_code,
         )

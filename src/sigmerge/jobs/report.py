@@ -10,6 +10,7 @@ from typing import cast
 from sigmerge.analysis.page import Run, write_page
 from sigmerge.analysis.table import Scores
 from sigmerge.errors import OutputError
+from sigmerge.files.documents import whole
 from sigmerge.records import (
     FOLDER,
     PLAN,
@@ -49,7 +50,8 @@ def write_report(folder: Path, record: RunRecord | None = None) -> Path:
     """Write the page of one run into its folder, and beside the repaired checkpoint's records."""
     page = folder / PAGE
     write_page(page, [page_of(folder, record)])
-    shutil.copyfile(page, folder / "repaired" / FOLDER / PAGE)
+    with whole(folder / "repaired" / FOLDER / PAGE) as partial:
+        shutil.copyfile(page, partial)
     return page
 
 

@@ -28,6 +28,7 @@ from sigmerge.recipe import Recipe
 from sigmerge.records import PairedScores, ScoreTable
 
 if TYPE_CHECKING:
+    from sigmerge.evaluation.how import How
     from sigmerge.evaluation.run import Result
     from sigmerge.evaluation.suite import Suite
 
@@ -176,9 +177,21 @@ def suite_scorer(
 def _suite_scorer(
     evaluate: Mapping[str, Any], split: str, folder: Path, options: Options
 ) -> CheckpointScorer:
-    """A suite through its harnesses; files that the recipe names are looked for beside it."""
-    from sigmerge.evaluation.how import How
     from sigmerge.evaluation.run import evaluate as run
+
+    suite, how = suite_and_how(evaluate, folder, options)
+
+    def measure(checkpoint: Path) -> Measured:
+        result = run(checkpoint, suite, split, how)
+        missing = {d: tuple(n) for d, n in result.missing.items()}
+        return Measured(dict(result.domains), missing, tuple(_metrics(suite, result)))
+
+    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
+
+
+def suite_and_how(evaluate: Mapping[str, Any], folder: Path, options: Options) -> tuple[Suite, How]:
+    """The suite and the settings of a recipe's evaluate:, whose files are looked for beside it."""
+    from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Data
     from sigmerge.evaluation.suite import load_suite, nano_suite
 
@@ -200,13 +213,7 @@ def _suite_scorer(
         strict=options.strict,
         **{key: evaluate[key] for key in passed if key in evaluate},
     )
-
-    def measure(checkpoint: Path) -> Measured:
-        result = run(checkpoint, suite, split, how)
-        missing = {d: tuple(n) for d, n in result.missing.items()}
-        return Measured(dict(result.domains), missing, tuple(_metrics(suite, result)))
-
-    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
+    return suite, how
 
 
 def _metrics(suite: Suite, result: Result) -> Iterator[Metric]:

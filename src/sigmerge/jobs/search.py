@@ -307,7 +307,7 @@ def _check_nano(model: Path, nano: Path) -> None:
 def check_out(job: SearchJob, out: Path, options: Options) -> None:
     """Whether the search may write there; a winner is one only beside the journal that led to it.
 
-    Touches nothing, so a dry run asks it too.
+    Touches nothing, so a dry run calls it too.
     """
     FOLDER.check(out, options.overwrite, job.base.recipe.inputs)
     if (out / "winner").exists() and not (out / JOURNAL).exists():
@@ -375,9 +375,9 @@ def _search_into(job: SearchJob, out: Path, options: Options) -> SearchRecord:
 
 
 class _Search:
-    """One search under way: what the journal knows is not asked again.
+    """One search under way: what is in the journal is not scored again.
 
-    Models are asked by the threads of `team`; records come back, and go into the journal, in order.
+    The threads of `team` score models; records are returned and journalled in order.
     """
 
     def __init__(self, job: SearchJob, journal: Journal, team: Workers, options: Options) -> None:

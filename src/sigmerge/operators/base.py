@@ -179,7 +179,7 @@ class Operator:
     """What it must know about the experts' own exemplars: features, fisher or nothing."""
     parameters: tuple[Parameter, ...]
     revision: str | None = None
-    """What tells a user's operator from an earlier one of the same name."""
+    """Identifies the code of a user's operator."""
 
     def check(self, sites: Sequence[Site]) -> list[str]:
         """Problems of the settings that no single parameter's bounds show."""

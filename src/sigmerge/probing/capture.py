@@ -63,7 +63,7 @@ def capture_features(
     """One file of statistics per block into a folder; blocks that are there are not done again.
 
     With `skip_bos` an exemplar's first token, on which models park huge activations, is left out of
-    the sums. `progress` hears (blocks done, blocks in all).
+    the sums. `progress` gets (blocks done, blocks in all).
     """
     import torch
 
@@ -273,7 +273,7 @@ def normalised(inputs: torch.Tensor, norm: nn.Module, centred: bool) -> torch.Te
 
 
 def takes_mean_out(norm: nn.Module) -> bool:
-    """Whether a norm standardises (LayerNorm) or only divides (RMSNorm), asked of itself."""
+    """Whether a norm standardises (LayerNorm) or only divides (RMSNorm), found by running it."""
     import torch
 
     with torch.inference_mode():

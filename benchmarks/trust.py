@@ -1,0 +1,121 @@
+"""What it costs that a published result is right: fsync, and reading back with digests.
+
+    python -m benchmarks.trust [--size quick|half-billion] [--method linear] [--repeat N]
+
+The same merge, each time a command started from cold with the inputs on the disk: as it is; with
+`--no-fsync`; and with neither fsync nor checksums, reading back and digests of the outputs, which
+no option turns off, so that this side is the command with those parts replaced. The sides take
+turns, and the least of each counts. Digests of the inputs are kept between runs; the last side
+computes them anew (`--rehash`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from benchmarks.dense import BIN, METHODS, OUT, write_recipe
+from benchmarks.measure import Cost, best, drop, machine, run, versions
+from benchmarks.pool import HALF_BILLION, QUICK, BenchPool, make_pool
+
+SIZES = {"quick": QUICK, "half-billion": HALF_BILLION}
+BAR = 1.05
+"""fsync and digests may add 5 % to a merge from disk."""
+
+FULL, UNSYNCED, BARE, REHASHED = (
+    "as it is",
+    "without fsync",
+    "without fsync, reading back and digests",
+    "as it is, inputs hashed again",
+)
+
+
+def commands(recipe: Path, out: Path) -> dict[str, list[str | Path]]:
+    merge = [BIN / "sigmerge", "merge", recipe, out]
+    return {
+        FULL: merge,
+        UNSYNCED: [*merge, "--no-fsync"],
+        BARE: [sys.executable, "-m", "benchmarks.trust", "--bare", recipe, out],
+        REHASHED: [*merge, "--rehash"],
+    }
+
+
+def bare(recipe: str, out: str) -> NoReturn:
+    """The merge without any of it; the result has no digests and is good for nothing else."""
+    from sigmerge.checkpoints import written
+    from sigmerge.cli.main import main as sigmerge
+
+    written.checksum = lambda *_: 0  # type: ignore[assignment]
+    written.Written.damaged = lambda self, pool: []  # type: ignore[method-assign]
+    written._Hasher.complete = lambda self, tensor: None  # type: ignore[method-assign]
+    written.Written.sha256 = lambda self: [""] * len(self._handles)  # type: ignore[method-assign]
+    sys.argv = ["sigmerge", "merge", recipe, out, "--no-fsync"]
+    sigmerge()
+
+
+def measure(pool: BenchPool, method: str, repeat: int) -> dict[str, Cost]:
+    recipe, out = write_recipe(pool, method, OUT / f"trust-{method}.yaml"), OUT / "trust"
+    env = {name: str((OUT / "cache" / name).resolve())
+           for name in ("SIGMERGE_CACHE", "NUMBA_CACHE_DIR")}  # fmt: skip
+    sides, costs = commands(recipe, out), dict[str, list[Cost]]()
+    for turn in range(repeat + 1):
+        for side, command in sides.items():
+            shutil.rmtree(out, ignore_errors=True)
+            drop([pool.weights(member) for member in pool.members])
+            cost = run(command, env)
+            if turn:  # the first compiles kernels and fills the cache
+                costs.setdefault(side, []).append(cost)
+    return {side: best(each) for side, each in costs.items()}
+
+
+def bars(found: dict[str, Cost]) -> Iterator[tuple[bool, str]]:
+    ratio = found[FULL].wall / found[BARE].wall
+    yield (
+        ratio <= BAR,
+        f"fsync, reading back and digests: {ratio:.3f}× a merge without (bar {BAR}×)",
+    )
+
+
+def document(pool: BenchPool, method: str, found: dict[str, Cost], repeat: int) -> str:
+    floor = found[BARE].wall
+    rows = [
+        f"| {side} | {cost.wall:.2f} | {cost.cpu:.2f} | {cost.memory / 1e6:.0f} | "
+        f"{cost.wall / floor:.3f}× |"
+        for side, cost in found.items()
+    ]
+    return "\n".join([
+        f"A generated pool of {pool.shape.parameters / 1e6:.0f} M parameters in bfloat16, "
+        f"{len(pool.experts)} experts, `{method}`, inputs on the disk, best of {repeat} turns.",
+        f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba')}.",
+        "",
+        "| merge | wall s | CPU s | peak MB | wall, to the third |",
+        "|---|--:|--:|--:|--:|",
+        *rows,
+        "",
+        *(f"- {'PASS' if met else 'MISS'} {text}" for met, text in bars(found)),
+        "",
+    ])  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print; 1 if the bar is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust", description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="half-billion")
+    parser.add_argument("--method", choices=METHODS, default="linear")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--bare", nargs=2, metavar=("RECIPE", "OUT"), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.bare:
+        bare(*options.bare)
+    pool = make_pool(Path("bench-pool") / options.size, SIZES[options.size])
+    found = measure(pool, options.method, options.repeat)
+    print(document(pool, options.method, found, options.repeat))
+    return 0 if all(met for met, _ in bars(found)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""The real command line: killed, run twice at once, its inputs changed between two runs.
+
+`python -m fuzz.kills` kills by chance and often; here a few kills of every command stand for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sigmerge
+from sigmerge.files.locks import only_writer
+from tests.command_line import sigmerge as command
+from tests.pools import PoolOnDisk, make_pool, weight_bytes
+
+ROOT = Path(__file__).parents[2]
+DOMAINS = ("math", "coding", "safety")
+SCORES: dict[str, Any] = {
+    "experts": {e: {d: 0.9 if d == e else 0.4 for d in DOMAINS} for e in DOMAINS},
+    "anchor": {"math": 0.5, "coding": 0.8, "safety": 0.9},
+}
+SLOW = """
+import os, sys, time
+from sigmerge.cli.main import main
+import sigmerge.{module} as place
+
+def wait(*_, **__):
+    print("waiting", flush=True)
+    time.sleep(600)
+
+place.{name} = wait
+main()
+"""
+
+
+def repaired(pool: PoolOnDisk) -> Path:
+    (pool.root / "scores.json").write_text(json.dumps(SCORES))
+    recipe = pool.recipe("ties", each={"density": (0.5,) * 3}, repair={"scores": "scores.json"})
+    return pool.write(recipe)
+
+
+def stopped_at(place: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    """The command in a process of its own, which waits for ever where it calls `place`."""
+    module, _, name = place.rpartition(".")
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOW.format(module=module, name=name), *map(str, arguments)],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline() == "waiting\n"
+    return child
+
+
+def killed(child: subprocess.Popen[str]) -> None:
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+
+
+@pytest.mark.parametrize("name", ["merge", "merge, repaired", "repair", "run", "search"])
+def test_kills_by_chance(name: str) -> None:
+    kills = {"search": 1, "run": 3}.get(name, 4)
+    ran = subprocess.run(
+        [sys.executable, "-m", "fuzz.kills", "--count", str(kills), "--command", name],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{kills} kills, 0 wrong" in ran.stdout
+
+
+def test_what_a_kill_leaves_is_gone_after_the_next_run(tmp_path: Path) -> None:
+    pool, out = make_pool(tmp_path / "pool", layers=2), tmp_path / "results/out"
+    recipe = pool.write(pool.recipe("linear"))
+    out.parent.mkdir()
+    killed(stopped_at("jobs.dense.model_card", "merge", recipe, out))
+    left = {entry.name for entry in out.parent.iterdir()}
+    assert left == {".out.partial", ".out.partial.lock"}
+    assert (out.parent / ".out.partial/sigmerge/journal.jsonl").stat().st_size > 0
+    ran = command("merge", recipe, out)
+    assert ran.code == 0, ran.err
+    assert [entry.name for entry in out.parent.iterdir()] == ["out"]
+    assert not [file for file in out.rglob("*") if "journal" in file.name or file.name[0] == "."]
+    assert json.loads((out / "sigmerge/provenance.json").read_text())["blocks_resumed"]
+
+
+CHANGED = {
+    "config.json": lambda text: json.dumps({**json.loads(text), "bos_token_id": 5}),
+    "generation_config.json": lambda _: '{"eos_token_id": 7}',
+    "tokenizer.json": lambda text: text + "\n",
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    return make_pool(tmp_path_factory.mktemp("shared"), layers=2, tokenizer=True)
+
+
+@pytest.mark.parametrize("file", CHANGED)
+@pytest.mark.parametrize("member", ["reference", "coding"])
+def test_a_run_whose_inputs_changed_makes_its_anchor_again(
+    shared: PoolOnDisk, tmp_path: Path, member: str, file: str
+) -> None:
+    """Also when the file that changed goes into no weight."""
+    out, recipe = tmp_path / "run", repaired(shared)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sigmerge.jobs.run.RepairJob", lambda *_: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            sigmerge.run(recipe, out)
+    place = shared.root / member / file
+    before = place.read_text() if place.exists() else None
+    anchor = out / "anchor/sigmerge/provenance.json"
+    made = anchor.stat().st_mtime_ns
+    try:
+        place.write_text(CHANGED[file](before or "{}"))
+        assert command("run", recipe, out).code == 0
+        assert anchor.stat().st_mtime_ns != made
+        whole = tmp_path / "whole"
+        assert command("run", recipe, whole).code == 0
+        assert weight_bytes(out / "anchor") == weight_bytes(whole / "anchor")
+        assert command("verify", out).code == 0
+    finally:
+        place.unlink()
+        if before is not None:
+            place.write_text(before)
+
+
+class Stopped(BaseException):
+    """In the place of a kill, where a process of its own shows no more."""
+
+
+def test_a_run_killed_after_its_anchor_keeps_it(shared: PoolOnDisk, tmp_path: Path) -> None:
+    out, recipe = tmp_path / "run", repaired(shared)
+    killed(stopped_at("jobs.run.RepairJob", "run", recipe, out))
+    anchor = out / "anchor/sigmerge/provenance.json"
+    made = anchor.stat().st_mtime_ns
+    assert command("run", recipe, out).code == 0
+    assert anchor.stat().st_mtime_ns == made
+    expected = {"anchor", "repaired", "calibration.json", "report.html", "run.json"}
+    assert {entry.name for entry in out.iterdir()} == expected
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_record_of_a_run_is_written_last(
+    shared: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    replace, rename = Path.replace, Path.rename
+
+    def noted(real: Any) -> Any:
+        def put(self: Path, target: Path) -> Any:
+            written.append(Path(target).name)
+            return real(self, target)
+
+        return put
+
+    monkeypatch.setattr(Path, "replace", noted(replace))
+    monkeypatch.setattr(Path, "rename", noted(rename))
+    sigmerge.run(repaired(shared), tmp_path / "run")
+    assert written[-1] == "run.json"
+    assert {"anchor", "repaired", "calibration.json", "report.html"} <= set(written[:-1])
+    newest = max((tmp_path / "run").rglob("*"), key=lambda file: file.stat().st_mtime_ns)
+    assert newest.name in ("run.json", "run")
+
+
+def test_two_runs_at_once(shared: PoolOnDisk, tmp_path: Path) -> None:
+    out, recipe = tmp_path / "run", repaired(shared)
+    first = stopped_at("jobs.run.RepairJob", "run", recipe, out)
+    try:
+        anchor = weight_bytes(out / "anchor")
+        second = command("run", recipe, out, "--overwrite")
+        assert second.code == 4
+        assert "another process is writing this run" in second.err
+        assert weight_bytes(out / "anchor") == anchor
+    finally:
+        killed(first)
+    assert command("run", recipe, out).code == 0
+
+
+def test_two_searches_at_once(tmp_path: Path) -> None:
+    """The second neither writes nor clears what the first has."""
+    pytest.importorskip("pymoo")
+    from sigmerge.nano.files import POOL, REFERENCE
+
+    recipe, out = tmp_path / "search.yaml", tmp_path / "found"
+    models = [{"model": str(POOL / name)} for name in ("math", "coding")]
+    recipe.write_text(json.dumps({
+        "merge_method": "task_arithmetic", "base_model": str(POOL / REFERENCE), "models": models,
+        "search": {"population": 2, "calls": 4, "items": 2, "estimator": "mean"},
+    }))  # fmt: skip
+    out.mkdir()
+    (out / "search.jsonl").write_text('{"the first": "one"}\n')
+    with only_writer(tmp_path / ".found.lock", "held by the first"):
+        ran = command("search", recipe, out, "--overwrite")
+    assert ran.code == 4 and "another process is writing this search" in ran.err
+    assert (out / "search.jsonl").read_text() == '{"the first": "one"}\n'

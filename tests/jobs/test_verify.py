@@ -1,0 +1,252 @@
+"""`sigmerge verify` finds every damage to a result, and `--deep` also where the records agree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import sigmerge
+from sigmerge.checkpoints.writer import Layout
+from sigmerge.jobs.verify import SAMPLED, sampled
+from tests.command_line import sigmerge as command
+from tests.pools import PoolOnDisk, make_pool
+from tests.probing import models
+
+DOMAINS = ("math", "coding", "safety")
+SCORES: dict[str, Any] = {
+    "experts": {e: {d: 0.9 if d == e else 0.4 for d in DOMAINS} for e in DOMAINS},
+    "anchor": {"math": 0.5, "coding": 0.8, "safety": 0.9},
+}
+RECORDS = "sigmerge/provenance.json"
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    made = make_pool(tmp_path_factory.mktemp("verified"), layers=3, dtype="bf16", tokenizer=True)
+    (made.root / "scores.json").write_text(json.dumps(SCORES))
+    return made
+
+
+@pytest.fixture(scope="module")
+def made(pool: PoolOnDisk, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A result of every kind; tests damage copies."""
+    root = tmp_path_factory.mktemp("results")
+    each = {"density": (0.3, 0.5, 0.7)}
+    for method in ("ties", "dare_ties"):
+        recipe = pool.write(pool.recipe(method, each=each, seed=3), f"{method}.yaml")
+        sigmerge.merge(recipe, root / method, max_shard_size="20KB")
+    repair = pool.recipe("task_arithmetic", repair={"scores": "scores.json"})
+    sigmerge.run(pool.write(repair, "run.yaml"), root / "run")
+    return {name: root / name for name in ("ties", "dare_ties", "run")}
+
+
+@pytest.fixture
+def result(made: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    return lambda name: Path(shutil.copytree(made[name], tmp_path / name))
+
+
+def shard(folder: Path) -> Path:
+    return sorted(folder.glob("*.safetensors"))[0]
+
+
+def flip(file: Path) -> None:
+    """The lowest bit of the last value."""
+    content = bytearray(file.read_bytes())
+    content[-2] ^= 1
+    file.write_bytes(content)
+
+
+def forge(folder: Path) -> None:
+    """Records that agree with the files as they are now."""
+    file = folder / RECORDS
+    content = json.loads(file.read_text())
+    content["outputs"] = {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in content["outputs"]
+    }
+    file.write_text(json.dumps(content))
+
+
+def change(file: Path, tensor: str, value: float) -> None:
+    """One value of a tensor."""
+    weights = load_file(file)
+    weights[tensor].view(-1)[7] = value
+    save_file(weights, file, {"format": "pt"})
+
+
+def nan(folder: Path) -> None:
+    content = bytearray(shard(folder).read_bytes())
+    content[-2:] = b"\xc0\x7f"
+    shard(folder).write_bytes(content)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (lambda f: flip(shard(f)), "digests: {shard}: is not what was written"),
+    "a truncated shard": (lambda f: shard(f).write_bytes(shard(f).read_bytes()[:-9]), "headers: "),
+    "a missing tokenizer": (lambda f: (f / "tokenizer.json").unlink(),
+                            "digests: tokenizer.json: is missing"),
+    "an extra shard": (lambda f: shutil.copy(shard(f), f / "model-00099-of-00099.safetensors"),
+                       "digests: model-00099-of-00099.safetensors: is not in"),
+    "NaN": (nan, "numbers: .*nan at flat index"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named_and_the_exit_code_is_3(result: Callable[[str], Path], damage: str) -> None:
+    folder = result("ties")
+    assert command("verify", folder).code == 0
+    hurt, message = DAMAGE[damage]
+    hurt(folder)
+    ran = command("verify", folder)
+    assert ran.code == 3
+    found = ran.out.replace("\n", " ")
+    assert re.search(message.format(shard=shard(folder).name), found), ran.out
+
+
+def test_a_changed_input_is_named(tmp_path: Path) -> None:
+    own = make_pool(tmp_path / "pool", layers=2, tokenizer=True)
+    recipe = own.write(own.recipe("linear"))
+    sigmerge.merge(recipe, tmp_path / "out")
+    assert command("verify", tmp_path / "out", "--deep").code == 0
+    config = own.experts["math"] / "config.json"
+    config.write_text(config.read_text() + "\n")
+    ran = command("verify", tmp_path / "out", "--deep")
+    assert ran.code == 3
+    assert f"inputs: {config}: has changed since the run" in ran.out
+    assert "not checked: recomputed: inputs changed" in ran.out
+    config.unlink()
+    assert f"inputs: {config}: is not there any more" in command("verify", tmp_path / "out").out
+
+
+@pytest.mark.parametrize("method", ["ties", "dare_ties"])
+def test_deep_finds_a_value_that_the_records_agree_with(
+    result: Callable[[str], Path], method: str
+) -> None:
+    folder = result(method)
+    sound = command("verify", folder, "--deep", "--json")
+    assert sound.code == 0 and "recomputed" in sound.json[0]["checked"]
+    flip(shard(folder))
+    forge(folder)
+    assert command("verify", folder).code == 0
+    ran = command("verify", folder, "--deep")
+    assert ran.code == 3 and "1 values differ from the inputs and the plan" in ran.out
+
+
+def test_deep_compares_bits(tmp_path: Path) -> None:
+    """A zero of the other sign is another result."""
+    own = make_pool(tmp_path / "pool", layers=2)
+    name = "model.layers.0.mlp.up_proj.weight"
+    for folder in (own.reference, *own.experts.values()):
+        change(folder / "model.safetensors", name, 0.0)
+    sigmerge.merge(own.write(own.recipe("linear")), tmp_path / "out")
+    assert command("verify", tmp_path / "out", "--deep").code == 0
+    change(tmp_path / "out/model.safetensors", name, -0.0)
+    forge(tmp_path / "out")
+    ran = command("verify", tmp_path / "out", "--deep")
+    assert ran.code == 3 and f"recomputed: {name}: 1 values differ" in ran.out
+
+
+@pytest.mark.parametrize("record", ["recipe.yaml", "plan.json"])
+@pytest.mark.parametrize("garbage", ["[]", "models: 5", "{" * 3000, ""])
+def test_records_that_explain_nothing_do_not_hide_a_change(
+    result: Callable[[str], Path], record: str, garbage: str
+) -> None:
+    folder = result("ties")
+    flip(shard(folder))
+    (folder / "sigmerge" / record).write_text(garbage)
+    forge(folder)
+    ran = command("verify", folder, "--deep")
+    assert ran.code == 3, ran.out
+    assert "cannot be computed again" in ran.out
+
+
+def test_a_run_is_its_anchor_and_its_repair(result: Callable[[str], Path]) -> None:
+    folder = result("run")
+    ran = command("verify", folder, "--deep", "--json")
+    assert ran.code == 0, ran.out
+    assert [Path(report["folder"]).name for report in ran.json] == ["anchor", "repaired"]
+    assert all("recomputed" in report["checked"] for report in ran.json)
+    flip(shard(folder / "anchor"))
+    assert command("verify", folder).code == 3
+
+
+def test_deep_finds_a_changed_repair(result: Callable[[str], Path]) -> None:
+    folder = result("run") / "repaired"
+    name = "model.layers.2.mlp.up_proj.weight"
+    change(shard(folder), name, 3.0)
+    forge(folder)
+    assert command("verify", folder).code == 0
+    ran = command("verify", folder, "--deep")
+    assert ran.code == 3 and f"recomputed: {name}: 1 values differ" in ran.out
+
+
+def test_deep_on_a_merge_that_reads_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exemplars are found from any folder, though the recipe names them from its own."""
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "pool"
+    models.write_expert(root / "reference")
+    lines = ["merge_method: regmean", "base_model: reference", "models:"]
+    for seed, name in enumerate(("math", "coding"), start=1):
+        models.write_expert(root / name, seed=seed, near=root / "reference")
+        models.write_exemplars(root / f"{name}.jsonl", seed, count=5)
+        lines.append(f"  - {{model: {name}, exemplars: {name}.jsonl}}")
+    (root / "recipe.yaml").write_text("\n".join(lines) + "\n")
+    sigmerge.merge(root / "recipe.yaml", tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    ran = command("verify", "out", "--deep", "--json")
+    assert ran.code == 0 and "recomputed" in ran.json[0]["checked"], ran.out
+    flip(shard(tmp_path / "out"))
+    forge(tmp_path / "out")
+    assert command("verify", "out", "--deep").code == 3
+
+
+def test_a_pool_is_checked_before_it_is_merged(pool: PoolOnDisk, tmp_path: Path) -> None:
+    members = [pool.reference, *pool.experts.values()]
+    assert command("verify", "--pool", *members).code == 0
+    other = make_pool(tmp_path / "other", layers=2, dtype="bf16", tokenizer=True)
+    ran = command("verify", "--pool", pool.reference, other.experts["math"])
+    assert ran.code == 3 and "problem: pool: members: " in ran.out
+
+
+def test_a_folder_that_sigmerge_did_not_write(pool: PoolOnDisk) -> None:
+    ran = command("verify", pool.reference)
+    assert ran.code == 3
+    assert "holds no sigmerge/provenance.json; sigmerge did not write it" in ran.err
+    assert command("verify", pool.reference, pool.reference).code == 2
+
+
+def test_sampled_blocks_are_spread_from_first_to_last() -> None:
+    keys = [f"layer {i}" for i in range(40)]
+    assert {"layer 0", "layer 39"} <= sampled(keys) and len(sampled(keys)) == SAMPLED
+    assert sampled(keys[:2]) == set(keys[:2])
+
+
+def test_blocks_are_made_in_the_order_of_their_shards(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard is hashed while the next one is made: no block goes back to an earlier shard."""
+    from sigmerge.checkpoints.writer import Output
+
+    places: list[tuple[int, int]] = []
+    finish = Output.finish
+
+    def noted(self: Output, block: str, record: Any = None) -> None:
+        layout: Layout = self.layout
+        prefix = f"model.layers.{block.removeprefix('layer ')}."
+        own = [n for n in layout.slots if n == block or n.startswith(prefix)]
+        places.append(layout.place(own))
+        finish(self, block, record)
+
+    monkeypatch.setattr(Output, "finish", noted)
+    recipe = pool.write(pool.recipe("linear"), "ordered.yaml")
+    sigmerge.merge(recipe, tmp_path / "out", max_shard_size="8KB", threads=1)
+    assert len(places) > 4 and places == sorted(places)
