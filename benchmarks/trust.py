@@ -46,10 +46,10 @@ def commands(recipe: Path, out: Path) -> dict[str, list[str | Path]]:
 
 def bare(recipe: str, out: str) -> NoReturn:
     """The merge without any of it; the result has no digests and is good for nothing else."""
-    from sigmerge.checkpoints import written
+    from sigmerge.checkpoints import writer, written
     from sigmerge.cli.main import main as sigmerge
 
-    written.checksum = lambda *_: 0  # type: ignore[assignment]
+    writer.checksum = lambda *_: 0  # type: ignore[assignment]
     written.Written.damaged = lambda self, pool: []  # type: ignore[method-assign]
     written._Hasher.complete = lambda self, tensor: None  # type: ignore[method-assign]
     written.Written.sha256 = lambda self: [""] * len(self._handles)  # type: ignore[method-assign]
