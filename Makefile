@@ -3,16 +3,27 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO   := $(VENV)/.installed-demo
 
-.PHONY: demo test bench lint browser clean
+# Tests that need no forward pass, no browser and no other tool.
+FAST := tests/method tests/kernels tests/operators tests/files tests/engine tests/checkpoints \
+        tests/test_architecture.py tests/test_recipe.py tests/docs/test_architecture_page.py
+
+.PHONY: demo check test bench lint browser clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@ $(DEMO)
+
+# The demo needs no harness, no browser and no development tool.
+$(DEMO): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo]'
 	touch $@
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/sigmerge demo
 
 lint: $(STAMP)
@@ -26,6 +37,9 @@ browser:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; \
 	else echo "Browser tests are skipped: install chromium and chromium-driver to run them"; fi
+
+check: lint
+	$(BIN)/pytest -n auto --maxprocesses 4 $(FAST)
 
 test: lint browser
 	$(BIN)/pytest -n auto --maxprocesses 4

@@ -24,6 +24,7 @@ import torch
 from benchmarks.measure import machine, versions
 from sigmerge.kernels import convert
 from sigmerge.kernels.claim import TILE
+from sigmerge.kernels.stored import BF16, address_of, load_rows, members
 from sigmerge.method import occupancy
 
 THREADS = 2
@@ -51,9 +52,18 @@ class RawBlock:
     def tiles(self) -> list[tuple[int, int]]:
         return [(start, min(start + TILE, self.size)) for start in range(0, self.size, TILE)]
 
-    def stored(self, domain: int, tile: int) -> tuple[np.ndarray, np.ndarray]:
-        here = slice(*self.tiles[tile])
-        return self.experts[domain][here], self.reference[here]
+    @cached_property
+    def addresses(self) -> np.ndarray:
+        starts = np.array([2 * start for start, _ in self.tiles], np.uint64)
+        rows = [np.uint64(address_of(row)) + starts for row in (*self.experts, self.reference)]
+        return np.array(rows)
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        return np.full(self.addresses.shape, BF16, np.uint8)
+
+    def claimed(self, domain: int) -> None:
+        pass
 
     def not_finite(self, domain: int, tile: int) -> None:
         raise ArithmeticError(f"{self.domains[domain]} is not finite")
@@ -92,7 +102,7 @@ def run(size: int, repeats: int = 5) -> list[dict[str, Any]]:
     quota = [int(CAPACITY * share * size) for share in SHARES]
     order = range(len(DOMAINS))
     magnitude = np.empty(size, np.float32)
-    convert.delta_bf16(block.experts[0], block.reference, magnitude)
+    load_rows(*members([block.experts[0]]), block.addresses[-1, 0], BF16, 0, magnitude[None])
     np.abs(magnitude, out=magnitude)
     tensor, k = torch.from_numpy(magnitude), quota[0]
     torch.set_num_threads(THREADS)

@@ -1,6 +1,7 @@
 """The least any merge must do: read the inputs, write as many bytes as one of them.
 
-`python -S -m benchmarks.floor THREADS OUT INPUT …`; a child that benchmarks measure.
+`python -S -m benchmarks.floor THREADS OUT INPUT …`; a child that benchmarks measure. With "-"
+for OUT nothing is written.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ def copy(inputs: list[int], out: int, begin: int, end: int) -> None:
         piece = buffer[: min(STEP, end - position)]
         for file in inputs:
             os.preadv(file, [piece], position)
-        os.pwrite(out, piece, position)
+        if out >= 0:
+            os.pwrite(out, piece, position)
 
 
 def main() -> None:
     threads, target, names = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     inputs = [os.open(name, os.O_RDONLY) for name in names]
-    out = os.open(target, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    out = -1 if target == "-" else os.open(target, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     size = os.fstat(inputs[0]).st_size
     cuts = [size * i // threads for i in range(threads + 1)]
     workers = [

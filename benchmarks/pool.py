@@ -1,11 +1,13 @@
-"""A random Llama pool in bfloat16 on disk, made tile by tile and kept for the next run."""
+"""A random Llama pool in bfloat16 on disk, made piece by piece and kept for the next run."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import SINGLE
 from sigmerge.checkpoints.header import encode_header
-from sigmerge.kernels import TILE
 from sigmerge.kernels.convert import narrow_bf16, widen_bf16
 
 SUMS = "sums.json"
+PIECE = 1 << 20
+"""Coordinates that are made at a time."""
 
 
 @dataclass(frozen=True)
@@ -118,40 +121,53 @@ def make_pool(folder: Path, shape: Shape, experts: int = 3) -> BenchPool:
             member.mkdir(parents=True)
             (member / "config.json").write_text(json.dumps(shape.config(), indent=2))
         _write_weights(pool)
-        sums = {member.name: _sum(pool.weights(member)) for member in pool.members}
-        (folder / SUMS).write_text(json.dumps(sums))
+        (folder / SUMS).write_text(json.dumps(_sums(pool)))
     return pool
 
 
 def _write_weights(pool: BenchPool) -> None:
+    """Piece by piece on all cores, each with random numbers of its own."""
     header, _ = encode_header(pool.shape.tensors())
-    rng = np.random.default_rng(0)
-    raw, base = np.empty(TILE, np.uint16), np.empty(TILE, np.float32)
-    files = [pool.weights(member).open("wb") for member in pool.members]
+    files = [
+        os.open(pool.weights(member), os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        for member in pool.members
+    ]
     for file in files:
-        file.write(header)
+        os.pwrite(file, header, 0)
     total = pool.shape.parameters
-    for start in range(0, total, TILE):
-        size = min(TILE, total - start)
-        base[:size] = 0
+
+    def write(start: int) -> None:
+        rng, size = np.random.default_rng(start), min(PIECE, total - start)
+        raw, base = np.empty(size, np.uint16), np.zeros(size, np.float32)
         for file, spread in zip(files, [0.02] + [5e-4] * len(pool.experts), strict=True):
-            noise = rng.standard_normal(size, np.float32) * np.float32(spread)
-            narrow_bf16(base[:size] + noise, raw[:size])
+            noise = rng.standard_normal(size, np.float32)
+            noise *= np.float32(spread)
+            noise += base
+            narrow_bf16(noise, raw)
             if spread == 0.02:
-                widen_bf16(raw[:size], base[:size])
-            file.write(raw[:size].data)
+                widen_bf16(raw, base)
+            os.pwrite(file, raw.data, len(header) + 2 * start)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as team:
+        list(team.map(write, range(0, total, PIECE)))
     for file in files:
-        file.close()
+        os.close(file)
 
 
 def _intact(pool: BenchPool) -> bool:
     try:
         sums = json.loads((pool.folder / SUMS).read_text())
         configs = [json.loads((member / "config.json").read_text()) for member in pool.members]
-        found = {member.name: _sum(pool.weights(member)) for member in pool.members}
+        found = _sums(pool)
     except (OSError, ValueError):
         return False
     return found == sums and all(config == pool.shape.config() for config in configs)
+
+
+def _sums(pool: BenchPool) -> dict[str, int]:
+    with ThreadPoolExecutor(len(pool.members)) as team:
+        sums = team.map(_sum, [pool.weights(member) for member in pool.members])
+        return {member.name: value for member, value in zip(pool.members, sums, strict=True)}
 
 
 def _sum(file: Path) -> int:

@@ -216,11 +216,16 @@ VERBS = [
     "operators",
     "evaluate",
     "aggregate",
+    "tune",
+    "suite",
+    "analyze",
+    "anchors",
 ]
 NESTED = [
     "splits build",
     "splits verify",
-    *(f"nano {n}" for n in ["train", "verify", "compare", "study"]),
+    "probe build",
+    *(f"nano {n}" for n in ["train", "verify"]),
 ]
 
 
@@ -235,7 +240,7 @@ def test_the_first_page_names_every_command_whole_and_every_exit_code() -> None:
     text = sigmerge("-h").out
     assert text == sigmerge("--help").out
     listed = text.partition("Commands:\n")[2].partition("\n\n")[0]
-    assert [line.split()[0] for line in listed.splitlines()] == [*VERBS, "nano", "splits"]
+    assert [line.split()[0] for line in listed.splitlines()] == [*VERBS, "nano", "splits", "probe"]
     assert "..." not in listed
     codes = {error.exit_code for error in _kinds(SigmergeError)}
     assert all(f"\n    {code}  " in text for code in {0, 130, *codes})

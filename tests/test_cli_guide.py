@@ -31,11 +31,12 @@ def listed(*group: str) -> set[str]:
 
 def test_every_command_is_in_the_table() -> None:
     rows = "\n".join(line for line in GUIDE.splitlines() if line.startswith("| `sigmerge "))
-    for name in listed() - {"splits", "nano"}:
+    for name in listed() - {"splits", "nano", "probe"}:
         assert f"| `sigmerge {name}" in rows, name
     for name in listed("nano"):
         assert f"| `sigmerge nano {name}" in rows, name
     assert listed("splits") == {"build", "verify"} and "splits build\\|verify" in rows
+    assert listed("probe") == {"build"} and "| `sigmerge probe build" in rows
 
 
 def test_every_option_that_it_names_exists() -> None:
@@ -45,6 +46,7 @@ def test_every_option_that_it_names_exists() -> None:
             *listed(),
             "splits build",
             "splits verify",
+            "probe build",
             *(f"nano {n}" for n in listed("nano")),
         ]
     )

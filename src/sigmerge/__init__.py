@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sigmerge.api import (
         aggregate,
+        analyze,
+        anchors,
         capture,
         deficits,
         demo,
@@ -23,45 +25,59 @@ if TYPE_CHECKING:
         report,
         run,
         search,
+        suite,
+        tune,
         verify,
     )
+    from sigmerge.operators.plugin import parameter
+    from sigmerge.operators.table import register as operator
     from sigmerge.recipe import load_recipe
 
-_HOMES = {
-    **dict.fromkeys(
-        ("aggregate", "capture", "deficits", "demo", "evaluate", "merge", "profile", "repair",
-         "replay", "report", "run", "search", "verify"),
-        "sigmerge.api",
-    ),
-    "load_recipe": "sigmerge.recipe",
-}  # fmt: skip
+    __version__: str
 
 __all__ = [
     "aggregate",
+    "analyze",
+    "anchors",
     "capture",
     "deficits",
     "demo",
     "evaluate",
     "load_recipe",
     "merge",
+    "operator",
+    "parameter",
     "profile",
     "repair",
     "replay",
     "report",
     "run",
     "search",
+    "suite",
+    "tune",
     "verify",
 ]
 
+_HOMES = {
+    **dict.fromkeys(__all__, "sigmerge.api"),
+    "load_recipe": "sigmerge.recipe",
+    "parameter": "sigmerge.operators.plugin",
+    "operator": "sigmerge.operators.table:register",
+}
+"""Name -> module, or module:attribute where the attribute has another name there."""
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
 
-        return version("sigmerge")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sigmerge' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:  # else every misspelt name would have a type
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("sigmerge")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'sigmerge' has no attribute {name!r}")
+        module, _, attribute = _HOMES[name].partition(":")
+        return getattr(import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:

@@ -21,9 +21,12 @@ from sigmerge.recipe import Recipe, load_recipe
 if TYPE_CHECKING:
     from sigmerge.checkpoints.verify import Report
     from sigmerge.evaluation.run import Result
+    from sigmerge.experiments.analyze import Analyzed
+    from sigmerge.experiments.anchors import Ranked
+    from sigmerge.experiments.runner import SuiteResult
     from sigmerge.jobs.scores import Score
     from sigmerge.merge3.scoring import CandidateScorer
-    from sigmerge.records import SearchRecord
+    from sigmerge.records import SearchRecord, TuneRecord
     from sigmerge.results import Captured, Deficits, DemoResult, Merged, Profile, RunResult
 
 RecipeLike = Recipe | str | PathLike[str] | Mapping[str, Any]
@@ -147,6 +150,41 @@ def search(
     )
 
 
+def tune(
+    recipe: RecipeLike,
+    out: PathName,
+    *,
+    calls: int | None = None,
+    anchors: Sequence[str] | None = None,
+    method: Literal["guided", "random", "merge3", "adamerging"] | None = None,
+    objective: Literal["mean", "worst", "weighted"] | None = None,
+    weights: Mapping[str, float] | None = None,
+    floors: Mapping[str, float] | None = None,
+    score: Score | None = None,
+    scorer: CandidateScorer | None = None,
+    **how: Unpack[Keywords],
+) -> TuneRecord:
+    """Find the strongest merge of a pool within a number of evaluation calls, and store it.
+
+    `recipe` may be a folder with reference/ and the experts. The keywords go before the recipe's
+    tune: section; `score` (a callable from a checkpoint folder to {domain: fraction}) or `scorer`
+    (one that answers items) replaces its source of scores.
+    """
+    from sigmerge.jobs.tune import TuneJob, pool_recipe
+    from sigmerge.recipe import TuneSection
+
+    folder = isinstance(recipe, str | PathLike) and Path(recipe).is_dir()
+    loaded = pool_recipe(Path(recipe)) if folder else _recipe(recipe)  # type: ignore[arg-type]
+    settings = (loaded.tune or TuneSection()).changed(
+        calls=calls, anchors=list(anchors) if anchors is not None else None, method=method,
+        objective=objective, weights=dict(weights) if weights is not None else None,
+        floors=dict(floors) if floors is not None else None,
+    )  # fmt: skip
+    return _with_progress(
+        how, lambda o: TuneJob(loaded, Path(out), o, settings, score, scorer).run()
+    )
+
+
 def demo(out: PathName = "demo-out", **how: Unpack[Keywords]) -> DemoResult:
     """Merge and repair the embedded pool with every anchor; the rows of the paired table."""
     from sigmerge.jobs.demo import DemoJob
@@ -211,6 +249,45 @@ def aggregate(
     return put_together([Path(file) for file in files], named)
 
 
+def suite(
+    source: PathName | Mapping[str, Any],
+    out: PathName,
+    *,
+    pools: Sequence[PathName] = (),
+    **how: Unpack[Keywords],
+) -> SuiteResult:
+    """Run pools × anchors × settings of a suite into one store, and go on where it stopped.
+
+    `pools` are folders that take the place of the suite's own.
+    """
+    from sigmerge.experiments.runner import SuiteJob
+    from sigmerge.experiments.suite import load_suite
+
+    loaded = load_suite(_source(source), [Path(pool) for pool in pools])
+    return _with_progress(how, lambda o: SuiteJob(loaded, Path(out), o).run())
+
+
+def analyze(
+    store: PathName,
+    out: PathName | None = None,
+    *,
+    split: str = "evaluation",
+    title: str = "The experiment",
+) -> Analyzed:
+    """Write statistics, tables and figures of a store; say which of the paper's statements hold."""
+    from sigmerge.experiments.analyze import AnalyzeJob
+
+    return AnalyzeJob(Path(store), _path(out), split, title).run()
+
+
+def anchors(source: PathName, *, pools: Sequence[PathName] = (), **how: Unpack[Keywords]) -> Ranked:
+    """Rank the anchors of a suite, or the paper's seven on a recipe's pool, before any repair."""
+    from sigmerge.experiments.anchors import AnchorsJob, suite_of
+
+    chosen = suite_of(str(source), tuple(Path(pool) for pool in pools))
+    return _with_progress(how, lambda o: AnchorsJob(chosen, o).run())
+
+
 def report(folder: PathName) -> Path:
     """Write the page of a finished run again, from its records."""
     from sigmerge.jobs.report import write_report
@@ -229,6 +306,10 @@ def _recipe(recipe: RecipeLike) -> Recipe:
     if isinstance(recipe, Recipe | Mapping):
         return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     return load_recipe(Path(recipe))
+
+
+def _source(source: PathName | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    return source if isinstance(source, Mapping) else str(source)
 
 
 def _path(name: PathName | None) -> Path | None:

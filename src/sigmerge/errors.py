@@ -1,4 +1,4 @@
-"""What can go wrong, said in one place: what, where, what to do."""
+"""The errors of sigmerge. A message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SigmergeError(Exception):
 
 
 class RecipeError(SigmergeError):
-    """The recipe does not say something that can be run."""
+    """The recipe is wrong or incomplete."""
 
     exit_code = 2
 
@@ -49,7 +49,3 @@ class MissingExtra(SigmergeError):
             f"{purpose} needs {library}, which is not installed. "
             f"Install it with: pip install 'sigmerge[{extra}]'"
         )
-
-
-class SigmergeWarning(UserWarning):
-    """Something the user should know; the run goes on."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
+
+from markupsafe import escape
 
 from sigmerge.words import size
 
@@ -17,7 +20,9 @@ def shown(given: Progress | None = None) -> Iterator[Progress]:
     """The given callable; else a bar where it can be shown; else a callable that does nothing."""
     if given is not None:
         yield given
-    elif sys.stderr.isatty() or _in_notebook():
+    elif _in_notebook():
+        yield _NotebookBar()
+    elif sys.stderr.isatty():
         with _bar() as update:
             yield update
     else:
@@ -43,14 +48,46 @@ def _bar() -> Iterator[Progress]:
         TextColumn("{task.fields[amount]}"),
         TimeRemainingColumn(),
     )
-    console = None if _in_notebook() else Console(stderr=True)
-    with Bars(*columns, console=console) as bars:
+    with Bars(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, Any] = {}
 
         def update(stage: str, done: int, total: int) -> None:
-            amount = f"{done}/{total}" if total < 10**5 else f"{size(done)} of {size(total)}"
+            amount = _amount(done, total)
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total, amount=amount)
             bars.update(tasks[stage], completed=done, total=total, amount=amount)
 
         yield update
+
+
+def _amount(done: int, total: int) -> str:
+    """Counts as counts, bytes as bytes; no stage counts a hundred thousand things."""
+    return f"{done}/{total}" if total < 10**5 else f"{size(done)} of {size(total)}"
+
+
+class _NotebookBar:
+    """One output of a cell with a bar for each stage, redrawn ten times a second at most."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, tuple[int, int]] = {}
+        self._handle: Any = None
+        self._drawn = 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self._stages[stage] = done, total
+        if done < total and monotonic() - self._drawn < 0.1:
+            return
+        from IPython.display import HTML, display
+
+        if self._handle is None:
+            self._handle = display(HTML(self._html()), display_id=True)
+        else:
+            self._handle.update(HTML(self._html()))
+        self._drawn = monotonic()
+
+    def _html(self) -> str:
+        return "".join(
+            f"<div><progress value='{done}' max='{max(total, 1)}' style='width: 16em'></progress> "
+            f"{escape(stage)}: {_amount(done, total)}</div>"
+            for stage, (done, total) in self._stages.items()
+        )

@@ -4,6 +4,7 @@
     provenance.json   Provenance: which files were read and written, and what that took
     run.json          RunRecord: a whole run with its scores
     search.json       SearchRecord: a search and its winner
+    tune.json         TuneRecord: a tuning, every call of it, and its winner
 
 A file without `schema` was written before records were versioned; it is read as schema 1.
 """
@@ -99,18 +100,20 @@ class Plan(Record):
     """What a merge was made of. A dense merge has this; a repair has more."""
 
     operator: str
+    revision: str | None = None
+    """Digest of the function behind an operator of the user's own."""
     preset: str | None = None
     seed: int
     reference: Member | None = None
     experts: Mapping[str, Member] = {}
     settings: Mapping[str, Any] = {}
     capture: Mapping[str, Any] | None = None
-    tensors: Mapping[str, Any] | None = None
+    tensors: Mapping[str, Any] = {}
     warnings: tuple[str, ...] = ()
 
 
 class RepairPlan(Plan, Round):
-    """Everything that decides the bytes of a repair (design: Output folder)."""
+    """Everything that decides the bytes of a repair."""
 
     anchor: Member
     domains: tuple[str, ...] = ()
@@ -217,6 +220,81 @@ class SearchRecord(Record):
     peak_memory_bytes: int
 
 
+class TunedRepair(Part):
+    """A repair that was tried: form, scale, capacity of every layer and shares by domain."""
+
+    update: Literal["add", "replace"]
+    scale: float
+    capacity: tuple[float, ...]
+    shares: Scores
+
+
+class TuneCall(Part):
+    """One evaluation call of a tuning: the candidate and what it scored on the calibration items.
+
+    `value` is the objective, `below` what its floors miss in total, `error` the standard error of
+    the difference to the best call before it.
+    """
+
+    call: int
+    anchor: str
+    weights: Mapping[str, float]
+    repair: TunedRepair | None = None
+    scores: Scores
+    value: float
+    below: float = 0.0
+    error: float = 0.0
+    best: float
+    """The best value so far, this call included."""
+
+
+class Interval(Part):
+    """A difference of two means over the same items with its paired bootstrap interval."""
+
+    difference: float
+    low: float
+    high: float
+    level: float = 0.95
+    resamples: int
+    items: int
+
+
+class TunedScores(Part):
+    """Domain scores of the plain anchor, the tuned merge and every expert on its own domain."""
+
+    plain: Scores
+    tuned: Scores
+    gain: Interval | None = None
+
+
+class TuneRecord(Record):
+    """A tuning: what it was given, every call, and the winner."""
+
+    out: str
+    winner: str
+    settings: Mapping[str, Any]
+    anchors: tuple[str, ...]
+    experts: Mapping[str, Scores]
+    calls: tuple[TuneCall, ...]
+    expert_runs: int
+    items_per_call: Mapping[str, int]
+    stopped: str
+    plain: int
+    """The call of the best plain anchor."""
+    chosen: int
+    """The call of the winner."""
+    calibration: TunedScores
+    evaluation: TunedScores | None = None
+    replayed: int
+    warnings: tuple[str, ...] = ()
+    wall_seconds: float
+    peak_memory_bytes: int
+
+    @property
+    def best(self) -> TuneCall:
+        return self.calls[self.chosen]
+
+
 def read(kind: type[Kind], file: Path, error: type[SigmergeError] = SigmergeError) -> Kind:
     """A record from its file; an error names the keys that cannot be used."""
     return _validated(kind, read_json_object(file, _name(kind), error), file, error)
@@ -253,5 +331,6 @@ def _name(kind: type[Record]) -> str:
         Provenance: "a provenance record",
         RunRecord: "the record of a run",
         SearchRecord: "the record of a search",
+        TuneRecord: "the record of a tuning",
     }
     return names[kind]

@@ -143,7 +143,7 @@ class Experiment:
             )
 
         yield self.record("anchor", pool, name, level, seed=seed, **base)
-        cost = Cost(3.0, 2160.0, 5, 5, 500, 100, 0)
+        cost = Cost(3.0, 2160.0, 5, 5, 500, 100, 0, 30, 3000)
         yield repair("default", "default", 1.0, cost=cost)
         for k in (1, 2):
             moved = {d: s + rng.uniform(0, 0.1) for d, s in share.items()}

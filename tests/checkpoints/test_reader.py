@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sigmerge.checkpoints import reader
@@ -41,3 +42,26 @@ def test_all_bytes_of_a_tensor_are_asked_for(
     assert done.wait(20)
     ends = [tensor.begin, *(begin + length for begin, length in asked)]
     assert [begin for begin, _ in asked] == ends[:-1] and len(asked) > 1
+
+
+def test_a_closed_reader_leaves_no_thread(tmp_path: Path) -> None:
+    folder = make_pool(tmp_path / "pool").reference
+    tensors = read_header(folder / "model.safetensors").values()
+    before = threading.active_count()
+    for _ in range(5):
+        with reader.Reader() as some:
+            for tensor in tensors:
+                some.prefetch(tensor)
+            values = some.raw(next(iter(tensors)))
+            assert threading.active_count() <= before + 1
+    assert threading.active_count() == before
+    assert np.isfinite(values).all()  # what was handed out stays readable
+
+
+def test_released_pages_are_read_again(tmp_path: Path) -> None:
+    folder = make_pool(tmp_path / "pool").reference
+    with reader.Reader() as some:
+        for tensor in read_header(folder / "model.safetensors").values():
+            values = some.raw(tensor).copy()
+            some.release(tensor, 0, tensor.size)
+            assert np.array_equal(some.raw(tensor), values)

@@ -16,7 +16,9 @@ import torch
 import sigmerge
 from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.engine import stream
-from sigmerge.engine.stream import Stream, Workers
+from sigmerge.engine.beside import beside
+from sigmerge.engine.stream import Stream
+from sigmerge.engine.workers import Workers
 from tests.operators.driver import MemorySource, run
 from tests.pools import (
     DTYPES,
@@ -57,7 +59,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors of some hundred entries span many tiles and chunks."""
     monkeypatch.setattr(stream, "TILE", 48)
     monkeypatch.setattr(stream, "CHUNK", 144)
-    monkeypatch.setattr(stream, "SUM", 80)
     monkeypatch.setattr(stream, "_local", threading.local())
     monkeypatch.setattr("sigmerge.jobs.dense.TILE", 48)
     yield
@@ -209,3 +210,63 @@ def test_each_next_block_is_read_ahead() -> None:
         assert asked[2:] == [["d"]]
         assert list(passes) == blocks[2:]
         assert len(asked) == 3
+
+
+def test_thirty_merges_leave_no_thread(pool: PoolOnDisk, tmp_path: Path) -> None:
+    merged(pool, "linear", tmp_path / "first", threads=2)
+    before = threading.active_count()
+    for i in range(30):
+        merged(pool, "linear", tmp_path / str(i), threads=2)
+    assert threading.active_count() == before
+
+
+def test_small_tensors_are_one_item_of_work() -> None:
+    class Sized:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+    sizes = [stream.CHUNK, 5, 7, stream.CHUNK - 12, 1, stream.CHUNK, 2]
+    chunks: Any = [Sized(size) for size in sizes]
+    found = [[chunk.size for chunk in batch] for batch in stream.batches(chunks)]
+    assert found == [sizes[:1], sizes[1:4], sizes[4:5], sizes[5:6], sizes[6:]]
+
+
+def test_overlapping_work_keeps_order_and_is_given_up_on_error() -> None:
+    with Workers(3) as workers:
+        done = workers.overlap(lambda item: sum(workers.map(abs, range(-item, 0))), range(6))
+        assert list(done) == [0, 1, 3, 6, 10, 15]
+
+    seen: list[int] = []
+
+    def fail(item: int) -> None:
+        def step(number: int) -> None:
+            if item == 0 and number == 3:
+                raise RuntimeError("item 0")
+            time.sleep(0.001)
+            seen.append(item)
+
+        list(workers.map(step, range(10_000)))
+
+    with Workers(2) as workers, pytest.raises(RuntimeError, match="item 0"):
+        list(workers.overlap(fail, range(4)))
+    assert seen.count(1) < 10_000
+
+
+def test_work_beside_ends_with_the_body() -> None:
+    def count(step: Any) -> int:
+        for _ in range(3):
+            step(1)
+        return 3
+
+    with beside(count) as wait:
+        assert wait() == 3
+    steps = itertools.count()
+
+    def forever(step: Any) -> None:
+        while True:
+            next(steps)
+            step(1)
+
+    with pytest.raises(RuntimeError, match="body"), beside(forever):
+        raise RuntimeError("body")
+    assert next(steps) > 0

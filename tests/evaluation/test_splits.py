@@ -244,3 +244,22 @@ def test_a_damaged_split_file_is_told(tmp_path: Path, place: tuple[str, ...], wo
 def test_verify_says_what_fails(tmp_path: Path):
     with pytest.raises(ScoreError, match="no such split file"):
         verb.verify("mergebench", tmp_path / "none.json")
+
+
+def test_another_seed_divides_all_records_anew_and_verifies(tmp_path: Path):
+    """Also those of a source that brings its own splits: the nano pool's."""
+    suite, data = load_suite("nano"), Data()
+    verb.build("nano", tmp_path / "own.json")
+    verb.build("nano", tmp_path / "zero.json", seed=0)
+    verb.build("nano", tmp_path / "one.json", seed=1)
+    own, zero, one = (splits.read(tmp_path / f"{n}.json") for n in ("own", "zero", "one"))
+    for content in (own, zero, one):
+        assert splits.verify(content, suite, data) == []
+    calibration = [set(c["benchmarks"]["nano_math"]["calibration"]) for c in (own, zero, one)]
+    assert len({frozenset(ids) for ids in calibration}) == 3
+    records = own["benchmarks"]["nano_math"]["records"]
+    assert [len(ids) for ids in calibration[1:]] == [records // splits.SHARE] * 2
+    one["seed"] = 2
+    assert any(
+        "not the one that the seed gives" in text for text in splits.verify(one, suite, data)
+    )

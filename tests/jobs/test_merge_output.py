@@ -186,7 +186,8 @@ def test_records_are_true(tmp_path: Path) -> None:
     assert {**provenance, "out": str(out), "plan": plan} == result.as_json()
     files = {Path(entry["file"]): entry for entry in provenance["inputs"]}
     weights = {f for m in pool.root.iterdir() if m.is_dir() for f in m.glob("*.safetensors")}
-    assert set(files) == weights and len(weights) == 6
+    beside = {f for m in pool.root.iterdir() if m.is_dir() for f in m.glob("*.json")}
+    assert set(files) == weights | beside and len(weights) == 6
     for file, entry in files.items():
         assert entry["size"] == file.stat().st_size
         assert entry["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()

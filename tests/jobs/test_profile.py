@@ -12,6 +12,8 @@ import pytest
 import sigmerge
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.profile import ProfileJob
 from sigmerge.probing import hidden
 from tests.oracles import oracle_conflict
 from tests.pools import PoolOnDisk, make_pool, read_weights
@@ -135,3 +137,42 @@ def test_wrong_probe_files_and_pools_are_named(pool: PoolOnDisk, tmp_path: Path)
     del soup["base_model"]
     with pytest.raises(PoolError, match="base_model is missing"):
         sigmerge.profile(soup)
+
+
+def _permuted(folder: Path) -> tuple[str, str]:
+    """Exchange the ids of two tokens in a folder's tokenizer."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    words = content["model"]["vocab"]
+    first, second = sorted(words, key=words.__getitem__)[6:8]
+    words[first], words[second] = words[second], words[first]
+    file.write_text(json.dumps(content))
+    return first, second
+
+
+def test_an_expert_with_another_vocabulary_is_refused_by_its_first_difference(
+    tmp_path: Path,
+) -> None:
+    pool = make_pool(tmp_path / "pool", layers=2, tokenizer=True)
+    (pool.root / "probe.jsonl").write_text(json.dumps({"prompt": "w5 w6 w7"}))
+    name, folder = next(iter(pool.experts.items()))
+    first, _ = _permuted(folder)
+    file = pool.write(recipe(pool, probe="probe.jsonl"))
+    with pytest.raises(PoolError, match=f"{name}: 2 tokens differ .* the first is '{first}'"):
+        sigmerge.profile(file)
+    with pytest.raises(PoolError, match="the first is"):
+        ProfileJob(sigmerge.load_recipe(file), Options()).describe()
+
+
+def test_all_experts_read_the_probe_through_the_references_tokenizer(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", layers=2, tokenizer=True)
+    lines = [json.dumps({"prompt": f"w{i} w{i + 1}"}) for i in range(3, 9)]
+    (pool.root / "probe.jsonl").write_text("\n".join(lines))
+    file = pool.write(recipe(pool, probe="probe.jsonl"))
+    whole = sigmerge.profile(file)
+    for kept in (tmp_path / "pool/.sigmerge").glob("gram-*"):
+        kept.unlink()
+    for folder in pool.experts.values():
+        for part in folder.glob("tokenizer*"):
+            part.unlink()
+    assert sigmerge.profile(file) == whole

@@ -159,8 +159,8 @@ import os, signal, sys
 import sigmerge
 from sigmerge.checkpoints.writer import Output
 finish = Output.finish
-def finish_and_die(self, block, record=None):
-    finish(self, block, record)
+def finish_and_die(self, block, *more):
+    finish(self, block, *more)
     if block == "layer 1":
         os.kill(os.getpid(), signal.SIGKILL)
 Output.finish = finish_and_die

@@ -16,9 +16,6 @@ from sigmerge.cli.app import app
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import nano_scores
-from sigmerge.experiments.grid import Setting, read_cells, run_grid
-from sigmerge.experiments.studies import study
-from sigmerge.experiments.summary import gains, markdown
 from sigmerge.jobs import demo as demo_module
 from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.options import Options
@@ -30,7 +27,7 @@ from tests.pools import weight_bytes
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("mini") / "pool", size="mini")
+    return train(tmp_path_factory.mktemp("mini") / "pool", size="mini", measure=nano_scores)
 
 
 def recipe(pool: Path, **repair: Any) -> dict[str, Any]:
@@ -219,36 +216,6 @@ def test_a_dry_run_of_a_searched_merge(pool: Path, tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["merge", str(file), str(tmp_path / "out"), "--dry-run"])
     assert "8 calls = 4 × 2, 25 items each" in ran.output and "candidates at a time" in ran.output
     assert not (tmp_path / "out").exists()
-
-
-def test_a_grid_fills_its_store_once(pool: Path, tmp_path: Path) -> None:
-    settings = [(Setting("default", {}), 0), (Setting("mask", {"variant": "random_mask"}), 1)]
-    store = tmp_path / "cells.jsonl"
-
-    def made(anchor: str) -> dict[str, Any]:
-        return {**recipe(pool), "merge_method": anchor}
-
-    cells = run_grid({"mini": made}, ["linear", "ties"], settings, store, Options())
-    assert [cell.key for cell in cells] == [
-        ("mini", anchor, setting.name, seed)
-        for anchor in ("linear", "ties")
-        for setting, seed in settings
-    ]
-    lines = store.read_text().splitlines()
-    store.write_text("\n".join(lines[:3]) + "\n")
-    again = run_grid({"mini": made}, ["linear", "ties"], settings, store, Options())
-    assert again == cells
-    assert store.read_text().splitlines() == lines
-    assert gains(cells)["mini", "linear"] == pytest.approx(100 * cells[0].gain)
-    table = markdown(cells)
-    better = sum(cell.gain > 0 for cell in cells if cell.setting == "default")
-    assert f"improves {better} of 2 pairs" in table
-    assert read_cells(tmp_path / "nothing") == []
-
-
-def test_a_study_wants_nano_pools(tmp_path: Path) -> None:
-    with pytest.raises(sigmerge.errors.PoolError, match="no nano pool"):
-        study([tmp_path], ["linear"], tmp_path / "out", 1, Options())
 
 
 def test_the_demo_on_the_shipped_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
-from sigmerge.kernels import claim, select
+from sigmerge.kernels import claim, philox, select
+from sigmerge.kernels.stored import F32, address_of, members
 
-SIZES = [1, 2, 63, 64, 65, 1000, claim.STRIP + 1, 3 * claim.STRIP - 1]
+SIZES = [1, 2, 63, 64, 65, 1000, select.STRIP + 1, 3 * select.STRIP - 1]
 
 
 def tile(size: int, seed: int = 0) -> np.ndarray:
@@ -21,9 +22,40 @@ def owners(size: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).choice(codes, size)
 
 
-def zeros(score: np.ndarray) -> np.ndarray:
-    """A reference that leaves the expert's values as the task vector."""
-    return np.zeros_like(score)
+class OneTile:
+    """A block of one tile whose task vector is `score`; it keeps alive what its table points to."""
+
+    def __init__(self, score: np.ndarray, key: tuple[int, int, int] = (0, 0, 0)) -> None:
+        self.rows = [score, np.zeros_like(score)]
+        (expert, reference), (kind, base) = members(self.rows)
+        self.edges = np.array([0, score.size])
+        self.table = claim.Table(
+            self.edges,
+            np.array([expert]),
+            np.array([kind]),
+            np.array([reference]),
+            np.array([base]),
+            np.array(key, np.int64),
+        )
+
+    def mark(self, owner: np.ndarray, threshold: int) -> tuple[int, int, float]:
+        counts, mass = np.zeros((1, 2), np.int64), np.zeros(1)
+        assert claim.mark(self.table, owner, 0, 1, threshold, counts, mass) == -1
+        return int(counts[0, 0]), int(counts[0, 1]), float(mass[0])
+
+    def admit(
+        self, anchor: np.ndarray, owner: np.ndarray, form: int, scale: float, below: int = 0
+    ) -> np.ndarray:
+        """θ̂ where domain 1 (or 0, the same expert) may own; draws have the key (3, 4)."""
+        values = np.empty_like(anchor)
+        addresses, kinds = members([self.rows[0], *self.rows, anchor])
+        update = claim.Admission(form, scale, np.array([0, 1]), below, np.array([[3, 4], [3, 4]]))
+        fine, stored = claim.admit(
+            update, self.edges, owner, 0, 1, addresses[:, None].copy(), kinds[:, None].copy(),
+            np.uint64(address_of(values)), F32,
+        )  # fmt: skip
+        assert fine and stored
+        return values
 
 
 def pattern(value: float) -> int:
@@ -33,36 +65,44 @@ def pattern(value: float) -> int:
 @pytest.mark.parametrize("size", SIZES)
 def test_histograms_count_free_coordinates_only(size):
     score, owner = tile(size), owners(size)
+    one = OneTile(score)
     free = score[owner >= claim.ABOVE]
     for high in (0, pattern(2.0**-13) >> select.LOW_BITS):
         counted = np.zeros(select.HIGH_BINS, np.int64), np.zeros(select.LOW_BINS, np.int64)
         expected = np.zeros(select.HIGH_BINS, np.int64), np.zeros(select.LOW_BINS, np.int64)
-        claim.count_high(score, zeros(score), owner, counted[0], 1)
-        claim.count_low(score, zeros(score), owner, counted[1], 1, high)
-        select.count_high(free, expected[0])
-        select.count_low(free, high, expected[1])
+        claim.count_high(one.table, owner, 0, 1, 1, counted[0])
+        claim.count_low(one.table, owner, 0, 1, 1, high, counted[1])
+        bits = np.abs(free).view(np.uint32)
+        np.add.at(expected[0], bits >> select.LOW_BITS, 1)
+        np.add.at(expected[1], bits[bits >> select.LOW_BITS == high] % select.LOW_BINS, 1)
         assert np.array_equal(counted[0], expected[0])
         assert np.array_equal(counted[1], expected[1])
 
 
 def test_a_sample_counts_one_strip_in_so_many():
-    strip = claim.STRIP
+    strip = select.STRIP
     score, owner = tile(7 * strip - 9), owners(7 * strip - 9)
+    one = OneTile(score)
     seen = np.zeros(score.size, bool)
     for first in (0, 3, 6):
         seen[first * strip : (first + 1) * strip] = True
     counted, expected = np.zeros((2, select.HIGH_BINS), np.int64)
-    claim.count_high(score, zeros(score), owner, counted, 3)
-    select.count_high(score[seen & (owner >= claim.ABOVE)], expected)
+    claim.count_high(one.table, owner, 0, 1, 3, counted)
+    bits = np.abs(score[seen & (owner >= claim.ABOVE)]).view(np.uint32)
+    np.add.at(expected, bits >> select.LOW_BITS, 1)
     assert np.array_equal(counted, expected)
 
 
-def test_random_bits_are_taken_as_they_are():
+def test_random_bits_are_ranked_by_flat_index():
     """Also those that as a float32 are not a number."""
-    draws = np.array([0x7FC00001, 0xFFFFFFFF, 0x7F800001, 5, 0], np.uint32)
-    out = np.empty(5, np.float32)
-    assert claim.score(draws.view(np.float32), np.empty(0, np.float32), out)
-    assert out.view(np.uint32).tolist() == draws.tolist()
+    draws = np.empty(5000, np.uint32)
+    philox.fill((7, 8), 0, draws)
+    magnitude = draws & 0x7FFFFFFF
+    assert (magnitude > 0x7F800000).any()
+    owner = np.full(5000, claim.FREE)
+    above, _, _ = OneTile(np.zeros(5000, np.float32), (1, 7, 8)).mark(owner, 0x7F800000)
+    assert np.array_equal(owner == claim.ABOVE, magnitude > 0x7F800000)
+    assert above == np.sum(magnitude > 0x7F800000)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -70,8 +110,7 @@ def test_random_bits_are_taken_as_they_are():
 def test_mark(size, threshold):
     score, owner = tile(size), owners(size)
     before = owner.copy()
-    above, tied, mass, finite = claim.mark(score, zeros(score), owner, pattern(threshold))
-    assert finite
+    above, tied, mass = OneTile(score).mark(owner, pattern(threshold))
     free, magnitude = before >= claim.ABOVE, np.abs(score)
     is_above = free & (magnitude > np.float32(threshold))
     is_tied = free & (magnitude == np.float32(threshold))
@@ -86,7 +125,7 @@ def test_mark(size, threshold):
 def test_mass_is_added_in_lanes():
     """Sixty-four float64 lanes, then lane by lane: the order is part of the result."""
     score = np.random.default_rng(0).lognormal(0, 20, 1000).astype(np.float32)
-    _, _, mass, _ = claim.mark(score, zeros(score), np.full(1000, claim.FREE), 0)
+    _, _, mass = OneTile(score).mark(np.full(1000, claim.FREE), 0)
     padded = np.concatenate([score, np.zeros(24, np.float32)]).reshape(-1, 64).astype(np.float64)
     lanes = np.zeros(64)
     for row in padded:
@@ -101,7 +140,7 @@ def test_mass_is_added_in_lanes():
 def test_settle_admits_the_first_ties(ties):
     a, t, f = claim.ABOVE, claim.TIED, claim.FREE
     owner = np.array([t, 0, a, t, f, t, 1, a, t], np.uint8)
-    claim.settle(owner, 7, ties, 4)
+    claim.settle(np.array([0, 9]), owner, 0, 1, 7, np.array([ties]), np.array([[2, 4]]))
     tied = [7] * ties + [255] * (4 - ties)
     assert owner.tolist() == [tied[0], 0, 7, tied[1], 255, tied[2], 1, 7, tied[3]]
 
@@ -109,10 +148,10 @@ def test_settle_admits_the_first_ties(ties):
 @pytest.mark.parametrize("size", SIZES)
 def test_tally(size):
     delta, owner = tile(size), owners(size)
-    support, mass, finite = claim.tally(delta, zeros(delta), owner, 1)
-    assert finite
-    assert support == np.count_nonzero(delta[owner == 1])
-    assert mass == pytest.approx(np.abs(delta[owner == 1]).astype(np.float64).sum(), rel=1e-15)
+    one, support, mass = OneTile(delta), np.zeros(1, np.int64), np.zeros(1)
+    assert claim.tally(one.table, owner, 0, 1, 1, support, mass) == -1
+    assert support[0] == np.count_nonzero(delta[owner == 1])
+    assert mass[0] == pytest.approx(np.abs(delta[owner == 1]).astype(np.float64).sum(), rel=1e-15)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -120,30 +159,28 @@ def test_add_rounds_product_and_sum_in_float32(size):
     delta, owner = tile(size), owners(size)
     anchor = np.random.default_rng(2).normal(0, 0.02, size).astype(np.float32)
     anchor[0] = -0.0
-    values = anchor.copy()
-    claim.add(values, owner, 1, delta, zeros(delta), 0.6)
-    expected = np.where(owner == 1, anchor + np.float32(0.6) * delta, anchor)
+    values = OneTile(delta).admit(anchor, owner, claim.ADD, 0.6)
+    expected = np.where(owner < 2, anchor + np.float32(0.6) * delta, anchor)
     assert np.array_equal(values.view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_add_sparse(size):
     delta, owner = tile(size), owners(size)
-    draws = np.random.default_rng(3).integers(0, 1 << 32, size, dtype=np.uint32)
-    anchor = np.full(size, 0.25, np.float32)
+    draws = np.empty(size, np.uint32)
+    philox.fill((3, 4), 0, draws)
+    anchor = np.full(size, -0.0, np.float32)
     for below in (0, 1 << 31, 1 << 32):
-        values = anchor.copy()
-        claim.add_sparse(values, owner, 1, delta, zeros(delta), 6.0, draws, below)
-        kept = (owner == 1) & (draws.astype(np.int64) >= below)
-        assert np.array_equal(values, np.where(kept, anchor + np.float32(6) * delta, anchor))
+        values = OneTile(delta).admit(anchor, owner, claim.SPARSE, 6.0, below)
+        kept = (owner < 2) & (draws.astype(np.int64) >= below)
+        expected = np.where(kept, anchor + np.float32(6) * delta, anchor)
+        assert np.array_equal(values.view(np.uint32), expected.view(np.uint32))
 
 
 def test_replace_takes_the_experts_value_at_scale_one():
     anchor, expert = np.full(2, 1.0, np.float32), np.full(2, 1e-9, np.float32)
     owner = np.array([0, claim.FREE], np.uint8)
-    values = anchor.copy()
-    claim.replace(values, owner, 0, expert, 1.0)
+    values = OneTile(expert).admit(anchor, owner, claim.REPLACE, 1.0)
     assert values.tolist() == [expert[0], anchor[1]]
-    values = anchor.copy()
-    claim.replace(values, owner, 0, expert, 0.5)
+    values = OneTile(expert).admit(anchor, owner, claim.REPLACE, 0.5)
     assert values[0] == anchor[0] + np.float32(0.5) * (expert[0] - anchor[0])

@@ -4,6 +4,7 @@ import torch
 
 from sigmerge.kernels import convert
 
+EDGES = np.array([65519.99, 65520, 1e-45, -0.0], np.float32)
 ALL_PATTERNS = np.arange(1 << 16, dtype=np.uint16)
 
 
@@ -68,22 +69,25 @@ def test_narrow_refuses_a_number_that_rounds_to_infinity():
     assert not convert.narrow_bf16(largest, np.empty(1, np.uint16))
 
 
-def test_delta_is_the_float32_difference():
-    rng = np.random.default_rng(1)
-    finite = finite_patterns()
-    expert, reference = rng.choice(finite, 50_000), rng.choice(finite, 50_000)
-    out = np.empty(expert.size, np.float32)
-    assert convert.delta_bf16(expert, reference, out)
+def test_float16_is_numpys():
+    """Every pattern, every halfway case with its neighbours, and random bits."""
+    wide, numpys = np.empty(1 << 16, np.float32), ALL_PATTERNS.view(np.float16).astype(np.float32)
+    assert not convert.widen_f16(ALL_PATTERNS, wide)
+    assert np.array_equal(wide, numpys, equal_nan=True)
+    finite = np.unique(numpys[np.isfinite(numpys)])
+    halfway = ((finite[1:].astype(np.float64) + finite[:-1]) / 2).astype(np.float32)
+    rng = np.random.default_rng(0)
+    some = rng.integers(0, 1 << 32, 200_000, dtype=np.uint32).view(np.float32)
+    sides = [np.nextafter(halfway, np.float32(side)) for side in (-np.inf, np.inf)]
+    values = np.concatenate([some, finite, halfway, *sides, EDGES])
+    values = values[~np.isnan(values)]
+    out = np.empty(values.size, np.uint16)
     with np.errstate(over="ignore"):
-        expected = torch_widen(expert) - torch_widen(reference)
-    assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
-
-
-@pytest.mark.parametrize("pattern", [0x7F80, 0xFF80, 0x7FC0, 0xFFFF])
-def test_delta_refuses_what_is_not_finite(pattern):
-    fine, bad = np.zeros(3, np.uint16), np.array([0, pattern, 0], np.uint16)
-    assert not convert.delta_bf16(fine, bad, np.empty(3, np.float32))
-    assert not convert.delta_bf16(bad, fine, np.empty(3, np.float32))
+        expected = values.astype(np.float16)
+    assert convert.narrow_f16(values, out) == np.isfinite(expected).all()
+    assert np.array_equal(out, expected.view(np.uint16))
+    assert not convert.narrow_f16(np.array([np.nan], np.float32), out[:1])
+    assert np.isnan(out[:1].view(np.float16))
 
 
 @pytest.mark.parametrize("name", ["BF16", "F16", "F32"])

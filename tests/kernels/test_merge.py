@@ -1,54 +1,99 @@
-"""Weighted sums of stored values, against NumPy's float32."""
+"""The compiled merge of a chunk against NumPy's float32, strip by strip and in one go."""
+
+import itertools
 
 import numpy as np
 import pytest
 
-from sigmerge.kernels import convert, merge
+from sigmerge.kernels import merge
+from sigmerge.kernels.stored import CODE, F32, address_of, members
+from tests.kernels.test_stored import KINDS, SIZE, make
 
-SIZE = 1000
-
-
-def stored(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Values as stored, and as float32."""
-    values = np.random.default_rng(seed).normal(0, 0.02, SIZE).astype(np.float32)
-    if kind == "F32":
-        return values, values
-    raw = np.empty(SIZE, np.uint16)
-    assert convert.narrow_bf16(values, raw)
-    return raw, (raw.astype(np.uint32) << 16).view(np.float32)
+WEIGHTS = np.array([0.3, -0.4, 0.9], np.float32)
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-@pytest.mark.parametrize("kind", ["BF16", "F32"])
-def test_sums_round_after_every_operation(kind, fresh):
-    (raw, values), (raw_reference, reference) = stored(kind, 0), stored(kind, 1)
-    before = np.random.default_rng(2).normal(0, 1, SIZE).astype(np.float32)
-    weight = np.float32(0.3)
-
-    out = before.copy()
-    assert merge.add_stored(raw, 0.3, fresh, out)
-    entries = values * weight
-    assert np.array_equal(out, entries if fresh else before + entries)
-
-    out = before.copy()
-    assert merge.add_difference(raw, raw_reference, 0.3, fresh, out)
-    entries = (values - reference) * weight
-    assert np.array_equal(out, entries if fresh else before + entries)
+def merged(formula, rows, *, strip=100, tile=SIZE, start=0):
+    out, norms = np.full(SIZE, np.nan, np.float32), np.zeros(1)
+    where = (start, SIZE, tile, strip, np.uint64(address_of(out)), F32)
+    fine, stored = merge.merge(formula, *members(rows), *where, norms)
+    assert fine and stored
+    return out
 
 
-def test_a_fresh_sum_keeps_the_sign_of_zero():
-    out = np.full(2, np.nan, np.float32)
-    merge.add_stored(np.array([-0.0, 0.0], np.float32), 0.5, True, out)
-    assert np.signbit(out).tolist() == [True, False]
+@pytest.mark.parametrize("kinds", list(itertools.product(KINDS, repeat=2)))
+@pytest.mark.parametrize("vectors", [True, False])
+def test_sums_round_after_every_operation(kinds, vectors):
+    rows = [make(kinds[i % 2], i) for i in range(4)]
+    values = [wide - rows[3][1] if vectors else wide for _, wide in rows[:3]]
+    total = values[0] * WEIGHTS[0]
+    for value, weight in zip(values[1:], WEIGHTS[1:], strict=True):
+        total = total + value * weight
+    total = total / np.float32(0.7) * np.float32(1.1)
+    formula = merge.formula(WEIGHTS, vectors=vectors, divisor=0.7, factor=1.1)
+    stored = [raw for raw, _ in rows]
+    assert np.array_equal(merged(formula, stored[: 3 + vectors]), total)
+    after = (total + rows[3][1] * np.float32(-1.0)) * np.float32(0.5)
+    formula = formula.plus_reference(-1.0).times(0.5)
+    assert formula.reads_reference
+    assert np.array_equal(merged(formula, stored), after)
 
 
-@pytest.mark.parametrize("kind", ["BF16", "F32"])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_told(kind, value):
-    fine, _ = stored(kind, 0)
-    bad = fine.copy()
-    bad[7] = (np.float32(value).view(np.uint32) >> 16) if kind == "BF16" else value
-    out = np.zeros(SIZE, np.float32)
-    assert not merge.add_stored(bad, 1.0, True, out)
-    assert not merge.add_difference(bad, fine, 1.0, True, out)
-    assert not merge.add_difference(fine, bad, 1.0, True, out)
+def test_a_sum_keeps_the_sign_of_zero():
+    row = np.where(np.arange(SIZE) % 2, np.float32(-0.0), np.float32(0.0))
+    out = merged(merge.formula(WEIGHTS[:1], vectors=False), [row])
+    assert np.array_equal(np.signbit(out), np.signbit(row))
+
+
+@pytest.mark.parametrize("ties", [0, 1, 5, 40, 10**6, merge.ANY_TIES])
+def test_trimming_keeps_the_first_ties(ties):
+    row = (np.random.default_rng(0).integers(-4, 5, SIZE) * 0.5).astype(np.float32)
+    cut = int(np.float32(1.0).view(np.uint32))
+    formula = merge.formula(np.ones(1, np.float32), vectors=False, cuts=np.array([[cut, ties]]))
+    tied = np.abs(row) == 1
+    kept = (np.abs(row) > 1) | (tied & (np.cumsum(tied) <= ties))
+    assert np.array_equal(merged(formula, [row]), np.where(kept, row, np.float32(0)))
+
+
+def test_nothing_and_everything_can_be_kept():
+    row = make("F32", 0)[0]
+    for cut, kept in (((0x7FFFFFFF, 0), 0), ((merge.ALL, merge.ANY_TIES), 1)):
+        formula = merge.formula(np.ones(1, np.float32), vectors=False, cuts=np.array([cut]))
+        assert np.array_equal(merged(formula, [row]), row * np.float32(kept))
+
+
+@pytest.mark.parametrize("case", ["draws", "groups"])
+def test_strips_leave_no_trace(case):
+    rows = [make("BF16", i)[0] for i in range(4)]
+    thin = {"draws": np.array([[1, 2, 1 << 31]] * 3)} if case == "draws" else {"groups": (1, 4, 0)}
+    formula = merge.formula(WEIGHTS, combine=merge.DISJOINT, normalize=True, **thin)
+    whole = merged(formula, rows, strip=SIZE, start=4096)
+    assert np.array_equal(merged(formula, rows, strip=100, start=4096), whole)
+    assert np.array_equal(merged(formula, rows, strip=100, tile=300, start=4096), whole)
+
+
+@pytest.mark.parametrize("strip", [24, 64, 1000])
+def test_a_norm_is_added_in_lanes_whatever_the_strips(strip):
+    row = np.random.default_rng(0).lognormal(0, 20, SIZE).astype(np.float32)
+    formula, norms = merge.formula(np.ones(1, np.float32), vectors=False), np.zeros(1)
+    where = (0, SIZE, 600, strip, np.uint64(0), merge.NORM)
+    merge.merge(formula, *members([row]), *where, norms)
+    total = 0.0
+    for tile in (row[:600], row[600:]):
+        lanes = np.zeros(64)
+        for i, value in enumerate(tile.astype(np.float64)):
+            lanes[i % 64] += abs(value)
+        tile_total = 0.0
+        for lane in lanes:
+            tile_total += float(lane)
+        total += tile_total
+    assert norms[0] == total
+
+
+@pytest.mark.parametrize("member", range(4))
+def test_what_is_not_finite_is_reported(member):
+    rows = [make("F32", i)[0] for i in range(4)]
+    rows[member][SIZE - 1] = np.nan
+    out = np.empty(SIZE, np.float32)
+    where = (0, SIZE, SIZE, 100, np.uint64(address_of(out)), CODE[out.dtype])
+    fine, _ = merge.merge(merge.formula(WEIGHTS), *members(rows), *where, np.zeros(1))
+    assert not fine

@@ -1,23 +1,39 @@
+"""Histograms of |Δ| against a sort, for members of any stored type."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmerge.kernels import select
+from sigmerge.kernels.stored import members
 
 NASTY = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.0, -1.0, 1.0000001, 2.0**-13, -(2.0**-13), 3e38]
 
 
-def cut_of(tiles: list[np.ndarray], k: int) -> select.Cut:
-    high = np.zeros(select.HIGH_BINS, np.int64)
+ZEROS = np.zeros(1 << 20, np.float32)
+
+
+def table(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Members of a kernel: one expert whose task vector is `values`, and a reference of zeros."""
+    return (*members([values, ZEROS[: values.size]]), 0, values.size)
+
+
+def high_of(tiles: list[np.ndarray], every: int = 1) -> np.ndarray:
+    counts = np.zeros((1, select.HIGH_BINS), np.uint32)
     for tile in tiles:
-        select.count_high(tile, high)
-    upper, rank = select.bin_of_rank(high, k)
-    low = np.zeros(select.LOW_BINS, np.int64)
+        assert select.count_high(*table(tile), np.array([0]), every, counts)
+    return counts[0]
+
+
+def inside_of(tiles: list[np.ndarray], first: int, last: int) -> tuple[np.ndarray, np.ndarray, int]:
+    counts = np.zeros((1, 2 * select.LOW_BINS), np.uint32)
+    left_out, above = np.zeros(counts.shape, np.uint16), np.zeros(1, np.int64)
+    ranges = np.array([select.range_of(first, last)])
     for tile in tiles:
-        select.count_low(tile, upper, low)
-    lower, ties = select.bin_of_rank(low, rank)
-    return select.Cut(select.threshold_of(upper, lower), ties)
+        arguments = (np.array([0]), ranges, counts, left_out, above)
+        assert select.count_inside(*table(tile), *arguments)
+    return counts[0], left_out[0], int(above[0])
 
 
 @settings(max_examples=200, deadline=None)
@@ -33,19 +49,54 @@ def test_cut_is_that_of_a_sort(values, data):
     array = np.array(values, np.float32)
     k = data.draw(st.integers(1, array.size))
     split = data.draw(st.integers(0, array.size))
-    cut = cut_of([array[:split], array[split:]], k)
+    tiles = [array[:split], array[split:]]
+    upper, _ = select.bin_of_rank(high_of(tiles), k)
+    counts, _, above = inside_of(tiles, upper, upper)
+    lower, ties = select.bin_of_rank(counts, k - above)
     magnitude = np.sort(np.abs(array.astype(np.float64)))[::-1]
-    threshold = np.uint32(cut.threshold).view(np.float32)
+    threshold = np.uint32(select.threshold_of(upper, lower)).view(np.float32)
     assert threshold == magnitude[k - 1]
-    assert cut.ties == k - int(np.sum(magnitude > magnitude[k - 1]))
+    assert ties == k - int(np.sum(magnitude > magnitude[k - 1]))
+    assert counts[lower] == int(np.sum(magnitude == magnitude[k - 1]))
 
 
-@pytest.mark.parametrize("k", [1, 1000, 30_000, 65_536])
-def test_a_tile_with_massive_ties(k):
-    rng = np.random.default_rng(0)
-    values = (rng.integers(-6, 7, 1 << 16) * 2.0**-13).astype(np.float32)
-    cut = cut_of([values], k)
-    magnitude = np.abs(values)
-    threshold = np.uint32(cut.threshold).view(np.float32)
-    assert np.sum(magnitude > threshold) + cut.ties == k
-    assert 1 <= cut.ties <= np.sum(magnitude == threshold)
+def test_a_wide_range_counts_without_the_last_bits_and_says_which():
+    first = 29760
+    patterns = (first << select.LOW_BITS) + np.array([0, 32, 32, 37, 64, 64 + 31, (1 << 20) + 5])
+    values = np.array([*patterns, (first + 40) << select.LOW_BITS, 1], np.uint32).view(np.float32)
+    _, _, shift = select.range_of(first, first + 33)
+    assert shift == 5
+    counts, left_out, above = inside_of([values], first, first + 33)
+    assert above == 1
+    assert {int(i): int(counts[i]) for i in np.flatnonzero(counts)} == {
+        0: 1,
+        1: 3,
+        2: 2,
+        1 << 15: 1,
+    }
+    same = {int(i): not (left_out[i] & 255) & (left_out[i] >> 8) for i in np.flatnonzero(counts)}
+    assert same == {0: True, 1: False, 2: False, 1 << 15: True}
+    assert left_out[1 << 15] & 255 == 5
+
+
+def test_a_sample_looks_at_one_strip_in_so_many():
+    values = np.random.default_rng(0).normal(0, 1, 7 * select.STRIP - 9).astype(np.float32)
+    strips = [values[i * select.STRIP : (i + 1) * select.STRIP] for i in (0, 3, 6)]
+    assert np.array_equal(high_of([values], every=3), high_of(strips))
+
+
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.999])
+def test_the_bins_around_a_rank_hold_it(share):
+    rng = np.random.default_rng(1)
+    values = rng.normal(0, 1, 200 * select.STRIP).astype(np.float32)
+    first, last = select.bins_around(high_of([values], every=select.SAMPLE), share)
+    exact, _ = select.bin_of_rank(high_of([values]), int(share * values.size))
+    assert first <= exact <= last
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_what_is_not_finite_is_reported(bad):
+    rows = [np.ones(5000, np.float32), np.ones(5000, np.float32)]
+    rows[bad][4999] = np.inf
+    counts = np.zeros((1, select.HIGH_BINS), np.uint32)
+    assert not select.count_high(*members(rows), 0, 5000, np.array([0]), 1, counts)

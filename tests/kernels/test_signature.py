@@ -3,16 +3,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmerge.kernels.signature import add_signature
+from sigmerge.kernels import signature as kernels
+from sigmerge.kernels.stored import members
 from tests.oracles import oracle_conflict
 
 LANES = 64
 
 
 def signature(deltas):
-    dots = np.zeros((len(deltas), len(deltas)))
-    mass = np.zeros(2)
-    add_signature(deltas, dots, mass)
+    return signature_of_tiles(deltas, max(1, deltas.shape[1]))
+
+
+def signature_of_tiles(deltas, tile):
+    """Experts whose task vectors are these, and a reference of zeros."""
+    rows = [*np.ascontiguousarray(deltas, np.float32), np.zeros(deltas.shape[1], np.float32)]
+    dots, mass = np.zeros((len(deltas), len(deltas))), np.zeros(2)
+    assert kernels.signature(*members(rows), 0, deltas.shape[1], tile, dots, mass)
     return dots, mass
 
 
@@ -76,11 +82,10 @@ def test_denormals_are_counted():
     assert tuple(mass) == (exact, exact)
 
 
-def test_a_tile_adds_to_what_is_there_and_looks_at_nothing_else():
+def test_tiles_are_added_one_after_the_other():
     rng = np.random.default_rng(7)
     first, second = rng.standard_normal((2, 3, 1000)).astype(np.float32)
-    dots, mass = signature(first)
-    add_signature(second, dots, mass)
+    dots, mass = signature_of_tiles(np.concatenate([first, second], axis=1), 1000)
     (dots1, mass1), (dots2, mass2) = signature(first), signature(second)
     assert np.array_equal(dots, dots1 + dots2)
     assert np.array_equal(mass, mass1 + mass2)

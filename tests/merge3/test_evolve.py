@@ -10,16 +10,8 @@ import numpy as np
 import pytest
 
 from sigmerge.errors import MissingExtra, RecipeError
-from sigmerge.merge3.evolve import (
-    SPACES,
-    Candidate,
-    Genotype,
-    Space,
-    best,
-    evolve,
-    generations_of,
-    space_of,
-)
+from sigmerge.merge3.evolve import Candidate, best, evolve
+from sigmerge.recipe.space import SPACES, Genotype, Space, generations_of, space_of
 
 SPACE = SPACES["dare_ties"]
 

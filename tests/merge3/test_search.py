@@ -25,9 +25,10 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import RESPONDENTS, SearchRun, plan_search
 from sigmerge.merge3 import irt
 from sigmerge.merge3.candidate import Weights
-from sigmerge.merge3.evolve import SPACES, Candidate, Genotype, evolve
+from sigmerge.merge3.evolve import Candidate, evolve
 from sigmerge.merge3.extract import Question
 from sigmerge.recipe import SearchSection, load_recipe
+from sigmerge.recipe.space import SPACES, Genotype
 from sigmerge.recipe.template import candidate_seed
 from sigmerge.records import SearchRecord
 from tests.pools import EXPERTS, PoolOnDisk, make_pool, read_weights, weight_bytes

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmerge.kernels import TILE, convert, philox
-from sigmerge.kernels.claim import STRIP
+from sigmerge.kernels.claim import admit
+from sigmerge.kernels.select import STRIP
+from sigmerge.kernels.stored import CODE, F32, address_of
 from sigmerge.method import occupancy
-from sigmerge.method.occupancy import Update, admit, claim
+from sigmerge.method.occupancy import Update, admission, claim, edges_of
 from tests.oracles import oracle_occupancy as oracle
 
 FREE = 255
@@ -44,12 +47,24 @@ class Pool:
     def deltas(self) -> np.ndarray:
         return self.experts if self.reference is None else self.experts - self.reference
 
-    def stored(self, domain: int, tile: int) -> tuple[np.ndarray, np.ndarray]:
-        start, stop = self.tiles[tile]
-        expert = self.experts[domain, start:stop].copy()
-        if self.reference is None:
-            return expert, np.zeros_like(expert)
-        return expert, self.reference[start:stop].copy()
+    @cached_property
+    def members(self) -> list[np.ndarray]:
+        reference = np.zeros_like(self.experts[0]) if self.reference is None else self.reference
+        return [np.ascontiguousarray(row) for row in (*self.experts, reference)]
+
+    @cached_property
+    def addresses(self) -> np.ndarray:
+        starts = [start for start, _ in self.tiles]
+        rows = [[address_of(row) + row.itemsize * s for s in starts] for row in self.members]
+        return np.array(rows, np.uint64)
+
+    @property
+    def kinds(self) -> np.ndarray:
+        rows = [[CODE[row.dtype]] * len(self.tiles) for row in self.members]
+        return np.array(rows, np.uint8)
+
+    def claimed(self, domain: int) -> None:
+        pass
 
     def not_finite(self, domain: int, tile: int) -> None:
         raise ArithmeticError(f"{self.domains[domain]} in tile {tile}")
@@ -160,10 +175,8 @@ def test_bfloat16_is_claimed_as_stored(mask_seed):
     assert (raw.support, raw.mass) == (widened.support, widened.mass)
     if mask_seed is None:
         assert np.array_equal(raw.owner, oracle.claim(deltas, order, quota))
-    values = np.zeros(size, np.float32)
-    for tile, (start, stop) in enumerate(tiles):
-        admit(Pool(experts, tiles, reference), raw.owner, [0, 1, 2], tile, values[start:stop],
-              Update(1.0, "replace"))  # fmt: skip
+    bf16 = Pool(experts, tiles, reference)
+    values = updated(bf16, raw.owner, np.zeros(size, np.float32), Update(1.0, "replace"))
     for domain in range(3):
         mine = raw.owner == domain
         assert np.array_equal(values[mine], wide(experts)[domain, mine])
@@ -438,9 +451,15 @@ def test_owner_map_of_another_block():
 
 
 def updated(pool: Pool, owner: np.ndarray, anchor: np.ndarray, update: Update) -> np.ndarray:
-    values = anchor.copy()
-    for tile, (start, stop) in enumerate(pool.tiles):
-        admit(pool, owner, [0, 1, 2], tile, values[start:stop], update)
+    starts = np.array([start for start, _ in pool.tiles], np.uint64)
+    table = np.vstack([pool.addresses, np.uint64(address_of(anchor)) + np.uint64(4) * starts])
+    kinds = np.vstack([pool.kinds, np.full((1, starts.size), F32, np.uint8)])
+    values = np.empty_like(anchor)
+    fine, stored = admit(
+        admission(pool, [0, 1, 2], update), edges_of(pool), owner, 0, starts.size,
+        table, kinds, np.uint64(address_of(values)), F32,
+    )  # fmt: skip
+    assert fine and stored
     return values
 
 

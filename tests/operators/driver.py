@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.engine.stream import Stream, StreamChunk, Workers
+from sigmerge.engine.stream import Stream
+from sigmerge.engine.workers import Workers
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.table import operator
 
@@ -16,31 +17,23 @@ Tensors = Mapping[str, Array]
 
 
 class MemorySource:
+    allow_nonfinite = False
+
     def __init__(self, members: Mapping[str, Tensors]) -> None:
-        self.members = members
+        self.members = {
+            name: {
+                tensor: np.ascontiguousarray(v, np.float32).ravel() for tensor, v in tensors.items()
+            }
+            for name, tensors in members.items()
+        }
 
-    def fill(self, member: str, tensor: str, start: int, out: Array) -> None:
-        out[:] = self.members[member][tensor].ravel()[start : start + out.size]
+    def raw(self, member: str, tensor: str) -> Array:
+        return self.members[member][tensor]
 
-    def add(
-        self,
-        member: str,
-        tensor: str,
-        start: int,
-        weight: float,
-        out: Array,
-        *,
-        fresh: bool,
-        less: str | None = None,
-    ) -> None:
-        values, minus = np.empty_like(out), np.zeros_like(out)
-        self.fill(member, tensor, start, values)
-        if less:
-            self.fill(less, tensor, start, minus)
-        entries = (values - minus) * np.float32(weight)
-        out[:] = entries if fresh else out + entries
+    def not_finite(self, members: Sequence[str], tensor: str, start: int, stop: int) -> None:
+        raise ArithmeticError(f"{tensor} is not finite")
 
-    def done(self, tensor: str, start: int, stop: int) -> None:
+    def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
         pass
 
     def prefetch(self, tensors: Iterable[str]) -> None:
@@ -101,23 +94,17 @@ def run(
     merged = {name: np.zeros(values.size, np.float32) for name, values in reference.items()}
     source = MemorySource({"reference": reference, **experts})
 
-    def visit(chunk: StreamChunk) -> int:
-        for tile in chosen.merge(chunk, survey):
-            if chosen.gives_vector:
-                chunk.add_reference(tile)
-            merged[chunk.site.tensor][tile.start : tile.start + tile.out.size] = tile.out
-        if notes is not None:
-            notes[chunk.site.tensor] = chunk.notes
-        return chunk.stop - chunk.start
+    def write(tensor: str, start: int, raw: Array) -> None:
+        merged[tensor][start : start + raw.size] = raw
 
     with Workers(threads) as workers:
-        stream = Stream(
-            [[site] for site in sites], source, workers, chosen.granule, statistics=statistics
-        )
+        blocks = [[site] for site in sites]
+        stream = Stream(blocks, source, workers, chosen.granule, statistics=statistics)
         survey = stream.survey(chosen.survey(sites))
-        for site in sites:
-            states = stream.prepare([site], lambda s: chosen.prepare(s, survey))
-            stream.visit([site], states, visit)
+        dtypes = dict.fromkeys(reference, "F32")
+        for noted in stream.merge(chosen, blocks, survey, dtypes, write):
+            if notes is not None:
+                notes |= noted
     return merged
 
 

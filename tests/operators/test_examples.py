@@ -59,7 +59,7 @@ def test_cabs_notes_the_tail_it_leaves_at_the_reference(size: int, tail: int) ->
     reference = np.full(size, 5, np.float32)
     merged = run("cabs", {"t": reference}, {"A": {"t": reference + 1}}, n=4, m=4, notes=notes)["t"]
     assert merged.tolist() == [6] * (size - tail) + [5] * tail
-    assert notes == {"t": {"tail": tail} if tail else {}}
+    assert notes == ({"t": {"tail": tail}} if tail else {})
 
 
 def test_cabs_notes_the_tail_of_a_tensor_of_many_chunks() -> None:

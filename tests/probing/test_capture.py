@@ -249,7 +249,7 @@ def test_stacked_experts_of_a_mixture_are_not_measured(tmp_path: Path) -> None:
 
 def test_a_layer_that_only_some_texts_reach() -> None:
     """A mixture of plain linear layers: each has the Gram of the tokens that came to it."""
-    from sigmerge.engine.stream import Workers
+    from sigmerge.engine.workers import Workers
     from sigmerge.probing.capture import Seen, Sums
 
     rng = np.random.default_rng(0)

@@ -26,6 +26,7 @@ class Analysis:
 
 
 SECTIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("What holds of the paper's statements", (), ("statements",)),
     ("The repair against its anchors", ("domain_gain_matrix",), ("main_gain", "paired_statistics")),
     ("Deficit-driven allocation", ("motivation", "deficit_gain"), ("residual_gap", "recovered")),
     ("Against other methods", (), ("baselines", "ranks", "baseline_dom")),

@@ -17,7 +17,12 @@ from sigmerge.analysis.figures import Figure, Grid, sections
 from sigmerge.records import Plan, Provenance
 from sigmerge.words import size
 
-HEIGHT = 620
+WIDTH = 960
+"""Pixels beyond which a frame does not grow: two figures side by side."""
+PAGE = 720
+"""Height of the page of a run; it scrolls."""
+ROW, FIGURES, LINE = 37, 490, 62
+"""Heights of a table's row, of a row of figures and of a notice."""
 COLOURS = 8
 
 
@@ -30,15 +35,13 @@ def merged(out: str, plan: Plan, provenance: Provenance) -> str:
         ("time", f"{provenance.wall_seconds:.1f} s"),
         ("peak memory", size(provenance.peak_memory_bytes)),
     ]
-    notes = [Markup("<p class='notice warning'>{}</p>").format(text) for text in plan.warnings]
-    return _frame(
-        [_grid(Grid(("what", "value"), facts, wordy=True)), *notes, *_figures(plan.as_json())]
-    )
+    table = Grid(("result", ""), facts, wordy=True)
+    return _frame([table], _figures(plan.as_json()), plan.warnings)
 
 
 def profile(content: Mapping[str, Any]) -> str:
     """Views, conflict and capacity per layer."""
-    return _frame(_figures(content))
+    return _frame([], _figures(content), content.get("warnings", ()))
 
 
 def deficits(content: Mapping[str, Any]) -> str:
@@ -52,27 +55,61 @@ def deficits(content: Mapping[str, Any]) -> str:
         )
         for domain in content["domains"]
     ]
-    table = _grid(Grid(("domain", "anchor", "deficit", "share"), rows))
-    return _frame([table, *_figures(content)])
+    missing = [
+        f"{domain}: without {', '.join(names)}, which have no data"
+        for domain, names in content.get("missing", {}).items()
+    ]
+    table = Grid(("domain", "anchor", "deficit", "share"), rows)
+    return _frame([table], _figures(content), missing)
 
 
 def page(out: str) -> str:
-    """The page that a run wrote."""
-    text = (Path(out) / "report.html").read_text(encoding="utf-8")
-    return _framed(text)
+    """The page that a run wrote, or a line if its folder is gone."""
+    try:
+        text = (Path(out) / "report.html").read_text(encoding="utf-8")
+    except OSError:
+        return str(Markup("<p>{} holds no report.html any more.</p>").format(out))
+    return _framed(text, PAGE)
 
 
-def _figures(plan: Mapping[str, Any]) -> list[Markup]:
+def _figures(plan: Mapping[str, Any]) -> list[Figure]:
     names = list(plan.get("domains") or plan.get("share") or ())
     kinds = {name: f"d{i % COLOURS}" for i, name in enumerate(names)}
-    return [
-        _figure(figure) for section in sections(plan, None, kinds) for figure in section.figures
-    ]
+    return [figure for section in sections(plan, None, kinds) for figure in section.figures]
+
+
+def _frame(tables: Sequence[Grid], figures: Sequence[Figure], notes: Sequence[str]) -> str:
+    style = resources.files("sigmerge.analysis").joinpath("page.css").read_text(encoding="utf-8")
+    body = Markup("").join(
+        [
+            *map(_grid, tables),
+            *(Markup("<p class='notice'>{}</p>").format(note) for note in notes),
+            Markup("<div class='figures' style='margin-top: 16px'>{}</div>").format(
+                Markup("").join(map(_figure, figures))
+            ),
+        ]
+    )
+    rows = sum(len(table.rows) + 1 for table in tables)
+    height = 24 + ROW * rows + LINE * len(notes) + FIGURES * ((len(figures) + 1) // 2)
+    document = (
+        "<!doctype html><meta charset='utf-8'><meta name='color-scheme' content='light dark'>"
+        f"<style>{style} main {{ padding: 8px; }}</style><main>{body}</main>"
+    )
+    return _framed(document, height)
 
 
 def _figure(figure: Figure) -> Markup:
-    text = Markup("<figure><h3>{}</h3>{}<figcaption>{}</figcaption></figure>")
-    return text.format(figure.title, Markup(figure.chart), figure.caption)
+    marks = Markup("").join(
+        Markup("<li><span class='key {}'></span>{}</li>").format(kind, label)
+        for kind, label in figure.legend
+    )
+    text = Markup(
+        "<figure><h4>{}</h4><ul class='legend'>{}</ul><div class='chart'>{}</div>"
+        "<div class='words'><figcaption>{}</figcaption>"
+        "<details><summary>Exact values</summary>{}</details></div></figure>"
+    )
+    chart = Markup(figure.chart)
+    return text.format(figure.title, marks, chart, figure.caption, _grid(figure.grid))
 
 
 def _grid(grid: Grid) -> Markup:
@@ -81,20 +118,14 @@ def _grid(grid: Grid) -> Markup:
             Markup("").join(Markup(f"<{tag}>{{}}</{tag}>").format(cell) for cell in cells)
         )
 
+    head = Markup("<thead>{}</thead>").format(row(grid.head, "th"))
     body = Markup("").join(row(cells, "td") for cells in grid.rows)
-    return Markup("<table>{}{}</table>").format(row(grid.head, "th"), body)
+    kind = Markup(" class='wordy'" if grid.wordy else "")
+    return Markup("<table{}>{}<tbody>{}</tbody></table>").format(kind, head, body)
 
 
-def _frame(parts: Sequence[Markup]) -> str:
-    style = resources.files("sigmerge.analysis").joinpath("page.css").read_text(encoding="utf-8")
-    body = Markup("").join(parts)
-    return _framed(
-        f"<!doctype html><meta charset='utf-8'><style>{style}</style><main>{body}</main>"
-    )
-
-
-def _framed(document: str) -> str:
+def _framed(document: str, height: int) -> str:
     return (
-        f'<iframe srcdoc="{escape(document)}" style="width: 100%; height: {HEIGHT}px; border: 0" '
-        'sandbox="allow-scripts"></iframe>'
+        f'<iframe srcdoc="{escape(document)}" sandbox="allow-scripts" '
+        f'style="width: 100%; max-width: {WIDTH}px; height: {height}px; border: 0"></iframe>'
     )

@@ -85,8 +85,8 @@ def drawing(height: float, title: str, parts: Iterable[str]) -> Markup:
     return tag("svg", *parts, kind="plot", viewBox=box, role="img", aria_label=title)
 
 
-def lines(title: str, series: Sequence[Line], tips: Sequence[Tip]) -> Markup:
-    """Lines over depth on the scale 0 to 1, drawn in the given order."""
+def lines(title: str, series: Sequence[Line], tips: Sequence[Tip], over: str = "layer") -> Markup:
+    """Lines over depth, or what `over` says, on the scale 0 to 1, drawn in the given order."""
     height, bottom = 230.0, 196.0
     top, count = 12.0, len(tips)
     step = (WIDTH - AXIS - 8) / count
@@ -97,7 +97,7 @@ def lines(title: str, series: Sequence[Line], tips: Sequence[Tip]) -> Markup:
 
     parts = [
         *_scale([0.0, 0.25, 0.5, 0.75, 1.0], row, "{:.2f}".format),
-        *_depth(count, column, bottom),
+        *_depth(count, column, bottom, over),
     ]
     for line in series:
         at = [f"{x:.1f},{row(value):.1f}" for x, value in zip(column, line.values, strict=True)]
@@ -298,11 +298,11 @@ def _scale(ticks: Sequence[float], row: Place, printed: Callable[[float], str]) 
     return parts
 
 
-def _depth(count: int, column: Sequence[float], bottom: float) -> list[Markup]:
+def _depth(count: int, column: Sequence[float], bottom: float, over: str = "layer") -> list[Markup]:
     """The axis all charts over depth share: layer numbers, thinned out in deep models."""
     every = next(n for n in (1, 2, 4, 5, 10, 20, 50, 100, 1000) if count / n <= MANY)
     shown = [text(column[i], bottom + 16, str(i), "tick", "middle") for i in range(0, count, every)]
-    return [*shown, text((column[0] + column[-1]) / 2, bottom + 32, "layer", "tick", "middle")]
+    return [*shown, text((column[0] + column[-1]) / 2, bottom + 32, over, "tick", "middle")]
 
 
 def _direction(pair: Pair) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from sigmerge.analysis import statistics
+from sigmerge.analysis.claims import claims
 from sigmerge.analysis.derived import (
     SWEPT,
     Skipped,
@@ -546,6 +547,8 @@ def efficiency(results: Results) -> list[Table]:
         "labelled",
         "unlabelled",
         "iterations",
+        "spent_calls",
+        "spent_labelled",
     )
     grouped = (
         runs.with_columns(name=name)
@@ -570,6 +573,8 @@ def efficiency(results: Results) -> list[Table]:
         "labelled",
         "unlabelled",
         "search iterations",
+        "calls in all",
+        "labelled in all",
         "runs",
     )
     columns = [
@@ -581,7 +586,8 @@ def efficiency(results: Results) -> list[Table]:
     return [
         Table(
             "efficiency",
-            "Cost of building a checkpoint, measured; the repair's is on top of its anchor",
+            "Cost of building a checkpoint, measured; the repair's is on top of its anchor. "
+            "Calls and labelled items as the paper counts them, and all that were spent",
             columns,
             rows,
         )
@@ -758,7 +764,17 @@ def submetrics(results: Results) -> list[Table]:
     return tables
 
 
+def statements(results: Results) -> list[Table]:
+    found = claims(results)
+    if not found:
+        raise NotInStore("the store holds nothing that the paper makes a statement about")
+    rows: list[list[Value]] = [[c.text, c.paper, c.here, "yes" if c.holds else "NO"] for c in found]
+    columns = [Column(title) for title in ("statement", "the paper", "here", "holds here")]
+    return [Table("statements", "The paper's main statements, asked of these runs", columns, rows)]
+
+
 BUILDERS: dict[str, Callable[[Results], list[Table]]] = {
+    "statements": statements,
     "main_gain": main_gain,
     "paired_statistics": paired_statistics,
     "residual_gap": residual_gap,

@@ -70,8 +70,8 @@ def open_pool(
     """Open and check a pool. All problems of all members are reported together.
 
     `mixed_dtypes` allows members of different precision (the recipe says what is written).
-    Without `outside`, experts are not asked for tensors outside the numbered blocks. In a `soup`
-    the reference may be a member like others, since nobody's task vector is asked for.
+    Without `outside`, experts need no tensors outside the numbered blocks. In a `soup`
+    the reference may be a member like others, since no task vector is needed.
     """
     opened: dict[str, Checkpoint] = {}
     problems: list[str] = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,36 @@ from sigmerge.kernels.convert import STORAGE
 
 PAGE = mmap.PAGESIZE
 AHEAD = 4 << 20
-"""Bytes the system is asked for at a time when reading ahead."""
+"""Bytes of one request when reading ahead."""
 
 
 class Reader:
-    """Maps each file once. `release` gives pages back, so resident memory follows the work."""
+    """Maps each file once. `release` gives pages back, so resident memory follows the work.
+
+    `close` ends the thread that reads ahead; the maps go with the arrays that view them.
+    """
 
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
         self._lock = threading.Lock()
-        self._ahead: SimpleQueue[Tensor] | None = None
+        self._ahead: SimpleQueue[Tensor | None] | None = None
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._maps.clear()
+            if self._ahead is not None:
+                with suppress(Empty):
+                    while True:
+                        self._ahead.get_nowait()
+                self._ahead.put(None)
+                self._thread.join()
+                self._ahead = None
 
     def _map(self, file: Path) -> mmap.mmap:
         with self._lock:
@@ -50,27 +71,44 @@ class Reader:
         """Have the system read ahead, in a thread of its own, which waits for the disk."""
         if not hasattr(os, "posix_fadvise"):
             return
-        if self._ahead is None:
-            self._ahead = SimpleQueue()
-            threading.Thread(target=_read_ahead, args=(self._ahead,), daemon=True).start()
-        self._ahead.put(tensor)
+        with self._lock:
+            if self._ahead is None:
+                self._ahead = SimpleQueue()
+                self._thread = threading.Thread(
+                    target=_read_ahead, args=(self._ahead,), daemon=True
+                )
+                self._thread.start()
+            self._ahead.put(tensor)
 
     def release(self, tensor: Tensor, start: int, stop: int) -> None:
         """These elements will not be needed soon: drop their pages from resident memory."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
+        if _madvise is None:
             return
         item = tensor.nbytes // max(1, tensor.size)
+        mapped = self._map(tensor.file)
         begin = (tensor.begin + start * item) // PAGE * PAGE
         length = tensor.begin + stop * item - begin
         if length > 0:
-            self._map(tensor.file).madvise(mmap.MADV_DONTNEED, begin, length)
+            address = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
+            _madvise(address + begin, length, mmap.MADV_DONTNEED)
 
 
-def _read_ahead(tensors: SimpleQueue[Tensor]) -> None:
-    """Not by `madvise`: Python holds its lock meanwhile, and every thread would wait."""
-    while True:
-        tensor = tensors.get()
-        # What cannot be opened is told by the thread that reads it; this is a hint.
+def _find_madvise() -> Any:
+    """The system's own call. That of Python's maps holds Python's lock, and all threads wait."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return None
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
+
+
+_madvise = _find_madvise()
+
+
+def _read_ahead(tensors: SimpleQueue[Tensor | None]) -> None:
+    """Have the system read what comes next; None ends the thread."""
+    while (tensor := tensors.get()) is not None:
+        # What cannot be opened is reported by the thread that reads it; this is a hint.
         with suppress(OSError), tensor.file.open("rb") as stream:
             for begin in range(tensor.begin, tensor.end, AHEAD):
                 length = min(AHEAD, tensor.end - begin)

@@ -31,6 +31,7 @@ from sigmerge.files.exchange import exchange
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.locks import only_writer
 from sigmerge.files.regular import open_regular, sync_folder
+from sigmerge.kernels.checksum import checksum
 
 Spec = tuple[str, str, tuple[int, ...]]
 """A tensor to be written: name, safetensors dtype, shape."""
@@ -208,20 +209,22 @@ class Output:
 
     def _write_at(self, tensor: str, slot: Slot, position: int, data: memoryview) -> None:
         self._sealed = None
-        self._written.note(tensor, position, data)
-        place = slot.begin + position
+        found, nbytes, place = checksum(data.cast("B")), data.nbytes, slot.begin + position
         with self._writing():
             while data:
                 count = os.pwrite(self._files[slot.shard], data, place)
                 data, place = data[count:], place + count
+        self._written.note(tensor, position, nbytes, found)
 
-    def finish(self, block: str, record: Any = None) -> None:
+    def finish(self, block: str, record: Any = None, tensors: Iterable[str] | None = None) -> None:
         """This block is complete: a later run of the same command will not do it again.
 
+        `tensors` are the block's own, where tensors of other blocks are written meanwhile.
         `record` is what the run wants to know about the block then. The journal also has checksums
         of the block's bytes, by which the later run sees whether they are still there.
         """
-        self._journal.append({"done": block, "record": record, "pieces": self._written.fresh()})
+        pieces = self._written.fresh(tensors)
+        self._journal.append({"done": block, "record": record, "pieces": pieces})
         self.done[block] = record
 
     @property

@@ -51,9 +51,8 @@ class Written:
         self._lock = threading.Lock()
         self._hasher = _Hasher(handles, self._in_file_order())
 
-    def note(self, tensor: str, position: int, data: memoryview) -> None:
-        """A piece that is about to be written; one at the same position is replaced."""
-        found, nbytes = checksum(data.cast("B")), data.nbytes
+    def note(self, tensor: str, position: int, nbytes: int, found: int) -> None:
+        """A piece that was written, and its checksum; one at the same position is replaced."""
         place = self._places[tensor]
         self._hasher.rewritten(tensor)
         with self._lock:
@@ -65,11 +64,12 @@ class Written:
             entry.pieces[position] = nbytes, found
             entry.journaled = False
 
-    def fresh(self) -> dict[str, list[Piece]]:
-        """The pieces of tensors that are complete and were not returned before."""
+    def fresh(self, tensors: Iterable[str] | None = None) -> dict[str, list[Piece]]:
+        """The pieces of tensors that are complete and were not returned before; all, or these."""
         with self._lock:
             found = {}
-            for name, entry in self._tensors.items():
+            for name in self._tensors if tensors is None else tensors:
+                entry = self._tensors[name]
                 if not entry.journaled and entry.filled == self._places[name].nbytes:
                     entry.journaled = True
                     found[name] = [(at, *piece) for at, piece in sorted(entry.pieces.items())]

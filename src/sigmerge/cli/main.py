@@ -10,10 +10,16 @@ from typing import NoReturn
 
 import typer
 
-from sigmerge.cli import merging, nano, operators, scoring  # noqa: F401  (they add commands)
+from sigmerge.cli import merging, nano, operators, scoring, tuning  # noqa: F401  (add commands)
+
+# isort: split
+from sigmerge.cli import experimenting  # noqa: F401  (its commands come after those above)
+
+# isort: split
 from sigmerge.cli.app import app
 from sigmerge.errors import SigmergeError
 
+INTERRUPTED, TERMINATED = 130, 143
 RESUME = "the same command continues from the finished blocks"
 
 
@@ -26,6 +32,8 @@ def main() -> NoReturn:
     try:
         # Without standalone mode typer returns the exit code of what it caught itself.
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # typer has turned Ctrl-C into its exit code
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except SigmergeError as error:
         _fail(str(error), error.exit_code)
@@ -33,10 +41,10 @@ def main() -> NoReturn:
         sys.exit(stop.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         typer.echo(f"interrupted; {RESUME}", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except Terminated:
         typer.echo(f"terminated; {RESUME}", err=True)
-        sys.exit(143)
+        sys.exit(TERMINATED)
     except BrokenPipeError:  # as in `sigmerge operators | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -16,7 +16,7 @@ def operators(
     as_json: Json = False,
 ) -> None:
     """List the merge operators, their parameters and papers."""
-    from sigmerge.operators.table import OPERATORS, operator
+    from sigmerge.operators.table import names, operator
 
-    rows = [show.operator_row(operator(key)) for key in ([name] if name else OPERATORS)]
+    rows = [show.operator_row(operator(key)) for key in ([name] if name else names())]
     show.emit({"operators": rows}, as_json, show.operator_lines)

@@ -89,7 +89,7 @@ def evaluate(
             strict=strict, announce=announce,
         )  # fmt: skip
         result = show.do(EvaluateJob(checkpoint, suite, split, how, out), dry_run)
-    show.emit(result, as_json, lines.evaluation_lines)
+    show.emit(result, as_json, lambda done: lines.evaluation_lines(done.as_json()))
 
 
 @app.command(
@@ -121,12 +121,16 @@ def splits_build(
     suite: SuiteName = "mergebench",
     data: DataFolder = None,
     hub: UseHub = False,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Divide anew by this seed; default: the suite's own."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Divide every benchmark 20/80, and draw calibration items."""
     from sigmerge.jobs.splits import build
 
-    show.emit(build(suite, file, data=data, hub=hub), as_json, lines.split_lines)
+    show.emit(build(suite, file, data=data, hub=hub, seed=seed), as_json, lines.split_lines)
 
 
 @splits.command("verify", epilog=examples("sigmerge splits verify splits.json --data benchmarks/"))

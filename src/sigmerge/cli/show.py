@@ -129,11 +129,40 @@ def _search_step(step: Any) -> Iterator[str]:
     )
 
 
+def _tune_step(step: Any) -> Iterator[str]:
+    facts = step.facts
+    yield f"tune: {', '.join(facts['anchors'])} of {len(facts['experts'])} experts"
+    items = sum(facts["items_per_call"].values())
+    each = f", {items} items each" if items else ""
+    yield f"  at most {step.evaluation_calls} calls{each}, method {facts['method']}"
+    kept = [f"{d} not below {f:g} of its expert" for d, f in facts["floors"].items()]
+    yield "  " + "; ".join([f"objective: {facts['objective']}", *kept])
+    yield f"  before them the {facts['expert_runs']} experts are scored"
+
+
 def _capture_step(step: Any) -> Iterator[str]:
     facts = step.facts
     yield f"{facts['expert']}: {facts['exemplars']} exemplars, {facts['state']}: {facts['folder']}"
     if step.peak_memory_bytes:
         yield f"    memory at most {size(step.peak_memory_bytes)}"
+
+
+def _suite_step(step: Any) -> Iterator[str]:
+    facts = step.facts
+    scored = facts["evaluations"]
+    yield (
+        f"{facts['pool']}: {facts['runs']} runs: {facts['experts']} experts, {facts['anchors']} "
+        f"anchors, {facts['repairs']} repairs, {facts['partitions']} partitions, "
+        f"{facts['baselines']} baselines"
+    )
+    yield (
+        f"  {facts['merges']} merges, {scored['calibration']} + {scored['evaluation']} "
+        f"evaluations on calibration and evaluation items, {facts['search_calls']} search calls"
+    )
+    for name in ("items", "tokens"):
+        count = facts[f"{name}_at_most"]
+        yield f"  {name} to score: " + (f"at most {count:,}" if count else "not known")
+    yield f"  {size(facts['disk_at_once'])} of disk at once; checkpoints are deleted when scored"
 
 
 def _plain_step(step: Any) -> Iterator[str]:
@@ -146,7 +175,9 @@ STEPS: dict[str, Callable[[Any], Iterator[str]]] = {
     "profile": _profile_step,
     "score": _score_step,
     "search": _search_step,
+    "tune": _tune_step,
     "capture": _capture_step,
+    "suite": _suite_step,
 }
 
 
@@ -245,6 +276,41 @@ def search_lines(result: Any) -> Iterator[str]:
         f"{result.wall_seconds:.1f} s"
     )
     yield f"winner: {result.winner}"
+
+
+def tune_lines(result: Any) -> Iterator[str]:
+    scores, split = result.evaluation, "evaluation"
+    if scores is None:
+        scores, split = result.calibration, "calibration"
+    yield f"{'domain':16}   plain   tuned    gain   ({split} items)"
+    rows = [(d, before, scores.tuned[d]) for d, before in scores.plain.items()]
+    mean = ("mean", *(sum(r[i] for r in rows) / len(rows) for i in (1, 2)))
+    for name, before, after in [*rows, mean]:
+        yield f"{name:16}  {100 * before:6.2f}  {100 * after:6.2f}  {100 * (after - before):+6.2f}"
+    if scores.gain is not None:
+        low, high = 100 * scores.gain.low, 100 * scores.gain.high
+        yield (
+            f"gain {100 * scores.gain.difference:+.2f}, 95 % interval {low:+.2f} to {high:+.2f} "
+            f"({scores.gain.items} items, {scores.gain.resamples:,} paired resamples)"
+        )
+    best = result.best
+    yield f"{best.anchor}: " + ", ".join(f"{d} {w:.3f}" for d, w in best.weights.items())
+    yield f"repair: {_tuned_repair(best.repair)}"
+    yield (
+        f"call {best.call + 1} of {len(result.calls)} ({result.replayed} replayed), calibration "
+        f"objective {100 * best.value:.2f}; {result.stopped}"
+    )
+    yield from (f"warning: {text}" for text in result.warnings)
+    yield f"winner: {result.winner}"
+    yield f"page: {result.out}/report.html"
+
+
+def _tuned_repair(repair: Any) -> str:
+    if repair is None:
+        return "none helped"
+    capacity = sum(repair.capacity) / len(repair.capacity)
+    shares = ", ".join(f"{d} {share:.3f}" for d, share in repair.shares.items())
+    return f"{repair.update} {repair.scale:g}, mean capacity {capacity:.3f}, shares {shares}"
 
 
 def report_lines(reports: Any) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Streaming: a model goes by block by block, a block chunk by chunk over worker threads.
 
-Only a few chunks are in memory at any time, however large the model. Results are folded in the
-order of the chunks, whatever thread finished first, so they do not depend on the number of threads.
+A worker takes a chunk with one call of a compiled kernel, which needs no lock of Python's. Only a
+few chunks are in memory at any time, however large the model. Results are folded in the order of
+the chunks, whatever thread finished first, so they do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -9,86 +10,40 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
+from sigmerge.engine.workers import Workers
+from sigmerge.errors import OutputError
 from sigmerge.kernels import TILE
-from sigmerge.operators.base import Array, Pass, Passes, Site, Tile
+from sigmerge.kernels import merge as kernels
+from sigmerge.kernels.convert import NARROW, STORAGE
+from sigmerge.kernels.merge import Formula
+from sigmerge.kernels.stored import CODE, Members, address_of, load_rows, members
+from sigmerge.operators.base import Array, Operator, Pass, Passes, Site, Tile
 
 CHUNK = 32 * TILE
-"""Coordinates one worker takes at a time."""
-
-SUM = 4 * TILE
-"""Coordinates of a tile that is summed up as it is read, without rows for the experts."""
+"""Coordinates one worker takes at a time. Fixed: sums of float64 over chunks have one order."""
 
 KEPT = 64 * TILE
 """Coordinates of scratch that a thread keeps for the next tile."""
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-class Workers:
-    """A pool of threads whose `map` keeps order and holds few items in flight.
-
-    Meanwhile linear algebra stays in the thread that asks for it: threads are here already, and a
-    sum that a library splits over threads depends on their number.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self.threads = max(1, threads)
-        self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
-
-    def __enter__(self) -> Workers:
-        self._limits = threadpool_limits(1, "blas")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
-        self._limits.restore_original_limits()
-
-    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        if self._pool is None:
-            yield from map(function, items)
-            return
-        waiting: deque[Future[Result]] = deque()
-        for item in items:
-            waiting.append(self._pool.submit(function, item))
-            if len(waiting) > 2 * self.threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
 
 
 class Source(Protocol):
     """Where values come from. Members are the experts in order, and the reference."""
 
-    def fill(self, member: str, tensor: str, start: int, out: Array) -> None:
-        """Write float32 values of a tensor from `start` on into `out`."""
+    allow_nonfinite: bool
 
-    def add(
-        self,
-        member: str,
-        tensor: str,
-        start: int,
-        weight: float,
-        out: Array,
-        *,
-        fresh: bool,
-        less: str | None = None,
-    ) -> None:
-        """Add weight · values to `out`, or weight · (values − those of `less`).
+    def raw(self, member: str, tensor: str) -> Array:
+        """A whole tensor as it is stored, flat; bfloat16 as uint16 bit patterns."""
 
-        Unless `out` is fresh: then they are what it becomes. Every operation rounds to float32.
-        """
+    def not_finite(self, members: Sequence[str], tensor: str, start: int, stop: int) -> None:
+        """Raise if a value of these members is NaN or infinite, and that is not allowed."""
 
-    def done(self, tensor: str, start: int, stop: int) -> None:
-        """These coordinates will not be needed again in this pass."""
+    def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
+        """These coordinates, or that share of them, were read and are not needed for now."""
 
     def prefetch(self, tensors: Iterable[str]) -> None:
         """These tensors come next."""
@@ -96,48 +51,97 @@ class Source(Protocol):
 
 @dataclass
 class StreamChunk:
-    """Tiles of one tensor, read as they are asked for into the worker's own scratch."""
+    """A run of coordinates of one tensor, in tiles of `step`."""
 
     site: Site
     start: int
     stop: int
     step: int
+    granule: int
     source: Source
     state: Any = None
     statistics: Any = None
     notes: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def read(self, kernel: Callable[..., bool], *arguments: Any, share: float = 1.0) -> None:
+        """One compiled pass over Δ_d: kernel(addresses, kinds, start, size, *arguments).
+
+        It returns whether all it read is finite; `share` is how much of the chunk it reads.
+        """
+        table = self._members(reference=True)
+        fine = kernel(*table, self.start, self.size, *arguments)
+        self._check(fine, reference=True)
+        self.source.done(self.site.tensor, self.start, self.stop, share)
+
+    def merged(self, formula: Formula, dtype: str) -> tuple[Array, bool]:
+        """The chunk merged and rounded once, in the calling thread's room; whether it is finite."""
+        kind = STORAGE[dtype]
+        out = _room(-(-self.size * kind.itemsize // 4)).view(kind)[: self.size]
+        return out, self._run(formula, address_of(out), CODE[kind], self.step, np.zeros(1))
+
+    def norm(self, formula: Formula, tile: int) -> float:
+        """‖τ‖₁ of what a formula gives, added up tile by tile."""
+        total = np.zeros(1)
+        self._run(formula, 0, kernels.NORM, tile, total)
+        return float(total[0])
+
+    def lead_of_plus(self, formula: Formula) -> int:
+        """How many more coordinates of this chunk elect + than −."""
+        lead = np.zeros(1)
+        self._run(formula, 0, kernels.LEAD, self.step, lead)
+        return int(lead[0])
+
     def tiles(self, less: str | None = None) -> Iterator[Tile]:
         """Tiles with θ_d in the experts' rows, or θ_d − θ_ref with less = "reference"."""
+        table = self._members(reference=bool(less))
+        last = (table.addresses[-1], table.kinds[-1]) if less else (np.uint64(0), np.uint8(0))
         for start in range(self.start, self.stop, self.step):
             tile = Tile(start, *_rows(len(self.site.experts), min(self.step, self.stop - start)))
-            for row, expert in zip(tile.experts, self.site.experts, strict=True):
-                if less:
-                    self._add(expert, start, 1.0, row, fresh=True, less=less)
-                else:
-                    self.source.fill(expert, self.site.tensor, start, row)
+            fine = load_rows(*table, *last, start - self.start, tile.experts)
+            self._check(fine, reference=bool(less))
             yield tile
-        self.source.done(self.site.tensor, self.start, self.stop)
-
-    def sums(self, weights: Array, less: str | None = None) -> Iterator[Tile]:
-        """Tiles with Σ_d w_d θ_d in `out`, or Σ_d w_d (θ_d − θ_ref) with less = "reference"."""
-        for start in range(self.start, self.stop, SUM):
-            out = _room(min(SUM, self.stop - start))
-            for d, expert in enumerate(self.site.experts):
-                self._add(expert, start, float(weights[d]), out, fresh=d == 0, less=less)
-            yield Tile(start, _NO_ROWS, out)
         self.source.done(self.site.tensor, self.start, self.stop)
 
     def add_reference(self, tile: Tile, factor: float = 1.0) -> None:
         """θ = θ_ref + τ: from the merged task vector in `out` to the merge."""
-        self._add("reference", tile.start, factor, tile.out, fresh=False)
+        values = np.empty((1, tile.out.size), np.float32)
+        raw = self.source.raw("reference", self.site.tensor)[tile.start :]
+        fine = load_rows(*members([raw]), np.uint64(0), np.uint8(0), 0, values)
+        self._check(fine, reference=True)
+        kernels.add_scaled(tile.out, values[0], np.float32(factor))
 
-    def _add(self, member: str, start: int, weight: float, out: Array, **how: Any) -> None:
-        self.source.add(member, self.site.tensor, start, weight, out, **how)
+    def _run(self, formula: Formula, out: int, kind: int, tile: int, norms: Array) -> bool:
+        reference = formula.reads_reference
+        strip = max(kernels.STRIP // self.granule, 1) * self.granule
+        table = self._members(reference=reference)
+        fine, stored = kernels.merge(
+            formula, *table, self.start, self.size, tile, strip, np.uint64(out), kind, norms
+        )
+        self._check(fine, reference=reference)
+        self.source.done(self.site.tensor, self.start, self.stop)
+        return bool(stored)
+
+    def _members(self, *, reference: bool) -> Members:
+        tensor = self.site.tensor
+        return members([
+            self.source.raw(name, tensor)[self.start : self.stop] for name in self._names(reference)
+        ])  # fmt: skip
+
+    def _names(self, reference: bool) -> tuple[str, ...]:
+        return (*self.site.experts, "reference") if reference else self.site.experts
+
+    def _check(self, fine: bool, *, reference: bool) -> None:
+        if not fine:
+            names = self._names(reference)
+            self.source.not_finite(names, self.site.tensor, self.start, self.stop)
 
 
 _local = threading.local()
-_NO_ROWS = np.empty((0, 0), np.float32)
+_NOTHING = np.empty(0, np.float32)
 
 
 def _rows(experts: int, size: int) -> tuple[Array, Array]:
@@ -150,7 +154,7 @@ def _room(size: int) -> Array:
     """The calling thread's own room; kept, unless it is for a tensor that is one large tile."""
     if size > KEPT:
         return np.empty(size, np.float32)
-    if getattr(_local, "room", _NO_ROWS).size < size:
+    if getattr(_local, "room", _NOTHING).size < size:
         _local.room = np.empty(size, np.float32)
     room: Array = _local.room
     return room[:size]
@@ -163,15 +167,29 @@ def chunks(
     step = max(TILE // granule, 1) * granule
     length = max(CHUNK // step, 1) * step
     return [
-        StreamChunk(site, start, min(site.size, start + length), step, source, state, statistics)
+        StreamChunk(
+            site, start, min(site.size, start + length), step, granule, source, state, statistics
+        )
         for start in range(0, site.size, length)
     ]
 
 
-def ahead(items: Iterable[Item], prefetch: Callable[[Item], None]) -> Iterator[Item]:
+def batches(chunks: Iterable[StreamChunk]) -> Iterator[list[StreamChunk]]:
+    """Small chunks together, so that many small tensors are few items of work."""
+    batch: list[StreamChunk] = []
+    for chunk in chunks:
+        if batch and chunk.size + sum(c.size for c in batch) > CHUNK:
+            yield batch
+            batch = []
+        batch.append(chunk)
+    if batch:
+        yield batch
+
+
+def ahead(items: Iterable[Any], prefetch: Callable[[Any], None]) -> Iterator[Any]:
     """The items in turn, each next one being read ahead while one is at work."""
     upcoming = iter(items)
-    waiting: deque[Item] = deque()
+    waiting: deque[Any] = deque()
     while True:
         while len(waiting) < 2 and (item := next(upcoming, None)) is not None:
             prefetch(item)
@@ -182,6 +200,8 @@ def ahead(items: Iterable[Item], prefetch: Callable[[Item], None]) -> Iterator[I
 
 
 Granule = Callable[[Site], int]
+Write = Callable[[str, int, Array], None]
+"""(tensor, first coordinate, stored values): where the values of a merge go."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +212,6 @@ class Stream:
     source: Source
     workers: Workers
     granule: Granule
-    progress: Callable[[int], None] = lambda coordinates: None
     statistics: Any = None
 
     def survey(self, passes: Passes) -> Any:
@@ -202,7 +221,7 @@ class Stream:
             total = None
             for block in self.ahead(self.blocks):
                 states = self.prepare(block, step.prepare) if step.prepare else {}
-                for part in self.workers.map(step.visit, self._chunks(block, states)):
+                for part in self._map(step.visit, self._chunks(block, states)):
                     total = step.fold(total, part)
             return total
 
@@ -224,12 +243,36 @@ class Stream:
             replies = self._round([site for site, _ in running.values()], steps)
         return states
 
-    def visit(
-        self, block: Sequence[Site], states: Mapping[str, Any], visit: Callable[[StreamChunk], int]
-    ) -> None:
-        """One pass whose results are not folded: the writing of the merge."""
-        for coordinates in self.workers.map(visit, self._chunks(block, states)):
-            self.progress(coordinates)
+    def merge(
+        self,
+        operator: Operator,
+        blocks: Sequence[Sequence[Site]],
+        survey: Any,
+        dtypes: Mapping[str, str],
+        write: Write,
+    ) -> Iterator[dict[str, Any]]:
+        """Merge block after block; after each, in order, what the operator noted, by tensor.
+
+        Two blocks are at work, so that the next one fills the threads which the end of a pass
+        over this one leaves idle.
+        """
+
+        def one(block: Sequence[Site]) -> dict[str, Any]:
+            states = self.prepare(block, lambda site: operator.prepare(site, survey))
+            notes: dict[str, Any] = {}
+
+            def visit(chunk: StreamChunk) -> None:
+                dtype = dtypes[chunk.site.tensor]
+                for start, raw in merge_chunk(operator, chunk, survey, dtype):
+                    write(chunk.site.tensor, start, raw)
+                if chunk.notes:
+                    notes[chunk.site.tensor] = chunk.notes
+
+            for _ in self._map(visit, self._chunks(block, states)):
+                pass
+            return notes
+
+        return self.workers.overlap(one, self.ahead(blocks))
 
     def ahead(self, blocks: Iterable[Sequence[Site]]) -> Iterator[Sequence[Site]]:
         return ahead(blocks, lambda block: self.source.prefetch(site.tensor for site in block))
@@ -243,14 +286,66 @@ class Stream:
             )
         ]
 
+    def _map(self, visit: Callable[[Any], Any], items: Iterable[StreamChunk]) -> Iterator[Any]:
+        """The results for all chunks, in order."""
+        for results in self.workers.map(lambda some: [visit(c) for c in some], batches(items)):
+            yield from results
+
     def _round(self, sites: Sequence[Site], steps: Mapping[str, Pass]) -> dict[str, Any]:
         items = self._chunks(sites, {})
-        results = self.workers.map(lambda chunk: steps[chunk.site.tensor].visit(chunk), items)
+        results = self._map(lambda chunk: steps[chunk.site.tensor].visit(chunk), items)
         totals: dict[str, Any] = dict.fromkeys(steps)
         for chunk, part in zip(items, results, strict=True):
             name = chunk.site.tensor
             totals[name] = steps[name].fold(totals[name], part)
         return totals
+
+
+def merge_chunk(
+    operator: Operator, chunk: StreamChunk, survey: Any, dtype: str
+) -> Iterator[tuple[int, Array]]:
+    """The stored values of a merged chunk, with the index of their first; valid until the next.
+
+    By the operator's formula in one call, or tile by tile where it has none.
+    """
+    formula = operator.formula(chunk, survey)
+    lenient = chunk.source.allow_nonfinite
+    if formula is None:
+        for tile in operator.merge(chunk, survey):
+            if operator.gives_vector:
+                chunk.add_reference(tile)
+            yield tile.start, rounded(chunk.site.tensor, tile.start, tile.out, dtype, lenient)
+        return
+    if operator.gives_vector:
+        formula = formula.plus_reference(1.0)
+    raw, finite = chunk.merged(formula, dtype)
+    if not finite:
+        values = chunk.merged(formula, "F32")[0].copy()
+        raw = rounded(chunk.site.tensor, chunk.start, values, dtype, lenient)
+    yield chunk.start, raw
+
+
+def rounded(tensor: str, start: int, values: Array, dtype: str, lenient: bool = False) -> Array:
+    """float32 values rounded once to the stored type; overflow is an error.
+
+    `lenient` lets through what was not finite before it was rounded.
+    """
+    raw = np.empty(values.size, STORAGE[dtype])
+    if not NARROW[dtype](values, raw):
+        if lenient and dtype == "BF16":
+            raw[np.isnan(values)] = 0x7FC0  # rounding can carry a NaN out of the NaNs
+        wrong = _overflows(raw, dtype) & (np.isfinite(values) if lenient else True)
+        if wrong.any():
+            raise OutputError(
+                f"{tensor}: the result at flat index {start + int(np.flatnonzero(wrong)[0])} is "
+                f"not finite in {dtype}. The weights add up too large: lower them, or write a "
+                "wider dtype."
+            )
+    return raw
+
+
+def _overflows(raw: Array, dtype: str) -> Any:
+    return (raw & 0x7F80) == 0x7F80 if dtype == "BF16" else ~np.isfinite(raw)
 
 
 def _drive(passes: Generator[Pass, Any, Any], run: Callable[[Pass], Any]) -> Any:

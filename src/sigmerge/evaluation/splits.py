@@ -46,9 +46,12 @@ def largest_remainder(sizes: Sequence[int], total: int) -> list[int]:
     return seats
 
 
-def split_ids(items: Sequence[Item], benchmark: str, seed: int) -> tuple[list[str], list[str]]:
-    """Calibration and evaluation ids; a source that brings its own splits keeps them."""
-    if any(item.split for item in items):
+def split_ids(
+    items: Sequence[Item], benchmark: str, seed: int, *, redivided: bool = False
+) -> tuple[list[str], list[str]]:
+    """Calibration and evaluation ids; a source that brings its own splits keeps them, unless all
+    records are to be divided anew."""
+    if any(item.split for item in items) and not redivided:
         own = {item.id: item.split for item in items}
         calibration = [i for i, split in own.items() if split == "calibration"]
         return calibration, [i for i, split in own.items() if split == "evaluation"]
@@ -57,11 +60,17 @@ def split_ids(items: Sequence[Item], benchmark: str, seed: int) -> tuple[list[st
     return order[:cut], order[cut:]
 
 
-def build(suite: Suite, items: Mapping[str, Sequence[Item]]) -> dict[str, Any]:
-    """The split file's content for the benchmarks whose records are given."""
+def build(
+    suite: Suite, items: Mapping[str, Sequence[Item]], seed: int | None = None
+) -> dict[str, Any]:
+    """The split file's content for the benchmarks whose records are given.
+
+    With a `seed` all records are divided by it, those of sources with own splits too.
+    """
     marks: dict[str, dict[str, Any]] = {}
+    redivided, seed = seed is not None, suite.seed if seed is None else seed
     for name, rows in items.items():
-        calibration, evaluation = split_ids(rows, name, suite.seed)
+        calibration, evaluation = split_ids(rows, name, seed, redivided=redivided)
         marks[name] = {
             "domain": suite.domain_of(name),
             "records": len(rows),
@@ -71,7 +80,8 @@ def build(suite: Suite, items: Mapping[str, Sequence[Item]]) -> dict[str, Any]:
             "evaluation": evaluation,
         }
     _draw(suite, marks)
-    content: dict[str, Any] = {"suite": suite.name, "seed": suite.seed}
+    content: dict[str, Any] = {"suite": suite.name, "seed": seed}
+    content |= {"redivided": True} if redivided else {}
     content |= {"totals": _totals(marks), "benchmarks": marks}
     return {**content, "sha256": _digest(content)}
 
@@ -173,7 +183,9 @@ def verify(content: Mapping[str, Any], suite: Suite, data: Data) -> list[str]:
     plain = {key: value for key, value in content.items() if key != "sha256"}
     if content.get("sha256") != _digest(plain):
         problems.append("the file was changed after it was written (SHA-256)")
-    if (content.get("suite"), content.get("seed")) != (suite.name, suite.seed):
+    seed = content.get("seed")
+    own = content.get("redivided") is True and type(seed) is int
+    if content.get("suite") != suite.name or not (own or seed == suite.seed):
         problems.append(f"it is for {content.get('suite')} with seed {content.get('seed')}")
     marks = content["benchmarks"]
     for name, mark in marks.items():
@@ -185,7 +197,9 @@ def verify(content: Mapping[str, Any], suite: Suite, data: Data) -> list[str]:
             items = suite.benchmarks[name].load(name, data, suite.folder)
         except NoSource:
             continue
-        problems += [f"{name}: {text}" for text in _source_problems(mark, items, name, suite.seed)]
+        divided_by = seed if own and seed is not None else suite.seed
+        wanted = split_ids(items, name, divided_by, redivided=own)
+        problems += [f"{name}: {text}" for text in _source_problems(mark, items, wanted)]
     known = {name: dict(marks[name]) for name in suite.benchmarks if name in marks}
     _draw(suite, known)
     for name, mark in known.items():
@@ -217,7 +231,7 @@ def _mark_problems(mark: Mapping[str, Any], suite: Suite, name: str) -> list[str
 
 
 def _source_problems(
-    mark: Mapping[str, Any], items: Sequence[Item], name: str, seed: int
+    mark: Mapping[str, Any], items: Sequence[Item], wanted: tuple[list[str], list[str]]
 ) -> list[str]:
     found, problems = _sources(items), []
     for part in dict.fromkeys([*mark["sources"], *found]):
@@ -226,7 +240,7 @@ def _source_problems(
             counts = [side["records"] if side else 0 for side in (then, now)]
             what = f"{counts[0]} records, now {counts[1]}" if counts[0] != counts[1] else "content"
             problems.append(f"the source data of {part} changed ({what})")
-    if not problems and split_ids(items, name, seed) != (mark["calibration"], mark["evaluation"]):
+    if not problems and wanted != (mark["calibration"], mark["evaluation"]):
         problems.append("the membership is not the one that the seed gives")
     return problems
 

@@ -77,7 +77,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Cost:
-    """What it took to build the checkpoint, beyond the anchor where there is one."""
+    """What it took to build the checkpoint, beyond the anchor where there is one.
+
+    Calls and labelled items as the paper counts them: those of a repair are one call per domain
+    on the anchor. `spent_calls` and `spent_labelled` count all, on experts and candidates too.
+    """
 
     wall_seconds: float = 0.0
     gpu_seconds: float = 0.0
@@ -86,6 +90,8 @@ class Cost:
     labelled: int = 0
     unlabelled: int = 0
     iterations: int = 0
+    spent_calls: int = 0
+    spent_labelled: int = 0
 
 
 @dataclass(frozen=True)

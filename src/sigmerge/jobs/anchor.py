@@ -47,6 +47,7 @@ def is_current(recipe: Recipe, anchor: Path, options: Options) -> bool:
     return (
         same_text
         and (recipe.search is not None or plan.seed == recipe.seed)
+        and plan.revision == job.operator.revision
         and _same_files(job, anchor)
         and _same_search(recipe, anchor, options)
         and _same_statistics(job, plan, options)

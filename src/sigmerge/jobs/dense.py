@@ -21,9 +21,11 @@ from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.statistics import StatisticsFolders
 from sigmerge.checkpoints.writer import Layout, Output, parse_size, plan_layout
+from sigmerge.engine.beside import beside
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
-from sigmerge.engine.sink import Sink, store
-from sigmerge.engine.stream import CHUNK, Stream, StreamChunk, Workers
+from sigmerge.engine.sink import Sink
+from sigmerge.engine.stream import CHUNK, Stream, rounded
+from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.jobs import capture
 from sigmerge.jobs.options import Options, Step
@@ -35,7 +37,6 @@ from sigmerge.jobs.pools import (
     other_inputs,
 )
 from sigmerge.kernels import TILE
-from sigmerge.kernels.convert import STORAGE
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.features import peak_bytes
 from sigmerge.recipe import Recipe
@@ -72,6 +73,7 @@ class DenseJob:
         content = [
             versions(),
             recipe.method,
+            self.operator.revision,
             recipe.preset,
             recipe.seed,
             str(recipe.tokenizer),
@@ -104,6 +106,10 @@ class DenseJob:
             shapes = [s.shape for s in self.sites.values() if s.block is not None]
             sizes = [peak_bytes(experts, shape) for shape in shapes if len(shape) == 2]
             whole = max(sizes, default=0)
+        else:  # rows and result of a long tile, and as much again for what is computed on it
+            granules = [self.operator.granule(site) for site in self.sites.values()]
+            longest = max((size for size in granules if size > TILE), default=0)
+            whole = 2 * (experts + 1) * 4 * longest
         merging = INTERPRETER + threads * (scratch + window + counts + whole)
         if not self.to_capture:
             return merging
@@ -217,17 +223,19 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         job = with_statistics(job, options)
     recipe, pool = job.recipe, job.pool
     inputs = Inputs.of(pool.members, other_inputs(recipe, job.statistics is not None))
-    source = PoolSource(job.members, allow_nonfinite=options.allow_nonfinite)
     # Blocks that were finished without the check for NaN are not taken over by a run that checks.
     key = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
     with (
         Output(
             out, job.layout, key, overwrite=options.overwrite, durable=options.durable
         ) as output,
+        PoolSource(job.members, allow_nonfinite=options.allow_nonfinite) as source,
         Workers(options.threads) as workers,
     ):
         resumed = sorted(output.done)
-        merge_blocks(job, source, workers, output, options)
+        with beside(partial(inputs.hash, options)) as hashed:
+            merge_blocks(job, source, workers, output, options)
+            hashed()
         copy_companions(output, pool, recipe.tokenizer, recipe.out_dtype)
         title = f"{job.operator.title} of {len(pool.experts)} experts"
         output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
@@ -259,13 +267,14 @@ def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
         captured = recipe.capture.model_dump() | shown
     return Plan(
         operator=recipe.method,
+        revision=job.operator.revision,
         preset=recipe.preset,
         seed=recipe.seed,
         reference=member(job.pool.reference, options) if job.pool.reference else None,
         experts={name: member(expert, options) for name, expert in job.pool.experts.items()},
         settings=summary(job.sites),
         capture=captured,
-        tensors={name: notes[name] for name in sorted(notes, key=natural)} or None,
+        tensors={name: notes[name] for name in sorted(notes, key=natural)},
         warnings=recipe.notes,
     )
 
@@ -290,53 +299,31 @@ def merge_blocks(
     survey = stream.survey(operator.survey(list(job.sites.values()))) if todo else None
     total = sum(slot.nbytes for slot in job.layout.slots.values())
     written = total - sum(job.layout.slots[n].nbytes for _, names in todo for n in names)
-    blocks = stream.ahead([[job.sites[n] for n in names if n in job.sites] for _, names in todo])
-    for (key, names), block in zip(todo, blocks, strict=True):
-        states = stream.prepare(block, lambda site: operator.prepare(site, survey))
-        notes: dict[str, Any] = {}
-        write = partial(_write_chunk, job, survey, output, source.allow_nonfinite, notes)
-        stream.visit(block, states, write)
+    blocks = [[job.sites[n] for n in names if n in job.sites] for _, names in todo]
+    dtypes = {name: slot.dtype for name, slot in job.layout.slots.items()}
+    merged = stream.merge(operator, blocks, survey, dtypes, output.write)
+    for (key, names), notes in zip(todo, merged, strict=True):
         for name in names:
             if name not in job.sites:
                 _copy_tensor(job, source, output, name)
-        output.finish(key, notes or None)
+        output.finish(key, notes or None, names)
         written += sum(job.layout.slots[name].nbytes for name in names)
         options.progress("merging", written, total)
 
 
-def _write_chunk(
-    job: DenseJob,
-    survey: Any,
-    output: Sink,
-    lenient: bool,
-    notes: dict[str, Any],
-    chunk: StreamChunk,
-) -> int:
-    tensor = chunk.site.tensor
-    dtype = job.layout.slots[tensor].dtype
-    for tile in job.operator.merge(chunk, survey):
-        if job.operator.gives_vector:
-            chunk.add_reference(tile)
-        raw = np.empty(tile.out.size, STORAGE[dtype])
-        store(output, tensor, tile.start, tile.out, raw, dtype, lenient)
-    if chunk.notes:
-        notes[tensor] = chunk.notes
-    return chunk.stop - chunk.start
-
-
 def _copy_tensor(job: DenseJob, source: PoolSource, output: Sink, name: str) -> None:
-    """A tensor that is not merged: the layout checkpoint's own values, cast if asked."""
+    """A tensor that is not merged: the layout checkpoint's own values, cast to the output type."""
     stored, slot = job.pool.layout.tensors[name], job.layout.slots[name]
     if not stored.floating:
         output.write_bytes(name, source.reader.bytes(stored))
         return
     member = "reference" if job.pool.reference else next(iter(job.pool.experts))
-    origin = PoolSource({member: job.pool.layout}, allow_nonfinite=source.allow_nonfinite)
-    for start in range(0, stored.size, TILE):
-        values = np.empty(min(TILE, stored.size - start), np.float32)
-        origin.fill(member, name, start, values)
-        raw = np.empty(values.size, STORAGE[slot.dtype])
-        store(output, name, start, values, raw, slot.dtype, source.allow_nonfinite)
+    lenient = source.allow_nonfinite
+    with PoolSource({member: job.pool.layout}, allow_nonfinite=lenient) as origin:
+        for start in range(0, stored.size, TILE):
+            values = np.empty(min(TILE, stored.size - start), np.float32)
+            origin.fill(member, name, start, values)
+            output.write(name, start, rounded(name, start, values, slot.dtype, lenient))
 
 
 def summary(sites: Mapping[str, Site]) -> dict[str, Any]:

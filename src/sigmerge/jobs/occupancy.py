@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import Layout, Output, mirror_layout
+from sigmerge.engine.beside import beside
+from sigmerge.engine.layer import LayerBlock, Piece
 from sigmerge.engine.machine import INTERPRETER, Meter, versions
-from sigmerge.engine.sink import Sink, store
-from sigmerge.engine.stream import Workers, ahead
+from sigmerge.engine.sink import Sink
+from sigmerge.engine.stream import ahead
+from sigmerge.engine.workers import Workers
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import Inputs, block_sites
-from sigmerge.kernels.claim import TILE
-from sigmerge.kernels.convert import STORAGE
-from sigmerge.method.occupancy import Update, admit, claim
+from sigmerge.method.occupancy import Update, admission, claim
 from sigmerge.operators.base import Site
 from sigmerge.records import (
     FOLDER,
@@ -42,7 +44,9 @@ from sigmerge.records import (
 )
 from sigmerge.results import Merged
 
-BF16, F32 = STORAGE["BF16"], STORAGE["F32"]
+SMALL = 48 << 20
+"""Coordinates of a block up to which two are repaired at a time, so that one fills the threads that
+the end of a pass over the other leaves idle. Larger blocks have long passes, and take memory."""
 Guard = Callable[[Path], Verdict]
 """Looks at a repaired folder before it is published, and decides whether the repair is kept."""
 
@@ -89,6 +93,7 @@ def describe_occupancy(pool: Pool) -> Step:
     largest = max(sum(pool.layout.tensors[s.tensor].nbytes for s in block) for block in blocks)
     members = len(pool.experts) + 2
     coordinates = max(sum(site.size for site in block) for block in blocks)
+    together = 2 if coordinates <= SMALL else 1
     facts: dict[str, object] = {
         "layers": pool.stack.depth,
         "experts": {name: str(member.path) for name, member in pool.experts.items()},
@@ -99,60 +104,8 @@ def describe_occupancy(pool: Pool) -> Step:
         facts,
         bytes_to_read=sum(m.nbytes for m in pool.members.values()) + pool.layout.nbytes,
         bytes_to_write=pool.layout.nbytes,
-        peak_memory_bytes=INTERPRETER + largest * members + coordinates,
+        peak_memory_bytes=INTERPRETER + together * (largest * members + coordinates),
     )
-
-
-class LayerBlock:
-    """One decoder block as the method sees it: tiles in flat order over its sorted tensors."""
-
-    def __init__(self, index: int, sites: Sequence[Site], job: OccupancyJob, source: PoolSource):
-        self.index = index
-        self.domains = job.domains
-        self.tiles: list[tuple[int, int]] = []
-        self.places: list[tuple[str, int]] = []
-        self.sites = sites
-        self._source = source
-        self._local = threading.local()
-        offset = 0
-        for site in sites:
-            for start in range(0, site.size, TILE):
-                stop = min(site.size, start + TILE)
-                self.tiles.append((offset + start, offset + stop))
-                self.places.append((site.tensor, start))
-            offset += site.size
-        self.size = offset
-        self._raw = {name: self._views(name) for name in ("reference", *job.domains)}
-
-    def stored(self, domain: int, tile: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        expert = self._raw[self.domains[domain]][tile]
-        reference = self._raw["reference"][tile]
-        if expert.dtype == reference.dtype and expert.dtype in (BF16, F32):
-            return expert, reference
-        return self._fill(self.domains[domain], tile, 0), self._fill("reference", tile, 1)
-
-    def not_finite(self, domain: int, tile: int) -> None:
-        for member in (self.domains[domain], "reference"):
-            self._fill(member, tile, 0)
-
-    def _views(self, member: str) -> list[np.ndarray[Any, Any]]:
-        """A member's stored values, tile by tile."""
-        whole = {site.tensor: self._source.raw(member, site.tensor) for site in self.sites}
-        return [whole[tensor][start : start + TILE] for tensor, start in self.places]
-
-    def _fill(self, member: str, tile: int, row: int) -> np.ndarray[Any, Any]:
-        """A member's values in the calling thread's own room; an error if they are not finite."""
-        if not hasattr(self._local, "rows"):
-            self._local.rows = np.empty((2, TILE), np.float32)
-        tensor, place = self.places[tile]
-        start, stop = self.tiles[tile]
-        values = self._local.rows[row, : stop - start]
-        self._source.fill(member, tensor, place, values)
-        return values
-
-    def release(self) -> None:
-        for site in self.sites:
-            self._source.done(site.tensor, 0, site.size)
 
 
 def run_occupancy(
@@ -170,11 +123,12 @@ def run_occupancy(
     `guard` is called with the finished folder before it is published; it may restore the anchor.
     """
     job = OccupancyJob.of(plan, pool, anchor)
-    sources = _sources(job, options)
     inputs = Inputs.of({**pool.members, "anchor": anchor})
-    with _output(job, out, options) as output:
+    with _output(job, out, options) as output, _sources(job, options) as sources:
         resumed = sorted(output.done)
-        claims = _write(job, sources, output, options)
+        with beside(partial(inputs.hash, options)) as hashed:
+            claims = _write(job, sources, output, options)
+            hashed()
         plan = plan.model_copy(update=claims)
         if guard is not None:
             plan = _guarded(plan, guard(_readable(output)), job, sources[1], output)
@@ -204,18 +158,27 @@ def write_candidate(
 ) -> None:
     """Write a repaired checkpoint that is only measured: weights and companions, no records."""
     job = OccupancyJob.of(plan, pool, anchor)
-    with _output(job, folder, options) as output:
-        _write(job, _sources(job, options), output, options)
+    with _output(job, folder, options) as output, _sources(job, options) as sources:
+        _write(job, sources, output, options)
         output.publish()
 
 
-def _sources(job: OccupancyJob, options: Options) -> tuple[PoolSource, PoolSource]:
+def claim_into(job: OccupancyJob, sink: Sink, options: Options) -> None:
+    """The weights of a repaired checkpoint that is not stored."""
+    with _sources(job, options) as (source, anchor), Workers(options.threads) as workers:
+        write_layers(job, source, anchor, workers, sink, options)
+        _copy_outside(job, anchor, sink)
+
+
+@contextmanager
+def _sources(job: OccupancyJob, options: Options) -> Iterator[tuple[PoolSource, PoolSource]]:
     """The pool's values, and the anchor's."""
     lenient = options.allow_nonfinite
-    return (
-        PoolSource(job.pool.members, allow_nonfinite=lenient),
-        PoolSource({"anchor": job.anchor}, allow_nonfinite=lenient),
-    )
+    with (
+        PoolSource(job.pool.members, allow_nonfinite=lenient) as source,
+        PoolSource({"anchor": job.anchor}, allow_nonfinite=lenient) as anchor,
+    ):
+        yield source, anchor
 
 
 def _output(job: OccupancyJob, out: Path, options: Options) -> Output:
@@ -276,11 +239,16 @@ def write_layers(
         anchor.prefetch(names)
 
     todo = [index for index, key in enumerate(keys) if key not in output.done]
-    for index in ahead(todo, prefetch):
-        record = _write_layer(job, index, blocks[index], source, anchor, workers, output)
-        output.finish(keys[index], record)
+
+    def layer(index: int) -> list[dict[str, Any]]:
+        return _write_layer(job, index, blocks[index], source, anchor, workers, output)
+
+    two = max(sum(site.size for site in sites) for sites in blocks) <= SMALL
+    records = workers.overlap(layer, ahead(todo, prefetch), two=two)
+    for index, record in zip(todo, records, strict=True):
+        output.finish(keys[index], record, [site.tensor for site in blocks[index]])
         written += sizes[index]
-        options.progress("repairing", written, job.layout.nbytes)
+        options.progress("repairing", written, sum(sizes))
     return [output.done[key] for key in keys]
 
 
@@ -293,7 +261,7 @@ def _write_layer(
     workers: Workers,
     output: Sink,
 ) -> list[dict[str, Any]]:
-    block = LayerBlock(index, sites, job, source)
+    block = LayerBlock(index, sites, job.domains, source, anchor)
     owner = None
     records = []
     for turn in job.rounds:
@@ -303,34 +271,19 @@ def _write_layer(
         owner = claims.owner
         records.append({"claimed": claims.claimed, "support": claims.support, "mass": claims.mass})
     assert owner is not None
-    owned = owner
     owners = [d for d in range(len(job.domains)) if any(r["claimed"][d] for r in records)]
+    update = admission(block, owners, job.update)
 
-    def write(tiles: Sequence[int]) -> None:
-        values = np.empty(TILE, np.float32)
-        raw = np.empty(TILE * 4, np.uint8)
-        for tile in tiles:
-            tensor, start = block.places[tile]
-            first, last = block.tiles[tile]
-            size = last - first
-            dtype = job.layout.slots[tensor].dtype
-            anchor.fill("anchor", tensor, start, values[:size])
-            admit(block, owned, owners, tile, values[:size], job.update)
-            kind = STORAGE[dtype]
-            store(output, tensor, start, values[:size],
-                  raw[: size * kind.itemsize].view(kind), dtype,
-                  anchor.allow_nonfinite)  # fmt: skip
+    def write(piece: Piece) -> None:
+        dtype = job.layout.slots[piece.tensor].dtype
+        output.write(piece.tensor, piece.start, block.repaired(piece, update, owner, dtype))
 
-    pieces = [range(a, min(a + 4, len(block.tiles))) for a in range(0, len(block.tiles), 4)]
-    for _ in workers.map(write, pieces):
+    for _ in workers.map(write, block.pieces):
         pass
-    block.release()
-    for site in sites:
-        anchor.done(site.tensor, 0, site.size)
     return records
 
 
-def _copy_outside(job: OccupancyJob, anchor: PoolSource, output: Output) -> None:
+def _copy_outside(job: OccupancyJob, anchor: PoolSource, output: Sink) -> None:
     """Everything the repair does not touch is the anchor's, byte for byte."""
     inside = {site.tensor for block in block_sites(job.pool) for site in block}
     for name, stored in job.anchor.tensors.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -110,6 +110,11 @@ class Inputs:
         files |= others or {}
         return cls(files, identify(files))
 
+    def hash(self, options: Options, step: Callable[[int], None]) -> None:
+        """Hash beside the work what `digested` looks up after it; one thread is not shared."""
+        if options.threads > 1:
+            sha256([one.file for one in self.before], options.threads, step)
+
     def digested(self, options: Options) -> tuple[InputFile, ...]:
         """The files with their digests; PoolError if one changed since."""
         total = sum(one.size for one in self.before)
@@ -121,6 +126,8 @@ class Inputs:
             options.progress("hashing inputs", hashed, total)
 
         known = {one.file: one for one in digested(self.before, options.threads, progress)}
+        if hashed:  # the digests of the other files were known
+            options.progress("hashing inputs", total, total)
         return tuple(
             InputFile(
                 member=name,

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.companions import tokenizer_files
+from sigmerge.checkpoints.companions import tokenizer_files, vocabulary
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
-from sigmerge.engine.stream import Stream, Workers
+from sigmerge.engine.stream import Stream
+from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.cache import beside, keep_bytes, keep_json, kept_json
 from sigmerge.files.digests import sha256
@@ -25,10 +26,10 @@ from sigmerge.files.documents import content_key, read_bytes
 from sigmerge.files.scratch import scratch
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import block_sites, open_repair_pool, weight_digests
-from sigmerge.kernels.signature import add_signature
+from sigmerge.kernels import TILE
+from sigmerge.kernels.signature import signature
 from sigmerge.method import conflict
 from sigmerge.operators.base import Chunk, Pass, Passes, Site
-from sigmerge.operators.task_arithmetic import task_vectors
 from sigmerge.probing.exemplars import check_same_vocabulary, read_prompts
 from sigmerge.recipe import Recipe
 from sigmerge.results import Profile
@@ -155,11 +156,9 @@ def _signature(pool: Pool, options: Options) -> tuple[Any, Any]:
     done = 0
 
     def visit(chunk: Chunk) -> tuple[Site, int, Any, Any]:
-        part, sums, size = np.zeros((experts, experts)), np.zeros(2), 0
-        for tile in task_vectors(chunk):
-            add_signature(tile.experts, part, sums)
-            size += tile.out.size
-        return chunk.site, size, part, sums
+        part, sums = np.zeros((experts, experts)), np.zeros(2)
+        chunk.read(signature, TILE, part, sums)
+        return chunk.site, chunk.size, part, sums
 
     def fold(_: None, result: tuple[Site, int, Any, Any]) -> None:
         nonlocal done
@@ -173,8 +172,10 @@ def _signature(pool: Pool, options: Options) -> tuple[Any, Any]:
     def passes() -> Passes:
         yield Pass(visit, fold)
 
-    with Workers(options.threads) as workers:
-        source = PoolSource(pool.members, allow_nonfinite=options.allow_nonfinite)
+    with (
+        PoolSource(pool.members, allow_nonfinite=options.allow_nonfinite) as source,
+        Workers(options.threads) as workers,
+    ):
         Stream(blocks, source, workers, lambda site: 4).survey(passes())
     return dots, mass
 
@@ -230,7 +231,7 @@ def _keep_gram(note: Path, gram: Array) -> None:
 def _tokenizer(pool: Pool) -> Path:
     """The folder of the reference's tokenizer; the first expert's if the reference has none."""
     folders = [pool.layout.path, *(expert.path for expert in pool.experts.values())]
-    found = next((folder for folder in folders if tokenizer_files(folder)), None)
+    found = next((folder for folder in folders if vocabulary(folder) is not None), None)
     if found is None:
         raise PoolError(
             f"{pool.layout.path}: has no tokenizer, and no expert has one; the probe needs it."
@@ -243,7 +244,7 @@ def _check_vocabularies(pool: Pool, options: Options) -> None:
     chosen = _tokenizer(pool)
     folders = {"reference": chosen}
     for name, expert in pool.experts.items():
-        if tokenizer_files(expert.path):
+        if vocabulary(expert.path) is not None:
             folders[name] = expert.path
     main = {name: folder / "tokenizer.json" for name, folder in folders.items()}
     files = [file for file in main.values() if file.exists()]

@@ -39,7 +39,7 @@ from sigmerge.jobs.scores import (
     scorer_of,
 )
 from sigmerge.jobs.work_folder import hidden
-from sigmerge.method import deficit
+from sigmerge.method import budget, deficit
 from sigmerge.method.controls import VARIANTS, Allocation, allocate
 from sigmerge.probing.exemplars import read_prompts
 from sigmerge.recipe import Recipe, RepairSection, load_recipe
@@ -119,6 +119,10 @@ class RepairJob:
         meter = Meter()
         pool = open_repair_pool(self.recipe, self.options)
         stored = open_anchor(self.anchor, pool, self.options)
+        if self.section.decided:
+            plan = self._decided_plan(pool, stored)
+            text, options = self.recipe.text, self.options
+            return run_occupancy(plan, pool, stored, text, self.out, options, meter)
         table = score_table(self.recipe, self.anchor, self.scorer, self.options)
         measured = measure_profile(self.recipe, pool, self.options)
         plan = self._plan(pool, stored, table, measured)
@@ -130,6 +134,33 @@ class RepairJob:
         guard = _guard(self.section, self.scorer, table)
         return run_occupancy(
             plan, pool, stored, self.recipe.text, self.out, self.options, meter, guard
+        )
+
+    def _decided_plan(self, pool: Pool, stored: Checkpoint) -> RepairPlan:
+        """The plan of a recipe that gives shares and capacity; nothing is measured."""
+        recipe, options, section = self.recipe, self.options, self.section
+        decided = decide(section, pool)
+        anchor = member(stored, options)
+        assert not isinstance(section.scale, str)
+        return RepairPlan(
+            operator=recipe.method,
+            preset=recipe.preset,
+            reference=member(pool.layout, options),
+            experts={name: member(expert, options) for name, expert in pool.experts.items()},
+            settings=_settings(stored.path),
+            anchor=anchor if self.kept else Member(path=None, sha256=anchor.sha256),
+            domains=tuple(pool.experts),
+            seed=section.seed,
+            capacity=decided.capacity,
+            share=decided.turn.share,
+            order=decided.turn.order,
+            coordinates=decided.coordinates,
+            quota=decided.turn.quota,
+            selection="magnitude",
+            update=section.update,
+            scale=section.scale,
+            drop=None,
+            warnings=tuple(_notes(recipe, stored.path)),
         )
 
     def _plan(
@@ -169,10 +200,45 @@ class RepairJob:
         )
 
 
+@dataclass(frozen=True)
+class Decided:
+    """What a recipe's own shares and capacity claim."""
+
+    turn: Round
+    capacity: tuple[float, ...]
+    coordinates: tuple[int, ...]
+
+
+def decide(section: RepairSection, pool: Pool) -> Decided:
+    """The quotas of a repair: section that gives shares and capacity; RecipeError if too many."""
+    assert section.shares is not None and section.capacity is not None
+    domains = tuple(pool.experts)
+    coordinates = np.array([sum(site.size for site in block) for block in block_sites(pool)])
+    given = section.capacity
+    capacity = np.array(given if isinstance(given, list) else [given] * coordinates.size)
+    if capacity.size != coordinates.size:
+        raise RecipeError(
+            f"repair.capacity: has {capacity.size} numbers for {coordinates.size} layers."
+        )
+    share = np.array([section.shares.get(domain, 0.0) for domain in domains])
+    quota = budget.quotas(capacity, share, coordinates)
+    if problems := budget.infeasible(quota, coordinates):
+        raise RecipeError("The quotas do not fit; lower repair.capacity.", problems)
+    turn = Round(
+        order=tuple(domains[d] for d in budget.claim_order(share)),
+        quota=tuple(map(tuple, quota.tolist())),
+        share=dict(zip(domains, share.tolist(), strict=True)),
+    )
+    return Decided(turn, tuple(capacity.tolist()), tuple(coordinates.tolist()))
+
+
 def repair_steps(recipe: Recipe, pool: Pool, options: Options) -> tuple[Step, ...]:
     """The steps of a repair whose checks have passed: scoring, profile, claims, scoring again."""
     section = recipe.repair
     assert section is not None
+    if section.decided:
+        decide(section, pool)
+        return (describe_occupancy(pool),)
     scorer = scorer_of(recipe, options)
     tries = section.rounds - 1 + (len(CANDIDATES) if section.scale == "calibrated" else 0)
     after = tries + (section.guard != "off")
@@ -190,6 +256,9 @@ def check_repair(recipe: Recipe, options: Options, score: Score | None = None) -
     """Find problems of the scores and the probe before a merge is made."""
     section = recipe.repair
     assert section is not None
+    if section.decided:
+        decide(section, open_repair_pool(recipe, options))
+        return
     scorer = scorer_of(recipe, options, score=score)
     needs = [f"rounds: {section.rounds}"] if section.rounds > 1 else []
     needs += ["scale: calibrated"] if section.scale == "calibrated" else []
@@ -466,7 +535,7 @@ class DeficitsJob:
         )
 
     def _checked(self) -> Recipe:
-        if self.recipe.repair is None:
+        if self.recipe.repair is None or self.recipe.repair.decided:
             raise RecipeError("The recipe has no repair: section that says where scores come from.")
         stored = self.given_anchor or self.recipe.anchor
         if stored is not None:

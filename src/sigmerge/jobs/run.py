@@ -48,6 +48,11 @@ class RunJob:
             raise RecipeError(
                 "The recipe has no repair: section; `sigmerge merge` makes plain merges."
             )
+        if self.recipe.repair.decided:
+            raise RecipeError(
+                "The recipe's repair: section gives shares and capacity, and no scores; "
+                "`sigmerge merge` makes it."
+            )
         check_repair(self.recipe, self.options, self.score)
         WORK.check(self.out, self.options.overwrite, self.recipe.inputs)
 

@@ -9,11 +9,11 @@ suite keeps every item itself. Scores of a callable are not kept: nothing identi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -27,17 +27,38 @@ from sigmerge.method.deficit import check_scores
 from sigmerge.recipe import Recipe
 from sigmerge.records import PairedScores, ScoreTable
 
+if TYPE_CHECKING:
+    from sigmerge.evaluation.how import How
+    from sigmerge.evaluation.run import Result
+    from sigmerge.evaluation.suite import Suite
+
 DomainScores = dict[str, float]
 Score = Callable[[Path], Mapping[str, float]]
 """A Python callable from a checkpoint folder to {domain: fraction}."""
 
 
 @dataclass(frozen=True)
+class Metric:
+    """One metric of one benchmark; those marked `headline` make up the domain's score."""
+
+    domain: str
+    benchmark: str
+    metric: str
+    value: float
+    headline: bool
+    items: int
+
+
+@dataclass(frozen=True)
 class Measured:
-    """Domain scores of a checkpoint, and by domain the benchmarks that had no data."""
+    """Domain scores of a checkpoint, and by domain the benchmarks that had no data.
+
+    `metrics` are the numbers behind the scores; a command and a callable give none.
+    """
 
     scores: DomainScores
     missing: Mapping[str, tuple[str, ...]]
+    metrics: tuple[Metric, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,9 +177,21 @@ def suite_scorer(
 def _suite_scorer(
     evaluate: Mapping[str, Any], split: str, folder: Path, options: Options
 ) -> CheckpointScorer:
-    """A suite through its harnesses; files that the recipe names are looked for beside it."""
-    from sigmerge.evaluation.how import How
     from sigmerge.evaluation.run import evaluate as run
+
+    suite, how = suite_and_how(evaluate, folder, options)
+
+    def measure(checkpoint: Path) -> Measured:
+        result = run(checkpoint, suite, split, how)
+        missing = {d: tuple(n) for d, n in result.missing.items()}
+        return Measured(dict(result.domains), missing, tuple(_metrics(suite, result)))
+
+    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
+
+
+def suite_and_how(evaluate: Mapping[str, Any], folder: Path, options: Options) -> tuple[Suite, How]:
+    """The suite and the settings of a recipe's evaluate:, whose files are looked for beside it."""
+    from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Data
     from sigmerge.evaluation.suite import load_suite, nano_suite
 
@@ -180,12 +213,15 @@ def _suite_scorer(
         strict=options.strict,
         **{key: evaluate[key] for key in passed if key in evaluate},
     )
+    return suite, how
 
-    def measure(checkpoint: Path) -> Measured:
-        result = run(checkpoint, suite, split, how)
-        return Measured(dict(result.domains), {d: tuple(n) for d, n in result.missing.items()})
 
-    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
+def _metrics(suite: Suite, result: Result) -> Iterator[Metric]:
+    for domain, name, metric in suite.submetrics:
+        if name in result.benchmarks:
+            headline = metric == suite.benchmarks[name].score
+            value = result.benchmarks[name][metric]
+            yield Metric(domain, name, metric, value, headline, result.items[name])
 
 
 def score_table(

@@ -29,7 +29,7 @@ from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import put_in_place, sync_tree
 from sigmerge.engine.machine import LIBRARIES, Meter, free_memory
-from sigmerge.engine.stream import Workers
+from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
 from sigmerge.files.digests import sha256
 from sigmerge.files.journal import Journal, continues
@@ -307,7 +307,7 @@ def _check_nano(model: Path, nano: Path) -> None:
 def check_out(job: SearchJob, out: Path, options: Options) -> None:
     """Whether the search may write there; a winner is one only beside the journal that led to it.
 
-    Touches nothing, so a dry run asks it too.
+    Touches nothing, so a dry run calls it too.
     """
     FOLDER.check(out, options.overwrite, job.base.recipe.inputs)
     if (out / "winner").exists() and not (out / JOURNAL).exists():
@@ -375,9 +375,9 @@ def _search_into(job: SearchJob, out: Path, options: Options) -> SearchRecord:
 
 
 class _Search:
-    """One search under way: what the journal knows is not asked again.
+    """One search under way: what is in the journal is not scored again.
 
-    Models are asked by the threads of `team`; records come back, and go into the journal, in order.
+    The threads of `team` score models; records are returned and journalled in order.
     """
 
     def __init__(self, job: SearchJob, journal: Journal, team: Workers, options: Options) -> None:
@@ -464,8 +464,11 @@ class _Search:
         job = plan_dense(load_recipe(recipe), self.options)
         shapes = {name: tensor.shape for name, tensor in job.pool.layout.tensors.items()}
         memory = Memory(job.layout, shapes)
-        source = PoolSource(job.members, allow_nonfinite=self.options.allow_nonfinite)
-        with Workers(self.options.threads) as team:
+        lenient = self.options.allow_nonfinite
+        with (
+            PoolSource(job.members, allow_nonfinite=lenient) as source,
+            Workers(self.options.threads) as team,
+        ):
             merge_blocks(job, source, team, memory, replace(self.options, progress=silent))
         return memory.weights
 

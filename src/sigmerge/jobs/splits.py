@@ -11,11 +11,21 @@ from sigmerge.evaluation.sources import Data, NoSource
 from sigmerge.evaluation.suite import load_suite
 
 
-def build(suite: str, file: Path, *, data: Path | None = None, hub: bool = False) -> dict[str, Any]:
-    """Write the split file of a suite for the benchmarks whose records are here."""
+def build(
+    suite: str,
+    file: Path,
+    *,
+    data: Path | None = None,
+    hub: bool = False,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """Write the split file of a suite for the benchmarks whose records are here.
+
+    A `seed` divides all records anew, to see how much depends on the division.
+    """
     loaded = load_suite(suite)
     items, absent = splits.load_available(loaded, Data.default(data, hub))
-    content = splits.build(loaded, items)
+    content = splits.build(loaded, items, seed)
     splits.write(content, file)
     return {"file": str(file), "absent": absent, **summary(content)}
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.verify import Finding, Report, verify_pool, verify_result
-from sigmerge.engine.stream import Workers
+from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
@@ -123,7 +123,7 @@ class _Comparison:
         stored = self._stored.tensors.get(tensor)
         return memoryview(b"") if stored is None else self._reader.bytes(stored)
 
-    def finish(self, block: str, record: Any = None) -> None:
+    def finish(self, block: str, record: Any = None, tensors: Iterable[str] | None = None) -> None:
         self.done[block] = record
 
 
@@ -164,8 +164,10 @@ def _merged_again(recipe: Recipe, stored: Checkpoint, options: Options) -> dict[
         job = with_statistics(job, options)
     keys = [key for key, _ in job.pool.blocks()]
     sink = _Comparison(stored, [key for key in keys if key not in sampled(keys)])
-    with Workers(options.threads) as workers:
-        source = PoolSource(job.members, allow_nonfinite=True)
+    with (
+        PoolSource(job.members, allow_nonfinite=True) as source,
+        Workers(options.threads) as workers,
+    ):
         merge_blocks(job, source, workers, sink, options)
     return sink.differing
 
@@ -176,15 +178,17 @@ def _repaired_again(plan: RepairPlan, stored: Checkpoint, options: Options) -> d
     keys = [f"layer {index}" for index in range(pool.stack.depth)]
     chosen = sampled(keys)
     sink = _Comparison(stored, [key for key in keys if key not in chosen], [])
-    reader = PoolSource({"anchor": anchor}, allow_nonfinite=True)
-    if plan.guard is not None and plan.guard.kept == "anchor":
-        for name, tensor in anchor.tensors.items():
-            sink.write_bytes(name, reader.reader.bytes(tensor))
-        return sink.differing
-    job = OccupancyJob.of(plan, pool, anchor)
-    with Workers(options.threads) as workers:
-        source = PoolSource(pool.members, allow_nonfinite=True)
-        write_layers(job, source, reader, workers, sink, options)
+    with (
+        PoolSource(pool.members, allow_nonfinite=True) as source,
+        PoolSource({"anchor": anchor}, allow_nonfinite=True) as reader,
+        Workers(options.threads) as workers,
+    ):
+        if plan.guard is not None and plan.guard.kept == "anchor":
+            for name, tensor in anchor.tensors.items():
+                sink.write_bytes(name, reader.reader.bytes(tensor))
+        else:
+            job = OccupancyJob.of(plan, pool, anchor)
+            write_layers(job, source, reader, workers, sink, options)
     return sink.differing
 
 

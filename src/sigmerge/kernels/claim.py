@@ -1,7 +1,7 @@
-"""Sequential occupancy on a tile: the loops of Algorithm 1, lines 14–16.
+"""Sequential occupancy on tiles: the loops of Algorithm 1, lines 14–16.
 
-Kernels read θ_d and θ_ref as they are stored (bfloat16 bit patterns, or float32) and form the task
-vector strip by strip, so that it never leaves the first-level cache.
+A call takes a run of tiles. Kernels read θ_d and θ_ref as they are stored and form the task vector
+strip by strip, so that it never leaves the first-level cache.
 
 The owner map is one byte per coordinate: a domain's index, or FREE. While a domain claims, the free
 coordinates carry two provisional codes as well, ABOVE and TIED, so that a claim whose threshold was
@@ -9,18 +9,19 @@ guessed can be marked again, and ties can be counted over all tiles before the f
 handed out. Every code from ABOVE on is therefore free.
 
 Magnitudes are the 31-bit patterns of select.py; no selection reads a score as a number, so random
-bits, given as `expert` with an empty `reference`, serve as well as task vectors do.
+bits serve as well as task vectors do.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels.convert import all_finite, delta_bf16, widen_bf16
 from sigmerge.kernels.jit import kernel
-from sigmerge.kernels.select import LOW_BINS, LOW_BITS
+from sigmerge.kernels.philox import fill
+from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE, STRIP
+from sigmerge.kernels.stored import load, load_difference, save
 
 Array = np.ndarray[Any, Any]
 
@@ -29,60 +30,84 @@ TIED: Final = np.uint8(254)
 FREE: Final = np.uint8(255)
 MAX_DOMAINS: Final = 253
 
-_MAGNITUDE = np.uint32(0x7FFFFFFF)
 _LANES = 64
 TILE: Final = 1 << 17
 """Coordinates of a tile: what it reads stays in the second-level cache, and calls are few."""
-STRIP: Final = 4096
-"""Coordinates whose task vector is held at a time."""
+ADD, SPARSE, REPLACE = 0, 1, 2
+
+
+class Table(NamedTuple):
+    """Where the tiles of a block lie: their edges in flat order, addresses and types by tile.
+
+    With a `key` (1, and two words) the score is not Δ_d but random bits of the flat index.
+    """
+
+    edges: Array
+    expert: Array
+    expert_kinds: Array
+    reference: Array
+    reference_kinds: Array
+    key: Array
 
 
 @kernel
-def score(expert: Array, reference: Array, out: Array) -> bool:
-    """Δ_d on a strip, or the bits of `expert` if the reference is empty; False if not finite."""
-    if reference.size == 0:
-        out[:] = expert
+def _score(table: Table, tile: int, begin: int, room: Array, out: Array) -> bool:
+    """What a strip is ranked by: Δ_d or random bits; False if not all that was read is finite."""
+    if table.key[0]:
+        fill((table.key[1], table.key[2]), table.edges[tile] + begin, out.view(np.uint32))
         return True
-    if expert.itemsize == 2:
-        return bool(delta_bf16(expert, reference, out))
-    for i in range(out.size):
-        out[i] = np.float32(expert[i]) - np.float32(reference[i])
-    return bool(all_finite(expert) & all_finite(reference))
+    return bool(
+        load_difference(
+            table.expert[tile],
+            table.expert_kinds[tile],
+            table.reference[tile],
+            table.reference_kinds[tile],
+            begin,
+            room,
+            out,
+        )
+    )
 
 
 @kernel
-def count_high(expert: Array, reference: Array, owner: Array, histogram: Array, every: int) -> None:
-    """select.count_high over the free coordinates of one strip in `every`."""
-    room = np.empty(STRIP, np.float32)
-    for begin in range(0, owner.size, STRIP * every):
-        end = min(begin + STRIP, owner.size)
-        mine, delta = owner[begin:end], room[: end - begin]
-        score(expert[begin:end], reference[begin:end], delta)
-        bits = delta.view(np.uint32)
-        for i in range(mine.size):
-            # Adding 0 or 1 keeps the loop free of a branch that no one can predict.
-            histogram[(bits[i] & _MAGNITUDE) >> np.uint32(LOW_BITS)] += np.int64(mine[i] >= ABOVE)
+def count_high(
+    table: Table, owner: Array, first: int, last: int, every: int, histogram: Array
+) -> None:
+    """Count the upper bits of free coordinates' magnitudes in one strip in `every` of each tile."""
+    room, deltas = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
+    for tile in range(first, last):
+        here = owner[table.edges[tile] : table.edges[tile + 1]]
+        for begin in range(0, here.size, STRIP * every):
+            mine = here[begin : begin + STRIP]
+            delta = deltas[: mine.size]
+            _score(table, tile, begin, room, delta)
+            bits = delta.view(np.uint32)
+            for i in range(mine.size):
+                # Adding 0 or 1 keeps the loop free of a branch that no one can predict.
+                bin_ = (bits[i] & MAGNITUDE) >> np.uint32(LOW_BITS)
+                histogram[bin_] += np.int64(mine[i] >= ABOVE)
 
 
 @kernel
 def count_low(
-    expert: Array, reference: Array, owner: Array, histogram: Array, every: int, high: int
+    table: Table, owner: Array, first: int, last: int, every: int, high: int, histogram: Array
 ) -> None:
-    """select.count_low over the free coordinates of one strip in `every`."""
-    room, inside = np.empty(STRIP, np.float32), np.empty(STRIP, np.uint16)
-    wanted = np.uint32(high)
-    for begin in range(0, owner.size, STRIP * every):
-        end = min(begin + STRIP, owner.size)
-        mine, delta = owner[begin:end], room[: end - begin]
-        score(expert[begin:end], reference[begin:end], delta)
-        bits = delta.view(np.uint32)
-        count = 0
-        for i in range(mine.size):
-            magnitude = bits[i] & _MAGNITUDE
-            inside[count] = magnitude & np.uint32(LOW_BINS - 1)
-            count += (magnitude >> np.uint32(LOW_BITS) == wanted) & (mine[i] >= ABOVE)
-        for i in range(count):
-            histogram[inside[i]] += 1
+    """The same for the lower bits of magnitudes whose upper bits are `high`."""
+    room, deltas = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
+    inside, wanted = np.empty(STRIP, np.uint16), np.uint32(high)
+    for tile in range(first, last):
+        here = owner[table.edges[tile] : table.edges[tile + 1]]
+        for begin in range(0, here.size, STRIP * every):
+            mine = here[begin : begin + STRIP]
+            delta = deltas[: mine.size]
+            _score(table, tile, begin, room, delta)
+            bits, count = delta.view(np.uint32), 0
+            for i in range(mine.size):
+                magnitude = bits[i] & MAGNITUDE
+                inside[count] = magnitude & np.uint32(LOW_BINS - 1)
+                count += (magnitude >> np.uint32(LOW_BITS) == wanted) & (mine[i] >= ABOVE)
+            for i in range(count):
+                histogram[inside[i]] += 1
 
 
 @kernel
@@ -124,32 +149,47 @@ def _code(delta: Array, owner: Array, cut: np.int32) -> tuple[int, int]:
 
 @kernel
 def mark(
-    expert: Array, reference: Array, owner: Array, threshold: int
-) -> tuple[int, int, float, bool]:
+    table: Table, owner: Array, first: int, last: int, threshold: int, counts: Array, mass: Array
+) -> int:
     """Mark the free coordinates ABOVE the threshold, TIED with it, or FREE.
 
-    Returns how many are above, how many tied, the sum of |score| over those above, and whether
-    everything that was read is finite.
+    Row t of `counts` becomes how many of tile t are above and how many tied, mass[t] the sum of
+    |score| over those above. Returns the first tile on which something read is not finite, or -1.
     """
-    room, lanes = np.empty(STRIP, np.float32), np.zeros(_LANES)
-    above, tied, finite = 0, 0, True
-    for begin in range(0, owner.size, STRIP):
-        end = min(begin + STRIP, owner.size)
-        mine, delta = owner[begin:end], room[: end - begin]
-        finite &= score(expert[begin:end], reference[begin:end], delta)
-        more_above, more_tied = _code(delta, mine, np.int32(threshold))
-        above, tied = above + more_above, tied + more_tied
-        _add_mass(delta, mine, ABOVE, lanes)
-    return above, tied, _total(lanes), finite
+    room, deltas = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
+    lanes, wrong = np.empty(_LANES), -1
+    for tile in range(first, last):
+        here = owner[table.edges[tile] : table.edges[tile + 1]]
+        lanes[:] = 0
+        counts[tile, 0], counts[tile, 1] = 0, 0
+        for begin in range(0, here.size, STRIP):
+            mine = here[begin : begin + STRIP]
+            delta = deltas[: mine.size]
+            if not _score(table, tile, begin, room, delta) and wrong < 0:
+                wrong = tile
+            above, tied = _code(delta, mine, np.int32(threshold))
+            counts[tile, 0] += above
+            counts[tile, 1] += tied
+            _add_mass(delta, mine, ABOVE, lanes)
+        mass[tile] = _total(lanes)
+    return wrong
 
 
 @kernel
-def settle(owner: Array, domain: int, ties: int, tied: int) -> None:
-    """Hand the marked coordinates out: those above and the first `ties` of the `tied` are claimed.
+def settle(
+    edges: Array, owner: Array, first: int, last: int, domain: int, ties: Array, counts: Array
+) -> None:
+    """Hand the marked coordinates out: those above and the first ties[t] of tile t are claimed.
 
-    The other ties are free again.
+    The other ties are free again. `counts` is what `mark` found.
     """
-    code = np.uint8(domain)
+    for tile in range(first, last):
+        here = owner[edges[tile] : edges[tile + 1]]
+        _settle(here, np.uint8(domain), ties[tile], counts[tile, 1])
+
+
+@kernel
+def _settle(owner: Array, code: np.uint8, ties: int, tied: int) -> None:
     end = owner.size if ties == tied else 0
     left = ties if ties < tied else 0
     while left > 0:
@@ -164,79 +204,131 @@ def settle(owner: Array, domain: int, ties: int, tied: int) -> None:
 
 
 @kernel
-def tally(expert: Array, reference: Array, owner: Array, code: int) -> tuple[int, float, bool]:
-    """Support (nonzero entries) and ℓ1 mass of the task vector where the owner is `code`.
+def tally(
+    table: Table, owner: Array, first: int, last: int, code: int, support: Array, mass: Array
+) -> int:
+    """Support (nonzero entries) and ℓ1 mass by tile of the scores where the owner is `code`.
 
-    And whether everything that was read is finite.
+    Returns the first tile on which something read is not finite, or -1.
     """
-    room, lanes = np.empty(STRIP, np.float32), np.zeros(_LANES)
-    wanted, support, finite = np.uint8(code), np.int32(0), True
-    for begin in range(0, owner.size, STRIP):
-        end = min(begin + STRIP, owner.size)
-        mine, delta = owner[begin:end], room[: end - begin]
-        finite &= score(expert[begin:end], reference[begin:end], delta)
-        for i in range(delta.size):
-            support += np.int32((mine[i] == wanted) & (delta[i] != np.float32(0)))
-        _add_mass(delta, mine, wanted, lanes)
-    return int(support), _total(lanes), finite
+    room, deltas = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
+    lanes, wanted, wrong = np.empty(_LANES), np.uint8(code), -1
+    for tile in range(first, last):
+        here = owner[table.edges[tile] : table.edges[tile + 1]]
+        lanes[:] = 0
+        support[tile] = 0
+        for begin in range(0, here.size, STRIP):
+            mine = here[begin : begin + STRIP]
+            delta = deltas[: mine.size]
+            if not _score(table, tile, begin, room, delta) and wrong < 0:
+                wrong = tile
+            support[tile] += _support(delta, mine, wanted)
+            _add_mass(delta, mine, wanted, lanes)
+        mass[tile] = _total(lanes)
+    return wrong
 
 
 @kernel
-def add(
-    values: Array, owner: Array, domain: int, expert: Array, reference: Array, scale: float
-) -> None:
-    """Eq. (occupancy): add scale · Δ_d where `domain` owns, in float32."""
-    code, factor = np.uint8(domain), np.float32(scale)
-    room = np.empty(STRIP, np.float32)
-    for begin in range(0, owner.size, STRIP):
-        end = min(begin + STRIP, owner.size)
-        mine, some, delta = owner[begin:end], values[begin:end], room[: end - begin]
-        score(expert[begin:end], reference[begin:end], delta)
-        for i in range(some.size):
-            some[i] = some[i] + factor * delta[i] if mine[i] == code else some[i]
+def _support(values: Array, owner: Array, code: np.uint8) -> int:
+    count = np.int32(0)
+    for i in range(values.size):
+        found = np.int32((owner[i] == code) & (values[i] != np.float32(0)))
+        count = np.int32(count + found)
+    return int(count)
+
+
+class Admission(NamedTuple):
+    """Eq. (occupancy): what a claimed coordinate takes from its owner.
+
+    `form` is ADD, SPARSE or REPLACE. `domains` are those that own anything; row d of `keys` are the
+    key words of the draws of domains[d], and draws below `below` drop an entry (SPARSE).
+    """
+
+    form: int
+    scale: float
+    domains: Array
+    below: int
+    keys: Array
 
 
 @kernel
-def add_sparse(
+def admit(
+    update: Admission,
+    edges: Array,
+    owner: Array,
+    first: int,
+    last: int,
+    addresses: Array,
+    kinds: Array,
+    out: np.uint64,
+    kind: int,
+) -> tuple[bool, bool]:
+    """The repaired values of a run of tiles, rounded to their stored type at `out`.
+
+    Rows of `addresses` and `kinds`: the domains', the reference's, the anchor's, by tile. Returns
+    whether the anchor, and whether the result, is finite.
+    """
+    room, values = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
+    deltas, drawn = np.empty(STRIP, np.float32), np.empty(STRIP, np.uint32)
+    reference, anchor = len(addresses) - 2, len(addresses) - 1
+    fine, stored = True, True
+    for tile in range(first, last):
+        here = owner[edges[tile] : edges[tile + 1]]
+        for begin in range(0, here.size, STRIP):
+            mine = here[begin : begin + STRIP]
+            some, delta = values[: mine.size], deltas[: mine.size]
+            fine &= load(addresses[anchor, tile], kinds[anchor, tile], begin, some)
+            scale = np.float32(update.scale)
+            for row in range(len(update.domains)):
+                domain = update.domains[row]
+                code = np.uint8(domain)
+                address, own = addresses[domain, tile], kinds[domain, tile]
+                if update.form == REPLACE:
+                    load(address, own, begin, delta)
+                    _replace(some, mine, code, delta, scale)
+                    continue
+                base, base_kind = addresses[reference, tile], kinds[reference, tile]
+                load_difference(address, own, base, base_kind, begin, room, delta)
+                if update.form == SPARSE:
+                    draws = drawn[: mine.size]
+                    fill((update.keys[row, 0], update.keys[row, 1]), edges[tile] + begin, draws)
+                    _add_kept(some, mine, code, delta, scale, draws, update.below)
+                else:
+                    _add(some, mine, code, delta, scale)
+            stored &= save(some, out, kind, edges[tile] - edges[first] + begin)
+    return fine, stored
+
+
+@kernel
+def _add(values: Array, owner: Array, code: np.uint8, delta: Array, factor: np.float32) -> None:
+    for i in range(values.size):
+        values[i] = values[i] + factor * delta[i] if owner[i] == code else values[i]
+
+
+@kernel
+def _add_kept(
     values: Array,
     owner: Array,
-    domain: int,
-    expert: Array,
-    reference: Array,
-    scale: float,
+    code: np.uint8,
+    delta: Array,
+    factor: np.float32,
     draws: Array,
     below: int,
 ) -> None:
-    """`add`, but an entry whose draw lies below the bound is dropped."""
-    code, factor, bound = np.uint8(domain), np.float32(scale), np.uint64(below)
-    room = np.empty(STRIP, np.float32)
-    for begin in range(0, owner.size, STRIP):
-        end = min(begin + STRIP, owner.size)
-        mine, some, delta = owner[begin:end], values[begin:end], room[: end - begin]
-        drawn = draws[begin:end]
-        score(expert[begin:end], reference[begin:end], delta)
-        for i in range(some.size):
-            kept = (mine[i] == code) & (np.uint64(drawn[i]) >= bound)
-            some[i] = some[i] + factor * delta[i] if kept else some[i]
+    """`_add`, but an entry whose draw lies below the bound is dropped."""
+    bound = np.uint64(below)
+    for i in range(values.size):
+        kept = (owner[i] == code) & (np.uint64(draws[i]) >= bound)
+        values[i] = values[i] + factor * delta[i] if kept else values[i]
 
 
 @kernel
-def replace(values: Array, owner: Array, domain: int, expert: Array, scale: float) -> None:
-    """Move from the anchor's value to the expert's by `scale` where `domain` owns.
+def _replace(values: Array, owner: Array, code: np.uint8, own: Array, factor: np.float32) -> None:
+    """Move from the anchor's value to the expert's by `factor` where the owner is `code`.
 
-    At scale 1 the expert's own value is taken, which anchor + (expert − anchor) may miss.
+    At factor 1 the expert's own value is taken, which anchor + (expert − anchor) may miss.
     """
-    code, factor = np.uint8(domain), np.float32(scale)
-    room = np.empty(STRIP, np.float32)
-    for begin in range(0, owner.size, STRIP):
-        end = min(begin + STRIP, owner.size)
-        mine, some, own = owner[begin:end], values[begin:end], room[: end - begin]
-        if expert.itemsize == 2:
-            widen_bf16(expert[begin:end], own)
-        else:
-            for i in range(own.size):
-                own[i] = np.float32(expert[begin + i])
-        for i in range(some.size):
-            moved = some[i] + factor * (own[i] - some[i])
-            target = own[i] if factor == np.float32(1) else moved
-            some[i] = target if mine[i] == code else some[i]
+    for i in range(values.size):
+        moved = values[i] + factor * (own[i] - values[i])
+        target = own[i] if factor == np.float32(1) else moved
+        values[i] = target if owner[i] == code else values[i]

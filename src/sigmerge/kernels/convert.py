@@ -19,72 +19,91 @@ Array = np.ndarray[Any, Any]
 def widen_bf16(raw: Array, out: Array) -> bool:
     """float32 values of bfloat16 bit patterns; False if any is NaN or infinite."""
     bits = out.view(np.uint32)
-    largest = np.uint16(0)
     for i in range(raw.size):
         bits[i] = np.uint32(raw[i]) << np.uint32(16)
+    return bool(finite_bf16(raw))
+
+
+@kernel
+def finite_bf16(raw: Array) -> bool:
+    """In a loop of its own, which takes twice as many at a time as one that widens."""
+    largest = np.uint16(0)
+    for i in range(raw.size):
         largest = max(largest, np.uint16(np.uint16(raw[i]) & np.uint16(0x7FFF)))
     return bool(largest < np.uint16(0x7F80))
 
 
 @kernel
-def delta_bf16(expert: Array, reference: Array, out: Array) -> bool:
-    """float32(expert) − float32(reference) of bfloat16 bit patterns; False if not all are finite.
-
-    One pass instead of two widenings and a subtraction.
-    """
-    largest = np.uint16(0)
-    for i in range(out.size):
-        minuend = np.uint32(np.uint32(expert[i]) << np.uint32(16))
-        subtrahend = np.uint32(np.uint32(reference[i]) << np.uint32(16))
-        out[i] = minuend.view(np.float32) - subtrahend.view(np.float32)
-        largest = max(largest, np.uint16(np.uint16(expert[i]) & np.uint16(0x7FFF)))
-        largest = max(largest, np.uint16(np.uint16(reference[i]) & np.uint16(0x7FFF)))
-    return bool(largest < np.uint16(0x7F80))
-
-
-@kernel
 def all_finite(values: Array) -> bool:
-    bits = values.view(np.uint32)
-    bad = np.uint32(0)
+    bits = values.view(np.int32)
+    largest = np.int32(0)
     for i in range(bits.size):
-        bad += np.uint32((bits[i] & np.uint32(0x7F800000)) == np.uint32(0x7F800000))
-    return bad == 0
+        largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
+    return bool(largest < np.int32(0x7F800000))
 
 
 @kernel
 def narrow_bf16(values: Array, out: Array) -> bool:
     """bfloat16 bit patterns of float32 values, round to nearest even; False if not all finite."""
     bits = values.view(np.uint32)
-    largest = np.uint32(0)
     for i in range(bits.size):
         odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
         rounded = np.uint32(bits[i] + np.uint32(np.uint32(0x7FFF) + odd))
         out[i] = np.uint16(rounded >> np.uint32(16))
-        # Both, since rounding can carry a large number to infinity and a NaN past the sign.
-        largest = max(largest, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
-        largest = max(largest, np.uint32(rounded & np.uint32(0x7FFFFFFF)))
-    return bool(largest < np.uint32(0x7F800000))
+    # Both, since rounding can carry a large number to infinity and a NaN past the sign.
+    return bool(all_finite(values) & finite_bf16(out))
 
 
-def _widen_f32(raw: Array, out: Array) -> bool:
-    out[:] = raw
-    return bool(all_finite(out))
+@kernel
+def widen_f16(raw: Array, out: Array) -> bool:
+    """float32 values of float16 bit patterns; False if any is NaN or infinite."""
+    bits = out.view(np.uint32)
+    largest = np.uint16(0)
+    for i in range(raw.size):
+        magnitude = np.uint16(np.uint16(raw[i]) & np.uint16(0x7FFF))
+        sign = np.uint32(np.uint32(np.uint16(raw[i]) & np.uint16(0x8000)) << np.uint32(16))
+        shifted = np.uint32(np.uint32(magnitude) << np.uint32(13))
+        # Below 2**-14 a number has no leading one: give it one, then take that away again.
+        small = np.uint32(shifted + np.uint32(0x38800000)).view(np.float32) - np.float32(2.0**-14)
+        moved = np.uint32(shifted + np.uint32(0x38000000))
+        special = np.uint32(shifted | np.uint32(0x7F800000))
+        wide = moved if magnitude < np.uint16(0x7C00) else special
+        wide = np.float32(small).view(np.uint32) if magnitude < np.uint16(0x0400) else wide
+        bits[i] = wide | sign
+        largest = max(largest, magnitude)
+    return bool(largest < np.uint16(0x7C00))
 
 
-def _widen_f16(raw: Array, out: Array) -> bool:
-    out[:] = raw
-    return bool(all_finite(out))
+@kernel
+def narrow_f16(values: Array, out: Array) -> bool:
+    """float16 bit patterns of float32 values, round to nearest even; False if not all finite."""
+    bits = values.view(np.uint32)
+    largest = np.uint32(0)
+    for i in range(bits.size):
+        magnitude = np.uint32(bits[i] & np.uint32(0x7FFFFFFF))
+        sign = np.uint32((bits[i] >> np.uint32(16)) & np.uint32(0x8000))
+        # From 2**-14 on: rebias the exponent and round away 13 bits, ties to the even one.
+        odd = np.uint32((magnitude >> np.uint32(13)) & np.uint32(1))
+        rounded = np.uint32(magnitude - np.uint32(0x38000000) + np.uint32(0xFFF) + odd)
+        large = np.uint32(min(rounded >> np.uint32(13), np.uint32(0x7C00)))
+        # Below: adding a half makes the float32 unit round at the last place of float16.
+        half = np.float32(magnitude.view(np.float32) + np.float32(0.5))
+        small = np.uint32(half.view(np.uint32) - np.uint32(0x3F000000))
+        code = large if magnitude >= np.uint32(0x38800000) else small
+        code = np.uint32(0x7C00) if magnitude >= np.uint32(0x47800000) else code
+        nan = np.uint32(0x7E00) | (magnitude >> np.uint32(13)) & np.uint32(0x3FF)
+        code = nan if magnitude > np.uint32(0x7F800000) else code
+        out[i] = np.uint16(code | sign)
+        largest = max(largest, np.uint32(code))
+    return bool(largest < np.uint32(0x7C00))
 
 
-def _narrow_f32(values: Array, out: Array) -> bool:
-    out[:] = values
-    return bool(all_finite(out))
-
-
-def _narrow_f16(values: Array, out: Array) -> bool:
-    with np.errstate(over="ignore"):
-        out[:] = values
-    return bool(np.isfinite(out).all())
+@kernel
+def copy_f32(values: Array, out: Array) -> bool:
+    """A loop, since `out[:] = values` compiles an error message, which takes seconds."""
+    for i in range(out.size):
+        out[i] = values[i]
+    return bool(all_finite(values))
 
 
 STORAGE: dict[str, np.dtype[Any]] = {
@@ -96,14 +115,14 @@ STORAGE: dict[str, np.dtype[Any]] = {
 
 WIDEN: dict[str, Callable[[Array, Array], bool]] = {
     "BF16": widen_bf16,
-    "F16": _widen_f16,
-    "F32": _widen_f32,
+    "F16": lambda raw, out: bool(widen_f16(raw.view(np.uint16), out)),
+    "F32": lambda raw, out: bool(copy_f32(raw, out)),
 }
-"""(raw tile, float32 tile to fill) -> True if every value is finite."""
+"""(stored values, float32 values to fill) -> True if every value is finite."""
 
 NARROW: dict[str, Callable[[Array, Array], bool]] = {
     "BF16": narrow_bf16,
-    "F16": _narrow_f16,
-    "F32": _narrow_f32,
+    "F16": lambda values, out: bool(narrow_f16(values, out.view(np.uint16))),
+    "F32": lambda values, out: bool(copy_f32(values, out)),
 }
-"""(float32 tile, raw tile to fill) -> True if every stored value is finite."""
+"""(float32 values, stored values to fill) -> True if every stored value is finite."""

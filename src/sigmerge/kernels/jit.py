@@ -27,7 +27,8 @@ _SHORTCUT = hasattr(Cache, "_load_overload") and hasattr(Cache, "_guard_against_
 
 def kernel(function: Callable[..., Any]) -> Any:
     """A compiled function; only our own kernels take the shortcut into numba's cache."""
-    compiled = njit(cache=True, nogil=True)(function)
+    # Division as NumPy divides: the check for zero that Python's needs keeps loops out of vectors.
+    compiled = njit(cache=True, nogil=True, error_model="numpy")(function)
     if _SHORTCUT and isinstance(compiled._cache, Cache):
         compiled._cache.load_overload = MethodType(_load_overload, compiled._cache)
     return compiled

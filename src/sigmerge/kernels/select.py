@@ -1,24 +1,40 @@
 """Exact top-k by magnitude without a sort.
 
-The magnitude of a float32 is ordered like its 31-bit pattern. One histogram over the upper 16 of
-those bits finds the bin of the k-th largest value, a second over the lower 15 bits inside that bin
-finds the value itself. Counts of tiles add up, so a threshold over a whole model costs two passes
-and constant memory. Equal magnitudes are admitted from the lowest flat index on.
+The magnitude of a float32 is ordered like its 31-bit pattern. A histogram over the upper 16 of
+those bits finds the bin of the k-th largest value, a second one, of the patterns inside that bin,
+the value itself. Counts of tiles add up, so a threshold over a whole model takes constant memory.
+Equal magnitudes are admitted from the lowest flat index on.
+
+The first histogram of a sample tells the bin as well, give or take a few: then the second is made
+of all of those, in one pass over everything, and shows whether the k-th value lies inside. A wide
+range is counted without the last bits; the count is exact as long as all entries that fall into one
+place have the same.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.stored import load, load_less
 
 Array = np.ndarray[Any, Any]
 
 HIGH_BINS = 1 << 16
 LOW_BINS = 1 << 15
 LOW_BITS = 15
+MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+STRIP: Final = 4096
+"""Coordinates whose task vector is held at a time."""
+SAMPLE: Final = 16
+"""One strip in this many is looked at to guess a threshold."""
+FEW: Final = 64
+"""Bins of `count_high` that may lie around a rank for their patterns to be counted at once."""
+WORTH_A_GUESS: Final = 1 / 1024
+"""Share of a sample that must sit exactly on the guessed threshold for the guess to be tried."""
 
 
 class Cut(NamedTuple):
@@ -32,22 +48,82 @@ class Cut(NamedTuple):
 
 
 @kernel
-def count_high(values: Array, histogram: Array) -> None:
-    """Add the upper 16 bits of every magnitude pattern to a histogram of 65536 bins."""
-    bits = values.view(np.uint32)
-    for i in range(bits.size):
-        histogram[(bits[i] & np.uint32(0x7FFFFFFF)) >> np.uint32(LOW_BITS)] += 1
+def count_high(
+    addresses: Array, kinds: Array, start: int, size: int, experts: Array, every: int, counts: Array
+) -> bool:
+    """Count the upper 16 bits of |Δ_d|'s patterns, one row of 65536 bins per wanted expert.
+
+    Only one strip in `every` is looked at. Members are all experts and the reference; returns
+    whether everything read is finite.
+    """
+    room, base, fine = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32), True
+    for begin in range(0, size, STRIP * every):
+        count = min(STRIP, size - begin)
+        delta, less = room[:count], base[:count]
+        fine &= load(addresses[-1], kinds[-1], begin, less)
+        for row in range(len(experts)):
+            d = experts[row]
+            fine &= load_less(addresses[d], kinds[d], begin, less, delta)
+            bits, histogram = delta.view(np.uint32), counts[row]
+            for i in range(count):
+                histogram[(bits[i] & MAGNITUDE) >> np.uint32(LOW_BITS)] += np.uint32(1)
+    return fine
 
 
 @kernel
-def count_low(values: Array, high: int, histogram: Array) -> None:
-    """Among magnitudes whose upper bits are `high`, add the lower 15 bits to a histogram."""
-    bits = values.view(np.uint32)
-    wanted = np.uint32(high)
+def count_inside(
+    addresses: Array,
+    kinds: Array,
+    start: int,
+    size: int,
+    experts: Array,
+    ranges: Array,
+    counts: Array,
+    left_out: Array,
+    above: Array,
+) -> bool:
+    """Count the magnitude patterns inside a range, and how many lie above it.
+
+    Row by row for the wanted experts: `ranges` holds a range's first pattern, its length and a
+    shift; an offset into the range is counted without its last `shift` bits (at most 8). What was
+    left out goes to `left_out`: the union of these bits in the lower byte, of their complements in
+    the upper one. above[row] gains how many patterns lie above the range. Members are all experts
+    and the reference; returns whether everything is finite.
+    """
+    room, base, fine = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32), True
+    inside = np.empty(STRIP, np.uint32)
+    for begin in range(0, size, STRIP):
+        count = min(STRIP, size - begin)
+        delta, less = room[:count], base[:count]
+        fine &= load(addresses[-1], kinds[-1], begin, less)
+        for row in range(len(experts)):
+            lowest, width = np.uint32(ranges[row, 0]), np.uint32(ranges[row, 1])
+            d, shift, found = experts[row], np.uint32(ranges[row, 2]), 0
+            mask = np.uint32((np.uint32(1) << shift) - np.uint32(1))
+            fine &= load_less(addresses[d], kinds[d], begin, less, delta)
+            above[row] += _count_from(delta, np.int32(lowest + width))
+            bits, histogram = delta.view(np.uint32), counts[row]
+            for i in range(count):
+                # Adding 0 or 1 keeps the loop free of a branch that no one can predict.
+                offset = np.uint32((bits[i] & MAGNITUDE) - lowest)
+                inside[found] = offset
+                found += int(offset < width)
+            for i in range(found):
+                place, last = inside[i] >> shift, inside[i] & mask
+                histogram[place] += np.uint32(1)
+                left_out[row, place] |= np.uint16(last | ((last ^ mask) << np.uint32(8)))
+    return fine
+
+
+@kernel
+def _count_from(values: Array, least: np.int32) -> int:
+    """How many magnitudes reach a pattern."""
+    bits = values.view(np.int32)
+    count = np.int32(0)
     for i in range(bits.size):
-        magnitude = bits[i] & np.uint32(0x7FFFFFFF)
-        if magnitude >> np.uint32(LOW_BITS) == wanted:
-            histogram[magnitude & np.uint32(LOW_BINS - 1)] += 1
+        magnitude = np.int32(bits[i] & np.int32(0x7FFFFFFF))
+        count = np.int32(count + np.int32(magnitude >= least))
+    return int(count)
 
 
 def bin_of_rank(histogram: Array, k: int) -> tuple[int, int]:
@@ -56,6 +132,24 @@ def bin_of_rank(histogram: Array, k: int) -> tuple[int, int]:
     position = int(np.searchsorted(from_top, k))
     above = int(from_top[position - 1]) if position else 0
     return histogram.size - 1 - position, k - above
+
+
+def bins_around(sample: Array, share: float) -> tuple[int, int]:
+    """The first and last bin in which the entry at this share of the top lies, by a sample.
+
+    Entries of a sample come in strips and resemble one another, hence eight standard deviations.
+    """
+    seen = int(sample.sum())
+    slack = 4 * math.isqrt(seen) + 1
+    last, _ = bin_of_rank(sample, max(1, int(share * seen) - slack))
+    first, _ = bin_of_rank(sample, min(seen, int(share * seen) + slack))
+    return first, last
+
+
+def range_of(first: int, last: int) -> tuple[int, int, int]:
+    """The patterns of some bins as `count_inside` takes them, in at most LOW_BINS · 2 counts."""
+    length = (last - first + 1) << LOW_BITS
+    return first << LOW_BITS, length, max(0, (length - 1).bit_length() - LOW_BITS - 1)
 
 
 def threshold_of(high: int, low: int) -> int:

@@ -1,4 +1,4 @@
-"""Direction and sign statistics of the task vectors, both in one pass over a tile.
+"""Direction and sign statistics of the task vectors, both in one pass.
 
 Every float64 sum runs in `LANES` interleaved lanes: coordinate j of the tile belongs to lane
 j mod `LANES`, a lane adds its coordinates in increasing j, and the lanes are added from 0 up. That
@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.stored import load, load_less
 
 Array = np.ndarray[Any, Any]
 
@@ -25,40 +26,54 @@ CHUNK: Final = 8 * LANES
 
 
 @kernel
-def add_signature(deltas: Array, dots: Array, mass: Array) -> None:
-    """Add one tile of every task vector to the sums behind Eq. views (p and s).
+def signature(
+    addresses: Array,
+    kinds: Array,
+    start: int,
+    size: int,
+    tile: int,
+    dots: Array,
+    mass: Array,
+) -> bool:
+    """Add every task vector, tile by tile, to the sums behind Eq. views (p and s).
 
-    `deltas` float32 (experts, T), C-contiguous and finite: Δ_d[j].
+    Members are the experts and the reference; returns whether everything read is finite.
     `dots` float64 (experts, experts) gains ⟨Δ_d, Δ_d'⟩; the diagonal is ‖Δ_d‖².
     `mass` float64 (2,) gains [Σ_j m_j c_j, Σ_j m_j], with m_j = max_d |Δ_d[j]| and c_j = 1 where
     some Δ_d[j] > 0 and some Δ_d[j] < 0.
     """
-    experts, size = deltas.shape
-    products = np.zeros((experts, experts, LANES), dtype=np.float64)
-    masses = np.zeros((2, LANES), dtype=np.float64)
+    experts, fine = len(dots), True
+    products = np.empty((experts, experts, LANES), dtype=np.float64)
+    masses = np.empty((2, LANES), dtype=np.float64)
+    base, room = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
     # Beyond the end of the tile these stay zero, which changes no sum.
     wide = np.empty((experts, CHUNK), dtype=np.float64)
     highest = np.empty(CHUNK, dtype=np.float32)
     lowest = np.empty(CHUNK, dtype=np.float32)
-    for start in range(0, size, CHUNK):
-        highest[:] = 0.0
-        lowest[:] = 0.0
-        for expert in range(experts):
-            row = deltas[expert, start : start + CHUNK]
-            _widen(row, wide[expert])
-            _stretch(row, highest, lowest)
-        _add_mass(highest, lowest, masses[0], masses[1])
+    for first in range(0, size, tile):
+        products[:], masses[:] = 0.0, 0.0
+        last = min(first + tile, size)
+        for begin in range(first, last, CHUNK):
+            highest[:], lowest[:] = 0.0, 0.0
+            row, less = room[: min(CHUNK, last - begin)], base[: min(CHUNK, last - begin)]
+            fine &= load(addresses[experts], kinds[experts], begin, less)
+            for expert in range(experts):
+                fine &= load_less(addresses[expert], kinds[expert], begin, less, row)
+                _widen(row, wide[expert])
+                _stretch(row, highest, lowest)
+            _add_mass(highest, lowest, masses[0], masses[1])
+            for a in range(experts):
+                for b in range(a, experts):
+                    _add_products(wide[a], wide[b], products[a, b])
         for a in range(experts):
             for b in range(a, experts):
-                _add_products(wide[a], wide[b], products[a, b])
-    for a in range(experts):
-        for b in range(a, experts):
-            pair = _sum(products[a, b])
-            dots[a, b] += pair
-            if a != b:
-                dots[b, a] += pair
-    mass[0] += _sum(masses[0])
-    mass[1] += _sum(masses[1])
+                pair = _sum(products[a, b])
+                dots[a, b] += pair
+                if a != b:
+                    dots[b, a] += pair
+        mass[0] += _sum(masses[0])
+        mass[1] += _sum(masses[1])
+    return fine
 
 
 @kernel

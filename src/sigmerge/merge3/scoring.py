@@ -63,15 +63,15 @@ class PerThread:
 
 
 class SuiteScorer:
-    """The calibration items of a suite, through its own harnesses.
+    """The items of a suite's split, through its own harnesses; a search asks for calibration only.
 
     An item is right if the metric that counts for its benchmark is at least one half.
     """
 
-    def __init__(self, model: Path, suite: Suite, how: How) -> None:
+    def __init__(self, model: Path, suite: Suite, how: How, split: str = SPLIT) -> None:
         from sigmerge.evaluation import splits
 
-        self.model, self.suite = model, suite
+        self.model, self.suite, self.split = model, suite, split
         self.how = replace(how, batch_size=how.batch_size or BATCH)
         records, self.absent = splits.load_available(suite, how.data)
         if how.strict and self.absent:
@@ -82,7 +82,7 @@ class SuiteScorer:
         content = splits.build(suite, records)
         self.records: dict[str, dict[str, Item]] = {}
         for name, every in records.items():
-            chosen = set(content["benchmarks"][name][SPLIT])
+            chosen = set(content["benchmarks"][name][split])
             self.records[name] = {r.id: r for r in every if r.id in chosen}
             if not suite.benchmarks[name].in_memory:
                 raise ScoreError(
@@ -105,7 +105,7 @@ class SuiteScorer:
 
     def questions(self) -> list[Question]:
         return [
-            Question(f"{name}/{record}", name, self.suite.domain_of(name), SPLIT)
+            Question(f"{name}/{record}", name, self.suite.domain_of(name), self.split)
             for name, records in self.records.items()
             for record in records
         ]

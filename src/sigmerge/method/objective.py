@@ -129,3 +129,29 @@ def check_calls(calls: int, least: int, what: str) -> None:
     """Refuse a budget in which nothing can be done."""
     if calls < least:
         raise RecipeError(f"{what} needs at least {least} evaluation calls, not {calls}.")
+
+
+Marks = Mapping[str, Sequence[Bool[np.ndarray, "_"]]]
+"""Domain -> the right answers to the items of each of its benchmarks."""
+
+
+def paired_bootstrap(
+    after: Marks, before: Marks, resamples: int = 10_000, seed: int = 0, level: float = 0.95
+) -> tuple[float, float, float]:
+    """The difference of two means over domains, and its percentile interval.
+
+    The items of every benchmark are drawn with replacement, the same for both candidates. An item's
+    difference is −1, 0 or 1, so the counts of a draw are multinomial.
+    """
+    generator = np.random.default_rng(seed)
+    total, drawn = 0.0, np.zeros(resamples)
+    for domain, benchmarks in after.items():
+        weight = 1 / (len(after) * len(benchmarks))
+        for a, b in zip(benchmarks, before[domain], strict=True):
+            won, lost = float((a & ~b).mean()), float((~a & b).mean())
+            counts = generator.multinomial(a.size, [won, lost, 1 - won - lost], resamples)
+            total += weight * (won - lost)
+            drawn += weight * (counts[:, 0] - counts[:, 1]) / a.size
+    tail = 50 * (1 - level)
+    low, high = np.percentile(drawn, [tail, 100 - tail])
+    return total, float(low), float(high)

@@ -12,18 +12,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float32, Int64, Shaped, UInt8
+from jaxtyping import Float64, Int64, UInt8, UInt64
 
 from sigmerge.kernels import claim as kernels
 from sigmerge.kernels import philox
-from sigmerge.kernels.select import HIGH_BINS, LOW_BINS, bin_of_rank, threshold_of
+from sigmerge.kernels.select import (
+    HIGH_BINS,
+    LOW_BINS,
+    SAMPLE,
+    WORTH_A_GUESS,
+    bin_of_rank,
+    threshold_of,
+)
 
-Tile: TypeAlias = Float32[np.ndarray, "tile"]
-Stored: TypeAlias = Shaped[np.ndarray, "_"]
-"""Values as they are stored: float32, or bfloat16 as the bit patterns in uint16."""
+Addresses: TypeAlias = UInt64[np.ndarray, "members tiles"]
+Kinds: TypeAlias = UInt8[np.ndarray, "members tiles"]
 Owner: TypeAlias = UInt8[np.ndarray, "n"]
 Counts: TypeAlias = Int64[np.ndarray, "bins"]
 Run: TypeAlias = Callable[..., Iterable[Any]]
@@ -33,10 +40,6 @@ PARTS = 64
 """A pass over a block is cut into this many items for `run`, if it has as many tiles."""
 COUNTED_PARTS = 16
 """The same for a pass that counts: every item makes a histogram of its own."""
-SAMPLE = 16
-"""One strip in this many is looked at to guess a threshold."""
-WORTH_A_GUESS = 1 / 1024
-"""Share of a sample that must sit exactly on the guessed threshold for the guess to be tried."""
 
 
 @runtime_checkable
@@ -59,11 +62,19 @@ class Block(Protocol):
     def tiles(self) -> Sequence[tuple[int, int]]:
         """(start, stop) of every tile in flat order; together they cover the block."""
 
-    def stored(self, domain: int, tile: int) -> tuple[Stored, Stored]:
-        """θ_d and θ_ref on a tile, of one type; valid until the same thread calls again."""
+    @property
+    def addresses(self) -> Addresses:
+        """Where each tile's values start: a row for every domain, then the reference's."""
+
+    @property
+    def kinds(self) -> Kinds:
+        """The code of each tile's stored type, likewise."""
 
     def not_finite(self, domain: int, tile: int) -> None:
         """Called for a tile on which θ_d or θ_ref holds NaN or infinity; may raise."""
+
+    def claimed(self, domain: int) -> None:
+        """Called when θ_d is not read again before the update."""
 
 
 @dataclass(frozen=True)
@@ -109,41 +120,42 @@ def claim(
     With `owner`, a further round (ours): what it holds stays claimed, and it is continued in place.
     With `mask_seed`, the equal-budget random mask (ruling 16): the same quotas, by random score.
     """
+    free = block.size
     if owner is None:
         owner = np.full(block.size, kernels.FREE, np.uint8)
-    free = sum(int(np.count_nonzero(owner[a:b] == kernels.FREE)) for a, b in block.tiles)
+    else:
+        free = sum(int(np.count_nonzero(owner[a:b] == kernels.FREE)) for a, b in block.tiles)
     _check(block, order, quota, owner, free)
     support, mass = [0] * len(quota), [0.0] * len(quota)
     for domain in order:
         if quota[domain]:
             step = _Step(block, owner, domain, quota[domain], free, mask_seed, run)
             support[domain], mass[domain] = step.claim()
+            block.claimed(domain)
         free -= quota[domain]
     return Claims(owner, tuple(quota), tuple(support), tuple(mass))
 
 
-def admit(
-    block: Block, owner: Owner, owners: Iterable[int], tile: int, values: Tile, update: Update
-) -> None:
-    """Line 15 of Algorithm 1 on one tile: `values` is the anchor's tile and becomes θ̂'s.
+def admission(block: Block, owners: Sequence[int], update: Update) -> kernels.Admission:
+    """Line 15 of Algorithm 1 as the kernel `admit` reads it.
 
     `owners` are the domains that claimed anything in the block.
     """
-    start, stop = block.tiles[tile]
-    mine = owner[start:stop]
-    for domain in owners:
-        expert, reference = block.stored(domain, tile)
-        if update.form == "replace":
-            kernels.replace(values, mine, domain, expert, update.scale)
-        elif update.form == "add":
-            kernels.add(values, mine, domain, expert, reference, update.scale)
-        else:
-            key = philox.key_of(update.seed, "sparse", str(block.index), block.domains[domain])
-            draws = np.empty(stop - start, np.uint32)
-            philox.fill(key, start, draws)
-            below = philox.keep_below(update.drop)
-            scale = update.scale / (1 - update.drop)
-            kernels.add_sparse(values, mine, domain, expert, reference, scale, draws, below)
+    names = [str(block.domains[domain]) for domain in owners]
+    keys = [philox.key_of(update.seed, "sparse", str(block.index), name) for name in names]
+    sparse = update.form == "sparse"
+    return kernels.Admission(
+        {"add": kernels.ADD, "sparse": kernels.SPARSE, "replace": kernels.REPLACE}[update.form],
+        update.scale / (1 - update.drop) if sparse else update.scale,
+        np.array(owners, np.int64),
+        philox.keep_below(update.drop),
+        np.array(keys, np.int64).reshape(-1, 2),
+    )
+
+
+def edges_of(block: Block) -> Int64[np.ndarray, _]:
+    """Where tiles begin, and the end of the last."""
+    return np.array([*(start for start, _ in block.tiles), block.size], np.int64)
 
 
 def _check(
@@ -174,12 +186,11 @@ def _check(
         free -= quota[domain]
 
 
-class _Mark(NamedTuple):
-    """A tile's free coordinates above and tied with the threshold; Σ|score| of those above."""
+class _Marks(NamedTuple):
+    """By tile: free coordinates above and tied with the threshold; Σ|score| of those above."""
 
-    above: int
-    tied: int
-    mass: float
+    counts: Int64[np.ndarray, "tiles 2"]
+    mass: Float64[np.ndarray, tiles]
 
 
 @dataclass(frozen=True)
@@ -197,34 +208,34 @@ class _Step:
     def claim(self) -> tuple[int, float]:
         """Claim, and return the support and the admitted mass."""
         threshold, marks = self.mark()
-        room = self.wanted - sum(mark.above for mark in marks)
-        ties: list[int] = []
-        for mark in marks:
-            ties.append(min(room, mark.tied))
-            room -= ties[-1]
+        room = self.wanted - int(marks.counts[:, 0].sum())
+        before = np.cumsum(marks.counts[:, 1]) - marks.counts[:, 1]
+        ties = np.clip(room - before, 0, marks.counts[:, 1])
         if self.mask_seed is not None:
             return self.settle_mask(marks, ties)
-        self.each(lambda t: kernels.settle(self.mine(t), self.domain, ties[t], marks[t].tied))
+        self.settle(self.domain, ties, marks)
         # What lies above a threshold is not zero, and the ties all have its value.
         value = float(np.uint32(threshold).view(np.float32))
-        support = self.wanted if threshold else self.wanted - sum(ties)
-        return support, math.fsum([*(mark.mass for mark in marks), sum(ties) * value])
+        tied = int(ties.sum())
+        support = self.wanted if threshold else self.wanted - tied
+        return support, math.fsum([*marks.mass.tolist(), tied * value])
 
-    def settle_mask(self, marks: Sequence[_Mark], ties: Sequence[int]) -> tuple[int, float]:
-        """A random score does not depend on Δ, so support and mass are counted on the chosen."""
+    def settle(self, code: int, ties: Counts, marks: _Marks) -> None:
+        arguments = (code, ties, marks.counts)
+        self.each(PARTS, lambda *part: kernels.settle(self.table.edges, *part, *arguments))
 
-        def settle(tile: int) -> tuple[int, float]:
-            mine, chosen = self.mine(tile), int(kernels.ABOVE)
-            kernels.settle(mine, chosen, ties[tile], marks[tile].tied)
-            *found, finite = kernels.tally(*self.block.stored(self.domain, tile), mine, chosen)
-            self.check(tile, finite)
-            kernels.settle(mine, self.domain, 0, 0)
-            return tuple(found)
+    def settle_mask(self, marks: _Marks, ties: Counts) -> tuple[int, float]:
+        """A random score says nothing about Δ, so support and mass are read off what it chose."""
+        self.settle(int(kernels.ABOVE), ties, marks)
+        support = np.zeros(len(ties), np.int64)
+        found = (int(kernels.ABOVE), support, marks.mass)
+        delta = self.table._replace(key=_NO_KEY)
+        self.each(PARTS, lambda *part: self.check(kernels.tally(delta, *part, *found)))
+        nothing = _Marks(np.zeros_like(marks.counts), marks.mass)
+        self.settle(self.domain, np.zeros_like(ties), nothing)
+        return int(support.sum()), math.fsum(marks.mass.tolist())
 
-        found = self.each(settle)
-        return sum(support for support, _ in found), math.fsum(mass for _, mass in found)
-
-    def mark(self) -> tuple[int, list[_Mark]]:
+    def mark(self) -> tuple[int, _Marks]:
         """The magnitude of the quota's last entry, and the tiles marked by it.
 
         Differences of bfloat16 numbers take few values, so the threshold is one that a good part
@@ -236,79 +247,66 @@ class _Step:
         guess, share = self.threshold(SAMPLE)
         if share >= WORTH_A_GUESS:
             marks = self.marked(guess)
-            above = sum(mark.above for mark in marks)
-            if above < self.wanted <= above + sum(mark.tied for mark in marks):
+            above, tied = marks.counts.sum(axis=0)
+            if above < self.wanted <= above + tied:
                 return guess, marks
         exact, _ = self.threshold(1)
         return exact, self.marked(exact)
 
     def threshold(self, every: int) -> tuple[int, float]:
         """The magnitude at the quota's place in one strip of `every`, and the share that has it."""
-        high = self.histogram(HIGH_BINS, lambda *tile: kernels.count_high(*tile, every))
+        high = self.histogram(HIGH_BINS, kernels.count_high, every)
         seen = int(high.sum())
         if not seen:
             return 0, 0.0
         rank = -(-self.wanted * seen // self.free)
         upper, rank = bin_of_rank(high, rank)
-        low = self.histogram(LOW_BINS, lambda *tile: kernels.count_low(*tile, every, upper))
+        low = self.histogram(LOW_BINS, kernels.count_low, every, upper)
         lower, _ = bin_of_rank(low, rank)
         return threshold_of(upper, lower), int(low[lower]) / seen
 
-    def marked(self, threshold: int) -> list[_Mark]:
-        def mark(tile: int) -> _Mark:
-            *found, finite = kernels.mark(*self.score(tile), self.mine(tile), threshold)
-            self.check(tile, finite)
-            return _Mark(*found)
+    def marked(self, threshold: int) -> _Marks:
+        tiles = len(self.block.tiles)
+        marks = _Marks(np.zeros((tiles, 2), np.int64), np.zeros(tiles))
+        found = (threshold, *marks)
+        self.each(PARTS, lambda *part: self.check(kernels.mark(self.table, *part, *found)))
+        return marks
 
-        return self.each(mark)
-
-    def check(self, tile: int, finite: bool) -> None:
-        if not finite:
+    def check(self, tile: int) -> None:
+        """What a kernel returns: a tile that is not finite, or -1."""
+        if tile >= 0:
             self.block.not_finite(self.domain, tile)
 
-    def histogram(
-        self, bins: int, count: Callable[[Stored, Stored, Owner, Counts], None]
-    ) -> Counts:
+    def histogram(self, bins: int, count: Callable[..., None], *arguments: int) -> Counts:
         """The counts of all tiles added up."""
 
-        def part(some: Sequence[int]) -> Counts:
+        def part(*some: Any) -> Counts:
             counts = np.zeros(bins, np.int64)
-            for tile in some:
-                count(*self.score(tile), self.mine(tile), counts)
+            count(self.table, *some, *arguments, counts)
             return counts
 
         total = np.zeros(bins, np.int64)
-        for counts in self.run(part, _parts(len(self.block.tiles), COUNTED_PARTS)):
+        for counts in self.each(COUNTED_PARTS, part):
             total += counts
         return total
 
-    def each(self, task: Callable[[int], Any]) -> list[Any]:
-        """The task's results for every tile, in order."""
-        parts = _parts(len(self.block.tiles), PARTS)
-        done = self.run(lambda part: [task(tile) for tile in part], parts)
-        return [result for part in done for result in part]
+    def each(self, parts: int, task: Callable[[Owner, int, int], Any]) -> list[Any]:
+        """The results of task(owner, first tile, last tile) for all tiles in order."""
+        length = max(1, -(-len(self.block.tiles) // parts))
+        firsts = range(0, len(self.block.tiles), length)
+        lasts = (min(first + length, len(self.block.tiles)) for first in firsts)
+        return list(self.run(lambda part: task(self.owner, *part), zip(firsts, lasts, strict=True)))
 
-    def mine(self, tile: int) -> Owner:
-        start, stop = self.block.tiles[tile]
-        return self.owner[start:stop]
-
-    def score(self, tile: int) -> tuple[Stored, Stored]:
-        """What the domain's entries are ranked by: Δ_d, or random bits at the flat index."""
-        if self.mask_seed is None:
-            return self.block.stored(self.domain, tile)
-        start, stop = self.block.tiles[tile]
-        name = self.block.domains[self.domain]
-        draws = np.empty(stop - start, np.uint32)
-        philox.fill(
-            philox.key_of(self.mask_seed, "mask", str(self.block.index), name), start, draws
-        )
-        return draws.view(np.float32), _NOTHING
+    @cached_property
+    def table(self) -> kernels.Table:
+        """Where the domain's entries lie, and what ranks them: Δ_d, or random bits."""
+        block, key = self.block, _NO_KEY
+        if self.mask_seed is not None:
+            name = str(block.domains[self.domain])
+            words = philox.key_of(self.mask_seed, "mask", str(block.index), name)
+            key = np.array([1, *words], np.int64)
+        mine, base = ((block.addresses[of], block.kinds[of]) for of in (self.domain, -1))
+        return kernels.Table(edges_of(block), mine[0], mine[1], base[0], base[1], key)
 
 
-_NOTHING = np.empty(0, np.float32)
-
-
-def _parts(tiles: int, parts: int) -> list[range]:
-    """Tiles in order, cut into at most so many parts of equal length."""
-    length = max(1, -(-tiles // parts))
-    return [range(first, min(first + length, tiles)) for first in range(0, tiles, length)]
+_NO_KEY = np.zeros(3, np.int64)

@@ -1,9 +1,10 @@
 """What an operator is.
 
-An operator turns one tile of the reference and the experts into one tile of the merge. What must be
-known beforehand about a tensor (a trimming threshold, a norm) is gathered by passes over its tiles:
-`prepare` is a generator that yields a `Pass` and is sent back its folded result; it returns the
-tensor's state. `survey` is the same over the whole model.
+An operator says how the merge follows from the reference and the experts: by a `formula`, which one
+compiled call carries out on a whole chunk, or, where it needs linear algebra, tile by tile in
+`merge`. What must be known beforehand about a tensor (a trimming threshold, a norm) is gathered by
+passes over its chunks: `prepare` is a generator that yields a `Pass` and is sent back its folded
+result; it returns the tensor's state. `survey` is the same over the whole model.
 An operator that reads data says what it `needs`; a capture pass has measured it on the experts' own
 exemplars, and chunks carry it as `statistics`.
 Operators know no files and no threads; the engine decides where a pass runs.
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+
+from sigmerge.kernels.merge import Formula
 
 Array = np.ndarray[Any, Any]
 Made = TypeVar("Made")
@@ -113,15 +116,28 @@ class Chunk(Protocol):
     state: Any
     statistics: Statistics
     notes: dict[str, Any]
+    step: int
+    """Coordinates of a tile."""
+
+    @property
+    def size(self) -> int:
+        """Coordinates of the chunk."""
 
     def tiles(self, less: str | None = None) -> Iterator[Tile]:
         """Tiles with θ_d in the experts' rows, or θ_d − θ_ref with less = "reference"."""
 
-    def sums(self, weights: Array, less: str | None = None) -> Iterator[Tile]:
-        """Tiles with Σ_d w_d θ_d in `out`, or Σ_d w_d (θ_d − θ_ref) with less = "reference".
+    def read(self, kernel: Callable[..., bool], *arguments: Any, share: float = 1.0) -> None:
+        """One compiled pass over Δ_d: kernel(addresses, kinds, start, size, *arguments).
 
-        Quicker than `weighted_sum` over `tiles`, and the same; there are no rows for the experts.
+        Members are the experts and the reference. The kernel returns whether all it read is finite;
+        `share` is how much of the chunk it reads.
         """
+
+    def norm(self, formula: Formula, tile: int) -> float:
+        """‖τ‖₁ of what a formula gives on this chunk, added up tile by tile."""
+
+    def lead_of_plus(self, formula: Formula) -> int:
+        """How many more coordinates of this chunk elect + than −, by a disjoint formula."""
 
     def add_reference(self, tile: Tile, factor: float = 1.0) -> None:
         """Add θ_ref, or a multiple of it, to `out`."""
@@ -162,6 +178,8 @@ class Operator:
     needs: str = ""
     """What it must know about the experts' own exemplars: features, fisher or nothing."""
     parameters: tuple[Parameter, ...]
+    revision: str | None = None
+    """Identifies the code of a user's operator."""
 
     def check(self, sites: Sequence[Site]) -> list[str]:
         """Problems of the settings that no single parameter's bounds show."""
@@ -185,9 +203,13 @@ class Operator:
         return None
         yield
 
+    def formula(self, chunk: Chunk, survey: Any) -> Formula | None:
+        """How a chunk is merged in one compiled call; None if it goes tile by tile."""
+        return None
+
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
-        """Go through the tiles of a chunk and hand each on with `out` filled."""
-        raise TypeError(f"{type(self).__name__} must define merge")
+        """Without a formula: go through the tiles of a chunk and yield each with `out` filled."""
+        raise TypeError(f"{type(self).__name__} must define formula or merge")
 
 
 WEIGHT = Parameter("weight", float, "coefficient of the expert", 1.0, 1.0, per_model=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from sigmerge.kernels import TILE
 from sigmerge.kernels import merge as kernels
-from sigmerge.operators.base import OUTSIDE, WEIGHT, Chunk, Operator, Parameter, Site, Tile
-from sigmerge.operators.task_arithmetic import task_vectors
+from sigmerge.kernels.merge import Formula
+from sigmerge.operators.base import OUTSIDE, WEIGHT, Chunk, Operator, Parameter, Site
 
 
 class Cabs(Operator):
@@ -64,22 +62,16 @@ class Cabs(Operator):
     def granule(self, site: Site) -> int:
         return int(site.settings["m"])
 
-    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+    def formula(self, chunk: Chunk, survey: Any) -> Formula:
         site = chunk.site
-        n, m = _kept(site), site.settings["m"]
         fill = site.settings["overlap"] == "fill"
-        weights = site.weights()
-        for tile in task_vectors(chunk):
-            taken = np.zeros(tile.out.size, np.uint8)
-            for row in tile.experts:
-                kernels.prune_groups(row, taken, n, m, fill)
-            if fill:
-                kernels.merge_overlaps(tile.experts, weights, tile.out)
-            else:
-                kernels.weighted_sum(tile.experts, weights, tile.out)
-            if site.size % m and tile.start + tile.out.size == site.size:
-                chunk.notes["tail"] = site.size % m
-            yield tile
+        if site.size % site.settings["m"] and chunk.start + chunk.size == site.size:
+            chunk.notes["tail"] = site.size % site.settings["m"]
+        return kernels.formula(
+            site.weights(),
+            groups=(_kept(site), site.settings["m"], fill),
+            combine=kernels.OVERLAPS if fill else kernels.SUM,
+        )
 
 
 def _kept(site: Site) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from sigmerge.kernels import TILE
 from sigmerge.kernels import merge as kernels
+from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.philox import keep_below, key_of
 from sigmerge.operators.base import (
     INT8_MASK,
@@ -21,11 +24,10 @@ from sigmerge.operators.base import (
     Pass,
     Passes,
     Site,
-    Tile,
     add,
 )
-from sigmerge.operators.task_arithmetic import plain_sum, task_vectors
-from sigmerge.operators.ties import CANCELLED, ELECT, cancelled_sign, disjoint_sum
+from sigmerge.operators.task_arithmetic import scaling
+from sigmerge.operators.ties import CANCELLED, ELECT, cancelled_sign, disjoint
 
 DENSITY = Parameter("density", float, "probability to keep an entry (1 − p)", 1.0, 0.1, True, 0, 1)
 RESCALE = Parameter(
@@ -59,33 +61,13 @@ class DareLinear(Operator):
     def prepare(self, site: Site, survey: Any) -> Passes:
         if site.settings["rescale"] != "l1":
             return None
-        norms = yield Pass(_norms, add)
-        before, after = norms
+        before, after = yield Pass(_norms, add)
         matched = (before >= 1e-7) & (after >= 1e-7)
         return np.where(matched, before / np.where(matched, after, 1.0), 1.0)
 
-    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
-        for tile in self.sparse(chunk):
-            plain_sum(tile, chunk.site)
-            yield tile
-
-    def sparse(self, chunk: Chunk) -> Iterator[Tile]:
-        """Tiles whose task vectors are dropped and rescaled."""
+    def formula(self, chunk: Chunk, survey: Any) -> Formula:
         site = chunk.site
-        inverse = site.settings["rescale"] == "inverse"
-        for tile in task_vectors(chunk):
-            for d, density in enumerate(site.settings["density"]):
-                if density >= 1:
-                    continue
-                kernels.drop(
-                    tile.experts[d],
-                    _key(site, d),
-                    tile.start,
-                    keep_below(density),
-                    1.0 if chunk.state is None else chunk.state[d],
-                    density if inverse and density > 0 else 1.0,
-                )
-            yield tile
+        return kernels.formula(site.weights(), **_dropping(site, chunk.state), **scaling(site))
 
 
 class DareTies(DareLinear):
@@ -106,24 +88,37 @@ class DareTies(DareLinear):
     )
 
     def survey(self, sites: Sequence[Site]) -> Passes:
-        return (yield from cancelled_sign(sites, self.sparse, lambda s: self.prepare(s, None)))
+        merged = partial(self.formula, survey=1.0)
+        return (yield from cancelled_sign(sites, merged, lambda s: self.prepare(s, None)))
 
-    def merge(self, chunk: Chunk, survey: float) -> Iterator[Tile]:
-        for tile in self.sparse(chunk):
-            disjoint_sum(tile, chunk.site, survey)
-            yield tile
+    def formula(self, chunk: Chunk, survey: float) -> Formula:
+        site = chunk.site
+        dropping, combining = _dropping(site, chunk.state), disjoint(site, survey)
+        return kernels.formula(site.weights(), **dropping, **combining)
 
 
-def _key(site: Site, expert: int) -> tuple[int, int]:
-    return key_of(site.seed, "dare", site.experts[expert], site.tensor)
+def _dropping(site: Site, matched: Array | None) -> dict[str, Any]:
+    """What is drawn for every expert, and how its survivors are rescaled."""
+    densities = np.array(site.settings["density"])
+    rescale = np.ones((len(densities), 2), np.float32)
+    if matched is not None:
+        rescale[:, 0] = matched
+    if site.settings["rescale"] == "inverse":
+        rescale[:, 1] = np.where(densities > 0, densities, 1.0)
+    return {"draws": _draws(site), "rescale": rescale}
+
+
+def _draws(site: Site) -> Array:
+    """The key of every expert's draws, and the bound below which a draw keeps its entry."""
+    return np.array([
+        [*key_of(site.seed, "dare", expert, site.tensor),
+         kernels.ALL if density >= 1 else keep_below(density)]
+        for expert, density in zip(site.experts, site.settings["density"], strict=True)
+    ], np.int64)  # fmt: skip
 
 
 def _norms(chunk: Chunk) -> Array:
     """ℓ1 norms before and after dropping, per expert."""
     norms = np.zeros((2, len(chunk.site.experts)))
-    for tile in task_vectors(chunk):
-        for d, density in enumerate(chunk.site.settings["density"]):
-            norms[:, d] += kernels.norms_of_drop(
-                tile.experts[d], _key(chunk.site, d), tile.start, keep_below(density)
-            )
+    chunk.read(kernels.norms_of_drop, _draws(chunk.site), TILE, norms)
     return norms

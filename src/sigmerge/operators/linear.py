@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from sigmerge.kernels import merge as kernels
+from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import OUTSIDE, WEIGHT, Chunk, Operator, Parameter, Site, Tile
 
 
@@ -38,9 +39,7 @@ class Linear(Operator):
                 return [f"the weights of {site.tensor} sum to zero and cannot be normalised"]
         return []
 
-    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+    def formula(self, chunk: Chunk, survey: Any) -> Formula:
         weights = chunk.site.weights()
         total = float(weights.sum(dtype=np.float32)) if chunk.site.settings["normalize"] else 1.0
-        for tile in chunk.sums(weights):
-            kernels.scale(tile.out, total, 1.0)
-            yield tile
+        return kernels.formula(weights, vectors=False, divisor=total)

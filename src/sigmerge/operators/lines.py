@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sigmerge.kernels import merge as kernels
+from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
     Array,
     Chunk,
@@ -20,7 +21,6 @@ from sigmerge.operators.base import (
     Tile,
     add,
 )
-from sigmerge.operators.task_arithmetic import task_vectors
 
 
 class Surveyed(NamedTuple):
@@ -41,6 +41,7 @@ class Lines(Operator):
     def __init__(self, inner: Operator) -> None:
         self.inner = inner
         self.needs = inner.needs
+        self.revision = inner.revision
         self.parameters = (
             Parameter(
                 "alpha",
@@ -81,13 +82,25 @@ class Lines(Operator):
     def prepare(self, site: Site, survey: Surveyed) -> Passes:
         return (yield from self.inner.prepare(site, survey.inner))
 
+    def formula(self, chunk: Chunk, survey: Surveyed) -> Formula | None:
+        vector = self._vector(chunk, survey.inner)
+        return vector and vector.times(depth_factor(chunk.site, survey.alpha))
+
     def merge(self, chunk: Chunk, survey: Surveyed) -> Iterator[Tile]:
         factor = depth_factor(chunk.site, survey.alpha)
         for tile in self._vectors(chunk, survey.inner):
             kernels.scale(tile.out, 1.0, factor)
             yield tile
 
+    def _vector(self, chunk: Chunk, inner: Any) -> Formula | None:
+        """τ of an operator that has a formula."""
+        formula = self.inner.formula(chunk, inner)
+        if formula is None or self.inner.gives_vector:
+            return formula
+        return formula.plus_reference(-1.0)
+
     def _vectors(self, chunk: Chunk, inner: Any) -> Iterator[Tile]:
+        """τ of an operator that has none, tile by tile."""
         for tile in self.inner.merge(chunk, inner):
             if not self.inner.gives_vector:
                 chunk.add_reference(tile, -1.0)
@@ -95,14 +108,14 @@ class Lines(Operator):
 
     def _norms(self, chunk: Chunk, inner: Any) -> Array:
         """ℓ1 norms of the plain sum of task vectors and of the merged one."""
-        norms = np.zeros(2)
         ones = np.ones(len(chunk.site.experts), np.float32)
-        for tile in task_vectors(chunk):
-            kernels.weighted_sum(tile.experts, ones, tile.out)
-            norms[0] += kernels.norm(tile.out)
-        for tile in self._vectors(chunk, inner):
-            norms[1] += kernels.norm(tile.out)
-        return norms
+        plain = chunk.norm(kernels.formula(ones), chunk.step)
+        vector = self._vector(chunk, inner)
+        if vector is not None:
+            # The order of addition is part of the result: plain sums have the longer tiles.
+            longer = 4 if vector.thin == kernels.KEEP_ALL else 1
+            return np.array([plain, chunk.norm(vector, longer * chunk.step)])
+        return np.array([plain, sum(kernels.norm(t.out) for t in self._vectors(chunk, inner))])
 
 
 def depth_factor(site: Site, alpha: float) -> float:

@@ -1,11 +1,13 @@
-"""The table of operators. One line a name; a module is imported when its operator is asked for."""
+"""The table of operators. One line a name; a module is imported when its operator is used."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from sigmerge.errors import RecipeError
-from sigmerge.operators.base import Operator
+from sigmerge.operators.base import Operator, Parameter
+from sigmerge.operators.plugin import PLUGINS, TileFunction, TileOperator
 from sigmerge.words import unknown
 
 OPERATORS = {
@@ -39,18 +41,34 @@ NOT_SUPPORTED = (
     "ramplus_tl",
     "passthrough",
 )
-"""Methods of mergekit that sigmerge does not have; a recipe that names one is told so."""
+"""Methods of mergekit that sigmerge does not have; a recipe that names one is an error."""
+
+BUILT_IN = (*OPERATORS, *NOT_SUPPORTED, "checkpoint")
+"""Names that users' operators cannot have."""
+
+
+def names() -> tuple[str, ...]:
+    """All operators: the table's, then those that users registered or installed."""
+    plugins = PLUGINS.names()
+    if taken := next((name for name in plugins if name in BUILT_IN), None):
+        raise RecipeError(
+            f"An installed package has an operator {taken}, a name of sigmerge's own."
+        )
+    return (*OPERATORS, *plugins)
 
 
 def operator(name: str, on: str | None = None) -> Operator:
-    """The operator of that name; `on` is what LiNeS scales."""
+    """Return the operator of that name; `on` is the operator that LiNeS scales."""
     if name in NOT_SUPPORTED:
         raise RecipeError(
             f"merge_method: {name} is a mergekit method that sigmerge does not have. "
-            f"It has: {', '.join(OPERATORS)}."
+            f"It has: {', '.join(names())}."
         )
     if name not in OPERATORS:
-        raise RecipeError(f"merge_method: {unknown('operator', name, OPERATORS)}")
+        found = PLUGINS.find(name)
+        if found is None:
+            raise RecipeError(f"merge_method: {unknown('operator', name, names())}")
+        return found
     module, _, attribute = OPERATORS[name].partition(":")
     made = getattr(import_module(f"sigmerge.operators.{module}"), attribute)
     if name != "lines":
@@ -58,3 +76,36 @@ def operator(name: str, on: str | None = None) -> Operator:
     if on == "lines":
         raise RecipeError("parameters.on: lines cannot stand on lines.")
     return made(operator(on or "task_arithmetic"))
+
+
+def register(
+    name: str,
+    *,
+    parameters: Sequence[Parameter] = (),
+    vectors: bool = True,
+    whole: bool = False,
+    title: str | None = None,
+    paper: str = "",
+) -> Callable[[TileFunction], TileOperator]:
+    """Make an operator of a function over tiles; recipes use it as `merge_method: name`.
+
+    The function is called with a `Tile` and the tensor's `Site`, and fills `tile.out`. The rows of
+    `tile.experts` are the task vectors, or with vectors=False the experts' values. With whole=True
+    a tile is a whole tensor, else an arbitrary part of one. It is called from several threads, and
+    must return the same values for the same tile.
+    """
+    if not name.isidentifier() or name in BUILT_IN:
+        raise RecipeError(
+            f"{name!r} cannot name an operator: a name is a Python identifier, and none of "
+            f"{', '.join(BUILT_IN)}."
+        )
+
+    def registered(function: TileFunction) -> TileOperator:
+        made = TileOperator(
+            name, function, parameters, vectors=vectors, whole=whole,
+            title=title or name.replace("_", " "), paper=paper or "of your own",
+        )  # fmt: skip
+        PLUGINS.add(made)
+        return made
+
+    return registered

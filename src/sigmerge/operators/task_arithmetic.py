@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sigmerge.kernels import merge as kernels
+from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
     INT8_MASK,
     LAMBDA,
@@ -26,17 +27,13 @@ def task_vectors(chunk: Chunk) -> Iterator[Tile]:
     return chunk.tiles(less="reference")
 
 
-def plain_sum(tile: Tile, site: Site) -> None:
-    """τ = λ Σ_d w_d Δ_d, divided by Σ_d w_d if asked to normalise."""
-    kernels.weighted_sum(tile.experts, site.weights(), tile.out)
-    rescale(tile, site)
-
-
-def rescale(tile: Tile, site: Site) -> None:
-    """A weighted sum in `out` times λ, divided by Σ_d w_d if asked to normalise."""
+def scaling(site: Site) -> dict[str, Any]:
+    """How a weighted sum becomes τ: times λ, divided by Σ_d w_d if asked to normalise."""
     total = float(site.weights().sum(dtype=np.float32)) if site.settings["normalize"] else 1.0
-    divisor = total if abs(total) >= 1e-8 else 1.0
-    kernels.scale(tile.out, divisor, site.settings["lambda"])
+    return {
+        "divisor": total if abs(total) >= 1e-8 else 1.0,
+        "factor": float(site.settings["lambda"]),
+    }
 
 
 class TaskArithmetic(Operator):
@@ -55,7 +52,5 @@ class TaskArithmetic(Operator):
         Parameter("rescale", bool, "accepted; nothing is dropped here", False, False),
     )
 
-    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
-        for tile in chunk.sums(chunk.site.weights(), less="reference"):
-            rescale(tile, chunk.site)
-            yield tile
+    def formula(self, chunk: Chunk, survey: Any) -> Formula:
+        return kernels.formula(chunk.site.weights(), **scaling(chunk.site))

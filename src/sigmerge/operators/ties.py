@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels import select
+from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
     INT8_MASK,
     LAMBDA,
@@ -22,13 +23,10 @@ from sigmerge.operators.base import (
     Pass,
     Passes,
     Site,
-    Tile,
     add,
 )
-from sigmerge.operators.task_arithmetic import task_vectors
 
-ALL_TIES = 2**62
-KEEP_ALL = select.Cut(0, ALL_TIES)
+KEEP_ALL = select.Cut(kernels.ALL, kernels.ANY_TIES)
 KEEP_NONE = select.Cut(0x7FFFFFFF, 0)
 ELECT = Parameter(
     "elect",
@@ -96,49 +94,43 @@ class Ties(Operator):
         cuts = None
         if sites[0].settings["scope"] == "model":
             total = sum(site.size for site in sites)
-            found, _ = yield from find_cuts(_ranks(sites[0], total), total, by_chunk=False)
-            cuts = [cut if cut == KEEP_NONE else cut._replace(ties=ALL_TIES) for cut in found]
+            found, _ = yield from find_cuts(_ranks(sites[0], total), total)
+            cuts = [
+                cut if cut == KEEP_NONE else cut._replace(ties=kernels.ANY_TIES) for cut in found
+            ]
         before = Surveyed(cuts, 1.0)
-        sign = yield from cancelled_sign(
-            sites, self.sparse, lambda site: self.prepare(site, before)
-        )
+        merged = partial(self.formula, survey=before)
+        sign = yield from cancelled_sign(sites, merged, lambda site: self.prepare(site, before))
         return Surveyed(cuts, sign)
 
     def prepare(self, site: Site, survey: Surveyed) -> Passes:
         if survey.cuts is not None:
             return survey.cuts
-        cuts, ties = yield from find_cuts(_ranks(site, site.size), site.size, by_chunk=True)
-        return _allowances(cuts, ties) if ties else cuts
+        cuts, tied = yield from find_cuts(_ranks(site, site.size), site.size)
+        return _allowances(cuts, tied) if tied else cuts
 
-    def merge(self, chunk: Chunk, survey: Surveyed) -> Iterator[Tile]:
-        for tile in self.sparse(chunk):
-            disjoint_sum(tile, chunk.site, survey.cancelled)
-            yield tile
-
-    def sparse(self, chunk: Chunk) -> Iterator[Tile]:
-        """Tiles whose task vectors are trimmed."""
+    def formula(self, chunk: Chunk, survey: Surveyed) -> Formula:
         cuts = chunk.state[chunk.start] if isinstance(chunk.state, dict) else chunk.state
-        ties = [cut.ties for cut in cuts]
-        for tile in task_vectors(chunk):
-            for d, cut in enumerate(cuts):
-                if cut != KEEP_ALL:
-                    ties[d] = kernels.trim(tile.experts[d], cut.threshold, ties[d])
-            yield tile
+        table = np.array(cuts, np.int64)
+        combining = disjoint(chunk.site, survey.cancelled)
+        return kernels.formula(chunk.site.weights(), cuts=table, **combining)
 
 
-def disjoint_sum(tile: Tile, site: Site, cancelled: float) -> None:
-    """τ = λ times the disjoint merge of the tile's sparse task vectors."""
+def disjoint(site: Site, cancelled: float) -> dict[str, Any]:
+    """τ = λ times the disjoint merge of sparse task vectors."""
     settings = site.settings
-    weighted = settings["elect"] == "weighted"
-    kernels.disjoint_merge(
-        tile.experts, site.weights(), weighted, settings["normalize"], cancelled, tile.out
-    )
-    kernels.scale(tile.out, 1.0, settings["lambda"])
+    return {
+        "combine": kernels.DISJOINT,
+        "weighted": settings["elect"] == "weighted",
+        "normalize": settings["normalize"],
+        "cancelled": cancelled,
+        "factor": float(settings["lambda"]),
+    }
 
 
 def cancelled_sign(
     sites: Sequence[Site],
-    sparse: Callable[[Chunk], Iterator[Tile]],
+    formula: Callable[[Chunk], Formula],
     prepare: Callable[[Site], Passes],
 ) -> Passes:
     """The sign for coordinates whose entries cancel: 1, or by one pass over the model's elections.
@@ -147,54 +139,79 @@ def cancelled_sign(
     """
     if all(site.settings["cancelled"] == "plus" for site in sites):
         return 1.0
-
-    def lead(chunk: Chunk) -> int:
-        weights, weighted = chunk.site.weights(), chunk.site.settings["elect"] == "weighted"
-        return sum(
-            int(kernels.lead_of_plus(tile.experts, weights, weighted)) for tile in sparse(chunk)
-        )
-
-    total = yield Pass(lead, add, prepare)
+    total = yield Pass(lambda chunk: chunk.lead_of_plus(formula(chunk)), add, prepare)
     return 1.0 if total >= 0 else -1.0
 
 
-class Inside(NamedTuple):
-    """Lower bits of a chunk's entries in the bin of each expert's cut: values and their counts."""
+def find_cuts(ranks: Sequence[int], size: int) -> Passes:
+    """The cut of every expert's largest `rank` of `size` entries; and the ties of every chunk.
 
-    start: int
-    found: list[tuple[Array, Array]]
-
-
-def find_cuts(ranks: Sequence[int], size: int, *, by_chunk: bool) -> Passes:
-    """The cut of every expert's largest `rank` of `size` entries, in two counting passes.
-
-    With `by_chunk` also the number of ties in every chunk: (start, one count per expert).
+    Ties are counted by chunk, (start, one count per expert), in the order of the chunks.
     """
     cuts = [KEEP_NONE if rank == 0 else KEEP_ALL for rank in ranks]
     wanted = [d for d, rank in enumerate(ranks) if 0 < rank < size]
-    if not wanted:
-        return cuts, []
-    high = yield Pass(partial(_count_high, experts=wanted), add)
-    bins = [select.bin_of_rank(row, ranks[d]) for row, d in zip(high, wanted, strict=True)]
-    chunks: list[Inside] = []
+    tied: dict[int, list[int]] = {}
+    for every in (select.SAMPLE, 1):
+        if not wanted:
+            break
+        ranges = yield from _ranges(wanted, ranks, size, every)
+        parts = (yield Pass(partial(_inside, ranges=ranges))) if ranges else []
+        for row, d in enumerate(ranges):
+            found = [part.found[row] for part in parts]
+            rank = ranks[d] - sum(int(part.above[row]) for part in parts)
+            place, cut = _cut(found, rank)
+            if cut is None:
+                continue
+            cuts[d] = cut
+            wanted.remove(d)
+            for part, entries in zip(parts, found, strict=True):
+                ties = tied.setdefault(part.start, [0] * len(ranks))
+                ties[d] = int(entries.counts[entries.patterns == place].sum())
+    return cuts, sorted(tied.items())
 
-    def fold(total: Array | None, part: Inside) -> Array:
-        total = np.zeros((len(wanted), select.LOW_BINS), np.int64) if total is None else total
-        for row, (values, counts) in zip(total, part.found, strict=True):
-            row[values] += counts
-        if by_chunk:
-            chunks.append(part)
-        return total
 
-    low = yield Pass(partial(_count_low, experts=wanted, bins=[b for b, _ in bins]), fold)
-    ties = [(part.start, [0] * len(ranks)) for part in chunks]
-    for row, d in enumerate(wanted):
-        below, left = select.bin_of_rank(low[row], bins[row][1])
-        cuts[d] = select.Cut(select.threshold_of(bins[row][0], below), left)
-        for (_, tied), part in zip(ties, chunks, strict=True):
-            values, counts = part.found[row]
-            tied[d] = int(counts[values == below].sum())
-    return cuts, ties
+def _ranges(wanted: Sequence[int], ranks: Sequence[int], size: int, every: int) -> Passes:
+    """By expert the patterns around its rank; of a sample, only where they are not too many."""
+    high = yield Pass(partial(_count_high, experts=np.array(wanted), every=every), add)
+    ranges = {}
+    for d, row in zip(wanted, high, strict=True):
+        if every == 1:
+            found, _ = select.bin_of_rank(row, ranks[d])
+            ranges[d] = select.range_of(found, found)
+        else:
+            first, last = select.bins_around(row, ranks[d] / size)
+            if last - first < select.FEW:
+                ranges[d] = select.range_of(first, last)
+    return ranges
+
+
+class Entries(NamedTuple):
+    """Magnitudes in a range: patterns up to the bits that were left out, counts, and those bits."""
+
+    patterns: Array
+    counts: Array
+    left_out: Array
+
+
+class Inside(NamedTuple):
+    """A chunk's entries in the range of each wanted expert, and how many lie above it."""
+
+    start: int
+    found: list[Entries]
+    above: Array
+
+
+def _cut(found: Sequence[Entries], rank: int) -> tuple[int, select.Cut | None]:
+    """The cut at a rank and its pattern up to the bits left out; None if it cannot be told."""
+    patterns, places = np.unique(np.concatenate([e.patterns for e in found]), return_inverse=True)
+    total = np.bincount(places, np.concatenate([e.counts for e in found])).astype(np.int64)
+    if not 0 < rank <= total.sum():
+        return 0, None
+    place, left = select.bin_of_rank(total, rank)
+    here = np.concatenate([e.left_out for e in found])[places == place]
+    last, others = divmod(int(np.bitwise_or.reduce(here)), 256)[::-1]
+    pattern = int(patterns[place])
+    return pattern, None if last & others else select.Cut(pattern + last, left)
 
 
 def _ranks(site: Site, size: int) -> list[int]:
@@ -205,20 +222,23 @@ def _ranks(site: Site, size: int) -> list[int]:
     ]
 
 
-def _count_high(chunk: Chunk, experts: list[int]) -> Array:
-    histogram = np.zeros((len(experts), select.HIGH_BINS), np.int64)
-    for tile in task_vectors(chunk):
-        for row, d in enumerate(experts):
-            select.count_high(tile.experts[d], histogram[row])
-    return histogram
+def _count_high(chunk: Chunk, experts: Array, every: int) -> Array:
+    counts = np.zeros((len(experts), select.HIGH_BINS), np.uint32)
+    chunk.read(select.count_high, experts, every, counts, share=1 / every)
+    return counts
 
 
-def _count_low(chunk: Chunk, experts: list[int], bins: list[int]) -> Inside:
-    histogram = np.zeros((len(experts), select.LOW_BINS), np.int64)
-    for tile in task_vectors(chunk):
-        for row, d in enumerate(experts):
-            select.count_low(tile.experts[d], bins[row], histogram[row])
-    return Inside(chunk.start, [(v := np.flatnonzero(row), row[v]) for row in histogram])
+def _inside(chunk: Chunk, ranges: dict[int, tuple[int, int, int]]) -> Inside:
+    table, experts = np.array(list(ranges.values())), np.array(list(ranges))
+    counts = np.zeros((len(experts), 2 * select.LOW_BINS), np.uint32)
+    left_out, above = np.zeros(counts.shape, np.uint16), np.zeros(len(experts), np.int64)
+    chunk.read(select.count_inside, experts, table, counts, left_out, above)
+    found = []
+    for row, (first, _, shift) in enumerate(table):
+        places = np.flatnonzero(counts[row])
+        entries = Entries(first + (places << shift), counts[row, places], left_out[row, places])
+        found.append(entries)
+    return Inside(chunk.start, found, above)
 
 
 def _allowances(

@@ -25,7 +25,7 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.statistics import Entry, block_file, packed, write_block
-from sigmerge.engine.stream import Workers
+from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.skeleton import BODY, Call, Read, Skeleton
@@ -63,7 +63,7 @@ def capture_features(
     """One file of statistics per block into a folder; blocks that are there are not done again.
 
     With `skip_bos` an exemplar's first token, on which models park huge activations, is left out of
-    the sums. `progress` hears (blocks done, blocks in all).
+    the sums. `progress` gets (blocks done, blocks in all).
     """
     import torch
 
@@ -273,7 +273,7 @@ def normalised(inputs: torch.Tensor, norm: nn.Module, centred: bool) -> torch.Te
 
 
 def takes_mean_out(norm: nn.Module) -> bool:
-    """Whether a norm standardises (LayerNorm) or only divides (RMSNorm), asked of itself."""
+    """Whether a norm standardises (LayerNorm) or only divides (RMSNorm), found by running it."""
     import torch
 
     with torch.inference_mode():

@@ -20,7 +20,7 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.statistics import Entry, block_file, norm_of, write_block
-from sigmerge.engine.stream import Workers
+from sigmerge.engine.workers import Workers
 from sigmerge.probing.capture import give_memory_back
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.skeleton import HEAD, Call, Part, Read, Skeleton
@@ -50,7 +50,7 @@ def capture_fisher(
 
     Labels: `argmax` and `sampled` are what the expert itself says after the prompt, the likeliest
     token or one drawn from its distribution; `data` is the whole response. Returns ‖F‖₂. Blocks
-    that are there are only passed through. `progress` hears (passes through a block, all of them).
+    that are there are only passed through. `progress` gets (passes done, passes in all).
     """
     folder.mkdir(parents=True, exist_ok=True)
     give_memory_back()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """While open, torch does not split work over threads in the thread that asks.
+    """While open, torch does not split work over threads in the calling thread.
 
     Sums then have one order, so results do not depend on the number of cores; and on busy cores two
     threads wait for each other at every small product, one does not.

@@ -2,6 +2,14 @@
 
 from sigmerge.recipe.parser import load_recipe
 from sigmerge.recipe.record import Model, Recipe
-from sigmerge.recipe.sections import CaptureSection, RepairSection, SearchSection
+from sigmerge.recipe.sections import CaptureSection, RepairSection, SearchSection, TuneSection
 
-__all__ = ["CaptureSection", "Model", "Recipe", "RepairSection", "SearchSection", "load_recipe"]
+__all__ = [
+    "CaptureSection",
+    "Model",
+    "Recipe",
+    "RepairSection",
+    "SearchSection",
+    "TuneSection",
+    "load_recipe",
+]

@@ -1,10 +1,10 @@
-"""From YAML to a checked recipe. All problems are found before any is told."""
+"""From YAML to a checked recipe. All problems are reported together."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.yaml_documents import decoded, parse_yaml
 from sigmerge.operators.base import Operator
-from sigmerge.operators.table import OPERATORS, operator
+from sigmerge.operators.table import names, operator
 from sigmerge.recipe.folders import find_model
 from sigmerge.recipe.record import Model, Recipe
 from sigmerge.recipe.sections import (
@@ -25,11 +25,12 @@ from sigmerge.recipe.sections import (
     RepairSection,
     SearchSection,
     TokenizerSection,
+    TuneSection,
     worded,
 )
 from sigmerge.recipe.settings import Conditions, Judge, Place
 from sigmerge.recipe.space import SPACES
-from sigmerge.words import shown
+from sigmerge.words import shown, unknown
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NOT_SUPPORTED = {
@@ -68,13 +69,14 @@ def load_recipe(
 
 @dataclass(frozen=True)
 class _Sections:
-    """What is left of a recipe's sections without their wrong keys, which are told already."""
+    """What is left of a recipe's sections without their wrong keys, which are reported already."""
 
     top: RecipeSection
     models: tuple[tuple[int, ModelSection], ...]
     capture: CaptureSection
     search: SearchSection | None
     repair: RepairSection | None
+    tune: TuneSection | None
 
 
 class _Parser:
@@ -115,7 +117,7 @@ class _Parser:
         models = self._models(sections, judge, reference)
         models += self._base_in_soup(sections, chosen, reference, models, parameters)
         self._check_names(models)
-        self._check(sections, chosen)
+        self._check(sections, chosen, [model.name for model in models])
         tokenizer = self._tokenizer(sections, reference, models)
         anchor = self._path(("anchor",), top.anchor) if top.anchor else None
         self.stop_on_problems()
@@ -137,6 +139,7 @@ class _Parser:
             notes=tuple(self.notes),
             capture=sections.capture,
             search=sections.search,
+            tune=sections.tune,
         )
         recipe = self._fetched(recipe)
         if top.tokenizer_source is not None or top.tokenizer is not None:
@@ -192,7 +195,7 @@ class _Parser:
             self.stop_on_problems()
         assert top is not None
         if data.get("merge_method") is None:
-            self.problem((), f"merge_method is missing; there are: {', '.join(OPERATORS)}")
+            self.problem((), f"merge_method is missing; there are: {', '.join(names())}")
         entries = [
             (i, self._checked(ModelSection, entry, ("models", i)))
             for i, entry in enumerate(top.models)
@@ -208,13 +211,14 @@ class _Parser:
             self._checked(CaptureSection, capture, ("capture",)) or CaptureSection(),
             self._optional(SearchSection, top.search, "search"),
             self._optional(RepairSection, top.repair, "repair"),
+            self._optional(TuneSection, top.tune, "tune"),
         )
 
     def _optional(self, kind: type[Section], data: Any, name: str) -> Section | None:
         return None if data is None else self._checked(kind, data, (name,))
 
     def _checked(self, kind: type[Section], data: Any, place: Place) -> Section | None:
-        """The section without its wrong keys, each told as a problem; None if that is not one."""
+        """The section without its wrong keys, each a problem; None if nothing is left."""
         try:
             return kind.model_validate(data)
         except ValidationError as error:
@@ -242,7 +246,7 @@ class _Parser:
         if top.anchor is not None:
             self.problem(("anchor",), "is only read with merge_method: checkpoint")
         on = (top.parameters or {}).get("on")
-        if on is not None and top.merge_method in OPERATORS and top.merge_method != "lines":
+        if on is not None and top.merge_method in names() and top.merge_method != "lines":
             self.problem(("parameters", "on"), "is an option of merge_method: lines")
         elif not isinstance(on, str | None):
             self.problem(("parameters", "on"), f"must be the name of an operator, not {on!r}")
@@ -355,7 +359,7 @@ class _Parser:
             self.problem(("models", i, "exemplars"), f"{str(file)!r}: no such file")
         return file
 
-    def _check(self, sections: _Sections, chosen: Operator | None) -> None:
+    def _check(self, sections: _Sections, chosen: Operator | None, names: Sequence[str]) -> None:
         """What no section can tell alone."""
         top, given = sections.top, sections.top.parameters or {}
         for name in ("outside", "alpha", "scope") if chosen else ():
@@ -371,6 +375,10 @@ class _Parser:
                 f"merge_method: {top.merge_method} cannot be searched; the search knows "
                 f"{', '.join(SPACES)}",
             )
+        shares = sections.repair.shares if sections.repair else None
+        for name in shares or ():
+            if name not in names:
+                self.problem(("repair", "shares"), unknown("expert", name, names))
         if sections.repair is not None and sections.repair.probe is not None:
             probe = self.folder / sections.repair.probe
             if not probe.is_file():

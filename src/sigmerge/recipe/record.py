@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.operators.base import Operator, Site
-from sigmerge.recipe.sections import CaptureSection, RepairSection, SearchSection
+from sigmerge.recipe.sections import (
+    CaptureSection,
+    RepairSection,
+    SearchSection,
+    TuneSection,
+)
 from sigmerge.recipe.settings import evaluate
 
 
@@ -40,6 +45,7 @@ class Recipe:
     notes: tuple[str, ...] = ()
     capture: CaptureSection = field(default_factory=CaptureSection)
     search: SearchSection | None = None
+    tune: TuneSection | None = None
 
     @property
     def experts(self) -> dict[str, Path]:

@@ -121,6 +121,9 @@ class SearchSection(_Strict):
             raise RecipeError("The search cannot be run:", problems) from None
 
 
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
 class HarnessScores(_Strict):
     """`repair: scores:` as result files of lm-evaluation-harness."""
 
@@ -129,8 +132,40 @@ class HarnessScores(_Strict):
     domains: dict[str, str | list[str]]
 
 
+class TuneSection(_Strict):
+    """The `tune:` section: what `sigmerge tune` may spend, tries, and aims at.
+
+    `anchors` are operators with a weight per expert; without them the recipe's own and the usual
+    four. `objective` is mean, worst (the largest deficit) or weighted, with `weights` by domain;
+    `floors` name the fraction of its expert's score that a domain must keep.
+    """
+
+    calls: int = Field(default=24, ge=1)
+    anchors: list[str] | None = None
+    method: Literal["guided", "random", "merge3", "adamerging"] = "guided"
+    objective: Literal["mean", "worst", "weighted"] = "mean"
+    weights: dict[str, float] = Field(default_factory=dict)
+    floors: dict[str, float] = Field(default_factory=dict)
+
+    def changed(self, **given: Any) -> TuneSection:
+        """This section with the values that are not None; RecipeError if they do not fit."""
+        changes = {name: value for name, value in given.items() if value is not None}
+        try:
+            return TuneSection.model_validate({**self.model_dump(), **changes})
+        except ValidationError as error:
+            problems = [
+                ": ".join([*map(str, item["loc"]), worded([item], TuneSection.model_fields)])
+                for item in error.errors()
+            ]
+            raise RecipeError("The tuning cannot be run:", problems) from None
+
+
 class RepairSection(_Strict):
-    """The `repair:` section (design of the method: paper, Sec. 3)."""
+    """The `repair:` section (the paper's Sec. 3).
+
+    `shares` by domain and `capacity` of every layer, or one for all, take the place of scores and
+    profile: the repair then decides nothing and needs neither.
+    """
 
     c_min: float = Field(0.10, ge=0, le=1)
     c_max: float = Field(0.45, ge=0, le=1)
@@ -147,6 +182,13 @@ class RepairSection(_Strict):
     admit: int | None = Field(None, ge=1)
     guard: Literal["warn", "keep_anchor", "off"] = "warn"
     seed: int = 0
+    shares: dict[str, Fraction] | None = None
+    capacity: Fraction | list[Fraction] | None = None
+
+    @property
+    def decided(self) -> bool:
+        """Whether shares and capacity are given, so that nothing must be measured."""
+        return self.shares is not None
 
     @model_validator(mode="after")
     def _consistent(self) -> RepairSection:
@@ -166,9 +208,24 @@ class RepairSection(_Strict):
             wrong.append("variant: sparse_update changes how Δ is added; drop update: replace")
         if self.variant == "sparse_update" and self.scale == "calibrated":
             wrong.append("variant: sparse_update has no calibrated scale; give a number")
+        wrong += self._decided_trouble(sources)
         if wrong:
             raise ValueError("; ".join(wrong))
         return self
+
+    def _decided_trouble(self, sources: list[str]) -> list[str]:
+        if (self.shares is None) != (self.capacity is None):
+            return ["shares and capacity go together: they take the place of scores and profile"]
+        if self.shares is None:
+            return []
+        wrong = [f"shares and capacity leave nothing for {key}" for key in sources]
+        if self.guard == "keep_anchor":
+            wrong.append("guard: keep_anchor needs scores, which shares and capacity replace")
+        if self.variant != "default" or self.rounds > 1 or self.scale == "calibrated":
+            wrong.append("shares and capacity have no variant, rounds or calibrated scale")
+        if not 0 < sum(self.shares.values()) <= 1 + 1e-9:
+            wrong.append(f"shares sum to {sum(self.shares.values()):g}, not to 1 at most")
+        return wrong
 
 
 def _files_trouble(scores: dict[str, Any]) -> list[str]:
@@ -208,7 +265,7 @@ class TokenizerSection(_Strict):
 
 
 class RecipeSection(_Strict):
-    """The top level. Its sections are checked one by one, so that each tells all its problems."""
+    """The top level. Its sections are checked one by one, so that each reports all its problems."""
 
     merge_method: str | None = None
     base_model: str | None = None
@@ -224,6 +281,7 @@ class RecipeSection(_Strict):
     capture: Any = None
     search: Any = None
     repair: Any = None
+    tune: Any = None
 
 
 def worded(items: Sequence[Any], known: Iterable[str]) -> str:

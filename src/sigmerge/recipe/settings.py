@@ -50,7 +50,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Judge:
-    """Checks what a recipe says about an operator's parameters; `problem` hears what is wrong."""
+    """Checks an operator's parameters; `problem` is called with what is wrong."""
 
     operator: Operator
     preset: str

@@ -1,0 +1,102 @@
+"""The command that tunes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sigmerge.cli import show
+from sigmerge.cli.app import (
+    DryRun,
+    Json,
+    OutFolder,
+    Pickle,
+    Seed,
+    Strict,
+    Threads,
+    Trust,
+    app,
+    examples,
+    load,
+    options,
+)
+
+
+@app.command(
+    epilog=examples(
+        "sigmerge tune recipe.yaml tuned/ --calls 24",
+        "sigmerge tune pool/ tuned/ --floor safety=0.95",
+        "sigmerge merge tuned/winner/sigmerge/recipe.yaml again/",
+    )
+)
+def tune(
+    recipe: Annotated[
+        Path, typer.Argument(help="YAML recipe, or a folder with reference/ and the experts.")
+    ],
+    out: OutFolder,
+    calls: Annotated[
+        int | None, typer.Option("--calls", help="Evaluation calls in all; default 24.")
+    ] = None,
+    anchor: Annotated[
+        list[str] | None, typer.Option("--anchor", help="Operator to tune; repeatable.")
+    ] = None,
+    method: Annotated[
+        Literal["guided", "random", "merge3", "adamerging"] | None,
+        typer.Option("--method", help="guided, or one to compare with."),
+    ] = None,
+    objective: Annotated[
+        Literal["mean", "worst", "weighted"] | None,
+        typer.Option("--objective", help="Of the domains' scores; worst: the largest deficit."),
+    ] = None,
+    weight: Annotated[
+        list[str] | None, typer.Option("--weight", help="DOMAIN=NUMBER, for weighted; repeatable.")
+    ] = None,
+    floor: Annotated[
+        list[str] | None,
+        typer.Option("--floor", help="DOMAIN=FRACTION of its expert to keep; repeatable."),
+    ] = None,
+    seed: Seed = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start over.")] = False,
+    threads: Threads = 0,
+    dry_run: DryRun = False,
+    allow_pickle: Pickle = False,
+    trust_remote_code: Trust = False,
+    strict: Strict = False,
+    as_json: Json = False,
+) -> None:
+    """Find the strongest merge of a pool in a few evaluation calls.
+
+    Anchors are guided by the domains' deficits, the best is repaired. Options go before the
+    recipe's tune: section. Interrupted, the same command replays what was evaluated and goes on.
+    """
+    from sigmerge.jobs.tune import TuneJob, pool_recipe
+    from sigmerge.recipe import TuneSection
+
+    loaded = pool_recipe(recipe) if recipe.is_dir() else load(recipe, seed)
+    settings = (loaded.tune or TuneSection()).changed(
+        calls=calls, anchors=anchor, method=method, objective=objective,
+        weights=_numbers("--weight", weight), floors=_numbers("--floor", floor),
+    )  # fmt: skip
+    with show.progress(as_json) as bar:
+        how = options(
+            threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code, strict=strict,
+        )  # fmt: skip
+        done = show.do(TuneJob(loaded, out, how, settings), dry_run)
+    show.emit(done, as_json, show.tune_lines)
+
+
+def _numbers(flag: str, given: Sequence[str] | None) -> dict[str, float] | None:
+    if given is None:
+        return None
+    found = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            raise typer.BadParameter(f"{flag} {text}: expected DOMAIN=NUMBER") from None
+    return found

@@ -1,0 +1,128 @@
+"""One decoder block as tiles in flat order over its tensors, read and rewritten where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sigmerge.engine.stream import Source, rounded
+from sigmerge.kernels.claim import TILE, Admission, admit
+from sigmerge.kernels.convert import STORAGE
+from sigmerge.kernels.stored import CODE, address_of
+from sigmerge.operators.base import Array, Site
+
+PIECE = 16
+"""Tiles of one tensor that one worker rewrites at a time."""
+
+
+class Stored(Source, Protocol):
+    def release(self, member: str, tensor: str) -> None:
+        """This member's values are not needed for now, but were not read for the last time."""
+
+
+class Piece(NamedTuple):
+    """Tiles [first, last) of a block, which are `size` values of one tensor from `start` on."""
+
+    tensor: str
+    start: int
+    size: int
+    first: int
+    last: int
+
+
+class LayerBlock:
+    """Layer `index`: its domains, tiles, addresses, and the pieces in which it is rewritten.
+
+    `anchor` is the source of one member, called "anchor".
+    """
+
+    def __init__(
+        self,
+        index: int,
+        sites: Sequence[Site],
+        domains: Sequence[str],
+        source: Stored,
+        anchor: Source,
+    ) -> None:
+        self.index, self.domains = index, domains
+        self._sites, self._source, self._anchor = sites, source, anchor
+        self.tiles: list[tuple[int, int]] = []
+        self.pieces: list[Piece] = []
+        self._places: list[tuple[str, int]] = []
+        offset = 0
+        for site in sites:
+            starts = range(0, site.size, TILE)
+            for start in starts[::PIECE]:
+                size = min(site.size - start, PIECE * TILE)
+                first = len(self.tiles) + start // TILE
+                self.pieces.append(Piece(site.tensor, start, size, first, first - (-size // TILE)))
+            self.tiles += [(offset + s, offset + min(site.size, s + TILE)) for s in starts]
+            self._places += [(site.tensor, start) for start in starts]
+            offset += site.size
+        self.size = offset
+        members = [*((source, name) for name in (*domains, "reference")), (anchor, "anchor")]
+        self._rows = [self._row(*member) for member in members]
+        self.all_addresses = np.array([addresses for addresses, _ in self._rows], np.uint64)
+        self.all_kinds = np.array([kinds for _, kinds in self._rows], np.uint8)
+        self.edges = np.array([0, *(stop for _, stop in self.tiles)], np.int64)
+
+    @property
+    def addresses(self) -> Array:
+        return self.all_addresses[:-1]
+
+    @property
+    def kinds(self) -> Array:
+        return self.all_kinds[:-1]
+
+    def _row(self, source: Source, member: str) -> tuple[list[int], list[int]]:
+        """A member's address and type on every tile."""
+        raw = {site.tensor: source.raw(member, site.tensor) for site in self._sites}
+        begin = {tensor: address_of(values) for tensor, values in raw.items()}
+        return (
+            [begin[tensor] + start * raw[tensor].itemsize for tensor, start in self._places],
+            [CODE[raw[tensor].dtype] for tensor, _ in self._places],
+        )
+
+    def not_finite(self, domain: int, tile: int) -> None:
+        tensor, start = self._places[tile]
+        first, last = self.tiles[tile]
+        names = [self.domains[domain], "reference"]
+        self._source.not_finite(names, tensor, start, start + last - first)
+
+    def claimed(self, domain: int) -> None:
+        """Nobody reads this domain's values until the update: their memory is given back."""
+        for site in self._sites:
+            self._source.release(self.domains[domain], site.tensor)
+
+    def repaired(self, piece: Piece, update: Admission, owner: Any, dtype: str) -> Array:
+        """The stored values of a piece, each claimed coordinate with its owner's update."""
+        values, finite = self._admit(piece, update, owner, dtype)
+        if not finite:
+            wide, _ = self._admit(piece, update, owner, "F32")
+            lenient = self._anchor.allow_nonfinite
+            values = rounded(piece.tensor, piece.start, wide, dtype, lenient)
+        stop = piece.start + piece.size
+        for source in (self._source, self._anchor):
+            source.done(piece.tensor, piece.start, stop)
+        return values
+
+    def _admit(self, piece: Piece, update: Admission, owner: Any, dtype: str) -> tuple[Array, bool]:
+        kind = STORAGE[dtype]
+        out = np.empty(piece.size, kind)
+        fine, stored = admit(
+            update,
+            self.edges,
+            owner,
+            piece.first,
+            piece.last,
+            self.all_addresses,
+            self.all_kinds,
+            np.uint64(address_of(out)),
+            CODE[kind],
+        )
+        if not fine:
+            stop = piece.start + piece.size
+            self._anchor.not_finite(["anchor"], piece.tensor, piece.start, stop)
+        return out, bool(stored)

@@ -1,0 +1,75 @@
+"""A team of threads."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from threadpoolctl import threadpool_limits
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Stopped(Exception):
+    """Work was given up because other work failed."""
+
+
+class Workers:
+    """A pool of threads whose `map` keeps order and holds few items in flight.
+
+    Meanwhile linear algebra stays in the thread that calls it: threads are here already, and a
+    sum that a library splits over threads depends on their number.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = max(1, threads)
+        self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
+        self._stopped = False
+
+    def __enter__(self) -> Workers:
+        self._limits = threadpool_limits(1, "blas")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+        self._limits.restore_original_limits()
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        if self._pool is None:
+            yield from map(function, items)
+            return
+        waiting: deque[Future[Result]] = deque()
+        for item in items:
+            if self._stopped:
+                raise Stopped
+            waiting.append(self._pool.submit(function, item))
+            if len(waiting) > 2 * self.threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def overlap(
+        self, function: Callable[[Item], Result], items: Iterable[Item], *, two: bool = True
+    ) -> Iterator[Result]:
+        """The results in order; two items at a time, whose functions share the threads by `map`."""
+        if self._pool is None or not two:
+            yield from map(function, items)
+            return
+        waiting: deque[Future[Result]] = deque()
+        with ThreadPoolExecutor(2) as drivers:
+            try:
+                for item in items:
+                    waiting.append(drivers.submit(function, item))
+                    if len(waiting) == 2:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            except BaseException:
+                self._stopped = True
+                for future in waiting:
+                    future.cancel()
+                raise

@@ -1,0 +1,131 @@
+"""`sigmerge analyze`: statistics, tables and figures of a store, or of the paper's own tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sigmerge.errors import MissingExtra
+from sigmerge.experiments.runner import STORE
+from sigmerge.experiments.store import open_read_only
+from sigmerge.files.documents import write_json
+from sigmerge.records import Part
+
+RULES = "anchor_rules.json"
+
+
+class Statement(Part):
+    text: str
+    paper: str
+    here: str
+    holds: bool
+
+
+class Analyzed(Part):
+    """Where the analysis was written, its main numbers, and which statements hold."""
+
+    out: str
+    headline: Mapping[str, str]
+    statements: tuple[Statement, ...]
+    tables: tuple[str, ...]
+    figures: tuple[str, ...]
+    skipped: Mapping[str, str]
+
+    def _repr_html_(self) -> str:
+        return (Path(self.out) / "index.html").read_text(encoding="utf-8")
+
+
+class Published(Part):
+    """How many of the paper's statements its own tables support, by verdict, and the page."""
+
+    verdicts: Mapping[str, int]
+    page: str
+
+
+@dataclass(frozen=True)
+class AnalyzeJob:
+    """A store (or the folder of a suite) into a folder of tables, figures and one page."""
+
+    store: Path
+    out: Path | None = None
+    split: str = "evaluation"
+    title: str = "The experiment"
+
+    def run(self) -> Analyzed:
+        _require_analysis()
+        from sigmerge.analysis import claims
+        from sigmerge.analysis.experiment import headline, write_analysis
+        from sigmerge.analysis.results import results
+
+        file = self.store / STORE if self.store.is_dir() else self.store
+        out = self.out or file.parent / "analysis"
+        with open_read_only(file) as store:
+            frames = store.frames()
+        found = results(*frames, split=self.split)
+        written = write_analysis(found, out, self.title)
+        statements = claims.claims(found)
+        write_json(out / RULES, rules(found))
+        return Analyzed(
+            out=str(out.absolute()),
+            headline={what: f"{number} ({beside})" for what, number, beside in headline(found)},
+            statements=tuple(
+                Statement(text=c.text, paper=c.paper, here=c.here, holds=c.holds)
+                for c in statements
+            ),
+            tables=tuple(table.label for table in written.tables),
+            figures=tuple(plot.label for plot in written.plots),
+            skipped={item.label: item.reason for item in written.skipped},
+        )
+
+
+def _require_analysis() -> None:
+    from importlib.util import find_spec
+
+    for library in ("polars", "matplotlib"):
+        if find_spec(library) is None:
+            raise MissingExtra(library, "analysis", "The analysis of an experiment")
+
+
+def rules(found: Any) -> dict[str, Any]:
+    """How the three selection rules of the paper fared, by pool; `sigmerge anchors` quotes it."""
+    import polars as pl
+
+    from sigmerge.analysis import statistics
+    from sigmerge.analysis.results import NotInStore
+
+    rows = {}
+    try:
+        main = found.main
+    except NotInStore:
+        return {"pools": {}}
+    for pool in found.pools:
+        pairs = main.filter(pl.col("pool") == pool)
+        if pairs.height > 1:
+            lost = statistics.regret(pairs["before"], pairs["after"])
+            kept = statistics.rank_preservation(pairs["before"], pairs["after"])
+            rank = statistics.spearman(pairs["before"], pairs["after"])
+            rows[pool] = {
+                "anchors": pairs.height,
+                "regret": {n: getattr(lost, n) for n in ("strongest", "random", "weakest")},
+                "pairs_in_order": kept.hits,
+                "pairs": kept.of,
+                "spearman": None if rank != rank else rank,
+            }
+    return {"made_by": f"sigmerge analyze STORE ({RULES})", "pools": rows}
+
+
+def published(out: Path | None = None) -> Published:
+    """The paper's statements computed again from its own tables; the page goes to `out`."""
+    _require_analysis()
+    from sigmerge.analysis.published.page import markdown
+    from sigmerge.analysis.published.statements import recompute
+
+    statements = recompute()
+    page = markdown(statements)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "published.md").write_text(page, encoding="utf-8", newline="\n")
+    return Published(verdicts=dict(Counter(s.verdict for s in statements)), page=page)

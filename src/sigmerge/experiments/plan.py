@@ -1,0 +1,207 @@
+"""The runs of a suite on one pool, in order: each with its recipe and its content keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.experiments.store import Kind, Pool, RunRecord
+from sigmerge.experiments.suite import MethodSection, PoolPlace, Setting, Suite
+from sigmerge.files.digests import sha256
+from sigmerge.files.documents import content_key
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.pools import weight_digests
+from sigmerge.operators.table import operator
+from sigmerge.recipe import Recipe, load_recipe
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its row without scores, its recipe and what its repair changes."""
+
+    record: RunRecord
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that share one merge: an anchor with everything built on it, or a baseline alone."""
+
+    label: str
+    recipe: Recipe
+    runs: tuple[Run, ...]
+
+    @property
+    def searched(self) -> bool:
+        return self.recipe.search is not None
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """A suite on one pool. `first` is the position of its first run."""
+
+    suite: Suite
+    place: PoolPlace
+    options: Options
+    name: str
+    first: int = 0
+
+    @cached_property
+    def row(self) -> Pool:
+        """The pool as the store names it; its key is the content of its weights."""
+        any_recipe = self.recipe(self.suite.anchors[0], 0, self.suite.default, 0)
+        members = {"reference": any_recipe.reference, **any_recipe.experts}
+        digests = {}
+        for name, path in members.items():
+            assert path is not None
+            checkpoint = open_checkpoint(path, allow_pickle=self.options.allow_pickle)
+            digests[name] = sorted(weight_digests(checkpoint, self.options))
+        return Pool(self.name, content_key(["pool", digests]), tuple(self.place.experts))
+
+    def recipe(
+        self, method: MethodSection, seed: int, setting: Setting, at: int, **evaluate: str
+    ) -> Recipe:
+        """The recipe of a run: the method's merge on this pool, repaired with the setting."""
+        return load_recipe(self.content(method, seed, setting, at, **evaluate))
+
+    def content(
+        self, method: MethodSection, seed: int, setting: Setting, at: int, **evaluate: str
+    ) -> dict[str, Any]:
+        place, own = self.place, method.content()
+        scoring = place.evaluation(self.suite)
+        if evaluate:
+            scoring = {"evaluate": {**scoring["evaluate"], **evaluate}}
+        if "search" in own:
+            own["search"] = {**own["search"], **_search_items(scoring.get("evaluate", {}))}
+        shown = place.exemplars is not None and _reads_exemplars(own)
+        models = [
+            {"model": path, "name": name}
+            | ({"exemplars": f"{place.exemplars}/{name}.jsonl"} if shown else {})
+            for name, path in place.experts.items()
+        ]
+        probe = {"probe": str(place.probe)} if place.probe else {}
+        dtype = {"dtype": self.suite.section.dtype} if self.suite.section.dtype else {}
+        return {
+            **own,
+            **dtype,
+            "base_model": place.reference,
+            "models": models,
+            "seed": seed,
+            "repair": {**probe, **scoring, "guard": "off", **setting.repair, "seed": at},
+        }
+
+    def groups(self) -> Iterator[Group]:
+        """Everything but the experts, which come first."""
+        position = self.first + len(self.place.experts)
+        for method in self.suite.anchors:
+            for seed in method.seeds:
+                group = self._anchor(method, seed, position)
+                position += len(group.runs)
+                yield group
+        for method in self.suite.baselines:
+            for seed in method.seeds:
+                recipe = self.recipe(method, seed, self.suite.default, 0)
+                row = self._row("baseline", method, seed, position, {"seed": seed})
+                yield Group(_label(method, seed), recipe, (Run(row, recipe),))
+                position += 1
+
+    def experts(self) -> list[RunRecord]:
+        """The rows of the experts."""
+        return [
+            RunRecord(
+                kind="expert",
+                pool=self.row,
+                method=name,
+                suite_key=self.suite.key,
+                recipe_key="",
+                position=self.first + number,
+            )
+            for number, name in enumerate(self.place.experts)
+        ]
+
+    def _anchor(self, method: MethodSection, seed: int, position: int) -> Group:
+        suite, default = self.suite, self.suite.default
+        base = {"anchor": method.name, "anchor_seed": seed,
+                "anchor_key": self._key(method, seed, {})}  # fmt: skip
+        plain = self.recipe(method, seed, default, 0)
+        runs = [Run(self._row("anchor", method, seed, position, {**base, "seed": seed}), plain)]
+
+        def built(setting: Setting, at: int, recipe: Recipe) -> None:
+            more = {**base, "setting": setting.name, "seed": at}
+            row = self._row(setting.kind, method, seed, position + len(runs), more, setting.repair)
+            runs.append(Run(replace(row, method="sigmerge"), recipe))
+
+        built(default, 0, plain)
+        for number in suite.section.partitions:
+            setting = replace(default, kind="partition", name=f"partition {number}")
+            built(setting, number, plain)
+        on = self.place.variants_on
+        if (on is None or method.name in on) and seed == method.seeds[0]:
+            for setting in suite.variants():
+                for at in setting.seeds:
+                    built(setting, at, self.recipe(method, seed, setting, at))
+        return Group(_label(method, seed), plain, tuple(runs))
+
+    def _row(
+        self,
+        kind: Kind,
+        method: MethodSection,
+        seed: int,
+        position: int,
+        names: Mapping[str, Any],
+        repair: Mapping[str, Any] | None = None,
+    ) -> RunRecord:
+        return RunRecord(
+            kind=kind,
+            pool=self.row,
+            method=method.name,
+            suite_key=self.suite.key,
+            recipe_key=self._key(method, seed, repair),
+            position=position,
+            **names,
+        )
+
+    def _key(self, method: MethodSection, seed: int, repair: Mapping[str, Any] | None) -> str:
+        """The content of a recipe without paths: the same wherever the pool lies."""
+        own = method.content()
+        files = [self.place.probe] if self.place.probe and repair is not None else []
+        if self.place.exemplars and _reads_exemplars(own):
+            files += [self.place.exemplars / f"{name}.jsonl" for name in self.place.experts]
+        digests = sorted(sha256(files).values())
+        return content_key([self.row.key, own, self.suite.section.dtype, seed, repair, digests])
+
+
+def plans(suite: Suite, options: Options) -> list[PoolPlan]:
+    """The suite on each of its pools. Pools whose folders have one name get another each."""
+    places = suite.pools()
+    names = [place.name for place in places]
+    made: list[PoolPlan] = []
+    for place in places:
+        name = place.name
+        if names.count(name) > 1:
+            name = f"{place.folder.parent.name if place.folder else ''}/{name}"
+        if name in [plan.name for plan in made]:
+            name = f"{name} {len(made) + 1}"
+        made.append(PoolPlan(suite, place, options, name, first=len(made) * 100_000))
+    return made
+
+
+def _reads_exemplars(own: Mapping[str, Any]) -> bool:
+    parameters = own.get("parameters") or {}
+    on = parameters.get("on", parameters.get(True))  # YAML 1.1 reads an unquoted `on` as true
+    return bool(operator(str(own["merge_method"]), on).needs)
+
+
+def _label(method: MethodSection, seed: int) -> str:
+    return method.name if len(method.seeds) == 1 else f"{method.name} seed {seed}"
+
+
+def _search_items(evaluate: Mapping[str, Any]) -> dict[str, Any]:
+    """What a search: section needs to ask the same items as the scoring."""
+    if evaluate.get("suite") == "nano":
+        return {"suite": evaluate["pool"]} if "pool" in evaluate else {"suite": "nano"}
+    kept = ("suite", "data", "hub", "judge", "allow_code_execution")
+    return {key: evaluate[key] for key in kept if key in evaluate}

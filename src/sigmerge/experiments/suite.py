@@ -1,0 +1,357 @@
+"""A suite as data: pools × anchors × settings of the repair, and baselines beside them.
+
+A suite is YAML. `pools` may be replaced on the command line, so that one suite runs on any pool.
+Text values of `evaluate:` and `command:` may say {pool}, the folder of the pool at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sigmerge.errors import RecipeError
+from sigmerge.experiments.store import Kind
+from sigmerge.files.documents import content_key
+from sigmerge.files.yaml_documents import read_yaml
+from sigmerge.method.controls import VARIANTS
+from sigmerge.nano.files import POOL, RECIPES
+from sigmerge.words import did_you_mean, unknown
+
+SHIPPED = Path(__file__).parent / "suites"
+PAPERS_ANCHORS = (
+    "linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "fisher", "regmean",
+)  # fmt: skip
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class PoolSection(_Strict):
+    """A pool: a folder with `reference` and the experts in it, or each of them by its own path.
+
+    `experts` maps domains to folders or hub ids; without it every other folder with a config.json
+    is an expert, named by its folder. `variants_on` replaces the suite's for this pool.
+    """
+
+    path: str | None = None
+    name: str | None = None
+    reference: str | None = None
+    experts: dict[str, str] | None = None
+    probe: str | None = None
+    exemplars: str | None = None
+    variants_on: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> PoolSection:
+        if self.path is None and (self.reference is None or self.experts is None):
+            raise ValueError("give path:, or reference: and experts:")
+        if self.path is None and self.name is None:
+            raise ValueError("a pool without path: needs a name:")
+        return self
+
+
+class MethodSection(_Strict):
+    """A dense merge or a search: an operator with its parameters. `recipe` names a shipped one, or
+    a recipe's YAML file, whose keys hold where this section has none of its own."""
+
+    name: str
+    recipe: str | None = None
+    merge_method: str | None = None
+    preset: Literal["mergekit", "paper"] | None = None
+    parameters: dict[str, Any] | None = None
+    capture: dict[str, Any] | None = None
+    search: dict[str, Any] | None = None
+    seeds: list[int] = Field([0], min_length=1)
+
+    @model_validator(mode="after")
+    def _known(self) -> MethodSection:
+        if self.recipe is not None and not _recipe_file(self.recipe).is_file():
+            raise ValueError(unknown("recipe file or shipped recipe", self.recipe, _recipes()))
+        if self.recipe is None and self.merge_method is None:
+            raise ValueError("give merge_method:, or recipe: the name of a shipped recipe")
+        return self
+
+    def content(self) -> dict[str, Any]:
+        """The keys of a recipe that this method has."""
+        keys = ("merge_method", "preset", "parameters", "capture", "search", "dtype")
+        file = _recipe_file(self.recipe) if self.recipe else None
+        shipped = read_yaml(file, "a recipe in YAML", RecipeError) if file else {}
+        own = {key: getattr(self, key, None) for key in keys}
+        merged = {**shipped, **{key: value for key, value in own.items() if value is not None}}
+        return {key: merged[key] for key in keys if key in merged}
+
+
+class RepairsSection(_Strict):
+    """The settings of the repair besides the default."""
+
+    ablation: list[str] = []
+    control: list[str] = []
+    view: list[str] = []
+    order: list[str] = []
+    sweep: dict[Literal["c_min", "c_max", "scale"], list[float]] = {}
+    ours: dict[str, dict[str, Any]] = {}
+
+    @model_validator(mode="after")
+    def _variants(self) -> RepairsSection:
+        for kind in ("ablation", "control", "view", "order"):
+            for name in getattr(self, kind):
+                if name not in VARIANTS:
+                    raise ValueError(f"{kind}: {unknown('variant', name, VARIANTS)}")
+        return self
+
+
+class SuiteSection(_Strict):
+    """A whole suite, as its YAML file says it."""
+
+    name: str
+    pools: list[str | PoolSection] = []
+    experts: list[str] | None = None
+    probe: str | None = None
+    exemplars: str | None = None
+    evaluate: dict[str, Any] | None = None
+    command: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    constants: dict[Literal["c_min", "c_max", "scale"], float] = {}
+    anchors: list[str | MethodSection] = list(PAPERS_ANCHORS)
+    baselines: list[str | MethodSection] = []
+    repairs: RepairsSection = RepairsSection()
+    variants_on: list[str] | None = None
+    most_seeds: int | None = Field(None, ge=1)
+    partitions: list[int] = []
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SuiteSection:
+        if (self.evaluate is None) == (self.command is None):
+            raise ValueError("give one of evaluate: and command:, where scores come from")
+        if self.command is not None and self.partitions:
+            raise ValueError("partitions: need evaluate:; a command divides its own items")
+        for method in (*self.anchors, *self.baselines):
+            if isinstance(method, str) and method not in _recipes():
+                raise ValueError(unknown("shipped recipe", method, _recipes()))
+        names = [m if isinstance(m, str) else m.name for m in (*self.anchors, *self.baselines)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{twice[0]} is given twice; give it another name:")
+        anchors = names[: len(self.anchors)]
+        pools = [p for p in self.pools if not isinstance(p, str)]
+        for chosen in (self.variants_on, *(pool.variants_on for pool in pools)):
+            if wrong := [name for name in chosen or [] if name not in anchors]:
+                raise ValueError(f"variants_on: {unknown('anchor', wrong[0], anchors)}")
+        return self
+
+
+def _recipe_file(name: str) -> Path:
+    return Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
+
+
+def _beside(methods: Any, folder: Path) -> Any:
+    """Anchors or baselines with their recipe files looked for in the suite's folder."""
+    return [
+        {**each, "recipe": str(folder / Path(each["recipe"]).expanduser())}
+        if isinstance(each, dict) and str(each.get("recipe")).endswith((".yaml", ".yml"))
+        else each
+        for each in (methods if isinstance(methods, list) else [])
+    ] or methods
+
+
+def _recipes() -> list[str]:
+    return sorted(file.stem for file in RECIPES.glob("*.yaml"))
+
+
+@dataclass(frozen=True)
+class PoolPlace:
+    """Where the members of a pool lie."""
+
+    name: str
+    folder: Path | None
+    reference: str
+    experts: Mapping[str, str]
+    probe: Path | None
+    exemplars: Path | None
+    variants_on: Sequence[str] | None
+
+    def evaluation(self, suite: Suite) -> dict[str, Any]:
+        """`evaluate:` or `command:` of the repair: section for this pool."""
+        section = suite.section
+        if section.command is not None:
+            return {"command": self._placed(section.command)}
+        assert section.evaluate is not None
+        files = ("data", "splits", "pool")
+        found = {}
+        for key, value in section.evaluate.items():
+            value = self._placed(value) if isinstance(value, str) else value
+            own = suite.folder / Path(value).expanduser() if isinstance(value, str) else None
+            beside = own is not None and (key in files or (key == "suite" and own.is_file()))
+            found[key] = str(own) if beside else value
+        return {"evaluate": found}
+
+    def _placed(self, text: str) -> str:
+        if "{pool}" in text and self.folder is None:
+            raise RecipeError(f"{self.name}: {text!r} says {{pool}}, but the pool has no path:.")
+        return text.replace("{pool}", str(self.folder))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of the repair: its kind, its name, what it changes, and its seeds."""
+
+    kind: Kind
+    name: str
+    repair: Mapping[str, Any]
+    seeds: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A checked suite, with the folder that its relative paths are looked for in."""
+
+    section: SuiteSection
+    folder: Path
+    given_pools: tuple[Path, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Names what is run on each pool; pools can be added to a store."""
+        return content_key([self.section.model_dump(exclude={"pools"})])
+
+    @property
+    def anchors(self) -> list[MethodSection]:
+        return [self._method(each) for each in self.section.anchors]
+
+    @property
+    def baselines(self) -> list[MethodSection]:
+        return [self._method(each) for each in self.section.baselines]
+
+    def _method(self, given: str | MethodSection) -> MethodSection:
+        found = given
+        if isinstance(found, str):
+            found = MethodSection(name=found, recipe=found, seeds=[0])
+        return found.model_copy(update={"seeds": found.seeds[: self.section.most_seeds]})
+
+    @property
+    def _constants(self) -> dict[str, Any]:
+        return {str(name): value for name, value in self.section.constants.items()}
+
+    @property
+    def default(self) -> Setting:
+        return Setting("default", "default", self._constants)
+
+    def variants(self) -> Iterator[Setting]:
+        """Every setting besides the default, in the order of the paper's sections."""
+        repairs, usual = self.section.repairs, self._constants
+        kinds: tuple[Kind, ...] = ("ablation", "control", "view", "order")
+        for kind in kinds:
+            for name in getattr(repairs, kind):
+                seeds = VARIANTS[name].seeds[: self.section.most_seeds]
+                yield Setting(kind, name, {**usual, "variant": name}, seeds)
+        for constant, values in repairs.sweep.items():
+            for value in values:
+                yield Setting("sweep", f"{constant}={value:g}", {**usual, constant: value})
+        for name, changes in repairs.ours.items():
+            yield Setting("ours", name, {**usual, **changes})
+
+    def pools(self) -> list[PoolPlace]:
+        """The pools: those given beside the suite, else the suite's own."""
+        listed: Sequence[str | PoolSection] = [str(path.absolute()) for path in self.given_pools]
+        listed = listed or self.section.pools
+        if not listed:
+            raise RecipeError(
+                f"{self.section.name}: names no pools; pass --pool FOLDER, once for each."
+            )
+        return [
+            self._place(PoolSection(path=each) if isinstance(each, str) else each)
+            for each in listed
+        ]
+
+    def _place(self, pool: PoolSection) -> PoolPlace:
+        shipped = pool.path == "nano" and not (self.folder / "nano").exists()
+        folder = (
+            POOL if shipped else self.folder / Path(pool.path).expanduser() if pool.path else None
+        )
+        if folder is not None and not folder.is_dir():
+            raise RecipeError(f"{pool.path}: no such pool folder (looked for {folder}).")
+        reference, experts = pool.reference, pool.experts
+        if folder is not None:
+            folder = folder.resolve()
+            reference = str(folder / (reference or "reference"))
+            experts = {name: str(folder / place) for name, place in
+                       (experts or self._found(folder)).items()}  # fmt: skip
+        assert reference is not None and experts is not None
+        beside = folder or self.folder
+        probe, exemplars = (
+            pool.probe or self.section.probe,
+            pool.exemplars or self.section.exemplars,
+        )
+        name = pool.name or ("nano" if shipped else Path(str(pool.path)).name)
+        return PoolPlace(
+            name=name,
+            folder=folder,
+            reference=reference,
+            experts=experts,
+            probe=beside / probe if probe else None,
+            exemplars=beside / exemplars if exemplars else None,
+            variants_on=pool.variants_on or self.section.variants_on,
+        )
+
+    def _found(self, folder: Path) -> dict[str, str]:
+        """The experts of a pool's folder: those the suite lists, else all but the reference."""
+        here = sorted(f.parent.name for f in folder.glob("*/config.json"))
+        names = self.section.experts or [name for name in here if name != "reference"]
+        if missing := [name for name in ("reference", *names) if name not in here]:
+            raise RecipeError(
+                f"{folder}: no checkpoint called {', '.join(missing)} in it; a pool is a folder "
+                "with reference/ and one folder for each expert."
+            )
+        return {name: name for name in names}
+
+
+def load_suite(source: Path | str | Mapping[str, Any], pools: Sequence[Path] = ()) -> Suite:
+    """A shipped suite by its name, a user's by its file, or one given in Python."""
+    folder = Path.cwd()
+    if isinstance(source, Mapping):
+        data, where = dict(source), "suite"
+    else:
+        shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
+        known = str(source) in shipped and not Path(source).is_file()
+        file = shipped[str(source)] if known else Path(source).expanduser()
+        if not file.exists():
+            hint = did_you_mean(str(source), shipped)
+            raise RecipeError(f"{source}: no such suite file or shipped suite; {hint}")
+        data, where = read_yaml(file, "a suite in YAML", RecipeError), str(source)
+        # What a shipped suite names lies where the command is run.
+        folder = folder if known else file.resolve().parent
+    if not isinstance(data, dict):
+        raise RecipeError(f"{where}: a suite is a mapping with name:, pools:, anchors:, …")
+    data |= {key: _beside(data[key], folder) for key in ("anchors", "baselines") if key in data}
+    try:
+        section = SuiteSection.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(f"{where}: the suite cannot be run:", _problems(error)) from None
+    return Suite(section, folder, tuple(pools))
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "pools": PoolSection, "anchors": MethodSection, "baselines": MethodSection,
+    "repairs": RepairsSection,
+}  # fmt: skip
+
+
+def _problems(error: ValidationError) -> list[str]:
+    """pydantic's errors with their places; of a union only what the mapping got wrong."""
+    found = []
+    for item in error.errors():
+        place = [str(part) for part in item["loc"]]
+        if "str" in place and isinstance(item["input"], dict):
+            continue
+        kind = SECTIONS.get(place[0], SuiteSection) if len(place) > 1 else SuiteSection
+        where = ".".join(p for p in place if p not in {"str", *(k.__name__ for k in
+                         SECTIONS.values())})  # fmt: skip
+        text = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            text = f"is no key here; {did_you_mean(place[-1], kind.model_fields)}"
+        found.append(f"{where}: {text}" if where else text)
+    return list(dict.fromkeys(found))

@@ -1,0 +1,223 @@
+"""How candidates of a tuning are made and scored: in memory by a suite, or stored one by one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
+from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.writer import mirror_layout
+from sigmerge.engine.machine import free_memory
+from sigmerge.engine.stream import Workers
+from sigmerge.jobs.dense import merge_blocks, plan_dense, run_dense, with_statistics
+from sigmerge.jobs.merge import MergeJob
+from sigmerge.jobs.occupancy import OccupancyJob, claim_into
+from sigmerge.jobs.options import Options, silent
+from sigmerge.jobs.repair import decide
+from sigmerge.jobs.scores import CheckpointScorer, Score, scorer_of, suite_and_how, suite_scorer
+from sigmerge.merge3.candidate import Memory, Weights, stored_weights
+from sigmerge.method.occupancy import Update
+from sigmerge.method.tuning import Answer
+from sigmerge.recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from sigmerge.merge3.extract import Question
+    from sigmerge.merge3.scoring import CandidateScorer
+
+Right = dict[str, list[int]]
+"""Benchmark -> 1 for every item that is right, else 0."""
+
+
+class Measure(Protocol):
+    """Scores recipes and stored checkpoints. A tuning is resumed only with the same `name`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def items(self) -> dict[str, int]:
+        """Items of every domain, as far as they are known."""
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether several candidates may be scored at a time."""
+
+    def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Right | None]: ...
+
+    def folder(self, folder: Path) -> tuple[dict[str, float], Right | None]: ...
+
+    def answer(self, scores: Mapping[str, float], right: Right | None) -> Answer: ...
+
+
+class StoredMeasure:
+    """Candidates are stored beside the result, scored by a command or a callable, and removed."""
+
+    side_by_side = False
+
+    def __init__(self, scorer: CheckpointScorer, place: Path, options: Options) -> None:
+        self.scorer, self.place = scorer, place
+        self.options = replace(options, overwrite=True, progress=silent, durable=False)
+        self.items: dict[str, int] = {}
+
+    @property
+    def name(self) -> str:
+        return self.scorer.name
+
+    def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Right | None]:
+        MergeJob(load_recipe(recipe), self.place, self.options).run()
+        try:
+            return self.folder(self.place)
+        finally:
+            shutil.rmtree(self.place)
+
+    def folder(self, folder: Path) -> tuple[dict[str, float], Right | None]:
+        return dict(self.scorer(folder).scores), None
+
+    def answer(self, scores: Mapping[str, float], right: Right | None) -> Answer:
+        return Answer(scores)
+
+
+class MemoryMeasure:
+    """Candidates are merged in memory and answer the items of a suite one by one.
+
+    A repair claims from a stored anchor, so the anchor of the repairs under way lies in `place`.
+    """
+
+    def __init__(
+        self,
+        scorer: CandidateScorer,
+        pool: Pool,
+        place: Path,
+        options: Options,
+        limit: int | None = None,
+    ) -> None:
+        self.scorer, self.pool, self.place = scorer, pool, place
+        self.options = replace(options, overwrite=True, progress=silent, durable=False)
+        self.questions: dict[str, list[Question]] = {}
+        for question in scorer.questions():
+            each = self.questions.setdefault(question.benchmark, [])
+            if limit is None or len(each) < limit:
+                each.append(question)
+        self.domains: dict[str, list[str]] = {}
+        for benchmark, each in self.questions.items():
+            self.domains.setdefault(each[0].domain, []).append(benchmark)
+        self._anchor: tuple[dict[str, Any], Checkpoint] | None = None
+
+    @property
+    def name(self) -> str:
+        counts = {benchmark: len(each) for benchmark, each in self.questions.items()}
+        return f"{self.scorer.name} {counts}"
+
+    @property
+    def items(self) -> dict[str, int]:
+        return {d: sum(len(self.questions[b]) for b in marks) for d, marks in self.domains.items()}
+
+    @property
+    def side_by_side(self) -> bool:
+        """Two candidates in float32, each with the model that it is copied into, fit in memory."""
+        one = 8 * sum(tensor.size for tensor in self.pool.layout.tensors.values())
+        return free_memory() > 4 * one
+
+    def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Right | None]:
+        return self._asked(self.weights(recipe))
+
+    def folder(self, folder: Path) -> tuple[dict[str, float], Right | None]:
+        return self._asked(stored_weights(open_checkpoint(folder)))
+
+    def answer(self, scores: Mapping[str, float], right: Right | None) -> Answer:
+        assert right is not None
+        marks = {
+            domain: [np.array(right[b], dtype=bool) for b in marks]
+            for domain, marks in self.domains.items()
+        }
+        return Answer(scores, marks)
+
+    def weights(self, recipe: Mapping[str, Any]) -> Weights:
+        """The weights that the recipe's folder would hold."""
+        if "repair" in recipe:
+            return self._repaired(recipe)
+        job = plan_dense(load_recipe(recipe), self.options)
+        if job.operator.needs:
+            job = with_statistics(job, self.options)
+        memory = Memory(job.layout, {n: t.shape for n, t in job.pool.layout.tensors.items()})
+        source = PoolSource(job.members, allow_nonfinite=self.options.allow_nonfinite)
+        with Workers(self.options.threads) as team:
+            merge_blocks(job, source, team, memory, self.options)
+        return memory.weights
+
+    def _repaired(self, recipe: Mapping[str, Any]) -> Weights:
+        loaded = load_recipe(recipe)
+        section = loaded.repair
+        assert section is not None and not isinstance(section.scale, str)
+        anchor = self._stored({key: value for key, value in recipe.items() if key != "repair"})
+        update = Update(section.scale, section.update, seed=section.seed)
+        rounds = (decide(section, self.pool).turn,)
+        job = OccupancyJob(self.pool, anchor, rounds, update, None, mirror_layout(anchor))
+        memory = Memory(job.layout, {n: t.shape for n, t in anchor.tensors.items()})
+        claim_into(job, memory, self.options)
+        return memory.weights
+
+    def _stored(self, recipe: dict[str, Any]) -> Checkpoint:
+        """The anchor of a repair; the one before is given up for it."""
+        if self._anchor is None or self._anchor[0] != recipe:
+            shutil.rmtree(self.place, ignore_errors=True)
+            run_dense(plan_dense(load_recipe(recipe), self.options), self.place, self.options)
+            self._anchor = recipe, open_checkpoint(self.place)
+        return self._anchor[1]
+
+    def _asked(self, weights: Weights) -> tuple[dict[str, float], Right]:
+        flat = [question for each in self.questions.values() for question in each]
+        answers = iter(self.scorer(weights, flat))
+        right = {name: [next(answers) for _ in each] for name, each in self.questions.items()}
+        scores = {
+            domain: fmean(fmean(right[b]) for b in marks) for domain, marks in self.domains.items()
+        }
+        return scores, right
+
+
+def measure_of(
+    recipe: Recipe,
+    pool: Pool,
+    out: Path,
+    options: Options,
+    split: str = "calibration",
+    score: Score | None = None,
+    scorer: CandidateScorer | None = None,
+) -> Measure | None:
+    """How a split is scored: by what is given, else by what the recipe's repair: section names.
+
+    None if it names nothing that can score this split.
+    """
+    anchor, stored = out / ".winner.anchor", out / ".winner.candidate"
+    if scorer is not None:
+        return MemoryMeasure(scorer, pool, anchor, options) if split == "calibration" else None
+    if score is not None:
+        found = scorer_of(recipe, options, score=score) if split == "calibration" else None
+        return None if found is None else StoredMeasure(found, stored, options)
+    if recipe.repair is None:
+        return None
+    evaluate = recipe.repair.evaluate
+    if evaluate is not None and _fits_memory(evaluate, recipe, options):
+        from sigmerge.merge3.scoring import SuiteScorer
+
+        suite, how = suite_and_how(evaluate, recipe.folder, options)
+        asked = SuiteScorer(pool.layout.path, suite, how, split)
+        return MemoryMeasure(asked, pool, anchor, options, evaluate.get("limit"))
+    found = scorer_of(recipe, options, split)
+    return None if found is None else StoredMeasure(found, stored, options)
+
+
+def _fits_memory(evaluate: Mapping[str, Any], recipe: Recipe, options: Options) -> bool:
+    """Whether candidates need not be stored to be scored: torch asks them, and no command."""
+    suite_scorer(evaluate, "calibration", recipe.folder, options)  # its keys are checked
+    suite, _ = suite_and_how(evaluate, recipe.folder, options)
+    plain = evaluate.get("backend", "hf") == "hf" and "splits" not in evaluate
+    return plain and all(mark.in_memory for mark in suite.benchmarks.values())

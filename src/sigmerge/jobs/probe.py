@@ -1,0 +1,102 @@
+"""`sigmerge probe build`: probe prompts drawn under a seed, as many from each domain.
+
+The text of a prompt ends where the response would begin. Records come from JSONL files, one for
+each domain and named after it, or from the calibration items of a suite.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sigmerge.errors import RecipeError, ScoreError
+from sigmerge.evaluation import splits
+from sigmerge.evaluation.sources import Data
+from sigmerge.evaluation.suite import load_suite, nano_suite
+from sigmerge.files.documents import parse_json, read_bytes, whole
+
+COLUMNS = ("prompt", "query", "instruction", "inputs", "question")
+"""Where a record has its prompt, in the order in which they are looked for."""
+TEMPLATE = "### Instruction:\n{prompt}\n\n### Response:\n"
+
+
+def build(
+    out: Path,
+    *,
+    suite: str | None = None,
+    data: Sequence[Path] = (),
+    folder: Path | None = None,
+    per_domain: int = 20,
+    seed: int = 0,
+    template: str = TEMPLATE,
+) -> dict[str, Any]:
+    """Write the probe file: {"prompt", "domain"} on every line, domains in their order."""
+    if (suite is None) == (not data):
+        raise RecipeError("Give --suite, or --data with one JSONL file for each domain.")
+    if "{prompt}" not in template:
+        raise RecipeError("The template must say {prompt} where the prompt goes.")
+    if out.exists():
+        raise RecipeError(f"{out}: exists already; choose a new file.")
+    found = _of_files(data, template) if data else _of_suite(str(suite), folder)
+    short = [f"{d}: {len(t)} prompts" for d, t in found.items() if len(t) < per_domain]
+    if short:
+        raise ScoreError(f"{per_domain} prompts of each domain are wanted:", short)
+    lines = []
+    for domain, texts in found.items():
+        # Equal texts are one prompt; the order depends on the seed and the texts alone.
+        chosen = splits.shuffled(texts, domain, seed)[:per_domain]
+        lines += [json.dumps({"prompt": text, "domain": domain}) for text in chosen]
+    with whole(out) as partial:
+        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {
+        "file": str(out),
+        "prompts": len(lines),
+        "domains": dict.fromkeys(found, per_domain),
+        "seed": seed,
+    }
+
+
+def _of_files(files: Sequence[Path], template: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for file in files:
+        if file.stem in found:
+            raise RecipeError(f"{file}: another file is called {file.stem}, too.")
+        text = read_bytes(file, "records in JSONL", ScoreError).decode("utf-8-sig")
+        rows = [
+            (number, parse_json(line, f"{file}, line {number}", ScoreError))
+            for number, line in enumerate(text.split("\n"), start=1)
+            if line.strip()
+        ]
+        found[file.stem] = {
+            template.replace("{prompt}", _prompt(row, f"{file}, line {number}"))
+            for number, row in rows
+        }
+    return found
+
+
+def _prompt(record: Any, where: str) -> str:
+    """The prompt of a record, with its input where it has one apart."""
+    row: Mapping[str, Any] = record if isinstance(record, dict) else {}
+    for column in COLUMNS:
+        if isinstance(row.get(column), str) and row[column].strip():
+            more = row.get("input")
+            return f"{row[column]}\n{more}" if isinstance(more, str) and more else row[column]
+    raise ScoreError(f"{where}: has no prompt; one of {', '.join(COLUMNS)} is expected.")
+
+
+def _of_suite(name: str, folder: Path | None) -> dict[str, set[str]]:
+    """Prompts of the calibration items; an evaluation item never is a probe."""
+    nano = Path(name)
+    suite = nano_suite(nano) if nano.is_dir() else load_suite(name)
+    items, _ = splits.load_available(suite, Data.default(folder))
+    content = splits.build(suite, items)
+    found: dict[str, set[str]] = {}
+    for mark, rows in items.items():
+        form = getattr(suite.benchmarks[mark], "prompt", None)
+        for item in rows:
+            if item.id in set(content["benchmarks"][mark]["calibration"]):
+                text = str(form).format(**item.record) if form else _prompt(item.record, mark)
+                found.setdefault(suite.domain_of(mark), set()).add(text)
+    return found

@@ -1,0 +1,165 @@
+"""Ways to spend the evaluation calls of a tuning: ours, and those it is compared with.
+
+A strategy gets a function that evaluates candidates and calls it until the budget is spent or it
+has nothing more to try. All begin with plain anchors, so that none can end below them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sigmerge.errors import RecipeError
+from sigmerge.method import calibration, tuning
+from sigmerge.method.objective import Objective, check_calls
+from sigmerge.method.tuning import Answer, Proposal
+from sigmerge.recipe.anchors import AnchorRecipe
+
+if TYPE_CHECKING:
+    from sigmerge.merge3.evolve import Candidate
+
+WIDEST: Final = 2.5
+"""Largest weight of random search and evolution in units of the anchor's: MERGE³'s [0, 1] for task
+arithmetic at 0.4."""
+
+Ask = Callable[[Sequence[Proposal]], Sequence[Answer]]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a strategy may know before the first call."""
+
+    anchors: Mapping[str, AnchorRecipe]
+    target: Mapping[str, float]
+    profile: tuple[float, ...]
+    calls: int
+    objective: Objective
+    seed: int
+    prompts: Path | None
+    """Prompts without answers, for strategies that read them."""
+
+    def plain(self, name: str) -> Proposal:
+        return Proposal(name, tuple(self.anchors[name].weights.values()))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Why a strategy ended, and the call that it chose; None: the best, of equals the earliest."""
+
+    stopped: str
+    chosen: int | None = None
+
+
+def guided(setup: Setup, ask: Ask) -> Ended:
+    """Guided weights, then calibrated occupancy (`method.tuning`)."""
+    anchors = {n: tuning.Anchor(a.weights, a.level) for n, a in setup.anchors.items()}
+    state = tuning.begin(
+        anchors, setup.target, np.array(setup.profile), setup.calls, setup.objective
+    )
+    while batch := tuning.propose(state):
+        state = tuning.observe(state, ask(batch))
+    return Ended(state.stopped, state.best)
+
+
+def random(setup: Setup, ask: Ask) -> Ended:
+    """Weights and repairs drawn at random from the space that `guided` moves in."""
+    check_calls(setup.calls, len(setup.anchors) + 1, f"tuning {len(setup.anchors)} anchors")
+    ask([setup.plain(name) for name in setup.anchors])
+    generator = np.random.default_rng([setup.seed, 1])
+    for _ in range(setup.calls - len(setup.anchors)):
+        ask([_drawn(setup, generator)])
+    return Ended(f"the {setup.calls} calls are spent")
+
+
+def _drawn(setup: Setup, generator: np.random.Generator) -> Proposal:
+    name = list(setup.anchors)[generator.integers(len(setup.anchors))]
+    base = setup.anchors[name].weights
+    unit = sum(base.values()) / len(base)
+    weights = tuple((unit * generator.uniform(0.01, WIDEST, len(base))).tolist())
+    form = "add" if generator.random() < 0.5 else "replace"
+    scales = calibration.SCALES[form]
+    level = float(generator.uniform(0.05, calibration.LEVELS[-1]))
+    share = tuple(generator.dirichlet(np.ones(len(base))).tolist())
+    scale = scales[generator.integers(len(scales))]
+    if generator.random() < 0.5:
+        return Proposal(name, weights)
+    repair = calibration.Candidate(form, scale, (level,) * len(setup.profile), share, 1.0)  # type: ignore[arg-type]
+    return Proposal(name, weights, repair)
+
+
+def merge3(setup: Setup, ask: Ask) -> Ended:
+    """The evolution of MERGE³ over the weights of the first anchor, scored on all items."""
+    from sigmerge.merge3.evolve import Candidate, evolve
+    from sigmerge.recipe.space import Genotype, Space
+
+    name, base = next((n, a.weights) for n, a in setup.anchors.items())
+    unit = sum(base.values()) / len(base)
+    population, generations = _generations(setup.calls - 1)
+    ask([setup.plain(name)])
+
+    def evaluate(first: int, genotypes: Sequence[Genotype]) -> list[Candidate]:
+        answers = ask([Proposal(name, tuple(genes)) for genes in genotypes])
+        return [
+            Candidate(first + i, genes, {}, answer.scores, _value(setup, answer))
+            for i, (genes, answer) in enumerate(zip(genotypes, answers, strict=True))
+        ]
+
+    space = Space(("weight",), low=0.01 * unit, high=WIDEST * unit)
+    evolve(space, len(base), evaluate, population, generations, setup.seed)
+    return Ended(f"{generations} generations of {population} are over")
+
+
+def _value(setup: Setup, answer: Answer) -> float:
+    domains = tuple(setup.target)
+    scores = tuple(answer.scores[d] for d in domains)
+    merit = setup.objective.merit(domains, scores, tuple(setup.target.values()))
+    return merit.value - 10 * merit.below
+
+
+def _generations(calls: int) -> tuple[int, int]:
+    """Population and generations that spend most of the calls; at least four of four or more."""
+    least = 4
+    if calls < least * 2:
+        raise RecipeError(
+            f"merge3 needs at least {2 * least + 1} evaluation calls: the plain anchor and two "
+            f"generations of {least}."
+        )
+    most = max(least, min(24, int(calls**0.5) + 1))
+    return max(
+        ((size, calls // size) for size in range(least, most + 1)),
+        key=lambda pair: pair[0] * pair[1],
+    )
+
+
+def adamerging(setup: Setup, ask: Ask) -> Ended:
+    """Task-wise weights that make the answers to unlabelled prompts certain (AdaMerging).
+
+    They are learnt without evaluation calls; the plain anchor and the result take one each.
+    """
+    from sigmerge.probing.adamerging import learnt_weights
+
+    name = "task_arithmetic"
+    if name not in setup.anchors or setup.prompts is None:
+        raise RecipeError(
+            "adamerging learns the weights of task_arithmetic from prompts: name that anchor, and "
+            "give probe: in the repair: section."
+        )
+    anchor = setup.anchors[name]
+    folders = {n: Path(entry["model"]) for n, entry in anchor.models.items()}
+    reference = Path(anchor.common["base_model"])
+    weights = learnt_weights(reference, folders, anchor.weights, setup.prompts)
+    ask([setup.plain(name)])
+    ask([Proposal(name, weights)])
+    return Ended("the entropy was minimised")
+
+
+STRATEGIES: Final[Mapping[str, Callable[[Setup, Ask], Ended]]] = {
+    "guided": guided,
+    "random": random,
+    "merge3": merge3,
+    "adamerging": adamerging,
+}

@@ -1,0 +1,156 @@
+"""Stored numbers by address: one compiled loop for any number of members and any mix of types.
+
+A kernel that took arrays would be compiled again for every number of experts and every mix of
+types. Members are therefore passed as a table: the address of the first value of each, and the
+code of its type. Whoever makes a table keeps the arrays alive while a kernel runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from sigmerge.kernels.convert import (
+    copy_f32,
+    finite_bf16,
+    narrow_bf16,
+    narrow_f16,
+    widen_bf16,
+    widen_f16,
+)
+from sigmerge.kernels.jit import kernel
+
+Array = np.ndarray[Any, Any]
+
+BF16: Final = 0
+F16: Final = 1
+F32: Final = 2
+CODE: Final = {np.dtype("<u2"): BF16, np.dtype("<f2"): F16, np.dtype("<f4"): F32}
+"""The type that stored bytes are viewed as -> its code."""
+
+
+class Members(NamedTuple):
+    """The same piece of a tensor in several checkpoints: addresses, and types by code."""
+
+    addresses: Array
+    kinds: Array
+
+
+def members(rows: Sequence[Array]) -> Members:
+    """The table of contiguous rows, bfloat16 as uint16 bit patterns."""
+    return Members(
+        np.array([address_of(row) for row in rows], np.uint64),
+        np.array([CODE[row.dtype] for row in rows], np.uint8),
+    )
+
+
+def address_of(row: Array) -> int:
+    if not row.flags.c_contiguous:
+        raise ValueError("a kernel reads contiguous values only")
+    return int(row.__array_interface__["data"][0])
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.uint64), generate
+
+
+@kernel
+def load(address: np.uint64, kind: int, begin: int, out: Array) -> bool:
+    """float32 values from `begin` on; False if any is NaN or infinite."""
+    width = np.uint64(4 if kind == F32 else 2)
+    place = np.uint64(address + width * np.uint64(begin))
+    if kind == BF16:
+        return bool(widen_bf16(carray(_pointer(place), out.size, np.uint16), out))
+    if kind == F16:
+        return bool(widen_f16(carray(_pointer(place), out.size, np.uint16), out))
+    return bool(copy_f32(carray(_pointer(place), out.size, np.float32), out))
+
+
+@kernel
+def load_less(address: np.uint64, kind: int, begin: int, less: Array, out: Array) -> bool:
+    """float32 values from `begin` on, minus `less`; False if any value is NaN or infinite."""
+    if kind == BF16:
+        place = np.uint64(address + np.uint64(2) * np.uint64(begin))
+        return bool(_widen_less(carray(_pointer(place), out.size, np.uint16), less, out))
+    finite = load(address, kind, begin, out)
+    for i in range(out.size):
+        out[i] -= less[i]
+    return bool(finite)
+
+
+@kernel
+def _widen_less(raw: Array, less: Array, out: Array) -> bool:
+    """widen_bf16 and the subtraction in one loop."""
+    for i in range(out.size):
+        bits = np.uint32(np.uint32(raw[i]) << np.uint32(16))
+        out[i] = bits.view(np.float32) - less[i]
+    return bool(finite_bf16(raw))
+
+
+@kernel
+def load_difference(
+    address: np.uint64,
+    kind: int,
+    reference: np.uint64,
+    reference_kind: int,
+    begin: int,
+    room: Array,
+    out: Array,
+) -> bool:
+    """float32 values from `begin` on, minus the reference's; False if any is NaN or infinite.
+
+    `room` is for the reference, where the two cannot be widened and subtracted in one loop.
+    """
+    if (kind == BF16) & (reference_kind == BF16):
+        skip = np.uint64(2) * np.uint64(begin)
+        minuend = carray(_pointer(np.uint64(address + skip)), out.size, np.uint16)
+        subtrahend = carray(_pointer(np.uint64(reference + skip)), out.size, np.uint16)
+        for i in range(out.size):
+            bits = np.uint32(np.uint32(minuend[i]) << np.uint32(16))
+            less = np.uint32(np.uint32(subtrahend[i]) << np.uint32(16))
+            out[i] = bits.view(np.float32) - less.view(np.float32)
+        return bool(finite_bf16(minuend) & finite_bf16(subtrahend))
+    less_row = room[: out.size]
+    finite = load(reference, reference_kind, begin, less_row)
+    return bool(finite & load_less(address, kind, begin, less_row, out))
+
+
+@kernel
+def save(values: Array, address: np.uint64, kind: int, begin: int) -> bool:
+    """Round float32 values once to the stored type; False if not all stored values are finite."""
+    width = np.uint64(4 if kind == F32 else 2)
+    place = np.uint64(address + width * np.uint64(begin))
+    if kind == BF16:
+        return bool(narrow_bf16(values, carray(_pointer(place), values.size, np.uint16)))
+    if kind == F16:
+        return bool(narrow_f16(values, carray(_pointer(place), values.size, np.uint16)))
+    return bool(copy_f32(values, carray(_pointer(place), values.size, np.float32)))
+
+
+@kernel
+def load_rows(
+    addresses: Array, kinds: Array, reference: np.uint64, kind: int, begin: int, rows: Array
+) -> bool:
+    """Fill one row per member; minus the reference, unless its address is zero."""
+    finite = True
+    if reference == np.uint64(0):
+        for d in range(len(rows)):
+            finite &= load(addresses[d], kinds[d], begin, rows[d])
+        return finite
+    strip = np.empty(4096, np.float32)
+    for first in range(0, rows.shape[1], strip.size):
+        less = strip[: min(strip.size, rows.shape[1] - first)]
+        finite &= load(reference, kind, begin + first, less)
+        for d in range(len(rows)):
+            part = rows[d, first : first + less.size]
+            finite &= load_less(addresses[d], kinds[d], begin + first, less, part)
+    return finite

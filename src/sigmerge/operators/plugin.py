@@ -1,0 +1,183 @@
+"""Operators of users: a function over tiles, from a notebook or from an installed package.
+
+    @sigmerge.operator("mean", parameters=[sigmerge.parameter("scale", 1.0, "of the mean")])
+    def mean(tile, site):
+        tile.out[:] = site.settings["scale"] * tile.experts.mean(axis=0)
+
+A package offers its operators under the entry point group `sigmerge.operators`, each under the name
+that recipes use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import numpy as np
+
+from sigmerge.errors import RecipeError, SigmergeError
+from sigmerge.operators.base import OUTSIDE, Chunk, Operator, Parameter, Site, Tile
+
+GROUP = "sigmerge.operators"
+UNTOUCHED = 0x7FABCDEF
+"""The bits of a NaN that no arithmetic returns: a coordinate that the function did not fill."""
+TileFunction = Callable[[Tile, Site], object]
+
+
+class TileOperator(Operator):
+    """An operator that calls a function for every tile.
+
+    With `vectors` the rows of `tile.experts` are task vectors and the function writes the merged
+    task vector; otherwise they are the experts' values and it writes the merged values. With
+    `whole` every tile holds a whole tensor, flat; `site.shape` is its shape.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: TileFunction,
+        parameters: Sequence[Parameter],
+        *,
+        vectors: bool,
+        whole: bool,
+        title: str,
+        paper: str,
+    ) -> None:
+        self.name, self.function, self.whole = name, function, whole
+        self.title, self.paper = title, paper
+        self.needs_reference = self.gives_vector = vectors
+        self.parameters = (*parameters, OUTSIDE)
+        self.revision = _revision(function)
+
+    def granule(self, site: Site) -> int:
+        return site.size if self.whole else super().granule(site)
+
+    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+        for tile in chunk.tiles("reference" if self.gives_vector else None):
+            out = tile.out
+            out.view(np.uint32).fill(UNTOUCHED)
+            try:
+                self.function(tile, chunk.site)
+            except Exception as error:
+                raise SigmergeError(
+                    f"{self._where(chunk)} raised {type(error).__name__}: {error}"
+                ) from error
+            if tile.out is not out:
+                raise SigmergeError(
+                    f"{self._where(chunk)} replaced tile.out; write into it: tile.out[:] = …"
+                )
+            if (left := np.flatnonzero(out.view(np.uint32) == UNTOUCHED)).size:
+                raise SigmergeError(
+                    f"{self._where(chunk)} did not fill tile.out at flat index "
+                    f"{tile.start + int(left[0])}."
+                )
+            yield tile
+
+    def _where(self, chunk: Chunk) -> str:
+        return f"Operator {self.name}, tensor {chunk.site.tensor}: the function"
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """The operators that users registered in this process or installed, by name."""
+
+    registered: dict[str, TileOperator]
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.registered, *_installed())))
+
+    def find(self, name: str) -> Operator | None:
+        if name in self.registered:
+            return self.registered[name]
+        found = _installed().get(name)
+        return _load(found) if found else None
+
+    def add(self, made: TileOperator) -> None:
+        """Register an operator. Running a notebook's cell again replaces the cell's own."""
+        found = _installed().get(made.name)
+        if found is not None and found.module != made.function.__module__:
+            raise RecipeError(
+                f"{_package(found)} installs an operator {made.name}; choose another name."
+            )
+        old = self.registered.get(made.name)
+        if old is not None and _place(old.function) != _place(made.function):
+            raise RecipeError(
+                f"An operator {made.name} is registered already, by {_place(old.function)}; choose "
+                "another name."
+            )
+        self.registered[made.name] = made
+
+
+PLUGINS = Plugins({})
+
+
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    """The entry points of installed packages, by the operators' names."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUP):
+        other = found.setdefault(point.name, point)
+        if other.value != point.value:
+            raise RecipeError(
+                f"Two packages install an operator {point.name}: {_package(other)} and "
+                f"{_package(point)}. Uninstall one of them."
+            )
+    return found
+
+
+def _load(point: EntryPoint) -> Operator:
+    try:
+        loaded = point.load()
+    except Exception as error:
+        raise RecipeError(
+            f"merge_method: {point.name} comes with {_package(point)}, and {point.value} cannot be "
+            f"imported ({type(error).__name__}: {error}). Mend or uninstall that package."
+        ) from error
+    made = loaded() if isinstance(loaded, type) else loaded
+    if not isinstance(made, Operator) or made.name != point.name:
+        raise RecipeError(
+            f"merge_method: {point.name} comes with {_package(point)}, and {point.value} is no "
+            f"operator of that name. Decorate the function with "
+            f'@sigmerge.operator("{point.name}").'
+        )
+    return made
+
+
+def _package(point: EntryPoint) -> str:
+    return f"the package {point.dist.name}" if point.dist else "a package"
+
+
+def _place(function: TileFunction) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _revision(function: TileFunction) -> str:
+    """A digest of the function's text: a merge is not continued with a function that changed."""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        code = function.__code__
+        text = repr((code.co_code, code.co_consts, code.co_names))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parameter(
+    name: str,
+    default: float | int | bool | str,
+    doc: str,
+    *,
+    choices: Sequence[str] = (),
+    per_model: bool = False,
+    low: float = -float("inf"),
+    high: float = float("inf"),
+) -> Parameter:
+    """An option of an operator of yours; the default's type, or `choices`, is what it accepts."""
+    if isinstance(default, str) != bool(choices) or (choices and default not in choices):
+        raise TypeError(f"{name}: a text default needs choices, and must be one of them.")
+    kind = tuple(choices) if choices else type(default)
+    return Parameter(name, kind, doc, default, default, per_model, low, high)  # type: ignore[arg-type]

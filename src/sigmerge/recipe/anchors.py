@@ -1,0 +1,170 @@
+"""Anchors whose weights are tuned: weights, and a repair, become a plain recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+
+from sigmerge.errors import RecipeError
+from sigmerge.operators.base import Operator
+from sigmerge.operators.table import operator
+from sigmerge.recipe.record import Recipe
+from sigmerge.words import unknown
+
+USUAL: Final[Mapping[str, Mapping[str, Any]]] = {
+    "task_arithmetic": {"weight": 0.4},
+    "linear": {"weight": 1.0},
+    "ties": {"weight": 1.0, "density": 0.2, "normalize": True},
+    "dare_ties": {"weight": 1.0, "density": 0.5, "normalize": True},
+    "dare_linear": {"weight": 0.4, "density": 0.5},
+}
+"""Settings of anchors that the recipe does not describe itself."""
+DEFAULT: Final = ("task_arithmetic", "linear", "ties", "dare_ties")
+
+
+@dataclass(frozen=True)
+class AnchorRecipe:
+    """An operator of a pool without its weights. Paths are absolute: it means the same anywhere.
+
+    An operator that divides by the sum of the weights has no `level`, unless it has `lambda`,
+    which then follows the mean weight.
+    """
+
+    method: str
+    models: Mapping[str, Mapping[str, Any]]
+    shared: Mapping[str, Any]
+    common: Mapping[str, Any]
+    weights: Mapping[str, float]
+    level: bool
+    scale: float | None
+    """λ of the operator where it carries the level, else None."""
+
+    def recipe(
+        self, weights: Sequence[float], repair: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The recipe with these weights; nothing but this recipe is needed to make it again."""
+        models = [
+            {**entry, "parameters": {**entry.get("parameters", {}), "weight": float(weight)}}
+            for entry, weight in zip(self.models.values(), weights, strict=True)
+        ]
+        shared = dict(self.shared)
+        if self.scale is not None:
+            before = sum(self.weights.values())
+            shared["lambda"] = self.scale * sum(weights) / before
+        made = {"merge_method": self.method, **self.common, "models": models}
+        made |= {"parameters": shared} if shared else {}
+        return made | ({"repair": dict(repair)} if repair else {})
+
+
+def anchors_of(recipe: Recipe, names: Sequence[str] | None) -> dict[str, AnchorRecipe]:
+    """The anchors to tune: those that are named; else the recipe's own and the usual four."""
+    if recipe.reference is None:
+        raise RecipeError("base_model is missing: tuning needs the reference of the experts.")
+    if len(recipe.models) < 2:
+        raise RecipeError(
+            "There is one expert only: tuning moves weight between experts of several domains."
+        )
+    own = recipe.method if recipe.operator is not None else None
+    chosen = list(dict.fromkeys([*([own] if own else []), *DEFAULT])) if names is None else names
+    problems = [
+        f"anchors: {unknown('anchor', name, [*USUAL, *([own] if own else [])])}"
+        for name in chosen
+        if name != own and name not in USUAL
+    ]
+    if not chosen:
+        problems.append("anchors: none is listed")
+    if problems:
+        raise RecipeError("The tuning cannot be run:", problems)
+    return {name: _own(recipe) if name == own else _usual(recipe, name) for name in chosen}
+
+
+def _own(recipe: Recipe) -> AnchorRecipe:
+    """The recipe's operator with the recipe's settings."""
+    assert recipe.operator is not None
+    given = yaml.safe_load(recipe.text)
+    known = {p.name: p for p in recipe.operator.parameters}
+    if "weight" not in known:
+        raise RecipeError(
+            f"merge_method: {recipe.method} has no weight per expert, so it cannot be guided; "
+            f"name other anchors: {', '.join(USUAL)}."
+        )
+    shared = {
+        "on" if key is True else key: value  # YAML reads `on:` as true
+        for key, value in (given.get("parameters") or {}).items()
+        if key != "weight"
+    }
+    default = getattr(known["weight"], recipe.preset)
+    weights = {}
+    for model in recipe.models:
+        value = model.parameters.get("weight", recipe.parameters.get("weight", default))
+        if not isinstance(value, int | float):
+            raise RecipeError(
+                f"{model.name}: its weight differs between layers or tensors; tuning moves one "
+                "weight per expert. Give a number."
+            )
+        weights[model.name] = float(value)
+    entries = given["models"]
+    own: dict[str, dict[str, Any]] = {}
+    for model, entry in zip(recipe.models, _listed(recipe, entries), strict=True):
+        rest = {k: v for k, v in (entry.get("parameters") or {}).items() if k != "weight"}
+        shown = {"exemplars": str(model.exemplars)} if model.exemplars else {}
+        own[model.name] = {
+            "model": str(model.path),
+            "name": model.name,
+            **shown,
+            "parameters": rest,
+        }
+    common = _common(recipe, given, "capture")
+    return _anchor(recipe.method, recipe.operator, own, shared, common, weights, recipe.preset)
+
+
+def _listed(recipe: Recipe, entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The entries of the recipe that are experts, in the experts' order."""
+    by_name = {entry.get("name"): entry for entry in entries}
+    by_folder = {str(entry["model"]).rstrip("/").rpartition("/")[2]: entry for entry in entries}
+    return [by_name.get(m.name) or by_folder.get(m.name) or {} for m in recipe.models]
+
+
+def _usual(recipe: Recipe, method: str) -> AnchorRecipe:
+    given = yaml.safe_load(recipe.text)
+    settings = dict(USUAL[method])
+    weight = settings.pop("weight")
+    models = {m.name: {"model": str(m.path), "name": m.name} for m in recipe.models}
+    weights = {m.name: weight for m in recipe.models}
+    outside = (given.get("parameters") or {}).get("outside")
+    settings |= {"outside": outside} if outside else {}
+    common = _common(recipe, given)
+    return _anchor(method, operator(method), models, settings, common, weights, recipe.preset)
+
+
+def _common(recipe: Recipe, given: Mapping[str, Any], *more: str) -> dict[str, Any]:
+    keys = ("preset", "dtype", "out_dtype", *more)
+    common = {key: given[key] for key in keys if key in given}
+    common |= {"base_model": str(recipe.reference), "seed": recipe.seed}
+    if recipe.tokenizer and recipe.tokenizer != recipe.reference:
+        common["tokenizer_source"] = str(recipe.tokenizer)
+    return common
+
+
+def _anchor(
+    method: str,
+    chosen: Operator,
+    models: Mapping[str, Mapping[str, Any]],
+    shared: Mapping[str, Any],
+    common: Mapping[str, Any],
+    weights: Mapping[str, float],
+    preset: str,
+) -> AnchorRecipe:
+    known = {p.name: p for p in chosen.parameters}
+    averages = method == "fisher" or (
+        "normalize" in known and bool(shared.get("normalize", getattr(known["normalize"], preset)))
+    )
+    scale = None
+    if averages and "lambda" in known:
+        scale = float(shared.get("lambda", getattr(known["lambda"], preset)))
+    return AnchorRecipe(
+        method, models, shared, common, weights, not averages or scale is not None, scale
+    )

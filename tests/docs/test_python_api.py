@@ -1,0 +1,170 @@
+"""The Python interface as its page describes it: the page runs, the types hold, results display."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sigmerge
+from sigmerge import api, results
+from sigmerge.nano.files import POOL
+from sigmerge.records import Part
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/python-api.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The names that the page's code defines, run from top to bottom."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "pool").symlink_to(POOL)
+    scope: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for block in BLOCKS:
+            exec(block, scope)
+    return scope | {"folder": folder}
+
+
+def test_the_page_runs(ran: dict[str, Any]) -> None:
+    assert ran["plan"].deficit == pytest.approx({"math": 0.3, "coding": 0.3})
+    assert ran["lost"].share == pytest.approx({"math": 0.5, "coding": 0.5})
+    assert ran["profile"].capacity == ran["plan"].capacity
+    assert not (ran["folder"] / "wrong").exists()
+
+
+def test_the_page_names_every_export() -> None:
+    assert sorted(sigmerge.__all__) == sigmerge.__all__
+    assert set(dir(sigmerge)) == {*sigmerge.__all__, "__version__"}
+    rows = "\n".join(line for line in PAGE.splitlines() if line.startswith("| `"))
+    for name in sigmerge.__all__:
+        assert callable(getattr(sigmerge, name))
+        assert re.search(rf"`{name}\(", rows), name
+
+
+def test_verbs_have_typed_keywords() -> None:
+    """No verb takes arbitrary keywords: each is spelt out, or named in Keywords."""
+    for name, verb in vars(api).items():
+        if name.startswith("_") or not inspect.isfunction(verb) or verb.__module__ != api.__name__:
+            continue
+        signature = inspect.signature(verb)
+        assert signature.return_annotation is not signature.empty, name
+        for parameter in signature.parameters.values():
+            assert parameter.annotation is not parameter.empty, (name, parameter)
+            if parameter.kind is parameter.VAR_KEYWORD:
+                assert parameter.annotation == "Unpack[Keywords]", (name, parameter)
+
+
+USER = """
+from pathlib import Path
+import sigmerge
+
+recipe = {"merge_method": "linear", "models": [{"model": Path("a")}]}
+merged = sigmerge.merge(recipe, "out", threads=2)
+reveal_type(merged.plan)
+reveal_type(sigmerge.profile("recipe.yaml").capacity)
+reveal_type(sigmerge.run(recipe, Path("out")).evaluation)
+sigmerge.merge(recipe, "out", thread=2)
+sigmerge.marge(recipe, "out")
+"""
+
+
+def test_a_users_type_checker_sees_the_types(tmp_path: Path) -> None:
+    file = tmp_path / "user.py"
+    file.write_text(USER)
+    ran = subprocess.run(  # with the project's settings and cache: `make lint` has filled it
+        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(file)],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    lines = [line.split(": ", 1)[1] for line in ran.stdout.splitlines() if ": " in line]
+    text = "\n".join(lines)
+    assert 'Revealed type is "sigmerge.records.Plan"' in text, ran.stdout
+    assert 'Revealed type is "tuple[float, ...]"' in text.replace("builtins.", "")
+    assert 'Revealed type is "sigmerge.records.PairedScores | None"' in text
+    assert [line for line in lines if line.startswith("error")] == [
+        'error: Unexpected keyword argument "thread" for "merge"; did you mean "threads"?  '
+        "[call-arg]",
+        'error: Module has no attribute "marge"; maybe "merge"?  [attr-defined]',
+    ]
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "src/sigmerge/py.typed").is_file()
+    assert 'packages = ["src/sigmerge"]' in (ROOT / "pyproject.toml").read_text()
+
+
+class Reader(HTMLParser):
+    """The words of a display, and the document in its frame."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: list[str] = []
+        self.frame = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.frame = dict(attributes).get("srcdoc") or self.frame
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def displayed(result: Any) -> Reader:
+    """What the frame of a notebook shows."""
+    outside = Reader(result._repr_html_())
+    assert outside.tags == ["iframe"]
+    return Reader(outside.frame)
+
+
+def test_a_repair_displays_its_figures(ran: dict[str, Any]) -> None:
+    shown = displayed(ran["repaired"])
+    words = " ".join(shown.words)
+    assert str(ran["folder"] / "repaired") in words and "task_arithmetic" in words
+    for title in ("Conflict over depth", "Capacity over depth", "Deficits", "Claimed coordinates"):
+        assert title in shown.words
+    assert shown.tags.count("figure") == shown.tags.count("svg") >= 6
+    claimed = f"{sum(sum(layer) for layer in ran['plan'].claimed):,} coordinates"
+    assert claimed in words
+
+
+def test_a_merge_displays_what_it_wrote(ran: dict[str, Any]) -> None:
+    shown = displayed(ran["merged"])
+    assert "figure" not in shown.tags and shown.tags.count("tr") == 6
+
+
+def test_profile_and_deficits_display_their_numbers(ran: dict[str, Any]) -> None:
+    capacity = displayed(ran["profile"])
+    assert capacity.tags.count("figure") == 2 and "conflict S̄" in capacity.words
+    lost = displayed(ran["lost"])
+    assert {"30.00", "0.500", "math"} <= set(lost.words)
+
+
+def test_text_from_a_recipe_is_escaped() -> None:
+    deficits = results.Deficits(
+        domains=("<b>",), experts={}, anchor={"<b>": 0.5}, deficit={"<b>": 0.1}, share={"<b>": 1.0},
+        missing={"<b>": ("<i>",)},
+    )  # fmt: skip
+    shown = displayed(deficits)
+    assert "b" not in shown.tags and "i" not in shown.tags and "<b>" in shown.words
+
+
+def test_a_run_whose_folder_is_gone_still_displays(tmp_path: Path) -> None:
+    gone = results.DemoResult(rows=(), page="", out=str(tmp_path / "<gone>"))
+    assert "holds no report.html any more" in gone._repr_html_()
+    assert "&lt;gone&gt;" in gone._repr_html_()
+
+
+def test_every_result_is_plain_values_too() -> None:
+    kinds = [kind for kind in vars(results).values() if inspect.isclass(kind)]
+    assert all(hasattr(kind, "as_json") for kind in kinds if issubclass(kind, Part))

@@ -1,0 +1,97 @@
+"""`analyze` and `anchors` on what a suite stored, and the paper's own tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import sigmerge as package
+from sigmerge.analysis.claims import claims
+from sigmerge.experiments.analyze import rules
+from tests.analysis.experiment import make_store, read
+from tests.command_line import sigmerge
+from tests.experiments.test_suite import definition, write
+from tests.pools import PoolOnDisk, make_pool
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> PoolOnDisk:
+    return make_pool(tmp_path / "pool", layers=2, dtype="bf16")
+
+
+def test_a_suite_is_analysed(pool: PoolOnDisk, tmp_path: Path) -> None:
+    package.suite(definition(pool), tmp_path / "out", threads=1)
+    ran = sigmerge("analyze", tmp_path / "out", "--out", tmp_path / "pages", "--json")
+    assert ran.code == 0, ran
+    assert {"main_gain", "residual_gap", "sens_p0", "efficiency"} <= set(ran.json["tables"])
+    assert "sensitivity" in ran.json["figures"]
+    assert (tmp_path / "pages/index.html").exists()
+    improved = next(s for s in ran.json["statements"] if s["text"] == "Every anchor improves")
+    assert improved["here"].endswith("of 2")
+    rules_file = json.loads((tmp_path / "pages/anchor_rules.json").read_text())
+    assert rules_file["pools"]["pool"]["anchors"] == 2
+
+
+def test_statements_follow_the_numbers(tmp_path: Path) -> None:
+    found = {c.text: c for c in claims(read(make_store(tmp_path / "store.sqlite")))}
+    assert found["Every anchor improves"].holds
+    assert found["inverted share is worse than the default on every pool"].holds
+    assert found["The residual gap falls"].holds
+    lowered = lambda r: r.kind != "default"  # noqa: E731
+    less = claims(read(make_store(tmp_path / "less.sqlite", lowered)))
+    assert "Every anchor improves" not in {c.text for c in less}
+
+
+def test_the_rules_of_selection_are_those_of_the_statistics(tmp_path: Path) -> None:
+    results = read(make_store(tmp_path / "results.sqlite"))
+    found, main = rules(results)["pools"], results.main
+    assert list(found) == results.pools
+    for pool, row in found.items():
+        pairs = main.filter(main["pool"] == pool).sort("before")
+        lost = pairs["after"].max() - pairs["after"][-1]
+        assert row["regret"]["strongest"] == pytest.approx(lost)
+        assert row["regret"]["weakest"] == pytest.approx(pairs["after"].max() - pairs["after"][0])
+
+
+def test_the_published_tables() -> None:
+    ran = sigmerge("analyze", "--published")
+    assert ran.code == 0 and ran.out.startswith("# The paper's statements")
+    verdicts = sigmerge("analyze", "--published", "--json").json["verdicts"]
+    assert verdicts["agree"] > 50
+
+
+def test_what_analyze_refuses(tmp_path: Path) -> None:
+    assert sigmerge("analyze").code == 2
+    assert sigmerge("analyze", tmp_path, "--published").code == 2
+    assert "no such store" in sigmerge("analyze", tmp_path).err
+    (tmp_path / "results.sqlite").write_text("nothing of the kind")
+    assert sigmerge("analyze", tmp_path).code == 5
+
+
+def test_anchors_are_ranked_by_calibration_scores(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = definition(pool)
+    ran = sigmerge("anchors", write(tmp_path, content), "--json")
+    assert ran.code == 0, ran
+    [found] = ran.json["pools"]
+    means = [row["statistics"]["macro"] for row in found["anchors"]]
+    assert means == sorted(means, reverse=True)
+    for row in found["anchors"]:
+        assert row["statistics"]["macro"] == pytest.approx(sum(row["scores"].values()) / 3)
+        gaps = [0.9 - value for value in row["scores"].values()]
+        assert row["statistics"]["gap mean"] == pytest.approx(sum(gaps) / 3)
+        assert len(row["statistics"]) == 9
+    recipe = pool.recipe("ties") | {"repair": {"command": content["command"]}}
+    by_recipe = package.anchors(pool.write(recipe), threads=1)
+    names = {row.anchor for row in by_recipe.pools[0].anchors}
+    assert names == {"linear", "task_arithmetic", "ties", "dare_linear", "dare_ties"}
+    assert not list(tmp_path.glob(".anchors-*"))
+
+
+def test_anchors_need_a_source_of_scores(pool: PoolOnDisk) -> None:
+    ran = sigmerge("anchors", pool.write(pool.recipe("ties")))
+    assert ran.code == 2 and "evaluate: or command:" in ran.err

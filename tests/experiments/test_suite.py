@@ -1,0 +1,348 @@
+"""Suites: what they mean, what is refused, and that a killed one ends in the same store."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import sigmerge as package
+from sigmerge.experiments.runner import STORE
+from sigmerge.experiments.store import open_read_only
+from sigmerge.experiments.suite import SHIPPED, load_suite
+from tests.command_line import refused, sigmerge, tree
+from tests.pools import PoolOnDisk, make_pool
+
+SCORER = """
+    import hashlib, json, pathlib, sys
+
+    folder, split = pathlib.Path(sys.argv[1]), sys.argv[2]
+    content = b"".join(f.read_bytes() for f in sorted(folder.glob("*.safetensors")))
+    scores = {}
+    for domain in ("math", "coding", "safety"):
+        draw = hashlib.sha256(content + f"{split} {domain}".encode()).digest()[0] / 255
+        scores[domain] = 0.9 if folder.name == domain else 0.2 + 0.5 * draw
+    print(json.dumps(scores))
+"""
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> PoolOnDisk:
+    return make_pool(tmp_path / "pool", layers=2, dtype="bf16")
+
+
+def definition(pool: PoolOnDisk, **more: Any) -> dict[str, Any]:
+    script = pool.root.parent / "score.py"
+    script.write_text(textwrap.dedent(SCORER))
+    return {
+        "name": "tiny",
+        "pools": [str(pool.root)],
+        "command": f"{sys.executable} {script} {{checkpoint}} {{split}}",
+        "anchors": [
+            {"name": "mean", "merge_method": "linear"},
+            {"name": "dare", "merge_method": "dare_linear", "seeds": [0, 1],
+             "parameters": {"weight": 0.4, "density": 0.5}},
+        ],
+        "baselines": [{"name": "ties", "merge_method": "ties", "parameters": {"density": 0.5}}],
+        "variants_on": ["mean"],
+        "repairs": {
+            "ablation": ["equal_share"],
+            "control": ["random_mask"],
+            "sweep": {"c_max": [0.35, 0.55]},
+            "ours": {"replace": {"update": "replace"}},
+        },
+        **more,
+    }  # fmt: skip
+
+
+def write(tmp_path: Path, content: dict[str, Any]) -> Path:
+    file = tmp_path / "suite.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def export(out: Path) -> list[str]:
+    with open_read_only(out / STORE) as store:
+        return list(store.export())
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    with open_read_only(out / STORE) as store:
+        return store.frames().runs.to_dicts()
+
+
+def test_a_suite_stores_every_run(pool: PoolOnDisk, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ran = sigmerge("suite", write(tmp_path, definition(pool)), out, "--threads", "1", "--json")
+    assert ran.code == 0, ran
+    found = rows(out)
+    assert ran.json["runs"] == ran.json["made"] == len(found)
+    kinds = Counter(row["kind"] for row in found)
+    assert kinds == {
+        "expert": 3, "anchor": 3, "default": 3, "ablation": 1, "control": 3, "sweep": 2, "ours": 1,
+        "baseline": 1,
+    }  # fmt: skip
+    assert [row["kind"] for row in found[:5]] == ["expert"] * 3 + ["anchor", "default"]
+    usual = {"c_min": 0.10, "c_max": 0.45, "scale": 0.60}
+    for row in found:
+        if row["kind"] in ("default", "sweep"):
+            changed = {"c_max": float(row["setting"][6:])} if row["kind"] == "sweep" else {}
+            assert json.loads(row["constants"]) == usual | changed
+    [default] = [r for r in found if (r["kind"], r["anchor"]) == ("default", "mean")]
+    assert (default["evaluation_calls"], default["spent_calls"]) == (3, 12)
+    assert json.loads(default["share"]).keys() == {"math", "coding", "safety"}
+    assert {file.name for file in out.iterdir()} == {STORE, "suite.yaml", "overview.json"}
+    overview = json.loads((out / "overview.json").read_text())
+    assert overview["pools"] == {"pool": {"done": 17, "runs": 17}}
+
+
+def test_scores_are_those_of_the_command_line(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """A row of the store against the same run by `repair`, scored by the same program."""
+    content = definition(pool)
+    package.suite(write(tmp_path, content), tmp_path / "out", threads=1)
+    recipe = pool.recipe("linear", weight=(1.0, 1.0, 1.0)) | {
+        "repair": {"command": content["command"], "variant": "random_mask", "seed": 2}
+    }
+    merged = package.merge({k: v for k, v in recipe.items() if k != "repair"}, tmp_path / "mean")
+    repaired = package.repair(recipe, tmp_path / "again", anchor=merged.out)
+    printed = subprocess.run(
+        [sys.executable, tmp_path / "score.py", repaired.out, "evaluation"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    with open_read_only(tmp_path / "out" / STORE) as store:
+        frames = store.frames()
+    [key] = frames.runs.filter((frames.runs["setting"] == "random_mask")
+                               & (frames.runs["seed"] == 2))["key"].to_list()  # fmt: skip
+    stored = frames.scores.filter(frames.scores["run"] == key)
+    assert dict(zip(stored["domain"], stored["value"], strict=True)) == json.loads(printed)
+
+
+def test_a_finished_suite_has_nothing_to_do_and_takes_more_pools(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    content, out = definition(pool), tmp_path / "out"
+    first = package.suite(content, out, threads=1)
+    before = export(out)
+    again = package.suite(content, out, threads=1)
+    assert (again.made, again.runs) == (0, first.runs) and export(out) == before
+    other = make_pool(tmp_path / "other" / "pool", layers=2, dtype="bf16", seed=9)
+    both = package.suite(content, out, pools=[pool.root, other.root], threads=1)
+    names = {row["pool"] for row in rows(out)}
+    assert both.made == first.runs and len(names) == 2  # one folder name, two pools
+
+
+KILLS = 10
+
+
+def test_a_suite_killed_ten_times_ends_in_the_same_store(pool: PoolOnDisk, tmp_path: Path) -> None:
+    content = write(tmp_path, definition(pool))
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    start = time.monotonic()
+    environment = {**os.environ, "SIGMERGE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "sigmerge", "suite", str(content)]
+    subprocess.run([*command, str(whole)], check=True, env=environment, capture_output=True)
+    seconds = time.monotonic() - start
+    draw, killed = random.Random(0), 0
+    for _ in range(KILLS):
+        running = subprocess.Popen(
+            [*command, str(out)], env=environment, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            running.wait(draw.uniform(0.1, 0.6) * seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            killed += 1
+        running.wait()
+    assert killed
+    done = subprocess.run([*command, str(out)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert export(out) == export(whole)
+    assert {file.name for file in out.iterdir()} == {file.name for file in whole.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        ({"repairs": {"ablation": ["equal_shares"]}}, 2, "did you mean 'equal_share'?"),
+        ({"variants_on": ["men"]}, 2, "did you mean 'mean'?"),
+        ({"pool": []}, 2, "did you mean 'pools'?"),
+        ({"anchors": [{"name": "a", "merge_metod": "linear"}]}, 2, "did you mean 'merge_method'?"),
+        ({"anchors": ["liner"]}, 2, "did you mean 'linear'?"),
+        ({"command": None}, 2, "give one of evaluate: and command:"),
+        ({"partitions": [1]}, 2, "a command divides its own items"),
+        ({"pools": ["nowhere"]}, 2, "no such pool folder"),
+        ({"pools": []}, 2, "pass --pool FOLDER"),
+        ({"experts": ["maths"]}, 2, "no checkpoint called maths"),
+        ({"command": "score {checkpoint}"}, 5, "must say {split}"),
+    ],
+)
+def test_wrong_suites_are_refused(
+    pool: PoolOnDisk, tmp_path: Path, change: dict[str, Any], code: int, said: str
+) -> None:
+    content = {**definition(pool), **change}
+    file = write(tmp_path, {k: v for k, v in content.items() if v is not None})
+    assert said in refused(code, "suite", file, tmp_path / "out", beside=tmp_path)
+
+
+def test_a_folder_holds_one_suite(pool: PoolOnDisk, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    package.suite(definition(pool), out, threads=1)
+    other = write(tmp_path, definition(pool, variants_on=["dare"]))
+    assert "another suite" in refused(4, "suite", other, out, beside=tmp_path)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/thesis.txt").write_text("mine")
+    assert "thesis.txt" in refused(4, "suite", other, tmp_path / "foreign", beside=tmp_path)
+
+
+def test_an_anchor_may_be_a_recipe_file(pool: PoolOnDisk, tmp_path: Path) -> None:
+    pool.write(pool.recipe("ties", {"density": 0.3}), "mine.yaml")
+    anchors = [{"name": "mine", "recipe": "pool/mine.yaml", "seeds": [4]}]
+    changes = {"anchors": anchors, "variants_on": None}
+    [anchor] = load_suite(write(tmp_path, definition(pool, **changes))).anchors
+    assert anchor.content() == {"merge_method": "ties", "parameters": {"density": 0.3}}
+    wrong = [{"name": "mine", "recipe": "yours.yaml"}]
+    file = write(tmp_path, definition(pool, anchors=wrong, variants_on=None))
+    assert "no recipe file" in refused(2, "suite", file, tmp_path / "out", beside=tmp_path)
+
+
+def test_the_same_pool_twice_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(pool.root)
+    file = write(tmp_path, definition(pool))
+    ran = sigmerge(
+        "suite", file, tmp_path / "out", "--pool", pool.root, "--pool", tmp_path / "link"
+    )
+    assert ran.code == 2 and "are the same pool" in ran.err
+
+
+def test_a_dry_run_is_true(pool: PoolOnDisk, tmp_path: Path) -> None:
+    file = write(tmp_path, definition(pool))
+    before = tree(tmp_path)
+    told = sigmerge("suite", file, tmp_path / "out", "--dry-run", "--json")
+    assert told.code == 0 and tree(tmp_path) == before
+    [step] = told.json["steps"]
+    facts = step["facts"]
+    done = package.suite(file, tmp_path / "out", threads=1)
+    assert facts["runs"] == done.runs
+    with open_read_only(tmp_path / "out" / STORE) as store:
+        scores = store.frames().scores
+    for split in ("calibration", "evaluation"):
+        scored = scores.filter(scores["split"] == split)["run"].n_unique()
+        assert facts["evaluations"][split] == scored
+    assert "17 runs: 3 experts" in sigmerge("suite", file, tmp_path / "new", "--dry-run").out
+
+
+def test_shipped_suites_load_and_hold_the_papers_grid() -> None:
+    names = {file.stem for file in SHIPPED.glob("*.yaml")}
+    assert names == {"nano-study", "nano-compare", "nano-paper", "paper"}
+    for name in names:
+        assert load_suite(name).section.name == name
+    for name in ("paper", "nano-paper"):
+        suite = load_suite(name)
+        assert sum(len(anchor.seeds) for anchor in suite.anchors) == 11
+        assert [len(each.seeds) for each in suite.baselines] == [1, 1, 1, 1, 3]
+        variants = Counter(setting.kind for setting in suite.variants() for _ in setting.seeds)
+        assert variants["control"] == 1 + 3 + 1 + 3 + 3 + 5
+        assert (variants["ablation"], variants["view"], variants["order"]) == (5, 3, 4)
+        assert variants["sweep"] == 9
+
+
+SHAPES = {
+    "meta-llama/Llama-3.2-3B": ("Llama", 28, 3072, 8192, 1024, 3072, 128256, True),
+    "meta-llama/Llama-3.1-8B-Instruct": ("Llama", 32, 4096, 14336, 1024, 4096, 128256, False),
+    "google/gemma-2-2b-it": ("Gemma2", 26, 2304, 9216, 1024, 2048, 256000, True),
+}
+"""Family, layers, hidden, inner, width of keys, width of queries, vocabulary, tied."""
+DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")
+
+
+def tensors(family: str, layers: int, hidden: int, inner: int, keys: int, queries: int,
+            words: int, tied: bool) -> dict[str, tuple[int, ...]]:  # fmt: skip
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if family == "Gemma2":
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    found: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (words, hidden), "model.norm.weight": (hidden,)
+    }  # fmt: skip
+    for i in range(layers):
+        place = f"model.layers.{i}."
+        found |= {f"{place}{norm}.weight": (hidden,) for norm in norms}
+        found |= {
+            f"{place}self_attn.q_proj.weight": (queries, hidden),
+            f"{place}self_attn.k_proj.weight": (keys, hidden),
+            f"{place}self_attn.v_proj.weight": (keys, hidden),
+            f"{place}self_attn.o_proj.weight": (hidden, queries),
+            f"{place}mlp.gate_proj.weight": (inner, hidden),
+            f"{place}mlp.up_proj.weight": (inner, hidden),
+            f"{place}mlp.down_proj.weight": (hidden, inner),
+        }
+    return found if tied else {**found, "lm_head.weight": (words, hidden)}
+
+
+def hollow(folder: Path, shape: tuple[Any, ...]) -> int:
+    """A checkpoint whose weights are a hole in a sparse file; the number of its parameters."""
+    from tests.pools import write_tokenizer
+
+    folder.mkdir(parents=True)
+    header, offset = {}, 0
+    for name, dims in tensors(*shape).items():
+        size = 2
+        for d in dims:
+            size *= d
+        header[name] = {"dtype": "BF16", "shape": dims, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / "model.safetensors").open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        stream.truncate(8 + len(text) + offset)
+        for tensor in header.values():  # a reference and its experts are never equal
+            stream.seek(8 + len(text) + tensor["data_offsets"][0])
+            stream.write(zlib.crc32(str(folder).encode()).to_bytes(4, "little")[:2])
+    family, layers, hidden, inner, *_, words, tied = shape
+    config = {
+        "architectures": [f"{family}ForCausalLM"], "model_type": family.lower(),
+        "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner,
+        "vocab_size": words, "tie_word_embeddings": tied, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
+    return offset // 2
+
+
+def test_the_papers_suite_passes_a_dry_run_on_folders_of_the_true_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = []
+    for reference, shape in SHAPES.items():
+        sizes.append(hollow(tmp_path / reference, shape))
+        for domain in DOMAINS:
+            hollow(tmp_path / "MergeBench" / f"{Path(reference).name}_{domain}", shape)
+    assert [round(size / 1e9, 2) for size in sizes] == [3.21, 8.03, 2.61]
+    (tmp_path / "probe.jsonl").write_text('{"prompt": "w3 w4"}\n')
+    for domain in DOMAINS:
+        (tmp_path / "exemplars").mkdir(exist_ok=True)
+        (tmp_path / f"exemplars/{domain}.jsonl").write_text('{"prompt": "w3", "response": "w4"}\n')
+    told = sigmerge("suite", "paper", tmp_path / "out", "--dry-run", "--json")
+    assert told.code == 0, told
+    steps = told.json["steps"]
+    assert [step["facts"]["anchors"] for step in steps] == [11, 11, 11]
+    assert [step["facts"]["disk_at_once"] for step in steps] == [4 * size for size in sizes]
+    assert all(step["facts"]["search_calls"] == 720 for step in steps)
+    declared = 500 * 23 + 79156 * (5 + steps[0]["facts"]["merges"])
+    assert steps[0]["facts"]["items_at_most"] == declared
+    assert not (tmp_path / "out").exists()

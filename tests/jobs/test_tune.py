@@ -1,0 +1,339 @@
+"""The whole tuning on a tiny pool: budget, resume, the winner's bytes, the guard, wrong input."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import sigmerge
+from sigmerge.errors import OutputError, RecipeError, ScoreError
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.tune import TuneJob
+from sigmerge.recipe import TuneSection, load_recipe
+from sigmerge.records import TuneRecord, read
+from tests.command_line import sigmerge as command
+from tests.jobs.tuned import SETTINGS, Contested
+from tests.merge3.stub import EACH
+from tests.pools import EXPERTS, PoolOnDisk, make_pool, read_weights, weight_bytes
+
+DOMAINS = EXPERTS[:3]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    return make_pool(tmp_path_factory.mktemp("pool"), dtype="bf16", tokenizer=True)
+
+
+def recipe_of(pool: PoolOnDisk, method: str = "task_arithmetic", **more: Any) -> Path:
+    models = [{"model": name} for name in DOMAINS]
+    given = {"merge_method": method, "base_model": "reference", "models": models}
+    parameters = {"parameters": {"weight": 0.4}} if method == "task_arithmetic" else {}
+    return pool.write({**given, **parameters, **more}, f"{method}.yaml")
+
+
+def run(pool: PoolOnDisk, out: Path, **more: Any) -> TuneRecord:
+    recipe = load_recipe(more.pop("recipe", recipe_of(pool)))
+    scorer = more.pop("scorer", None) or Contested(pool.root, DOMAINS)
+    settings = more.pop("settings", SETTINGS)
+    return TuneJob(recipe, out, Options(**{"threads": 1, **more}), settings, scorer=scorer).run()
+
+
+@pytest.fixture(scope="module")
+def whole(pool: PoolOnDisk, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "out"
+    run(pool, out)
+    return out
+
+
+def recorded(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "tune.jsonl").read_text().splitlines()]
+
+
+def test_calls_are_counted_to_the_one(pool: PoolOnDisk, tmp_path: Path) -> None:
+    scorer = Contested(pool.root, DOMAINS)
+    heard: list[tuple[str, int, int]] = []
+    result = run(pool, tmp_path / "out", scorer=scorer, progress=lambda *e: heard.append(e))
+    assert len(result.calls) <= SETTINGS.calls and result.expert_runs == len(DOMAINS)
+    assert [len(ids) for ids in scorer.asked] == [3 * EACH] * (3 + len(result.calls))
+    counted = [e[1] for e in heard if e[0] == "tuning"]
+    assert counted == list(range(1, len(result.calls) + 1))
+    assert any(call.repair for call in result.calls)
+
+
+def test_the_journal_has_every_call(whole: Path) -> None:
+    header, *rest = recorded(whole)
+    assert header["settings"] == SETTINGS.model_dump()
+    assert [r["expert"] for r in rest[:3]] == list(DOMAINS)
+    calls = rest[3:]
+    assert [r["call"] for r in calls] == list(range(len(calls)))
+    for record in calls:
+        means = {d: np.mean(answers) for d, answers in record["answers"].items()}
+        assert record["scores"] == pytest.approx(means)
+    result = read(TuneRecord, whole / "tune.json")
+    assert [c.scores for c in result.calls] == [r["scores"] for r in calls]
+    assert [c.error for c in result.calls] == [r["error"] for r in calls]
+    assert result.best.value == max(call.value for call in result.calls) == result.calls[-1].best
+
+
+def test_the_winner_is_made_again_without_any_evaluation(whole: Path, tmp_path: Path) -> None:
+    sigmerge.merge(whole / "winner/sigmerge/recipe.yaml", tmp_path / "again")
+    assert weight_bytes(tmp_path / "again") == weight_bytes(whole / "winner")
+
+
+def test_what_was_scored_is_what_is_stored(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Weights in memory are those of the folder, to the last bit, for dense and repaired ones."""
+
+    class Keeping(Contested):
+        kept: list[Mapping[str, Any]]
+
+        def __call__(self, weights: Any, items: Any) -> list[int]:
+            self.kept = [*getattr(self, "kept", []), {n: v.copy() for n, v in weights.items()}]
+            return super().__call__(weights, items)
+
+    scorer = Keeping(pool.root, DOMAINS)
+    out = tmp_path / "out"
+    run(pool, out, scorer=scorer)
+    _, *rest = recorded(out)
+    repaired = next(i for i, r in enumerate(rest) if "call" in r and r["candidate"]["repair"])
+    result = read(TuneRecord, out / "tune.json")
+    for place, recipe in (
+        (3 + result.chosen, out / "winner/sigmerge/recipe.yaml"),
+        (repaired, written(pool, rest[repaired]["candidate"])),
+    ):
+        made = tmp_path / f"made{place}"
+        sigmerge.merge(recipe, made)
+        stored = read_weights(made)
+        assert all((scorer.kept[place][name] == stored[name]).all() for name in stored)
+
+
+def written(pool: PoolOnDisk, candidate: Mapping[str, Any]) -> Path:
+    """The recipe of a candidate in the journal."""
+    job = TuneJob(load_recipe(recipe_of(pool)), pool.root / "out", Options(), SETTINGS)
+    anchor = job.anchors[candidate["anchor"]]
+    return pool.write(anchor.recipe(candidate["weights"], candidate["repair"]), "again.yaml")
+
+
+@pytest.mark.parametrize("die_at", [1, 4, 9, 15])
+def test_a_killed_tuning_goes_on_to_the_same_bytes(
+    die_at: int, pool: PoolOnDisk, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    arguments = [str(recipe_of(pool)), str(out), str(die_at), *DOMAINS]
+    killed = subprocess.run([sys.executable, "-m", "tests.jobs.tuned", *arguments], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    before = len(recorded(out))
+    scorer = Contested(pool.root, DOMAINS)
+    result = run(pool, out, scorer=scorer)
+    assert recorded(out) == recorded(whole)
+    assert len(scorer.asked) == len(recorded(whole)) - before
+    assert result.replayed == max(0, before - 4)
+    assert weight_bytes(out / "winner") == weight_bytes(whole / "winner")
+    assert not list(out.glob(".winner*"))
+
+
+def test_threads_do_not_change_the_journal(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
+    run(pool, tmp_path / "out", threads=3)
+    assert recorded(tmp_path / "out") == recorded(whole)
+
+
+def test_a_callable_scores_stored_folders(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
+    """The same answers through folders lead to the same candidates."""
+    stub = Contested(pool.root, DOMAINS)
+
+    def score(folder: Path) -> dict[str, float]:
+        answers = stub(read_weights(folder), stub.questions())
+        rows = np.reshape(answers, (3, EACH)).mean(1)
+        return dict(zip(DOMAINS, rows.tolist(), strict=True))
+
+    settings = {"calls": SETTINGS.calls, "anchors": SETTINGS.anchors}
+    result = sigmerge.tune(recipe_of(pool), tmp_path / "out", score=score, **settings, threads=1)
+    same = read(TuneRecord, whole / "tune.json")
+    count = 9  # later ones may differ: without items the error of a difference is not known
+    assert [c.weights for c in result.calls[:count]] == [c.weights for c in same.calls[:count]]
+    assert result.evaluation is None and result.calibration.gain is None
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.suffix != ".lock") == [
+        "report.html", "tune.json", "tune.jsonl", "winner",
+    ]  # fmt: skip
+
+
+class Falling(Contested):
+    """Every merge but the first one fails all items."""
+
+    def __call__(self, weights: Any, items: Any) -> list[int]:
+        answers = super().__call__(weights, items)
+        return answers if len(self.asked) <= 4 else [0] * len(items)
+
+
+def test_the_plain_anchor_is_returned_if_nothing_is_better(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    result = run(pool, tmp_path / "out", scorer=Falling(pool.root, DOMAINS))
+    assert result.chosen == result.plain == 0 and result.best.repair is None
+    sigmerge.merge(recipe_of(pool), tmp_path / "plain")
+    assert read_weights(tmp_path / "plain").keys() == read_weights(tmp_path / "out/winner").keys()
+    plain, kept = read_weights(tmp_path / "plain"), read_weights(tmp_path / "out/winner")
+    assert all((plain[name] == kept[name]).all() for name in plain)
+
+
+@pytest.mark.parametrize("method", ["random", "merge3"])
+def test_methods_to_compare_with_keep_the_budget(
+    method: str, pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    settings = SETTINGS.changed(method=method)
+    result = run(pool, tmp_path / "out", settings=settings)
+    assert SETTINGS.calls - 3 <= len(result.calls) <= SETTINGS.calls
+    assert result.best.value == max(call.value for call in result.calls)
+    assert result.best.value >= result.calls[result.plain].value
+    again = run(pool, tmp_path / "again", settings=settings)
+    assert again.calls == result.calls
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("linear", {"weight": 1.0}),
+        ("ties", {"weight": 1.0, "density": 0.5}),
+        ("dare_linear", {"weight": 0.4, "density": 0.5}),
+        ("cabs", {"weight": 0.4}),
+        ("lines", {"weight": 0.4, "on": "task_arithmetic"}),
+    ],
+)
+def test_the_recipes_own_operator_is_guided(
+    method: str, parameters: dict[str, Any], pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    recipe = recipe_of(pool, method, preset="paper", parameters=parameters)
+    settings = TuneSection(calls=3, anchors=[method])
+    result = run(pool, tmp_path / "out", recipe=recipe, settings=settings)
+    assert {call.anchor for call in result.calls} == {method} and len(result.calls) == 3
+    assert len({tuple(call.weights.values()) for call in result.calls}) == 3
+    sigmerge.merge(recipe, tmp_path / "plain")
+    first = TuneJob(load_recipe(recipe), tmp_path / "x", Options(), settings).anchors[method]
+    again = pool.write(first.recipe(tuple(first.weights.values())), "plain.yaml")
+    sigmerge.merge(again, tmp_path / "again")
+    plain, made = read_weights(tmp_path / "plain"), read_weights(tmp_path / "again")
+    assert all((plain[name] == made[name]).all() for name in plain)
+
+
+def test_floors_and_objectives_reach_the_choice(pool: PoolOnDisk, tmp_path: Path) -> None:
+    mean = run(pool, tmp_path / "mean")
+    worst = run(pool, tmp_path / "worst", settings=SETTINGS.changed(objective="worst"))
+    assert worst.best.value <= 0 < mean.best.value
+    floors = {DOMAINS[2]: 1.0}
+    kept = run(pool, tmp_path / "kept", settings=SETTINGS.changed(floors=floors))
+    assert kept.best.below <= min(call.below for call in kept.calls)
+
+
+def test_wrong_input_is_refused_before_anything_is_written(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    one = pool.write(
+        {
+            "merge_method": "task_arithmetic",
+            "base_model": "reference",
+            "models": [{"model": "math"}],
+        },
+        "one.yaml",
+    )
+    with pytest.raises(RecipeError, match="one expert only"):
+        run(pool, out, recipe=one)
+    with pytest.raises(RecipeError, match="at least 4 evaluation calls, not 3"):
+        run(pool, out, settings=SETTINGS.changed(calls=3))
+    with pytest.raises(RecipeError, match="is no anchor"):
+        run(pool, out, settings=SETTINGS.changed(anchors=["regmean"]))
+    with pytest.raises(RecipeError, match="unknown domain poetry"):
+        run(pool, out, settings=SETTINGS.changed(floors={"poetry": 0.9}))
+    with pytest.raises(ScoreError, match="no items of this domain"):
+        run(pool, out, scorer=Contested(pool.root, DOMAINS[:2]))
+    with pytest.raises(ScoreError, match="give command: or evaluate:"):
+        TuneJob(load_recipe(recipe_of(pool)), out, Options(), SETTINGS).run()
+    content = {**yaml.safe_load(recipe_of(pool).read_text()), "parameters": {"weight": [0.1, 0.9]}}
+    layered = pool.write(content, "layered.yaml")
+    with pytest.raises(RecipeError, match="one weight per expert"):
+        run(pool, out, recipe=layered)
+    assert not out.exists()
+
+
+def test_a_foreign_or_finished_folder_is_kept(
+    pool: PoolOnDisk, whole: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OutputError, match="finished tuning"):
+        run(pool, whole)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="no tuning wrote"):
+        run(pool, foreign)
+
+
+def test_another_tuning_is_not_continued(pool: PoolOnDisk, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(pool, out)
+    (out / "tune.json").unlink()
+    with pytest.raises(OutputError, match="holds another tuning, which differs in settings"):
+        run(pool, out, settings=SETTINGS.changed(calls=12))
+
+
+def test_the_recipe_section_is_read_and_checked(pool: PoolOnDisk) -> None:
+    tune = {"calls": 9, "anchors": ["linear"], "floors": {"math": 0.9}}
+    assert load_recipe(recipe_of(pool, tune=tune)).tune == TuneSection(**tune)
+    with pytest.raises(RecipeError, match=r"tune\.call"):
+        load_recipe(recipe_of(pool, tune={"call": 9}))
+
+
+def test_shares_and_capacity_stand_for_scores_and_profile(pool: PoolOnDisk, tmp_path: Path) -> None:
+    shares = {DOMAINS[0]: 0.75, DOMAINS[1]: 0.25}
+    decided = {"shares": shares, "capacity": 0.4, "scale": 1.0}
+    plan = sigmerge.merge(recipe_of(pool, repair=decided), tmp_path / "out").repair
+    assert plan.scores is None and plan.views == {}
+    assert plan.order[:2] == DOMAINS[:2] and plan.capacity == (0.4, 0.4)
+    for row, size in zip(plan.quota, plan.coordinates, strict=True):
+        assert row == (int(np.ceil(0.3 * size - 1e-6)), int(np.ceil(0.1 * size - 1e-6)), 0)
+    full = dict(zip(DOMAINS, (0.5, 0.3, 0.2), strict=True))  # each quota is rounded up
+    wrong = [
+        ({"shares": shares}, "go together"),
+        ({**decided, "shares": {"poetry": 1.0}}, "is no expert"),
+        ({**decided, "shares": {DOMAINS[0]: 0.9, DOMAINS[1]: 0.9}}, "sum to 1.8"),
+        ({**decided, "scores": "scores.json"}, "leave nothing for scores"),
+        ({**decided, "capacity": [0.4]}, "1 numbers for 2 layers"),
+        ({**decided, "capacity": 1.0, "shares": full}, "do not fit"),
+    ]
+    for repair, message in wrong:
+        with pytest.raises(RecipeError, match=message):
+            sigmerge.merge(recipe_of(pool, repair=repair), tmp_path / "wrong")
+        assert not (tmp_path / ".wrong.anchor").exists()
+
+
+def test_the_command_and_its_dry_run(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """On the embedded suite of a pool folder nothing is scored by a dry run."""
+    from sigmerge.nano.files import POOL
+
+    ran = command("tune", str(POOL), str(tmp_path / "out"), "--dry-run", "--floor", "safety=0.95")
+    assert ran.code == 0, ran
+    assert "at most 24 calls, 600 items each, method guided" in ran.out
+    assert "safety not below 0.95 of its expert" in ran.out
+    assert not (tmp_path / "out").exists()
+    for arguments, message in (
+        (["--calls", "3"], "at least 5 evaluation calls"),
+        (["--floor", "safety"], "expected DOMAIN=NUMBER"),
+    ):
+        failed = command("tune", str(POOL), str(tmp_path / "out"), *arguments)
+        assert failed.code == 2 and message in failed.err
+    nothing = command("tune", str(tmp_path), str(tmp_path / "out"))
+    assert nothing.code == 2 and "is no pool" in nothing.err
+
+
+def test_the_page_shows_the_path(whole: Path) -> None:
+    page = (whole / "report.html").read_text()
+    for words in ("Score against calls", "Weights of", "What each step brought", "plain anchor"):
+        assert words in page
+    assert yaml.safe_load((whole / "winner/sigmerge/recipe.yaml").read_text())["models"]

@@ -1,0 +1,40 @@
+"""Compiled kernels come from numba's cache without the compiler: what jit.py relies on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from numba.core.caching import Cache
+
+from sigmerge.kernels import jit
+from sigmerge.kernels.convert import narrow_bf16
+
+SCRIPT = """
+import sys
+import numpy as np
+from sigmerge.kernels.convert import narrow_bf16
+assert narrow_bf16(np.ones(5, np.float32), np.empty(5, np.uint16))
+hits = sum(narrow_bf16.stats.cache_hits.values())
+print(hits, "numba.cpython.heapq" in sys.modules)
+"""
+
+
+def test_numba_still_has_what_the_shortcut_replaces() -> None:
+    """If this fails, numba has changed: check `_load_overload` in jit.py against its caching.py."""
+    assert jit._SHORTCUT
+    assert isinstance(narrow_bf16._cache, Cache)
+    assert narrow_bf16._cache.load_overload.__func__ is jit._load_overload
+
+
+def test_the_second_process_loads_what_the_first_compiled(tmp_path: Path) -> None:
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", SCRIPT]
+    first, second = (
+        subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.split()
+        for _ in range(2)
+    )
+    assert first[0] == "0" and second[0] == "1"
+    assert first[1] == "True" and second[1] == "False"  # the compiler was loaded, then was not

@@ -1,0 +1,171 @@
+"""The schedule of a tuning on score models in closed form: budgets, dropping, stops, the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from sigmerge.errors import RecipeError
+from sigmerge.method import tuning
+from sigmerge.method.objective import Objective, paired_bootstrap
+from sigmerge.method.tuning import Anchor, Answer, Proposal, Tuning
+
+DOMAINS = ("a", "b", "c")
+PROFILE = np.array([0.1, 0.3])
+TARGET = dict.fromkeys(DOMAINS, 1.0)
+Model = Callable[[Proposal], Mapping[str, float]]
+
+
+def anchors(*names: str, weight: float = 0.4) -> dict[str, Anchor]:
+    return {name: Anchor(dict.fromkeys(DOMAINS, weight)) for name in names}
+
+
+def towards(best: Mapping[str, tuple[float, ...]], repaired: float = 0.0) -> Model:
+    """Scores fall with the distance of a weight to the anchor's best; a repair adds to them."""
+
+    def scores(proposal: Proposal) -> dict[str, float]:
+        gain = repaired if proposal.repair else 0.0
+        wanted = best[proposal.anchor]
+        return {
+            d: max(0.0, min(1.0, 0.9 - abs(w - b) + gain))
+            for d, w, b in zip(DOMAINS, proposal.weights, wanted, strict=True)
+        }
+
+    return scores
+
+
+def run(state: Tuning, model: Model) -> Tuning:
+    while batch := tuning.propose(state):
+        state = tuning.observe(state, [Answer(model(proposal)) for proposal in batch])
+    return state
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("calls", [8, 13, 24, 64])
+def test_the_budget_is_never_exceeded(count: int, calls: int) -> None:
+    names = [f"o{i}" for i in range(count)]
+    best = {name: (0.7, 0.1 * i, 0.5) for i, name in enumerate(names)}
+    ended = run(tuning.begin(anchors(*names), TARGET, PROFILE, calls), towards(best))
+    assert len(ended.made) <= calls and ended.stopped
+    if calls <= 13:
+        assert len(ended.made) == calls
+
+
+def test_every_anchor_is_evaluated_as_it_is_first() -> None:
+    state = tuning.begin(anchors("x", "y", "z"), TARGET, PROFILE, 24)
+    first = tuning.propose(state)
+    assert [proposal.anchor for proposal in first] == ["x", "y", "z"]
+    assert {proposal.weights for proposal in first} == {(0.4, 0.4, 0.4)}
+    assert all(proposal.repair is None for proposal in first)
+
+
+def test_calls_go_to_the_leaders() -> None:
+    best = {"x": (0.7, 0.1, 0.5), "far": (3, 3, 3), "farther": (4, 4, 4), "y": (0.9, 0.4, 0.9)}
+    ended = run(tuning.begin(anchors(*best), TARGET, PROFILE, 24), towards(best))
+    spent = {name: sum(call.proposal.anchor == name for call in ended.made) for name in best}
+    assert spent["far"] == spent["farther"] == 1
+    [leader] = ended.alive
+    other = "y" if leader == "x" else "x"
+    assert {leader, other} == {"x", "y"} and spent[leader] > spent[other] > 1
+    plain = max(call.merit.value for call in ended.made[:4])
+    assert ended.made[ended.best].merit.value > plain + 0.05
+
+
+def test_an_anchor_that_starts_second_can_lead() -> None:
+    """One call does not decide: the two best are guided before one of them is dropped."""
+
+    def model(proposal: Proposal) -> dict[str, float]:
+        if proposal.anchor == "stuck":
+            return dict.fromkeys(DOMAINS, 0.7)
+        return towards({"x": (1.0, 0.2, 0.4)})(proposal)
+
+    ended = run(tuning.begin(anchors("stuck", "x"), TARGET, PROFILE, 16), model)
+    assert ended.made[0].merit.value > ended.made[1].merit.value
+    assert ended.made[ended.best].proposal.anchor == "x"
+
+
+def test_a_repair_that_helps_is_taken_and_one_that_does_not_is_not() -> None:
+    best = {"x": (0.6, 0.4, 0.5)}
+    begun = tuning.begin(anchors("x"), TARGET, PROFILE, 24)
+    helped, hurt = run(begun, towards(best, 0.05)), run(begun, towards(best, -0.05))
+    assert helped.made[helped.best].proposal.repair is not None
+    assert hurt.made[hurt.best].proposal.repair is None
+    assert any(call.proposal.repair for call in hurt.made)
+
+
+def test_the_anchor_factor_multiplies_the_guided_weights() -> None:
+    ended = run(tuning.begin(anchors("x"), TARGET, PROFILE, 16), towards({"x": (0.6, 0.4, 0.5)}))
+    base = ended.made[ended.base].proposal.weights
+    lowered = [c.proposal for c in ended.made if c.proposal.repair and c.proposal.repair.anchor < 1]
+    assert lowered
+    for proposal in lowered:
+        assert proposal.repair is not None
+        assert proposal.weights == tuple(proposal.repair.anchor * w for w in base)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_result_is_never_below_the_best_plain_anchor(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    objective = Objective("worst" if seed % 2 else "mean", floors={"a": 0.5})
+
+    def model(proposal: Proposal) -> dict[str, float]:
+        return dict(zip(DOMAINS, generator.uniform(0, 1, 3).tolist(), strict=True))
+
+    ended = run(tuning.begin(anchors("x", "y", "z"), TARGET, PROFILE, 20, objective), model)
+    best = ended.made[ended.best].merit
+    assert not any(call.merit.beats(best) for call in ended.made)
+
+
+def test_scores_that_do_not_change_end_it_early_with_the_plain_anchor() -> None:
+    flat = run(
+        tuning.begin(anchors("x", "y"), TARGET, PROFILE, 64),
+        lambda proposal: dict.fromkeys(DOMAINS, 0.5),
+    )
+    assert len(flat.made) < 40 and flat.stopped and flat.best == 0
+
+
+def test_no_deficit_ends_it() -> None:
+    full = run(
+        tuning.begin(anchors("x", "y"), TARGET, PROFILE, 64),
+        lambda proposal: dict.fromkeys(DOMAINS, 1.0),
+    )
+    assert full.stopped == "no deficit is left to repair" and full.best == 0
+    assert len(full.made) == 2
+
+
+def test_too_few_calls_are_refused() -> None:
+    with pytest.raises(RecipeError, match="at least 4 evaluation calls, not 3"):
+        tuning.begin(anchors("x", "y", "z"), TARGET, PROFILE, 3)
+
+
+def test_the_error_of_a_difference_is_that_of_its_benchmarks() -> None:
+    def answer(*rows: list[int]) -> Answer:
+        return Answer({"a": 0.0}, {"a": [np.array(row, bool) for row in rows]})
+
+    one, other = answer([1, 1, 0, 0], [1, 0]), answer([1, 0, 0, 1], [1, 0])
+    # differences 0, 1, 0, -1: variance 1/2 over 4 items; the other benchmark has none
+    assert tuning.difference_error(one, other) == pytest.approx(np.sqrt(0.5 / 4) / 2)
+
+
+def test_the_bootstrap_agrees_with_resampling_items() -> None:
+    generator = np.random.default_rng(3)
+    after = {d: [generator.random(80) < 0.8, generator.random(30) < 0.6] for d in "ab"}
+    before = {d: [generator.random(80) < 0.6, generator.random(30) < 0.6] for d in "ab"}
+    found, low, high = paired_bootstrap(after, before)
+    means = []
+    for _ in range(4000):
+        total = 0.0
+        for d in "ab":
+            for a, b in zip(after[d], before[d], strict=True):
+                rows = generator.integers(a.size, size=a.size)
+                total += (a[rows].mean() - b[rows].mean()) / 4
+        means.append(total)
+    mean = np.mean(
+        [a.mean() - b.mean() for d in "ab" for a, b in zip(after[d], before[d], strict=True)]
+    )
+    assert found == pytest.approx(mean)
+    assert (low, high) == pytest.approx(np.percentile(means, [2.5, 97.5]), abs=0.01)
+    assert paired_bootstrap(after, before) == (found, low, high)
+    assert paired_bootstrap(before, before) == (0.0, 0.0, 0.0)
