@@ -35,7 +35,7 @@ from tests.faults import job
 
 from fuzz.targets import pool
 from sigmerge.cli.main import main as sigmerge
-from sigmerge.files.scratch import remove_stale
+from sigmerge.files.scratch import NEW, PREFIX, remove_stale
 from sigmerge.nano.files import POOL, REFERENCE
 
 TIMES = ("provenance.json", "report.html", "run.json", "search.json")
@@ -181,7 +181,8 @@ class Campaign:
         stem = f".{self.out.name}"
         left = [entry for entry in self.root.iterdir() if entry.name.startswith(stem)]
         left += [entry for entry in self.out.rglob(".*") if not finished]
-        left += list((self.root / "tmp").glob("sigmerge-*"))
+        temporary = (self.root / "tmp").glob(f"{PREFIX}*")  # new ones are left alone for a minute
+        left += [entry for entry in temporary if not entry.name.startswith(NEW)]
         if left:
             self.wrong.append(f"left: {', '.join(sorted(entry.name for entry in left)[:3])}")
         return True

@@ -37,6 +37,7 @@ from sigmerge.evaluation import splits
 from sigmerge.evaluation.sources import File, read_rows
 from sigmerge.evaluation.suite import SHIPPED, load_suite
 from sigmerge.files import digests
+from sigmerge.files.regular import is_regular
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import read_scores
 from sigmerge.jobs.verify import VerifyJob
@@ -273,7 +274,7 @@ def _verify(folder: Path) -> None:
     known = json.loads((out / "sigmerge/provenance.json").read_text()).get("outputs") or {}
     for name, digest in known.items():
         shard = out / name
-        found = hashlib.sha256(shard.read_bytes()).hexdigest() if shard.is_file() else None
+        found = hashlib.sha256(shard.read_bytes()).hexdigest() if is_regular(shard) else None
         if name.endswith(".safetensors") and found != digest:
             assert not report.ok, f"{name} differs, and nothing was found"
 

@@ -56,10 +56,14 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     assert not folders[alive].exists()
 
 
-def test_a_folder_whose_owner_has_no_lock_yet_is_left_alone_for_a_while(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lock", [False, True])
+def test_a_folder_whose_owner_has_no_lock_yet_is_left_alone_for_a_while(
+    tmp_path: Path, lock: bool
+) -> None:
     new = tmp_path / f"{NEW}abc"
     new.mkdir()
-    (new / "lock").touch()
+    if lock:
+        (new / "lock").touch()
     remove_stale(tmp_path)
     assert new.exists()
     long_ago = new.stat().st_mtime - 2 * YOUNG

@@ -60,6 +60,7 @@ def test_own_reference_asks_only_for_own_scores(pool: PoolOnDisk) -> None:
         ({"anchor": {**GOOD["anchor"], "math": float("nan")}}, r"anchor\.math: nan is not"),
         ({"anchor": {**GOOD["anchor"], "math": 50.0}}, r"50 looks like percent.*fractions"),
         ({"anchor": {**GOOD["anchor"], "math": "high"}}, r"'high' is not a number"),
+        ({"anchor": {**GOOD["anchor"], "math": 10**400}}, r"math: 1000\d{,96} is not a number"),
         ({"experts": {"math": GOOD["experts"]["math"]}}, r"experts\.coding: missing"),
         ({"experts": {"math": 0.5}}, r"experts\.math is not a mapping"),
         ({"anchor": None}, r"anchor missing"),

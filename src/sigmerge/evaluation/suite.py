@@ -123,7 +123,7 @@ def _checked(data: dict[str, Any], where: str, folder: Path) -> Suite:
 def _benchmark(given: Any, place: str, problems: list[str]) -> Benchmark | None:
     """A benchmark by its harness; None where it has problems, which are added to the list."""
     harness = given.get("harness") if isinstance(given, dict) else None
-    if harness not in HARNESSES:
+    if not isinstance(harness, str) or harness not in HARNESSES:
         problems.append(f"{place}: harness: must be one of {', '.join(HARNESSES)}")
         return None
     kind = benchmark_class(harness)

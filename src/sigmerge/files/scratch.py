@@ -46,8 +46,10 @@ def remove_stale(place: Path) -> None:
         with suppress(OSError, Timeout):
             status = outer.lstat()
             mine = status.st_uid == os.getuid() and not outer.is_symlink()
-            young = outer.name.startswith(NEW) and time.time() - status.st_mtime < YOUNG
-            if not mine or young or not (outer / LOCK).is_file():
+            new = outer.name.startswith(NEW)
+            if not mine or (new and time.time() - status.st_mtime < YOUNG):
+                continue
+            if not new and not (outer / LOCK).is_file():  # somebody else's
                 continue
             with FileLock(outer / LOCK, timeout=0, is_singleton=False):
                 shutil.rmtree(outer, ignore_errors=True)

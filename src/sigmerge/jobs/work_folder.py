@@ -79,4 +79,7 @@ class WorkFolder:
             raise OutputError(f"{out}: cannot be written ({error.strerror}).") from None
         message = f"{out}: another process is writing this {self.what}."
         with only_writer(hidden(out, "lock"), message):
+            for path in list(out.iterdir()):  # what a killed process was writing
+                if path.name.startswith(".") and path.is_file() and self._ours(path):
+                    path.unlink()
             yield

@@ -138,10 +138,11 @@ def _value_problems(scores: Mapping[str, object]) -> list[str]:
     problems = []
     numbers: dict[str, float] = {}
     for place, score in scores.items():
-        if isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score):
+        # The comparison is false for NaN, and JSON has integers that no float can hold.
+        if isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < 1e300:
             numbers[place] = score
         else:
-            problems.append(f"{place}: {score!r} is not a number")
+            problems.append(f"{place}: {repr(score)[:100]} is not a number")
     problems += [f"{place}: {x:g} is below 0" for place, x in numbers.items() if x < 0]
     percent = {place: x for place, x in numbers.items() if x > 1}
     beside = ", other scores are fractions" if any(0 < x <= 1 for x in numbers.values()) else ""

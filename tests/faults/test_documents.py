@@ -1,0 +1,203 @@
+"""Documents that strangers wrote, and notes that something garbled: one clear error, or made again.
+
+Every reader of a small document meets deep nesting, fields of the wrong kind, huge lines and text
+that is no text.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sigmerge
+from sigmerge.errors import PoolError, RecipeError, ScoreError, SigmergeError
+from sigmerge.evaluation import sources, splits
+from sigmerge.evaluation.sources import File, read_rows
+from sigmerge.evaluation.suite import load_suite
+from sigmerge.files import cache, documents
+from sigmerge.jobs.scores import CheckpointScorer, Measured, read_scores
+from sigmerge.nano.files import read_lines
+from sigmerge.probing.exemplars import read_exemplars
+from sigmerge.probing.generate import saved_dtype
+from sigmerge.records import Provenance, read, read_plan, read_repair_plan
+from tests.pools import make_pool
+
+Reader = Callable[[Path], object]
+HARNESS = {"experts": {"m": "file"}, "anchor": "file", "domains": {"m": "task/metric"}}
+READERS: dict[str, tuple[Reader, type[SigmergeError]]] = {
+    "plan": (read_plan, RecipeError),
+    "plan of a repair": (read_repair_plan, RecipeError),
+    "provenance": (lambda file: read(Provenance, file, PoolError), PoolError),
+    "scores": (lambda file: read_scores(file.name, file.parent), ScoreError),
+    "results of the harness": (lambda file: read_scores(HARNESS, file.parent), ScoreError),
+    "probe": (read_exemplars, RecipeError),
+    "suite": (load_suite, RecipeError),
+    "splits": (splits.read, ScoreError),
+    "records": (lambda file: read_rows(file, File(path="x")), ScoreError),
+    "lines": (read_lines, PoolError),
+    "configuration": (lambda file: saved_dtype(file.parent), PoolError),
+}
+CONTENT: dict[str, bytes] = {
+    "deep lists": b"[" * 5000 + b"]" * 5000,
+    "deep objects": b'{"a":' * 200 + b"1" + b"}" * 200,
+    "deep inside": json.dumps({"prompt": "x", "experts": json.loads("[" * 90 + "]" * 90)}).encode(),
+    "no text": b"\xff\xfe\x00\x01{",
+    "cut off": b'{"a": ',
+    "a huge number": b'{"seed": ' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("content", CONTENT)
+@pytest.mark.parametrize("reader", READERS)
+def test_content_that_no_reader_takes(tmp_path: Path, reader: str, content: str) -> None:
+    read_it, error = READERS[reader]
+    for name in ("file", "config.json"):
+        (tmp_path / name).write_bytes(CONTENT[content])
+    with pytest.raises(error) as caught:
+        read_it(tmp_path / "file")
+    assert len(str(caught.value)) < 1000
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("plan", []), ("plan", {"operator": 5, "seed": "x"}), ("plan", {"experts": 5}),
+    ("plan", {"operator": "ties", "seed": 0, "experts": ["math"]}),
+    ("plan of a repair", {"operator": "ties", "seed": 0, "anchor": 5, "quota": 5, "order": 5}),
+    ("provenance", {"inputs": 5}), ("provenance", {"outputs": ["a"]}),
+    ("scores", {"experts": 5, "anchor": {}}), ("scores", {"experts": {"m": 5}, "anchor": {}}),
+    ("scores", {"experts": {}, "anchor": []}),
+    ("results of the harness", {"results": 5}),
+    ("results of the harness", {"results": {"task": 5}}),
+    ("results of the harness", {"results": {"task": {"metric": 10**400}}}),
+    ("probe", {"prompt": 5}), ("probe", [1]), ("probe", {"prompt": "x", "response": {}}),
+    ("suite", 5), ("suite", {"name": {}, "domains": 5}),
+    ("suite", {"name": "s", "domains": {"d": {"b": 5}}}),
+    ("suite", {"name": "s", "domains": {"d": 5}}),
+    ("suite", {"name": "s", "domains": {"d": {"b": {"harness": ["jsonl"]}}}}),
+    ("suite", {"name": "s", "domains": {"d": {"b": {"harness": {}}}}}),
+    ("splits", {"benchmarks": {"b": 5}}), ("splits", {"benchmarks": []}),
+    ("records", 5), ("records", [5]), ("configuration", 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reader", "content"), WRONG, ids=[f"{r}-{i}" for i, (r, _) in
+                                                            enumerate(WRONG)])  # fmt: skip
+def test_fields_of_the_wrong_kind(tmp_path: Path, reader: str, content: Any) -> None:
+    read_it, error = READERS[reader]
+    for name in ("file", "config.json"):
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(error):
+        read_it(tmp_path / "file")
+
+
+@pytest.mark.parametrize("part", ["experts", "anchor", "domains"])
+def test_a_list_of_result_files_of_the_wrong_kind(tmp_path: Path, part: str) -> None:
+    with pytest.raises(ScoreError, match=f"repair.scores: {part} cannot be used"):
+        read_scores({**HARNESS, part: 5}, tmp_path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file_is_not_read(tmp_path: Path, reader: str) -> None:
+    for name in ("file", "config.json"):
+        (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(SigmergeError):
+        READERS[reader][0](tmp_path / "file")
+
+
+def test_files_and_what_they_expand_to_have_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "LARGEST", 10_000)
+    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(b" " * 10**7))
+    with pytest.raises(ScoreError, match="expands to more than"):
+        read_rows(tmp_path / "bomb.jsonl.gz", File(path="bomb.jsonl"))
+    (tmp_path / "large.jsonl").write_bytes(b" " * 20_000)
+    with pytest.raises(ScoreError, match="too large for a file of records"):
+        read_rows(tmp_path / "large.jsonl", File(path="large.jsonl"))
+    assert documents.LARGEST == 64 << 20
+
+
+GARBLED: dict[str, Callable[[Path], object]] = {
+    "emptied": lambda note: note.write_bytes(b""),
+    "text": lambda note: note.write_text("garbled"),
+    "another kind": lambda note: note.write_text('{"dots": 5, "mass": [], "scores": 5}'),
+    "another shape": lambda note: note.write_text('{"dots": [[1.0]], "mass": [1.0]}'),
+    "deep": lambda note: note.write_text("[" * 5000),
+    "a pickle": lambda note: np.save(note.open("wb"), np.array([{}]), allow_pickle=True),
+    "NaN": lambda note: np.save(note.open("wb"), np.full((2, 6, 6), np.nan)),
+    "a FIFO": lambda note: (note.unlink(), os.mkfifo(note)),
+}
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
+    """A recipe with a probe, the folder of its notes, and what is measured."""
+    pool = make_pool(tmp_path_factory.mktemp("noted"), layers=2, tokenizer=True)
+    lines = [json.dumps({"prompt": f"w{i}"}) for i in range(3, 9)]
+    (pool.root / "probe.jsonl").write_text("\n".join(lines))
+    recipe = pool.write(pool.recipe("task_arithmetic", repair={"probe": "probe.jsonl"}))
+    return recipe, pool.root / ".sigmerge", sigmerge.profile(recipe)
+
+
+@pytest.mark.parametrize("damage", GARBLED)
+def test_a_garbled_note_of_a_profile_is_made_again(
+    profiled: tuple[Path, Path, Any], damage: str
+) -> None:
+    recipe, notes, whole = profiled
+    kept = {note: note.read_bytes() for note in notes.iterdir()}
+    assert len(kept) == 4
+    for note in kept:
+        GARBLED[damage](note)
+    assert sigmerge.profile(recipe) == whole
+    if damage == "a FIFO":
+        for note, content in kept.items():
+            note.unlink(missing_ok=True)
+            note.write_bytes(content)
+    else:
+        assert {note: note.read_bytes() for note in notes.iterdir()} == kept
+
+
+def test_a_profile_whose_notes_cannot_be_kept(
+    profiled: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, _, whole = profiled
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("sigmerge.jobs.profile.beside", lambda _, name: tmp_path / "file" / name)
+    assert sigmerge.profile(recipe) == whole
+
+
+@pytest.mark.parametrize("damage", [d for d in GARBLED if d not in ("a pickle", "NaN")])
+def test_a_garbled_note_of_scores_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    pool = make_pool(tmp_path / "pool", experts=1)
+    calls: list[Path] = []
+
+    def measure(folder: Path) -> Measured:
+        calls.append(folder)
+        return Measured({"math": 0.5}, {})
+
+    scorer = CheckpointScorer("counted", measure, keeps=True)
+    assert scorer(pool.reference) == scorer(pool.reference) == Measured({"math": 0.5}, {})
+    assert len(calls) == 1
+    [note] = cache.cache_place("scores").iterdir()
+    GARBLED[damage](note)
+    assert scorer(pool.reference).scores == {"math": 0.5}
+    assert len(calls) == 2
+
+
+def test_scores_whose_cache_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "file/cache"))
+    pool = make_pool(tmp_path / "pool", experts=1)
+    scorer = CheckpointScorer("kept", lambda _: Measured({"math": 0.5}, {}), keeps=True)
+    assert scorer(pool.reference).scores == {"math": 0.5}
