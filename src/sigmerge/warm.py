@@ -18,7 +18,9 @@ from sigmerge.api import merge, repair
 from sigmerge.checkpoints.header import encode_header
 from sigmerge.jobs.options import silent
 
-TENSORS = [(f"model.layers.{i}.mlp.up_proj.weight", "BF16", (32, 16)) for i in range(2)]
+TENSORS: list[tuple[str, str, tuple[int, ...]]] = [
+    (f"model.layers.{i}.mlp.up_proj.weight", "BF16", (32, 16)) for i in range(2)
+]
 METHODS: dict[str, dict[str, Any]] = {
     "linear": {},
     "ties": {"parameters": {"density": 0.2}},

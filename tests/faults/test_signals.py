@@ -112,6 +112,7 @@ WRONG: dict[str, tuple[int, str]] = {
     "deficits": (2, "deficits broken.yaml"),
     "repair": (2, "repair broken.yaml out --anchor anchor"),
     "run": (2, "run broken.yaml out"),
+    "tune": (2, "tune broken.yaml out"),
     "search": (2, "search broken.yaml out"),
     "demo": (4, "demo occupied"),
     "report": (4, "report anchor"),

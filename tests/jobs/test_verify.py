@@ -239,12 +239,12 @@ def test_blocks_are_made_in_the_order_of_their_shards(
     places: list[tuple[int, int]] = []
     finish = Output.finish
 
-    def noted(self: Output, block: str, record: Any = None) -> None:
+    def noted(self: Output, block: str, *rest: Any) -> None:
         layout: Layout = self.layout
         prefix = f"model.layers.{block.removeprefix('layer ')}."
         own = [n for n in layout.slots if n == block or n.startswith(prefix)]
         places.append(layout.place(own))
-        finish(self, block, record)
+        finish(self, block, *rest)
 
     monkeypatch.setattr(Output, "finish", noted)
     recipe = pool.write(pool.recipe("linear"), "ordered.yaml")

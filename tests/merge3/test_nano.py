@@ -27,13 +27,14 @@ RECIPE = str(RECIPES / "dare_ties.yaml")
 def test_the_dry_run_tells_the_budget_and_writes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     ran = CliRunner().invoke(app, ["search", RECIPE, str(out), "--dry-run", "--json"])
-    plan = json.loads(ran.output)
+    [step] = json.loads(ran.output)["steps"]
+    plan = {**step["facts"], **step}
     assert (plan["evaluation_calls"], plan["population"], plan["generations"]) == (240, 24, 10)
     assert (plan["genes"], plan["ability_runs"]) == (10, 15)
     assert plan["labelled_items"] == dict.fromkeys(DOMAINS, CALIBRATION)
     assert plan["items_per_call"] == dict.fromkeys(DOMAINS, 20)
     text = CliRunner().invoke(app, ["search", RECIPE, str(out), "--dry-run"]).output
-    assert "240 = 24 × 10, 100 items each, estimator gmp-irt" in text
+    assert "240 calls = 24 × 10, 100 items each, estimator gmp-irt" in text
     assert "15 respondents answer all 600 labelled items" in text
     assert not out.exists()
     (tmp_path / "thesis.txt").write_text("years of work")
@@ -78,7 +79,7 @@ def test_a_search_through_the_command(tmp_path: Path) -> None:
     winner = nano_scores(out / "winner", "calibration")
     for domain in DOMAINS:
         seen, unseen = (
-            8 * result.as_json()["best"]["estimates"][domain],
-            112 * result.as_json()["test"][domain],
+            8 * result["best"]["estimates"][domain],
+            112 * result["test"][domain],
         )
         assert (seen + unseen) / CALIBRATION == pytest.approx(winner[domain])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import sigmerge
 from sigmerge.cli.app import app
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.search import RESPONDENTS, SearchRun, plan_search
+from sigmerge.jobs.search import ASKED_HOW, RESPONDENTS, SearchRun, plan_search
 from sigmerge.merge3 import irt
 from sigmerge.merge3.candidate import Weights
 from sigmerge.merge3.evolve import Candidate, evolve
@@ -31,6 +31,7 @@ from sigmerge.recipe import SearchSection, load_recipe
 from sigmerge.recipe.space import SPACES, Genotype
 from sigmerge.recipe.template import candidate_seed
 from sigmerge.records import SearchRecord
+from tests.merge3.stub import EACH, SETTINGS, TENSOR, StubScorer
 from tests.pools import EXPERTS, PoolOnDisk, make_pool, read_weights, weight_bytes
 
 DOMAINS = EXPERTS[:3]
@@ -83,7 +84,7 @@ def test_calls_are_counted_to_the_one(pool: PoolOnDisk, tmp_path: Path) -> None:
 
 def test_the_journal_keeps_everything(pool: PoolOnDisk, whole: Path) -> None:
     header, *rest = records(whole)
-    assert header["settings"] == asdict(SETTINGS)
+    assert header["settings"] == SETTINGS.model_dump(exclude=ASKED_HOW) | {"seed": 0}
     assert {d: len(ids) for d, ids in header["items"].items()} == dict.fromkeys(DOMAINS, EACH)
     candidates = [record for record in rest if "candidate" in record]
     assert [record["candidate"] for record in candidates] == list(range(12))
@@ -122,7 +123,7 @@ def test_what_was_scored_is_what_is_stored(method: str, pool: PoolOnDisk, tmp_pa
             return super().__call__(weights, items)
 
     scorer = Keeping(pool.root, DOMAINS)
-    settings = replace(SETTINGS, estimator="mean", generations=1)
+    settings = SETTINGS.changed(estimator="mean", generations=1)
     recipe = recipe_of(pool, method, preset="paper", parameters={"outside": "reference"})
     result = run(pool, tmp_path / "out", settings, recipe=recipe, scorer=scorer)
     scored = scorer.kept[result.as_json()["best"]["candidate"]]
@@ -134,7 +135,7 @@ def test_what_was_scored_is_what_is_stored(method: str, pool: PoolOnDisk, tmp_pa
 def test_the_seed_decides_everything(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
     run(pool, tmp_path / "same", threads=2)
     assert records(tmp_path / "same") == records(whole)
-    run(pool, tmp_path / "other", replace(SETTINGS, seed=1))
+    run(pool, tmp_path / "other", SETTINGS.changed(seed=1))
     ours, theirs = records(whole), records(tmp_path / "other")
     assert [r["genotype"] for r in ours if "candidate" in r] != [
         r["genotype"] for r in theirs if "candidate" in r
@@ -185,7 +186,7 @@ class Crowd(StubScorer):
 
 
 def test_candidates_are_scored_side_by_side(pool: PoolOnDisk, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, estimator="mean")
+    settings = SETTINGS.changed(estimator="mean")
     crowd = Crowd(pool.root, DOMAINS, together=2)
     result = run(pool, tmp_path / "two", settings, scorer=crowd, threads=2)
     assert (crowd.most, result.as_json()["candidates_in_flight"]) == (2, 2)
@@ -244,7 +245,7 @@ def test_every_estimator_and_extraction(
 
 
 def test_domains_as_objectives(pool: PoolOnDisk, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, estimator="mean", objective="domains")
+    settings = SETTINGS.changed(estimator="mean", objective="domains")
     result = run(pool, tmp_path / "out", settings, threads=2)
     kept = [r for r in records(tmp_path / "out") if "candidate" in r]
     assert len(kept) == 12 and result.as_json()["best"]["estimate"] == max(
@@ -257,7 +258,7 @@ def test_domains_as_objectives(pool: PoolOnDisk, tmp_path: Path) -> None:
 
 def test_trust_weighs_answers_against_the_model(pool: PoolOnDisk, tmp_path: Path) -> None:
     """At 1 gmp-IRT is the plain mean; auto takes the formula's c from the model's own bias."""
-    one = replace(SETTINGS, generations=1, trust=1.0)
+    one = SETTINGS.changed(generations=1, trust=1.0)
     run(pool, tmp_path / "one", one)
     run(pool, tmp_path / "mean", replace(one, estimator="mean", trust=0.5))
     first = [r["estimate"] for r in records(tmp_path / "one") if "candidate" in r]
@@ -303,7 +304,7 @@ def test_the_seed_of_the_recipe_is_the_evolutions(
     seed: int, pool: PoolOnDisk, tmp_path: Path
 ) -> None:
     """The genotypes are those of an evolution with this seed that has the same estimates."""
-    settings = replace(SETTINGS, estimator="mean", seed=seed)
+    settings = SETTINGS.changed(estimator="mean", seed=seed)
     run(pool, tmp_path / "out", settings)
     made = [r for r in records(tmp_path / "out") if "candidate" in r]
 
@@ -318,7 +319,7 @@ def test_the_seed_of_the_recipe_is_the_evolutions(
 
 
 def test_all_items_make_the_estimate_the_score(pool: PoolOnDisk, tmp_path: Path) -> None:
-    result = run(pool, tmp_path / "out", replace(SETTINGS, items=EACH, generations=1))
+    result = run(pool, tmp_path / "out", SETTINGS.changed(items=EACH, generations=1))
     winner = read_weights(tmp_path / "out" / "winner")
     scorer = StubScorer(pool.root, DOMAINS)
     assert result.as_json()["best"]["estimate"] == pytest.approx(
@@ -331,18 +332,18 @@ def test_a_soup_without_a_reference(pool: PoolOnDisk, tmp_path: Path) -> None:
     file = pool.write(
         {"merge_method": "linear", "models": [{"model": n} for n in DOMAINS]}, "s.yaml"
     )
-    result = run(pool, tmp_path / "out", replace(SETTINGS, generations=1), recipe=file)
+    result = run(pool, tmp_path / "out", SETTINGS.changed(generations=1), recipe=file)
     assert result.as_json()["ability_runs"] == len(DOMAINS) + 1
     sigmerge.merge(tmp_path / "out/winner/sigmerge/recipe.yaml", tmp_path / "again")
     assert weight_bytes(tmp_path / "again") == weight_bytes(tmp_path / "out" / "winner")
 
 
 def test_a_finished_search_is_not_overwritten_by_chance(pool: PoolOnDisk, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, generations=1, estimator="mean")
+    settings = SETTINGS.changed(generations=1, estimator="mean")
     run(pool, tmp_path / "out", settings)
     with pytest.raises(OutputError, match="finished search; pass --overwrite"):
         run(pool, tmp_path / "out", settings)
-    result = run(pool, tmp_path / "out", replace(settings, seed=3), overwrite=True)
+    result = run(pool, tmp_path / "out", settings.changed(seed=3), overwrite=True)
     assert result.as_json()["replayed"] == 0 and result.as_json()["seed"] == 3
 
 
@@ -355,7 +356,7 @@ def test_folders_that_are_not_ours(pool: PoolOnDisk, tmp_path: Path, whole: Path
     (tmp_path / "out").mkdir()
     (tmp_path / "out/search.jsonl").write_bytes((whole / "search.jsonl").read_bytes())
     with pytest.raises(OutputError, match="another search, which differs in settings"):
-        run(pool, tmp_path / "out", replace(SETTINGS, seed=9))
+        run(pool, tmp_path / "out", SETTINGS.changed(seed=9))
 
 
 @pytest.mark.parametrize("name", [".env", ".git/HEAD", "winner/thesis.txt", ".winner.txt"])
@@ -379,7 +380,7 @@ def test_overwrite_clears_away_what_an_interrupted_search_left(
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     (out / ".winner.partial/sigmerge").mkdir(parents=True)
     (out / ".search.json.12-34.partial").write_text("{")
-    run(pool, out, replace(SETTINGS, generations=1, estimator="mean"), overwrite=True)
+    run(pool, out, SETTINGS.changed(generations=1, estimator="mean"), overwrite=True)
     assert {file.name for file in out.iterdir()} == {"search.jsonl", "search.json", "winner"}
 
 

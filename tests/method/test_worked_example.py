@@ -1,6 +1,5 @@
 """docs/worked-example.md, number by number: the page is read, not repeated here."""
 
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import members
 from sigmerge.method import budget, conflict, deficit, occupancy
 from sigmerge.method.controls import allocate
+from tests.method.test_occupancy import Pool, updated
 
 PAGE = Path(__file__).parents[2] / "docs" / "worked-example.md"
 DOMAINS = ("math", "coding", "safety")
@@ -109,38 +109,20 @@ def test_quotas():
         assert ALLOCATION.quota[i].sum() == 4
 
 
-@dataclass(frozen=True)
-class Layer:
+def layer(i):
     """A layer of the page as one tile."""
-
-    index: int
-    domains = DOMAINS
-
-    @property
-    def size(self):
-        return int(COORDINATES[self.index])
-
-    @property
-    def tiles(self):
-        return [(0, self.size)]
-
-    def stored(self, domain, tile):
-        delta = DELTAS[self.index][domain]
-        return delta, np.zeros_like(delta)
-
-    def not_finite(self, domain, tile):
-        raise AssertionError
+    return Pool(DELTAS[i].astype(np.float32), [(0, int(COORDINATES[i]))], index=i)
 
 
 @pytest.mark.parametrize("i", LAYERS)
 def test_claims_and_repaired_layer(i):
     order = [DOMAINS.index(domain) for domain in ALLOCATION.order]
-    claims = occupancy.claim(Layer(i), order, ALLOCATION.quota[i].tolist())
+    claims = occupancy.claim(layer(i), order, ALLOCATION.quota[i].tolist())
     owners = ["·" if owner == FREE else DOMAINS[owner] for owner in claims.owner]
     assert owners == ROWS[f"{i} owner"]
     assert list(claims.mass) == numbers(f"{i} mass").tolist()
 
     values = (1 + 0.5 * DELTAS[i].sum(axis=0)).astype(np.float32)
     assert values.tolist() == numbers(f"{i} anchor").tolist()
-    occupancy.admit(Layer(i), claims.owner, order, 0, values, occupancy.Update(scale=SCALE))
+    values = updated(layer(i), claims.owner, values, occupancy.Update(scale=SCALE))
     assert values == pytest.approx(numbers(f"{i} repaired"), abs=1e-6)

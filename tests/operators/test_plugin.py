@@ -115,8 +115,8 @@ def interrupted(pool: PoolOnDisk, out: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         finish = Output.finish
 
-        def stop(self: Output, block: str, record: Any = None) -> None:
-            finish(self, block, record)
+        def stop(self: Output, block: str, *rest: Any) -> None:
+            finish(self, block, *rest)
             done.append(block)
             if len(done) == 2:
                 raise KeyboardInterrupt

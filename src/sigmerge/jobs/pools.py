@@ -107,7 +107,7 @@ class Inputs:
             for name, checkpoint in checkpoints.items()
             for file in (*checkpoint.files, *companion_files(checkpoint.path))
         }
-        files |= others or {}
+        files = {**(others or {}), **files}
         return cls(files, identify(files))
 
     def hash(self, options: Options, step: Callable[[int], None]) -> None:
