@@ -44,10 +44,11 @@ def test_merge_as_json(pool: PoolOnDisk) -> None:
 
 @pytest.mark.parametrize("size", ["5GB", "3KB"])
 @pytest.mark.parametrize(
-    ("method", "passes"), [("linear", 1), ("task_arithmetic", 1), ("ties", 3), ("dare_linear", 2)]
+    ("method", "passes"),
+    [("linear", 1), ("task_arithmetic", 1), ("ties", None), ("dare_linear", 2)],
 )
 def test_dry_run_is_true_and_writes_nothing(
-    pool: PoolOnDisk, method: str, passes: int, size: str
+    pool: PoolOnDisk, method: str, passes: int | None, size: str
 ) -> None:
     each: dict[str, Any] = TIES if method in ("ties", "dare_linear") else {}
     recipe = pool.write(pool.recipe(method, None, each=each))
@@ -63,7 +64,9 @@ def test_dry_run_is_true_and_writes_nothing(
     assert plan["files"] == [file.name for file in files]
     assert plan["bytes_to_write"] == sum(file.stat().st_size for file in files)
     assert plan["bytes_to_write"] == done["bytes_written"]
-    assert passes * plan["bytes_to_read"] == done["bytes_read"]
+    read = done["bytes_read"] / plan["bytes_to_read"]
+    # TIES reads a sample to guess its thresholds, then all once to prove them and once to merge.
+    assert read == passes if passes else 2 < read <= 4.25
     members = 3 if method == "linear" else 4
     stored = plan["coordinates"] * 2
     assert plan["bytes_to_read"] == members * stored

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,8 @@ def run(
     pool: PoolOnDisk, out: Path, settings: SearchSection = SETTINGS, **more: Any
 ) -> SearchRecord:
     given = {"recipe": recipe_of(pool), "scorer": StubScorer(pool.root, DOMAINS), **more}
-    loaded, scorer = load_recipe(given.pop("recipe")), given.pop("scorer")
+    loaded = load_recipe(given.pop("recipe"), seed=given.pop("seed", None))
+    scorer = given.pop("scorer")
     options = Options(**{"threads": 1, **given})
     return SearchRun(loaded, out, options, settings, scorer=scorer).run()
 
@@ -93,9 +93,9 @@ def test_the_journal_keeps_everything(pool: PoolOnDisk, whole: Path) -> None:
         assert {d: len(a) for d, a in record["answers"].items()} == dict.fromkeys(DOMAINS, 6)
         assert record["estimate"] == pytest.approx(np.mean(list(record["estimates"].values())))
     result = json.loads((whole / "search.json").read_text())
-    assert result.as_json()["best"]["estimate"] == max(record["estimate"] for record in candidates)
-    assert result.as_json()["best_by_generation"] == sorted(result.as_json()["best_by_generation"])
-    assert set(result.as_json()["held_out_error"]) == set(DOMAINS)
+    assert result["best"]["estimate"] == max(record["estimate"] for record in candidates)
+    assert result["best_by_generation"] == sorted(result["best_by_generation"])
+    assert set(result["held_out_error"]) == set(DOMAINS)
 
 
 def test_the_winner_is_a_plain_merge_that_can_be_made_again(whole: Path, tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_the_winner_is_a_plain_merge_that_can_be_made_again(whole: Path, tmp_pat
         yaml.safe_load(made.read_text()),
         json.loads((whole / "search.json").read_text()),
     )
-    assert recipe["seed"] == candidate_seed(0, result.as_json()["best"]["candidate"])
+    assert recipe["seed"] == candidate_seed(0, result["best"]["candidate"])
     settings = {model["name"]: model["parameters"] for model in recipe["models"]}
-    assert settings == result.as_json()["best"]["settings"]
+    assert settings == result["best"]["settings"]
 
 
 @pytest.mark.parametrize("method", ["linear", "task_arithmetic", "ties", "dare_ties"])
@@ -135,7 +135,7 @@ def test_what_was_scored_is_what_is_stored(method: str, pool: PoolOnDisk, tmp_pa
 def test_the_seed_decides_everything(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
     run(pool, tmp_path / "same", threads=2)
     assert records(tmp_path / "same") == records(whole)
-    run(pool, tmp_path / "other", SETTINGS.changed(seed=1))
+    run(pool, tmp_path / "other", seed=1)
     ours, theirs = records(whole), records(tmp_path / "other")
     assert [r["genotype"] for r in ours if "candidate" in r] != [
         r["genotype"] for r in theirs if "candidate" in r
@@ -202,17 +202,12 @@ def test_no_more_candidates_at_a_time_than_fit(
     crowd = Crowd(pool.root, DOMAINS)
     result = run(pool, tmp_path / "out", scorer=crowd, threads=4)
     assert (crowd.most, result.as_json()["candidates_in_flight"]) == (1, 1)
-    assert (
-        result.as_json()["memory_of_weights_bytes"]
-        == result.as_json()["memory_per_candidate_bytes"]
-        > 0
-    )
 
 
 def test_a_torn_last_line_is_done_again(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
     lines = (whole / "search.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "search.jsonl").write_text("".join(lines[:20]) + lines[20][:40])
-    assert run(pool, tmp_path)["replayed"] == 6
+    assert run(pool, tmp_path).replayed == 6
     assert records(tmp_path) == records(whole)
 
 
@@ -260,15 +255,15 @@ def test_trust_weighs_answers_against_the_model(pool: PoolOnDisk, tmp_path: Path
     """At 1 gmp-IRT is the plain mean; auto takes the formula's c from the model's own bias."""
     one = SETTINGS.changed(generations=1, trust=1.0)
     run(pool, tmp_path / "one", one)
-    run(pool, tmp_path / "mean", replace(one, estimator="mean", trust=0.5))
+    run(pool, tmp_path / "mean", one.changed(estimator="mean", trust=0.5))
     first = [r["estimate"] for r in records(tmp_path / "one") if "candidate" in r]
     assert first == [r["estimate"] for r in records(tmp_path / "mean") if "candidate" in r]
 
     def estimates(trust: Any) -> list[dict[str, float]]:
-        run(pool, tmp_path / f"{trust}", replace(one, trust=trust))
+        run(pool, tmp_path / f"{trust}", one.changed(trust=trust))
         return [r["estimates"] for r in records(tmp_path / f"{trust}") if "candidate" in r]
 
-    result = run(pool, tmp_path / "auto-1", replace(one, trust="auto"))
+    result = run(pool, tmp_path / "auto-1", one.changed(trust="auto"))
     answers = [r["answers"] for r in records(tmp_path / "auto-1") if "respondent" in r]
     plain, model, auto = estimates(1.0), estimates(0.0), estimates("auto")
     for domain in DOMAINS:
@@ -288,7 +283,7 @@ def test_estimates_follow_from_the_journal(pool: PoolOnDisk, whole: Path) -> Non
     for candidate in (r for r in lines if "candidate" in r):
         for domain in DOMAINS:
             fitted = irt.fit(np.array([each[domain] for each in answers.values()]))
-            rng = np.random.default_rng([SETTINGS.seed, *f"subset {domain}".encode()])
+            rng = np.random.default_rng([0, *f"subset {domain}".encode()])
             seen = np.sort(rng.choice(EACH, SETTINGS.items, replace=False))
             right, endpoints = np.array(candidate["answers"][domain]), fitted.abilities[rows]
             mixed = irt.mixture(fitted.items[seen], right, endpoints) @ endpoints
@@ -304,8 +299,8 @@ def test_the_seed_of_the_recipe_is_the_evolutions(
     seed: int, pool: PoolOnDisk, tmp_path: Path
 ) -> None:
     """The genotypes are those of an evolution with this seed that has the same estimates."""
-    settings = SETTINGS.changed(estimator="mean", seed=seed)
-    run(pool, tmp_path / "out", settings)
+    settings = SETTINGS.changed(estimator="mean")
+    run(pool, tmp_path / "out", settings, seed=seed)
     made = [r for r in records(tmp_path / "out") if "candidate" in r]
 
     def replay(first: int, genotypes: Sequence[Genotype]) -> list[Candidate]:
@@ -343,8 +338,8 @@ def test_a_finished_search_is_not_overwritten_by_chance(pool: PoolOnDisk, tmp_pa
     run(pool, tmp_path / "out", settings)
     with pytest.raises(OutputError, match="finished search; pass --overwrite"):
         run(pool, tmp_path / "out", settings)
-    result = run(pool, tmp_path / "out", settings.changed(seed=3), overwrite=True)
-    assert result.as_json()["replayed"] == 0 and result.as_json()["seed"] == 3
+    result = run(pool, tmp_path / "out", settings, seed=3, overwrite=True)
+    assert result.as_json()["replayed"] == 0 and result.settings["seed"] == 3
 
 
 def test_folders_that_are_not_ours(pool: PoolOnDisk, tmp_path: Path, whole: Path) -> None:
@@ -356,7 +351,7 @@ def test_folders_that_are_not_ours(pool: PoolOnDisk, tmp_path: Path, whole: Path
     (tmp_path / "out").mkdir()
     (tmp_path / "out/search.jsonl").write_bytes((whole / "search.jsonl").read_bytes())
     with pytest.raises(OutputError, match="another search, which differs in settings"):
-        run(pool, tmp_path / "out", SETTINGS.changed(seed=9))
+        run(pool, tmp_path / "out", seed=9)
 
 
 @pytest.mark.parametrize("name", [".env", ".git/HEAD", "winner/thesis.txt", ".winner.txt"])
