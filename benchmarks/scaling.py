@@ -206,7 +206,7 @@ coordinate, with E experts stored in 16 bits:
 | linear | one | 2 E | 2 |
 | task arithmetic, DARE without rescaling by norms, CABS | one | 2 (E + 1) | 2 |
 | DARE, rescaled by norms | norms, merge | 4 (E + 1) | 2 |
-| TIES | a sixteenth, counts, merge | 4.125 (E + 1) | 2 |
+| TIES | two sixteenths, counts, merge | 4.25 (E + 1) | 2 |
 | repair | per claiming domain two sixteenths and marks, then the update | 4.5 E + 2 (E + 2) | 2 |
 
 TIES, and a claim of the repair, take two more passes where the sample did not find the range of the
