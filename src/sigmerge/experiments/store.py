@@ -251,10 +251,11 @@ class Store:
                 cursor.fetchall(), schema=names, orient="row", infer_schema_length=None
             )
 
-        order = "position, runs.key"
+        # Everything follows the pools in the order in which they came into the store.
+        order = "pools.rowid, position, runs.key"
         pools = frame(
             "SELECT pools.* FROM pools JOIN runs ON pool_key = pools.key"
-            " GROUP BY pools.key ORDER BY min(position), pools.key"
+            " GROUP BY pools.key ORDER BY pools.rowid"
         )
         runs = frame(
             "SELECT runs.*, name AS pool FROM runs JOIN pools ON pool_key = pools.key"
@@ -262,6 +263,7 @@ class Store:
         )
         scores = frame(
             "SELECT scores.* FROM scores JOIN runs ON run = runs.key"
+            " JOIN pools ON pool_key = pools.key"
             f" ORDER BY {order}, split, scores.rowid"
         )
         return Frames(pools, runs, scores.with_columns(pl.col("headline").cast(pl.Boolean)))
