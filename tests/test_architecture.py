@@ -194,6 +194,14 @@ JOBS = (
 """A job imports only jobs above it; the files that are not listed import none of the roads."""
 
 
+def test_every_job_is_listed_or_stands_alone() -> None:
+    alone = {"aggregate", "evaluate", "probe", "splits"}
+    assert {file.stem for file in room("jobs")} - {"__init__"} == {*JOBS, *alone}
+    for name in alone:
+        others = file_graph()[f"sigmerge.jobs.{name}"] & {f"sigmerge.jobs.{job}" for job in JOBS}
+        assert others <= {"sigmerge.jobs.options"}, name
+
+
 def test_jobs_import_only_what_is_above_them() -> None:
     upward = [
         f"{name} imports {other}"

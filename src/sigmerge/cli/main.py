@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextvars import copy_context
 from types import FrameType
 from typing import NoReturn
 
@@ -31,7 +32,8 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         # Without standalone mode typer returns the exit code of what it caught itself.
-        code = app(standalone_mode=False)
+        # What a flag sets for the whole command, such as --rehash, ends with it.
+        code = copy_context().run(app, standalone_mode=False)
         if code == INTERRUPTED:  # typer has turned Ctrl-C into its exit code
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.errors import OutputError, ScoreError
+from sigmerge.errors import OutputError
 from sigmerge.files.digests import sha256
 from sigmerge.probing.generate import Usage
 
@@ -80,26 +79,6 @@ def checkpoint_key(folder: Path, allow_pickle: bool = False) -> str:
     digests = sha256({*checkpoint.files, *around})
     lines = sorted(f"{'' if file in weights else file.name} {d}" for file, d in digests.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:40]
-
-
-def command_words(command: str, where: str) -> list[str]:
-    """A command line cut into its words; `where` is how an error names it."""
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise ScoreError(f"{where}: {command!r} is no command line ({error}).") from None
-    if not words:
-        raise ScoreError(f"{where}: is empty; give the program and its arguments.")
-    return words
-
-
-def named_files(command: str, folder: Path, where: str) -> list[str]:
-    """Digests of the files that a command names, its script among them: others, other scores."""
-    words = [
-        part for word in command_words(command, where) for part in (word, *word.split("=")[1:])
-    ]
-    files = {folder / word for word in words if "{" not in word}
-    return sorted(sha256({file for file in files if file.is_file()}).values())
 
 
 @dataclass

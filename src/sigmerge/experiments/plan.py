@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.experiments.store import Kind, Pool, RunRecord
 from sigmerge.experiments.suite import MethodSection, PoolPlace, Setting, Suite
@@ -51,15 +53,26 @@ class PoolPlan:
 
     @cached_property
     def row(self) -> Pool:
-        """The pool as the store names it; its key is the content of its weights."""
+        """The pool as the store names it; its key is the content of its members and its items."""
         any_recipe = self.recipe(self.suite.anchors[0], 0, self.suite.default, 0)
         members = {"reference": any_recipe.reference, **any_recipe.experts}
         digests = {}
         for name, path in members.items():
             assert path is not None
             checkpoint = open_checkpoint(path, allow_pickle=self.options.allow_pickle)
-            digests[name] = sorted(weight_digests(checkpoint, self.options))
-        return Pool(self.name, content_key(["pool", digests]), tuple(self.place.experts))
+            beside = sha256(companion_files(path))
+            digests[name] = [
+                *sorted(weight_digests(checkpoint, self.options)),
+                *(f"{file.name} {digest}" for file, digest in sorted(beside.items())),
+            ]
+        items = self._items()
+        return Pool(self.name, content_key(["pool", digests, items]), tuple(self.place.experts))
+
+    def _items(self) -> list[str]:
+        """Digests of the files of items that lie in the pool: others, other scores."""
+        folder = Path(self.place.reference).parent / "splits"
+        splits = sorted(folder.rglob("*.jsonl"))
+        return [f"{file.parent.name}/{file.name} {d}" for file, d in sha256(splits).items()]
 
     def recipe(
         self, method: MethodSection, seed: int, setting: Setting, at: int, **evaluate: str

@@ -23,7 +23,7 @@ from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.experiments.plan import Group, PoolPlan, Run, plans
 from sigmerge.experiments.store import Cost, RunRecord, Score, Signals, Split, Store, create
 from sigmerge.experiments.suite import Suite
-from sigmerge.files.documents import write_json
+from sigmerge.files.documents import whole, write_json
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.anchor import is_current, make_anchor
 from sigmerge.jobs.options import Description, Options, silent
@@ -80,6 +80,7 @@ class SuiteJob:
                     "command: must say {split}: a suite scores the calibration and the "
                     "evaluation items apart."
                 )
+        _check_distinct(found)
         FOLDER.check(self.out, True, inputs)
         self._check_definition()
         return found
@@ -108,13 +109,13 @@ class SuiteJob:
             self._check_definition()
             if not (self.out / DEFINITION).exists():
                 text = yaml.safe_dump(self._definition(), sort_keys=False, allow_unicode=True)
-                (self.out / DEFINITION).write_text(text, encoding="utf-8")
-            _check_distinct(found)
+                with whole(self.out / DEFINITION) as partial:
+                    partial.write_text(text, encoding="utf-8")
             with create(self.out / STORE) as store:
                 made = _Running(self.out, store, self.options, found).run()
                 runs = len(store.keys())
-        for name in FOLDER.checkpoints:
-            shutil.rmtree(self.out / name, ignore_errors=True)
+            for name in FOLDER.checkpoints:
+                shutil.rmtree(self.out / name, ignore_errors=True)
         return SuiteResult(
             out=str(self.out.absolute()),
             store=str((self.out / STORE).absolute()),

@@ -117,7 +117,7 @@ class SuiteSection(_Strict):
     command: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     constants: dict[Literal["c_min", "c_max", "scale"], float] = {}
-    anchors: list[str | MethodSection] = list(PAPERS_ANCHORS)
+    anchors: list[str | MethodSection] = Field(list(PAPERS_ANCHORS), min_length=1)
     baselines: list[str | MethodSection] = []
     repairs: RepairsSection = RepairsSection()
     variants_on: list[str] | None = None

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import OutputError
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import Result, evaluate
@@ -30,11 +32,20 @@ class EvaluateJob:
         if self.out is not None:
             _require_writable(self.out)
         facts = describe(self.checkpoint, self.suite, self.split, self.how)
-        return Description((Step("evaluate", facts, evaluation_calls=1),), 1)
+        weights = open_checkpoint(self.checkpoint, allow_pickle=self.how.allow_pickle).nbytes
+        step = Step(
+            "evaluate",
+            facts,
+            bytes_to_read=weights,
+            peak_memory_bytes=LIBRARIES + 2 * weights,
+            evaluation_calls=1,
+        )
+        return Description((step,), 1)
 
     def run(self) -> Result:
         if self.out is not None:
             _require_writable(self.out)
+            self.out.parent.mkdir(parents=True, exist_ok=True)
         result = evaluate(self.checkpoint, self.suite, self.split, self.how)
         if self.out is not None:
             write_json(self.out, result.as_json())
@@ -42,11 +53,8 @@ class EvaluateJob:
 
 
 def _require_writable(file: Path) -> None:
-    """OutputError if the result could not be written after hours of work."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"--out: {file} cannot be written ({error}).") from None
-    if file.is_dir() or not os.access(file.parent, os.W_OK):
-        why = "it is a folder" if file.is_dir() else "its folder cannot be written to"
+    """OutputError if the result could not be written after hours of work. Makes no folder."""
+    place = next(folder for folder in file.absolute().parents if folder.exists())
+    if file.is_dir() or not place.is_dir() or not os.access(place, os.W_OK):
+        why = "it is a folder" if file.is_dir() else f"{place} is no folder that can be written to"
         raise OutputError(f"--out: {file} cannot be written; {why}.")

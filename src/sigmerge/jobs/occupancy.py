@@ -37,6 +37,7 @@ from sigmerge.records import (
     PLAN,
     PROVENANCE,
     RECIPE,
+    InputFile,
     Provenance,
     RepairPlan,
     Round,
@@ -137,7 +138,7 @@ def run_occupancy(
         output.text(f"{FOLDER}/{RECIPE}", recipe)
         plan.write(output.partial / FOLDER / PLAN)
         provenance = Provenance(
-            inputs=inputs.digested(options),
+            inputs=_lasting(inputs.digested(options), plan),
             outputs=output.digests,
             versions=versions(),
             engine=f"local, {options.threads} threads",
@@ -151,6 +152,11 @@ def run_occupancy(
         provenance.write(output.partial / FOLDER / PROVENANCE)
         output.publish()
     return Merged(out=str(output.final), plan=plan, provenance=provenance)
+
+
+def _lasting(inputs: tuple[InputFile, ...], plan: RepairPlan) -> tuple[InputFile, ...]:
+    """The inputs that are still there afterwards: an anchor that is not kept is left out."""
+    return tuple(one for one in inputs if one.member != "anchor" or plan.anchor.path is not None)
 
 
 def write_candidate(

@@ -18,6 +18,7 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.verify import Finding, Report, verify_pool, verify_result
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
 from sigmerge.jobs.occupancy import OccupancyJob, write_layers
@@ -61,7 +62,8 @@ class VerifyJob:
                 f"{folder}: holds no {FOLDER}/{PROVENANCE}; sigmerge did not write it. Give a "
                 "result of merge, repair or run, or --pool for checkpoints."
             )
-        provenance = read(Provenance, folder / FOLDER / PROVENANCE, PoolError)
+        record = folder / FOLDER / PROVENANCE
+        provenance = read(Provenance, record, PoolError)
         report = verify_result(
             folder,
             dict(provenance.outputs) or None,
@@ -70,6 +72,9 @@ class VerifyJob:
             threads=self.options.threads,
             progress=self.options.progress,
         )
+        if not provenance.outputs and "schema" in read_json_object(record, "a record", PoolError):
+            emptied = Finding("digests", PROVENANCE, "lists no digests of the result's files")
+            report = replace(report, findings=(*report.findings, emptied))
         if not self.deep:
             return report
         if any(finding.check in ("inputs", "headers") for finding in report.findings):

@@ -94,6 +94,8 @@ def register(
     a tile is a whole tensor, else an arbitrary part of one. It is called from several threads, and
     must return the same values for the same tile.
     """
+    if not isinstance(name, str):
+        raise RecipeError('An operator needs a name: write @sigmerge.operator("name").')
     if not name.isidentifier() or name in BUILT_IN:
         raise RecipeError(
             f"{name!r} cannot name an operator: a name is a Python identifier, and none of "

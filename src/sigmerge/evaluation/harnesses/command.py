@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,9 @@ from pydantic import field_validator
 
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
+from sigmerge.evaluation.command_line import named_files, run_command
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import Scored, command_words, named_files
+from sigmerge.evaluation.store import Scored
 from sigmerge.files.documents import parse_json
 from sigmerge.files.scratch import scratch
 from sigmerge.probing.generate import Usage
@@ -62,26 +62,11 @@ class CommandScorer:
             file = place / "items.jsonl"
             rows = [{**item.record, "id": item.id} for item in items]
             file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-            words = [
-                word.replace("{checkpoint}", str(self.checkpoint)).replace("{items}", str(file))
-                for word in command_words(self.mark.command, f"{self.name}.command")
-            ]
-            try:
-                done = subprocess.run(
-                    words, cwd=self.folder, capture_output=True, encoding="utf-8", errors="replace"
-                )
-            except OSError as error:
-                raise ScoreError(f"{self.name}: {words[0]!r} cannot be run ({error}).") from None
-        if done.returncode:
-            tail = "\n".join(done.stderr.strip().splitlines()[-5:])
-            raise ScoreError(f"{self.name}: its command ended with {done.returncode}:\n{tail}")
+            places = {"checkpoint": self.checkpoint, "items": file}
+            lines = run_command(self.mark.command, places, self.folder, f"{self.name}.command")
         keys = [metric.key for metric in self.mark.metrics.values()]
         try:
-            read = [
-                parse_json(line, self.name, ScoreError)
-                for line in done.stdout.splitlines()
-                if line.strip()
-            ]
+            read = [parse_json(line, self.name, ScoreError) for line in lines]
             results = {
                 row["id"]: Scored({key: _fraction(row[key]) for key in keys}) for row in read
             }
