@@ -16,6 +16,9 @@ INTERPRETER = 250_000_000
 LIBRARIES = 600_000_000
 """Resident bytes of Python with torch and transformers loaded, before any tensor."""
 
+CGROUP = Path("/sys/fs/cgroup")
+"""Where a container's own limits stand."""
+
 
 def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -29,8 +32,7 @@ def free_memory() -> int:
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         found.append(int(line.split()[1]) << 10)
     with suppress(OSError, ValueError):  # "max" where there is no limit
-        group = Path("/sys/fs/cgroup")
-        limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+        limit, used = ((CGROUP / f"memory.{name}").read_text() for name in ("max", "current"))
         found.append(int(limit) - int(used))
     return max(0, min(found, default=4 << 30))
 
