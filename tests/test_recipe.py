@@ -45,15 +45,15 @@ def put(*path: Any) -> Callable[[Any], Change]:
 
 
 WRONG: dict[str, tuple[Change, list[str]]] = {
-    "misspelt parameter": (
-        put("models", 0, "parameters", "denisty")(0.5),
-        ["models[0].parameters.denisty", "line ", "did you mean 'density'?"],
+    "misspelt parameter that mergekit needs": (
+        lambda r: r["models"][0].update(parameters={"weigth": 0.5}),
+        ["models[0].parameters.weigth", "line ", "did you mean 'weight'?"],
     ),
-    "misspelt key": (put("parametres")({}), ["parametres", "did you mean 'parameters'?"]),
-    "misspelt key of a model": (
-        put("models", 1, "modle")("x"),
-        ["models[1].modle", "did you mean 'model'?"],
+    "misspelt parameter of ours": (
+        put("parameters", "otuside")("reference"),
+        ["parameters.otuside", "did you mean 'outside'?"],
     ),
+    "misspelt key of ours": (put("repiar")({}), ["repiar", "did you mean 'repair'?"]),
     "misspelt key of repair": (
         put("repair")({"cmax": 0.3}),
         ["repair.cmax", "did you mean 'c_max'?"],
@@ -99,9 +99,9 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         put("models", 0, "parameters", "weight")([{"filter": 3, "value": 1}]),
         ["models[0].parameters.weight[0].filter", "part of a tensor's name"],
     ),
-    "option of the merge given to a model": (
-        put("models", 0, "parameters", "normalize")(True),
-        ["models[0].parameters.normalize", "move it to the top-level parameters"],
+    "option of ours given to a model": (
+        put("models", 0, "parameters", "scope")("model"),
+        ["models[0].parameters.scope", "move it to the top-level parameters"],
     ),
     "word out of a choice": (
         put("parameters", "scope")("layer"),
@@ -118,7 +118,14 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
     "bad dtype": (put("dtype")("bf16"), ["dtype", "'bfloat16'", "not 'bf16'"]),
     "slices": (put("slices")([]), ["slices", "not supported", "models:"]),
     "layer by layer": (put("modules")({"default": {}}), ["modules", "not supported", "models:"]),
-    "chat template": (put("chat_template")("chatml"), ["chat_template", "is not supported"]),
+    "chat template": (
+        put("chat_template")("chatlm"),
+        ["chat_template", "'chatlm' is no chat template", "did you mean 'chatml'?"],
+    ),
+    "chat template that is not there": (
+        put("chat_template")("mine.jinja"),
+        ["chat_template", "mine.jinja", "cannot be read"],
+    ),
     "embeddings of single tokens": (
         put("tokenizer")({"source": "base", "tokens": {"<s>": {"source": "x"}}}),
         ["tokenizer.tokens", "is not supported"],
@@ -228,6 +235,59 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
     ),
     "unknown variant": (put("repair")({"variant": "defualt"}), ["did you mean 'default'?"]),
 }
+
+
+PASSED_OVER: dict[str, tuple[Change, list[str]]] = {
+    "misspelt parameter": (
+        put("models", 0, "parameters", "denisty")(0.5),
+        ["models[0].parameters.denisty", "line ", "did you mean 'density'?"],
+    ),
+    "misspelt weight beside the weight": (
+        put("models", 0, "parameters", "wieght")(0.5),
+        ["models[0].parameters.wieght", "did you mean 'weight'?"],
+    ),
+    "misspelt shared parameter": (
+        put("parameters", "nomalize")(False),
+        ["parameters.nomalize", "did you mean 'normalize'?"],
+    ),
+    "dtype among the parameters": (
+        put("parameters", "dtype")("float16"),
+        ["parameters.dtype", "'dtype' is no parameter of ties"],
+    ),
+    "misspelt key": (put("parametres")({}), ["parametres", "did you mean 'parameters'?"]),
+    "key of another tool": (put("license")("mit"), ["license", "'license' is no key here"]),
+    "misspelt key of a model": (
+        put("models", 1, "modle")("x"),
+        ["models[1].modle", "did you mean 'model'?"],
+    ),
+    "option of the merge given to a model": (
+        put("models", 0, "parameters", "normalize")(True),
+        ["models[0].parameters.normalize", "move it to the top-level parameters"],
+    ),
+}
+"""What mergekit does not look at."""
+
+
+@pytest.mark.parametrize("extra", PASSED_OVER)
+def test_a_mergekit_file_is_noted_what_mergekit_passes_over(
+    pool: PoolOnDisk, tmp_path: Path, extra: str
+) -> None:
+    change, words = PASSED_OVER[extra]
+    recipe = ties(pool)
+    plain = load_recipe(recipe)
+    change(recipe)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    loaded = load_recipe(file)
+    assert (loaded.parameters, loaded.models) == (plain.parameters, plain.models)
+    (note,) = loaded.notes
+    said = refused(2, "merge", file, tmp_path / "out", "--strict", beside=tmp_path)
+    ours = {**recipe, "preset": "mergekit"}
+    with pytest.raises(RecipeError) as error:
+        load_recipe(ours)
+    for word in words:
+        assert word in note and word in said
+        assert word in str(error.value) or word == "line "
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -16,14 +16,20 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)
 
 
+def nearest(name: Any, known: Iterable[str]) -> str | None:
+    """The known name that a wrong one may mean."""
+    near = difflib.get_close_matches(str(name)[:100], list(known), 1)
+    return near[0] if near else None
+
+
 def did_you_mean(name: Any, known: Iterable[str], otherwise: str | None = None) -> str:
     """The known name nearest to a wrong one as a question, or the list of all known names.
 
     `otherwise` stands in place of a list that would be too long.
     """
     names = list(known)
-    if near := difflib.get_close_matches(str(name)[:100], names, 1):
-        return f"did you mean {near[0]!r}?"
+    if near := nearest(name, names):
+        return f"did you mean {near!r}?"
     return otherwise or f"there are: {', '.join(names)}"
 
 

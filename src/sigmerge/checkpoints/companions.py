@@ -30,21 +30,60 @@ TOKENIZER = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-MODEL = ("generation_config.json", "*.py")
-"""Files of the model itself; *.py is code that a configuration may refer to. It is never run."""
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION = "generation_config.json"
+"""Names the tokens that end a text, so it goes with the tokenizer."""
+CODE = ("*.py",)
+"""Code that a configuration may refer to. It is never run."""
 
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-def copy_companions(output: Output, pool: Pool, tokenizer: Path | None, dtype: str | None) -> None:
+def copy_companions(
+    output: Output,
+    pool: Pool,
+    tokenizer: Path | None,
+    dtype: str | None,
+    chat_template: str | None = None,
+) -> None:
+    """The layout's configuration; tokenizer and generation settings of the `tokenizer` folder.
+
+    `chat_template` goes before the tokenizer's own.
+    """
     layout = pool.layout
     config = merged_config(layout.config, pool.untied, dtype)
     output.text("config.json", json.dumps(config, indent=2) + "\n")
-    for file in _matching(layout.path, MODEL):
-        output.copy(file, str(file.relative_to(layout.path)))
     source = tokenizer or layout.path
+    generation = source if is_there(source / GENERATION) else layout.path
+    for folder, patterns in ((layout.path, CODE), (generation, (GENERATION,))):
+        for file in _matching(folder, patterns):
+            output.copy(file, str(file.relative_to(folder)))
     for file in _matching(source, TOKENIZER):
-        output.copy(file, str(file.relative_to(source)))
+        name = str(file.relative_to(source))
+        if chat_template is None or not name.startswith(("chat_template", "additional_chat")):
+            output.copy(file, name)
+    if chat_template is not None:
+        output.text("chat_template.jinja", chat_template)
+        settings = read_json(source / TOKENIZER_CONFIG)
+        if "chat_template" in settings:
+            text = json.dumps({**settings, "chat_template": chat_template}, indent=2)
+            output.text(TOKENIZER_CONFIG, text + "\n")
+
+
+def chat_template_of(folder: Path) -> str | None:
+    """The chat template of a folder's tokenizer: the default one, where it has several."""
+    file = folder / "chat_template.jinja"
+    if is_there(file):
+        check_file(folder, file)
+        return read_bytes(file, "a chat template", PoolError).decode("utf-8", "replace")
+    file = folder / TOKENIZER_CONFIG
+    if not is_there(file):
+        return None
+    check_file(folder, file)
+    found = read_json(file).get("chat_template")
+    if isinstance(found, list):
+        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
+    return found if isinstance(found, str) else None
 
 
 def merged_config(config: dict[str, Any], untied: bool, dtype: str | None) -> dict[str, Any]:
@@ -74,7 +113,7 @@ def companion_files(folder: Path) -> list[Path]:
 
     A link that leaves the folder, and what is no regular file, is refused.
     """
-    return list(_matching(folder, ("config.json", INDEX, *MODEL, *TOKENIZER)))
+    return list(_matching(folder, ("config.json", INDEX, GENERATION, *CODE, *TOKENIZER)))
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

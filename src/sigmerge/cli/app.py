@@ -85,7 +85,11 @@ Rehash = Annotated[
     bool, typer.Option("--rehash", help="Trust no digest of an earlier run; read every file.")
 ]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="A benchmark without data is an error, not a warning.")
+    bool,
+    typer.Option(
+        "--strict",
+        help="A key that is passed over, or a benchmark without data, is an error, not a warning.",
+    ),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Override the recipe's seed.")]
 Trust = Annotated[
@@ -180,13 +184,14 @@ def load(
     seed: int | None = None,
     device: Device | None = None,
     repair: Mapping[str, Any] | None = None,
+    strict: bool = False,
 ) -> Recipe:
     """A recipe with the changes that flags make."""
     from dataclasses import replace
 
     from sigmerge.recipe import load_recipe
 
-    loaded = load_recipe(file, seed=seed, repair=repair)
+    loaded = load_recipe(file, seed=seed, repair=repair, strict=strict)
     if device is None:
         return loaded
     return replace(loaded, capture=loaded.capture.model_copy(update={"device": device.value}))

@@ -82,7 +82,7 @@ def merge(
     """
     from sigmerge.jobs.merge import MergeJob
 
-    loaded = load(recipe, seed, device, repair_changes(variant, c_min, c_max, scale))
+    loaded = load(recipe, seed, device, repair_changes(variant, c_min, c_max, scale), strict)
     with show.progress(as_json) as bar:
         how = options(
             threads, bar, overwrite=overwrite, max_shard_size=max_shard_size,
@@ -260,7 +260,7 @@ def run(
     """
     from sigmerge.jobs.run import RunJob
 
-    loaded = load(recipe, seed, device, repair_changes(variant, c_min, c_max, scale))
+    loaded = load(recipe, seed, device, repair_changes(variant, c_min, c_max, scale), strict)
     with show.progress(as_json) as bar:
         how = options(
             threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,

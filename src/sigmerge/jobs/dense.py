@@ -236,7 +236,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         with beside(partial(inputs.hash, options)) as hashed:
             merge_blocks(job, source, workers, output, options)
             hashed()
-        copy_companions(output, pool, recipe.tokenizer, recipe.out_dtype)
+        copy_companions(output, pool, recipe.tokenizer, recipe.out_dtype, recipe.chat_template)
         title = f"{job.operator.title} of {len(pool.experts)} experts"
         output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
         output.text(f"{FOLDER}/{RECIPE}", recipe.text)

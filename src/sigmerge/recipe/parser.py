@@ -30,15 +30,17 @@ from sigmerge.recipe.sections import (
 )
 from sigmerge.recipe.settings import Conditions, Judge, Place
 from sigmerge.recipe.space import SPACES
-from sigmerge.words import shown, unknown
+from sigmerge.words import nearest, shown, unknown
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NOT_SUPPORTED = {
     "slices": "layer slices are not supported; give whole models under models:",
     "modules": "modules are not supported; give whole models under models:",
-    "chat_template": "is not supported; the tokenizer's own chat template is kept",
 }
 """Keys of mergekit's dialect that sigmerge does not have, and what to do instead."""
+
+OWN = ("preset", "seed", "anchor", "capture", "search", "repair", "tune")
+"""Keys that mergekit does not have. A file with one of them is no mergekit file."""
 
 Section = TypeVar("Section", bound=BaseModel)
 
@@ -48,10 +50,12 @@ def load_recipe(
     *,
     seed: int | None = None,
     repair: Mapping[str, Any] | None = None,
+    strict: bool = False,
 ) -> Recipe:
     """Read a recipe from a file, or from a mapping given in Python.
 
-    `seed` and the keys of `repair` go before what the recipe says.
+    `seed` and the keys of `repair` go before what the recipe says. In a mergekit file a key that
+    mergekit passes over is noted; `strict` makes it an error, as it is in files with keys of ours.
     """
     folder = Path.cwd()
     if isinstance(source, Mapping):
@@ -64,7 +68,7 @@ def load_recipe(
         file = Path(source).expanduser()
         text, where = decoded(file, "a recipe in YAML", RecipeError), str(file)
         folder = file.resolve().parent
-    return _Parser(text, where, folder).parse(seed, repair or {})
+    return _Parser(text, where, folder, strict).parse(seed, repair or {})
 
 
 @dataclass(frozen=True)
@@ -79,21 +83,35 @@ class _Sections:
     tune: TuneSection | None
 
 
+MERGEKITS = (RecipeSection, ModelSection, TokenizerSection)
+"""Sections that mergekit has too; it passes over keys there that it does not know."""
+
+
 class _Parser:
-    def __init__(self, text: str, where: str, folder: Path) -> None:
-        self.text, self.where, self.folder = text, where, folder
+    def __init__(self, text: str, where: str, folder: Path, strict: bool) -> None:
+        self.text, self.where, self.folder, self.strict = text, where, folder, strict
         self.problems: dict[str, int] = {}
         self.notes: list[str] = []
         self.lines: dict[Place, int] = {}
         self.remote: dict[Path, tuple[Place, str]] = {}
 
     def problem(self, path: Place, message: str) -> None:
+        line, place = self._place(path)
+        told = f"{place}: {message}" if path else message
+        self.problems.setdefault(told, line if path and line else 0)
+
+    def passed_over(self, path: Place, message: str) -> None:
+        """What mergekit does not look at: a note in a mergekit file, else a problem."""
+        if self.strict:
+            self.problem(path, message)
+        else:
+            self.note(f"{self._place(path)[1]}: passed over, as mergekit does: {message}")
+
+    def _place(self, path: Place) -> tuple[int | None, str]:
         line = next(
             (self.lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.lines), None
         )
-        place = f"line {line}, {_dotted(path)}" if line else _dotted(path)
-        told = f"{place}: {message}" if path else message
-        self.problems.setdefault(told, line if path and line else 0)
+        return line, f"line {line}, {_dotted(path)}" if line else _dotted(path)
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -105,11 +123,15 @@ class _Parser:
             raise RecipeError(f"{self.where}: the recipe cannot be run:", by_line)
 
     def parse(self, seed: int | None, repair: Mapping[str, Any]) -> Recipe:
-        sections = self._sections(self._changed(self._yaml(), repair))
+        data = self._changed(self._yaml(), repair)
+        self.strict |= any(key in OWN and key != "seed" for key in data)
+        sections = self._sections(data)
         top = sections.top
         seed = top.seed if seed is None else seed
         chosen = self._operator(top)
-        judge = Judge(chosen, top.preset, self.problem, self.note) if chosen else None
+        judge = None
+        if chosen:
+            judge = Judge(chosen, top.preset, self.problem, self.passed_over, self.note)
         parameters = {k: v for k, v in (top.parameters or {}).items() if k != "on"}
         # Without an operator nothing can be said about parameters.
         parameters = judge.settings(("parameters",), parameters) if judge else {}
@@ -136,7 +158,6 @@ class _Parser:
             repair=_seeded(sections.repair, seed),
             folder=self.folder,
             text=self.text,
-            notes=tuple(self.notes),
             capture=sections.capture,
             search=sections.search,
             tune=sections.tune,
@@ -144,8 +165,9 @@ class _Parser:
         recipe = self._fetched(recipe)
         if top.tokenizer_source is not None or top.tokenizer is not None:
             self._check_vocabularies(recipe)
+        template = self._chat_template(recipe, top.chat_template)
         self.stop_on_problems()
-        return recipe
+        return replace(recipe, chat_template=template, notes=tuple(self.notes))
 
     # YAML
 
@@ -226,7 +248,12 @@ class _Parser:
             for item in error.errors():
                 wrong.setdefault(tuple(map(str, item["loc"][:1])), []).append(item)
         for key, items in wrong.items():
-            self.problem((*place, *key), worded(items, kind.model_fields))
+            told = worded(items, kind.model_fields)
+            extra = kind in MERGEKITS and items[0]["type"] == "extra_forbidden"
+            if extra and nearest(key[-1], kind.model_fields) not in OWN:
+                self.passed_over((*place, *key), told)
+            else:
+                self.problem((*place, *key), told)
         if not isinstance(data, dict):
             return None
         if list(wrong) == [()]:  # every key is right, but they do not agree
@@ -428,6 +455,26 @@ class _Parser:
                     )
         except PoolError as error:
             self.problem(place, str(error))
+
+    def _chat_template(self, recipe: Recipe, wanted: str | None) -> str | None:
+        """The template that goes before the tokenizer's own."""
+        from sigmerge.checkpoints.companions import chat_template_of
+        from sigmerge.recipe.templates import chat_template
+
+        home = recipe.tokenizer or recipe.reference or recipe.models[0].path
+        models = dict.fromkeys(model for model in recipe.inputs if model != recipe.anchor)
+        try:
+            if wanted is not None:
+                return chat_template(wanted, self.folder, models)
+            others = [model.name for model in models if chat_template_of(model)]
+            if others and chat_template_of(home) is None:
+                self.note(
+                    f"{home.name} has no chat template, and neither has the result; to take the "
+                    f"one of {others[0]}, say chat_template: auto"
+                )
+        except (PoolError, RecipeError) as error:
+            self.problem(("chat_template",), str(error))
+        return None
 
     # Paths
 

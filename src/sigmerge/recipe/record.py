@@ -46,6 +46,7 @@ class Recipe:
     capture: CaptureSection = field(default_factory=CaptureSection)
     search: SearchSection | None = None
     tune: TuneSection | None = None
+    chat_template: str | None = None
 
     @property
     def experts(self) -> dict[str, Path]:

@@ -267,6 +267,7 @@ class TokenizerSection(_Strict):
 class RecipeSection(_Strict):
     """The top level. Its sections are checked one by one, so that each reports all its problems."""
 
+    name: str | None = None
     merge_method: str | None = None
     base_model: str | None = None
     models: list[Any] = Field(default_factory=list)
@@ -275,6 +276,7 @@ class RecipeSection(_Strict):
     out_dtype: Dtype | None = None
     tokenizer_source: str | None = None
     tokenizer: Any = None
+    chat_template: str | None = None
     preset: Literal["mergekit", "paper"] = "mergekit"
     seed: int = 0
     anchor: str | None = None

@@ -10,12 +10,16 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sigmerge.operators.base import Operator, Parameter
-from sigmerge.words import shown, unknown
+from sigmerge.words import nearest, shown, unknown
 
 Place = tuple[Any, ...]
 
 MERGEKIT = ("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties")
 """Operators that mergekit has too."""
+OURS = ("outside", "scope", "elect", "cancelled", "on")
+"""Parameters of these operators that mergekit does not have."""
+NEEDED = ("weight", "t")
+"""Parameters without which mergekit stops."""
 FAMILY = ("normalize", "rescale", "lambda", "density", "gamma", "epsilon", "int8_mask")
 """Parameters of mergekit's task-vector methods. Files keep them when their merge_method changes;
 mergekit passes over those that a method does not read."""
@@ -50,11 +54,15 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Judge:
-    """Checks an operator's parameters; `problem` is called with what is wrong."""
+    """Checks an operator's parameters; `problem` is called with what is wrong.
+
+    `passed_over` is called with what mergekit does not look at, `note` with what is known to it.
+    """
 
     operator: Operator
     preset: str
     problem: Callable[[Place, str], None]
+    passed_over: Callable[[Place, str], None]
     note: Callable[[str], None]
 
     def settings(
@@ -65,9 +73,10 @@ class Judge:
         for name, value in given.items():
             parameter = known.get(name)
             if parameter is None:
-                self._stranger((*path, name), value, known)
+                self._stranger((*path, name), value, known, given)
             elif per_model and not parameter.per_model:
-                self.problem(
+                ours = self.operator.name not in MERGEKIT or name in OURS
+                (self.problem if ours else self.passed_over)(
                     (*path, name),
                     "belongs to the merge as a whole; move it to the top-level parameters:",
                 )
@@ -75,16 +84,25 @@ class Judge:
                 checked[name] = self._setting((*path, name), value, parameter)
         return checked
 
-    def _stranger(self, path: Place, value: Any, known: Mapping[str, Any]) -> None:
-        """A parameter that the operator does not have; mergekit may know it all the same."""
+    def _stranger(
+        self, path: Place, value: Any, known: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> None:
+        """A parameter that the operator does not have; mergekit passes over it.
+
+        Not so where it can be one that decides the result here, or without which mergekit stops.
+        """
         method, name = self.operator.name, path[-1]
+        meant = nearest(name, known)
         if (method, name) in NOT_SUPPORTED and _truth(value) is not False:
             self.problem(path, NOT_SUPPORTED[method, name])
         elif method in MERGEKIT and name in FAMILY:
             if (method, name) not in NOT_SUPPORTED:
                 self.note(f"{name} is ignored: {method} does not read it, in mergekit neither")
         else:
-            self.problem(path, unknown(f"parameter of {method}", name, known))
+            decides = meant in OURS or (meant in NEEDED and meant not in given)
+            wrong = method not in MERGEKIT or decides
+            told = unknown(f"parameter of {method}", name, known)
+            (self.problem if wrong else self.passed_over)(path, told)
 
     def _setting(self, path: Place, value: Any, parameter: Parameter) -> Any:
         """A scalar, a gradient over depth, or conditions by tensor name."""
