@@ -21,7 +21,8 @@ TALK = [
     {"role": "user", "content": "And three?"},
 ]
 SAYS = {
-    "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Two and two? <|im_end|>\n"
+    "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n"
+    "<|im_start|>user\n Two and two? <|im_end|>\n"
     "<|im_start|>assistant\nFour.<|im_end|>\n<|im_start|>user\nAnd three?<|im_end|>\n"
     "<|im_start|>assistant\n",
     "llama3": "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
