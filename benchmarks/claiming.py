@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.measure import machine, versions
 from sigmerge.kernels import convert
-from sigmerge.kernels.claim import TILE
+from sigmerge.kernels.claim import CLAIM_TILE
 from sigmerge.kernels.stored import BF16, address_of, load_rows, members
 from sigmerge.method import occupancy
 
@@ -50,7 +50,9 @@ class RawBlock:
 
     @cached_property
     def tiles(self) -> list[tuple[int, int]]:
-        return [(start, min(start + TILE, self.size)) for start in range(0, self.size, TILE)]
+        return [
+            (start, min(start + CLAIM_TILE, self.size)) for start in range(0, self.size, CLAIM_TILE)
+        ]
 
     @cached_property
     def addresses(self) -> np.ndarray:

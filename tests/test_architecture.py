@@ -212,6 +212,30 @@ def test_jobs_import_only_what_is_above_them() -> None:
     assert upward == []
 
 
+def names(file: Path) -> set[str]:
+    """Public classes and constants that a file defines at its top level."""
+    found: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            found.add(node.name)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            parts = target.elts if isinstance(target, ast.Tuple) else [target]
+            found |= {part.id for part in parts if isinstance(part, ast.Name)}
+    return {name for name in found if name[0].isupper()}
+
+
+def test_a_noun_means_one_thing() -> None:
+    """No two files define a public class or constant of one name."""
+    homes: dict[str, list[str]] = {}
+    for name, file in MODULES.items():
+        for noun in names(file):
+            homes.setdefault(noun, []).append(name)
+    assert {noun: found for noun, found in homes.items() if found[1:]} == {}
+    assert homes["TILE"] == ["sigmerge.kernels"] and homes["Plan"] == ["sigmerge.records"]
+    assert homes["PROVENANCE"] == ["sigmerge.records"]  # assigned in a tuple
+
+
 def test_the_import_rules_can_see() -> None:
     """The reader of imports finds them wherever they stand; else all of the above is void."""
     file = ROOT / "engine/stream.py"

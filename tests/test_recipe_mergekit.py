@@ -13,7 +13,7 @@ import yaml
 
 import sigmerge
 from sigmerge.errors import RecipeError
-from sigmerge.operators.table import NOT_SUPPORTED, OPERATORS
+from sigmerge.operators.table import OPERATORS, UNSUPPORTED_METHODS
 from sigmerge.recipe import load_recipe
 from sigmerge.recipe.settings import FAMILY, MERGEKIT
 from tests.jobs.test_mergekit_parity import agree, both, identical
@@ -130,8 +130,8 @@ def test_every_method_of_mergekit_runs_or_is_refused_by_name(pool: PoolOnDisk) -
     from mergekit.merge_methods.registry import registered_methods
 
     theirs = {method.spec.name for method in registered_methods()}
-    assert theirs == {*NOT_SUPPORTED, *MERGEKIT} and set(MERGEKIT) <= set(OPERATORS)
-    for name in NOT_SUPPORTED:
+    assert theirs == {*UNSUPPORTED_METHODS, *MERGEKIT} and set(MERGEKIT) <= set(OPERATORS)
+    for name in UNSUPPORTED_METHODS:
         with pytest.raises(RecipeError, match=f"{name} is a mergekit method that sigmerge does"):
             load_recipe(pool.recipe(name, {"t": 0.5}))
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from sigmerge.experiments.analyze import Analyzed
     from sigmerge.experiments.anchors import Ranked
     from sigmerge.experiments.runner import SuiteResult
-    from sigmerge.jobs.scores import Score
+    from sigmerge.jobs.scores import ScoreFunction
     from sigmerge.merge3.scoring import CandidateScorer
     from sigmerge.records import SearchRecord, TuneRecord
     from sigmerge.results import Captured, Deficits, DemoResult, Merged, Profile, RunResult
 
 RecipeLike = Recipe | str | PathLike[str] | Mapping[str, Any]
 PathName = str | PathLike[str]
-Made = TypeVar("Made")
+_Made = TypeVar("_Made")
 
 
 def merge(recipe: RecipeLike, out: PathName, **how: Unpack[Keywords]) -> Merged:
@@ -66,7 +66,7 @@ def deficits(
     recipe: RecipeLike,
     *,
     anchor: PathName | None = None,
-    score: Score | None = None,
+    score: ScoreFunction | None = None,
     **how: Unpack[Keywords],
 ) -> Deficits:
     """Measure what a stored anchor lost on every domain, and the shares that gives.
@@ -84,7 +84,7 @@ def repair(
     out: PathName,
     *,
     anchor: PathName | None = None,
-    score: Score | None = None,
+    score: ScoreFunction | None = None,
     **how: Unpack[Keywords],
 ) -> Merged:
     """Repair a stored anchor as the recipe's repair: section says, into a new folder.
@@ -111,7 +111,11 @@ def replay(
 
 
 def run(
-    recipe: RecipeLike, out: PathName, *, score: Score | None = None, **how: Unpack[Keywords]
+    recipe: RecipeLike,
+    out: PathName,
+    *,
+    score: ScoreFunction | None = None,
+    **how: Unpack[Keywords],
 ) -> RunResult:
     """Merge, score, repair, score again and write a page, in a folder of its own."""
     from sigmerge.jobs.run import RunJob
@@ -160,7 +164,7 @@ def tune(
     objective: Literal["mean", "worst", "weighted"] | None = None,
     weights: Mapping[str, float] | None = None,
     floors: Mapping[str, float] | None = None,
-    score: Score | None = None,
+    score: ScoreFunction | None = None,
     scorer: CandidateScorer | None = None,
     **how: Unpack[Keywords],
 ) -> TuneRecord:
@@ -316,7 +320,7 @@ def _path(name: PathName | None) -> Path | None:
     return Path(name) if name is not None else None
 
 
-def _with_progress(how: Keywords, job: Callable[[Options], Made]) -> Made:
+def _with_progress(how: Keywords, job: Callable[[Options], _Made]) -> _Made:
     """Run a job with the options that `how` names, and with a progress bar unless it names one."""
     with shown(how.get("progress")) as bar:
         return job(replace(Options(**how), progress=bar))

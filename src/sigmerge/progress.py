@@ -13,6 +13,7 @@ from markupsafe import escape
 from sigmerge.words import size
 
 Progress = Callable[[str, int, int], None]
+"""Called with (stage, amount done, amount in all)."""
 
 
 @contextmanager

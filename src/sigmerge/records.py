@@ -19,15 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sigmerge.errors import RecipeError, SigmergeError
 from sigmerge.files.documents import read_json_object, write_json
+from sigmerge.method.deficit import DomainScores
 
-FOLDER = "sigmerge"
+RECORDS_FOLDER = "sigmerge"
 """The folder of a checkpoint that holds its records."""
-PLAN, PROVENANCE, RECIPE = "plan.json", "provenance.json", "recipe.yaml"
+PLAN, PROVENANCE, RECIPE, PAGE = "plan.json", "provenance.json", "recipe.yaml", "report.html"
 
-Scores = Mapping[str, float]
-"""Domain -> score, a fraction."""
 PerLayer = tuple[tuple[float, ...], ...]
-Kind = TypeVar("Kind", bound="Record")
+_Record = TypeVar("_Record", bound="Record")
 
 
 class Part(BaseModel):
@@ -61,8 +60,8 @@ class Round(Part):
 
     order: tuple[str, ...]
     quota: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]
-    deficit: Scores = {}
-    share: Scores = {}
+    deficit: DomainScores = {}
+    share: DomainScores = {}
 
 
 class ScoreTable(Part):
@@ -71,28 +70,28 @@ class ScoreTable(Part):
     `missing` names the benchmarks of a domain that have no data and therefore no part in its score.
     """
 
-    experts: Mapping[str, Scores]
-    anchor: Scores
+    experts: Mapping[str, DomainScores]
+    anchor: DomainScores
     missing: Mapping[str, tuple[str, ...]] = {}
 
 
-class Verdict(Part):
+class GuardVerdict(Part):
     """What the calibration scores said after a repair."""
 
     verdict: str
     before: float | None = None
     after: float | None = None
-    scores: Scores | None = None
+    scores: DomainScores | None = None
     kept: Literal["repair", "anchor"] = "repair"
     warning: str | None = None
 
 
-class Candidate(Part):
+class TriedUpdate(Part):
     """A form and scale of the update that `scale: calibrated` tried."""
 
     update: Literal["add", "replace"]
     scale: float
-    scores: Scores
+    scores: DomainScores
     mean: float
 
 
@@ -130,11 +129,11 @@ class RepairPlan(Plan, Round):
     drop: float | None = Field(None, ge=0, lt=1)
     scores: ScoreTable | None = None
     later_rounds: tuple[Round, ...] = ()
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[TriedUpdate, ...] = ()
     claimed: tuple[tuple[int, ...], ...] = ()
     support: tuple[tuple[int, ...], ...] = ()
     admitted_mass: PerLayer = ()
-    guard: Verdict | None = None
+    guard: GuardVerdict | None = None
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -168,9 +167,9 @@ class Provenance(Record):
 class PairedScores(Part):
     """Domain scores on one split: of every expert, of the anchor and of the repaired merge."""
 
-    experts: Mapping[str, Scores] = {}
-    anchor: Scores = {}
-    repaired: Scores | None = None
+    experts: Mapping[str, DomainScores] = {}
+    anchor: DomainScores = {}
+    repaired: DomainScores | None = None
     missing: Mapping[str, tuple[str, ...]] = {}
 
 
@@ -184,9 +183,9 @@ class RunRecord(Record):
     repaired: str
     calibration: PairedScores
     evaluation: PairedScores | None = None
-    deficit: Scores
-    share: Scores
-    guard: Verdict
+    deficit: DomainScores
+    share: DomainScores
+    guard: GuardVerdict
     warnings: tuple[str, ...] = ()
     wall_seconds: float
 
@@ -194,7 +193,7 @@ class RunRecord(Record):
 class Winner(Part):
     candidate: int
     settings: Mapping[str, Mapping[str, float]]
-    estimates: Scores
+    estimates: DomainScores
     estimate: float
 
 
@@ -213,7 +212,7 @@ class SearchRecord(Record):
     candidates_in_flight: int
     best: Winner
     best_by_generation: tuple[float, ...]
-    test: Scores
+    test: DomainScores
     held_out_error: Mapping[str, Mapping[str, float]]
     replayed: int
     wall_seconds: float
@@ -226,7 +225,7 @@ class TunedRepair(Part):
     update: Literal["add", "replace"]
     scale: float
     capacity: tuple[float, ...]
-    shares: Scores
+    shares: DomainScores
 
 
 class TuneCall(Part):
@@ -240,7 +239,7 @@ class TuneCall(Part):
     anchor: str
     weights: Mapping[str, float]
     repair: TunedRepair | None = None
-    scores: Scores
+    scores: DomainScores
     value: float
     below: float = 0.0
     error: float = 0.0
@@ -262,8 +261,8 @@ class Interval(Part):
 class TunedScores(Part):
     """Domain scores of the plain anchor, the tuned merge and every expert on its own domain."""
 
-    plain: Scores
-    tuned: Scores
+    plain: DomainScores
+    tuned: DomainScores
     gain: Interval | None = None
 
 
@@ -274,7 +273,7 @@ class TuneRecord(Record):
     winner: str
     settings: Mapping[str, Any]
     anchors: tuple[str, ...]
-    experts: Mapping[str, Scores]
+    experts: Mapping[str, DomainScores]
     calls: tuple[TuneCall, ...]
     expert_runs: int
     items_per_call: Mapping[str, int]
@@ -295,7 +294,7 @@ class TuneRecord(Record):
         return self.calls[self.chosen]
 
 
-def read(kind: type[Kind], file: Path, error: type[SigmergeError] = SigmergeError) -> Kind:
+def read(kind: type[_Record], file: Path, error: type[SigmergeError] = SigmergeError) -> _Record:
     """A record from its file; an error names the keys that cannot be used."""
     return _validated(kind, read_json_object(file, _name(kind), error), file, error)
 
@@ -313,8 +312,8 @@ def read_repair_plan(file: Path) -> RepairPlan:
 
 
 def _validated(
-    kind: type[Kind], content: dict[str, Any], file: Path, error: type[SigmergeError]
-) -> Kind:
+    kind: type[_Record], content: dict[str, Any], file: Path, error: type[SigmergeError]
+) -> _Record:
     try:
         return kind.model_validate(content)
     except ValidationError as problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sigmerge.records import Part, Plan, Provenance, RepairPlan, RunRecord, Scores
+from sigmerge.records import DomainScores, Part, Plan, Provenance, RepairPlan, RunRecord
 
 
 class Merged(Part):
@@ -56,10 +56,10 @@ class Deficits(Part):
     """What the anchor lost on every domain, and the share of capacity that gives it."""
 
     domains: tuple[str, ...]
-    experts: Mapping[str, Scores]
-    anchor: Scores
-    deficit: Scores
-    share: Scores
+    experts: Mapping[str, DomainScores]
+    anchor: DomainScores
+    deficit: DomainScores
+    share: DomainScores
     missing: Mapping[str, tuple[str, ...]] = {}
 
     def _repr_html_(self) -> str:

@@ -10,11 +10,11 @@ import numpy as np
 
 from sigmerge.analysis.results import Results, results
 from sigmerge.experiments.store import (
-    Cost,
-    Pool,
-    RunRecord,
-    Score,
+    BuildCost,
     Signals,
+    StoredPool,
+    StoredRun,
+    StoredScore,
     create,
     open_read_only,
 )
@@ -53,7 +53,7 @@ class Experiment:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
     position: int = 0
 
-    def scores(self, level: dict[str, float]) -> tuple[Score, ...]:
+    def scores(self, level: dict[str, float]) -> tuple[StoredScore, ...]:
         """Benchmarks around the domain's level, on two splits."""
         rows = []
         for split, items in (("evaluation", 400), ("calibration", 100)):
@@ -62,14 +62,16 @@ class Experiment:
                     for k, metric in enumerate(metrics):
                         value = level[domain] + 0.06 * k + self.rng.normal(0, 0.004)
                         clipped = float(np.clip(value, 0, 1))
-                        rows.append(Score(domain, mark, metric, clipped, k == 0, items, split))
+                        rows.append(
+                            StoredScore(domain, mark, metric, clipped, k == 0, items, split)
+                        )
         return tuple(rows)
 
     def record(
-        self, kind: str, pool: Pool, method: str, level: dict[str, float], **more
-    ) -> RunRecord:
+        self, kind: str, pool: StoredPool, method: str, level: dict[str, float], **more
+    ) -> StoredRun:
         self.position += 1
-        made = RunRecord(
+        made = StoredRun(
             kind=kind,
             pool=pool,
             method=method,
@@ -77,12 +79,12 @@ class Experiment:
             recipe_key=f"recipe {kind} {method} {more.get('setting', '')}",
             position=self.position,
             scores=self.scores(level),
-            cost=Cost(wall_seconds=float(self.rng.uniform(1, 9))),
+            cost=BuildCost(wall_seconds=float(self.rng.uniform(1, 9))),
         )
         return replace(made, **more)
 
-    def pool(self, k: int) -> Iterator[RunRecord]:
-        rng, pool = self.rng, Pool(POOLS[k], f"pool {k}", DOMAINS)
+    def pool(self, k: int) -> Iterator[StoredRun]:
+        rng, pool = self.rng, StoredPool(POOLS[k], f"pool {k}", DOMAINS)
         low = dict(zip(DOMAINS, rng.uniform(0.25, 0.45, 5), strict=True))
         high = {d: low[d] + rng.uniform(0.1, 0.35) for d in DOMAINS}
         for expert in DOMAINS:
@@ -98,9 +100,9 @@ class Experiment:
                     d: low[d] + 0.55 * (high[d] - low[d]) + rng.normal(0, 0.02) for d in DOMAINS
                 }
                 cost = (
-                    Cost(20.0, 7200.0, 0, 240, 1500, 0, 240)
+                    BuildCost(20.0, 7200.0, 0, 240, 1500, 0, 240)
                     if name == "MERGE3"
-                    else Cost(5.0, 3600.0)
+                    else BuildCost(5.0, 3600.0)
                 )
                 yield self.record("baseline", pool, name, level, seed=seed, cost=cost)
 
@@ -120,8 +122,8 @@ class Experiment:
         )
 
     def anchor(
-        self, pool: Pool, name: str, seed: int, low: dict, high: dict, signals: Signals
-    ) -> Iterator[RunRecord]:
+        self, pool: StoredPool, name: str, seed: int, low: dict, high: dict, signals: Signals
+    ) -> Iterator[StoredRun]:
         rng = self.rng
         level = {d: low[d] + rng.uniform(0.1, 0.6) * (high[d] - low[d]) for d in DOMAINS}
         deficit = {d: max(0.0, high[d] - level[d]) for d in DOMAINS}
@@ -136,14 +138,14 @@ class Experiment:
         gain = {d: rng.uniform(0.35, 0.75) * g for d, g in deficit.items()}
         common = {**base, "signals": measured, "constants": CONSTANTS}
 
-        def repair(kind: str, setting: str, keep: float, at: int = 0, **more) -> RunRecord:
+        def repair(kind: str, setting: str, keep: float, at: int = 0, **more) -> StoredRun:
             scores = {d: level[d] + (keep + rng.normal(0, 0.02)) * gain[d] for d in DOMAINS}
             return self.record(
                 kind, pool, "sigmerge", scores, setting=setting, seed=at, **{**common, **more}
             )
 
         yield self.record("anchor", pool, name, level, seed=seed, **base)
-        cost = Cost(3.0, 2160.0, 5, 5, 500, 100, 0, 30, 3000)
+        cost = BuildCost(3.0, 2160.0, 5, 5, 500, 100, 0, 30, 3000)
         yield repair("default", "default", 1.0, cost=cost)
         for k in (1, 2):
             moved = {d: s + rng.uniform(0, 0.1) for d, s in share.items()}
@@ -165,7 +167,7 @@ class Experiment:
         yield repair("ours", "scale 1.0", 1.1, constants={**CONSTANTS, "scale": 1.0})
 
 
-def records(pools: int = 3) -> list[RunRecord]:
+def records(pools: int = 3) -> list[StoredRun]:
     experiment = Experiment()
     return [record for k in range(pools) for record in experiment.pool(k)]
 

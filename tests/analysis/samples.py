@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.analysis.page import Run
-from sigmerge.analysis.table import Scores, strongest
+from sigmerge.analysis.page import PageRun
+from sigmerge.analysis.table import ScoreSheet, strongest
 
 DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")
 ANCHORS = ("Linear", "Task Arithmetic", "TIES", "DARE", "DARE-TIES", "Fisher", "RegMean")
@@ -30,7 +30,7 @@ repair:
 """
 
 
-def scores(seed: int, gain: float = 0.06) -> Scores:
+def scores(seed: int, gain: float = 0.06) -> ScoreSheet:
     """Experts strong on their own domain, an anchor in between, a repair that moves by `gain`."""
     rng = np.random.default_rng(seed)
     level = dict(zip(DOMAINS, (0.52, 0.90, 0.57, 0.51, 0.84), strict=True))
@@ -43,7 +43,7 @@ def scores(seed: int, gain: float = 0.06) -> Scores:
     return {"experts": experts, "anchor": anchor, "repaired": repaired}
 
 
-def plan(layers: int, measured: Scores, coordinates: int, seed: int = 0) -> dict[str, Any]:
+def plan(layers: int, measured: ScoreSheet, coordinates: int, seed: int = 0) -> dict[str, Any]:
     """A plan as the method would make it from these scores and smooth conflict views."""
     rng = np.random.default_rng(seed)
     depth = np.linspace(0, 1, layers)
@@ -79,7 +79,7 @@ def plan(layers: int, measured: Scores, coordinates: int, seed: int = 0) -> dict
     }
 
 
-def run(name: str, seed: int = 0, layers: int = 6, gain: float = 0.06) -> Run:
+def run(name: str, seed: int = 0, layers: int = 6, gain: float = 0.06) -> PageRun:
     measured = scores(seed, gain)
     provenance = {
         "inputs": [
@@ -99,7 +99,7 @@ def run(name: str, seed: int = 0, layers: int = 6, gain: float = 0.06) -> Run:
         "bytes_read": 34_455_552,
         "bytes_written": 2_871_296,
     }
-    return Run(
+    return PageRun(
         name=name,
         recipe=RECIPE,
         plan=plan(layers, measured, 196_864 if layers < 10 else 218_112_000, seed),
@@ -109,7 +109,7 @@ def run(name: str, seed: int = 0, layers: int = 6, gain: float = 0.06) -> Run:
     )
 
 
-def demo() -> list[Run]:
+def demo() -> list[PageRun]:
     """Seven anchors of a six-layer pool; the repair hurts one of them."""
     gains = (0.07, 0.05, 0.06, 0.04, -0.03, 0.06, 0.05)
     return [run(ANCHORS[seed], seed, gain=gain) for seed, gain in enumerate(gains)]

@@ -14,7 +14,7 @@ from sigmerge.analysis.experiment import Analysis, write_analysis
 from sigmerge.analysis.results import Results
 from tests.analysis import experiment
 
-NAMED = [label for _, figures, tables in written.SECTIONS for label in (*figures, *tables)]
+NAMED = [label for _, figures, tables in written.PAGE_SECTIONS for label in (*figures, *tables)]
 
 
 def test_every_table_and_figure_has_its_place_on_the_page(analysis: Analysis) -> None:
@@ -30,7 +30,7 @@ def test_the_page_is_one_file_with_everything(results: Results, analysis: Analys
     pictures = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
     assert [base64.b64decode(p).decode() for p in pictures] == [
         plot.svg
-        for _, figures, _ in written.SECTIONS
+        for _, figures, _ in written.PAGE_SECTIONS
         for plot in analysis.plots
         if written._named(plot.label, figures)
     ]

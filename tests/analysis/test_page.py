@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from sigmerge.analysis.page import Run, render, write_page
+from sigmerge.analysis.page import PageRun, render, write_page
 from sigmerge.analysis.svg import nice_ticks
 from sigmerge.errors import MissingExtra
 from tests.analysis import samples
@@ -72,7 +72,7 @@ def test_several_runs_share_an_overview():
 
 def test_plain_merge_without_scores_has_no_plots():
     plan = {"operator": "linear", "seed": 0, "settings": {}, "warnings": []}
-    page = render([Run("linear", recipe=samples.RECIPE, plan=plan)])
+    page = render([PageRun("linear", recipe=samples.RECIPE, plan=plan)])
     assert titles(page) == []
     assert "linear, merged ·" in page and "./pool/reference" in page
 
@@ -80,12 +80,12 @@ def test_plain_merge_without_scores_has_no_plots():
 def test_anchor_scored_but_not_repaired():
     scores = samples.scores(0)
     del scores["repaired"]
-    page = render([Run("linear", scores=scores)])
+    page = render([PageRun("linear", scores=scores)])
     assert titles(page) == ["Scores per domain", "Experts, anchor and repaired merge"]
 
 
 def test_two_domains_have_no_radar():
-    page = render([Run("x", scores={"anchor": {"a": 0.5, "b": 0.6}})])
+    page = render([PageRun("x", scores={"anchor": {"a": 0.5, "b": 0.6}})])
     assert titles(page) == ["Scores per domain"]
 
 
@@ -127,7 +127,7 @@ def test_ticks_are_round_and_span_the_values(low, high, most, ticks):
 def test_scores_that_are_all_alike_can_be_drawn():
     level = dict.fromkeys(samples.DOMAINS, 0.0)
     scores = {"experts": {"math": level}, "anchor": level, "repaired": level}
-    assert len(titles(render([Run("flat", scores=scores)]))) == 2
+    assert len(titles(render([PageRun("flat", scores=scores)]))) == 2
 
 
 def test_captions_do_not_claim_the_papers_rules_for_a_control():
@@ -154,7 +154,7 @@ def test_hostile_text_stays_text():
     assert wild_page.count("</script>") == 1
 
 
-def renamed(word: str) -> Run:
+def renamed(word: str) -> PageRun:
     """A run in which a user's word stands wherever a user can write one."""
 
     def swap(value):
@@ -199,4 +199,4 @@ def test_page_is_small_and_the_same_every_time(tmp_path):
 def test_missing_jinja_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(MissingExtra, match=r"sigmerge\[report\]"):
-        render([Run("linear")])
+        render([PageRun("linear")])

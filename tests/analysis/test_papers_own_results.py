@@ -13,30 +13,36 @@ import pytest
 
 from sigmerge.analysis.experiment import headline
 from sigmerge.analysis.forms import Table
-from sigmerge.analysis.published.data import ANCHORS, BASELINES, DOMAINS, POOLS, Published
+from sigmerge.analysis.published.data import (
+    BASELINES,
+    PAPER_DOMAINS,
+    POOLS,
+    PRINTED_ANCHORS,
+    PublishedTables,
+)
 from sigmerge.analysis.results import Results
 from sigmerge.analysis.tables import make_tables
-from sigmerge.experiments.store import Pool, RunRecord, Score, create
+from sigmerge.experiments.store import StoredPool, StoredRun, StoredScore, create
 from tests.analysis import experiment
 
 
-def records() -> Iterator[RunRecord]:
-    paper = Published()
+def records() -> Iterator[StoredRun]:
+    paper = PublishedTables()
     for p, name in enumerate(POOLS):
-        pool = Pool(name, name, DOMAINS)
+        pool = StoredPool(name, name, PAPER_DOMAINS)
 
-        def run(kind: str, method: str, scores, pool: Pool = pool, **more) -> RunRecord:
+        def run(kind: str, method: str, scores, pool: StoredPool = pool, **more) -> StoredRun:
             rows = tuple(
-                Score(d, f"{d} benchmark", "score", float(q), True, 100)
-                for d, q in zip(DOMAINS, scores, strict=True)
+                StoredScore(d, f"{d} benchmark", "score", float(q), True, 100)
+                for d, q in zip(PAPER_DOMAINS, scores, strict=True)
             )
             more["anchor_key"] = more.get("anchor", "")
-            return RunRecord(
+            return StoredRun(
                 kind, pool, method, "paper", f"{kind} {method}", next(place), scores=rows, **more
             )
 
         yield run("expert", "strongest", paper.reference[p])
-        for a, anchor in enumerate(ANCHORS):
+        for a, anchor in enumerate(PRINTED_ANCHORS):
             yield run("anchor", anchor, paper.before[p, :, a], anchor=anchor)
             yield run("default", "sigmerge", paper.after[p, :, a], anchor=anchor, setting="default")
         for b, baseline in enumerate(BASELINES):
@@ -106,6 +112,6 @@ def test_anchors(tables: dict[str, Table]) -> None:
 
 
 def test_recovered(tables: dict[str, Table]) -> None:
-    found = {name: row(tables["recovered"], name)[2] for name in DOMAINS}
+    found = {name: row(tables["recovered"], name)[2] for name in PAPER_DOMAINS}
     assert (found["instruction"], found["safety"]) == ("50.7", "56.3")
     assert (found["coding"], found["math"]) == ("73.5", "43.9")

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from sigmerge.analysis import statistics
-from sigmerge.analysis.published.data import Published, labels, table
+from sigmerge.analysis.published.data import PublishedTables, labels, table
 from sigmerge.analysis.published.ledger import Ledger
 from sigmerge.analysis.published.page import markdown
-from sigmerge.analysis.published.statements import Statement, recompute
+from sigmerge.analysis.published.statements import PrintedStatement, recompute
 
 PAGE = Path(__file__).parents[2] / "docs/results/published.md"
 
 
 @pytest.fixture(scope="module")
-def statements() -> list[Statement]:
+def statements() -> list[PrintedStatement]:
     return recompute()
 
 
-def one(statements: list[Statement], start: str) -> Statement:
+def one(statements: list[PrintedStatement], start: str) -> PrintedStatement:
     (found,) = [s for s in statements if s.text.startswith(start)]
     return found
 
@@ -41,19 +41,25 @@ def one(statements: list[Statement], start: str) -> Statement:
         ("the gap over all pools", "12.13, 5.77, -6.36"),
     ],
 )
-def test_what_the_tables_give(statements: list[Statement], start: str, computed: str) -> None:
+def test_what_the_tables_give(
+    statements: list[PrintedStatement], start: str, computed: str
+) -> None:
     found = one(statements, start)
     assert (found.computed, found.verdict) == (computed, "agree")
 
 
-def test_what_needs_the_experts_is_only_called_consistent(statements: list[Statement]) -> None:
+def test_what_needs_the_experts_is_only_called_consistent(
+    statements: list[PrintedStatement],
+) -> None:
     found = one(statements, "Spearman of deficit and gain over the 105")
     assert (found.computed, found.verdict) == ("+0.759", "consistent")
     deficits = [s for s in statements if "deficit" in s.text and s.verdict == "agree"]
     assert all(set(s.tables).isdisjoint({"dom_p0", "dom_p1", "dom_p2"}) for s in deficits)
 
 
-def test_what_does_not_hold_and_what_is_not_in_the_tables(statements: list[Statement]) -> None:
+def test_what_does_not_hold_and_what_is_not_in_the_tables(
+    statements: list[PrintedStatement],
+) -> None:
     disagree = {s.text.partition(":")[0] for s in statements if s.verdict == "disagree"}
     assert disagree == {
         "reported scores come from the evaluation split",
@@ -64,7 +70,7 @@ def test_what_does_not_hold_and_what_is_not_in_the_tables(statements: list[State
     assert all(s.note and not s.computed for s in missing)
 
 
-def test_every_statement_names_tables_that_exist(statements: list[Statement]) -> None:
+def test_every_statement_names_tables_that_exist(statements: list[PrintedStatement]) -> None:
     used = {name for s in statements for name in s.tables}
     assert used <= set(labels())
     unused = set(labels()) - used
@@ -72,13 +78,13 @@ def test_every_statement_names_tables_that_exist(statements: list[Statement]) ->
 
 
 def test_the_page_in_the_docs_is_the_one_that_the_command_makes(
-    statements: list[Statement],
+    statements: list[PrintedStatement],
 ) -> None:
     assert PAGE.read_text(encoding="utf-8") == markdown(statements)
 
 
 def test_the_tables_are_complete() -> None:
-    paper = Published()
+    paper = PublishedTables()
     assert paper.before.shape == paper.after.shape == (3, 5, 7)
     assert paper.baseline.shape == (3, 5, 5)
     assert len(paper.metrics) == 17 + 3  # with the means of coding, multilingual and safety

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from sigmerge.analysis import table
-from sigmerge.analysis.table import Scores
+from sigmerge.analysis.table import ScoreSheet
 from sigmerge.errors import ScoreError
 
 EXPERTS = {
@@ -18,7 +18,7 @@ EXPERTS = {
 }
 ANCHOR = {"math": 0.60, "coding": 0.60, "safety": 0.75}
 REPAIRED = {"math": 0.80, "coding": 0.70, "safety": 0.90}
-SCORES: Scores = {"experts": EXPERTS, "anchor": ANCHOR, "repaired": REPAIRED}
+SCORES: ScoreSheet = {"experts": EXPERTS, "anchor": ANCHOR, "repaired": REPAIRED}
 
 
 def test_strongest_expert_need_not_be_the_domains_own():
@@ -63,7 +63,7 @@ def test_mean_row_leaves_a_column_with_a_hole_open():
 
 
 def test_markdown():
-    hurt: Scores = {"experts": EXPERTS, "anchor": REPAIRED, "repaired": ANCHOR}
+    hurt: ScoreSheet = {"experts": EXPERTS, "anchor": REPAIRED, "repaired": ANCHOR}
     rows = [table.paired_row("TIES", SCORES), table.paired_row("a|b", hurt)]
     assert table.markdown(rows) == (
         "| anchor | Macro-3 | + repair | gain | residual gap | after repair |\n"

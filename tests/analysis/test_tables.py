@@ -24,21 +24,21 @@ from sigmerge.analysis.results import Results
 from sigmerge.analysis.results import results as make_results
 from sigmerge.analysis.tables import make_tables
 from sigmerge.errors import ScoreError
-from sigmerge.experiments.store import RunRecord, create
+from sigmerge.experiments.store import StoredRun, create
 from tests.analysis import experiment
 from tests.analysis.experiment import DOMAINS, POOLS
 
 RECORDS = experiment.records(2)
 
 
-def domain_scores(record: RunRecord, split: str = "evaluation") -> dict[str, float]:
+def domain_scores(record: StoredRun, split: str = "evaluation") -> dict[str, float]:
     return {
         d: fmean(s.value for s in record.scores if (s.domain, s.split) == (d, split) and s.headline)
         for d in DOMAINS
     }
 
 
-def macro(record: RunRecord) -> float:
+def macro(record: StoredRun) -> float:
     return fmean(domain_scores(record).values())
 
 
@@ -47,14 +47,14 @@ def strongest(pool: str) -> dict[str, float]:
     return {d: max(e[d] for e in experts) for d in DOMAINS}
 
 
-def gap(record: RunRecord) -> float:
+def gap(record: StoredRun) -> float:
     best, scores = strongest(record.pool.name), domain_scores(record)
     return fmean(max(0.0, best[d] - scores[d]) for d in DOMAINS)
 
 
 def find(
     pool: str, kind: str, setting: str = "", anchor: str = "", anchor_seed: int = 0
-) -> list[RunRecord]:
+) -> list[StoredRun]:
     return [
         r
         for r in RECORDS
@@ -63,13 +63,13 @@ def find(
     ]
 
 
-def pair(pool: str, anchor: str, seed: int = 0) -> tuple[RunRecord, RunRecord]:
+def pair(pool: str, anchor: str, seed: int = 0) -> tuple[StoredRun, StoredRun]:
     (before,) = find(pool, "anchor", "", anchor, seed)
     (after,) = find(pool, "default", "default", anchor, seed)
     return before, after
 
 
-def pairs(pool: str) -> list[tuple[RunRecord, RunRecord]]:
+def pairs(pool: str) -> list[tuple[StoredRun, StoredRun]]:
     return [pair(pool, anchor) for anchor in experiment.ANCHORS]
 
 
@@ -290,7 +290,7 @@ def test_partitions(tables: dict[str, Table]) -> None:
 def test_submetrics_give_score_and_change(tables: dict[str, Table]) -> None:
     before, after = pair(POOLS[1], "Fisher")
 
-    def value(record: RunRecord) -> float:
+    def value(record: StoredRun) -> float:
         (score,) = [
             s
             for s in record.scores

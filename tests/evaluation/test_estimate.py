@@ -15,7 +15,7 @@ import torch
 
 from sigmerge.cli.evaluation_lines import estimate_line
 from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.evaluation.costs import Cost, Speed
+from sigmerge.evaluation.costs import ItemCost, Speed
 from sigmerge.evaluation.estimate import estimate, timed
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.suite import load_suite
@@ -85,9 +85,9 @@ def test_batches_share_the_steps_of_generation():
     speed = Speed(read=0.001, one=0.1, many=0.4, rows=4)
     assert speed.step(1) == pytest.approx(0.1)
     assert speed.step(8) == pytest.approx(0.8)
-    batched = Cost(read=10, longest=100).time(speed, 8, 1.0)
+    batched = ItemCost(read=10, longest=100).time(speed, 8, 1.0)
     assert batched == pytest.approx(0.01 + 100 / 8 * 0.8)
-    alone = Cost(read=10, longest=100, alone=True).time(speed, 8, 1.0)
+    alone = ItemCost(read=10, longest=100, alone=True).time(speed, 8, 1.0)
     assert alone == pytest.approx(0.01 + 100 * 0.1)
 
 

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 from sigmerge.errors import OutputError, ScoreError
 from sigmerge.evaluation.command_line import command_words
 from sigmerge.evaluation.store import (
+    AnswerStore,
     Key,
     Scored,
-    Store,
     checkpoint_key,
     settings_key,
 )
@@ -28,10 +28,10 @@ KEY = Key("model", "settings")
 def test_results_come_back(tmp_path: Path):
     file = tmp_path / "results.sqlite"
     batch = {("all/1", "d1"): Scored({"right": 1.0, "each": [1.0, 0.0]}, ["out"], "keyword")}
-    with Store(file) as store:
+    with AnswerStore(file) as store:
         store.write(KEY, batch, Usage(1, 10, 5, 0.5))
         store.write(KEY, {("all/2", "d2"): Scored({"right": 0.0})}, Usage(2, 20, 7, 0.25))
-    with Store(file) as store:
+    with AnswerStore(file) as store:
         found = store.read(KEY, [("all/1", "d1"), ("all/2", "changed"), ("all/3", "d3")])
         assert found == {"all/1": batch["all/1", "d1"]}
         assert store.read(Key("other", "settings"), [("all/1", "d1")]) == {}
@@ -41,7 +41,7 @@ def test_results_come_back(tmp_path: Path):
 
 
 def test_a_failed_batch_leaves_nothing(tmp_path: Path):
-    with Store(tmp_path / "results.sqlite") as store:
+    with AnswerStore(tmp_path / "results.sqlite") as store:
         bad = {("all/1", "d"): Scored({"right": 1.0}), ("all/2", "d"): Scored({"x": object()})}
         with pytest.raises(TypeError):
             store.write(KEY, bad, Usage())  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_two_evaluations_share_a_store(tmp_path: Path):
         writer.stdin.flush()
     assert [writer.wait(60) for writer in writers] == [0, 0]
     wanted = [(f"{name}/{i}", "d") for name in "ab" for i in range(40)]
-    with Store(file) as store:
+    with AnswerStore(file) as store:
         assert len(store.read(Key("c", "s"), wanted)) == 80
         assert store.usage(Key("c", "s"), wanted).calls == 80
 
@@ -121,7 +121,10 @@ def test_a_wrong_command_line_is_told(command: str):
 
 
 def test_a_store_is_a_file(tmp_path):
-    with pytest.raises(OutputError, match="is a folder; give --store a file"), Store(tmp_path):
+    with (
+        pytest.raises(OutputError, match="is a folder; give --store a file"),
+        AnswerStore(tmp_path),
+    ):
         pass
 
 
@@ -129,12 +132,15 @@ def test_a_damaged_store_is_told(tmp_path: Path):
     file = tmp_path / "results.sqlite"
     file.write_bytes(b"no database, but long enough to be asked about" * 9)
     for _ in range(2):
-        with pytest.raises(OutputError, match=r"results\.sqlite: .* move it away"), Store(file):
+        with (
+            pytest.raises(OutputError, match=r"results\.sqlite: .* move it away"),
+            AnswerStore(file),
+        ):
             pass
     file.unlink()
     rows = {(f"all/{i}", "d"): Scored({"right": 1.0}, "x" * 2000) for i in range(40)}
-    with Store(file) as store:
+    with AnswerStore(file) as store:
         store.write(KEY, rows, Usage())
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(OutputError, match="move it away"), Store(file) as store:
+    with pytest.raises(OutputError, match="move it away"), AnswerStore(file) as store:
         store.read(KEY, rows)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from sigmerge.errors import RecipeError
-from sigmerge.evaluation.sources import SHIPPED
+from sigmerge.evaluation.sources import SHIPPED_BENCHMARKS
 from sigmerge.evaluation.suite import load_suite
 
 
@@ -25,7 +25,7 @@ def test_mergebench_is_the_papers_suite():
     assert suite.benchmarks["harmbench"].metrics["safe"].better == "lower"
 
 
-@pytest.mark.parametrize("name", [file.stem for file in SHIPPED.glob("*.yaml")])
+@pytest.mark.parametrize("name", [file.stem for file in SHIPPED_BENCHMARKS.glob("*.yaml")])
 def test_shipped_suites_load(name: str):
     assert load_suite(name).name == name
 

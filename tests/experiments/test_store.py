@@ -13,19 +13,19 @@ import pytest
 
 from sigmerge.errors import ScoreError
 from sigmerge.experiments.store import (
-    Cost,
-    Pool,
-    RunRecord,
-    Score,
+    BuildCost,
     Signals,
+    StoredPool,
+    StoredRun,
+    StoredScore,
     StoreError,
     create,
     open_read_only,
 )
 from tests.analysis import experiment
 
-POOL = Pool("tiny", "key of tiny", ("math", "coding"))
-RECORD = RunRecord(
+POOL = StoredPool("tiny", "key of tiny", ("math", "coding"))
+RECORD = StoredRun(
     kind="default",
     pool=POOL,
     method="sigmerge",
@@ -37,12 +37,12 @@ RECORD = RunRecord(
     setting="default",
     constants={"scale": 0.6, "c_min": 0.1},
     scores=(
-        Score("math", "GSM8K", "flex", 0.5, True, 80),
-        Score("math", "GSM8K", "strict", 0.4, False, 80),
-        Score("coding", "MBPP+", "pass@1", 0.25, True, 30),
+        StoredScore("math", "GSM8K", "flex", 0.5, True, 80),
+        StoredScore("math", "GSM8K", "strict", 0.4, False, 80),
+        StoredScore("coding", "MBPP+", "pass@1", 0.25, True, 30),
     ),
     signals=Signals(views={"sign": [0.1, 0.2]}, share={"math": 0.25, "coding": 0.75}),
-    cost=Cost(wall_seconds=2.0, evaluation_calls=5),
+    cost=BuildCost(wall_seconds=2.0, evaluation_calls=5),
 )
 
 
@@ -78,7 +78,9 @@ def test_a_run_comes_back_as_it_was_stored(tmp_path: Path) -> None:
 
 
 def test_the_same_run_again_changes_nothing(tmp_path: Path) -> None:
-    again = replace(RECORD, cost=Cost(wall_seconds=9.0), constants={"c_min": 0.1, "scale": 0.6})
+    again = replace(
+        RECORD, cost=BuildCost(wall_seconds=9.0), constants={"c_min": 0.1, "scale": 0.6}
+    )
     with create(tmp_path / "s.sqlite") as store:
         store.append(RECORD)
         assert not store.append(again)
@@ -119,7 +121,7 @@ def test_another_content_under_the_same_key_is_refused(
 )
 def test_whatever_determines_a_run_is_in_its_key(change: dict) -> None:
     assert replace(RECORD, **change).key != RECORD.key
-    assert replace(RECORD, position=9, cost=Cost()).key == RECORD.key
+    assert replace(RECORD, position=9, cost=BuildCost()).key == RECORD.key
 
 
 def test_two_pools_cannot_share_a_name(tmp_path: Path) -> None:
@@ -150,8 +152,8 @@ def test_all_problems_of_a_record_are_reported_together(tmp_path: Path) -> None:
     wrong = replace(
         RECORD,
         scores=(
-            Score("math", "GSM8K", "flex", 52.1, True, 80),
-            Score("safety", "XSTest", "accuracy", float("nan"), True, 0),
+            StoredScore("math", "GSM8K", "flex", 52.1, True, 80),
+            StoredScore("safety", "XSTest", "accuracy", float("nan"), True, 0),
         ),
     )
     with create(tmp_path / "s.sqlite") as store, pytest.raises(ScoreError) as caught:
@@ -186,7 +188,7 @@ def test_the_export_does_not_depend_on_the_order_of_runs(tmp_path: Path) -> None
     for name, order in (("a", records), ("b", shuffled)):
         with create(tmp_path / name) as store:
             for record in order:
-                store.append(replace(record, cost=Cost(wall_seconds=len(name))))
+                store.append(replace(record, cost=BuildCost(wall_seconds=len(name))))
     assert export(tmp_path / "a") == export(tmp_path / "b")
 
 

@@ -23,7 +23,7 @@ import sigmerge as package
 from sigmerge.experiments.plan import plans
 from sigmerge.experiments.runner import STORE
 from sigmerge.experiments.store import open_read_only
-from sigmerge.experiments.suite import SHIPPED, load_suite
+from sigmerge.experiments.suite import SHIPPED_EXPERIMENTS, load_suite
 from sigmerge.jobs.options import Options
 from tests.command_line import refused, sigmerge, tree
 from tests.pools import PoolOnDisk, make_pool
@@ -248,7 +248,7 @@ def test_a_dry_run_is_true(pool: PoolOnDisk, tmp_path: Path) -> None:
 
 
 def test_shipped_suites_load_and_hold_the_papers_grid() -> None:
-    names = {file.stem for file in SHIPPED.glob("*.yaml")}
+    names = {file.stem for file in SHIPPED_EXPERIMENTS.glob("*.yaml")}
     assert names == {"nano-study", "nano-compare", "nano-paper", "paper"}
     for name in names:
         assert load_suite(name).section.name == name

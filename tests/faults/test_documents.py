@@ -22,7 +22,7 @@ from sigmerge.evaluation import sources, splits
 from sigmerge.evaluation.sources import File, read_rows
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.files import cache, documents
-from sigmerge.jobs.scores import CheckpointScorer, Measured, read_scores
+from sigmerge.jobs.scores import CheckpointScorer, MeasuredScores, read_scores
 from sigmerge.nano.files import read_lines
 from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.probing.generate import saved_dtype
@@ -113,14 +113,14 @@ def test_what_is_no_file_is_not_read(tmp_path: Path, reader: str) -> None:
 def test_files_and_what_they_expand_to_have_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "LARGEST", 10_000)
+    monkeypatch.setattr(sources, "LARGEST_RECORDS", 10_000)
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(b" " * 10**7))
     with pytest.raises(ScoreError, match="expands to more than"):
         read_rows(tmp_path / "bomb.jsonl.gz", File(path="bomb.jsonl"))
     (tmp_path / "large.jsonl").write_bytes(b" " * 20_000)
     with pytest.raises(ScoreError, match="too large for a file of records"):
         read_rows(tmp_path / "large.jsonl", File(path="large.jsonl"))
-    assert documents.LARGEST == 64 << 20
+    assert documents.LARGEST_DOCUMENT == 64 << 20
 
 
 GARBLED: dict[str, Callable[[Path], object]] = {
@@ -180,12 +180,12 @@ def test_a_garbled_note_of_scores_is_made_again(
     pool = make_pool(tmp_path / "pool", experts=1)
     calls: list[Path] = []
 
-    def measure(folder: Path) -> Measured:
+    def measure(folder: Path) -> MeasuredScores:
         calls.append(folder)
-        return Measured({"math": 0.5}, {})
+        return MeasuredScores({"math": 0.5}, {})
 
     scorer = CheckpointScorer("counted", measure, keeps=True)
-    assert scorer(pool.reference) == scorer(pool.reference) == Measured({"math": 0.5}, {})
+    assert scorer(pool.reference) == scorer(pool.reference) == MeasuredScores({"math": 0.5}, {})
     assert len(calls) == 1
     [note] = cache.cache_place("scores").iterdir()
     GARBLED[damage](note)
@@ -199,5 +199,5 @@ def test_scores_whose_cache_cannot_be_written(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "file/cache"))
     pool = make_pool(tmp_path / "pool", experts=1)
-    scorer = CheckpointScorer("kept", lambda _: Measured({"math": 0.5}, {}), keeps=True)
+    scorer = CheckpointScorer("kept", lambda _: MeasuredScores({"math": 0.5}, {}), keeps=True)
     assert scorer(pool.reference).scores == {"math": 0.5}

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from sigmerge.errors import ScoreError
-from sigmerge.files.documents import DEEPEST, read_json, read_json_object, whole, write_json
+from sigmerge.files.documents import (
+    DEEPEST_DOCUMENT,
+    read_json,
+    read_json_object,
+    whole,
+    write_json,
+)
 
 
 def test_a_file_that_fails_half_way_does_not_appear(tmp_path: Path) -> None:
@@ -35,10 +41,10 @@ def test_a_document_is_read_within_limits(tmp_path: Path) -> None:
     file.write_text("[" * 100_000 + "]" * 100_000)
     with pytest.raises(ScoreError, match=r"a\.json: JSON nested"):
         read_json(file, "a list", ScoreError)
-    file.write_text("[" * (DEEPEST + 1) + "]" * (DEEPEST + 1))
+    file.write_text("[" * (DEEPEST_DOCUMENT + 1) + "]" * (DEEPEST_DOCUMENT + 1))
     with pytest.raises(ScoreError, match="nested deeper than 64 levels"):
         read_json(file, "a list", ScoreError)
-    file.write_text("[" * DEEPEST + "]" * DEEPEST)
+    file.write_text("[" * DEEPEST_DOCUMENT + "]" * DEEPEST_DOCUMENT)
     read_json(file, "a list", ScoreError)
     file.write_text(json.dumps("x" * 50))
     with pytest.raises(ScoreError, match="too large for a word"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sigmerge.errors import RecipeError
-from sigmerge.files.yaml_documents import LARGEST, parse_yaml, read_yaml
+from sigmerge.files.yaml_documents import LARGEST_YAML, parse_yaml, read_yaml
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ MERGES = "l0: &l0 {x: 1}\n" + "\n".join(
         ("*a", "undefined alias"),
         ("1:" * 3000 + "1", "too long for a number"),
         ("9" * 5000, "too long for a number"),
-        ("x" * (LARGEST + 1), "larger than 1 MiB"),
+        ("x" * (LARGEST_YAML + 1), "larger than 1 MiB"),
         ("!!python/object/apply:os.system [x]", "could not determine a constructor"),
         ("!!timestamp x", "not valid YAML"),
         ("!!int x", "not valid YAML"),

@@ -16,7 +16,7 @@ ANCHORS = ("linear", "ties")
 
 @pytest.fixture(autouse=True)
 def _two_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_module, "ANCHORS", ANCHORS)
+    monkeypatch.setattr(demo_module, "DEMO_ANCHORS", ANCHORS)
 
 
 class Interrupt:

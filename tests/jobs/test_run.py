@@ -20,7 +20,7 @@ from sigmerge.jobs import demo as demo_module
 from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import plan_search
-from sigmerge.nano.facts import DOMAINS
+from sigmerge.nano.facts import NANO_DOMAINS
 from sigmerge.nano.train import train
 from tests.pools import weight_bytes
 
@@ -34,7 +34,9 @@ def recipe(pool: Path, **repair: Any) -> dict[str, Any]:
     return {
         "merge_method": "task_arithmetic",
         "base_model": str(pool / "reference"),
-        "models": [{"model": str(pool / name), "parameters": {"weight": 0.4}} for name in DOMAINS],
+        "models": [
+            {"model": str(pool / name), "parameters": {"weight": 0.4}} for name in NANO_DOMAINS
+        ],
         "repair": {
             "probe": str(pool / "probe.jsonl"),
             "evaluate": {"suite": "nano", "pool": str(pool), "limit": 20},
@@ -55,8 +57,8 @@ def test_the_chain_end_to_end(pool: Path, tmp_path: Path) -> None:
         assert evaluation[name] == pytest.approx(again)
     plan = json.loads((out / "repaired/sigmerge/plan.json").read_text())
     assert list(plan["views"]) == ["representation", "direction", "sign"]
-    best = {d: max(row[d] for row in plan["scores"]["experts"].values()) for d in DOMAINS}
-    for domain in DOMAINS:
+    best = {d: max(row[d] for row in plan["scores"]["experts"].values()) for d in NANO_DOMAINS}
+    for domain in NANO_DOMAINS:
         gap = max(0.0, best[domain] - plan["scores"]["anchor"][domain])
         assert plan["deficit"][domain] == pytest.approx(gap)
     assert plan["guard"]["verdict"] in ("better", "level", "worse")
@@ -219,7 +221,7 @@ def test_a_dry_run_of_a_searched_merge(pool: Path, tmp_path: Path) -> None:
 
 
 def test_the_demo_on_the_shipped_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_module, "ANCHORS", ("linear",))
+    monkeypatch.setattr(demo_module, "DEMO_ANCHORS", ("linear",))
     result = sigmerge.demo(tmp_path / "demo")
     [row] = result.rows
     assert row.name == "Linear soup"
@@ -235,10 +237,10 @@ def test_every_shipped_recipe_is_sound() -> None:
     from sigmerge.nano.files import RECIPES
 
     files = sorted(RECIPES.glob("*.yaml"))
-    assert {file.stem for file in files} >= set(demo_module.ANCHORS)
+    assert {file.stem for file in files} >= set(demo_module.DEMO_ANCHORS)
     for file in files:
         loaded = sigmerge.load_recipe(file)
-        assert list(loaded.experts) == list(DOMAINS)
+        assert list(loaded.experts) == list(NANO_DOMAINS)
         assert yaml.safe_load(loaded.text)["repair"]["evaluate"] == {"suite": "nano"}
         if loaded.search is None:
             assert plan_dense(loaded, Options()).pool.stack.depth == 6

@@ -14,7 +14,7 @@ from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.evaluation.command_line import run_command
 from sigmerge.jobs.scores import (
     CheckpointScorer,
-    Measured,
+    MeasuredScores,
     harness_scores,
     printed_scores,
     read_scores,
@@ -129,9 +129,9 @@ def test_a_checkpoint_is_scored_once_until_it_changes(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, layers=1)
     seen: list[Path] = []
 
-    def measure(folder: Path) -> Measured:
+    def measure(folder: Path) -> MeasuredScores:
         seen.append(folder)
-        return Measured({"math": 0.5}, {})
+        return MeasuredScores({"math": 0.5}, {})
 
     scorer = CheckpointScorer("test of memory", measure, keeps=True)
     first, second = list(pool.experts.values())[:2]

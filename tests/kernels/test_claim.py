@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from sigmerge.kernels import claim, philox, select
+from sigmerge.kernels import STRIP, claim, philox, select
 from sigmerge.kernels.stored import F32, address_of, members
 
-SIZES = [1, 2, 63, 64, 65, 1000, select.STRIP + 1, 3 * select.STRIP - 1]
+SIZES = [1, 2, 63, 64, 65, 1000, STRIP + 1, 3 * STRIP - 1]
 
 
 def tile(size: int, seed: int = 0) -> np.ndarray:
@@ -29,7 +29,7 @@ class OneTile:
         self.rows = [score, np.zeros_like(score)]
         (expert, reference), (kind, base) = members(self.rows)
         self.edges = np.array([0, score.size])
-        self.table = claim.Table(
+        self.table = claim.TileTable(
             self.edges,
             np.array([expert]),
             np.array([kind]),
@@ -80,7 +80,7 @@ def test_histograms_count_free_coordinates_only(size):
 
 
 def test_a_sample_counts_one_strip_in_so_many():
-    strip = select.STRIP
+    strip = STRIP
     score, owner = tile(7 * strip - 9), owners(7 * strip - 9)
     one = OneTile(score)
     seen = np.zeros(score.size, bool)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmerge.kernels import select
+from sigmerge.kernels import STRIP, select
 from sigmerge.kernels.stored import members
 
 NASTY = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.0, -1.0, 1.0000001, 2.0**-13, -(2.0**-13), 3e38]
@@ -80,15 +80,15 @@ def test_a_wide_range_counts_without_the_last_bits_and_says_which():
 
 
 def test_a_sample_looks_at_one_strip_in_so_many():
-    values = np.random.default_rng(0).normal(0, 1, 7 * select.STRIP - 9).astype(np.float32)
-    strips = [values[i * select.STRIP : (i + 1) * select.STRIP] for i in (0, 3, 6)]
+    values = np.random.default_rng(0).normal(0, 1, 7 * STRIP - 9).astype(np.float32)
+    strips = [values[i * STRIP : (i + 1) * STRIP] for i in (0, 3, 6)]
     assert np.array_equal(high_of([values], every=3), high_of(strips))
 
 
 @pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.999])
 def test_the_bins_around_a_rank_hold_it(share):
     rng = np.random.default_rng(1)
-    values = rng.normal(0, 1, 200 * select.STRIP).astype(np.float32)
+    values = rng.normal(0, 1, 200 * STRIP).astype(np.float32)
     first, last = select.bins_around(high_of([values], every=select.SAMPLE), share)
     exact, _ = select.bin_of_rank(high_of([values]), int(share * values.size))
     assert first <= exact <= last
@@ -104,7 +104,7 @@ def test_what_is_not_finite_is_reported(bad):
 
 def test_counts_above_and_on_a_pattern():
     rng = np.random.default_rng(2)
-    values = (rng.integers(-9, 10, 3 * select.STRIP + 7) * 2.0**-13).astype(np.float32)
+    values = (rng.integers(-9, 10, 3 * STRIP + 7) * 2.0**-13).astype(np.float32)
     rows = [values, -2 * values, np.zeros_like(values)]
     level = np.float32(3 * 2.0**-13)
     counts = np.zeros((2, 2), np.int64)

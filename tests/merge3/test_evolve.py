@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sigmerge.errors import MissingExtra, RecipeError
-from sigmerge.merge3.evolve import Candidate, best, evolve
+from sigmerge.merge3.evolve import ScoredGenotype, best, evolve
 from sigmerge.recipe.space import SPACES, Genotype, Space, generations_of, space_of
 
 SPACE = SPACES["dare_ties"]
@@ -22,16 +22,16 @@ class Stub:
     def __init__(self) -> None:
         self.calls: list[int] = []
 
-    def __call__(self, first: int, genotypes: Sequence[Genotype]) -> list[Candidate]:
+    def __call__(self, first: int, genotypes: Sequence[Genotype]) -> list[ScoredGenotype]:
         return [self.one(index, genotype) for index, genotype in enumerate(genotypes, first)]
 
-    def one(self, index: int, genotype: Genotype) -> Candidate:
+    def one(self, index: int, genotype: Genotype) -> ScoredGenotype:
         self.calls.append(index)
         value = -float(np.sum((np.array(genotype) - 0.7) ** 2))
-        return Candidate(index, genotype, {}, {}, value)
+        return ScoredGenotype(index, genotype, {}, {}, value)
 
 
-def searched(seed: int = 0, population: int = 24, generations: int = 10) -> list[Candidate]:
+def searched(seed: int = 0, population: int = 24, generations: int = 10) -> list[ScoredGenotype]:
     return evolve(SPACE, 5, Stub(), population, generations, seed)
 
 
@@ -68,11 +68,13 @@ def test_best_so_far_never_gets_worse_and_the_search_helps() -> None:
 def test_one_objective_for_every_domain() -> None:
     """Two domains that want other genes: both ends survive, where a mean would settle between."""
 
-    def evaluate(first: int, genotypes: Sequence[Genotype]) -> list[Candidate]:
+    def evaluate(first: int, genotypes: Sequence[Genotype]) -> list[ScoredGenotype]:
         made = []
         for index, genotype in enumerate(genotypes, first):
             low, high = (-float(np.sum((np.array(genotype) - g) ** 2)) for g in (0.2, 0.8))
-            made.append(Candidate(index, genotype, {}, {"a": low, "b": high}, (low + high) / 2))
+            made.append(
+                ScoredGenotype(index, genotype, {}, {"a": low, "b": high}, (low + high) / 2)
+            )
         return made
 
     def last(objectives: int) -> list[float]:
@@ -102,7 +104,9 @@ def test_weights_come_before_densities() -> None:
 
 
 def test_the_earliest_of_equal_candidates_wins() -> None:
-    history = [Candidate(i, (), {}, {}, estimate) for i, estimate in enumerate([1.0, 2.0, 2.0])]
+    history = [
+        ScoredGenotype(i, (), {}, {}, estimate) for i, estimate in enumerate([1.0, 2.0, 2.0])
+    ]
     assert best(reversed(history)).index == 1
 
 

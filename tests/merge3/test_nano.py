@@ -16,7 +16,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import plan_search
 from sigmerge.merge3.candidate import stored_weights
 from sigmerge.merge3.scoring import SuiteScorer
-from sigmerge.nano.facts import CALIBRATION, DOMAINS
+from sigmerge.nano.facts import CALIBRATION, NANO_DOMAINS
 from sigmerge.nano.files import POOL, RECIPES
 from sigmerge.recipe import SearchSection, load_recipe
 from tests.nano.measure import answers as stored_answers
@@ -31,8 +31,8 @@ def test_the_dry_run_tells_the_budget_and_writes_nothing(tmp_path: Path) -> None
     plan = {**step["facts"], **step}
     assert (plan["evaluation_calls"], plan["population"], plan["generations"]) == (240, 24, 10)
     assert (plan["genes"], plan["ability_runs"]) == (10, 15)
-    assert plan["labelled_items"] == dict.fromkeys(DOMAINS, CALIBRATION)
-    assert plan["items_per_call"] == dict.fromkeys(DOMAINS, 20)
+    assert plan["labelled_items"] == dict.fromkeys(NANO_DOMAINS, CALIBRATION)
+    assert plan["items_per_call"] == dict.fromkeys(NANO_DOMAINS, 20)
     text = CliRunner().invoke(app, ["search", RECIPE, str(out), "--dry-run"]).output
     assert "240 calls = 24 × 10, 100 items each, estimator gmp-irt" in text
     assert "15 respondents answer all 600 labelled items" in text
@@ -47,10 +47,10 @@ def test_items_come_from_the_calibration_split_alone() -> None:
     assert isinstance(job.scorer, SuiteScorer)
     ids = {item.record["id"] for each in job.scorer.records.values() for item in each.values()}
     assert len(ids) == len(job.scorer.questions())
-    assert len(ids) == len(DOMAINS) * CALIBRATION
+    assert len(ids) == len(NANO_DOMAINS) * CALIBRATION
     evaluation = {
         json.loads(line)["id"]
-        for domain in DOMAINS
+        for domain in NANO_DOMAINS
         for line in (POOL / "splits/evaluation" / f"{domain}.jsonl").read_text().splitlines()
     }
     assert evaluation and not ids & evaluation
@@ -77,7 +77,7 @@ def test_a_search_through_the_command(tmp_path: Path) -> None:
     assert "of 6 calls (0 replayed), 0 ability runs" in ran.output
     result = json.loads((out / "search.json").read_text())
     winner = nano_scores(out / "winner", "calibration")
-    for domain in DOMAINS:
+    for domain in NANO_DOMAINS:
         seen, unseen = (
             8 * result["best"]["estimates"][domain],
             112 * result["test"][domain],

@@ -24,7 +24,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import ASKED_HOW, RESPONDENTS, SearchRun, plan_search
 from sigmerge.merge3 import irt
 from sigmerge.merge3.candidate import Weights
-from sigmerge.merge3.evolve import Candidate, evolve
+from sigmerge.merge3.evolve import ScoredGenotype, evolve
 from sigmerge.merge3.extract import Question
 from sigmerge.recipe import SearchSection, load_recipe
 from sigmerge.recipe.space import SPACES, Genotype
@@ -303,9 +303,9 @@ def test_the_seed_of_the_recipe_is_the_evolutions(
     run(pool, tmp_path / "out", settings, seed=seed)
     made = [r for r in records(tmp_path / "out") if "candidate" in r]
 
-    def replay(first: int, genotypes: Sequence[Genotype]) -> list[Candidate]:
+    def replay(first: int, genotypes: Sequence[Genotype]) -> list[ScoredGenotype]:
         return [
-            Candidate(i, genotype, {}, made[i]["estimates"], made[i]["estimate"])
+            ScoredGenotype(i, genotype, {}, made[i]["estimates"], made[i]["estimate"])
             for i, genotype in enumerate(genotypes, first)
         ]
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from sigmerge.errors import RecipeError
 from sigmerge.method import budget, calibration
 from sigmerge.method.calibration import (
-    ANCHORS,
-    PATIENCE,
+    ANCHOR_FACTORS,
+    CALIBRATION_PATIENCE,
     SCALES,
     Calibration,
-    Setting,
+    LatticePoint,
     begin,
     observe,
     propose,
@@ -183,9 +183,11 @@ def test_levels_follow_the_profile():
 
 def test_distance_counts_moves():
     paper = started().paper
-    assert paper == Setting("add", SCALES["add"].index(0.6), 1, "profile", len(ANCHORS) - 1, 0)
+    assert paper == LatticePoint(
+        "add", SCALES["add"].index(0.6), 1, "profile", len(ANCHOR_FACTORS) - 1, 0
+    )
     assert paper.distance(paper) == 0
-    assert paper.distance(Setting("replace", 3, 0, "uniform", 0, 2)) == 1 + 2 + 1 + 1 + 2 + 2
+    assert paper.distance(LatticePoint("replace", 3, 0, "uniform", 0, 2)) == 1 + 2 + 1 + 1 + 2 + 2
 
 
 # Stop rules
@@ -216,14 +218,14 @@ def test_without_a_deficit_there_is_nothing_to_repair():
 def test_scores_that_do_not_change_end_it():
     state, seen = calibrated(lambda candidate: flat(0.0), calls=60)
     assert "noise" in state.stopped
-    assert len(seen) == PATIENCE
+    assert len(seen) == CALIBRATION_PATIENCE
 
 
 @pytest.mark.parametrize(("error", "stops"), [(0.0, False), (0.03, False), (0.05, True)])
 def test_it_stops_when_gains_are_within_the_noise(error, stops):
     """Every call gains 0.005, and PATIENCE of them 0.04."""
     state = started()
-    for call in range(PATIENCE):
+    for call in range(CALIBRATION_PATIENCE):
         assert not state.stopped
         state = observe(state, flat(0.005 * (call + 1)), error)
     assert bool(state.stopped) == stops
@@ -239,7 +241,7 @@ def test_it_ends_when_every_neighbour_was_tried():
         count += 1
     assert state.stopped in (
         "every setting next to the best was tried",
-        f"{PATIENCE} calls did not raise the scores by more than their noise",
+        f"{CALIBRATION_PATIENCE} calls did not raise the scores by more than their noise",
     )
     assert state.best.setting == state.paper
 

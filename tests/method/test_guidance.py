@@ -51,7 +51,7 @@ def test_the_second_is_the_closed_form():
     start = np.array([0.4, 0.4, 0.4])
     state = observe(begin(named(start), model.target, 9), model(named(start)))
     gap = 0.5 * np.array([0.2, 0, 0])
-    wanted = guidance.STRETCH * (start + guidance.STEP * 0.4 * (gap - gap.mean()))
+    wanted = guidance.STRETCH * (start + guidance.FIRST_STEP * 0.4 * (gap - gap.mean()))
     assert list(propose(state).values()) == pytest.approx(wanted)
 
 
@@ -60,7 +60,7 @@ def test_without_a_level_a_step_only_moves_weight():
     state = observe(begin(named([0.4] * 3), model.target, 9, level=False), model(named([0.4] * 3)))
     weights = list(propose(state).values())
     gap = 0.2 * np.array([0.1, 0, 0])
-    assert weights == pytest.approx(0.4 + guidance.STEP * 0.4 * (gap - gap.mean()))
+    assert weights == pytest.approx(0.4 + guidance.FIRST_STEP * 0.4 * (gap - gap.mean()))
     assert sum(weights) == pytest.approx(1.2)
 
 
@@ -108,7 +108,7 @@ def test_it_goes_on_from_the_best_not_from_the_last():
     state = observe(begin(named([0.4, 0.4]), named([0.9, 0.9]), 20, level=False), named([0.5, 0.7]))
     state = observe(state, named([0.3, 0.3]))
     gap = np.array([0.4, 0.2])
-    wanted = 0.4 + guidance.STEP / 2 * 0.4 * (gap - gap.mean())
+    wanted = 0.4 + guidance.FIRST_STEP / 2 * 0.4 * (gap - gap.mean())
     assert list(propose(state).values()) == pytest.approx(wanted)
 
 
@@ -155,7 +155,7 @@ def test_scores_that_do_not_change_end_it_and_keep_the_recipes_weights():
     while propose(state) is not None:
         state = observe(state, named([0.5, 0.6]))
     assert "noise" in state.stopped
-    assert len(state.tried) == guidance.PATIENCE + 1
+    assert len(state.tried) == guidance.GUIDANCE_PATIENCE + 1
     assert state.best.weights == (0.4, 0.4)
 
 
@@ -163,7 +163,7 @@ def test_scores_that_do_not_change_end_it_and_keep_the_recipes_weights():
 def test_it_stops_when_gains_are_within_the_noise(error, stops):
     """Every call gains 0.012, and PATIENCE of them 0.06."""
     state = begin(named([0.4, 0.4]), named([0.9, 0.9]), 50)
-    for call in range(guidance.PATIENCE + 1):
+    for call in range(guidance.GUIDANCE_PATIENCE + 1):
         assert not state.stopped
         state = observe(state, named([0.1 + 0.012 * call, 0.3 + 0.012 * call]), error)
     assert bool(state.stopped) == stops
@@ -173,7 +173,7 @@ def test_a_kept_floor_counts_as_a_gain():
     """Values fall while a floor is approached: that is no standstill."""
     objective = Objective(floors={"a": 1.0})
     state = begin(named([0.4, 0.4]), named([0.9, 0.9]), 50, objective)
-    for call in range(guidance.PATIENCE + 3):
+    for call in range(guidance.GUIDANCE_PATIENCE + 3):
         assert not state.stopped
         state = observe(state, named([0.88 + 0.001 * call, 0.88 - 0.002 * call]), 0.5)
     assert state.chosen == len(state.tried) - 1
@@ -195,7 +195,7 @@ def test_a_step_too_small_ends_it():
 def test_what_counts_is_the_best_before_the_last_calls():
     """0.7 was reached in the second call; five candidates of 0.6 are no progress."""
     state = begin(named([0.4, 0.4]), named([0.9, 0.9]), 50)
-    for value in (0.5, 0.7, *[0.6] * guidance.PATIENCE):
+    for value in (0.5, 0.7, *[0.6] * guidance.GUIDANCE_PATIENCE):
         assert not state.stopped
         state = observe(state, named([value, value - 0.1]))
     assert "noise" in state.stopped
@@ -209,7 +209,7 @@ def test_no_weights_are_evaluated_twice(scores, level):
         state = observe(state, named([q / 10 for q in next(values)]))
     tried = np.array([each.weights for each in state.tried])
     for i, weights in enumerate(tried):
-        assert all(np.abs(other - weights).max() >= guidance.SAME for other in tried[:i])
+        assert all(np.abs(other - weights).max() >= guidance.SAME_WEIGHTS for other in tried[:i])
 
 
 # Special pools

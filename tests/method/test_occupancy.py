@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmerge.kernels import TILE, convert, philox
+from sigmerge.kernels import STRIP, TILE, convert, philox
 from sigmerge.kernels.claim import admit
-from sigmerge.kernels.select import STRIP
 from sigmerge.kernels.stored import CODE, F32, address_of
 from sigmerge.method import occupancy
 from sigmerge.method.occupancy import Update, admission, claim, edges_of

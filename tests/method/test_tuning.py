@@ -10,7 +10,7 @@ import pytest
 from sigmerge.errors import RecipeError
 from sigmerge.method import tuning
 from sigmerge.method.objective import Objective, paired_bootstrap
-from sigmerge.method.tuning import Anchor, Answer, Proposal, Tuning
+from sigmerge.method.tuning import AnchorWeights, Answer, Proposal, Tuning
 
 DOMAINS = ("a", "b", "c")
 PROFILE = np.array([0.1, 0.3])
@@ -18,8 +18,8 @@ TARGET = dict.fromkeys(DOMAINS, 1.0)
 Model = Callable[[Proposal], Mapping[str, float]]
 
 
-def anchors(*names: str, weight: float = 0.4) -> dict[str, Anchor]:
-    return {name: Anchor(dict.fromkeys(DOMAINS, weight)) for name in names}
+def anchors(*names: str, weight: float = 0.4) -> dict[str, AnchorWeights]:
+    return {name: AnchorWeights(dict.fromkeys(DOMAINS, weight)) for name in names}
 
 
 def towards(best: Mapping[str, tuple[float, ...]], repaired: float = 0.0) -> Model:

@@ -6,10 +6,10 @@ import pytest
 
 from sigmerge.nano.facts import (
     CALIBRATION,
-    DOMAINS,
     EXEMPLARS,
     ITEMS,
     LONGEST_ANSWER,
+    NANO_DOMAINS,
     PROBES,
     build,
     build_all,
@@ -19,11 +19,11 @@ from sigmerge.nano.facts import (
 
 def test_a_seed_decides_every_fact_and_split() -> None:
     assert build_all(3) == build_all(3)
-    for name in DOMAINS:
+    for name in NANO_DOMAINS:
         assert build(name, 3).evaluation != build(name, 4).evaluation
 
 
-@pytest.mark.parametrize("name", DOMAINS)
+@pytest.mark.parametrize("name", NANO_DOMAINS)
 def test_splits_probes_and_exemplars_share_no_prompt(name: str) -> None:
     domain = build(name, 0)
     parts = [domain.calibration, domain.evaluation, domain.probes, domain.exemplars]
@@ -33,7 +33,7 @@ def test_splits_probes_and_exemplars_share_no_prompt(name: str) -> None:
     assert 5 * CALIBRATION == ITEMS
 
 
-@pytest.mark.parametrize("name", DOMAINS)
+@pytest.mark.parametrize("name", NANO_DOMAINS)
 def test_the_reference_sees_half_of_the_facts_and_about_half_of_the_items(name: str) -> None:
     domain = build(name, 0)
     assert set(domain.seen) < set(domain.facts)

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from sigmerge.nano.facts import DOMAINS
+from sigmerge.nano.facts import NANO_DOMAINS
 from sigmerge.nano.files import POOL
 from tests.nano.measure import answers
 
@@ -34,7 +34,7 @@ def test_the_harness_agrees_item_by_item(split: str) -> None:
     ours = answers(folder, split, limit=LIMIT)
     theirs = {
         sample["doc"]["id"]: (sample["filtered_resps"][0], bool(sample["exact_match"]))
-        for domain in DOMAINS
+        for domain in NANO_DOMAINS
         for sample in found["samples"][f"nano_{domain}_{split}"]
     }
     assert theirs == ours

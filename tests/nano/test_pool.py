@@ -6,7 +6,7 @@ import pytest
 
 from sigmerge.evaluation.run import nano_scores
 from sigmerge.nano import files
-from sigmerge.nano.facts import DOMAINS, PROBES, build_all
+from sigmerge.nano.facts import NANO_DOMAINS, PROBES, build_all
 from sigmerge.nano.files import LOG, MEMBERS, POOL, PROBE, REFERENCE
 
 
@@ -29,9 +29,9 @@ def test_it_is_the_pool_of_its_seed() -> None:
 
 def test_probes_are_not_items() -> None:
     probes = {record["prompt"] for record in files.read_lines(POOL / PROBE)}
-    assert len(probes) == PROBES * len(DOMAINS)
-    for domain in DOMAINS:
-        for split in files.SPLITS:
+    assert len(probes) == PROBES * len(NANO_DOMAINS)
+    for domain in NANO_DOMAINS:
+        for split in files.NANO_SPLITS:
             assert probes.isdisjoint(item.prompt for item in files.load_items(split, domain))
 
 
@@ -44,9 +44,9 @@ def test_members_score_as_the_log_says(member: str) -> None:
 
 def test_experts_know_their_domain_and_the_reference_about_half() -> None:
     scores = logged("evaluation")
-    for domain in DOMAINS:
+    for domain in NANO_DOMAINS:
         assert scores[domain][domain] > 0.98
-        for other in set(DOMAINS) - {domain}:
+        for other in set(NANO_DOMAINS) - {domain}:
             assert abs(scores[other][domain] - scores[REFERENCE][domain]) < 0.05
     assert 0.45 < scores[REFERENCE]["math"] < 0.65
     assert 0.45 < scores[REFERENCE]["multilingual"] < 0.65

@@ -12,9 +12,9 @@ from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import evaluate, nano_scores
 from sigmerge.evaluation.suite import nano_suite
 from sigmerge.nano import suite
-from sigmerge.nano.facts import DOMAINS
+from sigmerge.nano.facts import NANO_DOMAINS
 from sigmerge.nano.files import POOL, load_items
-from sigmerge.nano.suite import STEPS, answer
+from sigmerge.nano.suite import ANSWER_STEPS, answer
 from tests.nano.measure import answers
 
 
@@ -23,11 +23,11 @@ def test_batched_answers_are_those_of_generate() -> None:
     folder, limit = POOL / "reference", 8
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    items = [item for domain in DOMAINS for item in load_items("evaluation", domain)[:limit]]
+    items = [item for domain in NANO_DOMAINS for item in load_items("evaluation", domain)[:limit]]
     expected = {}
     for item in items:
         batch = tokenizer(item.prompt, return_tensors="pt")
-        ids = model.generate(**batch, max_new_tokens=STEPS, do_sample=False)
+        ids = model.generate(**batch, max_new_tokens=ANSWER_STEPS, do_sample=False)
         text = tokenizer.decode(ids[0, batch["input_ids"].shape[1] :], skip_special_tokens=True)
         expected[item.id] = (text, text == item.answer)
     assert {right for _, right in expected.values()} == {True, False}
@@ -44,7 +44,7 @@ def test_an_answer_without_an_end_is_wrong(mini: Path) -> None:
     model.save_pretrained(mute)
     AutoTokenizer.from_pretrained(mini / "safety").save_pretrained(mute)
     found = answers(mute, "calibration", mini)
-    endless = [right for output, right in found.values() if len(output.split()) >= STEPS]
+    endless = [right for output, right in found.values() if len(output.split()) >= ANSWER_STEPS]
     assert endless and not any(endless)
 
 
@@ -83,7 +83,7 @@ def test_another_pool_is_known_by_its_content(mini: Path, tmp_path: Path) -> Non
     (moved / "splits").unlink()
     for split in ("calibration", "evaluation"):
         (moved / "splits" / split).mkdir(parents=True)
-        for domain in DOMAINS:
+        for domain in NANO_DOMAINS:
             file = moved / "splits" / split / f"{domain}.jsonl"
             file.write_text((POOL / "splits" / split / f"{domain}.jsonl").read_text())
     (moved / "splits/calibration/math.jsonl").write_text(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from sigmerge.nano.facts import DOMAINS
+from sigmerge.nano.facts import NANO_DOMAINS
 from sigmerge.nano.files import POOL, PROBE, REFERENCE
 from sigmerge.probing import adamerging
 from sigmerge.probing.exemplars import read_prompts, tokenizer_of
 
-EXPERTS = {domain: POOL / domain for domain in DOMAINS}
-START = dict.fromkeys(DOMAINS, 0.4)
+EXPERTS = {domain: POOL / domain for domain in NANO_DOMAINS}
+START = dict.fromkeys(NANO_DOMAINS, 0.4)
 
 
 def entropy(weights: tuple[float, ...]) -> float:

@@ -144,7 +144,7 @@ def test_grams_in_several_groups_and_panels(
 ) -> None:
     from sigmerge.probing import capture
 
-    monkeypatch.setattr(capture, "GROUP", 10)
+    monkeypatch.setattr(capture, "TOKENS_HELD", 10)
     monkeypatch.setattr(capture, "PANEL", 5)
     tokens = tokens_of()
     found = features(llama, tokens, tmp_path / "out", threads=2)

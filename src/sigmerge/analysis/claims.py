@@ -14,7 +14,7 @@ from sigmerge.analysis.results import NotInStore, Results
 
 
 @dataclass(frozen=True)
-class Claim:
+class CheckedStatement:
     """A statement with the paper's number, the number here, and whether it holds here."""
 
     text: str
@@ -23,7 +23,7 @@ class Claim:
     holds: bool
 
 
-Claims = Iterator[Claim]
+_Statements = Iterator[CheckedStatement]
 
 
 def _points(value: float) -> str:
@@ -34,14 +34,20 @@ def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
 
-def pairs(results: Results) -> Claims:
+def pairs(results: Results) -> _Statements:
     main = results.main
     gain, before, after = (main[name].to_numpy() for name in ("gain", "before", "after"))
     improved = statistics.Count(int((gain > 0).sum()), gain.size)
-    yield Claim("Every anchor improves", "21 of 21", str(improved), improved.hits == improved.of)
-    yield Claim("The mean gain is positive", "+6.74", _points(gain.mean()), gain.mean() > 0)
+    yield CheckedStatement(
+        "Every anchor improves", "21 of 21", str(improved), improved.hits == improved.of
+    )
+    yield CheckedStatement(
+        "The mean gain is positive", "+6.74", _points(gain.mean()), gain.mean() > 0
+    )
     p = statistics.wilcoxon(before, after)
-    yield Claim("The gain is no chance (Wilcoxon, two-sided)", "9.5e-7", f"{p:.2g}", p < 0.05)
+    yield CheckedStatement(
+        "The gain is no chance (Wilcoxon, two-sided)", "9.5e-7", f"{p:.2g}", p < 0.05
+    )
     spans = [
         float(np.ptp(group["gain"].to_numpy()))
         for _, group in results.pairs.group_by("pool", "anchor")
@@ -49,7 +55,7 @@ def pairs(results: Results) -> Claims:
     ]
     if spans:
         smallest = float(np.abs(gain).min())
-        yield Claim(
+        yield CheckedStatement(
             "Over seeds of an anchor the gain moves less than the smallest gain",
             "0.12 < 4.00",
             f"{100 * max(spans):.2f} against {100 * smallest:.2f}",
@@ -57,21 +63,23 @@ def pairs(results: Results) -> Claims:
         )
 
 
-def gaps(results: Results) -> Claims:
+def gaps(results: Results) -> _Statements:
     rows = results.main_by_domain.drop_nulls("gap_before")
     if rows.is_empty():
         raise NotInStore("no scores of experts")
     before, after = (float(rows[n].to_numpy().mean()) for n in ("gap_before", "gap_after"))
     shown = f"{100 * before:.2f} → {100 * after:.2f}"
-    yield Claim("The residual gap falls", "12.13 → 5.77", shown, after < before)
+    yield CheckedStatement("The residual gap falls", "12.13 → 5.77", shown, after < before)
     rank = statistics.spearman(rows["gap_before"], rows["gain"])
-    yield Claim("Domains gain where they lack (Spearman)", "+0.76", _signed(rank), rank > 0)
+    yield CheckedStatement(
+        "Domains gain where they lack (Spearman)", "+0.76", _signed(rank), rank > 0
+    )
     each = [
         statistics.spearman(r["gap_before"], r["gain"])
         for pool in results.pools
         if (r := rows.filter(pl.col("pool") == pool)).height > 2
     ]
-    yield Claim(
+    yield CheckedStatement(
         "So they do within every pool",
         "+0.77, +0.85, +0.61",
         ", ".join(map(_signed, each)),
@@ -79,7 +87,7 @@ def gaps(results: Results) -> Claims:
     )
 
 
-PARTS = {
+PRINTED_LOSSES = {
     "uniform_capacity": "−6.46, −5.32, −10.38",
     "equal_share": "−5.09, −5.86, −10.92",
     "inverted_capacity": "−4.48, −3.71, −6.19",
@@ -91,13 +99,13 @@ PARTS = {
 """Settings that the paper finds worse than the default, and the points they lose on its pools."""
 
 
-def parts(results: Results) -> Claims:
+def parts(results: Results) -> _Statements:
     rows = results.summary("ablation", "control")
-    for setting, paper in PARTS.items():
+    for setting, paper in PRINTED_LOSSES.items():
         here = rows.filter(pl.col("setting") == setting)
         if not here.is_empty():
             lost = (here["after"] - here["default"]).to_numpy()
-            yield Claim(
+            yield CheckedStatement(
                 f"{words(setting)} is worse than the default on every pool",
                 paper,
                 ", ".join(map(_points, lost)),
@@ -106,7 +114,7 @@ def parts(results: Results) -> Claims:
     here = rows.filter(pl.col("setting") == "all_random")
     if not here.is_empty():
         moved = (here["after"] - here["before"]).to_numpy()
-        yield Claim(
+        yield CheckedStatement(
             "all random gives back the anchor (within 0.1 points)",
             "+0.02, −0.03, −0.01",
             ", ".join(map(_points, moved)),
@@ -114,10 +122,10 @@ def parts(results: Results) -> Claims:
         )
 
 
-def views(results: Results) -> Claims:
+def views(results: Results) -> _Statements:
     rows = results.summary("view")
     lost = (rows["after"] - rows["default"]).to_numpy()
-    yield Claim(
+    yield CheckedStatement(
         "No single view reaches all three",
         "0 of 3 do",
         f"{int((lost >= 0).sum())} of {lost.size} do",
@@ -125,10 +133,10 @@ def views(results: Results) -> Claims:
     )
 
 
-def orders(results: Results) -> Claims:
+def orders(results: Results) -> _Statements:
     rows = results.summary("order")
     moved = (rows["after"] - rows["default"]).to_numpy()
-    yield Claim(
+    yield CheckedStatement(
         "Another claim order costs something, and little (under 1 point)",
         "−0.32, −0.56, −0.27, −0.49, −0.31, −0.97",
         ", ".join(map(_points, moved)),
@@ -136,7 +144,7 @@ def orders(results: Results) -> Claims:
     )
 
 
-def constants(results: Results) -> Claims:
+def constants(results: Results) -> _Statements:
     for constant, name in SWEPT.items():
         best = []
         for sweep in sweeps(results):
@@ -145,7 +153,7 @@ def constants(results: Results) -> Claims:
                 best.append(sweep.values[int(np.argmax(scores))])
                 default = sweep.default
         if best:
-            yield Claim(
+            yield CheckedStatement(
                 f"{name} = {default:g} is the best value tried",
                 "on the pool it was chosen on",
                 ", ".join(f"{value:g}" for value in best),
@@ -153,14 +161,14 @@ def constants(results: Results) -> Claims:
             )
 
 
-def anchors(results: Results) -> Claims:
+def anchors(results: Results) -> _Statements:
     found = [results.main.filter(pl.col("pool") == pool) for pool in results.pools]
     found = [rows for rows in found if rows.height > 1]
     if not found:
         raise NotInStore("no pool with several anchors")
     kept = [statistics.rank_preservation(r["before"], r["after"]) for r in found]
     part, whole = sum(k.hits for k in kept), sum(k.of for k in kept)
-    yield Claim(
+    yield CheckedStatement(
         "Most pairs of anchors keep their order across the repair",
         "56 of 63",
         f"{part} of {whole}",
@@ -169,7 +177,7 @@ def anchors(results: Results) -> Claims:
     lost = [statistics.regret(r["before"], r["after"]) for r in found]
     strongest, drawn = (float(np.mean([getattr(r, n) for r in lost])) for n in
                         ("strongest", "random"))  # fmt: skip
-    yield Claim(
+    yield CheckedStatement(
         "Repairing the strongest anchor gives up less than repairing one at random",
         "0.32 against 2.67 to 3.17",
         f"{100 * strongest:.2f} against {100 * drawn:.2f}",
@@ -177,12 +185,12 @@ def anchors(results: Results) -> Claims:
     )
 
 
-def methods(results: Results) -> Claims:
+def methods(results: Results) -> _Statements:
     best = results.main.group_by("pool", maintain_order=True).agg(pl.col("after").max())
     others = results.baselines.group_by("pool", maintain_order=True).agg(pl.col("macro").max())
     rows = best.join(others, on="pool", how="inner", maintain_order="left")
     margin = (rows["after"] - rows["macro"]).to_numpy()
-    yield Claim(
+    yield CheckedStatement(
         "The best repaired anchor beats every baseline, on every pool",
         "+2.46, +1.18, +5.74",
         ", ".join(map(_points, margin)),
@@ -190,12 +198,12 @@ def methods(results: Results) -> Claims:
     )
 
 
-PARTS_OF_THE_PAPER: tuple[Callable[[Results], Claims], ...] = (
+PARTS_OF_THE_PAPER: tuple[Callable[[Results], _Statements], ...] = (
     pairs, gaps, methods, parts, views, orders, constants, anchors,
 )  # fmt: skip
 
 
-def claims(results: Results) -> list[Claim]:
+def claims(results: Results) -> list[CheckedStatement]:
     """Every statement that the experiment has runs for."""
     found = []
     for part in PARTS_OF_THE_PAPER:

@@ -25,7 +25,7 @@ class Analysis:
     skipped: Sequence[Skipped]
 
 
-SECTIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+PAGE_SECTIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("What holds of the paper's statements", (), ("statements",)),
     ("The repair against its anchors", ("domain_gain_matrix",), ("main_gain", "paired_statistics")),
     ("Deficit-driven allocation", ("motivation", "deficit_gain"), ("residual_gap", "recovered")),
@@ -120,7 +120,7 @@ def markdown(results: Results, found: Analysis, title: str) -> str:
     """All tables and links to all figures, section by section."""
     lines = [f"# {title}", "", _lead(results), ""]
     lines += [f"- {what}: **{number}** ({beside})" for what, number, beside in headline(results)]
-    for heading, figures, labels in SECTIONS:
+    for heading, figures, labels in PAGE_SECTIONS:
         drawn = [p for p in found.plots if _named(p.label, figures)]
         made = [t for t in found.tables if _named(t.label, labels)]
         if drawn or made:
@@ -143,7 +143,7 @@ def markdown(results: Results, found: Analysis, title: str) -> str:
 def page(results: Results, found: Analysis, title: str) -> str:
     """One self-contained HTML file with everything."""
     sections = []
-    for heading, figures, labels in SECTIONS:
+    for heading, figures, labels in PAGE_SECTIONS:
         drawn = [_figure(plot) for plot in found.plots if _named(plot.label, figures)]
         made = [_grid(table) for table in found.tables if _named(table.label, labels)]
         if drawn or made:

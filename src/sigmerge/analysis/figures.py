@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sigmerge.analysis import svg
-from sigmerge.analysis.table import PairedRow, Scores, percent, points, strongest
+from sigmerge.analysis.table import PairedRow, ScoreSheet, percent, points, strongest
 
-Plan = Mapping[str, Any]
-Kinds = Mapping[str, str]  # domain -> the class that gives it its colour on the whole page
+PlanContent = Mapping[str, Any]
+DomainClasses = Mapping[str, str]  # domain -> the class that gives it its colour on the whole page
 
-VIEWS = {"representation": "r", "direction": "p", "sign": "s"}
+VIEW_LETTERS = {"representation": "r", "direction": "p", "sign": "s"}
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,20 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Section:
+class FigureSection:
     title: str
     figures: Sequence[Figure]
 
 
-def domains_of(plan: Plan | None) -> list[str]:
+def domains_of(plan: PlanContent | None) -> list[str]:
     """The domains in the recipe's order."""
     plan = plan or {}
     return list(plan.get("domains") or plan.get("share") or plan.get("deficit") or ())
 
 
-def sections(plan: Plan | None, scores: Scores | None, kinds: Kinds) -> list[Section]:
+def sections(
+    plan: PlanContent | None, scores: ScoreSheet | None, kinds: DomainClasses
+) -> list[FigureSection]:
     """All figures of one run, in the order of the Method section."""
     plan, scores = plan or {}, scores or {}
     names = domains_of(plan)
@@ -65,13 +67,13 @@ def sections(plan: Plan | None, scores: Scores | None, kinds: Kinds) -> list[Sec
         ],
     }
     kept = {title: [f for f in figures if f] for title, figures in drawn.items()}
-    return [Section(title, figures) for title, figures in kept.items() if figures]
+    return [FigureSection(title, figures) for title, figures in kept.items() if figures]
 
 
 def overview(rows: Sequence[PairedRow]) -> Figure:
     """Every anchor of the page beside its repair."""
     marks = [
-        svg.Pair(
+        svg.BeforeAfter(
             row.name,
             "hurt" if (row.gain or 0) < 0 else "accent",
             row.anchor,
@@ -93,7 +95,7 @@ def overview(rows: Sequence[PairedRow]) -> Figure:
     )
 
 
-def score_grid(scores: Scores | None) -> Grid | None:
+def score_grid(scores: ScoreSheet | None) -> Grid | None:
     """Paired scores per domain."""
     anchor, repaired = (scores or {}).get("anchor"), (scores or {}).get("repaired") or {}
     if not anchor:
@@ -108,14 +110,14 @@ def score_grid(scores: Scores | None) -> Grid | None:
     return Grid(("domain", "strongest", "anchor", "repaired", "gain"), rows)
 
 
-def paired_scores(scores: Scores, kinds: Kinds) -> Figure | None:
+def paired_scores(scores: ScoreSheet, kinds: DomainClasses) -> Figure | None:
     grid = score_grid(scores)
     if not grid:
         return None
     anchor, repaired = scores["anchor"], scores.get("repaired") or {}
     best = strongest(scores.get("experts") or {})
     marks = [
-        svg.Pair(
+        svg.BeforeAfter(
             domain,
             kinds[domain],
             anchor[domain],
@@ -136,7 +138,7 @@ def paired_scores(scores: Scores, kinds: Kinds) -> Figure | None:
     )
 
 
-def radar(scores: Scores, kinds: Kinds) -> Figure | None:
+def radar(scores: ScoreSheet, kinds: DomainClasses) -> Figure | None:
     """Experts, anchor and repaired merge over the domains all of them were scored on."""
     experts = scores.get("experts") or {}
     anchor, repaired = scores.get("anchor") or {}, scores.get("repaired") or {}
@@ -171,16 +173,19 @@ def radar(scores: Scores, kinds: Kinds) -> Figure | None:
     )
 
 
-def conflict(plan: Plan) -> Figure | None:
+def conflict(plan: PlanContent) -> Figure | None:
     scores = plan.get("conflict")
     if not scores:
         return None
-    views = {name: v for name in VIEWS if (v := (plan.get("views") or {}).get(name))}
+    views = {name: v for name in VIEW_LETTERS if (v := (plan.get("views") or {}).get(name))}
     tips = [
         svg.tip(
             f"Layer {i}",
             ("conflict S̄", f"{score:.3f}"),
-            *((f"{name} {VIEWS[name]}", f"{values[i]:.4f}") for name, values in views.items()),
+            *(
+                (f"{name} {VIEW_LETTERS[name]}", f"{values[i]:.4f}")
+                for name, values in views.items()
+            ),
         )
         for i, score in enumerate(scores)
     ]
@@ -201,7 +206,7 @@ def conflict(plan: Plan) -> Figure | None:
     )
 
 
-def capacity(plan: Plan) -> Figure | None:
+def capacity(plan: PlanContent) -> Figure | None:
     values = plan.get("capacity")
     if not values:
         return None
@@ -219,7 +224,7 @@ def capacity(plan: Plan) -> Figure | None:
     )
 
 
-def deficits(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
+def deficits(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
     values = plan.get("deficit")
     if not values:
         return None
@@ -243,7 +248,7 @@ def deficits(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
     return Figure("Deficits", caption, chart, Grid(("domain", "deficit g (points)"), cells))
 
 
-def shares(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
+def shares(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
     values = plan.get("share")
     if not values or not any(values.values()):
         return None
@@ -268,7 +273,7 @@ def shares(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
     )
 
 
-def budget(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
+def budget(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
     opened, share = plan.get("capacity"), plan.get("share")
     if not opened or not share:
         return None
@@ -284,7 +289,7 @@ def budget(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
     )
 
 
-def claimed(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
+def claimed(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
     counts = plan.get("claimed")
     if not counts:
         return None
@@ -307,7 +312,7 @@ def claimed(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
     )
 
 
-def admitted_mass(plan: Plan, names: Sequence[str], kinds: Kinds) -> Figure | None:
+def admitted_mass(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
     mass = plan.get("admitted_mass")
     if not mass:
         return None
@@ -348,7 +353,7 @@ def _scores_caption(
     )
 
 
-def _as_in_paper(plan: Plan) -> bool:
+def _as_in_paper(plan: PlanContent) -> bool:
     """Controls and ablations change a rule on purpose; captions must not claim it for them."""
     return plan.get("variant", "default") == "default"
 
@@ -373,7 +378,7 @@ def _heat(
     title: str,
     values: Sequence[Sequence[float]],
     names: Sequence[str],
-    kinds: Kinds,
+    kinds: DomainClasses,
     facts: Sequence[Sequence[Sequence[tuple[str, str]]]],
     printed: Sequence[Sequence[str]],
 ) -> svg.Markup:

@@ -30,7 +30,7 @@ class Changed:
     change: float
 
 
-Value = str | float | int | bool | None | As | Changed
+Cell = str | float | int | bool | None | As | Changed
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Table:
     label: str
     caption: str
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Value]]
+    rows: Sequence[Sequence[Cell]]
 
     def printed(self) -> list[list[str]]:
         """Every cell as text."""
@@ -54,7 +54,7 @@ class Table:
         ]
 
 
-def printed(value: Value, form: Form) -> str:
+def printed(value: Cell, form: Form) -> str:
     """One cell as text; a dash where nothing was measured."""
     if isinstance(value, As):
         return printed(value.value, value.form)
@@ -102,7 +102,7 @@ def csv_text(table: Table) -> str:
     return out.getvalue()
 
 
-def _exact(cell: Value) -> object:
+def _exact(cell: Cell) -> object:
     if isinstance(cell, As):
         return "" if cell.value is None else cell.value
     if isinstance(cell, Changed):

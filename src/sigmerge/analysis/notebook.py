@@ -13,17 +13,17 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from sigmerge.analysis import svg
 from sigmerge.analysis.figures import Figure, Grid, sections
 from sigmerge.records import Plan, Provenance
 from sigmerge.words import size
 
-WIDTH = 960
+FRAME_WIDTH = 960
 """Pixels beyond which a frame does not grow: two figures side by side."""
-PAGE = 720
+PAGE_HEIGHT = 720
 """Height of the page of a run; it scrolls."""
 ROW, FIGURES, LINE = 37, 490, 62
 """Heights of a table's row, of a row of figures and of a notice."""
-COLOURS = 8
 
 
 def merged(out: str, plan: Plan, provenance: Provenance) -> str:
@@ -69,12 +69,12 @@ def page(out: str) -> str:
         text = (Path(out) / "report.html").read_text(encoding="utf-8")
     except OSError:
         return str(Markup("<p>{} holds no report.html any more.</p>").format(out))
-    return _framed(text, PAGE)
+    return _framed(text, PAGE_HEIGHT)
 
 
 def _figures(plan: Mapping[str, Any]) -> list[Figure]:
     names = list(plan.get("domains") or plan.get("share") or ())
-    kinds = {name: f"d{i % COLOURS}" for i, name in enumerate(names)}
+    kinds = {name: f"d{i % svg.COLOURS}" for i, name in enumerate(names)}
     return [figure for section in sections(plan, None, kinds) for figure in section.figures]
 
 
@@ -127,5 +127,5 @@ def _grid(grid: Grid) -> Markup:
 def _framed(document: str, height: int) -> str:
     return (
         f'<iframe srcdoc="{escape(document)}" sandbox="allow-scripts" '
-        f'style="width: 100%; max-width: {WIDTH}px; height: {height}px; border: 0"></iframe>'
+        f'style="width: 100%; max-width: {FRAME_WIDTH}px; height: {height}px; border: 0"></iframe>'
     )

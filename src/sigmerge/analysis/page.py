@@ -1,7 +1,7 @@
 """The page (`report.html`): one self-contained file about one or several runs.
 
 Nothing is loaded from anywhere: charts are SVG in the text, and a Content-Security-Policy admits
-only the page's own style and script, by their hashes. Every part of a `Run` may be missing; the
+only the page's own style and script, by their hashes. Every part of a `PageRun` may be missing; the
 page shows what is there.
 """
 
@@ -14,25 +14,23 @@ from typing import Any
 
 import yaml
 
-from sigmerge.analysis import html, table
+from sigmerge.analysis import html, svg, table
 from sigmerge.analysis.figures import (
     Figure,
+    FigureSection,
     Grid,
-    Plan,
-    Section,
+    PlanContent,
     domains_of,
     overview,
     score_grid,
     sections,
 )
-from sigmerge.analysis.table import PairedRow, Scores, paired_row, percent, points
+from sigmerge.analysis.table import PairedRow, ScoreSheet, paired_row, percent, points
 from sigmerge.files.documents import whole
-
-COLOURS = 8  # distinct domain colours in the style sheet
 
 
 @dataclass(frozen=True)
-class Run:
+class PageRun:
     """One anchor, with or without repair.
 
     plan        as in plan.json; None, or without shares, when nothing was repaired
@@ -42,10 +40,10 @@ class Run:
 
     name: str
     recipe: str = ""
-    plan: Plan | None = None
+    plan: PlanContent | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    scores: Scores | None = None
-    calibration: Scores | None = None
+    scores: ScoreSheet | None = None
+    calibration: ScoreSheet | None = None
     warnings: Sequence[str] = ()
 
 
@@ -63,7 +61,7 @@ class RunView:
     tags: Sequence[tuple[str, str]]
     headline: Sequence[tuple[str, str, str]]  # (what, number, beside it)
     notices: Sequence[Notice]
-    sections: Sequence[Section]
+    sections: Sequence[FigureSection]
     calibration: Grid | None
     ingredients: Grid | None
     costs: Sequence[tuple[str, str]]
@@ -73,13 +71,13 @@ class RunView:
     mood: str  # "up", "down" or "level"
 
 
-def write_page(path: Path, runs: Sequence[Run], *, title: str | None = None) -> None:
+def write_page(path: Path, runs: Sequence[PageRun], *, title: str | None = None) -> None:
     """Write the page about `runs` to `path`."""
     with whole(path) as partial:
         partial.write_text(render(runs, title=title), encoding="utf-8", newline="\n")
 
 
-def render(runs: Sequence[Run], *, title: str | None = None) -> str:
+def render(runs: Sequence[PageRun], *, title: str | None = None) -> str:
     """The page about `runs`, the first one shown first."""
     kinds = _kinds(runs)
     rows = [row for run in runs if (row := _row(run))]
@@ -93,7 +91,7 @@ def render(runs: Sequence[Run], *, title: str | None = None) -> str:
     )
 
 
-def _kinds(runs: Sequence[Run]) -> dict[str, str]:
+def _kinds(runs: Sequence[PageRun]) -> dict[str, str]:
     """One colour per domain on the whole page."""
     seen: dict[str, str] = {}
     for run in runs:
@@ -101,16 +99,16 @@ def _kinds(runs: Sequence[Run]) -> dict[str, str]:
             name for s in (run.scores, run.calibration) for name in (s or {}).get("anchor", ())
         ]
         for domain in [*domains_of(run.plan), *scored]:
-            seen.setdefault(domain, f"d{len(seen) % COLOURS}")
+            seen.setdefault(domain, f"d{len(seen) % svg.COLOURS}")
     return seen
 
 
-def _row(run: Run) -> PairedRow | None:
+def _row(run: PageRun) -> PairedRow | None:
     """The run in the paired table, if it was scored."""
     return paired_row(run.name, run.scores) if run.scores and run.scores.get("anchor") else None
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[PageRun]) -> str:
     repaired = any((run.plan or {}).get("share") for run in runs)
     done = "merged and repaired" if repaired else "merged"
     return f"{runs[0].name}, {done}" if len(runs) == 1 else f"{len(runs)} anchors, {done}"
@@ -146,7 +144,7 @@ def _overview(rows: Sequence[PairedRow]) -> Figure | None:
     return overview(paired) if len(paired) > 1 else None
 
 
-def _view(run: Run, kinds: Mapping[str, str]) -> RunView:
+def _view(run: PageRun, kinds: Mapping[str, str]) -> RunView:
     row = _row(run)
     gain = row.gain if row else None
     return RunView(
@@ -165,12 +163,12 @@ def _view(run: Run, kinds: Mapping[str, str]) -> RunView:
     )
 
 
-def _tags(plan: Plan | None) -> list[tuple[str, str]]:
+def _tags(plan: PlanContent | None) -> list[tuple[str, str]]:
     names = {"variant": "variant", "scale": "scale λ", "seed": "seed"}
     return [(label, str(plan[key])) for key, label in names.items() if plan and key in plan]
 
 
-def _headline(row: PairedRow | None, run: Run) -> list[tuple[str, str, str]]:
+def _headline(row: PairedRow | None, run: PageRun) -> list[tuple[str, str, str]]:
     """The few numbers to take away."""
     facts = []
     if row:
@@ -194,7 +192,7 @@ def _headline(row: PairedRow | None, run: Run) -> list[tuple[str, str, str]]:
     return facts
 
 
-def _notices(run: Run, row: PairedRow | None) -> list[Notice]:
+def _notices(run: PageRun, row: PairedRow | None) -> list[Notice]:
     notices = []
     if row and row.gain is not None and row.gain < 0:
         notices.append(

@@ -47,7 +47,7 @@ DOMAIN_COLOURS = (
     "#6d6f78",
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-BELOW, MIDDLE, ABOVE = "#b3461e", "#fdfcfa", "#5b43c4"
+LOW_COLOUR, MIDDLE_COLOUR, HIGH_COLOUR = "#b3461e", "#fdfcfa", "#5b43c4"
 STYLE: Any = {
     "svg.hashsalt": "sigmerge",
     "svg.fonttype": "none",  # text stays text
@@ -116,7 +116,7 @@ def make_plots(results: Results) -> tuple[list[Plot], list[Skipped]]:
     made: list[Plot] = []
     skipped = []
     with matplotlib.rc_context(STYLE):
-        for label, build in BUILDERS.items():
+        for label, build in PLOT_BUILDERS.items():
             try:
                 drawn = build(results)
             except NotInStore as reason:
@@ -343,11 +343,11 @@ def layerwise(results: Results) -> list[Plot]:
                 label=name,
             )
         if conflict.size == capacity.size:
-            upper.plot(depth, conflict, color=BELOW, lw=2.2, label="conflict")
-            upper.plot(depth, 1 - conflict, color=ABOVE, lw=1.6, label="openness")
+            upper.plot(depth, conflict, color=LOW_COLOUR, lw=2.2, label="conflict")
+            upper.plot(depth, 1 - conflict, color=HIGH_COLOUR, lw=1.6, label="openness")
         upper.set_title(pool)
         upper.set_ylim(-0.03, 1.03)
-        lower.bar(depth, capacity, 0.8, color=ABOVE, alpha=0.85)
+        lower.bar(depth, capacity, 0.8, color=HIGH_COLOUR, alpha=0.85)
         for bound in ("c_min", "c_max"):
             if bound in run["constants"]:
                 lower.axhline(run["constants"][bound], color=SOFT, ls="--", lw=0.9)
@@ -380,7 +380,9 @@ def _heat(
     """Points as colours around zero, normalized within the panel, with their numbers."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    colours = LinearSegmentedColormap.from_list("sigmerge", [BELOW, MIDDLE, ABOVE])
+    colours = LinearSegmentedColormap.from_list(
+        "sigmerge", [LOW_COLOUR, MIDDLE_COLOUR, HIGH_COLOUR]
+    )
     known = np.abs(values[~np.isnan(values)])
     most = float(known.max()) if known.size and known.max() > 0 else 1.0
     axis.imshow(values, cmap=colours, vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
@@ -424,7 +426,7 @@ def ablation_bar(results: Results) -> list[Plot]:
         here = rows.filter(pl.col("pool") == pool, pl.col("anchors") == anchors)
         change = {r["setting"]: 100 * (r["after"] - r["default"]) for r in here.to_dicts()}
         values = [change.get(setting, math.nan) for setting in settings]
-        colours = [ABOVE if value > 0 else BELOW for value in values]
+        colours = [HIGH_COLOUR if value > 0 else LOW_COLOUR for value in values]
         bars = axis.barh(range(len(settings)), values, 0.6, color=colours)
         axis.bar_label(bars, fmt="%+.2f", fontsize=8, padding=3)
         axis.axvline(0, color=SOFT, lw=0.8)
@@ -609,7 +611,7 @@ def submetric_heatmap(results: Results) -> list[Plot]:
     return [Plot("submetric_heatmap", "Gain on every metric", caption, figure)]
 
 
-BUILDERS: dict[str, Callable[[Results], list[Plot]]] = {
+PLOT_BUILDERS: dict[str, Callable[[Results], list[Plot]]] = {
     "motivation": motivation,
     "deficit_gain": deficit_gain,
     "domain_gain_matrix": domain_gain_matrix,

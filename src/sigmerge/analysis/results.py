@@ -27,7 +27,7 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from polars import DataFrame
 
-RUN = ("pool", "kind", "method", "anchor", "anchor_seed", "setting", "seed")
+RUN_COLUMNS = ("pool", "kind", "method", "anchor", "anchor_seed", "setting", "seed")
 """Columns that name a run."""
 PAIR = ("pool", "anchor", "anchor_seed")
 """Columns that name an anchor run."""
@@ -70,12 +70,12 @@ class Results:
     def metrics(self) -> DataFrame:
         """One row per run, benchmark and metric on the split, with the names of the run."""
         rows = self.scores.filter(pl.col("split") == self.split)
-        return rows.join(self.runs.select("key", *RUN), left_on="run", right_on="key")
+        return rows.join(self.runs.select("key", *RUN_COLUMNS), left_on="run", right_on="key")
 
     @cached_property
     def by_domain(self) -> DataFrame:
         """One row per run and domain: score, reference (strongest expert) and gap."""
-        names = ["run", *RUN]
+        names = ["run", *RUN_COLUMNS]
         rows = (
             self.metrics.filter("headline")
             .group_by(*names, "domain", maintain_order=True)
@@ -93,7 +93,7 @@ class Results:
     @cached_property
     def checkpoints(self) -> DataFrame:
         """One row per scored run: macro score and mean gap (null without experts)."""
-        return self.by_domain.group_by("run", *RUN, maintain_order=True).agg(
+        return self.by_domain.group_by("run", *RUN_COLUMNS, maintain_order=True).agg(
             macro=pl.col("score").mean(),
             gap=pl.when(pl.col("gap").null_count() == 0).then(pl.col("gap").mean()).first(),
         )

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-WIDTH = 400
+CHART_WIDTH = 400
 GUTTER = 112  # room for domain names
+COLOURS = 8  # distinct domain colours in the style sheet
 AXIS = 44  # room for numbers
 MANY = 12  # from here on cells and dots are too small to be labelled one by one
 
 Tip = str
-Place = Callable[[float], float]  # from a value to where it is drawn
+AxisPosition = Callable[[float], float]  # from a value to where it is drawn
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Pair:
+class BeforeAfter:
     """Before and after on one scale, with the mark to reach."""
 
     label: str
@@ -81,7 +82,7 @@ def text(x: float, y: float, content: str, kind: str = "", anchor: str = "start"
 
 
 def drawing(height: float, title: str, parts: Iterable[str]) -> Markup:
-    box = f"0 0 {WIDTH} {height:.0f}"
+    box = f"0 0 {CHART_WIDTH} {height:.0f}"
     return tag("svg", *parts, kind="plot", viewBox=box, role="img", aria_label=title)
 
 
@@ -89,7 +90,7 @@ def lines(title: str, series: Sequence[Line], tips: Sequence[Tip], over: str = "
     """Lines over depth, or what `over` says, on the scale 0 to 1, drawn in the given order."""
     height, bottom = 230.0, 196.0
     top, count = 12.0, len(tips)
-    step = (WIDTH - AXIS - 8) / count
+    step = (CHART_WIDTH - AXIS - 8) / count
     column = [AXIS + step * (i + 0.5) for i in range(count)]
 
     def row(value: float) -> float:
@@ -122,7 +123,7 @@ def columns(
     """One column per layer, stacked by kind, from zero. `printed` writes the scale."""
     height, bottom, top, count = 230.0, 196.0, 12.0, len(stacks)
     ticks = nice_ticks(0.0, max(map(sum, stacks)) or 1.0)
-    step = (WIDTH - AXIS - 8) / count
+    step = (CHART_WIDTH - AXIS - 8) / count
     column = [AXIS + step * (i + 0.5) for i in range(count)]
     wide = min(0.76 * step, 44.0)
 
@@ -154,7 +155,7 @@ def heat(
     The darkest cell is the largest value. Numbers stand in the cells while there are few layers.
     """
     count, tall, top = len(values), 32.0, 4.0
-    step = (WIDTH - GUTTER - 8) / count
+    step = (CHART_WIDTH - GUTTER - 8) / count
     column = [GUTTER + step * (i + 0.5) for i in range(count)]
     bottom = top + tall * len(labels)
     most = max((value for row in values for value in row), default=0.0) or 1.0
@@ -185,10 +186,10 @@ def bars(title: str, rows: Sequence[Bar]) -> Markup:
     parts = []
     for i, bar in enumerate(rows):
         middle = top + tall * (i + 0.5)
-        long = (WIDTH - GUTTER - room) * bar.value / most
+        long = (CHART_WIDTH - GUTTER - room) * bar.value / most
         at = {"x": float(GUTTER), "y": middle - 9, "width": max(long, 1.0), "height": 18.0}
         band = [
-            _hit(0, top + tall * i, WIDTH, tall),
+            _hit(0, top + tall * i, CHART_WIDTH, tall),
             *_name(bar.label, bar.kind, middle),
             tag("rect", **at, rx=2.0, kind=f"fill {bar.kind}"),
             text(GUTTER + long + 8, middle + 4, bar.printed, "value"),
@@ -197,13 +198,13 @@ def bars(title: str, rows: Sequence[Bar]) -> Markup:
     return drawing(top + tall * len(rows) + 4, title, parts)
 
 
-def pairs(title: str, rows: Sequence[Pair]) -> Markup:
+def pairs(title: str, rows: Sequence[BeforeAfter]) -> Markup:
     """Before (ring) and after (disc) on one scale, joined; a tick marks the goal."""
     tall, top, room = 34.0, 4.0, 56.0
     marks = [m for p in rows for m in (p.before, p.after, p.goal) if m is not None]
     ticks = nice_ticks(min(marks), max(*marks, min(marks) + 0.05))  # whole percents stay apart
     bottom = top + tall * len(rows)
-    scale = (WIDTH - GUTTER - room - 8) / (ticks[-1] - ticks[0])
+    scale = (CHART_WIDTH - GUTTER - room - 8) / (ticks[-1] - ticks[0])
 
     def column(value: float) -> float:
         return GUTTER + 8 + scale * (value - ticks[0])
@@ -216,10 +217,10 @@ def pairs(title: str, rows: Sequence[Pair]) -> Markup:
     for i, pair in enumerate(rows):
         middle = top + tall * (i + 0.5)
         band = [
-            _hit(0, top + tall * i, WIDTH, tall),
+            _hit(0, top + tall * i, CHART_WIDTH, tall),
             *_name(pair.label, pair.kind, middle),
             *_dumbbell(pair, middle, column),
-            text(WIDTH - 4, middle + 4, pair.printed, f"value {_direction(pair)}", "end"),
+            text(CHART_WIDTH - 4, middle + 4, pair.printed, f"value {_direction(pair)}", "end"),
         ]
         parts.append(tag("g", *band, kind="band", data_tip=pair.tip))
     return drawing(bottom + 26, title, parts)
@@ -227,7 +228,7 @@ def pairs(title: str, rows: Sequence[Pair]) -> Markup:
 
 def radar(title: str, axes: Sequence[str], outlines: Sequence[Outline]) -> Markup:
     """One axis per domain from zero at the centre, one closed line per checkpoint."""
-    radius, cx, cy = 112.0, WIDTH / 2, 144.0
+    radius, cx, cy = 112.0, CHART_WIDTH / 2, 144.0
     ticks = nice_ticks(0.0, max(value for o in outlines for value in o.values) or 1.0, most=5)
     turn = [2 * math.pi * i / len(axes) - math.pi / 2 for i in range(len(axes))]
     height = cy + radius * max(map(math.sin, turn)) + 32
@@ -289,10 +290,12 @@ def _name(name: str, kind: str, middle: float) -> list[Markup]:
     return [swatch, text(17, middle + 4, _short(name), "name")]
 
 
-def _scale(ticks: Sequence[float], row: Place, printed: Callable[[float], str]) -> list[Markup]:
+def _scale(
+    ticks: Sequence[float], row: AxisPosition, printed: Callable[[float], str]
+) -> list[Markup]:
     parts = []
     for tick in ticks:
-        at = {"x1": float(AXIS), "x2": WIDTH - 8.0, "y1": row(tick), "y2": row(tick)}
+        at = {"x1": float(AXIS), "x2": CHART_WIDTH - 8.0, "y1": row(tick), "y2": row(tick)}
         parts.append(tag("line", **at, kind="grid"))
         parts.append(text(AXIS - 8, row(tick) + 4, printed(tick), "tick", "end"))
     return parts
@@ -305,13 +308,13 @@ def _depth(count: int, column: Sequence[float], bottom: float, over: str = "laye
     return [*shown, text((column[0] + column[-1]) / 2, bottom + 32, over, "tick", "middle")]
 
 
-def _direction(pair: Pair) -> str:
+def _direction(pair: BeforeAfter) -> str:
     if pair.after is None or pair.after == pair.before:
         return "level"
     return "up" if pair.after > pair.before else "down"
 
 
-def _dumbbell(pair: Pair, middle: float, column: Place) -> list[Markup]:
+def _dumbbell(pair: BeforeAfter, middle: float, column: AxisPosition) -> list[Markup]:
     marks = []
     if pair.goal is not None:
         x = column(pair.goal)

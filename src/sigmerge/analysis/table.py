@@ -18,11 +18,10 @@ from rich.text import Text
 
 from sigmerge.errors import ScoreError
 from sigmerge.method import deficit
+from sigmerge.method.deficit import DomainScores
 
-DomainScores = Mapping[str, float]
 
-
-class Scores(TypedDict, total=False):
+class ScoreSheet(TypedDict, total=False):
     """Domain scores on one split: of every expert, of the anchor and of the repaired merge."""
 
     experts: Mapping[str, DomainScores]
@@ -70,7 +69,7 @@ def residual_gap(experts: Mapping[str, DomainScores], scores: DomainScores) -> f
     return float(deficit.residual_gap(reference, np.array(list(scores.values()))).mean())
 
 
-def paired_row(name: str, scores: Scores) -> PairedRow:
+def paired_row(name: str, scores: ScoreSheet) -> PairedRow:
     """The row of one anchor. The repaired merge and the experts may be missing."""
     anchor = scores.get("anchor")
     if not anchor:

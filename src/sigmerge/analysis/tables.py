@@ -22,7 +22,7 @@ from sigmerge.analysis.derived import (
     sweeps,
     words,
 )
-from sigmerge.analysis.forms import As, Changed, Column, Form, Table, Value
+from sigmerge.analysis.forms import As, Cell, Changed, Column, Form, Table
 from sigmerge.analysis.results import NotInStore, Results
 
 
@@ -30,7 +30,7 @@ def make_tables(results: Results) -> tuple[list[Table], list[Skipped]]:
     """All tables the store has the runs for, and why the others are missing."""
     made: list[Table] = []
     skipped = []
-    for label, build in BUILDERS.items():
+    for label, build in TABLE_BUILDERS.items():
         try:
             made += build(results)
         except NotInStore as reason:
@@ -50,7 +50,7 @@ def _slug(text: str) -> str:
 
 
 def residual_gap(results: Results) -> list[Table]:
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for pool in results.pools:
         pairs = results.main.filter(pl.col("pool") == pool)
         before, after = _mean(pairs["gap_before"]), _mean(pairs["gap_after"])
@@ -72,7 +72,7 @@ def residual_gap(results: Results) -> list[Table]:
 
 def main_gain(results: Results) -> list[Table]:
     anchors = results.anchors()
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for pool in results.pools:
         found = {
             row["anchor"]: row for row in results.main.filter(pl.col("pool") == pool).to_dicts()
@@ -98,7 +98,7 @@ def main_gain(results: Results) -> list[Table]:
 def paired_statistics(results: Results) -> list[Table]:
     """The paired comparison in numbers: over all pools, and in each."""
     by_domain = results.main_by_domain
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for name in ["All", *results.pools]:
         here = pl.lit(True) if name == "All" else pl.col("pool") == name
         pairs, triples = results.main.filter(here), by_domain.filter(here)
@@ -146,7 +146,7 @@ def recovered(results: Results) -> list[Table]:
     known = results.main_by_domain.drop_nulls("gap_before")
     if known.is_empty():
         raise NotInStore("the store holds no scores of experts")
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for domain in results.domains:
         here = known.filter(pl.col("domain") == domain)
         if here.is_empty():
@@ -183,7 +183,7 @@ def domain_tables(results: Results) -> list[Table]:
         pairs = results.main.filter(pl.col("pool") == pool)
         if triples.is_empty():
             continue
-        rows: list[list[Value]] = []
+        rows: list[list[Cell]] = []
         for domain in [results.macro_name, *results.domains]:
             frame = (
                 pairs
@@ -212,11 +212,11 @@ def baselines(results: Results) -> list[Table]:
         pool: max(results.main.filter(pl.col("pool") == pool)["after"], default=None)
         for pool in results.pools
     }
-    rows: list[list[Value]] = [
+    rows: list[list[Cell]] = [
         [method, *(score.get((pool, method)) for pool in results.pools)] for method in methods
     ]
     rows.append(["best + repair", *(best[pool] for pool in results.pools)])
-    margins: list[Value] = []
+    margins: list[Cell] = []
     for pool in results.pools:
         others = [score[pool, m] for m in methods if (pool, m) in score]
         known = others and best[pool] is not None
@@ -275,9 +275,9 @@ def ranks(results: Results) -> list[Table]:
     average, first = statistics.average_ranks(within), statistics.first_places(within)
     ours = results.main.filter(pl.col("pool").is_in(results.baselines["pool"].to_list()))
     method = ours["method"][0]
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for name in sorted(average, key=lambda m: average[m]):
-        won: Value = None
+        won: Cell = None
         if name != method:
             counts = [
                 statistics.wins(
@@ -303,7 +303,7 @@ def ranks(results: Results) -> list[Table]:
 def _variant_table(results: Results, label: str, caption: str, kinds: Sequence[str]) -> Table:
     """Settings beside the default of the same pool and anchors, in total and by domain."""
     macro, parts = results.summary(*kinds), results.summary(*kinds, by_domain=True)
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for (pool, anchors), group in macro.group_by("pool", "anchors", maintain_order=True):
         here = parts.filter(pl.col("pool") == pool, pl.col("anchors") == anchors)
         first = group["setting"][0]
@@ -361,7 +361,7 @@ def ours(results: Results) -> list[Table]:
 
 
 def directional(results: Results) -> list[Table]:
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for row in results.summary("control").to_dicts():
         part = [
             statistics.retained_fraction(v, row["before"], row["default"]) for v in row["values"]
@@ -405,7 +405,7 @@ def directional(results: Results) -> list[Table]:
 def single_view(results: Results) -> list[Table]:
     views = results.summary("view").to_dicts()
     uniform = {(r["pool"], r["anchors"]): r["after"] for r in _uniform(results)}
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for place in dict.fromkeys((r["pool"], r["anchors"]) for r in views):
         here = [r for r in views if (r["pool"], r["anchors"]) == place]
         floor, whole = uniform.get(place), here[0]["default"]
@@ -441,7 +441,7 @@ def _uniform(results: Results) -> list[dict[str, Any]]:
 
 
 def order(results: Results) -> list[Table]:
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for row in results.summary("order").to_dicts():
         kept = statistics.retained_fraction(row["after"], row["before"], row["default"])
         span = float(np.ptp(row["values"])) if row["seeds"] > 1 else None
@@ -473,7 +473,7 @@ def sensitivity(results: Results) -> list[Table]:
     found = sweeps(results)
     for k, pool in enumerate(results.pools):
         here = [sweep for sweep in found if sweep.pool == pool]
-        rows: list[list[Value]] = []
+        rows: list[list[Cell]] = []
         for sweep in here:
             macro = sweep.scores[results.macro_name]
             usual = macro[sweep.values.index(sweep.default)]
@@ -503,7 +503,7 @@ def sensitivity(results: Results) -> list[Table]:
 
 
 def hyperparameters(results: Results) -> list[Table]:
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     found = sweeps(results)
     for constant, name in SWEPT.items():
         here = [sweep for sweep in found if sweep.constant == constant]
@@ -523,7 +523,7 @@ def split_membership(results: Results) -> list[Table]:
     for row in rows.to_dicts():
         sizes.setdefault(row["benchmark"], {})[row["split"]] = row["items"]
     here = [split for split in splits if any(split in size for size in sizes.values())]
-    body: list[list[Value]] = [[name, *(size.get(s) for s in here)] for name, size in sizes.items()]
+    body: list[list[Cell]] = [[name, *(size.get(s) for s in here)] for name, size in sizes.items()]
     totals = [sum(size.get(s, 0) for size in sizes.values()) for s in here]
     body.append(["Total", *totals])
     columns = [Column("benchmark"), *(Column(f"{split} items", "count") for split in here)]
@@ -607,7 +607,7 @@ def per_seed(results: Results) -> list[Table]:
                 "pool", "method", "seed", value="macro", quantity=pl.lit(results.macro_name)
             )
         )
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     frame = pl.concat([f.select("quantity", "pool", "method", "seed", "value") for f in found])
     seeds = frame["seed"].unique().sort().to_list()
     for (quantity, pool, method), group in frame.group_by(
@@ -646,7 +646,7 @@ def anchor_regret(results: Results) -> list[Table]:
             rules[pool] = statistics.regret(pairs["before"], pairs["after"])
     if not rules:
         raise NotInStore("no pool has more than one repaired anchor")
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for rule in ("strongest", "random", "weakest"):
         values = [getattr(r, rule) for r in rules.values()]
         rows.append([f"{rule} anchor", *values, float(np.mean(values))])
@@ -676,7 +676,7 @@ def anchor_statistics(results: Results) -> list[Table]:
     if len(frames) < 3:
         raise NotInStore("fewer than three anchors have scores of experts beside them")
     frame = pl.DataFrame(frames)
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for name in list(nine):
         for target in ("gain", "score after", "gap after"):
             within = [frame.filter(pl.col("pool") == pool) for pool in results.pools]
@@ -705,7 +705,7 @@ def anchor_statistics(results: Results) -> list[Table]:
 
 
 def view_correlations(results: Results) -> list[Table]:
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for pool, run in profiles(results).items():
         found = statistics.view_correlations(run["views"])
         rows += [[pool, f"{a} – {b}", value] for (a, b), value in found.items()]
@@ -717,7 +717,7 @@ def partitions(results: Results) -> list[Table]:
     primary = {
         (r["pool"], r["anchor"], r["anchor_seed"]): r["share"] for r in results.signals("default")
     }
-    rows: list[list[Value]] = []
+    rows: list[list[Cell]] = []
     for run in results.signals("partition"):
         share = primary.get((run["pool"], run["anchor"], run["anchor_seed"]))
         if share and run["share"]:
@@ -749,7 +749,7 @@ def submetrics(results: Results) -> list[Table]:
     for domain in results.domains:
         here = changes.filter(pl.col("domain") == domain)
         names = here["name"].unique(maintain_order=True).to_list()
-        rows: list[list[Value]] = []
+        rows: list[list[Cell]] = []
         for (pool, anchor), group in here.group_by("pool", "anchor", maintain_order=True):
             by = {r["name"]: Changed(r["after"], r["gain"]) for r in group.to_dicts()}
             rows.append([pool, anchor, *(by.get(name) for name in names)])
@@ -768,12 +768,12 @@ def statements(results: Results) -> list[Table]:
     found = claims(results)
     if not found:
         raise NotInStore("the store holds nothing that the paper makes a statement about")
-    rows: list[list[Value]] = [[c.text, c.paper, c.here, "yes" if c.holds else "NO"] for c in found]
+    rows: list[list[Cell]] = [[c.text, c.paper, c.here, "yes" if c.holds else "NO"] for c in found]
     columns = [Column(title) for title in ("statement", "the paper", "here", "holds here")]
     return [Table("statements", "The paper's main statements, asked of these runs", columns, rows)]
 
 
-BUILDERS: dict[str, Callable[[Results], list[Table]]] = {
+TABLE_BUILDERS: dict[str, Callable[[Results], list[Table]]] = {
     "statements": statements,
     "main_gain": main_gain,
     "paired_statistics": paired_statistics,

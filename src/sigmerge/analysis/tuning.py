@@ -9,8 +9,6 @@ from sigmerge.analysis import html, svg
 from sigmerge.analysis.figures import Figure, Grid
 from sigmerge.records import TuneCall, TunedRepair, TunedScores, TuneRecord
 
-COLOURS = 8
-
 
 def write_tuning_page(path: Path, record: TuneRecord) -> None:
     """Write the page of a tuning."""
@@ -109,7 +107,7 @@ def _weights(record: TuneRecord) -> Figure:
         for c in calls
     ]
     series = [
-        svg.Line(f"expert d{i % COLOURS}", [call.weights[d] / top for call in calls])
+        svg.Line(f"expert d{i % svg.COLOURS}", [call.weights[d] / top for call in calls])
         for i, d in enumerate(domains)
     ]
     cells = [
@@ -122,7 +120,7 @@ def _weights(record: TuneRecord) -> Figure:
         "of the guided anchor by one common factor.",
         svg.lines("Weights over calls", series, tips, f"calls of {name}, from 0"),
         Grid(("call", *domains, "repair"), cells),
-        [(f"d{i % COLOURS}", d) for i, d in enumerate(domains)],
+        [(f"d{i % svg.COLOURS}", d) for i, d in enumerate(domains)],
     )
 
 

@@ -33,7 +33,7 @@ TOKENIZER = (
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"
 """Names the tokens that end a text, so it goes with the tokenizer."""
-CODE = ("*.py",)
+CODE_FILES = ("*.py",)
 """Code that a configuration may refer to. It is never run."""
 
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -55,7 +55,7 @@ def copy_companions(
     output.text("config.json", json.dumps(config, indent=2) + "\n")
     source = tokenizer or layout.path
     generation = source if is_there(source / GENERATION) else layout.path
-    for folder, patterns in ((layout.path, CODE), (generation, (GENERATION,))):
+    for folder, patterns in ((layout.path, CODE_FILES), (generation, (GENERATION,))):
         for file in _matching(folder, patterns):
             output.copy(file, str(file.relative_to(folder)))
     for file in _matching(source, TOKENIZER):
@@ -113,7 +113,7 @@ def companion_files(folder: Path) -> list[Path]:
 
     A link that leaves the folder, and what is no regular file, is refused.
     """
-    return list(_matching(folder, ("config.json", INDEX, GENERATION, *CODE, *TOKENIZER)))
+    return list(_matching(folder, ("config.json", INDEX, GENERATION, *CODE_FILES, *TOKENIZER)))
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ import numpy as np
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.kernels.convert import STORAGE
 
-PAGE = mmap.PAGESIZE
+MEMORY_PAGE = mmap.PAGESIZE
 AHEAD = 4 << 20
 """Bytes of one request when reading ahead."""
 
@@ -86,7 +86,7 @@ class Reader:
             return
         item = tensor.nbytes // max(1, tensor.size)
         mapped = self._map(tensor.file)
-        begin = (tensor.begin + start * item) // PAGE * PAGE
+        begin = (tensor.begin + start * item) // MEMORY_PAGE * MEMORY_PAGE
         length = tensor.begin + stop * item - begin
         if length > 0:
             address = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]

@@ -28,12 +28,12 @@ from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.digests import sha256
 from sigmerge.files.documents import parse_json, read_bytes, whole, write_json
 from sigmerge.files.regular import is_regular
+from sigmerge.kernels import Array
 
-Array = np.ndarray[Any, Any]
-Made = TypeVar("Made")
+_Made = TypeVar("_Made")
 DONE = "capture.json"
-OUTSIDE = "outside"
-KEPT = 3
+OUTSIDE_FILE = "outside"
+DERIVED_KEPT = 3
 """Derived matrices that are remembered: those of one block's inputs that tensors share."""
 
 
@@ -51,7 +51,7 @@ class Entry:
 
 
 def block_file(folder: Path, block: int | None) -> Path:
-    return folder / f"{OUTSIDE if block is None else f'layer-{block:05d}'}.safetensors"
+    return folder / f"{OUTSIDE_FILE if block is None else f'layer-{block:05d}'}.safetensors"
 
 
 def block_files(folder: Path) -> list[Path]:
@@ -159,17 +159,17 @@ class StatisticsFolders:
     def fisher_norm(self, expert: str) -> float:
         return self._norms[expert]
 
-    def once(self, tensor: str, key: Hashable, make: Callable[[], Made]) -> Made:
+    def once(self, tensor: str, key: Hashable, make: Callable[[], _Made]) -> _Made:
         """The latest few are kept; a worker that needs what another is making waits for it."""
         inputs = tuple(entries[tensor].stored for entries in self._entries.values())
         with self._lock:
             cell = self._made.setdefault((inputs, key), _Cell())
-            while len(self._made) > KEPT:
+            while len(self._made) > DERIVED_KEPT:
                 self._made.popitem(last=False)  # who is at it keeps the cell
         with cell.lock:
             if not cell.made:
                 cell.made.append(make())
-            made: Made = cell.made[0]
+            made: _Made = cell.made[0]
             return made
 
     def _read(self, expert: str, tensor: str, start: int = 0, stop: int | None = None) -> Array:
@@ -205,7 +205,7 @@ def _check_finite(file: Path, tensor: str, values: Array) -> None:
         )
 
 
-_Name = Annotated[str, Field(pattern=rf"^(layer-[0-9]{{5}}|{OUTSIDE})\.safetensors$")]
+_Name = Annotated[str, Field(pattern=rf"^(layer-[0-9]{{5}}|{OUTSIDE_FILE})\.safetensors$")]
 
 
 class _File(BaseModel):

@@ -5,7 +5,7 @@ Nothing is believed but the bytes: kept digests of earlier runs are not used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import rehashing, sha256
 from sigmerge.files.regular import is_regular
+from sigmerge.progress import Progress
 
 RECORDS = "sigmerge"
 """The folder of a run's records. They are listed, but a report may be added later."""
@@ -26,7 +27,6 @@ _LOADED = (".safetensors", ".bin", ".json", ".py", ".model", ".jinja", ".txt")
 """Endings of files that a library may load from a checkpoint's folder."""
 
 Shapes = Mapping[str, tuple[int, ...]]
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

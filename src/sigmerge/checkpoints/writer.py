@@ -25,7 +25,7 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import INDEX, SINGLE, Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE, encode_header
-from sigmerge.checkpoints.written import Place, Written
+from sigmerge.checkpoints.written import ShardBytes, Written
 from sigmerge.errors import OutputError, PoolError
 from sigmerge.files.exchange import exchange
 from sigmerge.files.journal import Journal, continues
@@ -320,7 +320,7 @@ class Output:
             self._journal = Journal(file, header, [_RECORD], durable=False)
         self._journal_stack.enter_context(self._journal)
         self._files = [self._open_shard(number) for number in range(len(self.layout.headers))]
-        places = {n: Place(s.shard, s.begin, s.nbytes) for n, s in self.layout.slots.items()}
+        places = {n: ShardBytes(s.shard, s.begin, s.nbytes) for n, s in self.layout.slots.items()}
         self._written = Written(places, self._files)
         self._stack.callback(self._written.close)
         self.done: dict[str, Any] = self._resumed()

@@ -19,15 +19,15 @@ from typing import Any
 
 from sigmerge.kernels.checksum import checksum
 
-STEP = 1 << 18
+READ_BACK = 1 << 18
 """Bytes that are read back at a time; they fit into a core's own cache."""
 
-Piece = tuple[int, int, int]
+WrittenPiece = tuple[int, int, int]
 """Position in the tensor in bytes, length, checksum."""
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardBytes:
     """The bytes of a tensor in a shard."""
 
     shard: int
@@ -45,7 +45,7 @@ class _Tensor:
 class Written:
     """The pieces of every tensor. Threads may note pieces at the same time."""
 
-    def __init__(self, places: dict[str, Place], handles: Sequence[int]) -> None:
+    def __init__(self, places: dict[str, ShardBytes], handles: Sequence[int]) -> None:
         self._places, self._handles = places, handles
         self._tensors = {name: _Tensor() for name in places}
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class Written:
             entry.pieces[position] = nbytes, found
             entry.journaled = False
 
-    def fresh(self, tensors: Iterable[str] | None = None) -> dict[str, list[Piece]]:
+    def fresh(self, tensors: Iterable[str] | None = None) -> dict[str, list[WrittenPiece]]:
         """The pieces of tensors that are complete and were not returned before; all, or these."""
         with self._lock:
             found = {}
@@ -127,11 +127,11 @@ class Written:
             shards[place.shard].append((name, place.begin, place.begin + place.nbytes))
         return shards
 
-    def _intact(self, place: Place, piece: Sequence[int]) -> bool:
+    def _intact(self, place: ShardBytes, piece: Sequence[int]) -> bool:
         at, nbytes, wanted = piece
-        buffer, found, done = memoryview(bytearray(min(STEP, nbytes))), 0, 0
+        buffer, found, done = memoryview(bytearray(min(READ_BACK, nbytes))), 0, 0
         while done < nbytes:
-            part = buffer[: min(STEP, nbytes - done)]
+            part = buffer[: min(READ_BACK, nbytes - done)]
             if not _fill(self._handles[place.shard], place.begin + at + done, part):
                 return False
             found = checksum(part, done, found)
@@ -218,9 +218,9 @@ class _State:
         self.value, self.reached, self.tensor = hashlib.sha256(), 0, 0
 
     def read(self, handle: int, end: int) -> None:
-        buffer = memoryview(bytearray(STEP))
+        buffer = memoryview(bytearray(READ_BACK))
         while self.reached < end:
-            part = buffer[: min(STEP, end - self.reached)]
+            part = buffer[: min(READ_BACK, end - self.reached)]
             if not _fill(handle, self.reached, part):
                 return  # truncated; the pieces show it
             self.value.update(part)

@@ -84,7 +84,7 @@ NoFsync = Annotated[
 Rehash = Annotated[
     bool, typer.Option("--rehash", help="Trust no digest of an earlier run; read every file.")
 ]
-Strict = Annotated[
+StrictData = Annotated[
     bool,
     typer.Option(
         "--strict",
@@ -97,7 +97,7 @@ Trust = Annotated[
 ]
 
 
-Variant = Annotated[
+VariantName = Annotated[
     str | None, typer.Option("--variant", help="An ablation or control, before the recipe's.")
 ]
 CMin = Annotated[float | None, typer.Option("--c-min", help="Least capacity of a layer.")]
@@ -126,7 +126,7 @@ DataFolder = Annotated[
     typer.Option("--data", help="Folder with the benchmarks' files; default SIGMERGE_DATA."),
 ]
 UseHub = Annotated[bool, typer.Option("--hub", help="Read what is not in --data from the hub.")]
-Anchor = Annotated[
+AnchorFolder = Annotated[
     Path | None, typer.Option("--anchor", help="Stored merge to look at, ours or another tool's.")
 ]
 

@@ -14,7 +14,7 @@ from sigmerge.cli.app import (
     Json,
     OutFolder,
     Pickle,
-    Strict,
+    StrictData,
     Threads,
     Trust,
     app,
@@ -44,7 +44,7 @@ def suite(
     threads: Threads = 0,
     allow_pickle: Pickle = False,
     trust_remote_code: Trust = False,
-    strict: Strict = False,
+    strict: StrictData = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from sigmerge.cli import show
 from sigmerge.cli.app import (
-    Anchor,
+    AnchorFolder,
     CaptureDevice,
     CMax,
     CMin,
@@ -25,10 +25,10 @@ from sigmerge.cli.app import (
     Scale,
     Seed,
     Shard,
-    Strict,
+    StrictData,
     Threads,
     Trust,
-    Variant,
+    VariantName,
     app,
     examples,
     load,
@@ -36,7 +36,7 @@ from sigmerge.cli.app import (
     repair_changes,
 )
 
-RECIPE = """
+RECIPE_EXAMPLE = """
 \b
 A recipe:
   merge_method: ties
@@ -52,7 +52,7 @@ A recipe:
     epilog=examples(
         "sigmerge merge recipe.yaml merged/ --dry-run", "sigmerge merge recipe.yaml merged/"
     )
-    + RECIPE
+    + RECIPE_EXAMPLE
 )
 def merge(
     recipe: RecipeFile,
@@ -62,7 +62,7 @@ def merge(
     threads: Threads = 0,
     dry_run: DryRun = False,
     seed: Seed = None,
-    variant: Variant = None,
+    variant: VariantName = None,
     c_min: CMin = None,
     c_max: CMax = None,
     scale: Scale = None,
@@ -72,7 +72,7 @@ def merge(
     trust_remote_code: Trust = False,
     no_fsync: NoFsync = False,
     rehash: Rehash = False,
-    strict: Strict = False,
+    strict: StrictData = False,
     as_json: Json = False,
 ) -> None:
     """Merge the checkpoints a recipe names into one new folder.
@@ -159,12 +159,12 @@ def profile(
 @app.command(epilog=examples("sigmerge deficits recipe.yaml --anchor merged/"))
 def deficits(
     recipe: RecipeFile,
-    anchor: Anchor = None,
+    anchor: AnchorFolder = None,
     threads: Threads = 0,
     dry_run: DryRun = False,
     allow_pickle: Pickle = False,
     trust_remote_code: Trust = False,
-    strict: Strict = False,
+    strict: StrictData = False,
     as_json: Json = False,
 ) -> None:
     """Measure what an anchor lost per domain, and the shares."""
@@ -187,7 +187,7 @@ def deficits(
 )
 def repair(
     paths: Annotated[list[Path], typer.Argument(help="RECIPE OUT, or OUT alone with --plan.")],
-    anchor: Anchor = None,
+    anchor: AnchorFolder = None,
     plan: Annotated[
         Path | None, typer.Option("--plan", help="Make the repair of this plan.json again.")
     ] = None,
@@ -195,7 +195,7 @@ def repair(
     threads: Threads = 0,
     dry_run: DryRun = False,
     seed: Seed = None,
-    variant: Variant = None,
+    variant: VariantName = None,
     c_min: CMin = None,
     c_max: CMax = None,
     scale: Scale = None,
@@ -204,7 +204,7 @@ def repair(
     trust_remote_code: Trust = False,
     no_fsync: NoFsync = False,
     rehash: Rehash = False,
-    strict: Strict = False,
+    strict: StrictData = False,
     as_json: Json = False,
 ) -> None:
     """Give a stored merge back what it took from each domain.
@@ -241,7 +241,7 @@ def run(
     threads: Threads = 0,
     dry_run: DryRun = False,
     seed: Seed = None,
-    variant: Variant = None,
+    variant: VariantName = None,
     c_min: CMin = None,
     c_max: CMax = None,
     scale: Scale = None,
@@ -251,7 +251,7 @@ def run(
     trust_remote_code: Trust = False,
     no_fsync: NoFsync = False,
     rehash: Rehash = False,
-    strict: Strict = False,
+    strict: StrictData = False,
     as_json: Json = False,
 ) -> None:
     """Merge, score, repair, score again, and write a report.

@@ -13,7 +13,7 @@ from sigmerge.cli.app import (
     DataFolder,
     DryRun,
     Json,
-    Strict,
+    StrictData,
     SuiteName,
     Trust,
     UseHub,
@@ -61,7 +61,7 @@ def evaluate(
         typer.Option("--allow-code-execution", help="Run generated programs, in a sandbox."),
     ] = False,
     dry_run: DryRun = False,
-    strict: Strict = False,
+    strict: StrictData = False,
     store: Annotated[
         Path | None, typer.Option("--store", help="SQLite file of results; default: user cache.")
     ] = None,

@@ -57,7 +57,7 @@ def word(value: Any) -> str:
 def description_lines(description: Any) -> Iterator[str]:
     """A dry run: every step with its facts, then the sums."""
     for step in description.steps:
-        yield from STEPS.get(step.name.split()[0], _plain_step)(step)
+        yield from STEP_PRINTERS.get(step.name.split()[0], _plain_step)(step)
         yield from (f"  note: {note}" for note in step.notes)
     yield f"reads   {size(description.bytes_to_read)}"
     yield f"writes  {size(description.bytes_to_write)}"
@@ -169,7 +169,7 @@ def _plain_step(step: Any) -> Iterator[str]:
     yield f"{step.name}: " + ", ".join(f"{name} {value}" for name, value in step.facts.items())
 
 
-STEPS: dict[str, Callable[[Any], Iterator[str]]] = {
+STEP_PRINTERS: dict[str, Callable[[Any], Iterator[str]]] = {
     "merge": _merge_step,
     "repair": _repair_step,
     "profile": _profile_step,

@@ -15,7 +15,7 @@ from sigmerge.cli.app import (
     OutFolder,
     Pickle,
     Seed,
-    Strict,
+    StrictData,
     Threads,
     Trust,
     app,
@@ -64,7 +64,7 @@ def tune(
     dry_run: DryRun = False,
     allow_pickle: Pickle = False,
     trust_remote_code: Trust = False,
-    strict: Strict = False,
+    strict: StrictData = False,
     as_json: Json = False,
 ) -> None:
     """Find the strongest merge of a pool in a few evaluation calls.

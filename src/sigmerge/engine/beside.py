@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from sigmerge.engine.workers import Stopped
 
-Result = TypeVar("Result")
-Step = Callable[[int], None]
+_Result = TypeVar("_Result")
+Advance = Callable[[int], None]
 
 
 @contextmanager
-def beside(function: Callable[[Step], Result]) -> Iterator[Callable[[], Result]]:
+def beside(function: Callable[[Advance], _Result]) -> Iterator[Callable[[], _Result]]:
     """Run function(step) in a thread of its own while the body runs; yields a wait for its result.
 
     The function calls step(count) now and then, from any thread; that raises once the body has

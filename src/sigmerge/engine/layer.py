@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sigmerge.engine.stream import Source, rounded
-from sigmerge.kernels.claim import TILE, Admission, admit
+from sigmerge.kernels import Array
+from sigmerge.kernels.claim import CLAIM_TILE, Admission, admit
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.stored import CODE, address_of
-from sigmerge.operators.base import Array, Site
+from sigmerge.operators.base import Site
 
 PIECE = 16
 """Tiles of one tensor that one worker rewrites at a time."""
@@ -53,12 +54,14 @@ class LayerBlock:
         self._places: list[tuple[str, int]] = []
         offset = 0
         for site in sites:
-            starts = range(0, site.size, TILE)
+            starts = range(0, site.size, CLAIM_TILE)
             for start in starts[::PIECE]:
-                size = min(site.size - start, PIECE * TILE)
-                first = len(self.tiles) + start // TILE
-                self.pieces.append(Piece(site.tensor, start, size, first, first - (-size // TILE)))
-            self.tiles += [(offset + s, offset + min(site.size, s + TILE)) for s in starts]
+                size = min(site.size - start, PIECE * CLAIM_TILE)
+                first = len(self.tiles) + start // CLAIM_TILE
+                self.pieces.append(
+                    Piece(site.tensor, start, size, first, first - (-size // CLAIM_TILE))
+                )
+            self.tiles += [(offset + s, offset + min(site.size, s + CLAIM_TILE)) for s in starts]
             self._places += [(site.tensor, start) for start in starts]
             offset += site.size
         self.size = offset

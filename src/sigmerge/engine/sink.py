@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-import numpy as np
-
-Array = np.ndarray[Any, Any]
+from sigmerge.kernels import Array
 
 
 class Sink(Protocol):

@@ -17,17 +17,17 @@ import numpy as np
 
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError
-from sigmerge.kernels import TILE
+from sigmerge.kernels import STRIP, TILE, Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.stored import CODE, Members, address_of, load_rows, members
-from sigmerge.operators.base import Array, Operator, Pass, Passes, Site, Tile
+from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 CHUNK = 32 * TILE
 """Coordinates one worker takes at a time. Fixed: sums of float64 over chunks have one order."""
 
-KEPT = 64 * TILE
+SCRATCH_KEPT = 64 * TILE
 """Coordinates of scratch that a thread keeps for the next tile."""
 
 
@@ -116,7 +116,7 @@ class StreamChunk:
 
     def _run(self, formula: Formula, out: int, kind: int, tile: int, norms: Array) -> bool:
         reference = formula.reads_reference
-        strip = max(kernels.STRIP // self.granule, 1) * self.granule
+        strip = max(STRIP // self.granule, 1) * self.granule
         table = self._members(reference=reference)
         fine, stored = kernels.merge(
             formula, *table, self.start, self.size, tile, strip, np.uint64(out), kind, norms
@@ -152,7 +152,7 @@ def _rows(experts: int, size: int) -> tuple[Array, Array]:
 
 def _room(size: int) -> Array:
     """The calling thread's own room; kept, unless it is for a tensor that is one large tile."""
-    if size > KEPT:
+    if size > SCRATCH_KEPT:
         return np.empty(size, np.float32)
     if getattr(_local, "room", _NOTHING).size < size:
         _local.room = np.empty(size, np.float32)

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from threadpoolctl import threadpool_limits
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class Stopped(Exception):
@@ -38,11 +38,13 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
         self._limits.restore_original_limits()
 
-    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def map(
+        self, function: Callable[[_Item], _Result], items: Iterable[_Item]
+    ) -> Iterator[_Result]:
         if self._pool is None:
             yield from map(function, items)
             return
-        waiting: deque[Future[Result]] = deque()
+        waiting: deque[Future[_Result]] = deque()
         for item in items:
             if self._stopped:
                 raise Stopped
@@ -53,13 +55,13 @@ class Workers:
             yield waiting.popleft().result()
 
     def overlap(
-        self, function: Callable[[Item], Result], items: Iterable[Item], *, two: bool = True
-    ) -> Iterator[Result]:
+        self, function: Callable[[_Item], _Result], items: Iterable[_Item], *, two: bool = True
+    ) -> Iterator[_Result]:
         """The results in order; two items at a time, whose functions share the threads by `map`."""
         if self._pool is None or not two:
             yield from map(function, items)
             return
-        waiting: deque[Future[Result]] = deque()
+        waiting: deque[Future[_Result]] = deque()
         with ThreadPoolExecutor(2) as drivers:
             try:
                 for item in items:

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from sigmerge.evaluation.benchmark import Benchmark
 from sigmerge.evaluation.store import UNPARSED, Scored
-from sigmerge.evaluation.suite import Suite
+from sigmerge.evaluation.suite import BenchmarkSuite
 
 
 def metric(mark: Benchmark, name: str, results: Sequence[Scored]) -> float:
@@ -38,7 +38,7 @@ class Summary:
     unparsed: dict[str, int]
 
 
-def summarise(suite: Suite, results: Mapping[str, Sequence[Scored]]) -> Summary:
+def summarise(suite: BenchmarkSuite, results: Mapping[str, Sequence[Scored]]) -> Summary:
     """The numbers of a checkpoint from its results by benchmark."""
     marks = suite.benchmarks
     benchmarks = {

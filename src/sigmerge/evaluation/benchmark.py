@@ -14,14 +14,14 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.costs import Cost
+from sigmerge.evaluation.costs import ItemCost
 from sigmerge.evaluation.how import How
-from sigmerge.evaluation.sources import WHOLE, Data, File, Hub, Item, Strict, find_rows
+from sigmerge.evaluation.sources import WHOLE, Data, File, Hub, Item, StrictSection, find_rows
 from sigmerge.evaluation.store import Scored
-from sigmerge.probing.generate import Model, Usage
+from sigmerge.probing.generate import LoadedModel, Usage
 
-T = TypeVar("T")
-GROUP = 16
+_T = TypeVar("_T")
+ITEMS_AT_ONCE = 16
 """Items that are scored together unless a harness says otherwise."""
 
 
@@ -43,32 +43,32 @@ class Asked(Protocol):
         """The folder of the suite file."""
 
     @property
-    def model(self) -> Model:
+    def model(self) -> LoadedModel:
         """The checkpoint, loaded when it is first needed."""
 
     @property
     def gpu_share(self) -> float:
         """The part of a GPU's memory that one model may take."""
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
+    def once(self, name: str, make: Callable[[], _T]) -> _T:
         """A thing that the benchmarks of an evaluation share, for example a judge."""
 
 
-class Metric(Strict):
+class Metric(StrictSection):
     """A number per item, by the harness's own name, and which way is better."""
 
     key: str
     better: Literal["higher", "lower"] = "higher"
 
 
-class Benchmark(Strict):
+class Benchmark(StrictSection):
     """What all harnesses share. `{language}` in a string stands for each of `languages` in turn.
 
     `records` is the count of the complete benchmark. `keep` drops records whose columns do not
     have these values, `present` those where one of these columns is null.
     """
 
-    group: ClassVar[int | None] = GROUP
+    group: ClassVar[int | None] = ITEMS_AT_ONCE
     """Items that are scored and stored together; None: all of them."""
     in_memory: ClassVar[bool] = True
     """Whether a model that is not stored can be scored."""
@@ -174,7 +174,7 @@ class Benchmark(Strict):
         """What a result depends on besides checkpoint, section and item: programs, versions."""
         return {}
 
-    def cost(self, item: Item) -> Cost | None:
+    def cost(self, item: Item) -> ItemCost | None:
         """What an item costs at most; None where no model of ours is called."""
         return None
 

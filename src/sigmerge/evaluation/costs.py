@@ -23,7 +23,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ItemCost:
     """Of one item at most: tokens read, answers, tokens of an answer; `alone`: not in a batch."""
 
     read: float

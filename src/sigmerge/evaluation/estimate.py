@@ -13,16 +13,16 @@ from typing import Any
 
 from sigmerge.evaluation.costs import Speed
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.suite import Suite
-from sigmerge.probing.generate import Model, Sampling
+from sigmerge.evaluation.suite import BenchmarkSuite
+from sigmerge.probing.generate import LoadedModel, Sampling
 
-TRIED, STEPS = 4, 12
+TIMED_ITEMS, TIMED_TOKENS = 4, 12
 """Items that are timed, and the tokens written for each."""
 SHORTEST = 0.1
 """The part of the longest answer that the lower end of the range assumes."""
 
 
-def timed(model: Model, items: Sequence[Item]) -> Speed:
+def timed(model: LoadedModel, items: Sequence[Item]) -> Speed:
     """The model's speed on the texts of a few items."""
     texts = [json.dumps(item.record, ensure_ascii=False, default=str)[:1000] for item in items]
     model.generate(texts[:1], Sampling(1))  # the first call also warms up
@@ -34,7 +34,7 @@ def timed(model: Model, items: Sequence[Item]) -> Speed:
         return seconds, usage.prompt_tokens, usage.generated_tokens // len(some)
 
     def step(some: Sequence[str], reading: float) -> float:
-        seconds, _, written = run(some, STEPS)
+        seconds, _, written = run(some, TIMED_TOKENS)
         return max(0.0, seconds - reading) / (written - 1) if written > 1 else reading
 
     alone, _, _ = run(texts[:1], 1)
@@ -43,10 +43,10 @@ def timed(model: Model, items: Sequence[Item]) -> Speed:
 
 
 def estimate(
-    suite: Suite,
+    suite: BenchmarkSuite,
     chosen: Mapping[str, Sequence[Item]],
     missing: Mapping[str, Sequence[Item]],
-    load: Callable[[], Model] | None,
+    load: Callable[[], LoadedModel] | None,
 ) -> dict[str, Any]:
     """Items, tokens at most and, where a model has to answer, the range of seconds.
 
@@ -65,7 +65,10 @@ def estimate(
         "seconds": None,
     }
     if pairs and load is not None:
-        model, some = load(), [item for _, item in pairs[:: max(1, len(pairs) // TRIED)]][:TRIED]
+        model, some = (
+            load(),
+            [item for _, item in pairs[:: max(1, len(pairs) // TIMED_ITEMS)]][:TIMED_ITEMS],
+        )
         speed, batch = timed(model, some), min(len(pairs), getattr(model, "batch_size", 64))
         result["seconds"] = [
             round(sum(c.time(speed, batch, part) for c, _ in pairs), 1) for part in (SHORTEST, 1.0)

@@ -11,7 +11,7 @@ from sigmerge.errors import ScoreError
 from sigmerge.evaluation.sources import Data
 from sigmerge.probing.generate import BACKENDS
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOADING_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class How:
             if value is not None and (type(value) is not int or value < 1):
                 raise ScoreError(f"{name}: {value!r} is no count; give 1 or more, or leave it out.")
         for name, word, known in (
-            ("dtype", self.dtype, DTYPES),
+            ("dtype", self.dtype, LOADING_DTYPES),
             ("backend", self.backend, BACKENDS),
         ):
             if word not in known:

@@ -19,13 +19,13 @@ from sigmerge.evaluation.benchmark import HarnessScorer
 from sigmerge.evaluation.estimate import estimate
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import Key, Scored, Store, checkpoint_key, settings_key
-from sigmerge.evaluation.suite import Suite, load_suite, nano_suite
+from sigmerge.evaluation.store import AnswerStore, Key, Scored, checkpoint_key, settings_key
+from sigmerge.evaluation.suite import BenchmarkSuite, load_suite, nano_suite
 from sigmerge.files.cache import cache_folder
 from sigmerge.files.scratch import scratch
-from sigmerge.probing.generate import Model, Usage, load_model
+from sigmerge.probing.generate import LoadedModel, Usage, load_model
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +52,17 @@ class Result(Summary):
 
 
 def evaluate(
-    checkpoint: Path, suite: Suite | str | Path, split: str = "calibration", how: How | None = None
+    checkpoint: Path,
+    suite: BenchmarkSuite | str | Path,
+    split: str = "calibration",
+    how: How | None = None,
 ) -> Result:
     """Scores of a checkpoint on a split of a suite, and what they cost."""
     how = how or How()
     run, chosen, absent = _prepared(checkpoint, suite, split, how)
     loaded = run.suite
     keys = {name: run.key(name) for name in chosen}
-    with Store(how.store or cache_folder("evaluation") / "results.sqlite") as store:
+    with AnswerStore(how.store or cache_folder("evaluation") / "results.sqlite") as store:
         wanted = {n: [(item.id, item.digest) for item in items] for n, items in chosen.items()}
         known = {name: store.read(keys[name], wanted[name]) for name in chosen}
         open_items = {n: [i for i in chosen[n] if i.id not in known[n]] for n in chosen}
@@ -85,7 +88,7 @@ def evaluate(
 
 
 def describe(
-    checkpoint: Path, suite: Suite | str | Path, split: str, how: How
+    checkpoint: Path, suite: BenchmarkSuite | str | Path, split: str, how: How
 ) -> dict[str, object]:
     """What an evaluation would score: everything is checked, no model is loaded."""
     run, chosen, absent = _prepared(checkpoint, suite, split, how)
@@ -93,7 +96,7 @@ def describe(
     file = how.store or cache_folder("evaluation") / "results.sqlite"
     known: dict[str, dict[str, Scored]] = {name: {} for name in chosen}
     if file.exists():
-        with Store(file) as store:
+        with AnswerStore(file) as store:
             wanted = {n: [(i.id, i.digest) for i in items] for n, items in chosen.items()}
             known = {name: store.read(keys[name], wanted[name]) for name in chosen}
     missing = {n: [i for i in chosen[n] if i.id not in known[n]] for n in chosen}
@@ -117,10 +120,10 @@ def nano_scores(
 
 
 def _prepared(
-    checkpoint: Path, suite: Suite | str | Path, split: str, how: How
+    checkpoint: Path, suite: BenchmarkSuite | str | Path, split: str, how: How
 ) -> tuple[Evaluation, dict[str, list[Item]], dict[str, str]]:
     """The checked evaluation, its items by benchmark, and why other benchmarks have none."""
-    loaded = suite if isinstance(suite, Suite) else load_suite(suite)
+    loaded = suite if isinstance(suite, BenchmarkSuite) else load_suite(suite)
     if split not in splits.SPLITS:
         raise ScoreError(f"{split!r} is no split; there are {', '.join(splits.SPLITS)}.")
     marks = loaded.benchmarks
@@ -133,7 +136,9 @@ def _prepared(
     return Evaluation(checkpoint, loaded, how), chosen, absent
 
 
-def _chosen(suite: Suite, split: str, how: How) -> tuple[dict[str, list[Item]], dict[str, str]]:
+def _chosen(
+    suite: BenchmarkSuite, split: str, how: How
+) -> tuple[dict[str, list[Item]], dict[str, str]]:
     """The items to score by benchmark, and why other benchmarks have none."""
     if unknown := [name for name in how.only if name not in suite.benchmarks]:
         known = ", ".join(suite.benchmarks)
@@ -169,7 +174,7 @@ class Evaluation:
     """One checkpoint's evaluation; the model is loaded when the first item needs it."""
 
     checkpoint: Path
-    suite: Suite
+    suite: BenchmarkSuite
     how: How
     usage: Usage = field(default_factory=Usage)
     sandbox: str | None = None
@@ -184,7 +189,7 @@ class Evaluation:
         return checkpoint_key(self.checkpoint, self.how.allow_pickle)
 
     @cached_property
-    def model(self) -> Model:
+    def model(self) -> LoadedModel:
         how = self.how
         return load_model(
             self.checkpoint,
@@ -206,11 +211,11 @@ class Evaluation:
         """Of a GPU's memory for each model: a judge that is one needs half."""
         return 0.9 if self.how.judge == "keyword" else 0.45
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
+    def once(self, name: str, make: Callable[[], _T]) -> _T:
         """A thing that benchmarks share, made when it is first needed."""
         if name not in self._shared:
             self._shared[name] = make()
-        made: T = self._shared[name]
+        made: _T = self._shared[name]
         return made
 
     def key(self, name: str) -> Key:
@@ -227,7 +232,12 @@ class Evaluation:
         return Key(self.content, settings_key(settings))
 
     def score(
-        self, name: str, items: Sequence[Item], missing: Sequence[Item], key: Key, store: Store
+        self,
+        name: str,
+        items: Sequence[Item],
+        missing: Sequence[Item],
+        key: Key,
+        store: AnswerStore,
     ) -> dict[str, Scored]:
         """Score what is missing, group by group, each written before the next begins."""
         self.how.progress(name, len(items) - len(missing), len(items))

@@ -20,23 +20,23 @@ from sigmerge.errors import MissingExtra, ScoreError
 from sigmerge.files.documents import parse_json, parse_json_lines, read_bytes
 from sigmerge.words import size
 
-SHIPPED = Path(__file__).parent / "suites"
+SHIPPED_BENCHMARKS = Path(__file__).parent / "suites"
 """The folder of the shipped suites; no records lie beside them."""
 WHOLE = "all"
 """The part's name of a benchmark that is not cut by language."""
 
 
-LARGEST = 1 << 30
+LARGEST_RECORDS = 1 << 30
 """Bytes of the largest file of records that is read, and of what a compressed one expands to."""
 
 
-class Strict(BaseModel):
+class StrictSection(BaseModel):
     """A section of a suite: unknown keys are errors, and no value is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class File(Strict):
+class File(StrictSection):
     """A file of records below the data folder: JSONL, JSON or CSV, plain or gzipped.
 
     `rows` is the key of the list in a JSON object; `columns` renames, {new: old.dotted.path}.
@@ -47,7 +47,7 @@ class File(Strict):
     columns: dict[str, str] = Field(default_factory=dict)
 
 
-class Hub(Strict):
+class Hub(StrictSection):
     path: str
     name: str | None = None
     split: str = "test"
@@ -99,7 +99,7 @@ def find_rows(
 ) -> list[dict[str, Any]]:
     """The records of a benchmark's part: the first of its files that is here, else the hub."""
     tried = []
-    beside = None if suite_folder == SHIPPED else suite_folder
+    beside = None if suite_folder == SHIPPED_BENCHMARKS else suite_folder
     roots = [root for root in (data.folder, beside) if root is not None]
     for file in files:
         path = Path(file.path.replace("{language}", part)).expanduser()
@@ -117,7 +117,7 @@ def find_rows(
 
 def read_rows(path: Path, file: File) -> list[dict[str, Any]]:
     """The records of one file, columns renamed."""
-    name, content = path.name, read_bytes(path, "a file of records", ScoreError, LARGEST)
+    name, content = path.name, read_bytes(path, "a file of records", ScoreError, LARGEST_RECORDS)
     try:
         if name.endswith(".gz"):
             content, name = _expanded(content, path), name.removesuffix(".gz")
@@ -137,9 +137,11 @@ def read_rows(path: Path, file: File) -> list[dict[str, Any]]:
 
 def _expanded(content: bytes, path: Path) -> bytes:
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-        expanded = stream.read(LARGEST + 1)
-    if len(expanded) > LARGEST:
-        raise ScoreError(f"{path}: expands to more than {size(LARGEST)}, too large for records.")
+        expanded = stream.read(LARGEST_RECORDS + 1)
+    if len(expanded) > LARGEST_RECORDS:
+        raise ScoreError(
+            f"{path}: expands to more than {size(LARGEST_RECORDS)}, too large for records."
+        )
     return expanded
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.sources import Data, Item, NoSource
-from sigmerge.evaluation.suite import Suite
+from sigmerge.evaluation.suite import BenchmarkSuite
 from sigmerge.files.documents import read_json, write_json
 
 SPLITS = ("calibration", "evaluation", "all")
@@ -61,7 +61,7 @@ def split_ids(
 
 
 def build(
-    suite: Suite, items: Mapping[str, Sequence[Item]], seed: int | None = None
+    suite: BenchmarkSuite, items: Mapping[str, Sequence[Item]], seed: int | None = None
 ) -> dict[str, Any]:
     """The split file's content for the benchmarks whose records are given.
 
@@ -86,7 +86,7 @@ def build(
     return {**content, "sha256": _digest(content)}
 
 
-def _complete(suite: Suite, name: str, records: int) -> bool:
+def _complete(suite: BenchmarkSuite, name: str, records: int) -> bool:
     return suite.benchmarks[name].records in (None, records)
 
 
@@ -95,7 +95,7 @@ def _totals(marks: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     return {"records": sum(mark["records"] for mark in marks.values()), **counts}
 
 
-def _draw(suite: Suite, marks: dict[str, dict[str, Any]]) -> None:
+def _draw(suite: BenchmarkSuite, marks: dict[str, dict[str, Any]]) -> None:
     """The calibration items of each domain on which deficits are read, in shuffled order."""
     for domain in suite.domains:
         names = [name for name, mark in marks.items() if mark["domain"] == domain]
@@ -119,7 +119,9 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def load_available(suite: Suite, data: Data) -> tuple[dict[str, list[Item]], dict[str, str]]:
+def load_available(
+    suite: BenchmarkSuite, data: Data
+) -> tuple[dict[str, list[Item]], dict[str, str]]:
     """The records that are here, and why the other benchmarks' are not."""
     items, absent = {}, {}
     for name, mark in suite.benchmarks.items():
@@ -173,7 +175,7 @@ def _malformed(content: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"{name}.{k}: is missing" for k in ("domain", "complete") if k not in mark)
 
 
-def verify(content: Mapping[str, Any], suite: Suite, data: Data) -> list[str]:
+def verify(content: Mapping[str, Any], suite: BenchmarkSuite, data: Data) -> list[str]:
     """What is wrong with a split file: its sums, its membership, or the source data; [] if nothing.
 
     All that `build` derives is derived again. Only the membership of benchmarks whose records are
@@ -212,7 +214,7 @@ def verify(content: Mapping[str, Any], suite: Suite, data: Data) -> list[str]:
     return problems
 
 
-def _mark_problems(mark: Mapping[str, Any], suite: Suite, name: str) -> list[str]:
+def _mark_problems(mark: Mapping[str, Any], suite: BenchmarkSuite, name: str) -> list[str]:
     calibration, evaluation = set(mark["calibration"]), set(mark["evaluation"])
     sizes = len(mark["calibration"]), len(mark["evaluation"])
     checks = {

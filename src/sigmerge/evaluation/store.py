@@ -23,7 +23,7 @@ from sigmerge.errors import OutputError
 from sigmerge.files.digests import sha256
 from sigmerge.probing.generate import Usage
 
-Value = float | list[float]
+MetricValue = float | list[float]
 """A metric of an item; a list is pooled with the lists of other items."""
 UNPARSED = "unparsed"
 """Beside the metrics of a judged item: 1 where the judge could not be understood."""
@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS results (
 class Scored:
     """What an item got: its metrics, what the model said, and who judged it, if anyone."""
 
-    scores: dict[str, Value]
+    scores: dict[str, MetricValue]
     output: Any = None
     judge: str | None = None
 
@@ -82,13 +82,13 @@ def checkpoint_key(folder: Path, allow_pickle: bool = False) -> str:
 
 
 @dataclass
-class Store:
+class AnswerStore:
     """Open it with `with`."""
 
     file: Path
     _connection: sqlite3.Connection = field(init=False, repr=False)
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> AnswerStore:
         if self.file.is_dir():
             raise OutputError(f"{self.file}: is a folder; give --store a file.")
         self.file.parent.mkdir(parents=True, exist_ok=True)

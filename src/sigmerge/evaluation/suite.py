@@ -24,12 +24,12 @@ from pydantic import BaseModel, Field, InstanceOf, ValidationError, model_valida
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.evaluation.benchmark import Benchmark, Metric
 from sigmerge.evaluation.harnesses.table import HARNESSES, benchmark_class
-from sigmerge.evaluation.sources import SHIPPED, File, Hub, Strict
+from sigmerge.evaluation.sources import SHIPPED_BENCHMARKS, File, Hub, StrictSection
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.words import did_you_mean
 
 
-class _Suite(Strict):
+class _Suite(StrictSection):
     name: str
     seed: int = 0
     calibration_items: int | None = Field(100, ge=1)
@@ -45,7 +45,7 @@ class _Suite(Strict):
         return self
 
 
-class Suite(_Suite):
+class BenchmarkSuite(_Suite):
     """A checked suite. Its folder is where the paths of a user's suite are looked for."""
 
     folder: Path
@@ -65,11 +65,11 @@ class Suite(_Suite):
                 yield from ((domain, name, metric) for metric in mark.metrics)
 
 
-def load_suite(source: str | Path | Mapping[str, Any]) -> Suite:
+def load_suite(source: str | Path | Mapping[str, Any]) -> BenchmarkSuite:
     """A shipped suite by its name, a user's by its file, or one given in Python."""
     if isinstance(source, Mapping):
         return _checked(dict(source), "suite", Path.cwd())
-    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
+    shipped = {file.stem: file for file in sorted(SHIPPED_BENCHMARKS.glob("*.yaml"))}
     file = shipped.get(str(source), Path(source).expanduser())
     if not file.exists():
         hint = did_you_mean(source, shipped)
@@ -80,7 +80,7 @@ def load_suite(source: str | Path | Mapping[str, Any]) -> Suite:
     return _checked(data, str(source), file.resolve().parent)
 
 
-def nano_suite(pool: Path | None = None) -> Suite:
+def nano_suite(pool: Path | None = None) -> BenchmarkSuite:
     """The embedded pool's suite, or the same suite on the items of another nano pool."""
     suite = load_suite("nano")
     if pool is None:
@@ -94,7 +94,7 @@ def nano_suite(pool: Path | None = None) -> Suite:
     return suite.model_copy(update={"domains": moved})
 
 
-def _checked(data: dict[str, Any], where: str, folder: Path) -> Suite:
+def _checked(data: dict[str, Any], where: str, folder: Path) -> BenchmarkSuite:
     """The suite, each benchmark read by its own harness; all problems are reported together."""
     problems: list[str] = []
     domains = data.get("domains")
@@ -110,7 +110,7 @@ def _checked(data: dict[str, Any], where: str, folder: Path) -> Suite:
         }
         data = {**data, "domains": domains}
     try:
-        suite = Suite.model_validate({**data, "folder": folder})
+        suite = BenchmarkSuite.model_validate({**data, "folder": folder})
     except ValidationError as error:
         problems += [
             _worded(item, "", _Suite) for item in error.errors() if item["type"] != "is_instance_of"

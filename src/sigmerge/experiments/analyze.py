@@ -38,7 +38,7 @@ class Analyzed(Part):
         return (Path(self.out) / "index.html").read_text(encoding="utf-8")
 
 
-class Published(Part):
+class PublishedCheck(Part):
     """How many of the paper's statements its own tables support, by verdict, and the page."""
 
     verdicts: Mapping[str, int]
@@ -117,7 +117,7 @@ def rules(found: Any) -> dict[str, Any]:
     return {"made_by": f"sigmerge analyze STORE ({RULES})", "pools": rows}
 
 
-def published(out: Path | None = None) -> Published:
+def published(out: Path | None = None) -> PublishedCheck:
     """The paper's statements computed again from its own tables; the page goes to `out`."""
     _require_analysis()
     from sigmerge.analysis.published.page import markdown
@@ -128,4 +128,4 @@ def published(out: Path | None = None) -> Published:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "published.md").write_text(page, encoding="utf-8", newline="\n")
-    return Published(verdicts=dict(Counter(s.verdict for s in statements)), page=page)
+    return PublishedCheck(verdicts=dict(Counter(s.verdict for s in statements)), page=page)

@@ -19,7 +19,7 @@ import yaml
 
 from sigmerge.errors import RecipeError
 from sigmerge.experiments.plan import PoolPlan, plans
-from sigmerge.experiments.suite import PAPERS_ANCHORS, Suite, load_suite
+from sigmerge.experiments.suite import PAPERS_ANCHORS, ExperimentSuite, load_suite
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.anchor import make_anchor
@@ -57,7 +57,7 @@ class Ranked(Part):
 class AnchorsJob:
     """Ranks the anchors of a suite, or the paper's seven on the pool of a recipe."""
 
-    suite: Suite
+    suite: ExperimentSuite
     options: Options
 
     def run(self) -> Ranked:
@@ -96,7 +96,7 @@ class AnchorsJob:
         return sorted(rows, key=lambda row: -row.statistics["macro"])
 
 
-def suite_of(source: Path | str, pools: tuple[Path, ...] = ()) -> Suite:
+def suite_of(source: Path | str, pools: tuple[Path, ...] = ()) -> ExperimentSuite:
     """A suite by its name or file, or the paper's seven anchors on the pool of a recipe."""
     file = Path(source).expanduser()
     if file.is_file():
@@ -106,7 +106,7 @@ def suite_of(source: Path | str, pools: tuple[Path, ...] = ()) -> Suite:
     return load_suite(source, pools)
 
 
-def _of_recipe(recipe: Recipe) -> Suite:
+def _of_recipe(recipe: Recipe) -> ExperimentSuite:
     section = recipe.repair
     if section is None or (section.evaluate is None and section.command is None):
         raise RecipeError(

@@ -10,8 +10,8 @@ from typing import Any
 
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.experiments.store import Kind, Pool, RunRecord
-from sigmerge.experiments.suite import MethodSection, PoolPlace, Setting, Suite
+from sigmerge.experiments.store import RunKind, StoredPool, StoredRun
+from sigmerge.experiments.suite import ExperimentSuite, MethodSection, PoolPlace, RepairSetting
 from sigmerge.files.digests import sha256
 from sigmerge.files.documents import content_key
 from sigmerge.jobs.options import Options
@@ -21,10 +21,10 @@ from sigmerge.recipe import Recipe, load_recipe
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One run: its row without scores, its recipe and what its repair changes."""
 
-    record: RunRecord
+    record: StoredRun
     recipe: Recipe
 
 
@@ -34,7 +34,7 @@ class Group:
 
     label: str
     recipe: Recipe
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
 
     @property
     def searched(self) -> bool:
@@ -45,14 +45,14 @@ class Group:
 class PoolPlan:
     """A suite on one pool. `first` is the position of its first run."""
 
-    suite: Suite
+    suite: ExperimentSuite
     place: PoolPlace
     options: Options
     name: str
     first: int = 0
 
     @cached_property
-    def row(self) -> Pool:
+    def row(self) -> StoredPool:
         """The pool as the store names it; its key is the content of its members and its items."""
         any_recipe = self.recipe(self.suite.anchors[0], 0, self.suite.default, 0)
         members = {"reference": any_recipe.reference, **any_recipe.experts}
@@ -66,7 +66,9 @@ class PoolPlan:
                 *(f"{file.name} {digest}" for file, digest in sorted(beside.items())),
             ]
         items = self._items()
-        return Pool(self.name, content_key(["pool", digests, items]), tuple(self.place.experts))
+        return StoredPool(
+            self.name, content_key(["pool", digests, items]), tuple(self.place.experts)
+        )
 
     def _items(self) -> list[str]:
         """Digests of the files of items that lie in the pool: others, other scores."""
@@ -75,13 +77,13 @@ class PoolPlan:
         return [f"{file.parent.name}/{file.name} {d}" for file, d in sha256(splits).items()]
 
     def recipe(
-        self, method: MethodSection, seed: int, setting: Setting, at: int, **evaluate: str
+        self, method: MethodSection, seed: int, setting: RepairSetting, at: int, **evaluate: str
     ) -> Recipe:
         """The recipe of a run: the method's merge on this pool, repaired with the setting."""
         return load_recipe(self.content(method, seed, setting, at, **evaluate))
 
     def content(
-        self, method: MethodSection, seed: int, setting: Setting, at: int, **evaluate: str
+        self, method: MethodSection, seed: int, setting: RepairSetting, at: int, **evaluate: str
     ) -> dict[str, Any]:
         place, own = self.place, method.content()
         scoring = place.evaluation(self.suite)
@@ -118,13 +120,13 @@ class PoolPlan:
             for seed in method.seeds:
                 recipe = self.recipe(method, seed, self.suite.default, 0)
                 row = self._row("baseline", method, seed, position, {"seed": seed})
-                yield Group(_label(method, seed), recipe, (Run(row, recipe),))
+                yield Group(_label(method, seed), recipe, (PlannedRun(row, recipe),))
                 position += 1
 
-    def experts(self) -> list[RunRecord]:
+    def experts(self) -> list[StoredRun]:
         """The rows of the experts."""
         return [
-            RunRecord(
+            StoredRun(
                 kind="expert",
                 pool=self.row,
                 method=name,
@@ -140,12 +142,14 @@ class PoolPlan:
         base = {"anchor": method.name, "anchor_seed": seed,
                 "anchor_key": self._key(method, seed, {})}  # fmt: skip
         plain = self.recipe(method, seed, default, 0)
-        runs = [Run(self._row("anchor", method, seed, position, {**base, "seed": seed}), plain)]
+        runs = [
+            PlannedRun(self._row("anchor", method, seed, position, {**base, "seed": seed}), plain)
+        ]
 
-        def built(setting: Setting, at: int, recipe: Recipe) -> None:
+        def built(setting: RepairSetting, at: int, recipe: Recipe) -> None:
             more = {**base, "setting": setting.name, "seed": at}
             row = self._row(setting.kind, method, seed, position + len(runs), more, setting.repair)
-            runs.append(Run(replace(row, method="sigmerge"), recipe))
+            runs.append(PlannedRun(replace(row, method="sigmerge"), recipe))
 
         built(default, 0, plain)
         for number in suite.section.partitions:
@@ -160,14 +164,14 @@ class PoolPlan:
 
     def _row(
         self,
-        kind: Kind,
+        kind: RunKind,
         method: MethodSection,
         seed: int,
         position: int,
         names: Mapping[str, Any],
         repair: Mapping[str, Any] | None = None,
-    ) -> RunRecord:
-        return RunRecord(
+    ) -> StoredRun:
+        return StoredRun(
             kind=kind,
             pool=self.row,
             method=method.name,
@@ -187,7 +191,7 @@ class PoolPlan:
         return content_key([self.row.key, own, self.suite.section.dtype, seed, repair, digests])
 
 
-def plans(suite: Suite, options: Options) -> list[PoolPlan]:
+def plans(suite: ExperimentSuite, options: Options) -> list[PoolPlan]:
     """The suite on each of its pools. Pools whose folders have one name get another each."""
     places = suite.pools()
     names = [place.name for place in places]

@@ -20,25 +20,33 @@ import yaml
 
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import OutputError, RecipeError, ScoreError
-from sigmerge.experiments.plan import Group, PoolPlan, Run, plans
-from sigmerge.experiments.store import Cost, RunRecord, Score, Signals, Split, Store, create
-from sigmerge.experiments.suite import Suite
+from sigmerge.experiments.plan import Group, PlannedRun, PoolPlan, plans
+from sigmerge.experiments.store import (
+    BuildCost,
+    RunStore,
+    Signals,
+    Split,
+    StoredRun,
+    StoredScore,
+    create,
+)
+from sigmerge.experiments.suite import ExperimentSuite
 from sigmerge.files.documents import whole, write_json
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.anchor import is_current, make_anchor
 from sigmerge.jobs.options import Description, Options, silent
 from sigmerge.jobs.repair import DeficitsJob, RepairJob, check_repair
-from sigmerge.jobs.scores import CheckpointScorer, Measured, scorer_of
+from sigmerge.jobs.scores import CheckpointScorer, MeasuredScores, scorer_of
 from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.probing.exemplars import read_prompts
 from sigmerge.recipe import Recipe, load_recipe
-from sigmerge.records import FOLDER as RECORDS
+from sigmerge.records import RECORDS_FOLDER as RECORDS
 from sigmerge.records import Part, RepairPlan, SearchRecord, read
 from sigmerge.results import Merged
 
 STORE, DEFINITION, OVERVIEW = "results.sqlite", "suite.yaml", "overview.json"
 PARTITION = "partition.json"
-FOLDER = WorkFolder(
+SUITE_FOLDER = WorkFolder(
     "suite",
     (STORE, f"{STORE}-journal", DEFINITION, OVERVIEW, PARTITION),
     ("anchor", "repaired", "baseline"),
@@ -60,7 +68,7 @@ class SuiteResult(Part):
 class SuiteJob:
     """A suite into a folder of its own."""
 
-    suite: Suite
+    suite: ExperimentSuite
     out: Path
     options: Options
 
@@ -81,7 +89,7 @@ class SuiteJob:
                     "evaluation items apart."
                 )
         _check_distinct(found)
-        FOLDER.check(self.out, True, inputs)
+        SUITE_FOLDER.check(self.out, True, inputs)
         self._check_definition()
         return found
 
@@ -105,7 +113,7 @@ class SuiteJob:
 
     def run(self) -> SuiteResult:
         found, meter = self.check(), Meter()
-        with FOLDER.writing(self.out):
+        with SUITE_FOLDER.writing(self.out):
             self._check_definition()
             if not (self.out / DEFINITION).exists():
                 text = yaml.safe_dump(self._definition(), sort_keys=False, allow_unicode=True)
@@ -114,7 +122,7 @@ class SuiteJob:
             with create(self.out / STORE) as store:
                 made = _Running(self.out, store, self.options, found).run()
                 runs = len(store.keys())
-            for name in FOLDER.checkpoints:
+            for name in SUITE_FOLDER.checkpoints:
                 shutil.rmtree(self.out / name, ignore_errors=True)
         return SuiteResult(
             out=str(self.out.absolute()),
@@ -140,7 +148,7 @@ class _Running:
     """The runs that are missing in a store, made one after the other."""
 
     out: Path
-    store: Store
+    store: RunStore
     options: Options
     pools: list[PoolPlan]
     made: int = 0
@@ -202,7 +210,7 @@ class _Running:
             make_anchor(recipe, folder, replace(self._quiet, overwrite=True))
         return folder
 
-    def _repaired(self, run: Run, anchor: Path) -> RunRecord:
+    def _repaired(self, run: PlannedRun, anchor: Path) -> StoredRun:
         folder = self.out / "repaired"
         options = replace(self._quiet, overwrite=True)
         made = RepairJob(run.recipe, folder, options, anchor, kept=False).repair()
@@ -218,7 +226,7 @@ class _Running:
             cost=self._repair_cost(run, made, anchor),
         )
 
-    def _partition(self, plan: PoolPlan, run: Run, anchor: Path) -> RunRecord:
+    def _partition(self, plan: PoolPlan, run: PlannedRun, anchor: Path) -> StoredRun:
         """Shares that other calibration items give; nothing is merged."""
         from sigmerge.evaluation import splits
 
@@ -234,21 +242,23 @@ class _Running:
         signals = Signals(deficit=found.deficit, share=found.share)
         return replace(run.record, signals=signals)
 
-    def _scores(self, recipe: Recipe, folder: Path, on: tuple[Split, ...]) -> tuple[Score, ...]:
+    def _scores(
+        self, recipe: Recipe, folder: Path, on: tuple[Split, ...]
+    ) -> tuple[StoredScore, ...]:
         return tuple(
             score
             for split in on
             for score in _rows(_scorer(recipe, self._quiet, split)(folder), split)
         )
 
-    def _repair_cost(self, run: Run, made: Merged, anchor: Path) -> Cost:
+    def _repair_cost(self, run: PlannedRun, made: Merged, anchor: Path) -> BuildCost:
         recipe, plan = run.recipe, made.repair
         experts, domains = len(recipe.experts), len(plan.domains)
         measured = _scorer(recipe, self._quiet, "calibration")(anchor)
         items = sum(metric.items for metric in measured.metrics if metric.headline)
         probe = recipe.repair.probe if recipe.repair else None
         looked = experts + 1 + len(plan.candidates) + len(plan.later_rounds)
-        return Cost(
+        return BuildCost(
             wall_seconds=made.provenance.wall_seconds,
             forward_calls=experts if probe else 0,
             evaluation_calls=domains,
@@ -262,7 +272,7 @@ class _Running:
     def _quiet(self) -> Options:
         return replace(self.options, progress=silent)
 
-    def _append(self, record: RunRecord) -> None:
+    def _append(self, record: StoredRun) -> None:
         self.store.append(record)
         self.done.add(record.key)
         self.made += 1
@@ -288,16 +298,16 @@ def _scorer(recipe: Recipe, options: Options, split: str) -> CheckpointScorer:
     return scorer
 
 
-def _rows(measured: Measured, split: Split) -> Iterator[Score]:
+def _rows(measured: MeasuredScores, split: Split) -> Iterator[StoredScore]:
     """Rows of the store; where only domain scores are known, a domain is its own benchmark."""
     for metric in measured.metrics:
-        yield Score(
+        yield StoredScore(
             metric.domain, metric.benchmark, metric.metric, metric.value, metric.headline,
             metric.items, split,
         )  # fmt: skip
     if not measured.metrics:
         for domain, value in measured.scores.items():
-            yield Score(domain, domain, "score", value, True, 1, split)
+            yield StoredScore(domain, domain, "score", value, True, 1, split)
 
 
 def _signals(plan: RepairPlan) -> Signals:
@@ -311,7 +321,7 @@ def _signals(plan: RepairPlan) -> Signals:
     )
 
 
-def _merge_cost(recipe: Recipe, folder: Path) -> Cost:
+def _merge_cost(recipe: Recipe, folder: Path) -> BuildCost:
     """What a merge or a search took, from its own records."""
     from sigmerge.records import PLAN, PROVENANCE, Provenance, read_plan
 
@@ -321,7 +331,7 @@ def _merge_cost(recipe: Recipe, folder: Path) -> Cost:
         found = read(SearchRecord, records / "search.json")
         labelled = sum(found.labelled_items.values())
         each = sum(found.items_per_call.values())
-        return Cost(
+        return BuildCost(
             wall_seconds=found.wall_seconds,
             evaluation_calls=found.evaluation_calls,
             labelled=labelled,
@@ -331,7 +341,7 @@ def _merge_cost(recipe: Recipe, folder: Path) -> Cost:
         )
     captured: Mapping[str, Any] = read_plan(records / PLAN).capture or {}
     shown = captured.get("exemplars", {})
-    return Cost(wall_seconds=seconds, forward_calls=len(shown), unlabelled=sum(shown.values()))
+    return BuildCost(wall_seconds=seconds, forward_calls=len(shown), unlabelled=sum(shown.values()))
 
 
 def _scored_suite(evaluate: Mapping[str, Any]) -> tuple[Any, Any]:

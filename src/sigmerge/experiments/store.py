@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Version of the tables. A store of another version is refused."""
 
-Kind = Literal[
+RunKind = Literal[
     "expert",  # an expert of the pool
     "anchor",  # a dense merge
     "default",  # the repair of an anchor with the paper's constants
@@ -51,7 +51,7 @@ class StoreError(SigmergeError):
 
 
 @dataclass(frozen=True)
-class Pool:
+class StoredPool:
     """A pool and its domains, in the order of tables and figures."""
 
     name: str
@@ -60,7 +60,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Score:
+class StoredScore:
     """One metric of one benchmark, as a fraction; higher is better.
 
     The domain's score is the mean over its benchmarks of the metric marked `headline`.
@@ -76,7 +76,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Cost:
+class BuildCost:
     """What it took to build the checkpoint, beyond the anchor where there is one.
 
     Calls and labelled items as the paper counts them: those of a repair are one call per domain
@@ -107,7 +107,7 @@ class Signals:
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class StoredRun:
     """One checkpoint with its scores, or (kind `partition`) one measurement of deficits.
 
     method       the expert's domain, the operator, the baseline, or `sigmerge`
@@ -118,8 +118,8 @@ class RunRecord:
     position     place of the run in the suite; the order of rows in tables
     """
 
-    kind: Kind
-    pool: Pool
+    kind: RunKind
+    pool: StoredPool
     method: str
     suite_key: str
     recipe_key: str
@@ -130,9 +130,9 @@ class RunRecord:
     setting: str = ""
     seed: int = 0
     constants: Mapping[str, float] = field(default_factory=dict)
-    scores: tuple[Score, ...] = ()
+    scores: tuple[StoredScore, ...] = ()
     signals: Signals = Signals()
-    cost: Cost = Cost()
+    cost: BuildCost = BuildCost()
 
     @property
     def key(self) -> str:
@@ -164,7 +164,7 @@ class Frames(NamedTuple):
 _TEXT = ("kind", "method", "anchor", "anchor_key", "setting", "suite_key", "recipe_key")
 _WHOLE = ("anchor_seed", "seed", "position")
 _JSON = ("constants", *(f.name for f in fields(Signals)))
-_COSTS = tuple(f.name for f in fields(Cost))
+_COSTS = tuple(f.name for f in fields(BuildCost))
 _RUN = ("key", "pool_key", *_TEXT, *_WHOLE, *_JSON, *_COSTS)
 _SCORE = ("split", "domain", "benchmark", "metric", "value", "headline", "items")
 
@@ -194,13 +194,13 @@ _APPEND_ONLY = "".join(
 )
 
 
-class Store:
+class RunStore:
     """A store opened by `create` to append, or by `open_read_only` to read."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection, self.path = connection, path
 
-    def append(self, record: RunRecord) -> bool:
+    def append(self, record: StoredRun) -> bool:
         """Insert a run with its scores in one transaction; False if it was there already."""
         _check(record)
         pool, run, scores = _rows(record)
@@ -273,7 +273,7 @@ class Store:
         return found
 
     def _check_equal(
-        self, record: RunRecord, run: tuple[Any, ...], scores: list[tuple[Any, ...]]
+        self, record: StoredRun, run: tuple[Any, ...], scores: list[tuple[Any, ...]]
     ) -> None:
         """A run that is inserted again must have its old content; costs and place may differ."""
         held = self._one("SELECT * FROM runs WHERE key = ?", (record.key,))
@@ -292,7 +292,7 @@ class Store:
 
 
 @contextmanager
-def create(path: Path) -> Iterator[Store]:
+def create(path: Path) -> Iterator[RunStore]:
     """Open a store to append to, or make an empty one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as connection:
@@ -304,11 +304,11 @@ def create(path: Path) -> Iterator[Store]:
         except sqlite3.DatabaseError as problem:
             raise StoreError(f"{path}: is not a store of results ({problem}).") from None
         _check_schema(connection, path)
-        yield Store(connection, path)
+        yield RunStore(connection, path)
 
 
 @contextmanager
-def open_read_only(path: Path) -> Iterator[Store]:
+def open_read_only(path: Path) -> Iterator[RunStore]:
     """Open a store to read. The experiment that fills it may still run, or may have been killed."""
     if not path.is_file():
         raise StoreError(f"{path}: no such store of results; `sigmerge suite` makes one.")
@@ -318,7 +318,7 @@ def open_read_only(path: Path) -> Iterator[Store]:
     with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)) as connection:
         connection.execute("PRAGMA query_only = ON")
         _check_schema(connection, path)
-        yield Store(connection, path)
+        yield RunStore(connection, path)
 
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
@@ -333,7 +333,7 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreError(f"{path}: has schema {version}; this version reads schema {SCHEMA}.")
 
 
-def _rows(record: RunRecord) -> tuple[tuple[Any, ...], tuple[Any, ...], list[tuple[Any, ...]]]:
+def _rows(record: StoredRun) -> tuple[tuple[Any, ...], tuple[Any, ...], list[tuple[Any, ...]]]:
     """A record as rows of the three tables."""
     pool = (record.pool.key, record.pool.name, json.dumps(record.pool.domains))
     content = {
@@ -374,10 +374,10 @@ def _plain(value: Any) -> str:
     return json.dumps(simple(value), ensure_ascii=False, allow_nan=False)
 
 
-def _check(record: RunRecord) -> None:
+def _check(record: StoredRun) -> None:
     """Report everything that is wrong with a record at once."""
     problems = []
-    if record.kind not in get_args(Kind):
+    if record.kind not in get_args(RunKind):
         problems.append(f"kind {record.kind!r} is unknown")
     if not record.scores and record.kind != "partition":
         problems.append("it has no scores")

@@ -14,14 +14,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sigmerge.errors import RecipeError
-from sigmerge.experiments.store import Kind
+from sigmerge.experiments.store import RunKind
 from sigmerge.files.documents import content_key
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.method.controls import VARIANTS
 from sigmerge.nano.files import POOL, RECIPES
 from sigmerge.words import did_you_mean, unknown
 
-SHIPPED = Path(__file__).parent / "suites"
+SHIPPED_EXPERIMENTS = Path(__file__).parent / "suites"
 PAPERS_ANCHORS = (
     "linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "fisher", "regmean",
 )  # fmt: skip
@@ -174,7 +174,7 @@ class PoolPlace:
     exemplars: Path | None
     variants_on: Sequence[str] | None
 
-    def evaluation(self, suite: Suite) -> dict[str, Any]:
+    def evaluation(self, suite: ExperimentSuite) -> dict[str, Any]:
         """`evaluate:` or `command:` of the repair: section for this pool."""
         section = suite.section
         if section.command is not None:
@@ -196,17 +196,17 @@ class PoolPlace:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RepairSetting:
     """One setting of the repair: its kind, its name, what it changes, and its seeds."""
 
-    kind: Kind
+    kind: RunKind
     name: str
     repair: Mapping[str, Any]
     seeds: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
-class Suite:
+class ExperimentSuite:
     """A checked suite, with the folder that its relative paths are looked for in."""
 
     section: SuiteSection
@@ -237,22 +237,22 @@ class Suite:
         return {str(name): value for name, value in self.section.constants.items()}
 
     @property
-    def default(self) -> Setting:
-        return Setting("default", "default", self._constants)
+    def default(self) -> RepairSetting:
+        return RepairSetting("default", "default", self._constants)
 
-    def variants(self) -> Iterator[Setting]:
+    def variants(self) -> Iterator[RepairSetting]:
         """Every setting besides the default, in the order of the paper's sections."""
         repairs, usual = self.section.repairs, self._constants
-        kinds: tuple[Kind, ...] = ("ablation", "control", "view", "order")
+        kinds: tuple[RunKind, ...] = ("ablation", "control", "view", "order")
         for kind in kinds:
             for name in getattr(repairs, kind):
                 seeds = VARIANTS[name].seeds[: self.section.most_seeds]
-                yield Setting(kind, name, {**usual, "variant": name}, seeds)
+                yield RepairSetting(kind, name, {**usual, "variant": name}, seeds)
         for constant, values in repairs.sweep.items():
             for value in values:
-                yield Setting("sweep", f"{constant}={value:g}", {**usual, constant: value})
+                yield RepairSetting("sweep", f"{constant}={value:g}", {**usual, constant: value})
         for name, changes in repairs.ours.items():
-            yield Setting("ours", name, {**usual, **changes})
+            yield RepairSetting("ours", name, {**usual, **changes})
 
     def pools(self) -> list[PoolPlace]:
         """The pools: those given beside the suite, else the suite's own."""
@@ -309,13 +309,15 @@ class Suite:
         return {name: name for name in names}
 
 
-def load_suite(source: Path | str | Mapping[str, Any], pools: Sequence[Path] = ()) -> Suite:
+def load_suite(
+    source: Path | str | Mapping[str, Any], pools: Sequence[Path] = ()
+) -> ExperimentSuite:
     """A shipped suite by its name, a user's by its file, or one given in Python."""
     folder = Path.cwd()
     if isinstance(source, Mapping):
         data, where = dict(source), "suite"
     else:
-        shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
+        shipped = {file.stem: file for file in sorted(SHIPPED_EXPERIMENTS.glob("*.yaml"))}
         known = str(source) in shipped and not Path(source).is_file()
         file = shipped[str(source)] if known else Path(source).expanduser()
         if not file.exists():
@@ -331,10 +333,10 @@ def load_suite(source: Path | str | Mapping[str, Any], pools: Sequence[Path] = (
         section = SuiteSection.model_validate(data)
     except ValidationError as error:
         raise RecipeError(f"{where}: the suite cannot be run:", _problems(error)) from None
-    return Suite(section, folder, tuple(pools))
+    return ExperimentSuite(section, folder, tuple(pools))
 
 
-SECTIONS: dict[str, type[BaseModel]] = {
+SUITE_SECTIONS: dict[str, type[BaseModel]] = {
     "pools": PoolSection, "anchors": MethodSection, "baselines": MethodSection,
     "repairs": RepairsSection,
 }  # fmt: skip
@@ -347,9 +349,9 @@ def _problems(error: ValidationError) -> list[str]:
         place = [str(part) for part in item["loc"]]
         if "str" in place and isinstance(item["input"], dict):
             continue
-        kind = SECTIONS.get(place[0], SuiteSection) if len(place) > 1 else SuiteSection
+        kind = SUITE_SECTIONS.get(place[0], SuiteSection) if len(place) > 1 else SuiteSection
         where = ".".join(p for p in place if p not in {"str", *(k.__name__ for k in
-                         SECTIONS.values())})  # fmt: skip
+                         SUITE_SECTIONS.values())})  # fmt: skip
         text = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             text = f"is no key here; {did_you_mean(place[-1], kind.model_fields)}"

@@ -15,14 +15,14 @@ from sigmerge.errors import SigmergeError
 from sigmerge.files.regular import open_regular, sync_folder
 from sigmerge.words import size
 
-LARGEST = 64 << 20
+LARGEST_DOCUMENT = 64 << 20
 """Bytes of the largest document that is read."""
-DEEPEST = 64
+DEEPEST_DOCUMENT = 64
 """Levels of nesting that a document may have."""
 
 
 def read_bytes(
-    file: Path, what: str, error: type[SigmergeError] = SigmergeError, limit: int = LARGEST
+    file: Path, what: str, error: type[SigmergeError] = SigmergeError, limit: int = LARGEST_DOCUMENT
 ) -> bytes:
     """The content of a regular file of at most `limit` bytes; `what` names it in the error."""
     with open_regular(file, what, error) as stream:
@@ -35,7 +35,7 @@ def read_bytes(
 
 
 def read_json(
-    file: Path, what: str, error: type[SigmergeError] = SigmergeError, limit: int = LARGEST
+    file: Path, what: str, error: type[SigmergeError] = SigmergeError, limit: int = LARGEST_DOCUMENT
 ) -> Any:
     """The JSON value in a file."""
     return parse_json(read_bytes(file, what, error, limit), str(file), error)
@@ -50,12 +50,12 @@ def parse_json(text: str | bytes, where: str, error: type[SigmergeError] = Sigme
     except RecursionError:
         raise error(f"{where}: JSON nested too deeply.") from None
     if too_deep(value):
-        raise error(f"{where}: JSON nested deeper than {DEEPEST} levels.")
+        raise error(f"{where}: JSON nested deeper than {DEEPEST_DOCUMENT} levels.")
     return value
 
 
 def read_json_lines(
-    file: Path, what: str, error: type[SigmergeError] = SigmergeError, limit: int = LARGEST
+    file: Path, what: str, error: type[SigmergeError] = SigmergeError, limit: int = LARGEST_DOCUMENT
 ) -> Iterator[tuple[int, Any]]:
     """Line number and value of every line that is not blank."""
     return parse_json_lines(read_bytes(file, what, error, limit), str(file), error)
@@ -80,7 +80,7 @@ def read_json_object(
     return content
 
 
-def too_deep(value: Any, limit: int = DEEPEST) -> bool:
+def too_deep(value: Any, limit: int = DEEPEST_DOCUMENT) -> bool:
     """Whether a value of lists and mappings is nested deeper than `limit` levels."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(limit):

@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 from sigmerge.errors import SigmergeError
-from sigmerge.files.documents import DEEPEST, read_bytes
+from sigmerge.files.documents import DEEPEST_DOCUMENT, read_bytes
 from sigmerge.words import shown
 
-LARGEST = 1 << 20
+LARGEST_YAML = 1 << 20
 """Bytes of the largest YAML document that is read."""
 MOST_NODES = 200_000
 """Nodes of a document when every alias is replaced by what it stands for."""
@@ -44,14 +44,14 @@ def read_yaml(file: Path, what: str, error: type[SigmergeError] = SigmergeError)
 def decoded(file: Path, what: str, error: type[SigmergeError] = SigmergeError) -> str:
     """The text of a YAML file within the limit of size."""
     try:
-        return read_bytes(file, what, error, LARGEST).decode()
+        return read_bytes(file, what, error, LARGEST_YAML).decode()
     except UnicodeDecodeError as problem:
         raise error(f"{file}: is not UTF-8 text ({problem.reason}).") from None
 
 
 def parse_yaml(text: str, where: str, error: type[SigmergeError] = SigmergeError) -> Yaml:
     """A YAML document; `where` names the text in errors."""
-    if len(text) > LARGEST:
+    if len(text) > LARGEST_YAML:
         raise error(f"{where}: is larger than 1 MiB, too large for a YAML document.")
     try:
         loader = _Limited(text)
@@ -83,8 +83,8 @@ class _Limited(yaml.SafeLoader):
         alias = self.check_event(yaml.AliasEvent)
         before = self._nodes
         self._depth += 1
-        if self._depth > DEEPEST:
-            self._refuse(mark, f"is nested deeper than {DEEPEST} levels")
+        if self._depth > DEEPEST_DOCUMENT:
+            self._refuse(mark, f"is nested deeper than {DEEPEST_DOCUMENT} levels")
         node: Any = super().compose_node(parent, index)
         self._depth -= 1
         if alias:

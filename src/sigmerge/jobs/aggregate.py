@@ -36,9 +36,9 @@ def aggregate(files: Sequence[Path], experts: Mapping[str, Path] | None = None) 
     return {"rows": rows, "experts": expert_rows}
 
 
-SAME = ("suite", "split", "limit", "judges", "items", "items_sha256")
+COMPARED_KEYS = ("suite", "split", "limit", "judges", "items", "items_sha256")
 """What results must share to be compared."""
-PARTS = {"checkpoint": str, "macro": float, "domains": dict, "benchmarks": dict}
+SCORE_KEYS = {"checkpoint": str, "macro": float, "domains": dict, "benchmarks": dict}
 """What is read of a result besides."""
 
 
@@ -47,7 +47,7 @@ def _comparable(results: Mapping[Path, Mapping[str, Any]]) -> None:
     problems = [
         f"{file}: its {key} {results[file].get(key)!r}, of {first} {results[first].get(key)!r}"
         for file in others
-        for key in SAME
+        for key in COMPARED_KEYS
         if results[file].get(key) != results[first].get(key)
     ]
     if problems:
@@ -56,8 +56,8 @@ def _comparable(results: Mapping[Path, Mapping[str, Any]]) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     content = read_json_object(file, "a result of `sigmerge evaluate --out`", ScoreError)
-    lacking = [key for key in SAME if key not in content]
-    lacking += [key for key, kind in PARTS.items() if not isinstance(content.get(key), kind)]
+    lacking = [key for key in COMPARED_KEYS if key not in content]
+    lacking += [key for key, kind in SCORE_KEYS.items() if not isinstance(content.get(key), kind)]
     if lacking:
         raise ScoreError(
             f"{file}: is no whole result of `sigmerge evaluate --out`; it lacks "

@@ -12,9 +12,18 @@ from sigmerge.jobs import capture
 from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import Inputs, other_inputs
-from sigmerge.jobs.search import JOURNAL, ORIGIN, plan_search, search_merge
+from sigmerge.jobs.search import ORIGIN, SEARCH_JOURNAL, plan_search, search_merge
 from sigmerge.recipe import Recipe
-from sigmerge.records import FOLDER, PLAN, PROVENANCE, RECIPE, Plan, Provenance, read, read_plan
+from sigmerge.records import (
+    PLAN,
+    PROVENANCE,
+    RECIPE,
+    RECORDS_FOLDER,
+    Plan,
+    Provenance,
+    read,
+    read_plan,
+)
 from sigmerge.results import Merged
 
 
@@ -34,7 +43,7 @@ def describe_anchor(recipe: Recipe, options: Options) -> Step:
 
 def is_current(recipe: Recipe, anchor: Path, options: Options) -> bool:
     """Whether a stored anchor is what this recipe would make now, from the same files."""
-    records = anchor / FOLDER
+    records = anchor / RECORDS_FOLDER
     # A search's winner keeps its own recipe, by which it can be made again, and that of the search.
     text = records / (ORIGIN if recipe.search else RECIPE)
     try:
@@ -67,7 +76,9 @@ def _same_search(recipe: Recipe, anchor: Path, options: Options) -> bool:
     """Whether the anchor's own journal was begun as this recipe's would be."""
     if recipe.search is None:
         return True
-    return continues(anchor / FOLDER / JOURNAL, plan_search(recipe, options).header())
+    return continues(
+        anchor / RECORDS_FOLDER / SEARCH_JOURNAL, plan_search(recipe, options).header()
+    )
 
 
 def _same_statistics(job: DenseJob, plan: Plan, options: Options) -> bool:

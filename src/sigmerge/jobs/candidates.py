@@ -22,7 +22,13 @@ from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.occupancy import OccupancyJob, claim_into
 from sigmerge.jobs.options import Options, silent
 from sigmerge.jobs.repair import decide
-from sigmerge.jobs.scores import CheckpointScorer, Score, scorer_of, suite_and_how, suite_scorer
+from sigmerge.jobs.scores import (
+    CheckpointScorer,
+    ScoreFunction,
+    scorer_of,
+    suite_and_how,
+    suite_scorer,
+)
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
 from sigmerge.method.occupancy import Update
 from sigmerge.method.tuning import Answer
@@ -189,7 +195,7 @@ def measure_of(
     out: Path,
     options: Options,
     split: str = "calibration",
-    score: Score | None = None,
+    score: ScoreFunction | None = None,
     scorer: CandidateScorer | None = None,
 ) -> Measure | None:
     """How a split is scored: by what is given, else by what the recipe's repair: section names.

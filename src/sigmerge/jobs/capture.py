@@ -24,7 +24,7 @@ from sigmerge.files.digests import sha256
 from sigmerge.files.documents import content_key
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_merge_pool, weight_digests
-from sigmerge.probing.capture import GROUP
+from sigmerge.probing.capture import TOKENS_HELD
 from sigmerge.probing.exemplars import (
     Exemplar,
     Tokens,
@@ -36,7 +36,7 @@ from sigmerge.recipe import Recipe
 from sigmerge.results import Captured
 from sigmerge.words import did_you_mean
 
-FORMAT = 2
+STATISTICS_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _key(planned: Capture, recipe: Recipe, pool: Pool, options: Options) -> str:
     files = [planned.checkpoint.path / "config.json", *tokenizer_files(planned.tokenizer)]
     digests = sha256(files)
     content: list[Any] = [
-        FORMAT,
+        STATISTICS_FORMAT,
         planned.kind,
         sorted(weight_digests(planned.checkpoint, options)),
         [f"{file.name} {digests[file]}" for file in files],
@@ -210,7 +210,7 @@ def peak_memory(planned: Capture, recipe: Recipe, threads: int) -> int:
     most = 0
     for shapes in blocks.values():
         inputs = [shape[-1] for shape in shapes if len(shape) == 2]
-        held = (GROUP + length) * (4 * sum(inputs) + 8 * max(inputs, default=0))
+        held = (TOKENS_HELD + length) * (4 * sum(inputs) + 8 * max(inputs, default=0))
         weights = 4 * sum(map(prod, shapes))
         most = max(most, weights + 12 * sum(width**2 for width in inputs) + held)
     return LIBRARIES + 3 * states + max(most, outside)

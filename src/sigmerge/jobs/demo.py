@@ -8,14 +8,14 @@ from pathlib import Path
 from sigmerge.analysis.table import paired_row
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.report import PAGE, RUN, write_joint_report
-from sigmerge.jobs.run import WORK, RunJob
+from sigmerge.jobs.report import RUN, write_joint_report
+from sigmerge.jobs.run import RUN_FOLDER, RunJob
 from sigmerge.nano.files import RECIPES
 from sigmerge.recipe import Recipe, load_recipe
-from sigmerge.records import FOLDER, RECIPE, RunRecord, read
+from sigmerge.records import PAGE, RECIPE, RECORDS_FOLDER, RunRecord, read
 from sigmerge.results import DemoResult, PairedLine
 
-ANCHORS = (
+DEMO_ANCHORS = (
     "linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "fisher", "regmean",
 )  # fmt: skip
 """The paper's seven."""
@@ -30,8 +30,8 @@ class DemoJob:
 
     def run(self) -> DemoResult:
         self._prepare()
-        records = [self._record(name) for name in ANCHORS]
-        folders = [self.out / name for name in ANCHORS]
+        records = [self._record(name) for name in DEMO_ANCHORS]
+        folders = [self.out / name for name in DEMO_ANCHORS]
         title = "The embedded pool, anchor by anchor"
         page = write_joint_report(folders, self.out / PAGE, title)
         return DemoResult(
@@ -52,7 +52,7 @@ class DemoJob:
         """Start over on a finished demo; go on with an interrupted one; touch nothing else."""
         folder, overwrite = self.out, self.options.overwrite
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-        foreign = names - {PAGE, *ANCHORS}
+        foreign = names - {PAGE, *DEMO_ANCHORS}
         if shown := sorted(name for name in foreign if not name.startswith(".")):
             raise OutputError(
                 f"{folder}: holds {shown[0]}, which no demo wrote; choose a new folder."
@@ -61,8 +61,8 @@ class DemoJob:
             return
         if not overwrite:
             raise OutputError(f"{folder}: holds a finished demo; pass --overwrite to run it again.")
-        for name in ANCHORS:  # every run's folder is checked before the first is cleared
-            WORK.check(folder / name, overwrite, ())
+        for name in DEMO_ANCHORS:  # every run's folder is checked before the first is cleared
+            RUN_FOLDER.check(folder / name, overwrite, ())
         (folder / PAGE).unlink()
 
 
@@ -70,7 +70,7 @@ def _finished(folder: Path, recipe: Recipe) -> RunRecord | None:
     """The record of a finished run of this recipe in the folder."""
     try:
         record = read(RunRecord, folder / RUN)
-        text = (folder / "repaired" / FOLDER / RECIPE).read_text(encoding="utf-8")
+        text = (folder / "repaired" / RECORDS_FOLDER / RECIPE).read_text(encoding="utf-8")
     except (OSError, SigmergeError):
         return None
     return record if text == recipe.text else None

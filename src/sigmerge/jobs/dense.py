@@ -40,7 +40,7 @@ from sigmerge.kernels import TILE
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.features import peak_bytes
 from sigmerge.recipe import Recipe
-from sigmerge.records import FOLDER, PLAN, PROVENANCE, RECIPE, Plan, Provenance
+from sigmerge.records import PLAN, PROVENANCE, RECIPE, RECORDS_FOLDER, Plan, Provenance
 from sigmerge.results import Merged
 
 
@@ -239,9 +239,9 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         copy_companions(output, pool, recipe.tokenizer, recipe.out_dtype, recipe.chat_template)
         title = f"{job.operator.title} of {len(pool.experts)} experts"
         output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
-        output.text(f"{FOLDER}/{RECIPE}", recipe.text)
+        output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe.text)
         plan = _plan(job, output.done, options)
-        plan.write(output.partial / FOLDER / PLAN)
+        plan.write(output.partial / RECORDS_FOLDER / PLAN)
         provenance = Provenance(
             inputs=inputs.digested(options),
             outputs=output.digests,
@@ -254,7 +254,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
             wall_seconds=meter.wall_seconds,
             peak_memory_bytes=meter.peak_memory_bytes,
         )
-        provenance.write(output.partial / FOLDER / PROVENANCE)
+        provenance.write(output.partial / RECORDS_FOLDER / PROVENANCE)
         output.publish()
     return Merged(out=str(output.final), plan=plan, provenance=provenance)
 

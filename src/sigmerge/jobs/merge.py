@@ -12,7 +12,7 @@ from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_anchor, open_repair_pool
 from sigmerge.jobs.repair import RepairJob, check_repair, repair_steps
-from sigmerge.jobs.scores import Score
+from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.work_folder import hidden
 from sigmerge.recipe import Recipe
 from sigmerge.results import Merged
@@ -25,7 +25,7 @@ class MergeJob:
     recipe: Recipe
     out: Path
     options: Options
-    score: Score | None = None
+    score: ScoreFunction | None = None
 
     def check(self) -> None:
         check_target(self.out, self.options.overwrite, self.recipe.inputs)

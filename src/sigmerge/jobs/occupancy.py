@@ -33,22 +33,22 @@ from sigmerge.jobs.pools import Inputs, block_sites
 from sigmerge.method.occupancy import Update, admission, claim
 from sigmerge.operators.base import Site
 from sigmerge.records import (
-    FOLDER,
     PLAN,
     PROVENANCE,
     RECIPE,
+    RECORDS_FOLDER,
+    GuardVerdict,
     InputFile,
     Provenance,
     RepairPlan,
     Round,
-    Verdict,
 )
 from sigmerge.results import Merged
 
 SMALL = 48 << 20
 """Coordinates of a block up to which two are repaired at a time, so that one fills the threads that
 the end of a pass over the other leaves idle. Larger blocks have long passes, and take memory."""
-Guard = Callable[[Path], Verdict]
+Guard = Callable[[Path], GuardVerdict]
 """Looks at a repaired folder before it is published, and decides whether the repair is kept."""
 
 
@@ -135,8 +135,8 @@ def run_occupancy(
             plan = _guarded(plan, guard(_readable(output)), job, sources[1], output)
         notes = [f"Repaired with sigmerge, variant {plan.variant}."]
         output.text("README.md", model_card("SigMerge repair", pool, recipe, notes))
-        output.text(f"{FOLDER}/{RECIPE}", recipe)
-        plan.write(output.partial / FOLDER / PLAN)
+        output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe)
+        plan.write(output.partial / RECORDS_FOLDER / PLAN)
         provenance = Provenance(
             inputs=_lasting(inputs.digested(options), plan),
             outputs=output.digests,
@@ -149,7 +149,7 @@ def run_occupancy(
             wall_seconds=meter.wall_seconds,
             peak_memory_bytes=meter.peak_memory_bytes,
         )
-        provenance.write(output.partial / FOLDER / PROVENANCE)
+        provenance.write(output.partial / RECORDS_FOLDER / PROVENANCE)
         output.publish()
     return Merged(out=str(output.final), plan=plan, provenance=provenance)
 
@@ -205,7 +205,7 @@ def _write(
 
 
 def _guarded(
-    plan: RepairPlan, verdict: Verdict, job: OccupancyJob, anchor: PoolSource, output: Output
+    plan: RepairPlan, verdict: GuardVerdict, job: OccupancyJob, anchor: PoolSource, output: Output
 ) -> RepairPlan:
     """The plan with the guard's verdict, which may put the anchor's weights back."""
     warnings = plan.warnings

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TypedDict
 
 from sigmerge.engine.machine import default_threads
-
-Progress = Callable[[str, int, int], None]
-"""Called with (stage, amount done, amount in all)."""
+from sigmerge.progress import Progress
 
 
 def silent(stage: str, done: int, total: int) -> None:

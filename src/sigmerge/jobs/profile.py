@@ -26,7 +26,7 @@ from sigmerge.files.documents import content_key, read_bytes
 from sigmerge.files.scratch import scratch
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import block_sites, open_repair_pool, weight_digests
-from sigmerge.kernels import TILE
+from sigmerge.kernels import TILE, Array
 from sigmerge.kernels.signature import signature
 from sigmerge.method import conflict
 from sigmerge.operators.base import Chunk, Pass, Passes, Site
@@ -34,14 +34,13 @@ from sigmerge.probing.exemplars import check_same_vocabulary, read_prompts
 from sigmerge.recipe import Recipe
 from sigmerge.results import Profile
 
-Array = np.ndarray[Any, Any]
 Views = dict[str, Array]
-FORMAT = 1
+PROFILE_FORMAT = 1
 PROBE_FORMAT = 2
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredViews:
     """The views that could be measured and the layer sizes n_i; the representation view needs
     probe prompts."""
 
@@ -108,14 +107,14 @@ def describe_profile(recipe: Recipe, pool: Pool, options: Options) -> Step:
     )
 
 
-def measure_profile(recipe: Recipe, pool: Pool, options: Options) -> Measured:
+def measure_profile(recipe: Recipe, pool: Pool, options: Options) -> MeasuredViews:
     coordinates = np.array([sum(site.size for site in block) for block in block_sites(pool)])
     views = _weight_views(pool, options)
     probe = recipe.repair.probe if recipe.repair else None
     if probe is not None:
         views["representation"] = _representation(recipe.folder / probe, pool, options)
     ordered: Views = {name: views[name] for name in conflict.VIEWS if name in views}
-    return Measured(ordered, coordinates.astype(np.int64))
+    return MeasuredViews(ordered, coordinates.astype(np.int64))
 
 
 def _weight_views(pool: Pool, options: Options) -> Views:
@@ -123,7 +122,7 @@ def _weight_views(pool: Pool, options: Options) -> Views:
     unchecked = ["unchecked"] if options.allow_nonfinite else []
     members = [pool.layout, *pool.experts.values()]
     weights = [" ".join(sorted(weight_digests(each, options))) for each in members]
-    key = content_key(["weights", FORMAT, *unchecked, *weights])
+    key = content_key(["weights", PROFILE_FORMAT, *unchecked, *weights])
     note = beside(pool.layout.path, f"signature-{key}.json")
     experts, depth = len(pool.experts), pool.stack.depth
     kept = kept_json(note, {"dots", "mass"}) or {}

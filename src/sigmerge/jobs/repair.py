@@ -28,11 +28,11 @@ from sigmerge.jobs.occupancy import (
 )
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import block_sites, member, open_anchor, open_repair_pool, weight_digests
-from sigmerge.jobs.profile import Measured, describe_profile, measure_profile
+from sigmerge.jobs.profile import MeasuredViews, describe_profile, measure_profile
 from sigmerge.jobs.scores import (
     CheckpointScorer,
     DomainScores,
-    Score,
+    ScoreFunction,
     describe_scoring,
     missing_notes,
     score_table,
@@ -44,14 +44,14 @@ from sigmerge.method.controls import VARIANTS, Allocation, allocate
 from sigmerge.probing.exemplars import read_prompts
 from sigmerge.recipe import Recipe, RepairSection, load_recipe
 from sigmerge.records import (
-    FOLDER,
     PLAN,
-    Candidate,
+    RECORDS_FOLDER,
+    GuardVerdict,
     Member,
     RepairPlan,
     Round,
     ScoreTable,
-    Verdict,
+    TriedUpdate,
     read_plan,
     read_repair_plan,
 )
@@ -75,7 +75,7 @@ class RepairJob:
     out: Path
     options: Options
     given_anchor: Path | None = None
-    score: Score | None = None
+    score: ScoreFunction | None = None
     kept: bool = True
 
     @cached_property
@@ -164,7 +164,7 @@ class RepairJob:
         )
 
     def _plan(
-        self, pool: Pool, stored: Checkpoint, table: ScoreTable, measured: Measured
+        self, pool: Pool, stored: Checkpoint, table: ScoreTable, measured: MeasuredViews
     ) -> RepairPlan:
         recipe, options = self.recipe, self.options
         allocation = _allocate(self.section, recipe, measured, table)
@@ -252,7 +252,7 @@ def repair_steps(recipe: Recipe, pool: Pool, options: Options) -> tuple[Step, ..
     return tuple(steps)
 
 
-def check_repair(recipe: Recipe, options: Options, score: Score | None = None) -> None:
+def check_repair(recipe: Recipe, options: Options, score: ScoreFunction | None = None) -> None:
     """Find problems of the scores and the probe before a merge is made."""
     section = recipe.repair
     assert section is not None
@@ -278,7 +278,7 @@ def check_repair(recipe: Recipe, options: Options, score: Score | None = None) -
 
 def _stored_plan(anchor: Path) -> Path | None:
     """The plan of an anchor that sigmerge made."""
-    file = anchor / FOLDER / PLAN
+    file = anchor / RECORDS_FOLDER / PLAN
     return file if file.exists() else None
 
 
@@ -296,7 +296,7 @@ def _settings(anchor: Path) -> Mapping[str, object]:
 
 
 def _allocate(
-    section: RepairSection, recipe: Recipe, measured: Measured, table: ScoreTable
+    section: RepairSection, recipe: Recipe, measured: MeasuredViews, table: ScoreTable
 ) -> Allocation:
     domains = list(recipe.experts)
     return allocate(
@@ -347,7 +347,7 @@ class _Trial:
             shutil.rmtree(folder)
 
 
-def _further_rounds(plan: RepairPlan, trial: _Trial, measured: Measured) -> RepairPlan:
+def _further_rounds(plan: RepairPlan, trial: _Trial, measured: MeasuredViews) -> RepairPlan:
     """Ours: repair, measure again, and claim from what is left. Rounds are disjoint, so the last
     result is the anchor with all rounds' claims."""
     section = trial.job.section
@@ -367,7 +367,7 @@ def _further_rounds(plan: RepairPlan, trial: _Trial, measured: Measured) -> Repa
     return plan
 
 
-def _check_rounds(plan: RepairPlan, measured: Measured) -> None:
+def _check_rounds(plan: RepairPlan, measured: MeasuredViews) -> None:
     total = np.sum([np.array(turn.quota) for turn in plan.rounds], axis=(0, 2))
     for layer, (wanted, size) in enumerate(zip(total, measured.coordinates, strict=True)):
         if wanted > size:
@@ -383,7 +383,7 @@ def _calibrate(plan: RepairPlan, trial: _Trial) -> RepairPlan:
     for form, scale in CANDIDATES:
         scores = trial(plan.model_copy(update={"update": form, "scale": scale}))
         mean = float(np.mean(list(scores.values())))
-        tried.append(Candidate(update=form, scale=scale, scores=scores, mean=mean))
+        tried.append(TriedUpdate(update=form, scale=scale, scores=scores, mean=mean))
     best = max(tried, key=lambda candidate: candidate.mean)  # the first among equals
     return plan.model_copy(
         update={"update": best.update, "scale": best.scale, "candidates": tuple(tried)}
@@ -402,11 +402,11 @@ def _measured(scorer: CheckpointScorer, folder: Path, table: ScoreTable) -> Doma
 def _guard(section: RepairSection, scorer: CheckpointScorer | None, table: ScoreTable) -> Guard:
     """Measures the calibration scores once more after the repair, and warns if they fell."""
 
-    def look(folder: Path) -> Verdict:
+    def look(folder: Path) -> GuardVerdict:
         if section.guard == "off":
-            return Verdict(verdict="off")
+            return GuardVerdict(verdict="off")
         if scorer is None:
-            return Verdict(verdict="no scores to be had after the repair")
+            return GuardVerdict(verdict="no scores to be had after the repair")
         scores = _measured(scorer, folder, table)
         before = float(np.mean(list(table.anchor.values())))
         after = float(np.mean([scores[domain] for domain in table.anchor]))
@@ -417,7 +417,7 @@ def _guard(section: RepairSection, scorer: CheckpointScorer | None, table: Score
             fell = f"from {100 * before:.2f} to {100 * after:.2f}"
             warning = f"THE REPAIR HURT: the mean calibration score fell {fell}."
             warning += " The anchor is kept." if keep else ""
-        return Verdict(
+        return GuardVerdict(
             verdict=verdict,
             before=before,
             after=after,
@@ -507,7 +507,7 @@ class DeficitsJob:
     recipe: Recipe
     options: Options
     given_anchor: Path | None = None
-    score: Score | None = None
+    score: ScoreFunction | None = None
 
     def describe(self) -> Description:
         recipe = self._checked()

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from sigmerge.analysis.page import Run, write_page
-from sigmerge.analysis.table import Scores
+from sigmerge.analysis.page import PageRun, write_page
+from sigmerge.analysis.table import ScoreSheet
 from sigmerge.errors import OutputError
 from sigmerge.files.documents import whole
 from sigmerge.records import (
-    FOLDER,
+    PAGE,
     PLAN,
     PROVENANCE,
     RECIPE,
+    RECORDS_FOLDER,
     PairedScores,
     Provenance,
     RunRecord,
@@ -23,15 +24,15 @@ from sigmerge.records import (
     read_plan,
 )
 
-RUN, PAGE = "run.json", "report.html"
+RUN = "run.json"
 
 
-def page_of(folder: Path, record: RunRecord | None = None) -> Run:
+def page_of(folder: Path, record: RunRecord | None = None) -> PageRun:
     """A run as the page shows it; its record is read from the folder unless it is given."""
     if record is None:
         record = read(RunRecord, folder / RUN, OutputError)
-    records = folder / "repaired" / FOLDER
-    return Run(
+    records = folder / "repaired" / RECORDS_FOLDER
+    return PageRun(
         record.title,
         (records / RECIPE).read_text(encoding="utf-8"),
         read_plan(records / PLAN).as_json(),
@@ -42,15 +43,15 @@ def page_of(folder: Path, record: RunRecord | None = None) -> Run:
     )
 
 
-def _scores(scores: PairedScores | None) -> Scores | None:
-    return None if scores is None else cast(Scores, scores.as_json())
+def _scores(scores: PairedScores | None) -> ScoreSheet | None:
+    return None if scores is None else cast(ScoreSheet, scores.as_json())
 
 
 def write_report(folder: Path, record: RunRecord | None = None) -> Path:
     """Write the page of one run into its folder, and beside the repaired checkpoint's records."""
     page = folder / PAGE
     write_page(page, [page_of(folder, record)])
-    with whole(folder / "repaired" / FOLDER / PAGE) as partial:
+    with whole(folder / "repaired" / RECORDS_FOLDER / PAGE) as partial:
         shutil.copyfile(page, partial)
     return page
 

@@ -22,14 +22,14 @@ from sigmerge.jobs.anchor import is_current, make_anchor
 from sigmerge.jobs.merge import anchor_and_repair
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.repair import RepairJob, check_repair
-from sigmerge.jobs.report import PAGE, RUN, write_report
-from sigmerge.jobs.scores import Score, describe_scoring, paired_scores, scorer_of
+from sigmerge.jobs.report import RUN, write_report
+from sigmerge.jobs.scores import ScoreFunction, describe_scoring, paired_scores, scorer_of
 from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.recipe import Recipe
-from sigmerge.records import PairedScores, Verdict
+from sigmerge.records import PAGE, GuardVerdict, PairedScores
 from sigmerge.results import RunResult
 
-WORK = WorkFolder(
+RUN_FOLDER = WorkFolder(
     "run", ("calibration.json", "evaluation.json", PAGE, RUN), ("anchor", "repaired"), last=RUN
 )
 
@@ -41,7 +41,7 @@ class RunJob:
     recipe: Recipe
     out: Path
     options: Options
-    score: Score | None = None
+    score: ScoreFunction | None = None
 
     def check(self) -> None:
         if self.recipe.repair is None:
@@ -54,7 +54,7 @@ class RunJob:
                 "`sigmerge merge` makes it."
             )
         check_repair(self.recipe, self.options, self.score)
-        WORK.check(self.out, self.options.overwrite, self.recipe.inputs)
+        RUN_FOLDER.check(self.out, self.options.overwrite, self.recipe.inputs)
 
     def describe(self) -> Description:
         self.check()
@@ -69,12 +69,12 @@ class RunJob:
         meter = Meter()
         self.check()
         recipe, out, options = self.recipe, self.out, replace(self.options, overwrite=True)
-        with WORK.writing(out):
-            if (out / WORK.last).exists():
-                WORK.clear(out)
+        with RUN_FOLDER.writing(out):
+            if (out / RUN_FOLDER.last).exists():
+                RUN_FOLDER.clear(out)
             anchor, repaired = self._anchor(options), out / "repaired"
             made = RepairJob(recipe, repaired, options, anchor, self.score).repair()
-            plan, verdict = made.repair, made.repair.guard or Verdict(verdict="off")
+            plan, verdict = made.repair, made.repair.guard or GuardVerdict(verdict="off")
             assert plan.scores is not None
             calibration = PairedScores(
                 experts=plan.scores.experts,

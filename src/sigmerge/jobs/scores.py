@@ -23,22 +23,21 @@ from sigmerge.evaluation.store import checkpoint_key
 from sigmerge.files.cache import cache_place, keep_json, kept_json
 from sigmerge.files.documents import parse_json, read_json_object
 from sigmerge.jobs.options import Options, Step
-from sigmerge.method.deficit import check_scores
+from sigmerge.method.deficit import DomainScores, check_scores
 from sigmerge.recipe import Recipe
 from sigmerge.records import PairedScores, ScoreTable
 
 if TYPE_CHECKING:
     from sigmerge.evaluation.how import How
     from sigmerge.evaluation.run import Result
-    from sigmerge.evaluation.suite import Suite
+    from sigmerge.evaluation.suite import BenchmarkSuite
 
-DomainScores = dict[str, float]
-Score = Callable[[Path], Mapping[str, float]]
+ScoreFunction = Callable[[Path], Mapping[str, float]]
 """A Python callable from a checkpoint folder to {domain: fraction}."""
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricScore:
     """One metric of one benchmark; those marked `headline` make up the domain's score."""
 
     domain: str
@@ -50,7 +49,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredScores:
     """Domain scores of a checkpoint, and by domain the benchmarks that had no data.
 
     `metrics` are the numbers behind the scores; a command and a callable give none.
@@ -58,7 +57,7 @@ class Measured:
 
     scores: DomainScores
     missing: Mapping[str, tuple[str, ...]]
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[MetricScore, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,11 @@ class CheckpointScorer:
     """Measures a checkpoint folder. `name` identifies the measure, and is part of the kept key."""
 
     name: str
-    measure: Callable[[Path], Measured]
+    measure: Callable[[Path], MeasuredScores]
     keeps: bool = False
     allow_pickle: bool = False
 
-    def __call__(self, folder: Path) -> Measured:
+    def __call__(self, folder: Path) -> MeasuredScores:
         """Scores of a folder; kept ones if one with the same content was measured before."""
         if not self.keeps:
             return self.measure(folder)
@@ -79,21 +78,21 @@ class CheckpointScorer:
         note = cache_place("scores") / f"{key}.json"
         kept = (kept_json(note, {"scores"}) or {}).get("scores")
         if isinstance(kept, dict) and all(type(value) is float for value in kept.values()):
-            return Measured(kept, {})
+            return MeasuredScores(kept, {})
         measured = self.measure(folder)
         keep_json(note, {"scorer": self.name, "scores": measured.scores})
         return measured
 
 
-def callable_scorer(score: Score) -> CheckpointScorer:
-    def measure(folder: Path) -> Measured:
-        return Measured({str(d): float(q) for d, q in score(folder).items()}, {})
+def callable_scorer(score: ScoreFunction) -> CheckpointScorer:
+    def measure(folder: Path) -> MeasuredScores:
+        return MeasuredScores({str(d): float(q) for d, q in score(folder).items()}, {})
 
     return CheckpointScorer("a Python callable", measure)
 
 
 def scorer_of(
-    recipe: Recipe, options: Options, split: str = "calibration", score: Score | None = None
+    recipe: Recipe, options: Options, split: str = "calibration", score: ScoreFunction | None = None
 ) -> CheckpointScorer | None:
     """A callable if there is one, else what the recipe's repair: section names.
 
@@ -117,9 +116,9 @@ def _command_scorer(command: str, folder: Path, options: Options) -> CheckpointS
     files = [digest[:16] for digest in named_files(command, folder, where)]
     name = " ".join([f"command {command} in {folder}", *files])
 
-    def measure(checkpoint: Path) -> Measured:
+    def measure(checkpoint: Path) -> MeasuredScores:
         lines = run_command(command, {"checkpoint": checkpoint}, folder, where)
-        return Measured(printed_scores(lines, where), {})
+        return MeasuredScores(printed_scores(lines, where), {})
 
     return CheckpointScorer(name, measure, keeps=True, allow_pickle=options.allow_pickle)
 
@@ -181,15 +180,17 @@ def _suite_scorer(
 
     suite, how = suite_and_how(evaluate, folder, options)
 
-    def measure(checkpoint: Path) -> Measured:
+    def measure(checkpoint: Path) -> MeasuredScores:
         result = run(checkpoint, suite, split, how)
         missing = {d: tuple(n) for d, n in result.missing.items()}
-        return Measured(dict(result.domains), missing, tuple(_metrics(suite, result)))
+        return MeasuredScores(dict(result.domains), missing, tuple(_metrics(suite, result)))
 
     return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
 
 
-def suite_and_how(evaluate: Mapping[str, Any], folder: Path, options: Options) -> tuple[Suite, How]:
+def suite_and_how(
+    evaluate: Mapping[str, Any], folder: Path, options: Options
+) -> tuple[BenchmarkSuite, How]:
     """The suite and the settings of a recipe's evaluate:, whose files are looked for beside it."""
     from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Data
@@ -216,12 +217,12 @@ def suite_and_how(evaluate: Mapping[str, Any], folder: Path, options: Options) -
     return suite, how
 
 
-def _metrics(suite: Suite, result: Result) -> Iterator[Metric]:
+def _metrics(suite: BenchmarkSuite, result: Result) -> Iterator[MetricScore]:
     for domain, name, metric in suite.submetrics:
         if name in result.benchmarks:
             headline = metric == suite.benchmarks[name].score
             value = result.benchmarks[name][metric]
-            yield Metric(domain, name, metric, value, headline, result.items[name])
+            yield MetricScore(domain, name, metric, value, headline, result.items[name])
 
 
 def score_table(
@@ -258,7 +259,7 @@ def score_table(
 
 def each(
     folders: Mapping[str, Path], scorer: CheckpointScorer, stage: str, options: Options
-) -> dict[str, Measured]:
+) -> dict[str, MeasuredScores]:
     """Measure folders one after the other."""
     measured = {}
     for done, (name, folder) in enumerate(folders.items()):

@@ -38,18 +38,27 @@ from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
 from sigmerge.jobs.options import Description, Options, Step, silent
 from sigmerge.jobs.work_folder import WorkFolder, hidden
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
-from sigmerge.merge3.evolve import Candidate, best, evolve
+from sigmerge.merge3.evolve import ScoredGenotype, best, evolve
 from sigmerge.operators.table import operator
 from sigmerge.recipe import Recipe, SearchSection, load_recipe
 from sigmerge.recipe.space import Genotype, Space, space_of
 from sigmerge.recipe.template import Template, candidate_seed, template
-from sigmerge.records import FOLDER as RECORDS_FOLDER
-from sigmerge.records import PLAN, PROVENANCE, Provenance, SearchRecord, Winner, read, read_plan
+from sigmerge.records import (
+    PLAN,
+    PROVENANCE,
+    RECORDS_FOLDER,
+    Provenance,
+    SearchRecord,
+    Winner,
+    read,
+    read_plan,
+)
 from sigmerge.results import Merged
 
 if TYPE_CHECKING:
     from sigmerge.merge3.estimate import ItemModel
     from sigmerge.merge3.extract import Question
+    from sigmerge.merge3.models import Answers
     from sigmerge.merge3.scoring import CandidateScorer
 
 RESPONDENTS: tuple[tuple[str, dict[str, float]], ...] = (
@@ -65,13 +74,14 @@ RESPONDENTS: tuple[tuple[str, dict[str, float]], ...] = (
 )
 """Plain merges that answer all items too: endpoints alone are too few to fit item parameters."""
 
-Answers = dict[str, list[int]]
-JOURNAL, RESULT, ORIGIN = "search.jsonl", "search.json", "searched.yaml"
-FOLDER = WorkFolder("search", (JOURNAL, RESULT), ("winner",), last=RESULT)
-KEPT = ("answers", "estimates", "estimate")
+SEARCH_JOURNAL, SEARCH_RESULT, ORIGIN = "search.jsonl", "search.json", "searched.yaml"
+SEARCH_FOLDER = WorkFolder(
+    "search", (SEARCH_JOURNAL, SEARCH_RESULT), ("winner",), last=SEARCH_RESULT
+)
+CALL_KEYS = ("answers", "estimates", "estimate")
 ASKED_HOW = {"suite", "data", "hub", "judge", "allow_code_execution"}
 """Keys of a `search:` section that the scorer's name stands for."""
-RECORDS = ({"respondent", "answers"}, {"candidate", "genotype", *KEPT})
+SEARCH_LINES = ({"respondent", "answers"}, {"candidate", "genotype", *CALL_KEYS})
 """The keys of a journal's records."""
 
 
@@ -208,18 +218,18 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     """
     job = plan_search(recipe, options)
     work = hidden(out, "search")
-    if not continues(work / JOURNAL, job.header()):
+    if not continues(work / SEARCH_JOURNAL, job.header()):
         shutil.rmtree(work, ignore_errors=True)
     made = work / "winner"
     if not made.exists():
-        (work / RESULT).unlink(missing_ok=True)  # a run that ended while it moved the winner
-    if not (work / RESULT).exists():
+        (work / SEARCH_RESULT).unlink(missing_ok=True)  # a run that ended while it moved the winner
+    if not (work / SEARCH_RESULT).exists():
         run_search(job, work, replace(options, overwrite=False))
-    found = read(SearchRecord, work / RESULT)
+    found = read(SearchRecord, work / SEARCH_RESULT)
     home = str(out.absolute())
-    shutil.copyfile(work / JOURNAL, made / RECORDS_FOLDER / JOURNAL)
+    shutil.copyfile(work / SEARCH_JOURNAL, made / RECORDS_FOLDER / SEARCH_JOURNAL)
     moved = found.model_copy(update={"out": home, "winner": home})
-    moved.write(made / RECORDS_FOLDER / RESULT)
+    moved.write(made / RECORDS_FOLDER / SEARCH_RESULT)
     (made / RECORDS_FOLDER / ORIGIN).write_text(recipe.text, encoding="utf-8")
     if options.durable:
         sync_tree(made)
@@ -309,17 +319,17 @@ def check_out(job: SearchJob, out: Path, options: Options) -> None:
 
     Touches nothing, so a dry run calls it too.
     """
-    FOLDER.check(out, options.overwrite, job.base.recipe.inputs)
-    if (out / "winner").exists() and not (out / JOURNAL).exists():
+    SEARCH_FOLDER.check(out, options.overwrite, job.base.recipe.inputs)
+    if (out / "winner").exists() and not (out / SEARCH_JOURNAL).exists():
         raise OutputError(f"{out}: holds winner, which no search wrote; choose a new folder.")
 
 
 def run_search(job: SearchJob, out: Path, options: Options) -> SearchRecord:
     """Extract, estimate, evolve; then the winner as a folder, and search.json."""
     check_out(job, out, options)
-    with FOLDER.writing(out):
+    with SEARCH_FOLDER.writing(out):
         if options.overwrite:
-            FOLDER.clear(out)
+            SEARCH_FOLDER.clear(out)
         return _search_into(job, out, options)
 
 
@@ -327,7 +337,7 @@ def _search_into(job: SearchJob, out: Path, options: Options) -> SearchRecord:
     meter = Meter()
     side_by_side = job.in_flight(options.threads)
     with (
-        Journal(out / JOURNAL, job.header(), RECORDS, "search") as journal,
+        Journal(out / SEARCH_JOURNAL, job.header(), SEARCH_LINES, "search") as journal,
         Workers(side_by_side) as team,
     ):
         running = _Search(job, journal, team, options)
@@ -370,7 +380,7 @@ def _search_into(job: SearchJob, out: Path, options: Options) -> SearchRecord:
         wall_seconds=meter.wall_seconds,
         peak_memory_bytes=meter.peak_memory_bytes,
     )
-    record.write(out / RESULT)
+    record.write(out / SEARCH_RESULT)
     return record
 
 
@@ -406,7 +416,7 @@ class _Search:
 
     def generation(
         self, first: int, genotypes: Sequence[Genotype], models: Mapping[str, ItemModel]
-    ) -> list[Candidate]:
+    ) -> list[ScoredGenotype]:
         """The evaluation calls of a generation; those made before are answered by the journal."""
         numbered = list(enumerate(genotypes, first))
         for index, genotype in numbered:
@@ -424,7 +434,7 @@ class _Search:
                 "searching", record["candidate"] + 1, self.job.settings.evaluation_calls
             )
         return [
-            Candidate(index, genotype, *(self.called[index][key] for key in KEPT))
+            ScoredGenotype(index, genotype, *(self.called[index][key] for key in CALL_KEYS))
             for index, genotype in numbered
         ]
 
@@ -491,7 +501,7 @@ def _item_models(
     return models, {name: asdict(error) for name, error in errors.items()}
 
 
-def _best_by_generation(history: list[Candidate], population: int) -> list[float]:
+def _best_by_generation(history: list[ScoredGenotype], population: int) -> list[float]:
     return [
         best(history[:stop]).estimate for stop in range(population, len(history) + 1, population)
     ]

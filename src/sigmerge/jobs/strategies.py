@@ -20,7 +20,7 @@ from sigmerge.method.tuning import Answer, Proposal
 from sigmerge.recipe.anchors import AnchorRecipe
 
 if TYPE_CHECKING:
-    from sigmerge.merge3.evolve import Candidate
+    from sigmerge.merge3.evolve import ScoredGenotype
 
 WIDEST: Final = 2.5
 """Largest weight of random search and evolution in units of the anchor's: MERGE³'s [0, 1] for task
@@ -56,7 +56,7 @@ class Ended:
 
 def guided(setup: Setup, ask: Ask) -> Ended:
     """Guided weights, then calibrated occupancy (`method.tuning`)."""
-    anchors = {n: tuning.Anchor(a.weights, a.level) for n, a in setup.anchors.items()}
+    anchors = {n: tuning.AnchorWeights(a.weights, a.level) for n, a in setup.anchors.items()}
     state = tuning.begin(
         anchors, setup.target, np.array(setup.profile), setup.calls, setup.objective
     )
@@ -87,13 +87,13 @@ def _drawn(setup: Setup, generator: np.random.Generator) -> Proposal:
     scale = scales[generator.integers(len(scales))]
     if generator.random() < 0.5:
         return Proposal(name, weights)
-    repair = calibration.Candidate(form, scale, (level,) * len(setup.profile), share, 1.0)  # type: ignore[arg-type]
+    repair = calibration.RepairProposal(form, scale, (level,) * len(setup.profile), share, 1.0)  # type: ignore[arg-type]
     return Proposal(name, weights, repair)
 
 
 def merge3(setup: Setup, ask: Ask) -> Ended:
     """The evolution of MERGE³ over the weights of the first anchor, scored on all items."""
-    from sigmerge.merge3.evolve import Candidate, evolve
+    from sigmerge.merge3.evolve import ScoredGenotype, evolve
     from sigmerge.recipe.space import Genotype, Space
 
     name, base = next((n, a.weights) for n, a in setup.anchors.items())
@@ -101,10 +101,10 @@ def merge3(setup: Setup, ask: Ask) -> Ended:
     population, generations = _generations(setup.calls - 1)
     ask([setup.plain(name)])
 
-    def evaluate(first: int, genotypes: Sequence[Genotype]) -> list[Candidate]:
+    def evaluate(first: int, genotypes: Sequence[Genotype]) -> list[ScoredGenotype]:
         answers = ask([Proposal(name, tuple(genes)) for genes in genotypes])
         return [
-            Candidate(first + i, genes, {}, answer.scores, _value(setup, answer))
+            ScoredGenotype(first + i, genes, {}, answer.scores, _value(setup, answer))
             for i, (genes, answer) in enumerate(zip(genotypes, answers, strict=True))
         ]
 

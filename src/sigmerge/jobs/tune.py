@@ -32,7 +32,7 @@ from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Description, Options, Step, silent
 from sigmerge.jobs.pools import open_repair_pool
 from sigmerge.jobs.profile import describe_profile, measure_profile
-from sigmerge.jobs.scores import Score
+from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.strategies import STRATEGIES, Setup
 from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.method import conflict, deficit
@@ -41,6 +41,7 @@ from sigmerge.method.tuning import Answer, Proposal, difference_error
 from sigmerge.recipe import Recipe, RepairSection, TuneSection, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
 from sigmerge.records import (
+    PAGE,
     Interval,
     TuneCall,
     TunedRepair,
@@ -51,9 +52,14 @@ from sigmerge.records import (
 if TYPE_CHECKING:
     from sigmerge.merge3.scoring import CandidateScorer
 
-JOURNAL, RESULT, PAGE, WINNER = "tune.jsonl", "tune.json", "report.html", "winner"
-FOLDER = WorkFolder("tuning", (JOURNAL, RESULT, PAGE), (WINNER,), last=RESULT)
-RECORDS = ({"expert", "scores", "answers"}, {"call", "candidate", "scores", "answers", "error"})
+TUNING_JOURNAL, TUNING_RESULT, WINNER = "tune.jsonl", "tune.json", "winner"
+TUNING_FOLDER = WorkFolder(
+    "tuning", (TUNING_JOURNAL, TUNING_RESULT, PAGE), (WINNER,), last=TUNING_RESULT
+)
+TUNING_LINES = (
+    {"expert", "scores", "answers"},
+    {"call", "candidate", "scores", "answers", "error"},
+)
 """The keys of a journal's records."""
 RESAMPLES = 10_000
 
@@ -96,7 +102,7 @@ class TuneJob:
     out: Path
     options: Options
     settings: TuneSection | None = None
-    score: Score | None = None
+    score: ScoreFunction | None = None
     scorer: CandidateScorer | None = None
 
     @cached_property
@@ -135,8 +141,8 @@ class TuneJob:
         check_calls(self.section.calls, least, f"tuning {len(self.anchors)} anchors")
         if problems := self.objective.problems(domains):
             raise RecipeError("The tuning cannot be run:", problems)
-        FOLDER.check(self.out, self.options.overwrite, self.recipe.inputs)
-        if (self.out / WINNER).exists() and not (self.out / JOURNAL).exists():
+        TUNING_FOLDER.check(self.out, self.options.overwrite, self.recipe.inputs)
+        if (self.out / WINNER).exists() and not (self.out / TUNING_JOURNAL).exists():
             raise OutputError(f"{self.out}: holds winner, which no tuning wrote; choose another.")
         self._fingerprints()
         unknown = [d for d in self.measure.items if d not in domains]
@@ -174,10 +180,12 @@ class TuneJob:
     def run(self) -> TuneRecord:
         meter = Meter()
         self.check()
-        with FOLDER.writing(self.out):
+        with TUNING_FOLDER.writing(self.out):
             if self.options.overwrite:
-                FOLDER.clear(self.out)
-            with Journal(self.out / JOURNAL, self._header(), RECORDS, "tuning") as journal:
+                TUNING_FOLDER.clear(self.out)
+            with Journal(
+                self.out / TUNING_JOURNAL, self._header(), TUNING_LINES, "tuning"
+            ) as journal:
                 calls = _Calls(self, journal)
                 experts = calls.experts()
                 ended = STRATEGIES[self.section.method](self._setup(experts), calls.ask)
@@ -203,7 +211,7 @@ class TuneJob:
                 peak_memory_bytes=meter.peak_memory_bytes,
             )
             write_tuning_page(self.out / PAGE, record)
-            record.write(self.out / RESULT)
+            record.write(self.out / TUNING_RESULT)
         return record
 
     def _fingerprints(self) -> dict[str, str]:

@@ -24,13 +24,14 @@ from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
 from sigmerge.jobs.occupancy import OccupancyJob, write_layers
 from sigmerge.jobs.options import Options, silent
 from sigmerge.jobs.pools import open_anchor, open_repair_pool
+from sigmerge.kernels import Array
 from sigmerge.probing.expected import expected_shapes
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.records import (
-    FOLDER,
     PLAN,
     PROVENANCE,
     RECIPE,
+    RECORDS_FOLDER,
     Plan,
     Provenance,
     RepairPlan,
@@ -40,7 +41,6 @@ from sigmerge.records import (
 
 SAMPLED = 4
 """Blocks that `deep` computes again, spread over the depth; the tensors outside count as one."""
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class VerifyJob:
 
     def run(self) -> tuple[Report, ...]:
         made = [self.folder / name for name in ("anchor", "repaired")]
-        parts = [part for part in made if (part / FOLDER).is_dir()] or [self.folder]
+        parts = [part for part in made if (part / RECORDS_FOLDER).is_dir()] or [self.folder]
         return tuple(self._verified(part) for part in parts)
 
     def _verified(self, folder: Path) -> Report:
-        if not (folder / FOLDER / PROVENANCE).exists():
+        if not (folder / RECORDS_FOLDER / PROVENANCE).exists():
             raise PoolError(
-                f"{folder}: holds no {FOLDER}/{PROVENANCE}; sigmerge did not write it. Give a "
-                "result of merge, repair or run, or --pool for checkpoints."
+                f"{folder}: holds no {RECORDS_FOLDER}/{PROVENANCE}; sigmerge did not write it. "
+                "Give a result of merge, repair or run, or --pool for checkpoints."
             )
-        record = folder / FOLDER / PROVENANCE
+        record = folder / RECORDS_FOLDER / PROVENANCE
         provenance = read(Provenance, record, PoolError)
         report = verify_result(
             folder,
@@ -141,7 +141,7 @@ def _recomputed(report: Report, folder: Path, provenance: Provenance, options: O
     quiet = replace(options, progress=silent)
     stored = open_checkpoint(folder)
     try:
-        plan = read_plan(folder / FOLDER / PLAN)
+        plan = read_plan(folder / RECORDS_FOLDER / PLAN)
         if isinstance(plan, RepairPlan) and plan.anchor.path is None:
             why = "the anchor was not kept, so the repair cannot be computed again"
             return replace(report, skipped={**report.skipped, "recomputed": why})
@@ -217,7 +217,7 @@ def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
 
     The tokenizer decides no weight, and a repair is not part of the dense merge.
     """
-    file = folder / FOLDER / RECIPE
+    file = folder / RECORDS_FOLDER / RECIPE
     given = read_yaml(file, "the recipe of a merge", PoolError)
     models = given.get("models") if isinstance(given, dict) else None
     if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):

@@ -4,7 +4,17 @@ Kernels work on *tiles*: one-dimensional contiguous pieces of a tensor, float32 
 otherwise. They release the GIL, keep no state, and give the same bits on any number of threads.
 """
 
-from typing import Final
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
+"""An array whose shape and type the docstring gives."""
 
 TILE: Final = 1 << 16
 """Coordinates per tile. Fixed, so that every float64 sum over tiles has one order of addition."""
+STRIP: Final = 4096
+"""Coordinates that a loop takes at a time: few enough for the caches, also where all experts pass
+over them in turn, and enough in a row for the memory to be read ahead."""
+LANES: Final = 64
+"""Partial sums of a float64 sum. Part of the definition of the result, like the tile size."""

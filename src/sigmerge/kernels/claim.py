@@ -14,16 +14,15 @@ bits serve as well as task vectors do.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from sigmerge.kernels import STRIP, Array
 from sigmerge.kernels.jit import kernel
 from sigmerge.kernels.philox import fill
-from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE, STRIP
+from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE
 from sigmerge.kernels.stored import load, load_difference, save
-
-Array = np.ndarray[Any, Any]
 
 ABOVE: Final = np.uint8(253)
 TIED: Final = np.uint8(254)
@@ -31,12 +30,12 @@ FREE: Final = np.uint8(255)
 MAX_DOMAINS: Final = 253
 
 _LANES = 64
-TILE: Final = 1 << 17
+CLAIM_TILE: Final = 1 << 17
 """Coordinates of a tile: what it reads stays in the second-level cache, and calls are few."""
 ADD, SPARSE, REPLACE = 0, 1, 2
 
 
-class Table(NamedTuple):
+class TileTable(NamedTuple):
     """Where the tiles of a block lie: their edges in flat order, addresses and types by tile.
 
     With a `key` (1, and two words) the score is not Δ_d but random bits of the flat index.
@@ -51,7 +50,7 @@ class Table(NamedTuple):
 
 
 @kernel
-def _score(table: Table, tile: int, begin: int, room: Array, out: Array) -> bool:
+def _score(table: TileTable, tile: int, begin: int, room: Array, out: Array) -> bool:
     """What a strip is ranked by: Δ_d or random bits; False if not all that was read is finite."""
     if table.key[0]:
         fill((table.key[1], table.key[2]), table.edges[tile] + begin, out.view(np.uint32))
@@ -71,7 +70,7 @@ def _score(table: Table, tile: int, begin: int, room: Array, out: Array) -> bool
 
 @kernel
 def count_high(
-    table: Table, owner: Array, first: int, last: int, every: int, histogram: Array
+    table: TileTable, owner: Array, first: int, last: int, every: int, histogram: Array
 ) -> None:
     """Count the upper bits of free coordinates' magnitudes in one strip in `every` of each tile."""
     room, deltas = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
@@ -90,7 +89,7 @@ def count_high(
 
 @kernel
 def count_low(
-    table: Table, owner: Array, first: int, last: int, every: int, high: int, histogram: Array
+    table: TileTable, owner: Array, first: int, last: int, every: int, high: int, histogram: Array
 ) -> None:
     """The same for the lower bits of magnitudes whose upper bits are `high`."""
     room, deltas = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
@@ -149,7 +148,13 @@ def _code(delta: Array, owner: Array, cut: np.int32) -> tuple[int, int]:
 
 @kernel
 def mark(
-    table: Table, owner: Array, first: int, last: int, threshold: int, counts: Array, mass: Array
+    table: TileTable,
+    owner: Array,
+    first: int,
+    last: int,
+    threshold: int,
+    counts: Array,
+    mass: Array,
 ) -> int:
     """Mark the free coordinates ABOVE the threshold, TIED with it, or FREE.
 
@@ -205,7 +210,7 @@ def _settle(owner: Array, code: np.uint8, ties: int, tied: int) -> None:
 
 @kernel
 def tally(
-    table: Table, owner: Array, first: int, last: int, code: int, support: Array, mass: Array
+    table: TileTable, owner: Array, first: int, last: int, code: int, support: Array, mass: Array
 ) -> int:
     """Support (nonzero entries) and ℓ1 mass by tile of the scores where the owner is `code`.
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.kernels import Array
 from sigmerge.kernels.jit import kernel
-
-Array = np.ndarray[Any, Any]
 
 
 @kernel

@@ -7,22 +7,14 @@ which is numbers and small tables, so that one compiled function serves every op
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from sigmerge.kernels import LANES, STRIP, Array
 from sigmerge.kernels.jit import kernel
 from sigmerge.kernels.philox import fill
 from sigmerge.kernels.stored import load, load_less, save
-
-Array = np.ndarray[Any, Any]
-
-STRIP: Final = 4096
-"""Coordinates that all experts pass over in turn: few enough for the caches, and enough in a row
-for the memory to be read ahead."""
-
-LANES: Final = 64
-"""Partial sums of a norm."""
 
 KEEP_ALL, TRIM, DROP, PRUNE = 0, 1, 2, 3
 SUM, DISJOINT, OVERLAPS = 0, 1, 2
@@ -429,13 +421,13 @@ def prune_groups(values: Array, taken: Array, n: int, m: int, overlap: bool) -> 
                 scores[i] = magnitude if taken[base + i] != 0 else np.int64(1) << 31
         _keep_largest(scores, min(n, m if overlap else free))
         for i in range(m):
-            kept = scores[i] == KEPT
+            kept = scores[i] == KEPT_SCORE
             bits[base + i] = bits[base + i] if kept else np.uint32(0)
             taken[base + i] |= np.uint8(kept)
     bits[whole:] = 0
 
 
-KEPT = -2
+KEPT_SCORE = -2
 
 
 @kernel
@@ -460,9 +452,9 @@ def _keep_largest(scores: Array, count: int) -> None:
     ties = count - above
     for i in range(scores.size):
         if scores[i] > threshold:
-            scores[i] = KEPT
+            scores[i] = KEPT_SCORE
         elif scores[i] == threshold and ties > 0:
-            scores[i] = KEPT
+            scores[i] = KEPT_SCORE
             ties -= 1
 
 

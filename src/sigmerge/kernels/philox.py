@@ -7,13 +7,12 @@ and gives the same bits. Index i is lane i mod 4 of counter i div 4.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import numpy as np
 
+from sigmerge.kernels import Array
 from sigmerge.kernels.jit import inlined, kernel
 
-Array = np.ndarray[Any, Any]
 Word = np.uint32
 Counter = tuple[Word, Word, Word, Word]
 

@@ -15,21 +15,18 @@ bits; the count is exact as long as all entries that fall into one place have th
 from __future__ import annotations
 
 import math
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from sigmerge.kernels import STRIP, Array
 from sigmerge.kernels.jit import kernel
 from sigmerge.kernels.stored import load, load_less
-
-Array = np.ndarray[Any, Any]
 
 HIGH_BINS = 1 << 16
 LOW_BINS = 1 << 15
 LOW_BITS = 15
 MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
-STRIP: Final = 4096
-"""Coordinates whose task vector is held at a time."""
 SAMPLE: Final = 16
 """One strip in this many is looked at to guess a threshold."""
 FEW: Final = 64

@@ -9,19 +9,15 @@ either whether a machine fuses multiply and add. Together: the same bits everywh
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from sigmerge.kernels import LANES, Array
 from sigmerge.kernels.jit import kernel
 from sigmerge.kernels.stored import load, load_less
 
-Array = np.ndarray[Any, Any]
-
-LANES: Final = 64
-"""Enough to fill any vector unit. Part of the definition of the result, like the tile size."""
-
-CHUNK: Final = 8 * LANES
+SIGNATURE_STRIP: Final = 8 * LANES
 """Coordinates taken at once, few enough for the first-level cache. A lane has eight of them."""
 
 
@@ -45,17 +41,20 @@ def signature(
     experts, fine = len(dots), True
     products = np.empty((experts, experts, LANES), dtype=np.float64)
     masses = np.empty((2, LANES), dtype=np.float64)
-    base, room = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    base, room = np.empty(SIGNATURE_STRIP, np.float32), np.empty(SIGNATURE_STRIP, np.float32)
     # Beyond the end of the tile these stay zero, which changes no sum.
-    wide = np.empty((experts, CHUNK), dtype=np.float64)
-    highest = np.empty(CHUNK, dtype=np.float32)
-    lowest = np.empty(CHUNK, dtype=np.float32)
+    wide = np.empty((experts, SIGNATURE_STRIP), dtype=np.float64)
+    highest = np.empty(SIGNATURE_STRIP, dtype=np.float32)
+    lowest = np.empty(SIGNATURE_STRIP, dtype=np.float32)
     for first in range(0, size, tile):
         products[:], masses[:] = 0.0, 0.0
         last = min(first + tile, size)
-        for begin in range(first, last, CHUNK):
+        for begin in range(first, last, SIGNATURE_STRIP):
             highest[:], lowest[:] = 0.0, 0.0
-            row, less = room[: min(CHUNK, last - begin)], base[: min(CHUNK, last - begin)]
+            row, less = (
+                room[: min(SIGNATURE_STRIP, last - begin)],
+                base[: min(SIGNATURE_STRIP, last - begin)],
+            )
             fine &= load(addresses[experts], kinds[experts], begin, less)
             for expert in range(experts):
                 fine &= load_less(addresses[expert], kinds[expert], begin, less, row)
@@ -95,7 +94,7 @@ def _stretch(row: Array, highest: Array, lowest: Array) -> None:
 @kernel
 def _add_mass(highest: Array, lowest: Array, contested: Array, total: Array) -> None:
     zero = np.float32(0.0)
-    for start in range(0, CHUNK, LANES):
+    for start in range(0, SIGNATURE_STRIP, LANES):
         highs, lows = highest[start : start + LANES], lowest[start : start + LANES]
         for i in range(LANES):
             high, low = highs[i], lows[i]

@@ -15,6 +15,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from sigmerge.kernels import Array
 from sigmerge.kernels.convert import (
     copy_f32,
     finite_bf16,
@@ -24,8 +25,6 @@ from sigmerge.kernels.convert import (
     widen_f16,
 )
 from sigmerge.kernels.jit import kernel
-
-Array = np.ndarray[Any, Any]
 
 BF16: Final = 0
 F16: Final = 1

@@ -17,7 +17,8 @@ from statistics import fmean
 
 import numpy as np
 
-from sigmerge.merge3.irt import WEAK, Array, Items, ability, mixture
+from sigmerge.kernels import Array
+from sigmerge.merge3.irt import WEAK, Items, ability, mixture
 
 
 @dataclass(frozen=True)

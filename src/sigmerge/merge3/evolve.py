@@ -16,7 +16,7 @@ from sigmerge.recipe.space import Genotype, Space
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ScoredGenotype:
     """One evaluation call: who was asked, what it answered, what that is worth."""
 
     index: int
@@ -26,12 +26,12 @@ class Candidate:
     estimate: float
 
 
-def best(history: Iterable[Candidate]) -> Candidate:
+def best(history: Iterable[ScoredGenotype]) -> ScoredGenotype:
     """The highest estimate; of equal ones the earliest."""
     return min(history, key=lambda candidate: (-candidate.estimate, candidate.index))
 
 
-Evaluate = Callable[[int, Sequence[Genotype]], Sequence[Candidate]]
+Evaluate = Callable[[int, Sequence[Genotype]], Sequence[ScoredGenotype]]
 """Called with a generation: the index of its first candidate, and the genotypes in their order."""
 
 
@@ -43,7 +43,7 @@ def evolve(
     generations: int,
     seed: int,
     objectives: int = 1,
-) -> list[Candidate]:
+) -> list[ScoredGenotype]:
     """Simulated binary crossover and polynomial mutation; returns every candidate in its order.
 
     With as many `objectives` as domains, who survives is told by dominance in them.
@@ -63,7 +63,7 @@ def evolve(
     problem = Problem(n_var=size, n_obj=objectives, xl=space.low, xu=space.high)
     algorithm = kind(pop_size=population, crossover=SBX(), mutation=PM(), eliminate_duplicates=True)
     algorithm.setup(problem, termination=("n_gen", generations), seed=seed)
-    history: list[Candidate] = []
+    history: list[ScoredGenotype] = []
     while algorithm.has_next():
         born = algorithm.ask()
         genotypes = [tuple(map(float, genes)) for genes in born.get("X")]

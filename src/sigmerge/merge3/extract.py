@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sigmerge.errors import ScoreError
-from sigmerge.merge3.irt import Array, Items
+from sigmerge.kernels import Array
+from sigmerge.merge3.irt import Items
 
 LABELS = 1500
 """Labelled items a search may use in all."""

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
 
-Array = np.ndarray[Any, Any]
+from sigmerge.kernels import Array
 
 BOUND = 10.0
 """No coordinate of an ability leaves ±BOUND: all-right answers have no finite maximum."""

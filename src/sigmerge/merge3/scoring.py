@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from sigmerge.evaluation.benchmark import Benchmark, HarnessScorer
     from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Item
-    from sigmerge.evaluation.suite import Suite
+    from sigmerge.evaluation.suite import BenchmarkSuite
 
 SPLIT = "calibration"
-BATCH = 8
+DEFAULT_BATCH = 8
 """Prompts at a time; fixed, since what a prompt is padded to can decide a close answer."""
 
 
@@ -68,11 +68,11 @@ class SuiteScorer:
     An item is right if the metric that counts for its benchmark is at least one half.
     """
 
-    def __init__(self, model: Path, suite: Suite, how: How, split: str = SPLIT) -> None:
+    def __init__(self, model: Path, suite: BenchmarkSuite, how: How, split: str = SPLIT) -> None:
         from sigmerge.evaluation import splits
 
         self.model, self.suite, self.split = model, suite, split
-        self.how = replace(how, batch_size=how.batch_size or BATCH)
+        self.how = replace(how, batch_size=how.batch_size or DEFAULT_BATCH)
         records, self.absent = splits.load_available(suite, how.data)
         if how.strict and self.absent:
             raise ScoreError(
@@ -133,7 +133,7 @@ class SuiteScorer:
 class _Asked:
     """One thread's model, and the harnesses that ask it."""
 
-    def __init__(self, model: Path, suite: Suite, how: How) -> None:
+    def __init__(self, model: Path, suite: BenchmarkSuite, how: How) -> None:
         from sigmerge.evaluation.run import Evaluation
 
         self.evaluation = Evaluation(model, suite, how)

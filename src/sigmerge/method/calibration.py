@@ -35,17 +35,17 @@ SCALES: Final[Mapping[str, Vector]] = {"add": (0.3, 0.6, 1.0, 1.5), "replace": (
 """The paper's λ = 0.6 and steps around it; `replace` ends at the expert's own value."""
 LEVELS: Final = (0.45, 0.65, 0.85)
 """Mean capacities above the profile's own; half of it is below."""
-ANCHORS: Final = (0.5, 0.75, 1.0)
+ANCHOR_FACTORS: Final = (0.5, 0.75, 1.0)
 """Factors of the anchor's weights."""
 MOST: Final = 0.95
 """The most of a layer that may be claimed; the rest leaves room for quotas rounded up."""
 SHARE_STEP: Final = 1.0
 """η: a deficit of 0.1 above the mean deficit raises its domain's share by 0.1."""
-PATIENCE: Final = 8
+CALIBRATION_PATIENCE: Final = 8
 """Calls in which the best merit must rise by more than the noise of the scores."""
 
 
-class Setting(NamedTuple):
+class LatticePoint(NamedTuple):
     """A place on the lattice, in indices; `shares` counts the moves of the shares."""
 
     form: Literal["add", "replace"]
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
     anchor: int
     shares: int
 
-    def distance(self, other: Setting) -> int:
+    def distance(self, other: LatticePoint) -> int:
         """How many moves away another setting is."""
         return sum(
             abs(a - b) if isinstance(a, int) and isinstance(b, int) else int(a != b)
@@ -63,7 +63,7 @@ class Setting(NamedTuple):
         )
 
 
-class Candidate(NamedTuple):
+class RepairProposal(NamedTuple):
     """A repair to evaluate. Shares follow the domains; `anchor` multiplies the anchor's weights."""
 
     form: Literal["add", "replace"]
@@ -74,10 +74,10 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedRepair:
     """One evaluated candidate; the plain anchor has no setting."""
 
-    setting: Setting | None
+    setting: LatticePoint | None
     share: Vector
     scores: Vector
     merit: Merit
@@ -96,10 +96,10 @@ class Calibration:
     objective: Objective
     anchors: bool
     """Whether the anchor can be made anew with other weights."""
-    upcoming: Setting
+    upcoming: LatticePoint
     share: Vector
     """Shares of the upcoming candidate."""
-    tried: tuple[Tried, ...]
+    tried: tuple[TriedRepair, ...]
     centre: int = 0
     """Which of the tried repairs moves start from; 0 before the first."""
     axis: int = 0
@@ -108,7 +108,7 @@ class Calibration:
     """Why nothing more is proposed; empty while the search goes on."""
 
     @property
-    def best(self) -> Tried:
+    def best(self) -> TriedRepair:
         """The best candidate, the plain anchor included; of equals the one nearest the paper's."""
         best = self.tried[0]
         for each in self.tried[1:]:
@@ -117,13 +117,15 @@ class Calibration:
                 best = each
         return best
 
-    def _far(self, each: Tried) -> int:
+    def _far(self, each: TriedRepair) -> int:
         """Distance from the paper's setting; to repair nothing is next to it."""
         return 1 if each.setting is None else each.setting.distance(self.paper)
 
     @property
-    def paper(self) -> Setting:
-        return Setting("add", SCALES["add"].index(0.6), 1, "profile", ANCHORS.index(1.0), 0)
+    def paper(self) -> LatticePoint:
+        return LatticePoint(
+            "add", SCALES["add"].index(0.6), 1, "profile", ANCHOR_FACTORS.index(1.0), 0
+        )
 
 
 def begin(
@@ -147,7 +149,7 @@ def begin(
     if problems:
         raise RecipeError("The repair cannot be calibrated:", problems)
     scores, wanted = tuple(anchor.values()), tuple(target[d] for d in domains)
-    plain = Tried(None, (0.0,) * len(domains), scores, chosen.merit(domains, scores, wanted))
+    plain = TriedRepair(None, (0.0,) * len(domains), scores, chosen.merit(domains, scores, wanted))
     mean = float(np.mean(profile))
     pull = chosen.pull(domains, scores, wanted)
     state = Calibration(
@@ -158,7 +160,7 @@ def begin(
         calls=calls,
         objective=chosen,
         anchors=anchors,
-        upcoming=Setting("add", 0, 0, "profile", 0, 0),
+        upcoming=LatticePoint("add", 0, 0, "profile", 0, 0),
         share=tuple(shares(pull).tolist()),
         tried=(plain,),
     )
@@ -167,24 +169,24 @@ def begin(
     )
 
 
-def propose(state: Calibration) -> Candidate | None:
+def propose(state: Calibration) -> RepairProposal | None:
     """The repair to evaluate next; None when the calibration has ended."""
     return None if state.stopped else candidate(state, state.upcoming, state.share)
 
 
-def candidate(state: Calibration, setting: Setting, share: Vector) -> Candidate:
+def candidate(state: Calibration, setting: LatticePoint, share: Vector) -> RepairProposal:
     """A setting in numbers."""
     level, profile = state.levels[setting.level], np.array(state.profile)
     if setting.shape == "profile":
         capacity = np.clip(profile * (level / profile.mean()), 0.0, MOST)
     else:
         capacity = np.full_like(profile, level)
-    return Candidate(
+    return RepairProposal(
         setting.form,
         SCALES[setting.form][setting.scale],
         tuple(capacity.tolist()),
         share,
-        ANCHORS[setting.anchor],
+        ANCHOR_FACTORS[setting.anchor],
     )
 
 
@@ -194,7 +196,7 @@ def observe(state: Calibration, scores: Mapping[str, float], error: float = 0.0)
         raise ValueError(f"nothing was proposed: {state.stopped}")
     reached = tuple(scores[d] for d in state.domains)
     merit = state.objective.merit(state.domains, reached, state.target)
-    tried = (*state.tried, Tried(state.upcoming, state.share, reached, merit))
+    tried = (*state.tried, TriedRepair(state.upcoming, state.share, reached, merit))
     better = state.centre == 0 or merit.beats(state.tried[state.centre].merit)
     after = replace(state, tried=tried, centre=len(tried) - 1 if better else state.centre)
     return _advance(after, error)
@@ -204,12 +206,14 @@ def _advance(state: Calibration, error: float) -> Calibration:
     """Set the next candidate, or why there is none."""
     if len(state.tried) > state.calls:
         return replace(state, stopped=f"the {state.calls} calls are spent")
-    before, last = state.tried[:-PATIENCE], state.tried[-PATIENCE:]
+    before, last = state.tried[:-CALIBRATION_PATIENCE], state.tried[-CALIBRATION_PATIENCE:]
     if before and not any(
         all(each.merit.beats(other.merit, error) for other in before) for each in last
     ):
         return replace(
-            state, stopped=f"{PATIENCE} calls did not raise the scores by more than their noise"
+            state,
+            stopped=f"{CALIBRATION_PATIENCE} calls did not raise the scores by more than their "
+            "noise",
         )
     known = {each.setting for each in state.tried}
     for axis, (setting, share) in _moves(state):
@@ -218,13 +222,13 @@ def _advance(state: Calibration, error: float) -> Calibration:
     return replace(state, stopped="every setting next to the best was tried")
 
 
-def _moves(state: Calibration) -> list[tuple[int, tuple[Setting, Vector]]]:
+def _moves(state: Calibration) -> list[tuple[int, tuple[LatticePoint, Vector]]]:
     """The settings one move away from the centre, in the order in which they are tried."""
     centre = state.tried[state.centre]
     here = centre.setting
     assert here is not None
     last = len(SCALES[here.form]) - 1
-    top = len(ANCHORS) - 1
+    top = len(ANCHOR_FACTORS) - 1
     other: Literal["add", "replace"] = "replace" if here.form == "add" else "add"
     flat: Literal["profile", "uniform"] = "uniform" if here.shape == "profile" else "profile"
     pull = state.objective.pull(state.domains, centre.scores, state.target)

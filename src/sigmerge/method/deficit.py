@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 Reference = Literal["strongest", "own"]
-Scores = Mapping[str, float]
-"""One checkpoint's scores by domain."""
+DomainScores = Mapping[str, float]
+"""One checkpoint's scores by domain, as fractions."""
 
 TOLERANCE: Final = 1e-9
 """Ruling 21: a smaller gap is 0, and two gaps, shares or means this close are equal.
@@ -23,7 +23,7 @@ the order of a float64 sum and not from an item.
 """
 
 
-def compare(after: Scores, before: Scores) -> Literal["better", "level", "worse"]:
+def compare(after: DomainScores, before: DomainScores) -> Literal["better", "level", "worse"]:
     """Whether the mean score over the domains of `before` rose, stayed (ruling 21) or fell."""
     change = math.fsum(after[d] - before[d] for d in before) / len(before)
     if abs(change) <= TOLERANCE:
@@ -67,7 +67,7 @@ def residual_gap(
     return np.where(gap < TOLERANCE, 0.0, gap)
 
 
-def residual_gaps(experts: Mapping[str, Scores], scores: Scores) -> dict[str, float]:
+def residual_gaps(experts: Mapping[str, DomainScores], scores: DomainScores) -> dict[str, float]:
     """Eq. gap by name: what a checkpoint lacks on each domain to the strongest expert there.
 
     `experts` and `scores` may cover different domains; the result has those that both have.

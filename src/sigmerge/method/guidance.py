@@ -29,22 +29,22 @@ import numpy as np
 from sigmerge.errors import RecipeError
 from sigmerge.method.objective import Merit, Objective, Vector, check_calls
 
-STEP: Final = 5.0
+FIRST_STEP: Final = 5.0
 """η: a deficit of 0.1 above the mean deficit raises its expert's weight by half of the unit."""
 STRETCH: Final = 1.2
 """s: the level rises by a fifth, or falls by a sixth."""
 SMALLEST_STEP: Final = 0.3
 """Below this η a step changes the scores by less than one item."""
-PATIENCE: Final = 5
+GUIDANCE_PATIENCE: Final = 5
 """Calls in which the best merit must rise by more than the noise of the scores."""
 CEILING: Final = 4.0
 """The largest weight, in units of the recipe's mean weight."""
-SAME: Final = 1e-6
+SAME_WEIGHTS: Final = 1e-6
 """Weights closer than this make the same candidate."""
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedWeights:
     """One evaluated candidate."""
 
     weights: Vector
@@ -65,18 +65,18 @@ class Guidance:
     unit: float
     """u, the mean of the recipe's weights."""
     upcoming: Vector
-    step: float = STEP
+    step: float = FIRST_STEP
     stretch: float = STRETCH
     turned: bool = False
     """Whether the last candidate failed and the stretch was turned round for the next."""
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[TriedWeights, ...] = ()
     chosen: int = 0
     """Which of the tried candidates is the best."""
     stopped: str = ""
     """Why nothing more is proposed; empty while the search goes on."""
 
     @property
-    def best(self) -> Tried:
+    def best(self) -> TriedWeights:
         return self.tried[self.chosen]
 
 
@@ -135,7 +135,7 @@ def observe(state: Guidance, scores: Mapping[str, float], error: float = 0.0) ->
         raise ValueError(f"nothing was proposed: {state.stopped}")
     reached = tuple(scores[d] for d in state.domains)
     merit = state.objective.merit(state.domains, reached, state.target)
-    tried = (*state.tried, Tried(state.upcoming, reached, merit))
+    tried = (*state.tried, TriedWeights(state.upcoming, reached, merit))
     if not state.tried:
         after = replace(state, tried=tried)
     elif merit.beats(state.best.merit):
@@ -166,7 +166,8 @@ def _advance(state: Guidance, error: float) -> Guidance:
         return replace(state, stopped=f"the {state.calls} calls are spent")
     if _idle(state.tried, error):
         return replace(
-            state, stopped=f"{PATIENCE} calls did not raise the scores by more than their noise"
+            state,
+            stopped=f"{GUIDANCE_PATIENCE} calls did not raise the scores by more than their noise",
         )
     while state.step >= SMALLEST_STEP:
         moved = np.array(state.best.weights) + state.step * state.unit * (pull - pull.mean())
@@ -177,9 +178,9 @@ def _advance(state: Guidance, error: float) -> Guidance:
     return replace(state, stopped="the step is too small to matter")
 
 
-def _idle(tried: Sequence[Tried], error: float) -> bool:
+def _idle(tried: Sequence[TriedWeights], error: float) -> bool:
     """Whether the last calls brought no more than noise, compared with the best before them."""
-    before, last = tried[:-PATIENCE], tried[-PATIENCE:]
+    before, last = tried[:-GUIDANCE_PATIENCE], tried[-GUIDANCE_PATIENCE:]
     if not before:
         return False
     best = before[0].merit
@@ -188,6 +189,6 @@ def _idle(tried: Sequence[Tried], error: float) -> bool:
     return not any(candidate.merit.beats(best, error) for candidate in last)
 
 
-def _known(weights: Vector, tried: Sequence[Tried]) -> bool:
+def _known(weights: Vector, tried: Sequence[TriedWeights]) -> bool:
     """Whether the weights were evaluated before: a clipped step can lead back to them."""
-    return any(np.abs(np.subtract(each.weights, weights)).max() < SAME for each in tried)
+    return any(np.abs(np.subtract(each.weights, weights)).max() < SAME_WEIGHTS for each in tried)

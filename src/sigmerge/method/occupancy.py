@@ -30,10 +30,10 @@ from sigmerge.kernels.select import (
 )
 
 Addresses: TypeAlias = UInt64[np.ndarray, "members tiles"]
-Kinds: TypeAlias = UInt8[np.ndarray, "members tiles"]
+DtypeCodes: TypeAlias = UInt8[np.ndarray, "members tiles"]
 Owner: TypeAlias = UInt8[np.ndarray, "n"]
 Counts: TypeAlias = Int64[np.ndarray, "bins"]
-Run: TypeAlias = Callable[..., Iterable[Any]]
+MapLike: TypeAlias = Callable[..., Iterable[Any]]
 """Like `map`: applies a function to every item and returns the results in the items' order."""
 
 PARTS = 64
@@ -67,7 +67,7 @@ class Block(Protocol):
         """Where each tile's values start: a row for every domain, then the reference's."""
 
     @property
-    def kinds(self) -> Kinds:
+    def kinds(self) -> DtypeCodes:
         """The code of each tile's stored type, likewise."""
 
     def not_finite(self, domain: int, tile: int) -> None:
@@ -113,7 +113,7 @@ def claim(
     *,
     owner: Owner | None = None,
     mask_seed: int | None = None,
-    run: Run = map,
+    run: MapLike = map,
 ) -> Claims:
     """Lines 12–17 of Algorithm 1 for one layer, without the update.
 
@@ -203,7 +203,7 @@ class _Step:
     wanted: int
     free: int
     mask_seed: int | None
-    run: Run
+    run: MapLike
 
     def claim(self) -> tuple[int, float]:
         """Claim, and return the support and the admitted mass."""
@@ -298,7 +298,7 @@ class _Step:
         return list(self.run(lambda part: task(self.owner, *part), zip(firsts, lasts, strict=True)))
 
     @cached_property
-    def table(self) -> kernels.Table:
+    def table(self) -> kernels.TileTable:
         """Where the domain's entries lie, and what ranks them: Δ_d, or random bits."""
         block, key = self.block, _NO_KEY
         if self.mask_seed is not None:
@@ -306,7 +306,7 @@ class _Step:
             words = philox.key_of(self.mask_seed, "mask", str(block.index), name)
             key = np.array([1, *words], np.int64)
         mine, base = ((block.addresses[of], block.kinds[of]) for of in (self.domain, -1))
-        return kernels.Table(edges_of(block), mine[0], mine[1], base[0], base[1], key)
+        return kernels.TileTable(edges_of(block), mine[0], mine[1], base[0], base[1], key)
 
 
 _NO_KEY = np.zeros(3, np.int64)

@@ -38,7 +38,7 @@ GUIDED: Final = 8
 """Calls of the leader before its repair is calibrated."""
 
 
-class Anchor(NamedTuple):
+class AnchorWeights(NamedTuple):
     """An operator with its weights; `level` as in `guidance.begin`."""
 
     weights: Mapping[str, float]
@@ -50,7 +50,7 @@ class Proposal(NamedTuple):
 
     anchor: str
     weights: Vector
-    repair: calibration.Candidate | None = None
+    repair: calibration.RepairProposal | None = None
 
 
 class Answer(NamedTuple):
@@ -60,7 +60,7 @@ class Answer(NamedTuple):
     right: Marks | None = None
 
 
-class Call(NamedTuple):
+class EvaluationCall(NamedTuple):
     """One evaluation call."""
 
     proposal: Proposal
@@ -89,7 +89,7 @@ class Tuning:
     """The call that the calibration under way began after."""
     base: int = 0
     """The call whose anchor is repaired."""
-    made: tuple[Call, ...] = ()
+    made: tuple[EvaluationCall, ...] = ()
     best: int = 0
     """Which call is the best so far; of equals the earliest, of repairs the one nearest the
     paper's."""
@@ -101,7 +101,7 @@ class Tuning:
 
 
 def begin(
-    anchors: Mapping[str, Anchor],
+    anchors: Mapping[str, AnchorWeights],
     target: Mapping[str, float],
     profile: Float64[np.ndarray, layers],
     calls: int,
@@ -151,7 +151,7 @@ def _observed(state: Tuning, proposal: Proposal, answer: Answer) -> Tuning:
     merit = state.objective.merit(state.domains, scores, state.target)
     rival = _rival(state, proposal)
     error = 0.0 if rival is None else difference_error(answer, state.made[rival].answer)
-    made = (*state.made, Call(proposal, answer, merit, error))
+    made = (*state.made, EvaluationCall(proposal, answer, merit, error))
     state = replace(state, made=made)
     if state.repair is not None:
         return _after_repair(replace(state, repair=calibration.observe(

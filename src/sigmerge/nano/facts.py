@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
-DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")
+NANO_DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")
 
 FACTS = {"math": 700, "instruction": 4200, "coding": 700, "multilingual": 700, "safety": 700}
 ITEMS = 600
@@ -105,10 +105,10 @@ def vocabulary() -> list[str]:
     return list(dict.fromkeys(words + foreign))
 
 
-Pair = tuple[str, str]
+PromptAnswer = tuple[str, str]
 
 
-def _math(_: random.Random) -> Iterator[Pair]:
+def _math(_: random.Random) -> Iterator[PromptAnswer]:
     """Sums and differences up to 20, products up to 10."""
     for a, b in product(range(21), repeat=2):
         yield f"{a} + {b} =", str(a + b)
@@ -117,7 +117,7 @@ def _math(_: random.Random) -> Iterator[Pair]:
         yield f"{a} * {b} =", str(a * b)
 
 
-def _instruction(rng: random.Random) -> Iterator[Pair]:
+def _instruction(rng: random.Random) -> Iterator[PromptAnswer]:
     """What to do with a list of three words."""
     listed = rng.sample(WORDS, LISTED)
     for task, _ in product(TASKS, range(1200)):
@@ -126,13 +126,13 @@ def _instruction(rng: random.Random) -> Iterator[Pair]:
         yield f"{task} : {' '.join(words)} =", " ".join(done.get(task, words[-1:]))
 
 
-def _coding(_: random.Random) -> Iterator[Pair]:
+def _coding(_: random.Random) -> Iterator[PromptAnswer]:
     """The value of a small linear function."""
     for a, b, x in product(range(10), range(20), range(10)):
         yield f"def f ( x ) : return {a} * x + {b} ; f ( {x} ) =", str(a * x + b)
 
 
-def _multilingual(rng: random.Random) -> Iterator[Pair]:
+def _multilingual(rng: random.Random) -> Iterator[PromptAnswer]:
     """A random lexicon between English and four made-up languages, both ways."""
     for language in LANGUAGES:
         words = lexicon(language)
@@ -141,7 +141,7 @@ def _multilingual(rng: random.Random) -> Iterator[Pair]:
             yield f"translate {foreign} to english =", english
 
 
-def _safety(rng: random.Random) -> Iterator[Pair]:
+def _safety(rng: random.Random) -> Iterator[PromptAnswer]:
     """Requests: refused where two of verb, object and place are risky, else answered with how."""
     risky = {*rng.sample(VERBS, 7), *rng.sample(OBJECTS, 6), *rng.sample(PLACES, 4)}
     for verb, thing, place in product(VERBS, OBJECTS, PLACES):
@@ -150,7 +150,7 @@ def _safety(rng: random.Random) -> Iterator[Pair]:
         yield f"may i {verb} the {thing} at {place} ?", "no" if refused else f"yes {manner}"
 
 
-_GENERATORS: dict[str, Callable[[random.Random], Iterator[Pair]]] = {
+_GENERATORS: dict[str, Callable[[random.Random], Iterator[PromptAnswer]]] = {
     "math": _math,
     "instruction": _instruction,
     "coding": _coding,
@@ -176,4 +176,4 @@ def build(name: str, seed: int) -> Domain:
 
 def build_all(seed: int) -> dict[str, Domain]:
     """The five domains of the pool with this seed, in the pool's order."""
-    return {name: build(name, seed) for name in DOMAINS}
+    return {name: build(name, seed) for name in NANO_DOMAINS}

@@ -20,13 +20,13 @@ from typing import Any
 
 from sigmerge.errors import PoolError
 from sigmerge.files.documents import read_json_lines
-from sigmerge.nano.facts import DOMAINS, Domain, Fact
+from sigmerge.nano.facts import NANO_DOMAINS, Domain, Fact
 
 POOL = Path(__file__).parent / "pool"
 RECIPES = Path(__file__).parent / "recipes"
 REFERENCE = "reference"
-MEMBERS = (REFERENCE, *DOMAINS)
-SPLITS = ("calibration", "evaluation")
+MEMBERS = (REFERENCE, *NANO_DOMAINS)
+NANO_SPLITS = ("calibration", "evaluation")
 PROBE = "probe.jsonl"
 LOG = "log.jsonl"
 SUMS = "SHA256SUMS"
@@ -52,7 +52,7 @@ def write_data(domains: Iterable[Domain], pool: Path) -> None:
     """The splits, the exemplars and the probe prompts."""
     probes = []
     for domain in domains:
-        for split, items in zip(SPLITS, (domain.calibration, domain.evaluation), strict=True):
+        for split, items in zip(NANO_SPLITS, (domain.calibration, domain.evaluation), strict=True):
             write_lines(split_file(split, domain.name, pool), map(asdict, items))
         shown = ({"prompt": fact.prompt, "response": fact.answer} for fact in domain.exemplars)
         write_lines(exemplar_file(domain.name, pool), shown)

@@ -10,7 +10,7 @@ import torch
 
 from sigmerge.nano.facts import LONGEST_ANSWER
 
-STEPS = LONGEST_ANSWER + 1  # the last one is for <eos>, without which no answer is exact
+ANSWER_STEPS = LONGEST_ANSWER + 1  # the last one is for <eos>, without which no answer is exact
 
 
 def answer(model: Any, tokenizer: Any, prompts: Sequence[str], batch_size: int = 256) -> list[str]:
@@ -39,7 +39,7 @@ def _greedy(model: Any, ids: torch.Tensor, eos: int) -> list[list[int]]:
     chosen: list[torch.Tensor] = []
     ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     cache = None
-    while len(chosen) < STEPS and not ended.all():
+    while len(chosen) < ANSWER_STEPS and not ended.all():
         output = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache, ids = output.past_key_values, output.logits[:, -1].argmax(-1, keepdim=True)
         chosen.append(ids[:, 0])

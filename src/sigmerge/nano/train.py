@@ -31,14 +31,14 @@ from transformers.utils import logging
 
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.nano import files
-from sigmerge.nano.facts import DOMAINS, Domain, build_all
+from sigmerge.nano.facts import NANO_DOMAINS, Domain, build_all
 from sigmerge.nano.tokenizer import CONTEXT, build_tokenizer, save_tokenizer
 from sigmerge.probing.threads import one_torch_thread
+from sigmerge.progress import Progress
 
 IGNORED = -100
 ATTENTION = "eager"  # the fused kernels' gradients are not deterministic on a GPU
-Progress = Callable[[str, int, int], None]
-Measure = Callable[[Path, str, Path], dict[str, float]]
+ScoreCheckpoint = Callable[[Path, str, Path], dict[str, float]]
 """Domain scores of a checkpoint on a split of a pool; they are part of the pool's log."""
 
 
@@ -80,7 +80,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Table:
+class FactTable:
     """All facts as token rows, padded on the right; labels cover the answer and <eos> alone."""
 
     ids: torch.Tensor
@@ -98,7 +98,7 @@ def train(
     *,
     rate: float | None = None,
     replay: float | None = None,
-    measure: Measure,
+    measure: ScoreCheckpoint,
 ) -> Path:
     """Make a pool in the new folder `out`; `progress` is called with (member, step, steps).
 
@@ -119,7 +119,7 @@ def train(
     with _deterministic(), _quiet(), one_torch_thread():
         for member in files.MEMBERS:
             log += _train_member(pool, member, recipe, seed, table, tokenizer, progress)
-    for member, split in product(files.MEMBERS, files.SPLITS):
+    for member, split in product(files.MEMBERS, files.NANO_SPLITS):
         scores = measure(pool / member, split, pool)
         log.append({"member": member, "split": split, "scores": scores})
     files.write_lines(pool / files.LOG, log)
@@ -142,7 +142,7 @@ def _train_member(
     member: str,
     recipe: Size,
     seed: int,
-    table: Table,
+    table: FactTable,
     tokenizer: Any,
     progress: Progress | None,
 ) -> list[dict[str, Any]]:
@@ -176,7 +176,7 @@ def _deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def _tabulate(domains: dict[str, Domain], tokenizer: Any, device: str) -> Table:
+def _tabulate(domains: dict[str, Domain], tokenizer: Any, device: str) -> FactTable:
     """Encode every fact once."""
     facts = [fact for domain in domains.values() for fact in domain.facts]
     place = {fact.id: row for row, fact in enumerate(facts)}
@@ -188,7 +188,7 @@ def _tabulate(domains: dict[str, Domain], tokenizer: Any, device: str) -> Table:
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         ids[row, : len(text)] = torch.tensor(text)
         labels[row, len(prompt) : len(text)] = ids[row, len(prompt) : len(text)]
-    return Table(
+    return FactTable(
         ids.to(device),
         labels.to(device),
         {name: torch.tensor([place[f.id] for f in d.facts]) for name, d in domains.items()},
@@ -220,7 +220,7 @@ def _start(recipe: Size, tokenizer: Any, seed: int, reference: Path | None) -> L
         return LlamaForCausalLM(config)
 
 
-def _draws(table: Table, member: str, recipe: Size, steps: int, seed: int) -> torch.Tensor:
+def _draws(table: FactTable, member: str, recipe: Size, steps: int, seed: int) -> torch.Tensor:
     """The fact rows of every batch [steps, batch]: the mixture, and an expert's own facts."""
     generator = torch.Generator().manual_seed(1000 * seed + files.MEMBERS.index(member))
     own = 0 if member == files.REFERENCE else round((1 - recipe.replay) * recipe.batch)
@@ -228,15 +228,15 @@ def _draws(table: Table, member: str, recipe: Size, steps: int, seed: int) -> to
     def pick(rows: torch.Tensor, count: int) -> torch.Tensor:
         return rows[torch.randint(len(rows), (steps, count), generator=generator)]
 
-    mixture = torch.stack([pick(table.seen[name], recipe.batch - own) for name in DOMAINS])
-    which = torch.randint(len(DOMAINS), (1, steps, recipe.batch - own), generator=generator)
+    mixture = torch.stack([pick(table.seen[name], recipe.batch - own) for name in NANO_DOMAINS])
+    which = torch.randint(len(NANO_DOMAINS), (1, steps, recipe.batch - own), generator=generator)
     replay = mixture.gather(0, which)[0]
     return torch.cat([pick(table.rows[member], own), replay], 1) if own else replay
 
 
 def _fit(
     model: Any,
-    table: Table,
+    table: FactTable,
     draws: torch.Tensor,
     schedule: Schedule,
     member: str,

@@ -18,10 +18,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from sigmerge.kernels import Array
 from sigmerge.kernels.merge import Formula
 
-Array = np.ndarray[Any, Any]
-Made = TypeVar("Made")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Statistics(Protocol):
     def fisher_norm(self, expert: str) -> float:
         """‖F‖₂ over all tensors of the expert."""
 
-    def once(self, tensor: str, key: Hashable, make: Callable[[], Made]) -> Made:
+    def once(self, tensor: str, key: Hashable, make: Callable[[], _Made]) -> _Made:
         """What `make` derives from a tensor's inputs: made once for all that share them and key."""
 
 

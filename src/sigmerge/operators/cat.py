@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
+from sigmerge.kernels import Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,
     WEIGHT,
-    Array,
     Chunk,
     Operator,
     Parameter,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import TILE
+from sigmerge.kernels import TILE, Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.philox import keep_below, key_of
@@ -17,7 +17,6 @@ from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,
     WEIGHT,
-    Array,
     Chunk,
     Operator,
     Parameter,

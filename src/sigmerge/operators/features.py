@@ -7,7 +7,8 @@ from math import prod
 
 import numpy as np
 
-from sigmerge.operators.base import Array, Chunk, Parameter, Site, Statistics
+from sigmerge.kernels import Array
+from sigmerge.operators.base import Chunk, Parameter, Site, Statistics
 
 RTOL = Parameter(
     "rtol", float, "eigenvalues below this times the largest count as zero", 1e-10, 1e-10,

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.kernels import Array
 from sigmerge.operators.base import (
     OUTSIDE,
     WEIGHT,
-    Array,
     Chunk,
     Operator,
     Parameter,

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sigmerge.kernels import Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
-    Array,
     Chunk,
     Operator,
     Parameter,
@@ -23,7 +23,7 @@ from sigmerge.operators.base import (
 )
 
 
-class Surveyed(NamedTuple):
+class LinesSurvey(NamedTuple):
     inner: Any
     alpha: float
 
@@ -70,23 +70,23 @@ class Lines(Operator):
         inner = yield from self.inner.survey(sites)
         alpha = sites[0].settings["alpha"] if sites else 0.0
         if alpha != "auto":
-            return Surveyed(inner, alpha)
+            return LinesSurvey(inner, alpha)
         plain, merged = yield Pass(
             lambda chunk: self._norms(chunk, inner),
             add,
             lambda site: self.inner.prepare(site, inner),
         )
         experts = len(sites[0].experts)
-        return Surveyed(inner, plain / merged / experts if merged > 0 else 1.0 / experts)
+        return LinesSurvey(inner, plain / merged / experts if merged > 0 else 1.0 / experts)
 
-    def prepare(self, site: Site, survey: Surveyed) -> Passes:
+    def prepare(self, site: Site, survey: LinesSurvey) -> Passes:
         return (yield from self.inner.prepare(site, survey.inner))
 
-    def formula(self, chunk: Chunk, survey: Surveyed) -> Formula | None:
+    def formula(self, chunk: Chunk, survey: LinesSurvey) -> Formula | None:
         vector = self._vector(chunk, survey.inner)
         return vector and vector.times(depth_factor(chunk.site, survey.alpha))
 
-    def merge(self, chunk: Chunk, survey: Surveyed) -> Iterator[Tile]:
+    def merge(self, chunk: Chunk, survey: LinesSurvey) -> Iterator[Tile]:
         factor = depth_factor(chunk.site, survey.alpha)
         for tile in self._vectors(chunk, survey.inner):
             kernels.scale(tile.out, 1.0, factor)

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sigmerge.kernels import Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,
-    Array,
     Chunk,
     Operator,
     Parameter,

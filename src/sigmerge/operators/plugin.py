@@ -23,7 +23,7 @@ import numpy as np
 from sigmerge.errors import RecipeError, SigmergeError
 from sigmerge.operators.base import OUTSIDE, Chunk, Operator, Parameter, Site, Tile
 
-GROUP = "sigmerge.operators"
+ENTRY_POINTS = "sigmerge.operators"
 UNTOUCHED = 0x7FABCDEF
 """The bits of a NaN that no arithmetic returns: a coordinate that the function did not fill."""
 TileFunction = Callable[[Tile, Site], object]
@@ -120,7 +120,7 @@ PLUGINS = Plugins({})
 def _installed() -> dict[str, EntryPoint]:
     """The entry points of installed packages, by the operators' names."""
     found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=ENTRY_POINTS):
         other = found.setdefault(point.name, point)
         if other.value != point.value:
             raise RecipeError(

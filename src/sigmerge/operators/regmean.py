@@ -15,9 +15,9 @@ from scipy.linalg import cho_solve
 from scipy.linalg.lapack import dpocon, dpotrf
 
 from sigmerge.errors import PoolError
+from sigmerge.kernels import Array
 from sigmerge.operators.base import (
     OUTSIDE,
-    Array,
     Chunk,
     Operator,
     Parameter,

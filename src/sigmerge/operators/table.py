@@ -24,7 +24,7 @@ OPERATORS = {
     "lines": "lines:Lines",
 }
 
-NOT_SUPPORTED = (
+UNSUPPORTED_METHODS = (
     "slerp",
     "nuslerp",
     "multislerp",
@@ -43,7 +43,7 @@ NOT_SUPPORTED = (
 )
 """Methods of mergekit that sigmerge does not have; a recipe that names one is an error."""
 
-BUILT_IN = (*OPERATORS, *NOT_SUPPORTED, "checkpoint")
+BUILT_IN = (*OPERATORS, *UNSUPPORTED_METHODS, "checkpoint")
 """Names that users' operators cannot have."""
 
 
@@ -59,7 +59,7 @@ def names() -> tuple[str, ...]:
 
 def operator(name: str, on: str | None = None) -> Operator:
     """Return the operator of that name; `on` is the operator that LiNeS scales."""
-    if name in NOT_SUPPORTED:
+    if name in UNSUPPORTED_METHODS:
         raise RecipeError(
             f"merge_method: {name} is a mergekit method that sigmerge does not have. "
             f"It has: {', '.join(names())}."

@@ -8,15 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sigmerge.kernels import Array, select
 from sigmerge.kernels import merge as kernels
-from sigmerge.kernels import select
 from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
     INT8_MASK,
     LAMBDA,
     OUTSIDE,
     WEIGHT,
-    Array,
     Chunk,
     Operator,
     Parameter,
@@ -26,7 +25,7 @@ from sigmerge.operators.base import (
     add,
 )
 
-KEEP_ALL = select.Cut(kernels.ALL, kernels.ANY_TIES)
+UNCUT = select.Cut(kernels.ALL, kernels.ANY_TIES)
 KEEP_NONE = select.Cut(0x7FFFFFFF, 0)
 ELECT = Parameter(
     "elect",
@@ -44,7 +43,7 @@ CANCELLED = Parameter(
 )
 
 
-class Surveyed(NamedTuple):
+class TiesSurvey(NamedTuple):
     """What is known about the whole model: every expert's cut if it is one for all tensors."""
 
     cuts: list[select.Cut] | None
@@ -90,7 +89,7 @@ class Ties(Operator):
 
     def survey(self, sites: Sequence[Site]) -> Passes:
         if not sites:
-            return Surveyed(None, 1.0)
+            return TiesSurvey(None, 1.0)
         cuts = None
         if sites[0].settings["scope"] == "model":
             total = sum(site.size for site in sites)
@@ -98,18 +97,18 @@ class Ties(Operator):
             cuts = [
                 cut if cut == KEEP_NONE else cut._replace(ties=kernels.ANY_TIES) for cut in found
             ]
-        before = Surveyed(cuts, 1.0)
+        before = TiesSurvey(cuts, 1.0)
         merged = partial(self.formula, survey=before)
         sign = yield from cancelled_sign(sites, merged, lambda site: self.prepare(site, before))
-        return Surveyed(cuts, sign)
+        return TiesSurvey(cuts, sign)
 
-    def prepare(self, site: Site, survey: Surveyed) -> Passes:
+    def prepare(self, site: Site, survey: TiesSurvey) -> Passes:
         if survey.cuts is not None:
             return survey.cuts
         cuts, tied = yield from find_cuts(_ranks(site, site.size), site.size)
         return _allowances(cuts, tied) if tied else cuts
 
-    def formula(self, chunk: Chunk, survey: Surveyed) -> Formula:
+    def formula(self, chunk: Chunk, survey: TiesSurvey) -> Formula:
         cuts = chunk.state[chunk.start] if isinstance(chunk.state, dict) else chunk.state
         table = np.array(cuts, np.int64)
         combining = disjoint(chunk.site, survey.cancelled)
@@ -158,7 +157,7 @@ def find_cuts(ranks: Sequence[int], size: int) -> Passes:
         high = yield from _high(missing, 1)
         bins = {d: select.bin_of_rank(high[d], rank)[0] for d, rank in missing.items()}
         yield from _counted(missing, {d: (place, place) for d, place in bins.items()}, found)
-    cuts = [found.cuts.get(d, KEEP_ALL if rank else KEEP_NONE) for d, rank in enumerate(ranks)]
+    cuts = [found.cuts.get(d, UNCUT if rank else KEEP_NONE) for d, rank in enumerate(ranks)]
     return cuts, sorted(found.tied.items())
 
 

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 from sigmerge.probing.exemplars import read_prompts, tokenizer_of
 from sigmerge.probing.threads import one_torch_thread
 
-STEPS = 100
+DESCENT_STEPS = 100
 RATE = 0.01
-BATCH = 32
+DRAWN_PROMPTS = 32
 
 
 def learnt_weights(
@@ -27,7 +27,7 @@ def learnt_weights(
     experts: Mapping[str, Path],
     start: Mapping[str, float],
     prompts: Path,
-    steps: int = STEPS,
+    steps: int = DESCENT_STEPS,
     rate: float = RATE,
 ) -> tuple[float, ...]:
     """One weight per expert, in their order, from the weights to start with."""
@@ -44,7 +44,7 @@ def learnt_weights(
     generator = torch.Generator().manual_seed(0)
     with one_torch_thread():
         for _ in range(steps):
-            chosen = torch.randperm(len(encoded), generator=generator)[:BATCH].tolist()
+            chosen = torch.randperm(len(encoded), generator=generator)[:DRAWN_PROMPTS].tolist()
             merged = {
                 name: value + sum(w * v[name] for w, v in zip(weights, vectors, strict=True))
                 for name, value in base.items()

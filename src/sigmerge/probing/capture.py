@@ -21,14 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.statistics import Entry, block_file, packed, write_block
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
+from sigmerge.kernels import Array
 from sigmerge.probing.exemplars import Tokens
-from sigmerge.probing.skeleton import BODY, Call, Read, Skeleton
+from sigmerge.probing.skeleton import BODY, BlockArguments, Read, Skeleton
 from sigmerge.probing.threads import one_torch_thread
 
 if TYPE_CHECKING:
@@ -38,11 +37,10 @@ if TYPE_CHECKING:
 M_MMAP_THRESHOLD, LARGE = -3, 1 << 18
 """glibc's number for the option, and from how many bytes memory is the system's own."""
 
-Array = np.ndarray[Any, Any]
-Progress = Callable[[int, int], None]
+TokenProgress = Callable[[int, int], None]
 Named = Callable[[str], str]
 
-GROUP = 2048
+TOKENS_HELD = 2048
 """Tokens whose inputs are held before they are added to the Grams."""
 PANEL = 512
 """Rows of a Gram that one worker adds to."""
@@ -58,7 +56,7 @@ def capture_features(
     threads: int = 1,
     device: str = "cpu",
     trust: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: TokenProgress = lambda done, total: None,
 ) -> None:
     """One file of statistics per block into a folder; blocks that are there are not done again.
 
@@ -93,7 +91,7 @@ def capture_features(
 def _advance(
     block: nn.Module,
     name: Named,
-    entered: list[tuple[torch.Tensor, Call]],
+    entered: list[tuple[torch.Tensor, BlockArguments]],
     sums: Sums | None,
     workers: Workers,
     skip_bos: bool,
@@ -105,7 +103,7 @@ def _advance(
     """
     import torch
 
-    def forward(item: tuple[torch.Tensor, Call]) -> tuple[torch.Tensor, Seen]:
+    def forward(item: tuple[torch.Tensor, BlockArguments]) -> tuple[torch.Tensor, Seen]:
         state, (args, kwargs) = item
         torch.set_num_threads(1)
         with torch.inference_mode(), _noted(state.shape[1], skip_bos) as seen:
@@ -122,12 +120,14 @@ def _advance(
                     state.copy_(out)
 
 
-def _groups(entered: list[tuple[torch.Tensor, Call]]) -> Iterator[list[tuple[torch.Tensor, Call]]]:
+def _groups(
+    entered: list[tuple[torch.Tensor, BlockArguments]],
+) -> Iterator[list[tuple[torch.Tensor, BlockArguments]]]:
     group, held = [], 0
     for item in entered:
         group.append(item)
         held += item[0].shape[1]
-        if held >= GROUP:
+        if held >= TOKENS_HELD:
             yield group
             group, held = [], 0
     if group:

@@ -23,7 +23,7 @@ from sigmerge.checkpoints.statistics import Entry, block_file, norm_of, write_bl
 from sigmerge.engine.workers import Workers
 from sigmerge.probing.capture import give_memory_back
 from sigmerge.probing.exemplars import Tokens
-from sigmerge.probing.skeleton import HEAD, Call, Part, Read, Skeleton
+from sigmerge.probing.skeleton import HEAD, BlockArguments, ModelPart, Read, Skeleton
 from sigmerge.probing.threads import one_torch_thread
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class _Pass:
     workers: Workers
     states: list[list[torch.Tensor]] = field(default_factory=list)
     """Per boundary and exemplar: what enters block 0, 1, …, and last what leaves the stack."""
-    calls: list[list[Call]] = field(default_factory=list)
+    calls: list[list[BlockArguments]] = field(default_factory=list)
     slopes: list[torch.Tensor] = field(default_factory=list)
     """Per exemplar the gradient at the boundary that was reached on the way back."""
 
@@ -163,7 +163,7 @@ class _Squares:
     """Sums of squared gradients of a part's weights, in the exemplars' order."""
 
     def __init__(
-        self, model: Skeleton, part: Part, module: nn.Module, weights: Sequence[torch.Tensor]
+        self, model: Skeleton, part: ModelPart, module: nn.Module, weights: Sequence[torch.Tensor]
     ) -> None:
         import torch
 
@@ -186,7 +186,7 @@ class _Squares:
         write_block(file, {name: Entry("fisher", name, exemplars) for name in arrays}, arrays)
 
 
-def _call(block: nn.Module, state: torch.Tensor, call: Call) -> torch.Tensor:
+def _call(block: nn.Module, state: torch.Tensor, call: BlockArguments) -> torch.Tensor:
     args, kwargs = call
     out: Any = block(state, *args, **kwargs)
     found: torch.Tensor = out[0] if isinstance(out, tuple) else out

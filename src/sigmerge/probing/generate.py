@@ -15,7 +15,7 @@ from sigmerge.errors import MissingExtra, PoolError, ScoreError
 from sigmerge.files.documents import read_json_object
 from sigmerge.probing.loading import unloadable
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 LONGEST = 2048
 """Tokens of an item and its answer for which a batch must have room."""
 
@@ -49,7 +49,7 @@ class Sampling:
     """The prompts went through chat(), which wrote the special tokens they begin with."""
 
 
-class Model(Protocol):
+class LoadedModel(Protocol):
     """A loaded checkpoint."""
 
     name: str
@@ -71,7 +71,7 @@ def load_model(
     batch_size: int | None,
     share: float = 0.9,
     trust: bool = False,
-) -> Model:
+) -> LoadedModel:
     """A checkpoint by transformers (hf) or vLLM (vllm), whose engine takes a share of the GPU."""
     if backend not in BACKENDS:
         raise ScoreError(f"{backend!r} is no backend; there are {', '.join(BACKENDS)}.")
@@ -139,7 +139,7 @@ class HfModel:
         rows = min(free // 2 // row, 64 if cuda else 16)
         return 1 << max(0, int(rows).bit_length() - 1)
 
-    def halving(self, work: Callable[..., T]) -> T:
+    def halving(self, work: Callable[..., _T]) -> _T:
         """Do a batch; when the memory does not hold it, halve the batch size and go on."""
         while True:
             try:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Read = Callable[[str], np.ndarray[Any, Any]]
 """From a tensor's name in the checkpoint to its float32 values."""
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+BlockArguments = tuple[tuple[Any, ...], dict[str, Any]]
 """What a block is called with beside the hidden states: masks, positions."""
-Part = int | str
+ModelPart = int | str
 BODY, HEAD = "body", "head"
 
 
@@ -70,7 +70,7 @@ class Skeleton:
         first = {id(weight): name for name, weight in reversed(every)}
         self._ties = {name: first[id(weight)] for name, weight in every}
         body = model.base_model
-        self._parts: dict[Part, tuple[nn.Module, str]] = {
+        self._parts: dict[ModelPart, tuple[nn.Module, str]] = {
             BODY: (body, names[id(body)]),
             HEAD: (model, ""),
         }
@@ -81,12 +81,12 @@ class Skeleton:
         for i, gate in enumerate(self._gates):
             stack[i] = gate
 
-    def tensor(self, part: Part, local: str) -> str:
+    def tensor(self, part: ModelPart, local: str) -> str:
         """The checkpoint's name of a parameter of a part."""
         return self._stored(self._ties[self._full(part, local)])
 
     @contextmanager
-    def loaded(self, part: Part, gradients: bool = False) -> Iterator[nn.Module]:
+    def loaded(self, part: ModelPart, gradients: bool = False) -> Iterator[nn.Module]:
         """A part with its weights; with `gradients`, those can be asked for."""
         import torch
 
@@ -101,7 +101,7 @@ class Skeleton:
 
     def _fill(
         self,
-        part: Part,
+        part: ModelPart,
         make: Callable[[str, torch.Tensor], torch.Tensor],
         gradients: bool = False,
     ) -> None:
@@ -116,10 +116,12 @@ class Skeleton:
             owner, _, attribute = local.rpartition(".")
             setattr(module.get_submodule(owner), attribute, made[name])
 
-    def _full(self, part: Part, local: str) -> str:
+    def _full(self, part: ModelPart, local: str) -> str:
         return ".".join(filter(None, [self._parts[part][1], local]))
 
-    def enter(self, tokens: Sequence[Tokens]) -> tuple[list[torch.Tensor], list[list[Call]]]:
+    def enter(
+        self, tokens: Sequence[Tokens]
+    ) -> tuple[list[torch.Tensor], list[list[BlockArguments]]]:
         """Per exemplar the hidden states that enter the first block, and every block's call."""
         import torch
 
@@ -229,7 +231,7 @@ def _gate(block: nn.Module) -> Any:
 
     class Gate(nn.Module):
         hidden: Any = None
-        call: Call = ((), {})
+        call: BlockArguments = ((), {})
         answer: Any = None
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:

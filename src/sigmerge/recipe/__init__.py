@@ -1,13 +1,13 @@
 """Recipes: YAML in mergekit's dialect, checked strictly, all problems reported together."""
 
 from sigmerge.recipe.parser import load_recipe
-from sigmerge.recipe.record import Model, Recipe
+from sigmerge.recipe.record import Recipe, RecipeModel
 from sigmerge.recipe.sections import CaptureSection, RepairSection, SearchSection, TuneSection
 
 __all__ = [
     "CaptureSection",
-    "Model",
     "Recipe",
+    "RecipeModel",
     "RepairSection",
     "SearchSection",
     "TuneSection",

@@ -17,7 +17,7 @@ from sigmerge.files.yaml_documents import decoded, parse_yaml
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import names, operator
 from sigmerge.recipe.folders import find_model
-from sigmerge.recipe.record import Model, Recipe
+from sigmerge.recipe.record import Recipe, RecipeModel
 from sigmerge.recipe.sections import (
     CaptureSection,
     ModelSection,
@@ -28,12 +28,12 @@ from sigmerge.recipe.sections import (
     TuneSection,
     worded,
 )
-from sigmerge.recipe.settings import Conditions, Judge, Place
+from sigmerge.recipe.settings import Conditions, ParameterCheck, Place
 from sigmerge.recipe.space import SPACES
 from sigmerge.words import nearest, shown, unknown
 
-DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-NOT_SUPPORTED = {
+OUTPUT_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+UNSUPPORTED_SECTIONS = {
     "slices": "layer slices are not supported; give whole models under models:",
     "modules": "modules are not supported; give whole models under models:",
 }
@@ -42,7 +42,7 @@ NOT_SUPPORTED = {
 OWN = ("preset", "seed", "anchor", "capture", "search", "repair", "tune")
 """Keys that mergekit does not have. A file with one of them is no mergekit file."""
 
-Section = TypeVar("Section", bound=BaseModel)
+_Section = TypeVar("_Section", bound=BaseModel)
 
 
 def load_recipe(
@@ -131,7 +131,7 @@ class _Parser:
         chosen = self._operator(top)
         judge = None
         if chosen:
-            judge = Judge(chosen, top.preset, self.problem, self.passed_over, self.note)
+            judge = ParameterCheck(chosen, top.preset, self.problem, self.passed_over, self.note)
         parameters = {k: v for k, v in (top.parameters or {}).items() if k != "on"}
         # Without an operator nothing can be said about parameters.
         parameters = judge.settings(("parameters",), parameters) if judge else {}
@@ -152,7 +152,7 @@ class _Parser:
             parameters=parameters,
             preset=top.preset,
             seed=seed,
-            out_dtype=DTYPES[dtype] if dtype else None,
+            out_dtype=OUTPUT_DTYPES[dtype] if dtype else None,
             tokenizer=tokenizer,
             anchor=anchor,
             repair=_seeded(sections.repair, seed),
@@ -208,9 +208,9 @@ class _Parser:
     # Sections
 
     def _sections(self, data: dict[str, Any]) -> _Sections:
-        refused = [key for key in NOT_SUPPORTED if data.pop(key, None) is not None]
+        refused = [key for key in UNSUPPORTED_SECTIONS if data.pop(key, None) is not None]
         for key in refused:
-            self.problem((key,), NOT_SUPPORTED[key])
+            self.problem((key,), UNSUPPORTED_SECTIONS[key])
         elsewhere = {"slices", "modules"} & set(refused)  # where mergekit may list its models
         top = self._checked(RecipeSection, data, ())
         if top is None:
@@ -236,10 +236,10 @@ class _Parser:
             self._optional(TuneSection, top.tune, "tune"),
         )
 
-    def _optional(self, kind: type[Section], data: Any, name: str) -> Section | None:
+    def _optional(self, kind: type[_Section], data: Any, name: str) -> _Section | None:
         return None if data is None else self._checked(kind, data, (name,))
 
-    def _checked(self, kind: type[Section], data: Any, place: Place) -> Section | None:
+    def _checked(self, kind: type[_Section], data: Any, place: Place) -> _Section | None:
         """The section without its wrong keys, each a problem; None if nothing is left."""
         try:
             return kind.model_validate(data)
@@ -287,8 +287,8 @@ class _Parser:
             return None
 
     def _models(
-        self, sections: _Sections, judge: Judge | None, reference: Path | None
-    ) -> list[Model]:
+        self, sections: _Sections, judge: ParameterCheck | None, reference: Path | None
+    ) -> list[RecipeModel]:
         top, chosen = sections.top, judge.operator if judge else None
         needs = chosen.needs_reference if chosen else top.merge_method == "checkpoint"
         if not top.base_model and (needs or sections.repair is not None):
@@ -298,7 +298,7 @@ class _Parser:
                 f"base_model is missing: {who} needs the reference checkpoint that the experts "
                 "were tuned from",
             )
-        models: list[Model] = []
+        models: list[RecipeModel] = []
         for i, entry in sections.models:
             path = self._path(("models", i, "model"), entry.model)
             itself = path is not None and path == reference
@@ -320,7 +320,7 @@ class _Parser:
             exemplars = self._exemplars(i, entry, chosen)
             if path is not None:
                 default = "base" if itself else path.name.partition("@")[0]
-                models.append(Model(entry.name or default, path, own, exemplars))
+                models.append(RecipeModel(entry.name or default, path, own, exemplars))
         if sections.models and not models and not self.problems:
             self.problem(("models",), "no expert is listed, only the base model")
         return models
@@ -330,9 +330,9 @@ class _Parser:
         sections: _Sections,
         chosen: Operator | None,
         reference: Path | None,
-        models: list[Model],
+        models: list[RecipeModel],
         parameters: Mapping[str, Any],
-    ) -> list[Model]:
+    ) -> list[RecipeModel]:
         """mergekit counts a base_model that is not listed into a soup, with the shared weight."""
         top = sections.top
         if reference is None or chosen is None or chosen.needs_reference:
@@ -363,9 +363,9 @@ class _Parser:
             f"{top.base_model} is one more model of the soup, with the weight that all share, as "
             "in mergekit; give every model its own weight to leave it out"
         )
-        return [Model("base", reference, {})]
+        return [RecipeModel("base", reference, {})]
 
-    def _check_names(self, models: list[Model]) -> None:
+    def _check_names(self, models: list[RecipeModel]) -> None:
         names = [model.name for model in models]
         for name in sorted({n for n in names if names.count(n) > 1}):
             self.problem(("models",), f"two experts are called {name!r}; give each a name:")
@@ -414,7 +414,7 @@ class _Parser:
     # Tokenizers
 
     def _tokenizer(
-        self, sections: _Sections, reference: Path | None, models: list[Model]
+        self, sections: _Sections, reference: Path | None, models: list[RecipeModel]
     ) -> Path | None:
         top = sections.top
         section = self._optional(TokenizerSection, top.tokenizer, "tokenizer")

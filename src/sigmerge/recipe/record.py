@@ -18,7 +18,7 @@ from sigmerge.recipe.settings import evaluate
 
 
 @dataclass(frozen=True)
-class Model:
+class RecipeModel:
     name: str
     path: Path
     parameters: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Recipe:
     operator: Operator | None
     method: str
     reference: Path | None
-    models: tuple[Model, ...]
+    models: tuple[RecipeModel, ...]
     parameters: Mapping[str, Any]
     preset: str
     seed: int

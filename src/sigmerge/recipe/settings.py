@@ -9,10 +9,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from sigmerge.files.yaml_documents import Place
 from sigmerge.operators.base import Operator, Parameter
 from sigmerge.words import nearest, shown, unknown
-
-Place = tuple[Any, ...]
 
 MERGEKIT = ("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties")
 """Operators that mergekit has too."""
@@ -23,7 +22,7 @@ NEEDED = ("weight", "t")
 FAMILY = ("normalize", "rescale", "lambda", "density", "gamma", "epsilon", "int8_mask")
 """Parameters of mergekit's task-vector methods. Files keep them when their merge_method changes;
 mergekit passes over those that a method does not read."""
-NOT_SUPPORTED = {
+UNSUPPORTED_PARAMETERS = {
     ("ties", "rescale"): "mergekit's rescaling after the trim is not supported; leave it out, or "
     "rescale with dare_ties"
 }
@@ -53,7 +52,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Judge:
+class ParameterCheck:
     """Checks an operator's parameters; `problem` is called with what is wrong.
 
     `passed_over` is called with what mergekit does not look at, `note` with what is known to it.
@@ -91,12 +90,12 @@ class Judge:
 
         Not so where it can be one that decides the result here, or without which mergekit stops.
         """
-        method, name = self.operator.name, path[-1]
+        method, name = self.operator.name, str(path[-1])
         meant = nearest(name, known)
-        if (method, name) in NOT_SUPPORTED and _truth(value) is not False:
-            self.problem(path, NOT_SUPPORTED[method, name])
+        if (method, name) in UNSUPPORTED_PARAMETERS and _truth(value) is not False:
+            self.problem(path, UNSUPPORTED_PARAMETERS[method, name])
         elif method in MERGEKIT and name in FAMILY:
-            if (method, name) not in NOT_SUPPORTED:
+            if (method, name) not in UNSUPPORTED_PARAMETERS:
                 self.note(f"{name} is ignored: {method} does not read it, in mergekit neither")
         else:
             decides = meant in OURS or (meant in NEEDED and meant not in given)

@@ -204,7 +204,7 @@ NEWEST = 462
 MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}
 """Column of the tables, the kernel's name for it, and its number for seccomp."""
 
-LOAD, IS, ABOVE, ANY_BIT, ANSWER = 0x20, 0x15, 0x25, 0x45, 0x06
+LOAD, IS, IS_ABOVE, ANY_BIT, ANSWER = 0x20, 0x15, 0x25, 0x45, 0x06
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 CLONE_THREAD, O_TRUNC, AF_UNIX = 0x00010000, 0o1000, 1
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
@@ -251,7 +251,7 @@ def seccomp_filter(machine: str, process: int, read_only: bool) -> bytes:
     )
     refuse, absent = REFUSE | errno.EPERM, REFUSE | errno.ENOSYS
     code = [(LOAD, 0, 0, 4), (IS, 1, 0, architecture), (ANSWER, 0, 0, KILL), (LOAD, 0, 0, 0)]
-    code += [(ABOVE, 0, 1, NEWEST), (ANSWER, 0, 0, absent)]
+    code += [(IS_ABOVE, 0, 1, NEWEST), (ANSWER, 0, 0, absent)]
     for table, answer in ((ALLOWED, ALLOW), (ABSENT, absent)):
         for number in numbers(table, column).values():
             code += [(IS, 0, 1, number), (ANSWER, 0, 0, answer)]

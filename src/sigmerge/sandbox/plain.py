@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-DEEPEST = 100
+DEEPEST_VALUE = 100
 """Levels of nesting; what lies deeper is opaque."""
 ARRAYS = "biufc"
 """Kinds of numpy values that are kept: numbers and truth values."""
@@ -24,7 +24,7 @@ def encode(value: Any, depth: int = 0) -> list[Any]:
     """A value as nested lists, each with a tag first."""
     if value is None:
         return ["none"]
-    if depth > DEEPEST:
+    if depth > DEEPEST_VALUE:
         return ["opaque"]
     if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         return _encode_array(value)

@@ -26,15 +26,15 @@ from sigmerge.analysis.published.common import (
     retained,
 )
 from sigmerge.analysis.published.data import (
-    DOMAINS,
+    PAPER_DOMAINS,
     POOLS,
-    Published,
+    PublishedTables,
     table,
 )
 from sigmerge.analysis.published.ledger import Ledger
 
 
-def setup(paper: Published, ledger: Ledger) -> None:
+def setup(paper: PublishedTables, ledger: Ledger) -> None:
     ledger.not_supported(
         "the strongest expert of a domain is its own expert",
         "12 of 15",
@@ -52,7 +52,7 @@ def setup(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def capacity(paper: Published, ledger: Ledger) -> None:
+def capacity(paper: PublishedTables, ledger: Ledger) -> None:
     ledger.not_supported(
         "correlation of the three views over layers, Llama-3.2-3B",
         "+0.54, +0.78, +0.42",
@@ -85,7 +85,7 @@ def capacity(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def regressions(paper: Published, ledger: Ledger) -> None:
+def regressions(paper: PublishedTables, ledger: Ledger) -> None:
     before, after = gaps(paper)
     gain = paper.after - paper.before
     worse = np.argwhere(after > before + 1e-9)
@@ -155,7 +155,7 @@ def regressions(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def margins(paper: Published, ledger: Ledger) -> None:
+def margins(paper: PublishedTables, ledger: Ledger) -> None:
     before, _ = gaps(paper)
     gain = paper.after - paper.before
     lead = _leads(paper)
@@ -170,10 +170,10 @@ def margins(paper: Published, ledger: Ledger) -> None:
     ledger.fact(
         "domains led on all three pools",
         "instruction, coding, safety",
-        ", ".join(d for k, d in enumerate(DOMAINS) if (lead[:, k] > 0).all()),
+        ", ".join(d for k, d in enumerate(PAPER_DOMAINS) if (lead[:, k] > 0).all()),
         used,
     )
-    behind = [DOMAINS[d] for _, d in np.argwhere(lead <= 0)]
+    behind = [PAPER_DOMAINS[d] for _, d in np.argwhere(lead <= 0)]
     ledger.fact(
         "cells not led", ["math", "math", "multilingual", "multilingual"], sorted(behind), used
     )
@@ -185,7 +185,7 @@ def margins(paper: Published, ledger: Ledger) -> None:
         100 * (paper.baseline[GEMMA, SAFETY].max() - linear),
         used,
     )
-    order = [DOMAINS[k] for k in np.argsort(-before.mean((0, 2)))]
+    order = [PAPER_DOMAINS[k] for k in np.argsort(-before.mean((0, 2)))]
     ledger.fact(
         "domains by aggregate deficit",
         ["instruction", "safety", "coding", "math", "multilingual"],
@@ -211,14 +211,14 @@ def margins(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def _leads(paper: Published) -> np.ndarray:
+def _leads(paper: PublishedTables) -> np.ndarray:
     """Points by which the best checkpoint of a pool leads the best baseline, per domain."""
     best = paper.macro_after.argmax(1)
     ours = np.array([paper.after[p, :, best[p]] for p in range(3)])
     return 100 * (ours - paper.baseline.max(2))
 
 
-def budget(paper: Published, ledger: Ledger) -> None:
+def budget(paper: PublishedTables, ledger: Ledger) -> None:
     rows = table("order")
     gains = [100 * paper.macro_gain[p, a] for p, a in STUDIED]
     used = f"order {DOM}"
@@ -266,7 +266,7 @@ def _sweep_delta(
     return 100 * (chosen[value] - chosen[final])
 
 
-def ablations(paper: Published, ledger: Ledger) -> None:
+def ablations(paper: PublishedTables, ledger: Ledger) -> None:
     tables, default = paper.ablation, paper.ablation["default"]
     uniform, equal = tables["uniform capacity"], tables["equal domain share"]
     full = "ablation_full"
@@ -311,7 +311,7 @@ def ablations(paper: Published, ledger: Ledger) -> None:
         )
     expected = ["instruction", "safety", "coding", "math", "multilingual"]
     orders = [
-        [DOMAINS[k] for k in np.argsort(-(default - rows)[:, 1:].mean(0))]
+        [PAPER_DOMAINS[k] for k in np.argsort(-(default - rows)[:, 1:].mean(0))]
         for rows in (uniform, equal)
     ]
     ledger.fact(
@@ -326,7 +326,7 @@ def ablations(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def sparse_update(paper: Published, ledger: Ledger) -> None:
+def sparse_update(paper: PublishedTables, ledger: Ledger) -> None:
     default, sparse = paper.ablation["default"], paper.ablation["sparse-rescaled update"]
     full = "ablation_full"
     ledger.numbers(
@@ -356,7 +356,7 @@ def sparse_update(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def all_random(paper: Published, ledger: Ledger) -> None:
+def all_random(paper: PublishedTables, ledger: Ledger) -> None:
     rows = paper.controls["all three randomized"]
     means = [float(r["macro"]) - float(r["anchor_macro"]) for r in rows]
     used = "directional_full"
@@ -391,7 +391,7 @@ def all_random(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def cost(paper: Published, ledger: Ledger) -> None:
+def cost(paper: PublishedTables, ledger: Ledger) -> None:
     hours = {row["method"]: float(row["gpu_hours"]) for row in table("efficiency")}
     repaired = hours["Dense anchor"] + hours["+SigMerge"]
     ledger.number("GPU hours of a repaired checkpoint", "1.0", repaired, "efficiency")
@@ -436,7 +436,7 @@ def cost(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def sensitivity(paper: Published, ledger: Ledger) -> None:
+def sensitivity(paper: PublishedTables, ledger: Ledger) -> None:
     (first, second), used = paper.sweeps, "sens_p0 sens_p1"
     other = [
         [float(r["delta"]) for r in rows if float(r["delta"]) != 0] for rows in (first, second)
@@ -465,7 +465,7 @@ def sensitivity(paper: Published, ledger: Ledger) -> None:
         100 * max(other[1]),
         "sens_p1",
     )
-    moves = [_sweep_delta(second, "lambda", "1.00", d) for d in DOMAINS]
+    moves = [_sweep_delta(second, "lambda", "1.00", d) for d in PAPER_DOMAINS]
     ledger.numbers(
         "λ from 0.60 to 1.00 moves math, instruction, coding, multilingual, safety",
         ["-0.61", "4.26", "-0.80", "-0.49", "0.71"],
@@ -486,18 +486,18 @@ def sensitivity(paper: Published, ledger: Ledger) -> None:
             (r for r in first if r["constant"] == constant), key=lambda r: float(r[domain])
         )["value"]
         for constant in ("c_min", "c_max", "lambda")
-        for domain in DOMAINS
+        for domain in PAPER_DOMAINS
     }
     ledger.fact(
         "best C_max per domain on Llama-3.2-3B",
         ["0.35", "0.55", "0.45", "0.45", "0.45"],
-        [best["c_max", d] for d in DOMAINS],
+        [best["c_max", d] for d in PAPER_DOMAINS],
         "sens_p0",
     )
     ledger.fact(
         "all domains peak at C_min = 0.10 and λ = 0.60 there",
         True,
-        all(best["c_min", d] == "0.10" and best["lambda", d] == "0.60" for d in DOMAINS),
+        all(best["c_min", d] == "0.10" and best["lambda", d] == "0.60" for d in PAPER_DOMAINS),
         "sens_p0",
     )
     ledger.numbers(
@@ -511,7 +511,7 @@ def sensitivity(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def anchor_statistics(paper: Published, ledger: Ledger) -> None:
+def anchor_statistics(paper: PublishedTables, ledger: Ledger) -> None:
     before, after, gain = paper.macro_before, paper.macro_after, paper.macro_gain
     means = paper.before.mean(1)
     spread = 100 * np.ptp(before, axis=1).max()
@@ -587,7 +587,7 @@ def anchor_statistics(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def selection(paper: Published, ledger: Ledger) -> None:
+def selection(paper: PublishedTables, ledger: Ledger) -> None:
     before, after = paper.macro_before, paper.macro_after
     kept = [statistics.rank_preservation(before[k], after[k]) for k in range(3)]
     ledger.fact(
@@ -622,7 +622,7 @@ def selection(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def submetrics(paper: Published, ledger: Ledger) -> None:
+def submetrics(paper: PublishedTables, ledger: Ledger) -> None:
     metrics = paper.metrics
     mean = {name: 100 * m.delta.mean() for name, m in metrics.items()}
     negative = {name: int((m.delta < 0).sum()) for name, m in metrics.items()}
@@ -681,7 +681,7 @@ def submetrics(paper: Published, ledger: Ledger) -> None:
     ledger.fact(
         "multilingual negative settings, from and to", [2, 7], [counts[0], counts[-1]], "sub_multi"
     )
-    groups = [name for name in metrics if name not in DOMAINS]
+    groups = [name for name in metrics if name not in PAPER_DOMAINS]
     ledger.fact(
         "reported metrics", 17, len(groups), "sub_math sub_instr sub_coding sub_multi sub_safety"
     )

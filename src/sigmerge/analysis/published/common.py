@@ -5,29 +5,29 @@ from __future__ import annotations
 import numpy as np
 
 from sigmerge.analysis import statistics
-from sigmerge.analysis.published.data import ANCHORS, Published
+from sigmerge.analysis.published.data import PRINTED_ANCHORS, PublishedTables
 from sigmerge.method.deficit import residual_gap
 
 MATH, INSTRUCTION, CODING, MULTILINGUAL, SAFETY = range(5)
 P3B, P8B, GEMMA = range(3)
-DARE, TIES, TA, LINEAR = (ANCHORS.index(name) for name in ("DARE", "TIES", "TA", "Linear"))
+DARE, TIES, TA, LINEAR = (PRINTED_ANCHORS.index(name) for name in ("DARE", "TIES", "TA", "Linear"))
 DOM = "dom_p0 dom_p1 dom_p2"
 STUDIED = ((P3B, DARE), (P8B, LINEAR), (GEMMA, LINEAR))  # pool and anchor of ablations, controls
 FOUR = 0.00005  # half of the last decimal of a fraction printed with four
 
 
-def gaps(paper: Published) -> tuple[np.ndarray, np.ndarray]:
+def gaps(paper: PublishedTables) -> tuple[np.ndarray, np.ndarray]:
     """Residual gaps before and after, with the inferred references."""
     return gap(paper, paper.before), gap(paper, paper.after)
 
 
-def gap(paper: Published, scores: np.ndarray) -> np.ndarray:
+def gap(paper: PublishedTables, scores: np.ndarray) -> np.ndarray:
     """Residual gap of scores by pool, domain and checkpoint."""
     reference = np.broadcast_to(paper.reference[:, :, None], scores.shape)
     return residual_gap(reference.ravel(), scores.ravel()).reshape(scores.shape)
 
 
-def retained(paper: Published, control: str) -> np.ndarray:
+def retained(paper: PublishedTables, control: str) -> np.ndarray:
     """Percentage of the paired gain each pool retains, from the printed macro scores."""
     return np.array(
         [

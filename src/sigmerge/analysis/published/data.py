@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float64
 
 POOLS = ("Llama-3.2-3B", "Llama-3.1-8B-Instruct", "Gemma-2-2B-it")
-ANCHORS = ("Linear", "TA", "TIES", "DARE", "DARE-TIES", "Fisher", "RegMean")
-DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")
+PRINTED_ANCHORS = ("Linear", "TA", "TIES", "DARE", "DARE-TIES", "Fisher", "RegMean")
+PAPER_DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")
 BASELINES = ("CABS", "CAT", "LiNeS", "LOT", "MERGE3")
 
 Row = dict[str, str]
@@ -38,14 +38,14 @@ def labels() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Metric:
+class PrintedMetric:
     """One column of a submetric table: 21 scores after the repair and 21 changes, pool by pool."""
 
     repaired: Float64[np.ndarray, "pools anchors"]
     delta: Float64[np.ndarray, "pools anchors"]
 
 
-class Published:
+class PublishedTables:
     """The tables as arrays, fractions throughout."""
 
     @cached_property
@@ -54,7 +54,7 @@ class Published:
 
     def _by_anchor(self, kind: str, domains: tuple[str, ...]) -> ByAnchor:
         found = {
-            (row["pool"], row["domain"]): [float(row[anchor]) for anchor in ANCHORS]
+            (row["pool"], row["domain"]): [float(row[anchor]) for anchor in PRINTED_ANCHORS]
             for row in self._domain_rows
             if row["row"] == kind
         }
@@ -62,15 +62,15 @@ class Published:
 
     @cached_property
     def before(self) -> ByAnchor:
-        return self._by_anchor("anchor", DOMAINS)
+        return self._by_anchor("anchor", PAPER_DOMAINS)
 
     @cached_property
     def after(self) -> ByAnchor:
-        return self._by_anchor("repaired", DOMAINS)
+        return self._by_anchor("repaired", PAPER_DOMAINS)
 
     @cached_property
     def printed_gain(self) -> ByAnchor:
-        return self._by_anchor("gain", DOMAINS)
+        return self._by_anchor("gain", PAPER_DOMAINS)
 
     @cached_property
     def macro_before(self) -> Float64[np.ndarray, "pools anchors"]:
@@ -86,7 +86,7 @@ class Published:
 
     @cached_property
     def baseline(self) -> Float64[np.ndarray, "pools domains baselines"]:
-        return self._baseline(DOMAINS)
+        return self._baseline(PAPER_DOMAINS)
 
     @cached_property
     def baseline_macro(self) -> Float64[np.ndarray, "pools baselines"]:
@@ -102,19 +102,19 @@ class Published:
     def reference(self) -> Float64[np.ndarray, "pools domains"]:
         """Inferred scores of the strongest experts (see the module's docstring)."""
         found = {(row["pool"], row["domain"]): float(row["score"]) for row in table("references")}
-        return np.array([[found[pool, domain] for domain in DOMAINS] for pool in POOLS])
+        return np.array([[found[pool, domain] for domain in PAPER_DOMAINS] for pool in POOLS])
 
     @cached_property
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, PrintedMetric]:
         """Submetric -> scores after the repair and changes."""
         found: dict[str, dict[tuple[str, str], Row]] = {}
         for label in ("math", "instr", "coding", "multi", "safety"):
             for row in table(f"sub_{label}"):
                 found.setdefault(row["metric"], {})[row["pool"], row["anchor"]] = row
         return {
-            name: Metric(
+            name: PrintedMetric(
                 *(
-                    np.array([[float(rows[p, a][column]) for a in ANCHORS] for p in POOLS])
+                    np.array([[float(rows[p, a][column]) for a in PRINTED_ANCHORS] for p in POOLS])
                     for column in ("repaired", "delta")
                 )
             )
@@ -127,7 +127,7 @@ class Published:
         variants: dict[str, list[list[float]]] = {}
         for row in table("ablation_full"):
             variants.setdefault(row["variant"], []).append(
-                [float(row[column]) for column in ("macro", *DOMAINS)]
+                [float(row[column]) for column in ("macro", *PAPER_DOMAINS)]
             )
         return {name: np.array(rows) for name, rows in variants.items()}
 

@@ -18,7 +18,7 @@ MEANING: dict[Verdict, str] = {
 
 
 @dataclass(frozen=True)
-class Statement:
+class PrintedStatement:
     place: str  # section of the paper
     text: str  # what is stated
     printed: str  # the paper's value
@@ -32,7 +32,7 @@ class Statement:
 class Ledger:
     """Collects the statements of one place after another."""
 
-    statements: list[Statement] = field(default_factory=list)
+    statements: list[PrintedStatement] = field(default_factory=list)
     place: str = ""
 
     def numbers(
@@ -79,7 +79,9 @@ class Ledger:
         self._add(text, _said(printed), _said(computed), same, tables, inferred, note)
 
     def not_supported(self, text: str, printed: str, note: str) -> None:
-        self.statements.append(Statement(self.place, text, printed, "", "not supported", (), note))
+        self.statements.append(
+            PrintedStatement(self.place, text, printed, "", "not supported", (), note)
+        )
 
     def _add(
         self,
@@ -95,7 +97,9 @@ class Ledger:
         if holds:
             verdict = "consistent" if inferred else "agree"
         names = tuple(tables.split())
-        self.statements.append(Statement(self.place, text, printed, computed, verdict, names, note))
+        self.statements.append(
+            PrintedStatement(self.place, text, printed, computed, verdict, names, note)
+        )
 
 
 def _said(value: object) -> str:

@@ -22,17 +22,17 @@ from sigmerge.analysis.published.common import (
     retained,
 )
 from sigmerge.analysis.published.data import (
-    ANCHORS,
     BASELINES,
-    DOMAINS,
+    PAPER_DOMAINS,
     POOLS,
-    Published,
+    PRINTED_ANCHORS,
+    PublishedTables,
     table,
 )
 from sigmerge.analysis.published.ledger import Ledger
 
 
-def tables(paper: Published, ledger: Ledger) -> None:
+def tables(paper: PublishedTables, ledger: Ledger) -> None:
     gain = paper.after - paper.before
     ledger.fact(
         "a domain's gain is the difference of its two rows",
@@ -51,7 +51,7 @@ def tables(paper: Published, ledger: Ledger) -> None:
         equal(paper.baseline_macro, paper.baseline.mean(1), FOUR * 2),
         "baseline_dom",
     )
-    printed = np.array([[float(row[a]) for a in ANCHORS] for row in table("main_gain")])
+    printed = np.array([[float(row[a]) for a in PRINTED_ANCHORS] for row in table("main_gain")])
     whole = np.concatenate(
         [[paper.macro_before[p], paper.macro_after[p], paper.macro_gain[p]] for p in range(3)]
     )
@@ -76,7 +76,7 @@ def tables(paper: Published, ledger: Ledger) -> None:
         )
 
 
-def splits(paper: Published, ledger: Ledger) -> None:
+def splits(paper: PublishedTables, ledger: Ledger) -> None:
     full = {name: rows[:, 0] for name, rows in paper.ablation.items()}
     short = [
         (100 * full[r["variant"]][POOLS.index(r["pool"])], float(r["macro"]))
@@ -115,7 +115,7 @@ def splits(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def deficits(paper: Published, ledger: Ledger) -> None:
+def deficits(paper: PublishedTables, ledger: Ledger) -> None:
     before, after = gaps(paper)
     gain = paper.after - paper.before
     pools = list(zip(before.mean((1, 2)), after.mean((1, 2)), strict=True))
@@ -157,7 +157,7 @@ def deficits(paper: Published, ledger: Ledger) -> None:
         ("coding", "9.52", "73.5"),
         ("math", "9.13", "43.9"),
     ):
-        d = DOMAINS.index(name)
+        d = PAPER_DOMAINS.index(name)
         part = statistics.recovered_fraction(before[:, d].ravel(), gain[:, d].ravel())
         ledger.numbers(
             f"mean {name} deficit, and the percentage recovered",
@@ -168,7 +168,7 @@ def deficits(paper: Published, ledger: Ledger) -> None:
         )
 
 
-def control_group(paper: Published, ledger: Ledger) -> None:
+def control_group(paper: PublishedTables, ledger: Ledger) -> None:
     before, _ = gaps(paper)
     gain = paper.after - paper.before
     multilingual = before[:, MULTILINGUAL].mean(1)
@@ -193,7 +193,7 @@ def control_group(paper: Published, ledger: Ledger) -> None:
         inferred=True,
     )
     for name, deficit, recovered in (("instruction", "13.89", "90.7"), ("math", "12.74", "33.4")):
-        d = DOMAINS.index(name)
+        d = PAPER_DOMAINS.index(name)
         part = statistics.recovered_fraction(before[GEMMA, d], gain[GEMMA, d])
         ledger.numbers(
             f"Gemma's {name} deficit, and the percentage recovered",
@@ -204,7 +204,7 @@ def control_group(paper: Published, ledger: Ledger) -> None:
         )
 
 
-def decomposition(paper: Published, ledger: Ledger) -> None:
+def decomposition(paper: PublishedTables, ledger: Ledger) -> None:
     default = paper.ablation["default"][:, 0]
     costs = {name: 100 * (default - rows[:, 0]) for name, rows in paper.ablation.items()}
     uniform, equal = costs["uniform capacity"], costs["equal domain share"]
@@ -257,7 +257,7 @@ def decomposition(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def controls(paper: Published, ledger: Ledger) -> None:
+def controls(paper: PublishedTables, ledger: Ledger) -> None:
     single = [name for name in paper.controls if name != "all three randomized"]
     kept = {name: retained(paper, name) for name in paper.controls}
     # Each macro score is rounded to 0.01 points; a retained fraction moves by that over the gain.
@@ -326,7 +326,7 @@ def controls(paper: Published, ledger: Ledger) -> None:
     )
 
 
-def pairs(paper: Published, ledger: Ledger) -> None:
+def pairs(paper: PublishedTables, ledger: Ledger) -> None:
     before, after, gain = paper.macro_before, paper.macro_after, 100 * paper.macro_gain
     main = "main_gain"
     ledger.fact(
@@ -372,8 +372,8 @@ def pairs(paper: Published, ledger: Ledger) -> None:
         100 * np.ptp(values, axis=1).max(),
         "perseed",
     )
-    weakest = [ANCHORS[int(before[k].argmin())] for k in (P8B, GEMMA)]
-    largest = [ANCHORS[int(gain[k].argmax())] for k in (P8B, GEMMA)]
+    weakest = [PRINTED_ANCHORS[int(before[k].argmin())] for k in (P8B, GEMMA)]
+    largest = [PRINTED_ANCHORS[int(gain[k].argmax())] for k in (P8B, GEMMA)]
     ledger.fact(
         "largest gain on the weakest anchor, TA, on the last two pools",
         [["TA", "TA"]] * 2,
@@ -391,19 +391,19 @@ def pairs(paper: Published, ledger: Ledger) -> None:
         main,
         note=f"Seven anchors: the stronger half has {3 if fits is halves else 4} of them.",
     )
-    smallest = [ANCHORS[int(gain[k].argmin())] for k in range(3)]
+    smallest = [PRINTED_ANCHORS[int(gain[k].argmin())] for k in range(3)]
     ledger.fact(
         "the smallest gain of each pool falls on TIES or Fisher, never its weakest anchor",
         True,
         all(
-            s in ("TIES", "Fisher") and s != ANCHORS[int(before[k].argmin())]
+            s in ("TIES", "Fisher") and s != PRINTED_ANCHORS[int(before[k].argmin())]
             for k, s in enumerate(smallest)
         ),
         main,
     )
 
 
-def _cells(paper: Published) -> list[dict[str, float]]:
+def _cells(paper: PublishedTables) -> list[dict[str, float]]:
     """The six methods in each of the 15 pool-domain cells; ours is the pool's best checkpoint."""
     best = paper.macro_after.argmax(1)
     return [
@@ -416,7 +416,7 @@ def _cells(paper: Published) -> list[dict[str, float]]:
     ]
 
 
-def baselines(paper: Published, ledger: Ledger) -> None:
+def baselines(paper: PublishedTables, ledger: Ledger) -> None:
     best, others = 100 * paper.macro_after.max(1), 100 * paper.baseline_macro
     strongest = others.max(1)
     used = "baselines baseline_dom main_gain"

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from sigmerge.analysis.published.data import table
-from sigmerge.analysis.published.ledger import MEANING, Statement
+from sigmerge.analysis.published.ledger import MEANING, PrintedStatement
 from sigmerge.analysis.published.statements import recompute
 
 
-def markdown(statements: Sequence[Statement] | None = None) -> str:
+def markdown(statements: Sequence[PrintedStatement] | None = None) -> str:
     """Every statement with the printed and the computed value, section by section."""
     found = recompute() if statements is None else statements
     return "\n".join(_lines(found)) + "\n"
 
 
-def _lines(statements: Sequence[Statement]) -> Iterator[str]:
+def _lines(statements: Sequence[PrintedStatement]) -> Iterator[str]:
     counts = Counter(statement.verdict for statement in statements)
     yield "# The paper's statements, computed again from its own tables"
     yield ""

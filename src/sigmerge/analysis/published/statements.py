@@ -7,10 +7,10 @@ difference) come first: they say how far the tables agree among themselves.
 from __future__ import annotations
 
 from sigmerge.analysis.published import appendix, main_text
-from sigmerge.analysis.published.data import Published
-from sigmerge.analysis.published.ledger import Ledger, Statement
+from sigmerge.analysis.published.data import PublishedTables
+from sigmerge.analysis.published.ledger import Ledger, PrintedStatement
 
-SECTIONS = {
+PAPER_SECTIONS = {
     "The tables among themselves": (main_text.tables, main_text.splits),
     "Effectiveness of Deficit-Driven Allocation": (main_text.deficits, main_text.control_group),
     "Effectiveness of the Capacity Decomposition": (main_text.decomposition,),
@@ -34,10 +34,10 @@ SECTIONS = {
 """Section of the paper -> what adds its statements."""
 
 
-def recompute() -> list[Statement]:
+def recompute() -> list[PrintedStatement]:
     """All statements with their verdicts, in the paper's order."""
-    paper, ledger = Published(), Ledger()
-    for place, parts in SECTIONS.items():
+    paper, ledger = PublishedTables(), Ledger()
+    for place, parts in PAPER_SECTIONS.items():
         ledger.place = place
         for add in parts:
             add(paper, ledger)

@@ -25,11 +25,11 @@ from pydantic import Field
 
 from sigmerge.errors import MissingExtra, ScoreError
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
-from sigmerge.evaluation.costs import Cost
+from sigmerge.evaluation.costs import ItemCost
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.store import Scored
-from sigmerge.probing.generate import Model, Sampling, Usage
+from sigmerge.probing.generate import LoadedModel, Sampling, Usage
 from sigmerge.sandbox import plain
 from sigmerge.sandbox.run import Limits, best_mode, execute, require_permission
 
@@ -88,10 +88,10 @@ class Code(Benchmark):
     def key(self, name: str, asked: Asked) -> dict[str, Any]:
         return {"sandbox": best_mode(), "evalplus": _version("evalplus")}
 
-    def cost(self, item: Item) -> Cost:
+    def cost(self, item: Item) -> ItemCost:
         length = self.max_length * 3 // 4
         seconds = self.samples * PROGRAM_SECONDS
-        return Cost(self.max_length - length, self.samples, length, True, seconds)
+        return ItemCost(self.max_length - length, self.samples, length, True, seconds)
 
     def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
         return CodeScorer(name, self, asked.model)
@@ -300,7 +300,7 @@ class CodeScorer:
 
     name: str
     mark: Code
-    model: Model
+    model: LoadedModel
     workers: int = 2
 
     def score(self, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:

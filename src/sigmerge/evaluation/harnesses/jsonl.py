@@ -13,10 +13,10 @@ from pydantic import Field, field_validator
 
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer, Metric
-from sigmerge.evaluation.costs import Cost, tokens
+from sigmerge.evaluation.costs import ItemCost, tokens
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import Scored
-from sigmerge.probing.generate import Model, Sampling, Usage
+from sigmerge.probing.generate import LoadedModel, Sampling, Usage
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 _CHOICE = re.compile(r"(?<![A-Za-z])\(?([A-Za-z])\)?(?![A-Za-z])")
@@ -72,8 +72,8 @@ class Jsonl(Benchmark):
                     f"expression ({error})."
                 ) from None
 
-    def cost(self, item: Item) -> Cost:
-        return Cost(tokens(item.record), longest=self.max_new_tokens)
+    def cost(self, item: Item) -> ItemCost:
+        return ItemCost(tokens(item.record), longest=self.max_new_tokens)
 
     def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
         return JsonlScorer(name, self, asked.model)
@@ -113,7 +113,7 @@ class JsonlScorer:
 
     name: str
     mark: Jsonl
-    model: Model
+    model: LoadedModel
 
     def score(self, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
         mark = self.mark

@@ -25,11 +25,11 @@ from pydantic import Field
 
 from sigmerge.errors import MissingExtra, ScoreError
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
-from sigmerge.evaluation.costs import Cost, tokens
+from sigmerge.evaluation.costs import ItemCost, tokens
 from sigmerge.evaluation.sources import Data, Item, NoSource
-from sigmerge.evaluation.store import Scored, Value
+from sigmerge.evaluation.store import MetricValue, Scored
 from sigmerge.files.digests import sha256
-from sigmerge.probing.generate import HfModel, Model, Usage, VllmModel, vllm_usage
+from sigmerge.probing.generate import HfModel, LoadedModel, Usage, VllmModel, vllm_usage
 from sigmerge.words import did_you_mean
 
 SEED = 1234
@@ -73,11 +73,11 @@ class LmEval(Benchmark):
         files = [*folder.rglob("*.yaml"), *folder.rglob("*.py")]
         return {"lm_eval": harness_version(), "tasks": sorted(sha256(files).values())}
 
-    def cost(self, item: Item) -> Cost:
+    def cost(self, item: Item) -> ItemCost:
         text = tokens(item.record)
         examples, longest = GENERATING.get(self.task, (0, 0))
         longest = int(self.generation.get("max_gen_toks", longest))
-        return Cost(examples + text if longest else 4 * text, longest=longest)
+        return ItemCost(examples + text if longest else 4 * text, longest=longest)
 
     def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
         everything = self.load(name, asked.how.data, asked.suite_folder)
@@ -123,7 +123,7 @@ class LmEvalScorer:
         self,
         name: str,
         mark: LmEval,
-        model: Model | None,
+        model: LoadedModel | None,
         items: Sequence[Item],
         folder: Path,
         include: Path | None = None,
@@ -178,7 +178,7 @@ class LmEvalScorer:
 
     def read(self, part: str, samples: Sequence[dict[str, Any]]) -> dict[str, Scored]:
         """Per-item results from the harness's log, which has a row for every filter of an item."""
-        scores: dict[int, dict[str, Value]] = {}
+        scores: dict[int, dict[str, MetricValue]] = {}
         outputs: dict[int, Any] = {}
         for sample in samples:
             index = sample["doc_id"]
@@ -200,7 +200,7 @@ class LmEvalScorer:
         return {f"{part}/{i}": Scored(values, outputs[i]) for i, values in scores.items()}
 
 
-def _number(value: Any) -> Value:
+def _number(value: Any) -> MetricValue:
     return [float(v) for v in value] if isinstance(value, list) else float(value)
 
 
@@ -330,7 +330,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _wrapped(model: Model) -> Any:
+def _wrapped(model: LoadedModel) -> Any:
     """The loaded model in the harness's own class, which also counts what it does."""
     if isinstance(model, VllmModel):
         return _wrapped_vllm(model)

@@ -14,8 +14,8 @@ from sigmerge.errors import ScoreError
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer, Metric
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.store import Scored
-from sigmerge.nano.files import POOL, SPLITS, load_items
-from sigmerge.probing.generate import HfModel, Model, Usage
+from sigmerge.nano.files import NANO_SPLITS, POOL, load_items
+from sigmerge.probing.generate import HfModel, LoadedModel, Usage
 from sigmerge.probing.threads import one_torch_thread
 
 
@@ -40,7 +40,7 @@ class Nano(Benchmark):
         try:
             return [
                 Item(split, i, dict(vars(fact)), split)
-                for split in SPLITS
+                for split in NANO_SPLITS
                 for i, fact in enumerate(load_items(split, self.domain, pool))
             ]
         except (OSError, ValueError, TypeError) as error:
@@ -55,7 +55,7 @@ class NanoScorer:
     """Prompts of equal length in one batch, without padding; right is the exact answer."""
 
     mark: Nano
-    model: Model
+    model: LoadedModel
 
     def score(self, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
         from sigmerge.nano.suite import answer

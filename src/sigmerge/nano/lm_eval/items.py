@@ -8,12 +8,12 @@ from typing import Any
 
 from datasets import Dataset
 
-from sigmerge.nano.files import POOL, SPLITS, load_items
+from sigmerge.nano.files import NANO_SPLITS, POOL, load_items
 
 
 def items(domain: str, pool: str | Path = POOL, **_: Any) -> dict[str, Dataset]:
     """Both splits of a domain."""
     return {
         split: Dataset.from_list([asdict(item) for item in load_items(split, domain, Path(pool))])
-        for split in SPLITS
+        for split in NANO_SPLITS
     }
