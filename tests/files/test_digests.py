@@ -137,3 +137,49 @@ def test_notes_beside_a_pool_are_made_again_and_never_stop(tmp_path: Path) -> No
     assert cache.kept_json(note, {"a"}) is None
     cache.keep_json(note / "below", {"a": 1})
     cache.keep_bytes(note / "below", b"")
+
+
+def tree_of(content: bytes, piece: int) -> str:
+    """By the rule in the docstring of files/digests.py, written down again."""
+    parts = [content[at : at + piece] for at in range(0, len(content), piece)]
+    joined = b"".join(hashlib.sha256(part).digest() for part in parts)
+    return "64MiB-tree:" + hashlib.sha256(joined).hexdigest()
+
+
+@pytest.mark.parametrize("size", [17, 16, 15, 33])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_long_file_has_the_digest_of_its_pieces(
+    file: Path, monkeypatch: pytest.MonkeyPatch, size: int, threads: int
+) -> None:
+    monkeypatch.setattr(digests, "PIECE", 8)
+    monkeypatch.setattr(digests, "_BUFFER", 3)
+    content = bytes(range(size))
+    file.write_bytes(content)
+    counts: list[int] = []
+    assert sha256([file], threads, counts.append) == {file: tree_of(content, 8)}
+    assert sum(counts) == size
+    assert sha256([file], threads, counts.append) == {file: tree_of(content, 8)}
+    assert sum(counts) == size  # remembered
+
+
+def test_a_plain_digest_of_a_long_file_is_still_to_be_had(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "PIECE", 4)
+    tree = sha256([file])[file]
+    assert sha256([file], plain=True) == {file: true_digest(file)}
+    assert sha256([file]) == {file: tree}
+    assert digests.are_plain([true_digest(file)])
+    assert not digests.are_plain([true_digest(file), tree])
+
+
+def test_a_file_of_one_piece_has_its_plain_digest(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "PIECE", 7)
+    assert sha256([file]) == {file: true_digest(file)}
+
+
+def test_an_empty_file_has_a_digest(file: Path) -> None:
+    file.write_bytes(b"")
+    assert sha256([file]) == {file: hashlib.sha256(b"").hexdigest()}

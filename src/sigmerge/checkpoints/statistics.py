@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from sigmerge.checkpoints.header import Tensor, encode_header, read_header, read_metadata
 from sigmerge.errors import PoolError, SigmergeError
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import are_plain, sha256
 from sigmerge.files.documents import parse_json, read_bytes, whole, write_json
 from sigmerge.files.regular import is_regular
 from sigmerge.kernels import Array
@@ -256,7 +256,8 @@ def _changed(folder: Path, done: _Done) -> list[str]:
     there = {n: folder / n for n, f in done.files.items()
              if is_regular(folder / n) and not (folder / n).is_symlink()
              and (folder / n).stat().st_size == f.size}  # fmt: skip
-    digests = sha256(there.values())
+    plain = are_plain(file.sha256 for file in done.files.values())
+    digests = sha256(there.values(), plain=plain)
     same = {name for name, file in there.items() if digests[file] == done.files[name].sha256}
     return [name for name in done.files if name not in same]
 

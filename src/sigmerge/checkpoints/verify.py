@@ -16,7 +16,7 @@ from sigmerge.checkpoints.folder import INDEX, Checkpoint, open_checkpoint, read
 from sigmerge.checkpoints.pool import open_pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError
-from sigmerge.files.digests import rehashing, sha256
+from sigmerge.files.digests import are_plain, rehashing, sha256
 from sigmerge.files.regular import is_regular
 from sigmerge.progress import Progress
 
@@ -144,7 +144,8 @@ def _digests(
 ) -> Iterator[Finding]:
     """Every listed file is there and has its digest; nothing that could be loaded is unlisted."""
     there = {name: folder / name for name in files if is_regular(folder / name)}
-    digests = _fresh(there.values(), threads, progress, "checking digests")
+    plain = are_plain(files.values())
+    digests = _fresh(there.values(), threads, progress, "checking digests", plain=plain)
     for name, wanted in files.items():
         if name not in there:
             yield Finding("digests", name, "is missing")
@@ -157,7 +158,7 @@ def _digests(
 
 
 def _fresh(
-    files: Iterable[Path], threads: int, progress: Progress, what: str
+    files: Iterable[Path], threads: int, progress: Progress, what: str, *, plain: bool
 ) -> Mapping[Path, str]:
     listed = list(files)
     total, done = sum(file.stat().st_size for file in listed), 0
@@ -168,7 +169,7 @@ def _fresh(
         progress(what, done, total)
 
     with rehashing():
-        return sha256(listed, threads, count)
+        return sha256(listed, threads, count, plain=plain)
 
 
 def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -252,7 +253,8 @@ def _architecture(checkpoint: Checkpoint, expected: Shapes) -> Iterator[Finding]
 
 def _inputs(inputs: Mapping[Path, str], threads: int, progress: Progress) -> Iterator[Finding]:
     there = [file for file in inputs if is_regular(file)]
-    digests = _fresh(there, threads, progress, "checking inputs")
+    plain = are_plain(inputs.values())
+    digests = _fresh(there, threads, progress, "checking inputs", plain=plain)
     for file, wanted in inputs.items():
         if file not in digests:
             yield Finding("inputs", str(file), "is not there any more")

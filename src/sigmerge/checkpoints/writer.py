@@ -169,9 +169,11 @@ class Output:
         *,
         overwrite: bool,
         durable: bool = True,
+        threads: int = 1,
     ) -> None:
         self.final = Path(os.path.realpath(final.expanduser()))
         self.layout, self.overwrite, self.durable = layout, overwrite, durable
+        self._threads = max(1, threads)
         check_target(self.final, overwrite)
         self.partial = self.final.with_name(f".{self.final.name}.partial")
         self._old = self.final.with_name(f".{self.final.name}.old")
@@ -321,7 +323,7 @@ class Output:
         self._journal_stack.enter_context(self._journal)
         self._files = [self._open_shard(number) for number in range(len(self.layout.headers))]
         places = {n: ShardBytes(s.shard, s.begin, s.nbytes) for n, s in self.layout.slots.items()}
-        self._written = Written(places, self._files)
+        self._written = Written(places, self._files, self.layout.sizes, self._threads)
         self._stack.callback(self._written.close)
         self.done: dict[str, Any] = self._resumed()
 
@@ -382,13 +384,13 @@ class Output:
                               f"is {missing[0]}; nothing is published.")  # fmt: skip
         self._write_index()
         status = [os.fstat(handle) for handle in self._files]
-        with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1))) as pool:
+        # One more, since syncing waits for the disk and leaves its core to the others.
+        with ThreadPoolExecutor(self._threads + 1) as pool:
             synced = [pool.submit(os.fsync, handle) for handle in self._files if self.durable]
-            hashed = pool.submit(self._written.sha256)
             damaged = self._written.damaged(pool)
+            digests = dict(zip(self.layout.files, self._written.sha256(), strict=True))
             for done in synced:
                 done.result()
-            digests = dict(zip(self.layout.files, hashed.result(), strict=True))
         wrong = [n for n, h in zip(self.layout.files, self._files, strict=True)
                  if not self._is_whole(n, h)]  # fmt: skip
         if damaged or wrong:

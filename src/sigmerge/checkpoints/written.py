@@ -3,8 +3,8 @@
 Every piece leaves a checksum of the bytes in memory, before the system has them. Reading the pieces
 back shows whether the shards hold what was written: after an interruption, and before publishing.
 A checksum detects accidents: a truncated, zeroed or mixed-up shard. SHA-256 identifies the result.
-It is computed in file order by a thread of its own, as far as tensors are complete, from pages that
-the system still holds.
+It is computed piece by piece of a shard (see files/digests.py) as soon as the tensors in a piece
+are complete, from pages that the system still holds, while other tensors are made.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
+from sigmerge.files.digests import PIECE, combined
 from sigmerge.kernels.checksum import checksum
 
 READ_BACK = 1 << 18
@@ -45,11 +45,13 @@ class _Tensor:
 class Written:
     """The pieces of every tensor. Threads may note pieces at the same time."""
 
-    def __init__(self, places: dict[str, ShardBytes], handles: Sequence[int]) -> None:
+    def __init__(
+        self, places: dict[str, ShardBytes], handles: Sequence[int], sizes: Sequence[int], threads: int
+    ) -> None:
         self._places, self._handles = places, handles
         self._tensors = {name: _Tensor() for name in places}
         self._lock = threading.Lock()
-        self._hasher = _Hasher(handles, self._in_file_order())
+        self._hasher = _Hasher(places, handles, sizes, threads)
 
     def note(self, tensor: str, position: int, nbytes: int, found: int) -> None:
         """A piece that was written, and its checksum; one at the same position is replaced."""
@@ -121,12 +123,6 @@ class Written:
     def close(self) -> None:
         self._hasher.close()
 
-    def _in_file_order(self) -> list[list[tuple[str, int, int]]]:
-        shards: list[list[tuple[str, int, int]]] = [[] for _ in self._handles]
-        for name, place in sorted(self._places.items(), key=lambda item: item[1].begin):
-            shards[place.shard].append((name, place.begin, place.begin + place.nbytes))
-        return shards
-
     def _intact(self, place: ShardBytes, piece: Sequence[int]) -> bool:
         at, nbytes, wanted = piece
         buffer, found, done = memoryview(bytearray(min(READ_BACK, nbytes))), 0, 0
@@ -160,68 +156,86 @@ def _covers(pieces: Iterable[Sequence[int]], nbytes: int) -> bool:
 
 
 class _Hasher:
-    """SHA-256 of shards, each in file order as far as its tensors are complete."""
+    """SHA-256 of the pieces of shards, each once all tensors in it are complete."""
 
     def __init__(
-        self, handles: Sequence[int], tensors: Sequence[Sequence[tuple[str, int, int]]]
+        self,
+        places: dict[str, ShardBytes],
+        handles: Sequence[int],
+        sizes: Sequence[int],
+        threads: int,
     ) -> None:
-        self._handles, self._tensors = handles, tensors
-        self._shard = {name: i for i, shard in enumerate(tensors) for name, _, _ in shard}
+        self._handles = handles
+        self._pieces = [
+            [_HashedPiece(shard, at, min(at + PIECE, size)) for at in range(0, size, PIECE)]
+            for shard, size in enumerate(sizes)
+        ]
+        self._of = {name: self._touched(place) for name, place in places.items()}
+        for pieces in self._of.values():
+            for piece in pieces:
+                piece.incomplete += 1
         self._complete: set[str] = set()
-        self._states = [_State() for _ in handles]
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sigmerge-digests")
-        self._pending: Future[Any] | None = None
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="sigmerge-digests")
 
     def complete(self, tensor: str) -> None:
-        """This tensor will not be written any more; hash on in its shard."""
-        self._complete.add(tensor)
-        self._pending = self._thread.submit(self._advance, self._shard[tensor])
+        """This tensor will not be written any more; pieces that lacked it alone are hashed."""
+        with self._lock:
+            if tensor in self._complete:
+                return
+            self._complete.add(tensor)
+            for piece in self._of[tensor]:
+                piece.incomplete -= 1
+                if not piece.incomplete:
+                    piece.digest = self._pool.submit(self._hash, piece)
 
     def rewritten(self, tensor: str) -> None:
         """This tensor changes; what was hashed of it is forgotten."""
-        if tensor in self._complete:
-            state = self._states[self._shard[tensor]]
-            with state.lock:
+        with self._lock:
+            if tensor in self._complete:
                 self._complete.discard(tensor)
-                state.begin_again()
+                for piece in self._of[tensor]:
+                    piece.incomplete += 1
+                    piece.digest = None
 
     def digests(self) -> list[str]:
-        for shard in range(len(self._handles)):
-            self._pending = self._thread.submit(self._advance, shard)
-        if self._pending:
-            self._pending.result()
-        return [state.value.hexdigest() for state in self._states]
+        """By shard; all tensors must be complete."""
+        with self._lock:
+            every = [piece for pieces in self._pieces for piece in pieces]
+            for piece in every:
+                if piece.digest is None:  # a piece without tensors
+                    piece.digest = self._pool.submit(self._hash, piece)
+        found = {id(piece): piece.digest.result() for piece in every if piece.digest}
+        return [combined([found[id(piece)] for piece in pieces]) for pieces in self._pieces]
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _advance(self, shard: int) -> None:
-        state = self._states[shard]
-        with state.lock:
-            while state.tensor < len(self._tensors[shard]):
-                name, _, end = self._tensors[shard][state.tensor]
-                if name not in self._complete:
-                    return
-                state.read(self._handles[shard], end)
-                state.tensor += 1
-            state.read(self._handles[shard], os.fstat(self._handles[shard]).st_size)
+    def _touched(self, place: ShardBytes) -> list[_HashedPiece]:
+        """The pieces that hold bytes of a tensor; a tensor without bytes touches none."""
+        pieces = self._pieces[place.shard]
+        first, last = place.begin // PIECE, (place.begin + place.nbytes - 1) // PIECE
+        return pieces[first : last + 1] if place.nbytes else []
 
-
-class _State:
-    """How far a shard is hashed: bytes, and tensors in file order."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.begin_again()
-
-    def begin_again(self) -> None:
-        self.value, self.reached, self.tensor = hashlib.sha256(), 0, 0
-
-    def read(self, handle: int, end: int) -> None:
+    def _hash(self, piece: _HashedPiece) -> bytes:
+        value, at = hashlib.sha256(), piece.begin
         buffer = memoryview(bytearray(READ_BACK))
-        while self.reached < end:
-            part = buffer[: min(READ_BACK, end - self.reached)]
-            if not _fill(handle, self.reached, part):
-                return  # truncated; the pieces show it
-            self.value.update(part)
-            self.reached += len(part)
+        while at < piece.end:
+            part = buffer[: min(READ_BACK, piece.end - at)]
+            if not _fill(self._handles[piece.shard], at, part):
+                break  # truncated; the checksums show it
+            value.update(part)
+            at += len(part)
+        return value.digest()
+
+
+@dataclass(eq=False)
+class _HashedPiece:
+    """A run of bytes of a shard that is hashed by itself."""
+
+    shard: int
+    begin: int
+    end: int
+    incomplete: int = 0
+    """Tensors in it that are still to be written."""
+    digest: Future[bytes] | None = None

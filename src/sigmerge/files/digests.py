@@ -1,15 +1,22 @@
-"""SHA-256 of files, remembered by file identity."""
+"""SHA-256 of files, remembered by file identity.
+
+SHA-256 runs in one thread, at a fraction of the speed of a disk or of a merge. A file longer than
+PIECE is therefore cut into pieces of that length, which threads hash side by side; its digest is
+the SHA-256 of the pieces' digests one after another, written with the prefix TREE. The digest of a
+shorter file is its plain SHA-256, and so are all digests in records from before this rule.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import NamedTuple
 
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.cache import cache_place, keep_json, kept_json
@@ -18,6 +25,11 @@ from sigmerge.files.regular import open_regular
 GRAIN = 2_000_000_000
 """Nanoseconds. The coarsest clock of a file system in use: two writes within it can leave the same
 times, so the digest of a file that is younger is not remembered."""
+
+PIECE = 1 << 26
+TREE = "64MiB-tree:"
+
+_BUFFER = 1 << 20
 
 _rehashed: ContextVar[dict[str, str] | None] = ContextVar("rehashed", default=None)
 
@@ -43,50 +55,112 @@ def identity(file: Path) -> str:
     return _identity(real, real.stat())
 
 
+def combined(pieces: Sequence[bytes]) -> str:
+    """The digest of a file from the SHA-256 of each of its pieces."""
+    if len(pieces) == 1:
+        return pieces[0].hex()
+    return TREE + hashlib.sha256(b"".join(pieces)).hexdigest()
+
+
+def are_plain(digests: Iterable[str]) -> bool:
+    """Whether these are plain SHA-256 of whole files, as old records hold them."""
+    return not any(digest.startswith(TREE) for digest in digests)
+
+
 def sha256(
     files: Iterable[Path],
     threads: int = 1,
     progress: Callable[[int], None] | None = None,
     error: type[SigmergeError] = PoolError,
+    *,
+    plain: bool = False,
 ) -> dict[Path, str]:
-    """SHA-256 of files; one that was hashed before and has not changed is not read again."""
+    """Digests of files; one that was hashed before and has not changed is not read again.
+
+    With `plain`, all are plain SHA-256, for a comparison with an old record.
+    """
     memory = _rehashed.get()
-
-    def digest(file: Path) -> str:
-        return _remembered(file, memory, progress, error)
-
     unique = sorted(set(files))
+    todo = {file: _begun(file, error, plain=plain) for file in unique}
+    known = {file: _known(one, memory) for file, one in todo.items()}
+    pieces = [
+        (todo[file], begin)
+        for file in unique
+        if known[file] is None
+        for begin in range(0, max(todo[file].size, 1), todo[file].piece)
+    ]
+
+    def digest(piece: tuple[_File, int]) -> tuple[Path, bytes, bool]:
+        return piece[0].file, *_hashed(*piece, progress, error)
+
+    found: dict[Path, list[tuple[bytes, bool]]] = {}
     with ThreadPoolExecutor(max(1, threads)) as pool:
-        return dict(zip(unique, pool.map(digest, unique), strict=True))
+        for file, value, settled in pool.map(digest, pieces):
+            found.setdefault(file, []).append((value, settled))
+    for file, parts in found.items():
+        value = known[file] = combined([part for part, _ in parts])
+        if all(settled for _, settled in parts):
+            _remember(todo[file], value, memory)
+    return {file: value for file, value in known.items() if value is not None}
 
 
-def _remembered(
-    file: Path,
-    memory: dict[str, str] | None,
-    progress: Callable[[int], None] | None,
-    error: type[SigmergeError],
-) -> str:
+class _File(NamedTuple):
+    """A file to be hashed, as it is when that begins."""
+
+    file: Path
+    real: Path
+    key: str
+    size: int
+    piece: int
+    old: bool
+
+    @property
+    def note(self) -> Path:
+        """Where its digest is remembered; another place for every kind of digest."""
+        kind = "" if self.size <= self.piece else f"|{TREE}"
+        return cache_place("digests") / hashlib.sha256((self.key + kind).encode()).hexdigest()[:32]
+
+
+def _begun(file: Path, error: type[SigmergeError], *, plain: bool) -> _File:
     with open_regular(file, "a file to hash", error) as stream:
-        real, before = file.resolve(), os.fstat(stream.fileno())
-        key = _identity(real, before)
-        note = cache_place("digests") / hashlib.sha256(key.encode()).hexdigest()[:32]
-        known = memory.get(key) if memory is not None else _noted(note, key)
-        if known is not None:
-            return known
-        value = hashlib.sha256()
-        buffer = memoryview(bytearray(1 << 22))
-        while count := stream.readinto(buffer):
+        real, status = file.resolve(), os.fstat(stream.fileno())
+    piece = max(status.st_size, 1) if plain else PIECE
+    return _File(file, real, _identity(real, status), status.st_size, piece, _old(status))
+
+
+def _known(one: _File, memory: dict[str, str] | None) -> str | None:
+    return memory.get(str(one.note)) if memory is not None else _noted(one.note, one.key)
+
+
+def _hashed(
+    one: _File, begin: int, progress: Callable[[int], None] | None, error: type[SigmergeError]
+) -> tuple[bytes, bool]:
+    """The SHA-256 of one piece, and whether the file stayed the same meanwhile.
+
+    A file that grows is read to its new end, in its last piece.
+    """
+    last = begin + one.piece >= one.size
+    value, left = hashlib.sha256(), one.piece
+    buffer = memoryview(bytearray(min(_BUFFER, one.piece)))
+    with open_regular(one.file, "a file to hash", error) as stream:
+        stream.seek(begin)
+        while count := stream.readinto(buffer if last else buffer[: min(left, _BUFFER)]):
             value.update(buffer[:count])
+            left -= count
             if progress:
                 progress(count)
-        settled = _identity(real, os.fstat(stream.fileno())) == key and _old(before)
-    if settled:
-        if memory is not None:
-            memory[key] = value.hexdigest()
-        digest = value.hexdigest()
-        content = {"identity": key, "sha256": digest, "check": _check(key, digest)}
-        keep_json(note, {"file": str(file), **content})
-    return value.hexdigest()
+        same = _identity(one.file.resolve(), os.fstat(stream.fileno())) == one.key
+    return value.digest(), same
+
+
+def _remember(one: _File, digest: str, memory: dict[str, str] | None) -> None:
+    """Keep a digest for later runs, unless a write could leave the file's times as they are."""
+    if not one.old:
+        return
+    if memory is not None:
+        memory[str(one.note)] = digest
+    content = {"identity": one.key, "sha256": digest, "check": _check(one.key, digest)}
+    keep_json(one.note, {"file": str(one.file), **content})
 
 
 def _identity(real: Path, status: os.stat_result) -> str:

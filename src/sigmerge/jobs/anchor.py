@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sigmerge.errors import SigmergeError
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import are_plain, sha256
 from sigmerge.files.journal import continues
 from sigmerge.jobs import capture
 from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
@@ -95,4 +95,6 @@ def _same_inputs(job: DenseJob, provenance: Provenance) -> bool:
     before = {Path(entry.file): entry.sha256 for entry in provenance.inputs}
     others = other_inputs(job.recipe, bool(job.operator.needs))
     now = Inputs.of(job.pool.members, others).members
-    return before.keys() == now.keys() and sha256(before) == before
+    return before.keys() == now.keys() and before == sha256(
+        before, plain=are_plain(before.values())
+    )

@@ -227,7 +227,12 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
     key = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
     with (
         Output(
-            out, job.layout, key, overwrite=options.overwrite, durable=options.durable
+            out,
+            job.layout,
+            key,
+            overwrite=options.overwrite,
+            durable=options.durable,
+            threads=options.threads,
         ) as output,
         PoolSource(job.members, allow_nonfinite=options.allow_nonfinite) as source,
         Workers(options.threads) as workers,

@@ -189,7 +189,14 @@ def _sources(job: OccupancyJob, options: Options) -> Iterator[tuple[PoolSource, 
 
 def _output(job: OccupancyJob, out: Path, options: Options) -> Output:
     key = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
-    return Output(out, job.layout, key, overwrite=options.overwrite, durable=options.durable)
+    return Output(
+        out,
+        job.layout,
+        key,
+        overwrite=options.overwrite,
+        durable=options.durable,
+        threads=options.threads,
+    )
 
 
 def _write(

@@ -79,9 +79,11 @@ def block_sites(pool: Pool) -> list[list[Site]]:
     return blocks
 
 
-def weight_digests(checkpoint: Checkpoint, options: Options) -> tuple[str, ...]:
-    """SHA-256 of a checkpoint's weight files, in the files' order."""
-    digests = sha256(checkpoint.files, options.threads)
+def weight_digests(
+    checkpoint: Checkpoint, options: Options, *, plain: bool = False
+) -> tuple[str, ...]:
+    """Digests of a checkpoint's weight files, in the files' order; `plain` as in `sha256`."""
+    digests = sha256(checkpoint.files, options.threads, plain=plain)
     return tuple(digests[file] for file in checkpoint.files)
 
 

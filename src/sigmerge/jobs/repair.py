@@ -494,7 +494,8 @@ def _check_digests(plan: RepairPlan, members: Mapping[str, Checkpoint], options:
         name
         for name, checkpoint in members.items()
         if (expected := promised[name]) is None
-        or sorted(weight_digests(checkpoint, options)) != sorted(expected.sha256)
+        or sorted(weight_digests(checkpoint, options, plain=are_plain(expected.sha256)))
+        != sorted(expected.sha256)
     ]
     if changed:
         raise PoolError(f"The plan was made with other weights of: {', '.join(changed)}.")
