@@ -107,9 +107,12 @@ def test_counts_above_and_on_a_pattern():
     values = (rng.integers(-9, 10, 3 * STRIP + 7) * 2.0**-13).astype(np.float32)
     rows = [values, -2 * values, np.zeros_like(values)]
     level = np.float32(3 * 2.0**-13)
-    counts = np.zeros((2, 2), np.int64)
-    wanted = np.array([1, 0]), np.array([level.view(np.int32)] * 2, np.int64)
-    assert select.count_level(*members(rows), 0, values.size, *wanted, counts)
-    for row, d in enumerate([1, 0]):
+    ranges = np.array([select.Range(int(level.view(np.int32)), 1, 0)] * 2)
+    counts, left_out = np.zeros((2, 1), np.uint32), np.zeros((2, 1), np.uint16)
+    above, wanted = np.zeros(2, np.int64), np.array([1, 0])
+    given = (wanted, 1, ranges, counts, left_out, above)
+    assert select.count_inside(*members(rows), 0, values.size, *given)
+    for row, d in enumerate(wanted):
         magnitude = np.abs(rows[d])
-        assert counts[row].tolist() == [np.sum(magnitude > level), np.sum(magnitude == level)]
+        assert above[row] == np.sum(magnitude > level)
+        assert counts[row, 0] == np.sum(magnitude == level)

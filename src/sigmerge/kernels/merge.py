@@ -14,7 +14,7 @@ import numpy as np
 from sigmerge.kernels import LANES, STRIP, Array
 from sigmerge.kernels.jit import kernel
 from sigmerge.kernels.philox import fill
-from sigmerge.kernels.stored import load, load_less, save
+from sigmerge.kernels.stored import keep_from, load, load_less, load_less_from, save
 
 KEEP_ALL, TRIM, DROP, PRUNE = 0, 1, 2, 3
 SUM, DISJOINT, OVERLAPS = 0, 1, 2
@@ -143,7 +143,10 @@ def merge(
                 fine &= load(addresses[experts], kinds[experts], begin, base)
             taken[:] = 0
             for d in range(experts):
-                row = rows[d, :count]
+                row, least = rows[d, :count], _least(formula, d, ties[d])
+                if least > 0:
+                    fine &= load_less_from(addresses[d], kinds[d], begin, base, least, row)
+                    continue
                 if formula.vectors:
                     fine &= load_less(addresses[d], kinds[d], begin, base, row)
                 else:
@@ -164,6 +167,16 @@ def merge(
         if kind == NORM:
             norms[0] += _total(lanes)
     return fine, stored
+
+
+@kernel
+def _least(formula: Formula, expert: int, ties: int) -> np.int32:
+    """The least magnitude's pattern that an expert keeps; 0 if that is not all that trims it."""
+    if formula.thin != TRIM or not formula.vectors or formula.cuts[expert, 0] == ALL:
+        return np.int32(0)
+    if ties == 0:
+        return np.int32(min(formula.cuts[expert, 0], 0x7FFFFFFE) + 1)
+    return np.int32(formula.cuts[expert, 0] if ties >= ANY_TIES else 0)
 
 
 @kernel
@@ -286,8 +299,7 @@ def trim(values: Array, threshold: int, ties: int) -> int:
     """
     bits, cut = values.view(np.int32), np.int32(threshold)
     if ties == 0:
-        for i in range(bits.size):
-            bits[i] = bits[i] if bits[i] & np.int32(0x7FFFFFFF) > cut else np.int32(0)
+        keep_from(values, np.int32(min(threshold, 0x7FFFFFFE) + 1))
         return 0
     tied = np.int32(0)
     for i in range(bits.size):

@@ -8,8 +8,8 @@ Equal magnitudes are admitted from the lowest flat index on.
 Differences of bfloat16 numbers take few values, so that a sample finds the k-th one, and a count of
 what lies above and on it, in one pass over everything, proves it. Where values are many, the first
 histogram of the sample finds the bin, give or take a few: then the second is made of all of those,
-in one pass, and shows whether the k-th value lies inside. A wide range is counted without the last
-bits; the count is exact as long as all entries that fall into one place have the same.
+in the same pass, and shows whether the k-th value lies inside. A wide range is counted without the
+last bits; the count is exact as long as all entries that fall into one place have the same.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ SAMPLE: Final = 16
 """One strip in this many is looked at to guess a threshold."""
 FEW: Final = 64
 """Bins of `count_high` that may lie around a rank for their patterns to be counted at once."""
+GROUP: Final = 32
+"""Coordinates that are compared with a range at a time."""
 WORTH_A_GUESS: Final = 1 / 1024
 """Share of a sample that must sit exactly on the guessed threshold for the guess to be tried."""
 
@@ -90,67 +92,90 @@ def count_inside(
     and the reference; returns whether everything is finite.
     """
     room, base, fine = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32), True
-    inside = np.empty(STRIP, np.uint32)
+    inside = np.empty(STRIP + 1, np.uint32)
     for begin in range(0, size, STRIP * every):
         count = min(STRIP, size - begin)
         delta, less = room[:count], base[:count]
         fine &= load(addresses[-1], kinds[-1], begin, less)
         for row in range(len(experts)):
             lowest, width = np.uint32(ranges[row, 0]), np.uint32(ranges[row, 1])
-            d, shift, found = experts[row], np.uint32(ranges[row, 2]), 0
-            mask = np.uint32((np.uint32(1) << shift) - np.uint32(1))
+            d, shift = experts[row], np.uint32(ranges[row, 2])
             fine &= load_less(addresses[d], kinds[d], begin, less, delta)
-            above[row] += _count_from(delta, np.int32(lowest + width))
-            bits, histogram = delta.view(np.uint32), counts[row]
-            for i in range(count):
-                # Adding 0 or 1 keeps the loop free of a branch that no one can predict.
-                offset = np.uint32((bits[i] & MAGNITUDE) - lowest)
-                inside[found] = offset
-                found += int(offset < width)
-            for i in range(found):
-                place, last = inside[i] >> shift, inside[i] & mask
-                histogram[place] += np.uint32(1)
-                left_out[row, place] |= np.uint16(last | ((last ^ mask) << np.uint32(8)))
+            more, found = _gather(delta.view(np.uint32), lowest, width, inside)
+            above[row] += more
+            if width == 1:
+                counts[row, 0] += np.uint32(found)
+            else:
+                _count_places(inside[:found], shift, counts[row], left_out[row])
     return fine
 
 
 @kernel
-def count_level(
-    addresses: Array,
-    kinds: Array,
-    start: int,
-    size: int,
-    experts: Array,
-    thresholds: Array,
-    counts: Array,
-) -> bool:
-    """Row by row for the wanted experts: how many magnitudes lie above a pattern, and on it.
+def _gather(bits: Array, lowest: np.uint32, width: np.uint32, inside: Array) -> tuple[int, int]:
+    """How many magnitudes lie above a range, and how many inside; their offsets go to `inside`.
 
-    Members are all experts and the reference; returns whether everything is finite.
+    Offsets in a range of one pattern are zero, and are not written.
     """
-    room, base, fine = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32), True
-    for begin in range(0, size, STRIP):
-        count = min(STRIP, size - begin)
-        delta, less = room[:count], base[:count]
-        fine &= load(addresses[-1], kinds[-1], begin, less)
-        for row in range(len(experts)):
-            d, threshold = experts[row], np.int32(thresholds[row])
-            fine &= load_less(addresses[d], kinds[d], begin, less, delta)
-            above = _count_from(delta, np.int32(threshold + np.int32(1)))
-            counts[row, 0] += above
-            counts[row, 1] += _count_from(delta, threshold) - above
-    return fine
+    above, hits, found, top = np.uint32(0), np.uint32(0), 0, np.uint32(lowest + width)
+    whole = bits.size // GROUP * GROUP
+    for begin in range(0, whole, GROUP):
+        part, here = bits[begin : begin + GROUP], np.uint32(0)
+        for i in range(GROUP):  # a fixed length, so that it runs in vectors
+            magnitude = np.uint32(part[i] & MAGNITUDE)
+            above = np.uint32(above + np.uint32(magnitude >= top))
+            here = np.uint32(here + np.uint32(np.uint32(magnitude - lowest) < width))
+        hits = np.uint32(hits + here)
+        # Most groups have no entry in a narrow range.
+        if here and width > 1:
+            found = _append(part, lowest, width, inside, found)
+    for i in range(whole, bits.size):
+        magnitude = np.uint32(bits[i] & MAGNITUDE)
+        above = np.uint32(above + np.uint32(magnitude >= top))
+        hits = np.uint32(hits + np.uint32(np.uint32(magnitude - lowest) < width))
+    if width > 1:
+        _append(bits[whole:], lowest, width, inside, found)
+    return int(above), int(hits)
 
 
 @kernel
-def _count_from(values: Array, least: np.int32) -> int:
-    """How many magnitudes reach a pattern."""
-    bits = values.view(np.int32)
-    count = np.int32(0)
+def _append(bits: Array, lowest: np.uint32, width: np.uint32, inside: Array, found: int) -> int:
+    """Write the offsets inside a range behind the first `found`; returns how many there are now."""
     for i in range(bits.size):
-        magnitude = np.int32(bits[i] & np.int32(0x7FFFFFFF))
-        count = np.int32(count + np.int32(magnitude >= least))
-    return int(count)
+        # Adding 0 or 1 keeps the loop free of a branch that no one can predict.
+        offset = np.uint32(np.uint32(bits[i] & MAGNITUDE) - lowest)
+        inside[found] = offset
+        found += int(offset < width)
+    return found
+
+
+@kernel
+def _count_places(offsets: Array, shift: np.uint32, counts: Array, left_out: Array) -> None:
+    mask = np.uint32((np.uint32(1) << shift) - np.uint32(1))
+    for i in range(offsets.size):
+        place, last = offsets[i] >> shift, offsets[i] & mask
+        counts[place] += np.uint32(1)
+        left_out[place] |= np.uint16(last | ((last ^ mask) << np.uint32(8)))
+
+
+@kernel
+def compress(counts: Array, left_out: Array, kept: Array) -> int:
+    """Move the places with a count to the front of (place, count, left out); returns how many."""
+    found = 0
+    for place in range(counts.size):
+        kept[0, found] = np.uint32(place)
+        kept[1, found] = counts[place]
+        kept[2, found] = left_out[place]
+        found += int(counts[place] > np.uint32(0))
+    return found
+
+
+@kernel
+def spread(kept: Array, counts: Array, left_out: Array) -> None:
+    """Add what `compress` kept to counts of all places."""
+    for i in range(kept.shape[1]):
+        place = kept[0, i]
+        counts[place] += np.int64(kept[1, i])
+        left_out[place] |= np.uint16(kept[2, i])
 
 
 def bin_of_rank(histogram: Array, k: int) -> tuple[int, int]:
@@ -173,10 +198,23 @@ def bins_around(sample: Array, share: float) -> tuple[int, int]:
     return first, last
 
 
-def range_of(first: int, last: int) -> tuple[int, int, int]:
-    """The patterns of some bins as `count_inside` takes them, in at most LOW_BINS · 2 counts."""
+class Range(NamedTuple):
+    """Magnitude patterns that `count_inside` counts, without their last `shift` bits."""
+
+    first: int
+    length: int
+    shift: int
+
+    @property
+    def places(self) -> int:
+        """How many counts it takes."""
+        return ((self.length - 1) >> self.shift) + 1
+
+
+def range_of(first: int, last: int) -> Range:
+    """The patterns of some bins, in at most LOW_BINS · 2 counts."""
     length = (last - first + 1) << LOW_BITS
-    return first << LOW_BITS, length, max(0, (length - 1).bit_length() - LOW_BITS - 1)
+    return Range(first << LOW_BITS, length, max(0, (length - 1).bit_length() - LOW_BITS - 1))
 
 
 def threshold_of(high: int, low: int) -> int:

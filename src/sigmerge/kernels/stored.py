@@ -96,6 +96,33 @@ def _widen_less(raw: Array, less: Array, out: Array) -> bool:
 
 
 @kernel
+def load_less_from(
+    address: np.uint64, kind: int, begin: int, less: Array, least: np.int32, out: Array
+) -> bool:
+    """As `load_less`, with zeros where the magnitude's pattern does not reach `least`."""
+    if kind == BF16:
+        place = np.uint64(address + np.uint64(2) * np.uint64(begin))
+        raw = carray(_pointer(place), out.size, np.uint16)
+        for i in range(out.size):
+            bits = np.uint32(np.uint32(raw[i]) << np.uint32(16))
+            value = np.float32(bits.view(np.float32) - less[i])
+            reaches = value.view(np.int32) & np.int32(0x7FFFFFFF) >= least
+            out[i] = value if reaches else np.float32(0)
+        return bool(finite_bf16(raw))
+    finite = load_less(address, kind, begin, less, out)
+    keep_from(out, least)
+    return bool(finite)
+
+
+@kernel
+def keep_from(values: Array, least: np.int32) -> None:
+    """Zero what does not reach a magnitude's pattern."""
+    bits = values.view(np.int32)
+    for i in range(bits.size):
+        bits[i] = bits[i] if bits[i] & np.int32(0x7FFFFFFF) >= least else np.int32(0)
+
+
+@kernel
 def load_difference(
     address: np.uint64,
     kind: int,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -148,15 +148,18 @@ def find_cuts(ranks: Sequence[int], size: int) -> Passes:
     Ties are counted by chunk, (start, one count per expert), in the order of the chunks.
     """
     wanted = {d: rank for d, rank in enumerate(ranks) if 0 < rank < size}
-    found = Found({}, {}, len(ranks))
+    found = Found({}, {}, wanted, len(ranks))
     if wanted:
         sample = yield from _high(wanted, select.SAMPLE)
-        yield from _guessed(wanted, size, sample, found)
-        yield from _counted(found.missing(wanted), _around(wanted, size, sample), found)
+        guesses = yield from _guesses(wanted, size, sample)
+        around = _around(wanted, size, sample)
+        yield from _counted(wanted, around | guesses, found)
+        yield from _counted(found.missing(guesses), around, found)
     if missing := found.missing(wanted):
         high = yield from _high(missing, 1)
         bins = {d: select.bin_of_rank(high[d], rank)[0] for d, rank in missing.items()}
-        yield from _counted(missing, {d: (place, place) for d, place in bins.items()}, found)
+        ranges = {d: select.range_of(place, place) for d, place in bins.items()}
+        yield from _counted(missing, ranges, found)
     cuts = [found.cuts.get(d, UNCUT if rank else KEEP_NONE) for d, rank in enumerate(ranks)]
     return cuts, sorted(found.tied.items())
 
@@ -166,10 +169,12 @@ class Found(NamedTuple):
 
     cuts: dict[int, select.Cut]
     tied: dict[int, list[int]]
+    wanted: Mapping[int, int]
     experts: int
 
-    def missing(self, wanted: Mapping[int, int]) -> dict[int, int]:
-        return {d: rank for d, rank in wanted.items() if d not in self.cuts}
+    def missing(self, some: Iterable[int]) -> dict[int, int]:
+        """Ranks of those of some experts whose cut is not known."""
+        return {d: self.wanted[d] for d in some if d not in self.cuts}
 
     def add(self, expert: int, cut: select.Cut, ties: Iterable[tuple[int, Any]]) -> None:
         self.cuts[expert] = cut
@@ -179,88 +184,126 @@ class Found(NamedTuple):
 
 def _high(wanted: Mapping[int, int], every: int) -> Passes:
     """By expert the counts of the upper halves of patterns, in one strip of `every`."""
-    counts = yield Pass(partial(_count_high, experts=np.array(list(wanted)), every=every), add)
+    counts = yield Pass(partial(_count_high, experts=np.array(list(wanted)), every=every), _add)
     return dict(zip(wanted, counts, strict=True))
 
 
-def _guessed(
-    wanted: Mapping[int, int], size: int, sample: Mapping[int, Array], found: Found
-) -> Passes:
-    """Try the magnitude at the rank's place in the sample, where a good part of it has that one."""
-    bins, places = {}, {}
+def _add(total: Array | None, part: Array) -> Array:
+    """Counts of a chunk fit into 32 bits, those of a model do not."""
+    if total is None:
+        return part.astype(np.int64)
+    total += part
+    return total
+
+
+def _guesses(wanted: Mapping[int, int], size: int, sample: Mapping[int, Array]) -> Passes:
+    """The one magnitude at the rank's place in the sample, where a good part of it has that one."""
+    bins, ranks = {}, {}
     for d, rank in wanted.items():
         seen = int(sample[d].sum())
-        bins[d], places[d] = select.bin_of_rank(sample[d], -(-rank * seen // size))
-    parts = yield Pass(partial(_inside, bins={d: (b, b) for d, b in bins.items()},
-                               every=select.SAMPLE))  # fmt: skip
+        bins[d], ranks[d] = select.bin_of_rank(sample[d], -(-rank * seen // size))
+    ranges = {d: select.range_of(place, place) for d, place in bins.items()}
+    counted = yield from _inside(ranges, select.SAMPLE)
     guesses = {}
-    for row, d in enumerate(bins):
-        guess, _, level = _cut([part.found[row] for part in parts], places[d])
+    for d, part in counted.items():
+        pattern, _, level = part.cut(ranks[d])
         if level >= select.WORTH_A_GUESS * sample[d].sum():
-            guesses[d] = guess
-    levels = (yield Pass(partial(_levels, guesses=guesses))) if guesses else []
-    for row, (d, guess) in enumerate(guesses.items()):
-        above, level = sum(counts[row] for _, counts in levels)
-        if above < wanted[d] <= above + level:
-            cut = select.Cut(guess, wanted[d] - int(above))
-            found.add(d, cut, ((start, counts[row, 1]) for start, counts in levels))
+            guesses[d] = select.Range(pattern, 1, 0)
+    return guesses
 
 
 def _around(
     wanted: Mapping[int, int], size: int, sample: Mapping[int, Array]
-) -> dict[int, tuple[int, int]]:
-    """By expert the bins around its rank, where they are not too many."""
+) -> dict[int, select.Range]:
+    """By expert the patterns around its rank, where their bins are not too many."""
     bins = {d: select.bins_around(sample[d], rank / size) for d, rank in wanted.items()}
-    return {d: (first, last) for d, (first, last) in bins.items() if last - first < select.FEW}
+    return {
+        d: select.range_of(first, last)
+        for d, (first, last) in bins.items()
+        if last - first < select.FEW
+    }
 
 
 def _counted(
-    wanted: Mapping[int, int], bins: Mapping[int, tuple[int, int]], found: Found
+    wanted: Mapping[int, int], ranges: Mapping[int, select.Range], found: Found
 ) -> Passes:
-    """Count all patterns in some bins, and find the cuts that lie there."""
-    bins = {d: bins[d] for d in wanted if d in bins}
-    parts = (yield Pass(partial(_inside, bins=bins, every=1))) if bins else []
-    for row, d in enumerate(bins):
-        entries = [part.found[row] for part in parts]
-        rank = wanted[d] - sum(int(part.above[row]) for part in parts)
-        pattern, cut, _ = _cut(entries, rank)
+    """Count all patterns in some ranges, and find the cuts that lie there."""
+    counted = yield from _inside({d: ranges[d] for d in wanted if d in ranges}, 1)
+    for d, part in counted.items():
+        pattern, cut, _ = part.cut(wanted[d] - part.above)
         if cut is not None:
-            ties = ((part.start, e.counts[e.patterns == pattern].sum())
-                    for part, e in zip(parts, entries, strict=True))  # fmt: skip
-            found.add(d, cut, ties)
+            found.add(d, cut, part.ties(pattern))
 
 
-class Entries(NamedTuple):
-    """Magnitudes in a range: patterns up to the bits that were left out, counts, and those bits."""
-
-    patterns: Array
-    counts: Array
-    left_out: Array
+def _inside(ranges: Mapping[int, select.Range], every: int) -> Passes:
+    """By expert the entries in its range."""
+    if not ranges:
+        return {}
+    parts = yield Pass(partial(_count_inside, ranges=ranges, every=every))
+    return {
+        d: Inside(ranges[d], [start for start, _, _ in parts], [kept[row] for _, kept, _ in parts],
+                  sum(int(above[row]) for _, _, above in parts))
+        for row, d in enumerate(ranges)
+    }  # fmt: skip
 
 
 class Inside(NamedTuple):
-    """A chunk's entries in the range of each wanted expert, and how many lie above it."""
+    """An expert's entries in a range, chunk by chunk, and how many lie above it.
 
-    start: int
-    found: list[Entries]
-    above: Array
-
-
-def _cut(found: Sequence[Entries], rank: int) -> tuple[int, select.Cut | None, int]:
-    """The pattern at a rank up to the bits left out, the cut there and how many entries have it.
-
-    The cut is None if it cannot be told.
+    Of every chunk its start, and (place in the range, count, bits that were left out) for the
+    places that have entries.
     """
-    patterns, places = np.unique(np.concatenate([e.patterns for e in found]), return_inverse=True)
-    total = np.bincount(places, np.concatenate([e.counts for e in found])).astype(np.int64)
-    if not 0 < rank <= total.sum():
-        return 0, None, 0
-    place, left = select.bin_of_rank(total, rank)
-    here = np.concatenate([e.left_out for e in found])[places == place]
-    last, others = divmod(int(np.bitwise_or.reduce(here)), 256)[::-1]
-    pattern = int(patterns[place])
-    cut = None if last & others else select.Cut(pattern + last, left)
-    return pattern, cut, int(total[place])
+
+    range: select.Range
+    starts: list[int]
+    chunks: list[Array]
+    above: int
+
+    def cut(self, rank: int) -> tuple[int, select.Cut | None, int]:
+        """The pattern at a rank up to the bits left out, the cut there and how many entries it has.
+
+        The cut is None if the rank lies outside, or entries at its place differ.
+        """
+        counts = np.zeros(self.range.places, np.int64)
+        left_out = np.zeros(counts.size, np.uint16)
+        for kept in self.chunks:
+            select.spread(kept, counts, left_out)
+        if not 0 < rank <= counts.sum():
+            return 0, None, 0
+        place, left = select.bin_of_rank(counts, rank)
+        last, others = divmod(int(left_out[place]), 256)[::-1]
+        pattern = self.range.first + (place << self.range.shift)
+        cut = None if last & others else select.Cut(pattern + last, left)
+        return pattern, cut, int(counts[place])
+
+    def ties(self, pattern: int) -> Iterator[tuple[int, int]]:
+        """(start, entries with this pattern) of every chunk."""
+        place = (pattern - self.range.first) >> self.range.shift
+        for start, kept in zip(self.starts, self.chunks, strict=True):
+            at = int(np.searchsorted(kept[0], place))
+            there = at < kept.shape[1] and kept[0, at] == place
+            yield start, int(kept[1, at]) if there else 0
+
+
+def _count_high(chunk: Chunk, experts: Array, every: int) -> Array:
+    counts = np.zeros((len(experts), select.HIGH_BINS), np.uint32)
+    chunk.read(select.count_high, experts, every, counts, share=1 / every)
+    return counts
+
+
+def _count_inside(
+    chunk: Chunk, ranges: Mapping[int, select.Range], every: int
+) -> tuple[int, list[Array], Array]:
+    most = max(some.places for some in ranges.values())
+    counts = np.zeros((len(ranges), most), np.uint32)
+    left_out, above = np.zeros(counts.shape, np.uint16), np.zeros(len(ranges), np.int64)
+    given = (np.array(list(ranges)), every, np.array(list(ranges.values())))
+    chunk.read(select.count_inside, *given, counts, left_out, above, share=1 / every)
+    kept, room = [], np.empty((3, most + 1), np.uint32)
+    for row in range(len(ranges)):
+        found = select.compress(counts[row], left_out[row], room)
+        kept.append(room[:, :found].copy())
+    return chunk.start, kept, above
 
 
 def _ranks(site: Site, size: int) -> list[int]:
@@ -271,42 +314,19 @@ def _ranks(site: Site, size: int) -> list[int]:
     ]
 
 
-def _count_high(chunk: Chunk, experts: Array, every: int) -> Array:
-    counts = np.zeros((len(experts), select.HIGH_BINS), np.uint32)
-    chunk.read(select.count_high, experts, every, counts, share=1 / every)
-    return counts
-
-
-def _levels(chunk: Chunk, guesses: dict[int, int]) -> tuple[int, Array]:
-    """How many entries of each guess's expert lie above it, and on it."""
-    counts = np.zeros((len(guesses), 2), np.int64)
-    patterns = np.array(list(guesses.values()), np.int64)
-    chunk.read(select.count_level, np.array(list(guesses)), patterns, counts)
-    return chunk.start, counts
-
-
-def _inside(chunk: Chunk, bins: dict[int, tuple[int, int]], every: int) -> Inside:
-    table = np.array([select.range_of(*some) for some in bins.values()])
-    experts = np.array(list(bins))
-    counts = np.zeros((len(experts), 2 * select.LOW_BINS), np.uint32)
-    left_out, above = np.zeros(counts.shape, np.uint16), np.zeros(len(experts), np.int64)
-    given = (experts, every, table, counts, left_out, above)
-    chunk.read(select.count_inside, *given, share=1 / every)
-    found = []
-    for row, (first, _, shift) in enumerate(table):
-        places = np.flatnonzero(counts[row])
-        entries = Entries(first + (places << shift), counts[row, places], left_out[row, places])
-        found.append(entries)
-    return Inside(chunk.start, found, above)
-
-
 def _allowances(
     cuts: Sequence[select.Cut], counts: list[tuple[int, list[int]]]
 ) -> dict[int, list[select.Cut]]:
-    """How many ties every chunk may keep, the earlier chunks having had theirs."""
+    """How many ties every chunk may keep, the earlier chunks having had theirs.
+
+    None, or ANY_TIES, where none or all of a chunk's stay, so that nobody counts them again.
+    """
     left = [cut.ties for cut in cuts]
     allowed = {}
     for start, found in counts:
-        allowed[start] = [cut._replace(ties=max(0, t)) for cut, t in zip(cuts, left, strict=True)]
+        allowed[start] = [
+            cut._replace(ties=0 if not f else kernels.ANY_TIES if t >= f else max(0, t))
+            for cut, t, f in zip(cuts, left, found, strict=True)
+        ]
         left = [t - f for t, f in zip(left, found, strict=True)]
     return allowed
