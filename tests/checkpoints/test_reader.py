@@ -63,5 +63,5 @@ def test_released_pages_are_read_again(tmp_path: Path) -> None:
     with reader.Reader() as some:
         for tensor in read_header(folder / "model.safetensors").values():
             values = some.raw(tensor).copy()
-            some.release(tensor, 0, tensor.size)
+            some.release([(tensor, 0, tensor.size)])
             assert np.array_equal(some.raw(tensor), values)

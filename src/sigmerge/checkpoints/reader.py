@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -15,6 +15,7 @@ import numpy as np
 
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.kernels.convert import STORAGE
+from sigmerge.kernels.pages import advise
 
 MEMORY_PAGE = mmap.PAGESIZE
 AHEAD = 4 << 20
@@ -80,29 +81,20 @@ class Reader:
                 self._thread.start()
             self._ahead.put(tensor)
 
-    def release(self, tensor: Tensor, start: int, stop: int) -> None:
+    def release(self, pieces: Iterable[tuple[Tensor, int, int]]) -> None:
         """These elements will not be needed soon: drop their pages from resident memory."""
-        if _madvise is None:
+        if not hasattr(mmap, "MADV_DONTNEED"):
             return
+        ranges = [self._pages(*piece) for piece in pieces]
+        advise(np.array(ranges, np.uint64).reshape(-1, 2), mmap.MADV_DONTNEED)
+
+    def _pages(self, tensor: Tensor, start: int, stop: int) -> tuple[int, int]:
+        """Address and length of the pages that hold elements [start, stop)."""
         item = tensor.nbytes // max(1, tensor.size)
-        mapped = self._map(tensor.file)
         begin = (tensor.begin + start * item) // MEMORY_PAGE * MEMORY_PAGE
-        length = tensor.begin + stop * item - begin
-        if length > 0:
-            address = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
-            _madvise(address + begin, length, mmap.MADV_DONTNEED)
-
-
-def _find_madvise() -> Any:
-    """The system's own call. That of Python's maps holds Python's lock, and all threads wait."""
-    if not hasattr(mmap, "MADV_DONTNEED"):
-        return None
-    function = ctypes.CDLL(None).madvise
-    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return function
-
-
-_madvise = _find_madvise()
+        mapped = np.frombuffer(self._map(tensor.file), np.uint8)
+        address = int(mapped.__array_interface__["data"][0])
+        return address + begin, max(0, tensor.begin + stop * item - begin)
 
 
 def _read_ahead(tensors: SimpleQueue[Tensor | None]) -> None:

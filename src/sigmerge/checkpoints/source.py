@@ -82,18 +82,16 @@ class PoolSource:
 
     def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
         """These coordinates, or that share of them, were read and are not needed for now."""
-        passed = 0
-        for checkpoint in self.members.values():
-            stored = checkpoint.tensors[tensor]
-            self.reader.release(stored, start, stop)
-            passed += (stop - start) * ITEM_SIZE[stored.dtype]
+        stored = [checkpoint.tensors[tensor] for checkpoint in self.members.values()]
+        self.reader.release((one, start, stop) for one in stored)
+        passed = (stop - start) * sum(ITEM_SIZE[one.dtype] for one in stored)
         with self._lock:
             self._read += passed * read
 
     def release(self, member: str, tensor: str) -> None:
         """This member's values are not needed for now, but were not read for the last time."""
         stored = self.members[member].tensors[tensor]
-        self.reader.release(stored, 0, stored.size)
+        self.reader.release([(stored, 0, stored.size)])
 
     def prefetch(self, tensors: Iterable[str]) -> None:
         for tensor in tensors:

@@ -253,8 +253,8 @@ class Stream:
     ) -> Iterator[dict[str, Any]]:
         """Merge block after block; after each, in order, what the operator noted, by tensor.
 
-        Two blocks are at work, so that the next one fills the threads which the end of a pass
-        over this one leaves idle.
+        Several blocks are at work, so that the next ones fill the threads which the end of a pass
+        over the first leaves idle.
         """
 
         def one(block: Sequence[Site]) -> dict[str, Any]:
@@ -272,7 +272,9 @@ class Stream:
                 pass
             return notes
 
-        return self.workers.overlap(one, self.ahead(blocks))
+        return self.workers.overlap(
+            one, self.ahead(blocks), most=2 if self.workers.threads <= 4 else 4
+        )
 
     def ahead(self, blocks: Iterable[Sequence[Site]]) -> Iterator[Sequence[Site]]:
         return ahead(blocks, lambda block: self.source.prefetch(site.tensor for site in block))

@@ -55,18 +55,18 @@ class Workers:
             yield waiting.popleft().result()
 
     def overlap(
-        self, function: Callable[[_Item], _Result], items: Iterable[_Item], *, two: bool = True
+        self, function: Callable[[_Item], _Result], items: Iterable[_Item], *, most: int = 2
     ) -> Iterator[_Result]:
-        """The results in order; two items at a time, whose functions share the threads by `map`."""
-        if self._pool is None or not two:
+        """The results in order; up to `most` items at a time, which share the threads by `map`."""
+        if self._pool is None or most < 2:
             yield from map(function, items)
             return
         waiting: deque[Future[_Result]] = deque()
-        with ThreadPoolExecutor(2) as drivers:
+        with ThreadPoolExecutor(most) as drivers:
             try:
                 for item in items:
                     waiting.append(drivers.submit(function, item))
-                    if len(waiting) == 2:
+                    if len(waiting) == most:
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()

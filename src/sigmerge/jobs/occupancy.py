@@ -257,7 +257,7 @@ def write_layers(
         return _write_layer(job, index, blocks[index], source, anchor, workers, output)
 
     two = max(sum(site.size for site in sites) for sites in blocks) <= SMALL
-    records = workers.overlap(layer, ahead(todo, prefetch), two=two)
+    records = workers.overlap(layer, ahead(todo, prefetch), most=2 if two else 1)
     for index, record in zip(todo, records, strict=True):
         output.finish(keys[index], record, [site.tensor for site in blocks[index]])
         written += sizes[index]

@@ -31,8 +31,8 @@ SAMPLE: Final = 16
 """One strip in this many is looked at to guess a threshold."""
 FEW: Final = 64
 """Bins of `count_high` that may lie around a rank for their patterns to be counted at once."""
-GROUP: Final = 32
-"""Coordinates that are compared with a range at a time."""
+GROUP: Final = 64
+"""Coordinates that are looked through one by one if any of them lies in a range."""
 WORTH_A_GUESS: Final = 1 / 1024
 """Share of a sample that must sit exactly on the guessed threshold for the guess to be tried."""
 
@@ -116,24 +116,27 @@ def _gather(bits: Array, lowest: np.uint32, width: np.uint32, inside: Array) -> 
 
     Offsets in a range of one pattern are zero, and are not written.
     """
-    above, hits, found, top = np.uint32(0), np.uint32(0), 0, np.uint32(lowest + width)
-    whole = bits.size // GROUP * GROUP
-    for begin in range(0, whole, GROUP):
-        part, here = bits[begin : begin + GROUP], np.uint32(0)
-        for i in range(GROUP):  # a fixed length, so that it runs in vectors
-            magnitude = np.uint32(part[i] & MAGNITUDE)
-            above = np.uint32(above + np.uint32(magnitude >= top))
-            here = np.uint32(here + np.uint32(np.uint32(magnitude - lowest) < width))
-        hits = np.uint32(hits + here)
-        # Most groups have no entry in a narrow range.
-        if here and width > 1:
+    above, hits = _count_range(bits, lowest, width)
+    if width == 1 or hits == 0:
+        return above, hits
+    if hits * GROUP > bits.size:
+        return above, _append(bits, lowest, width, inside, 0)
+    found = 0
+    for begin in range(0, bits.size, GROUP):  # most have no entry in a narrow range
+        part = bits[begin : begin + GROUP]
+        if _count_range(part, lowest, width)[1]:
             found = _append(part, lowest, width, inside, found)
-    for i in range(whole, bits.size):
+    return above, found
+
+
+@kernel
+def _count_range(bits: Array, lowest: np.uint32, width: np.uint32) -> tuple[int, int]:
+    """How many magnitudes lie above a range, and how many inside; a loop that runs in vectors."""
+    above, hits, top = np.uint32(0), np.uint32(0), np.uint32(lowest + width)
+    for i in range(bits.size):
         magnitude = np.uint32(bits[i] & MAGNITUDE)
         above = np.uint32(above + np.uint32(magnitude >= top))
         hits = np.uint32(hits + np.uint32(np.uint32(magnitude - lowest) < width))
-    if width > 1:
-        _append(bits[whole:], lowest, width, inside, found)
     return int(above), int(hits)
 
 
@@ -187,15 +190,19 @@ def bin_of_rank(histogram: Array, k: int) -> tuple[int, int]:
 
 
 def bins_around(sample: Array, share: float) -> tuple[int, int]:
-    """The first and last bin in which the entry at this share of the top lies, by a sample.
+    """The first and last bin in which the entry at this share of the top lies, by a sample."""
+    seen = int(sample.sum())
+    last, _ = bin_of_rank(sample, max(1, int(share * seen) - slack(seen)))
+    first, _ = bin_of_rank(sample, min(seen, int(share * seen) + slack(seen)))
+    return first, last
+
+
+def slack(seen: int) -> int:
+    """By how many places a rank in a sample of this size can be wrong.
 
     Entries of a sample come in strips and resemble one another, hence eight standard deviations.
     """
-    seen = int(sample.sum())
-    slack = 4 * math.isqrt(seen) + 1
-    last, _ = bin_of_rank(sample, max(1, int(share * seen) - slack))
-    first, _ = bin_of_rank(sample, min(seen, int(share * seen) + slack))
-    return first, last
+    return 4 * math.isqrt(seen) + 1
 
 
 class Range(NamedTuple):

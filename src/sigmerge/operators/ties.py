@@ -197,7 +197,10 @@ def _add(total: Array | None, part: Array) -> Array:
 
 
 def _guesses(wanted: Mapping[int, int], size: int, sample: Mapping[int, Array]) -> Passes:
-    """The one magnitude at the rank's place in the sample, where a good part of it has that one."""
+    """The one magnitude at the rank's place, where so many of the sample have it that it is sure.
+
+    As good as sure: a count of all entries shows whether it is true.
+    """
     bins, ranks = {}, {}
     for d, rank in wanted.items():
         seen = int(sample[d].sum())
@@ -206,8 +209,9 @@ def _guesses(wanted: Mapping[int, int], size: int, sample: Mapping[int, Array]) 
     counted = yield from _inside(ranges, select.SAMPLE)
     guesses = {}
     for d, part in counted.items():
-        pattern, _, level = part.cut(ranks[d])
-        if level >= select.WORTH_A_GUESS * sample[d].sum():
+        pattern, cut, level = part.cut(ranks[d])
+        slack = select.slack(int(sample[d].sum()))
+        if cut is not None and slack < cut.ties <= level - slack:
             guesses[d] = select.Range(pattern, 1, 0)
     return guesses
 
@@ -224,9 +228,7 @@ def _around(
     }
 
 
-def _counted(
-    wanted: Mapping[int, int], ranges: Mapping[int, select.Range], found: Found
-) -> Passes:
+def _counted(wanted: Mapping[int, int], ranges: Mapping[int, select.Range], found: Found) -> Passes:
     """Count all patterns in some ranges, and find the cuts that lie there."""
     counted = yield from _inside({d: ranges[d] for d in wanted if d in ranges}, 1)
     for d, part in counted.items():
