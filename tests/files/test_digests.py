@@ -151,7 +151,7 @@ def tree_of(content: bytes, piece: int) -> str:
 def test_a_long_file_has_the_digest_of_its_pieces(
     file: Path, monkeypatch: pytest.MonkeyPatch, size: int, threads: int
 ) -> None:
-    monkeypatch.setattr(digests, "PIECE", 8)
+    monkeypatch.setattr(digests, "LEAF", 8)
     monkeypatch.setattr(digests, "_BUFFER", 3)
     content = bytes(range(size))
     file.write_bytes(content)
@@ -165,7 +165,7 @@ def test_a_long_file_has_the_digest_of_its_pieces(
 def test_a_plain_digest_of_a_long_file_is_still_to_be_had(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "PIECE", 4)
+    monkeypatch.setattr(digests, "LEAF", 4)
     tree = sha256([file])[file]
     assert sha256([file], plain=True) == {file: true_digest(file)}
     assert sha256([file]) == {file: tree}
@@ -176,7 +176,7 @@ def test_a_plain_digest_of_a_long_file_is_still_to_be_had(
 def test_a_file_of_one_piece_has_its_plain_digest(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "PIECE", 7)
+    monkeypatch.setattr(digests, "LEAF", 7)
     assert sha256([file]) == {file: true_digest(file)}
 
 

@@ -17,6 +17,7 @@ import yaml
 
 import sigmerge
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, SigmergeError
+from sigmerge.files import digests
 from sigmerge.method.controls import VARIANTS
 from tests.command_line import sigmerge as command_line
 from tests.oracles import oracle_occupancy
@@ -634,3 +635,19 @@ def test_a_plan_from_before_records_had_versions_replays(pool: PoolOnDisk, tmp_p
     old.write_text(json.dumps({**plan, "drop": None}))
     sigmerge.replay(old, tmp_path / "again")
     assert weights(tmp_path / "again") == weights(tmp_path / "one")
+
+
+def test_a_plan_and_a_record_with_plain_digests_of_long_files_hold(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there were trees of digests, those of long files were plain SHA-256 too."""
+    out = tmp_path / "out"
+    sigmerge.repair(recipe(pool), out, anchor=pool.root / "anchor")
+    monkeypatch.setattr(digests, "LEAF", 1000)
+    sigmerge.replay(out / "sigmerge/plan.json", tmp_path / "again")
+    assert weights(tmp_path / "again") == weights(out)
+    assert [report.ok for report in sigmerge.verify(out)] == [True]
+    sigmerge.repair(recipe(pool), tmp_path / "trees", anchor=pool.root / "anchor")
+    assert plan_of(tmp_path / "trees")["anchor"]["sha256"][0].startswith(digests.TREE)
+    sigmerge.replay(tmp_path / "trees/sigmerge/plan.json", tmp_path / "third")
+    assert weights(tmp_path / "third") == weights(out)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from sigmerge.files.digests import PIECE, combined
+from sigmerge.files.digests import LEAF, combined
 from sigmerge.kernels.checksum import checksum
 
 READ_BACK = 1 << 18
@@ -46,7 +46,11 @@ class Written:
     """The pieces of every tensor. Threads may note pieces at the same time."""
 
     def __init__(
-        self, places: dict[str, ShardBytes], handles: Sequence[int], sizes: Sequence[int], threads: int
+        self,
+        places: dict[str, ShardBytes],
+        handles: Sequence[int],
+        sizes: Sequence[int],
+        threads: int,
     ) -> None:
         self._places, self._handles = places, handles
         self._tensors = {name: _Tensor() for name in places}
@@ -167,7 +171,7 @@ class _Hasher:
     ) -> None:
         self._handles = handles
         self._pieces = [
-            [_HashedPiece(shard, at, min(at + PIECE, size)) for at in range(0, size, PIECE)]
+            [_HashedPiece(shard, at, min(at + LEAF, size)) for at in range(0, size, LEAF)]
             for shard, size in enumerate(sizes)
         ]
         self._of = {name: self._touched(place) for name, place in places.items()}
@@ -214,7 +218,7 @@ class _Hasher:
     def _touched(self, place: ShardBytes) -> list[_HashedPiece]:
         """The pieces that hold bytes of a tensor; a tensor without bytes touches none."""
         pieces = self._pieces[place.shard]
-        first, last = place.begin // PIECE, (place.begin + place.nbytes - 1) // PIECE
+        first, last = place.begin // LEAF, (place.begin + place.nbytes - 1) // LEAF
         return pieces[first : last + 1] if place.nbytes else []
 
     def _hash(self, piece: _HashedPiece) -> bytes:

@@ -1,7 +1,7 @@
 """SHA-256 of files, remembered by file identity.
 
 SHA-256 runs in one thread, at a fraction of the speed of a disk or of a merge. A file longer than
-PIECE is therefore cut into pieces of that length, which threads hash side by side; its digest is
+LEAF is therefore cut into pieces of that length, which threads hash side by side; its digest is
 the SHA-256 of the pieces' digests one after another, written with the prefix TREE. The digest of a
 shorter file is its plain SHA-256, and so are all digests in records from before this rule.
 """
@@ -26,7 +26,7 @@ GRAIN = 2_000_000_000
 """Nanoseconds. The coarsest clock of a file system in use: two writes within it can leave the same
 times, so the digest of a file that is younger is not remembered."""
 
-PIECE = 1 << 26
+LEAF = 1 << 26
 TREE = "64MiB-tree:"
 
 _BUFFER = 1 << 20
@@ -98,9 +98,9 @@ def sha256(
         for file, value, settled in pool.map(digest, pieces):
             found.setdefault(file, []).append((value, settled))
     for file, parts in found.items():
-        value = known[file] = combined([part for part, _ in parts])
+        known[file] = whole = combined([part for part, _ in parts])
         if all(settled for _, settled in parts):
-            _remember(todo[file], value, memory)
+            _remember(todo[file], whole, memory)
     return {file: value for file, value in known.items() if value is not None}
 
 
@@ -124,7 +124,7 @@ class _File(NamedTuple):
 def _begun(file: Path, error: type[SigmergeError], *, plain: bool) -> _File:
     with open_regular(file, "a file to hash", error) as stream:
         real, status = file.resolve(), os.fstat(stream.fileno())
-    piece = max(status.st_size, 1) if plain else PIECE
+    piece = max(status.st_size, 1) if plain else LEAF
     return _File(file, real, _identity(real, status), status.st_size, piece, _old(status))
 
 

@@ -20,6 +20,7 @@ from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.writer import check_target
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError, ScoreError
+from sigmerge.files.digests import are_plain
 from sigmerge.jobs.occupancy import (
     Guard,
     describe_occupancy,
