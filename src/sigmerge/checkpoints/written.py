@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from sigmerge.files.digests import LEAF, combined
 from sigmerge.kernels.checksum import checksum
 
-READ_BACK = 1 << 18
-"""Bytes that are read back at a time; they fit into a core's own cache."""
+READ_BACK = 1 << 20
+"""Bytes that are read back at a time: they fit into a core's own cache, and a thread works on them
+for longer than it waits for Python's lock."""
 
 WrittenPiece = tuple[int, int, int]
 """Position in the tensor in bytes, length, checksum."""

@@ -181,12 +181,19 @@ def spread(kept: Array, counts: Array, left_out: Array) -> None:
         left_out[place] |= np.uint16(kept[2, i])
 
 
+@kernel
 def bin_of_rank(histogram: Array, k: int) -> tuple[int, int]:
-    """The bin that holds the k-th largest entry (k from 1), and how many are wanted from it."""
-    from_top = np.cumsum(histogram[::-1])
-    position = int(np.searchsorted(from_top, k))
-    above = int(from_top[position - 1]) if position else 0
-    return histogram.size - 1 - position, k - above
+    """The bin that holds the k-th largest entry (k from 1), and how many are wanted from it.
+
+    Bin −1 if there are fewer entries. Without Python's lock, like all that a merge does often.
+    """
+    left = k
+    for place in range(histogram.size - 1, -1, -1):
+        here = int(histogram[place])
+        if here >= left:
+            return place, left
+        left -= here
+    return -1, left
 
 
 def bins_around(sample: Array, share: float) -> tuple[int, int]:
