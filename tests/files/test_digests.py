@@ -71,6 +71,16 @@ def test_a_note_with_a_wrong_digit_is_made_again(file: Path) -> None:
     assert bytes_read(file) == 7
 
 
+def test_another_file_with_the_same_name_size_and_times_is_another() -> None:
+    """A file put back from a copy on a disk with coarse times differs in its inode alone."""
+
+    def status(inode: int) -> os.stat_result:
+        return os.stat_result((0o100644, inode, 5, 1, 0, 0, 7, 0, 0, 0))
+
+    one, two = (digests._identity(Path("/pool/weights"), status(inode)) for inode in (11, 12))
+    assert one != two
+
+
 def test_a_change_that_keeps_size_and_mtime_is_seen(file: Path) -> None:
     os.utime(file, ns=OLD)
     bytes_read(file)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.verify import verify_result
+from sigmerge.errors import PoolError
 from sigmerge.nano.files import POOL
 from sigmerge.probing.expected import expected_shapes
+from sigmerge.probing.generate import load_model
+from sigmerge.probing.hidden import probe
+from sigmerge.probing.skeleton import _empty_model
 
 
 def test_the_embedded_pool_is_what_its_architecture_expects() -> None:
@@ -24,3 +30,29 @@ def test_the_embedded_pool_is_what_its_architecture_expects() -> None:
 def test_a_model_that_cannot_be_built_is_explained(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     assert "transformers cannot build the model" in expected_shapes(tmp_path)
+
+
+def with_depth(folder: Path, depth: int) -> Path:
+    shutil.copytree(POOL / "reference", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": depth}))
+    return folder
+
+
+@pytest.mark.parametrize("depth", [2000, 2**63])
+def test_a_model_is_built_no_larger_than_its_weights(tmp_path: Path, depth: int) -> None:
+    """2,000 layers take transformers a minute; of 2⁶³ it makes a list first."""
+    folder = with_depth(tmp_path / "deep", depth)
+    assert "transformers cannot build the model" in expected_shapes(folder)
+    with pytest.raises(PoolError, match="cannot be loaded"):
+        load_model(folder, "hf", "float32", None)
+    with pytest.raises(PoolError, match="cannot be loaded"):
+        probe(folder, ["w1"])
+    with pytest.raises(PoolError, match="cannot be loaded"):
+        _empty_model(folder, False)
+
+
+def test_another_depth_is_found_not_refused(tmp_path: Path) -> None:
+    folder = with_depth(tmp_path / "deep", 9)
+    report = verify_result(folder, None, None, expected=expected_shapes(folder))
+    assert {finding.check for finding in report.findings} == {"config", "architecture"}

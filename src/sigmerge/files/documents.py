@@ -84,6 +84,8 @@ def too_deep(value: Any, limit: int = DEEPEST_DOCUMENT) -> bool:
     """Whether a value of lists and mappings is nested deeper than `limit` levels."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(limit):
+        if not level:
+            return False
         level = [
             inner
             for outer in level

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sigmerge.probing.bounded import bounded
+
 
 def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]] | str:
     """Names and shapes as transformers builds the model; a text where it cannot, and why.
@@ -16,8 +18,8 @@ def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]] | str:
     except ImportError:
         return "transformers is not installed"
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        with torch.device("meta"):
+        with bounded(folder), torch.device("meta"):
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
             model = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # whatever a foreign configuration makes a library do
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

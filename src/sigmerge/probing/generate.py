@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from sigmerge.engine.machine import free_memory
 from sigmerge.errors import MissingExtra, PoolError, ScoreError
 from sigmerge.files.documents import read_json_object
+from sigmerge.probing.bounded import bounded
 from sigmerge.probing.loading import unloadable
 
 _T = TypeVar("_T")
@@ -99,7 +100,8 @@ class HfModel:
         try:
             how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust}
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, **how)
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **how)
+            with bounded(folder):
+                model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **how)
         except (OSError, ValueError) as error:
             raise unloadable(folder, "evaluation", error) from None
         self.model = model.to(device).eval()

@@ -17,6 +17,7 @@ from jaxtyping import Float32, Float64
 
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.method.conflict import prompt_gram
+from sigmerge.probing.bounded import bounded
 from sigmerge.probing.loading import unloadable
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ def probe(
         placement = {"device_map": "auto", "offload_folder": str(offload_folder)}
     try:
         reader = AutoTokenizer.from_pretrained(str(tokenizer or folder), **options)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=torch.float32, **options, **placement
-        )
+        with bounded(folder):
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=torch.float32, **options, **placement
+            )
     except (OSError, ValueError) as error:
         raise unloadable(folder, "the probe pass", error) from error
     tokens = reader(list(prompts), truncation=True, max_length=max_length)["input_ids"]

@@ -12,6 +12,7 @@ import numpy as np
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import MissingExtra, PoolError, RecipeError
+from sigmerge.probing.bounded import bounded
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.hidden import decoder_blocks
 from sigmerge.probing.loading import unloadable
@@ -213,10 +214,10 @@ def _empty_model(folder: Path, trust: bool) -> Any:
             return func(*args, **{**(kwargs or {}), **where})
 
     try:
-        config = AutoConfig.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=trust
-        )
-        with EmptyIsNowhere():
+        with bounded(folder), EmptyIsNowhere():
+            config = AutoConfig.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=trust
+            )
             model = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=trust
             )

@@ -1,0 +1,58 @@
+"""A configuration may ask for a billion layers; a model is built no larger than its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.errors import PoolError
+from sigmerge.files.documents import read_json_object
+
+MOST_LAYERS = 100_000
+"""Of a configuration: transformers makes a list of them before it makes a layer."""
+SPARE = 1000
+"""Parts that a model may have besides four for every tensor: dropouts, activations, containers."""
+
+
+@contextmanager
+def bounded(folder: Path | str) -> Iterator[None]:
+    """In this context transformers builds the folder's model; ValueError if it is far too large."""
+    from torch.nn.modules import module
+
+    counted, most = 0, _most_parts(Path(folder))
+
+    def count(*_: object) -> None:
+        nonlocal counted
+        counted += 1
+        if counted > most:
+            raise ValueError(f"the configuration asks for more than {most} parts")
+
+    hooks = [
+        module.register_module_module_registration_hook(count),
+        module.register_module_parameter_registration_hook(count),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _most_parts(folder: Path) -> int:
+    try:
+        _check_layers(read_json_object(folder / "config.json", "a configuration", PoolError))
+        stored = len(open_checkpoint(folder).tensors)
+    except PoolError:  # pickled weights, or none; whoever loads the model says so
+        stored = MOST_LAYERS
+    return 4 * stored + SPARE
+
+
+def _check_layers(config: dict[str, Any]) -> None:
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _check_layers(value)
+        elif isinstance(value, int) and value > MOST_LAYERS and ("layer" in key or "expert" in key):
+            raise ValueError(f"{key} is larger than {MOST_LAYERS}")
