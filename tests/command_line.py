@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from sigmerge import cli
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Ran:
 
 def sigmerge(*arguments: str | Path) -> Ran:
     out, err = io.StringIO(), io.StringIO()
-    code = 0
+    code, handlers = 0, {number: signal.getsignal(number) for number in SIGNALS}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["sigmerge", *map(str, arguments)])
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -36,6 +39,9 @@ def sigmerge(*arguments: str | Path) -> Ran:
                 cli.main()
             except SystemExit as stop:
                 code = stop.code if isinstance(stop.code, int) else 1
+            finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
     return Ran(code, out.getvalue(), err.getvalue())
 
 

@@ -6,10 +6,10 @@ sigmerge` alone loads nothing; a verb is imported when it is used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's own would have to be imported
 if TYPE_CHECKING:
+    from typing import Any
+
     from sigmerge.api import (
         aggregate,
         analyze,
@@ -76,6 +76,8 @@ if not TYPE_CHECKING:  # else every misspelt name would have a type
             return version("sigmerge")
         if name not in _HOMES:
             raise AttributeError(f"module 'sigmerge' has no attribute {name!r}")
+        from importlib import import_module
+
         module, _, attribute = _HOMES[name].partition(":")
         return getattr(import_module(module), attribute or name)
 

@@ -86,10 +86,93 @@ def test_a_signal_ends_a_command_in_one_line(
     stopped = run(folder, "tests.faults.stopped", stage, signal, words=words, out=out)
     assert stopped.returncode == status, stopped
     said = [text for text in stopped.stderr.splitlines() if text.startswith(line)]
-    assert said == [f"{line}; the same command continues from the finished blocks"]
+    assert said == [f"{line}; the same command goes on where it stopped"]
     assert "Traceback" not in stopped.stderr and stopped.stdout == ""
     if name in ("merge", "repair"):
         assert not out.exists()
+
+
+LOADING = {
+    "contextvars": "operators",
+    "typer": "operators",
+    "sigmerge.cli.app": "operators",
+    "numpy": "merge merge.yaml {out}",
+    "sigmerge.checkpoints.folder": "verify anchor",
+    "torch": "evaluate anchor --suite nano --limit 1 --store {out}",
+}
+"""Module -> a command that loads it."""
+
+
+@pytest.mark.parametrize("module", LOADING)
+@pytest.mark.parametrize(("number", "line"), [(2, "interrupted"), (15, "terminated")])
+def test_a_signal_while_a_command_loads(
+    folder: Path, tmp_path: Path, module: str, number: int, line: str
+) -> None:
+    """The interpreter reports every module that it has loaded; the signal comes after this one."""
+    arguments = LOADING[module].format(out=tmp_path / "out").split()
+    child = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "sigmerge", *arguments],
+        cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stderr is not None
+    for text in child.stderr:
+        if text.startswith("import time:") and text.rpartition("|")[2].strip() == module:
+            child.send_signal(number)
+            break
+    out, err = child.communicate(timeout=60)
+    said = [text for text in err.splitlines() if not text.startswith("import time:")]
+    going_on = "; the same command goes on where it stopped" if module == "torch" else ""
+    assert (child.returncode, said, out) == (128 + number, [line + going_on], "")
+
+
+def test_only_what_goes_on_says_so(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "math.jsonl").write_text('{"prompt": "one"}\n')
+    ran = stopped_at(folder, "jobs.probe.whole",
+                     f"probe build {tmp_path}/probe.jsonl --data {tmp_path}/math.jsonl "
+                     "--per-domain 1")  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (130, "interrupted\n")
+    ran = stopped_at(
+        folder, "jobs.merge.check_target", f"merge merge.yaml {tmp_path}/out --dry-run"
+    )
+    assert (ran.returncode, ran.stderr) == (130, "interrupted\n")
+
+
+INSIDE = """
+import os, signal, sys
+import sigmerge.{module} as place
+
+def stop(*_, **__):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        if {swallowed}:
+            return real(*_, **__)
+        raise
+real, place.{name} = place.{name}, stop
+from sigmerge.cli import main
+main()
+"""
+
+
+def stopped_at(
+    folder: Path, place: str, words: str, swallowed: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """A command that gets SIGINT where it calls `place`, which may catch what comes of it."""
+    module, _, name = place.rpartition(".")
+    script = INSIDE.format(module=module, name=name, swallowed=swallowed)
+    return subprocess.run(
+        [sys.executable, "-c", script, *words.split()],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_signal_that_a_library_swallows_decides_the_exit_status(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "math.jsonl").write_text('{"prompt": "one"}\n')
+    words = f"probe build {tmp_path}/p.jsonl --data {tmp_path}/math.jsonl --per-domain 1"
+    ran = stopped_at(folder, "jobs.probe.whole", words, swallowed=True)
+    assert (ran.returncode, ran.stderr) == (130, "interrupted\n")
 
 
 @pytest.mark.parametrize("name", ["merge", "repair"])

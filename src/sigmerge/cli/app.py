@@ -22,8 +22,8 @@ Exit codes:
   4  the output folder
   5  scores, suites and their data
   6  a library that is not installed
-  130  interrupted; the same command goes on where it stopped
-  143  terminated; the same command goes on where it stopped
+  130  interrupted; a line says if the same command goes on where it stopped
+  143  terminated; the same
 """
 
 app = typer.Typer(

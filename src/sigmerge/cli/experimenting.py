@@ -64,7 +64,7 @@ def suite(
             trust_remote_code=trust_remote_code,
             strict=strict,
         )
-        result = show.do(SuiteJob(load_suite(source, pool or ()), out, how), dry_run)
+        result = show.do(SuiteJob(load_suite(source, pool or ()), out, how), dry_run, goes_on=True)
     show.emit(result, as_json, _suite_lines)
 
 

@@ -90,7 +90,7 @@ def merge(
             trust_remote_code=trust_remote_code, strict=strict,
             durable=not no_fsync, rehash=rehash,
         )  # fmt: skip
-        done = show.do(MergeJob(loaded, out, how), dry_run)
+        done = show.do(MergeJob(loaded, out, how), dry_run, goes_on=True)
     show.emit(done, as_json, show.merged_lines)
 
 
@@ -127,7 +127,7 @@ def capture(
     loaded = load(recipe, None, device)
     with show.progress(as_json) as bar:
         how = options(threads, bar, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-        done = show.do(CaptureJob(loaded, how, expert or (), out), dry_run)
+        done = show.do(CaptureJob(loaded, how, expert or (), out), dry_run, goes_on=True)
     show.emit(done, as_json, show.capture_lines)
 
 
@@ -229,7 +229,7 @@ def repair(
             if plan
             else RepairJob(load(paths[0], seed, None, changes), paths[1], how, anchor)
         )
-        done = show.do(job, dry_run)
+        done = show.do(job, dry_run, goes_on=True)
     show.emit(done, as_json, show.merged_lines)
 
 
@@ -267,7 +267,7 @@ def run(
             allow_nonfinite=allow_nonfinite, trust_remote_code=trust_remote_code, strict=strict,
             durable=not no_fsync, rehash=rehash,
         )  # fmt: skip
-        done = show.do(RunJob(loaded, out, how), dry_run)
+        done = show.do(RunJob(loaded, out, how), dry_run, goes_on=True)
     show.emit(done, as_json, show.run_lines)
 
 
@@ -320,7 +320,7 @@ def search(
     )  # fmt: skip
     with show.progress(as_json) as bar:
         how = options(threads, bar, overwrite=overwrite)
-        done = show.do(SearchRun(loaded, out, how, settings, suite), dry_run)
+        done = show.do(SearchRun(loaded, out, how, settings, suite), dry_run, goes_on=True)
     show.emit(done, as_json, show.search_lines)
 
 
@@ -339,7 +339,8 @@ def demo(
     from sigmerge.jobs.demo import DemoJob
 
     with show.progress(as_json) as bar:
-        done = DemoJob(out, options(threads, bar, overwrite=overwrite)).run()
+        job = DemoJob(out, options(threads, bar, overwrite=overwrite))
+        done = show.do(job, goes_on=True)
     if as_json:
         show.emit(done, True, show.no_lines)
         return

@@ -88,7 +88,7 @@ def evaluate(
             judge=judge, allow_code=allow_code, trust_remote_code=trust_remote_code, progress=bar,
             strict=strict, announce=announce,
         )  # fmt: skip
-        result = show.do(EvaluateJob(checkpoint, suite, split, how, out), dry_run)
+        result = show.do(EvaluateJob(checkpoint, suite, split, how, out), dry_run, goes_on=True)
     show.emit(result, as_json, lambda done: lines.evaluation_lines(done.as_json()))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from sigmerge.cli.signals import resumable
 from sigmerge.words import size
 
 
@@ -325,9 +326,17 @@ def no_lines(result: Any) -> Iterator[str]:
     yield from ()
 
 
-def do(job: Any, dry_run: bool) -> Any:
-    """What a job did, or with `dry_run` what it would do."""
-    return job.describe() if dry_run else job.run()
+def do(job: Any, dry_run: bool = False, goes_on: bool = False) -> Any:
+    """What a job did, or with `dry_run` what it would do.
+
+    `goes_on` says that the same command continues a job that was interrupted.
+    """
+    if dry_run:
+        return job.describe()
+    resumable(goes_on)
+    done = job.run()
+    resumable(False)
+    return done
 
 
 def emit(content: Any, as_json: bool, lines: Callable[[Any], Iterator[str]]) -> None:

@@ -85,7 +85,7 @@ def tune(
             threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code, strict=strict,
         )  # fmt: skip
-        done = show.do(TuneJob(loaded, out, how, settings), dry_run)
+        done = show.do(TuneJob(loaded, out, how, settings), dry_run, goes_on=True)
     show.emit(done, as_json, show.tune_lines)
 
 

@@ -1,0 +1,67 @@
+"""Runs a command and turns what happened into an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextvars import copy_context
+from typing import NoReturn
+
+import typer
+
+from sigmerge.cli import merging, nano, operators, scoring, signals, tuning  # noqa: F401  (add commands)
+
+# isort: split
+from sigmerge.cli import experimenting  # noqa: F401  (its commands come after those above)
+
+# isort: split
+from sigmerge.cli.app import app
+from sigmerge.errors import SigmergeError
+
+
+def run() -> NoReturn:
+    """Run the command of sys.argv. A signal decides the exit code, whatever became of it."""
+    try:
+        signals.stop_orderly()
+        code = _ended()
+        signals.leave_at_once()
+    except signals.Stopped:
+        code = signals.exit_code()
+    sys.exit(signals.exit_code() if signals.arrived() else code)
+
+
+def _ended() -> int:
+    try:
+        # Without standalone mode typer returns the exit code of what it caught itself.
+        # What a flag sets for the whole command, such as --rehash, ends with it.
+        code = copy_context().run(app, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except SigmergeError as error:
+        return _failed(str(error), error.exit_code)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except BrokenPipeError:  # as in `sigmerge operators | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _failed(f"{error.filename or 'a file'}: {error.strerror or error}.", 1)
+    except MemoryError:
+        return _failed("Out of memory. Fewer --threads need less; --dry-run says how much.", 1)
+    except Exception as error:
+        if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "show"):
+            error.show()
+            return 2
+        if "SIGMERGE_DEBUG" in os.environ and not signals.arrived():
+            raise
+        return _failed(
+            f"{type(error).__name__}: {error}\nThis is a fault of sigmerge, not of your input. "
+            "SIGMERGE_DEBUG=1 shows where it happened; please report it with that.",
+            1,
+        )
+
+
+def _failed(message: str, code: int) -> int:
+    """Report an error, unless a signal caused it."""
+    if not signals.arrived():
+        typer.echo(f"error: {message}", err=True)
+    return code
