@@ -15,6 +15,10 @@ class SigmergeError(Exception):
         super().__init__("\n".join([message, *(f"  - {problem}" for problem in self.problems)]))
 
 
+class SigmergeWarning(UserWarning):
+    """Something that a user should know and that stops nothing."""
+
+
 class RecipeError(SigmergeError):
     """The recipe is wrong or incomplete."""
 

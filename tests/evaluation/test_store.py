@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import shutil
+import sqlite3
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from sigmerge.errors import OutputError, ScoreError
+from sigmerge.errors import OutputError, ScoreError, SigmergeWarning
 from sigmerge.evaluation.command_line import command_words
 from sigmerge.evaluation.store import (
     AnswerStore,
@@ -128,19 +134,147 @@ def test_a_store_is_a_file(tmp_path):
         pass
 
 
-def test_a_damaged_store_is_told(tmp_path: Path):
-    file = tmp_path / "results.sqlite"
-    file.write_bytes(b"no database, but long enough to be asked about" * 9)
-    for _ in range(2):
-        with (
-            pytest.raises(OutputError, match=r"results\.sqlite: .* move it away"),
-            AnswerStore(file),
-        ):
-            pass
-    file.unlink()
-    rows = {(f"all/{i}", "d"): Scored({"right": 1.0}, "x" * 2000) for i in range(40)}
+ROWS = {(f"all/{i}", "d"): Scored({"right": 1.0}, "x" * 2000) for i in range(40)}
+ITEMS = {item for item, _ in ROWS}
+
+
+def written(file: Path) -> Path:
     with AnswerStore(file) as store:
-        store.write(KEY, rows, Usage())
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(OutputError, match="move it away"), AnswerStore(file) as store:
-        store.read(KEY, rows)
+        store.write(KEY, ROWS, Usage(1))
+    return file
+
+
+def halved(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def with_other_columns(content: bytes) -> bytes:
+    return content.replace(b"checkpoint TEXT", b"checkpaint TEXT")
+
+
+GARBLED: dict[str, Callable[[bytes], bytes]] = {
+    "another file": lambda content: b"no database, but long enough to be asked about" * 9,
+    "the first byte": lambda content: b"X" + content[1:],
+    "half of it": halved,
+    "its schema": with_other_columns,
+    "zeros": lambda content: content[:4096] + bytes(len(content) - 4096),
+}
+
+
+@pytest.mark.parametrize("how", GARBLED)
+def test_a_damaged_store_is_set_aside(tmp_path: Path, how: str):
+    file = written(tmp_path / "results.sqlite")
+    file.write_bytes(GARBLED[how](file.read_bytes()))
+    garbled = file.read_bytes()
+    said = pytest.warns(SigmergeWarning, match=r"is called results\.sqlite\.damaged now")
+    with said, AnswerStore(file) as store:
+        assert store.read(KEY, ROWS) == {}
+        store.write(KEY, ROWS, Usage(1))
+    assert (tmp_path / "results.sqlite.damaged").read_bytes() == garbled
+    with AnswerStore(file) as store:
+        assert store.read(KEY, ROWS).keys() == ITEMS
+        assert store.usage(KEY, ROWS) == Usage(1)
+
+
+def test_a_damaged_page_is_found_while_it_is_written(tmp_path: Path):
+    file = written(tmp_path / "results.sqlite")
+    with AnswerStore(file) as store:
+        file.write_bytes(GARBLED["zeros"](file.read_bytes()))
+        with pytest.warns(SigmergeWarning, match="is damaged"):
+            store.write(KEY, ROWS, Usage(1))
+        assert store.read(KEY, ROWS).keys() == ITEMS
+
+
+@pytest.mark.parametrize("value", ["", "{", "[]", '{"right": "1"}', "[" * 10_000, b"\xff", None, 5])
+def test_a_row_that_is_no_result_is_scored_again(tmp_path: Path, value: object):
+    file = written(tmp_path / "results.sqlite")
+    with sqlite3.connect(file) as db:
+        db.execute("UPDATE results SET scores = ? WHERE item = 'all/7'", (value,))
+        db.execute("UPDATE batches SET calls = 'x'")
+    db.close()
+    with AnswerStore(file) as store:
+        assert store.read(KEY, ROWS).keys() == ITEMS - {"all/7"}
+        assert store.usage(KEY, ROWS) == Usage()
+
+
+@pytest.fixture
+def nobody() -> Iterator[None]:
+    """Files that only root may write are read-only, also where root runs the tests."""
+    me = os.geteuid()
+    if me == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(me)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o555])
+def test_a_store_that_is_read_only_is_read(request: pytest.FixtureRequest, mode: int):
+    place = Path(tempfile.mkdtemp())
+    request.addfinalizer(lambda: shutil.rmtree(place))
+    file = written(place / "results.sqlite")
+    file.chmod(0o444)
+    place.chmod(mode)
+    request.getfixturevalue("nobody")
+    with pytest.warns(SigmergeWarning, match="cannot be written"), AnswerStore(file) as store:
+        assert store.read(KEY, ROWS).keys() == ITEMS
+        store.write(KEY, {("all/99", "d"): Scored({"right": 1.0})}, Usage(2))
+        assert store.read(KEY, [("all/99", "d")]).keys() == {"all/99"}
+        assert store.usage(KEY, [("all/99", "d")]) == Usage(2)
+
+
+@pytest.mark.parametrize("place", ["/proc/sigmerge/results.sqlite", "/dev/null/results.sqlite"])
+def test_a_place_that_cannot_be_written_stops_nothing(place: str):
+    with pytest.warns(SigmergeWarning, match="cannot be written"), AnswerStore(Path(place)) as store:
+        store.write(KEY, ROWS, Usage(1))
+        assert store.read(KEY, ROWS).keys() == ITEMS
+
+
+def test_a_full_disk_stops_nothing(tmp_path: Path):
+    file = written(tmp_path / "results.sqlite")
+    more = {("all/99", "d"): Scored({"right": 1.0}, "x" * 300_000)}
+    with AnswerStore(file) as store:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        try:
+            with pytest.warns(SigmergeWarning, match="not remembered"):
+                store.write(KEY, more, Usage(2))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert store.read(KEY, [*ROWS, *more]).keys() == {*ITEMS, "all/99"}
+        assert store.usage(KEY, [*ROWS, *more]) == Usage(3)
+
+
+def test_a_store_that_is_a_fifo_is_not_opened(tmp_path: Path):
+    os.mkfifo(tmp_path / "results.sqlite")
+    said = pytest.warns(SigmergeWarning, match="not a regular file")
+    with said, AnswerStore(tmp_path / "results.sqlite") as store:
+        store.write(KEY, ROWS, Usage(1))
+        assert store.read(KEY, ROWS).keys() == ITEMS
+
+
+def test_files_of_others_are_refused_and_kept(tmp_path: Path):
+    """`--store config.json` is a slip, and so is the store of a suite."""
+    text, database = tmp_path / "config.json", tmp_path / "places.sqlite"
+    text.write_text("{}" * 400)
+    with sqlite3.connect(database) as db:
+        db.execute("CREATE TABLE moz_places (url TEXT)")
+    db.close()
+    before = {file: file.read_bytes() for file in (text, database)}
+    for file in before:
+        with pytest.raises(OutputError, match="give --store"), AnswerStore(file):
+            pass
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_store_that_is_looked_at_stays_as_it_is(tmp_path: Path):
+    file = tmp_path / "results.sqlite"
+    with AnswerStore(file, looked_at=True) as store:
+        assert store.read(KEY, ROWS) == {}
+    assert not file.exists()
+    written(file)
+    with AnswerStore(file, looked_at=True) as store:
+        assert store.read(KEY, ROWS).keys() == ITEMS
+    file.write_bytes(halved(file.read_bytes()))
+    with AnswerStore(file, looked_at=True) as store:
+        store.read(KEY, ROWS)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["results.sqlite"]

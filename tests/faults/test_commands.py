@@ -17,6 +17,7 @@ import pytest
 
 import sigmerge
 from sigmerge.files.locks import only_writer
+from sigmerge.nano.files import POOL
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool, weight_bytes
 
@@ -201,3 +202,24 @@ def test_two_searches_at_once(tmp_path: Path) -> None:
         ran = command("search", recipe, out, "--overwrite")
     assert ran.code == 4 and "another process is writing this search" in ran.err
     assert (out / "search.jsonl").read_text() == '{"the first": "one"}\n'
+
+
+@pytest.mark.parametrize("state", ["garbled", "unwritable"])
+def test_what_is_remembered_of_evaluations_stops_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    words = ("evaluate", POOL / "math", "--suite", "nano", "--limit", "1", "--json")
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "sound"))
+    wanted = command(*words)
+    place = tmp_path / "cache"
+    if state == "garbled":
+        (place / "evaluation").mkdir(parents=True)
+        (place / "evaluation/results.sqlite").write_bytes(b"garbage" * 999)
+    else:
+        place.write_text("a file where the folder should be")
+    monkeypatch.setenv("SIGMERGE_CACHE", str(place))
+    ran = command(*words)
+    assert (ran.code, wanted.code) == (0, 0), ran
+    assert ran.json["domains"] == wanted.json["domains"]
+    lines = [line for line in ran.err.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == 1 and "results.sqlite" in lines[0], ran.err

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from contextvars import copy_context
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -16,13 +17,16 @@ from sigmerge.cli import experimenting  # noqa: F401  (its commands come after t
 
 # isort: split
 from sigmerge.cli.app import app
-from sigmerge.errors import SigmergeError
+from sigmerge.errors import SigmergeError, SigmergeWarning
+
+_python_shows = warnings.showwarning
 
 
 def run() -> NoReturn:
     """Run the command of sys.argv. A signal decides the exit code, whatever became of it."""
     try:
         signals.stop_orderly()
+        warnings.showwarning = _show
         code = _ended()
         signals.leave_at_once()
     except signals.Stopped:
@@ -58,6 +62,14 @@ def _ended() -> int:
             "SIGMERGE_DEBUG=1 shows where it happened; please report it with that.",
             1,
         )
+
+
+def _show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """Our own warnings as a line; those of libraries as Python prints them."""
+    if issubclass(category, SigmergeWarning):
+        typer.echo(f"warning: {message}", err=True)
+    else:
+        _python_shows(message, category, *where)
 
 
 def _failed(message: str, code: int) -> int:

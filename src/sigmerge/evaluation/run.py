@@ -21,7 +21,7 @@ from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import AnswerStore, Key, Scored, checkpoint_key, settings_key
 from sigmerge.evaluation.suite import BenchmarkSuite, load_suite, nano_suite
-from sigmerge.files.cache import cache_folder
+from sigmerge.files.cache import cache_place
 from sigmerge.files.scratch import scratch
 from sigmerge.probing.generate import LoadedModel, Usage, load_model
 
@@ -62,7 +62,7 @@ def evaluate(
     run, chosen, absent = _prepared(checkpoint, suite, split, how)
     loaded = run.suite
     keys = {name: run.key(name) for name in chosen}
-    with AnswerStore(how.store or cache_folder("evaluation") / "results.sqlite") as store:
+    with AnswerStore(_store_file(how)) as store:
         wanted = {n: [(item.id, item.digest) for item in items] for n, items in chosen.items()}
         known = {name: store.read(keys[name], wanted[name]) for name in chosen}
         open_items = {n: [i for i in chosen[n] if i.id not in known[n]] for n in chosen}
@@ -93,12 +93,9 @@ def describe(
     """What an evaluation would score: everything is checked, no model is loaded."""
     run, chosen, absent = _prepared(checkpoint, suite, split, how)
     keys = {name: run.key(name) for name in chosen}
-    file = how.store or cache_folder("evaluation") / "results.sqlite"
-    known: dict[str, dict[str, Scored]] = {name: {} for name in chosen}
-    if file.exists():
-        with AnswerStore(file) as store:
-            wanted = {n: [(i.id, i.digest) for i in items] for n, items in chosen.items()}
-            known = {name: store.read(keys[name], wanted[name]) for name in chosen}
+    wanted = {n: [(i.id, i.digest) for i in items] for n, items in chosen.items()}
+    with AnswerStore(_store_file(how), looked_at=True) as store:
+        known = {name: store.read(keys[name], wanted[name]) for name in chosen}
     missing = {n: [i for i in chosen[n] if i.id not in known[n]] for n in chosen}
     cost = estimate(run.suite, chosen, missing, None)
     return {
@@ -110,6 +107,10 @@ def describe(
         "tokens_at_most": cost["tokens_at_most"],
         "absent": absent,
     }
+
+
+def _store_file(how: How) -> Path:
+    return how.store or cache_place("evaluation") / "results.sqlite"
 
 
 def nano_scores(

@@ -3,6 +3,9 @@
 A result is keyed by the checkpoint's content, the settings it was scored under, and the item with
 its content. Results come in batches; a batch is written whole or not at all, also when the process
 is killed. Several evaluations may use one store: a batch waits until another one is written.
+
+To remember is optional. A damaged store is set aside, and what it held is scored again; results
+that cannot be written are kept until the process ends. Neither stops an evaluation.
 """
 
 from __future__ import annotations
@@ -11,16 +14,20 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.errors import OutputError
+from sigmerge.errors import OutputError, SigmergeError, SigmergeWarning
 from sigmerge.files.digests import sha256
+from sigmerge.files.documents import parse_json
+from sigmerge.files.regular import is_regular
 from sigmerge.probing.generate import Usage
 
 MetricValue = float | list[float]
@@ -31,6 +38,18 @@ UNPARSED = "unparsed"
 WAIT = 60.0
 """Seconds that a batch waits for another evaluation's; one is written in milliseconds."""
 
+ENDINGS = (".sqlite", ".sqlite3", ".db")
+"""A file of another kind is set aside only under such a name: --store may have been misspelt."""
+
+_TABLES = {"batches", "results"}
+_PARTS = ("-wal", "-shm", "-journal", "")
+_LEFT_ALONE = {
+    sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_INTERRUPT,
+}  # fmt: skip
+"""What SQLite reports of a file that is sound, but cannot be written or read now."""
+_OPENING = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS batches (
     id INTEGER PRIMARY KEY, calls INTEGER, prompt_tokens INTEGER, generated_tokens INTEGER,
@@ -83,36 +102,25 @@ def checkpoint_key(folder: Path, allow_pickle: bool = False) -> str:
 
 @dataclass
 class AnswerStore:
-    """Open it with `with`."""
+    """Open it with `with`. One that is only `looked_at` is neither made nor set aside."""
 
     file: Path
-    _connection: sqlite3.Connection = field(init=False, repr=False)
+    looked_at: bool = False
+    _kept: sqlite3.Connection | None = field(init=False, repr=False, default=None)
+    _unkept: sqlite3.Connection = field(init=False, repr=False)
+    _writable: bool = field(init=False, repr=False, default=False)
+    _inode: int | None = field(init=False, repr=False, default=None)
+    _replaced: bool = field(init=False, repr=False, default=False)
 
     def __enter__(self) -> AnswerStore:
-        if self.file.is_dir():
-            raise OutputError(f"{self.file}: is a folder; give --store a file.")
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self._connection = sqlite3.connect(self.file, timeout=WAIT, isolation_level=None)
+        self._unkept = sqlite3.connect(":memory:", isolation_level=None)
+        self._unkept.executescript(_SCHEMA)
         try:
-            with self._readable():
-                self._connection.execute("PRAGMA journal_mode=WAL")
-                self._connection.execute("PRAGMA synchronous=FULL")
-                self._connection.executescript(_SCHEMA)
-        except OutputError:
+            self._open()
+        except BaseException:
             self.__exit__(None, None, None)
             raise
         return self
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Report what SQLite or JSON finds wrong with a damaged file."""
-        try:
-            yield
-        except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
-            raise OutputError(
-                f"{self.file}: cannot be used as a store of results ({error}). If it is damaged, "
-                "move it away; what it held is scored again."
-            ) from None
 
     def __exit__(
         self,
@@ -120,57 +128,163 @@ class AnswerStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._connection.close()
+        self._unkept.close()
+        self._close()
 
     def write(self, key: Key, results: Mapping[tuple[str, str], Scored], usage: Usage) -> None:
         """Add a batch of results, {(item, digest): result}; all of it or nothing."""
-        with self._readable():
-            self._write(key, results, usage)
-
-    def _write(self, key: Key, results: Mapping[tuple[str, str], Scored], usage: Usage) -> None:
-        db = self._connection
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            cost = (*asdict(usage).values(), time.time())
-            batch = db.execute("INSERT INTO batches VALUES (NULL, ?, ?, ?, ?, ?)", cost).lastrowid
-            db.executemany(
-                "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (key.checkpoint, key.settings, *item, json.dumps(result.scores),
-                     json.dumps(result.output, default=str), result.judge, batch)
-                    for item, result in results.items()
-                ],
-            )  # fmt: skip
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
+        while self._kept is not None and self._writable:
+            try:
+                return _insert(self._kept, key, results, usage)
+            except sqlite3.DatabaseError as error:
+                self._trouble(error)
+        return _insert(self._unkept, key, results, usage)
 
     def read(self, key: Key, wanted: Iterable[tuple[str, str]]) -> dict[str, Scored]:
-        """The results that are there, by item."""
-        asked = set(wanted)
-        with self._readable():
-            rows = self._connection.execute(
-                "SELECT item, digest, scores, output, judge FROM results "
-                "WHERE checkpoint = ? AND settings = ?",
-                (key.checkpoint, key.settings),
-            )
-            return {
-                item: Scored(json.loads(scores), json.loads(output), judge)
-                for item, digest, scores, output, judge in rows
-                if (item, digest) in asked
-            }
+        """The results that are there, by item; a row that cannot be a result is none."""
+        asked, found = set(wanted), {}
+        for item, digest, *row in self._rows(
+            "item, digest, scores, output, judge FROM results", key
+        ):
+            result = _scored(*row) if (item, digest) in asked else None
+            if result is not None:
+                found[item] = result
+        return found
 
     def usage(self, key: Key, wanted: Iterable[tuple[str, str]]) -> Usage:
         """What the batches that hold these results cost, whenever they were scored."""
         asked, costs = set(wanted), {}
-        with self._readable():
-            rows = self._connection.execute(
-                "SELECT item, digest, id, calls, prompt_tokens, generated_tokens, seconds "
-                "FROM results JOIN batches ON batch = id WHERE checkpoint = ? AND settings = ?",
-                (key.checkpoint, key.settings),
-            )
-            for item, digest, batch, *cost in rows:
-                if (item, digest) in asked:
-                    costs[batch] = Usage(*cost)
+        columns = (
+            "item, digest, id, written, calls, prompt_tokens, generated_tokens, seconds "
+            "FROM results JOIN batches ON batch = id"
+        )
+        for item, digest, batch, written, *cost in self._rows(columns, key):
+            if (item, digest) in asked and all(isinstance(value, int | float) for value in cost):
+                costs[batch, written] = Usage(*cost)
         return sum(costs.values(), Usage())
+
+    def _rows(self, columns: str, key: Key) -> list[tuple[Any, ...]]:
+        """Rows of the store, and of what could not be written into it."""
+        query, what = f"SELECT {columns} WHERE checkpoint = ? AND settings = ?", astuple(key)
+        kept: list[tuple[Any, ...]] = []
+        if self._kept is not None:
+            try:
+                kept = self._kept.execute(query, what).fetchall()
+            except sqlite3.DatabaseError as error:
+                self._trouble(error)
+        return kept + self._unkept.execute(query, what).fetchall()
+
+    def _open(self) -> None:
+        try:
+            if self.file.is_dir():
+                raise OutputError(f"{self.file}: is a folder; give --store a file.")
+            if self.file.exists() and not is_regular(self.file):
+                self._forget("is not a regular file")
+            elif not self.looked_at:
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                self._connect("mode=rwc").executescript(_OPENING + _SCHEMA)
+                self._writable = True
+            elif self.file.exists():
+                self._connect(self._unchanged)
+        except OSError as error:
+            self._forget(error.strerror or str(error))
+        except sqlite3.DatabaseError as error:
+            self._trouble(error)
+
+    @property
+    def _unchanged(self) -> str:
+        """How to read without leaving a file beside the store."""
+        return "mode=ro" if Path(f"{self.file}-wal").exists() else "mode=ro&immutable=1"
+
+    def _connect(self, how: str) -> sqlite3.Connection:
+        self._close()
+        link = f"file:{quote(str(self.file.absolute()))}?{how}"
+        self._kept = sqlite3.connect(link, timeout=WAIT, isolation_level=None, uri=True)
+        self._kept.text_factory = lambda text: text.decode(errors="replace")
+        self._inode = self.file.stat().st_ino if self.file.exists() else None
+        names = {str(name) for (name,) in self._kept.execute("SELECT name FROM sqlite_master "
+                 "WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")}  # fmt: skip
+        if names - _TABLES:
+            raise OutputError(f"{self.file}: is a database of something else; give --store a file "
+                              "of its own.")  # fmt: skip
+        return self._kept
+
+    def _close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+        self._kept, self._writable = None, False
+
+    def _trouble(self, error: sqlite3.DatabaseError) -> None:
+        """A damaged store is replaced, once; one that cannot be used now is left alone."""
+        sound = getattr(error, "sqlite_errorcode", 0) & 0xFF in _LEFT_ALONE
+        if sound or self.looked_at or self._replaced:
+            return self._forget(str(error))
+        self._replaced = True
+        self._close()
+        try:
+            self._set_aside(error)
+        except OSError as problem:
+            return self._forget(f"{error}; {problem.strerror}")
+        return self._open()
+
+    def _forget(self, why: str) -> None:
+        """What is scored from now on is remembered until the end only; reading may go on."""
+        if not self.looked_at:
+            _warn(f"{self.file}: cannot be written ({why}). The results are not remembered.")
+        self._replaced = True
+        self._close()
+        with suppress(OSError, sqlite3.Error):
+            if is_regular(self.file):
+                self._connect(self._unchanged)
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        if self._inode not in (None, self.file.stat().st_ino):
+            return  # another evaluation has done it
+        with self.file.open("rb") as stream:
+            known = stream.read(16) == b"SQLite format 3\0"
+        if not known and self.file.suffix not in ENDINGS:
+            raise OutputError(f"{self.file}: is no store of results; give --store another file.")
+        aside = self.file.with_name(f"{self.file.name}.damaged")
+        for part in _PARTS:
+            with suppress(FileNotFoundError):
+                Path(f"{self.file}{part}").replace(f"{aside}{part}")
+        _warn(f"{self.file}: is damaged ({error}). It is called {aside.name} now, and what it held "
+              "is scored again.")  # fmt: skip
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, SigmergeWarning, stacklevel=3)
+
+
+def _insert(
+    db: sqlite3.Connection, key: Key, results: Mapping[tuple[str, str], Scored], usage: Usage
+) -> None:
+    rows = [
+        (*astuple(key), *item, json.dumps(result.scores), json.dumps(result.output, default=str),
+         result.judge)
+        for item, result in results.items()
+    ]  # fmt: skip
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        cost = (*asdict(usage).values(), time.time())
+        batch = db.execute("INSERT INTO batches VALUES (NULL, ?, ?, ?, ?, ?)", cost).lastrowid
+        db.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                       [(*row, batch) for row in rows])  # fmt: skip
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # SQLite has done so itself after some errors
+            db.execute("ROLLBACK")
+        raise
+
+
+def _scored(scores: Any, output: Any, judge: Any) -> Scored | None:
+    try:
+        found, said = parse_json(scores, "a score"), parse_json(output, "an answer")
+    except (SigmergeError, TypeError):
+        return None
+    values = found.values() if isinstance(found, dict) else [None]
+    each = [v for value in values for v in (value if isinstance(value, list) else [value])]
+    whole = all(isinstance(value, int | float) for value in each)
+    return (
+        Scored(found, said, judge) if whole and (judge is None or isinstance(judge, str)) else None
+    )
