@@ -299,11 +299,21 @@ def report(folder: PathName) -> Path:
     return write_report(Path(folder))
 
 
-def verify(folder: PathName, *, deep: bool = False, **how: Unpack[Keywords]) -> tuple[Report, ...]:
-    """Check a result against its records; with `deep` compute some blocks again from the inputs."""
+def verify(
+    folder: PathName,
+    *,
+    deep: bool = False,
+    blocks: int | None = 4,
+    seed: int | None = None,
+    **how: Unpack[Keywords],
+) -> tuple[Report, ...]:
+    """Check a result against its records; with `deep` compute blocks again from the inputs.
+
+    So many `blocks` are drawn by the `seed`; None are all of them, and another seed each time.
+    """
     from sigmerge.jobs.verify import VerifyJob
 
-    return _with_progress(how, lambda o: VerifyJob(Path(folder), o, deep).run())
+    return _with_progress(how, lambda o: VerifyJob(Path(folder), o, deep, blocks, seed).run())
 
 
 def _recipe(recipe: RecipeLike) -> Recipe:

@@ -58,9 +58,9 @@ def test_a_failed_batch_leaves_nothing(tmp_path: Path):
 WRITER = """
 import sys
 from pathlib import Path
-from sigmerge.evaluation.store import Key, Scored, Store
+from sigmerge.evaluation.store import AnswerStore, Key, Scored
 from sigmerge.probing.generate import Usage
-with Store(Path(sys.argv[1])) as store:
+with AnswerStore(Path(sys.argv[1])) as store:
     print("open", flush=True)
     sys.stdin.readline()
     for i in range(40):

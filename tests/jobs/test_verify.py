@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import sigmerge
 from sigmerge.checkpoints.writer import Layout
-from sigmerge.jobs.verify import SAMPLED, sampled
+from sigmerge.jobs.verify import Sample
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool
 from tests.probing import models
@@ -136,7 +136,7 @@ def test_deep_finds_a_value_that_the_records_agree_with(
     flip(shard(folder))
     forge(folder)
     assert command("verify", folder).code == 0
-    ran = command("verify", folder, "--deep")
+    ran = command("verify", folder, "--deep", "--blocks", "all")
     assert ran.code == 3 and "1 values differ from the inputs and the plan" in ran.out
 
 
@@ -150,7 +150,7 @@ def test_deep_compares_bits(tmp_path: Path) -> None:
     assert command("verify", tmp_path / "out", "--deep").code == 0
     change(tmp_path / "out/model.safetensors", name, -0.0)
     forge(tmp_path / "out")
-    ran = command("verify", tmp_path / "out", "--deep")
+    ran = command("verify", tmp_path / "out", "--deep", "--blocks", "all")
     assert ran.code == 3 and f"recomputed: {name}: 1 values differ" in ran.out
 
 
@@ -184,7 +184,7 @@ def test_deep_finds_a_changed_repair(result: Callable[[str], Path]) -> None:
     change(shard(folder), name, 3.0)
     forge(folder)
     assert command("verify", folder).code == 0
-    ran = command("verify", folder, "--deep")
+    ran = command("verify", folder, "--deep", "--blocks", "all")
     assert ran.code == 3 and f"recomputed: {name}: 1 values differ" in ran.out
 
 
@@ -206,7 +206,7 @@ def test_deep_on_a_merge_that_reads_data(tmp_path: Path, monkeypatch: pytest.Mon
     assert ran.code == 0 and "recomputed" in ran.json[0]["checked"], ran.out
     flip(shard(tmp_path / "out"))
     forge(tmp_path / "out")
-    assert command("verify", "out", "--deep").code == 3
+    assert command("verify", "out", "--deep", "--blocks", "all").code == 3
 
 
 def test_a_pool_is_checked_before_it_is_merged(pool: PoolOnDisk, tmp_path: Path) -> None:
@@ -224,10 +224,101 @@ def test_a_folder_that_sigmerge_did_not_write(pool: PoolOnDisk) -> None:
     assert command("verify", pool.reference, pool.reference).code == 2
 
 
-def test_sampled_blocks_are_spread_from_first_to_last() -> None:
+def test_the_seed_draws_the_blocks() -> None:
     keys = [f"layer {i}" for i in range(40)]
-    assert {"layer 0", "layer 39"} <= sampled(keys) and len(sampled(keys)) == SAMPLED
-    assert sampled(keys[:2]) == set(keys[:2])
+    drawn = [Sample(4, seed).of(keys) for seed in range(200)]
+    assert {len(each) for each in drawn} == {4} and set().union(*drawn) == set(keys)
+    assert Sample(4, 17).of(keys) == drawn[17]
+    assert Sample(4, 1).of(keys[:2]) == set(keys[:2])
+    assert Sample(None, 1).of(keys) == set(keys)
+
+
+def test_deep_says_how_much_it_computed(result: Callable[[str], Path]) -> None:
+    """Three layers, and embeddings, head and norm in a block each."""
+    folder = result("ties")
+
+    def extent(*words: str) -> str:
+        ran = command("verify", folder, "--deep", "--json", *words)
+        assert ran.code == 0, ran
+        return str(ran.json[0]["extent"]["recomputed"])
+
+    total = int(extent("--blocks", "all").split()[2])
+    assert extent("--blocks", "all") == extent("--blocks", "99") == f"{total} of {total} blocks"
+    assert extent("--seed", "5", "--blocks", "1") == f"1 of {total} blocks, drawn by --seed 5"
+    assert len({extent("--blocks", "1") for _ in range(3)}) > 1
+    assert "recomputed (4 of" in command("verify", folder, "--deep").out
+    assert command("verify", folder, "--deep", "--blocks", "0").code == 2
+    assert command("verify", folder, "--deep", "--blocks", "some").code == 2
+
+
+def test_a_seed_that_draws_the_changed_block_finds_it(result: Callable[[str], Path]) -> None:
+    folder = result("ties")
+    flip(shard(folder))
+    forge(folder)
+    codes = {
+        seed: command("verify", folder, "--deep", "--blocks", "1", "--seed", str(seed)).code
+        for seed in range(12)
+    }
+    assert set(codes.values()) == {0, 3}
+    assert command("verify", folder, "--deep", "--blocks", "all").code == 3
+
+
+def test_deep_finds_a_change_outside_the_layers_of_a_repair(result: Callable[[str], Path]) -> None:
+    folder = result("run") / "repaired"
+    change(shard(folder), "model.embed_tokens.weight", 3.0)
+    forge(folder)
+    ran = command("verify", folder, "--deep", "--blocks", "all")
+    assert ran.code == 3 and "recomputed: model.embed_tokens.weight: " in ran.out
+
+
+@pytest.mark.parametrize("name", ["ties", "run"])
+def test_deep_finds_a_tensor_that_was_added(result: Callable[[str], Path], name: str) -> None:
+    folder = result(name) / ("repaired" if name == "run" else "")
+    file = shard(folder)
+    weights = load_file(file)
+    weights["model.layers.0.mlp.gate.bias"] = next(iter(weights.values())).clone()
+    save_file(weights, file, {"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        content = json.loads(index.read_text())
+        content["weight_map"]["model.layers.0.mlp.gate.bias"] = file.name
+        del content["metadata"]["total_size"]
+        index.write_text(json.dumps(content))
+    forge(folder)
+    ran = command("verify", folder, "--deep")
+    assert "model.layers.0.mlp.gate.bias: comes from no input" in ran.out, ran
+
+
+ADDED = [
+    "pytorch_model.bin", "model.pt", "adapter.pth", "flax_model.msgpack", "tf_model.h5",
+    "last.ckpt", "modeling_llama.py", "model.PT", "weights", "x.gguf", "native.so", ".hidden.pkl",
+    "sub/model.onnx", "added_tokens.json", "vocab.txt", "sigmerge/modeling.py",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_a_file_that_a_loader_could_pick_up_is_reported(
+    result: Callable[[str], Path], name: str
+) -> None:
+    folder = result("ties")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"x")
+    ran = command("verify", folder)
+    assert ran.code == 3 and f"digests: {name}: is not in the record" in ran.out, ran
+
+
+def test_a_folder_behind_a_link_is_reported(result: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = result("ties")
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
+    assert "digests: 1_Pooling: is not in the record" in command("verify", folder).out
+
+
+def test_pages_may_be_added(result: Callable[[str], Path]) -> None:
+    folder = result("ties")
+    for name in ("NOTES.md", "LICENSE", "figure.png", ".gitattributes", "sigmerge/report.html"):
+        (folder / name).write_text("x")
+    assert command("verify", folder).code == 0
 
 
 def test_blocks_are_made_in_the_order_of_their_shards(

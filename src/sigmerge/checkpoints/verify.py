@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,10 +21,14 @@ from sigmerge.files.regular import is_regular
 from sigmerge.progress import Progress
 
 RECORDS = "sigmerge"
-"""The folder of a run's records. They are listed, but a report may be added later."""
+"""The folder of a run's records."""
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_LOADED = (".safetensors", ".bin", ".json", ".py", ".model", ".jinja", ".txt")
-"""Endings of files that a library may load from a checkpoint's folder."""
+_PAGES = (".md", ".html", ".svg", ".png", ".jpg", ".jpeg", ".gif", ".pdf")
+_PAGE_NAMES = ("LICENSE", "LICENSE.txt", "NOTICE", "NOTICE.txt", ".gitattributes", ".gitignore")
+"""What may be added to a published folder: no library loads it. Weights, vocabularies, code and
+whatever else may be picked up, under any ending, may not."""
+_RECORD_ENDINGS = (*_PAGES, ".json", ".yaml")
+"""What may be added to its records, such as a report."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -43,12 +47,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The checks that were made, those that could not be made and why, and what they found."""
+    """The checks that were made, those that could not be made and why, and what they found.
+
+    `extent` says of checks that look at a part how much they looked at.
+    """
 
     folder: Path
     checked: tuple[str, ...]
     skipped: Mapping[str, str]
     findings: tuple[Finding, ...]
+    extent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -152,9 +160,19 @@ def _digests(
         elif digests[there[name]] != wanted:
             yield Finding("digests", name, "is not what was written")
     for file in sorted(folder.rglob("*")):
-        path = file.relative_to(folder)
-        if path.parts[0] != RECORDS and file.suffix in _LOADED and path.as_posix() not in files:
-            yield Finding("digests", path.as_posix(), "is not in the record; it was added later")
+        name = file.relative_to(folder).as_posix()
+        if name not in files and not _may_be_added(file, folder):
+            yield Finding("digests", name, "is not in the record; it was added later")
+
+
+def _may_be_added(file: Path, folder: Path) -> bool:
+    if file.is_dir() and not file.is_symlink():
+        return True  # what is in it is looked at
+    if not is_regular(file) or file.is_symlink():
+        return False
+    recorded = file.relative_to(folder).parts[0] == RECORDS
+    endings = _RECORD_ENDINGS if recorded else _PAGES
+    return file.suffix in endings or file.name in _PAGE_NAMES
 
 
 def _fresh(

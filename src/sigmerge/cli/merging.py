@@ -372,6 +372,13 @@ def verify(
     deep: Annotated[
         bool, typer.Option("--deep", help="Compute some blocks again from the inputs.")
     ] = False,
+    blocks: Annotated[
+        str, typer.Option("--blocks", help="With --deep: how many blocks, or all.")
+    ] = "4",
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, help="Draws the blocks; else another at every run."),
+    ] = None,
     threads: Threads = 0,
     as_json: Json = False,
 ) -> None:
@@ -384,10 +391,17 @@ def verify(
 
     if not pool and len(folders) != 1:
         raise typer.BadParameter("give one result, or --pool with the reference and the experts")
+    if blocks != "all" and not (blocks.isdecimal() and int(blocks[:9])):
+        raise typer.BadParameter(f"--blocks is a number from 1 on or all, not {blocks!r}")
+    count = None if blocks == "all" else int(blocks[:9])
     with show.progress(as_json) as bar:
         how = options(threads, bar, rehash=True)
         experts = {folder.name: folder for folder in folders[1:]}
-        job = VerifyPoolJob(folders[0], experts, how) if pool else VerifyJob(folders[0], how, deep)
+        job = (
+            VerifyPoolJob(folders[0], experts, how)
+            if pool
+            else VerifyJob(folders[0], how, deep, count, seed)
+        )
         reports = job.run()
     show.emit(reports, as_json, show.report_lines)
     if not all(report.ok for report in reports):

@@ -317,7 +317,8 @@ def _tuned_repair(repair: Any) -> str:
 def report_lines(reports: Any) -> Iterator[str]:
     for report in reports:
         verdict = "as it should be" if report.ok else f"{len(report.findings)} problem(s)"
-        yield f"{report.folder}: {verdict}; checked {', '.join(report.checked)}"
+        checked = (f"{c} ({e})" if (e := report.extent.get(c)) else c for c in report.checked)
+        yield f"{report.folder}: {verdict}; checked {', '.join(checked)}"
         yield from (f"  not checked: {check}: {why}" for check, why in report.skipped.items())
         yield from (f"  problem: {finding}" for finding in report.findings)
 

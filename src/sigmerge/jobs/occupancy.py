@@ -173,7 +173,7 @@ def claim_into(job: OccupancyJob, sink: Sink, options: Options) -> None:
     """The weights of a repaired checkpoint that is not stored."""
     with _sources(job, options) as (source, anchor), Workers(options.threads) as workers:
         write_layers(job, source, anchor, workers, sink, options)
-        _copy_outside(job, anchor, sink)
+        copy_outside(job, anchor, sink)
 
 
 @contextmanager
@@ -206,7 +206,7 @@ def _write(
     source, anchor = sources
     with Workers(options.threads) as workers:
         layers = write_layers(job, source, anchor, workers, output, options)
-    _copy_outside(job, anchor, output)
+    copy_outside(job, anchor, output)
     copy_companions(output, Pool(job.anchor, {}), None, None)
     return _claimed(layers)
 
@@ -296,7 +296,7 @@ def _write_layer(
     return records
 
 
-def _copy_outside(job: OccupancyJob, anchor: PoolSource, output: Sink) -> None:
+def copy_outside(job: OccupancyJob, anchor: PoolSource, output: Sink) -> None:
     """Everything the repair does not touch is the anchor's, byte for byte."""
     inside = {site.tensor for block in block_sites(job.pool) for site in block}
     for name, stored in job.anchor.tensors.items():

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
-from sigmerge.jobs.occupancy import OccupancyJob, write_layers
+from sigmerge.jobs.occupancy import OccupancyJob, copy_outside, write_layers
 from sigmerge.jobs.options import Options, silent
 from sigmerge.jobs.pools import open_anchor, open_repair_pool
 from sigmerge.kernels import Array
@@ -40,16 +42,24 @@ from sigmerge.records import (
 )
 
 SAMPLED = 4
-"""Blocks that `deep` computes again, spread over the depth; the tensors outside count as one."""
+"""Blocks that `deep` computes again unless more are asked for."""
+OUTSIDE = "outside"
+"""The tensors of a repair that lie in no layer, as one block."""
 
 
 @dataclass(frozen=True)
 class VerifyJob:
-    """Checks of a published folder (a merge, a repair, or the two of a run)."""
+    """Checks of a published folder (a merge, a repair, or the two of a run).
+
+    `deep` computes so many `blocks` again, drawn by the `seed`; None are all, and another seed at
+    every run.
+    """
 
     folder: Path
     options: Options
     deep: bool = False
+    blocks: int | None = SAMPLED
+    seed: int | None = None
 
     def run(self) -> tuple[Report, ...]:
         made = [self.folder / name for name in ("anchor", "repaired")]
@@ -80,7 +90,8 @@ class VerifyJob:
         if any(finding.check in ("inputs", "headers") for finding in report.findings):
             why = "inputs changed, or the result cannot be read"
             return replace(report, skipped={**report.skipped, "recomputed": why})
-        return _recomputed(report, folder, provenance, self.options)
+        seed = secrets.randbelow(1 << 32) if self.seed is None else self.seed
+        return _recomputed(report, folder, provenance, self.options, Sample(self.blocks, seed))
 
 
 @dataclass(frozen=True)
@@ -100,13 +111,37 @@ class VerifyPoolJob:
         )
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Which blocks are computed again: so many, or all, by the seed."""
+
+    blocks: int | None
+    seed: int
+
+    def of(self, keys: Sequence[str]) -> set[str]:
+        if self.blocks is None or self.blocks >= len(keys):
+            return set(keys)
+        drawn = np.random.default_rng(self.seed).permutation(len(keys))[: self.blocks]
+        return {keys[place] for place in drawn}
+
+    def extent(self, keys: Sequence[str]) -> str:
+        chosen = len(self.of(keys))
+        drawn = f", drawn by --seed {self.seed}" if chosen < len(keys) else ""
+        return f"{chosen} of {len(keys)} blocks{drawn}"
+
+
 class _Comparison:
     """A sink that compares what a job computes with what a checkpoint holds."""
 
-    def __init__(self, stored: Checkpoint, skipped: Sequence[str], records: Any = None) -> None:
-        self.done: dict[str, Any] = dict.fromkeys(skipped, records)
+    def __init__(
+        self, stored: Checkpoint, sample: Sample, keys: Sequence[str], records: Any = None
+    ) -> None:
+        chosen = sample.of(keys)
+        self.done: dict[str, Any] = {key: records for key in keys if key not in chosen}
+        self.extent = sample.extent(keys)
         self._stored, self._reader = stored, Reader()
-        self.differing: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
+        self._strange: list[Finding] = []
 
     def write(self, tensor: str, start: int, raw: Array) -> None:
         begin = start * raw.itemsize
@@ -118,11 +153,23 @@ class _Comparison:
             pairs = (np.frombuffer(each, np.uint8) for each in (held, raw.view(np.uint8).data))
             rows = np.not_equal(*pairs).reshape(raw.size, raw.itemsize)
             unequal = int(rows.any(axis=1).sum())
-        self.differing[tensor] = self.differing.get(tensor, 0) + unequal
+        self._counts[tensor] += unequal
 
     def write_bytes(self, tensor: str, data: memoryview) -> None:
         if self._held(tensor) != data:
-            self.differing[tensor] = len(data)
+            self._counts[tensor] += len(data)
+
+    def strangers(self, known: Iterable[str]) -> None:
+        """Tensors that no block writes are reported."""
+        for tensor in sorted(self._stored.tensors.keys() - set(known)):
+            self._strange.append(Finding("recomputed", tensor, "comes from no input"))
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [
+            Finding("recomputed", tensor, f"{count} values differ from the inputs and the plan")
+            for tensor, count in self._counts.items()
+        ] + self._strange
 
     def _held(self, tensor: str) -> memoryview:
         stored = self._stored.tensors.get(tensor)
@@ -132,7 +179,9 @@ class _Comparison:
         self.done[block] = record
 
 
-def _recomputed(report: Report, folder: Path, provenance: Provenance, options: Options) -> Report:
+def _recomputed(
+    report: Report, folder: Path, provenance: Provenance, options: Options, sample: Sample
+) -> Report:
     """The report with one more check: sampled blocks, computed again.
 
     Records by which nothing can be computed are a finding, as wrong numbers are: else who changed
@@ -146,61 +195,63 @@ def _recomputed(report: Report, folder: Path, provenance: Provenance, options: O
             why = "the anchor was not kept, so the repair cannot be computed again"
             return replace(report, skipped={**report.skipped, "recomputed": why})
         if isinstance(plan, RepairPlan):
-            differing = _repaired_again(plan, stored, quiet)
+            compared = _repaired_again(plan, stored, quiet, sample)
         else:
-            differing = _merged_again(_recipe(plan, folder, provenance), stored, quiet)
+            recipe = _recipe(plan, folder, provenance)
+            compared = _merged_again(recipe, stored, quiet, sample)
     except SigmergeError as error:
         findings = [Finding("recomputed", folder.name, f"cannot be computed again: {error}")]
+        extent = report.extent
     else:
-        findings = [
-            Finding("recomputed", tensor, f"{count} values differ from the inputs and the plan")
-            for tensor, count in differing.items()
-        ]
+        findings, extent = compared.findings, {**report.extent, "recomputed": compared.extent}
     return replace(
         report,
         checked=(*report.checked, "recomputed"),
         findings=(*report.findings, *findings),
+        extent=extent,
     )
 
 
-def _merged_again(recipe: Recipe, stored: Checkpoint, options: Options) -> dict[str, int]:
+def _merged_again(
+    recipe: Recipe, stored: Checkpoint, options: Options, sample: Sample
+) -> _Comparison:
     job = plan_dense(recipe, options)
     if job.operator.needs:
         job = with_statistics(job, options)
     keys = [key for key, _ in job.pool.blocks()]
-    sink = _Comparison(stored, [key for key in keys if key not in sampled(keys)])
+    sink = _Comparison(stored, sample, keys)
+    sink.strangers(job.layout.slots)
     with (
         PoolSource(job.members, allow_nonfinite=True) as source,
         Workers(options.threads) as workers,
     ):
         merge_blocks(job, source, workers, sink, options)
-    return sink.differing
+    return sink
 
 
-def _repaired_again(plan: RepairPlan, stored: Checkpoint, options: Options) -> dict[str, int]:
+def _repaired_again(
+    plan: RepairPlan, stored: Checkpoint, options: Options, sample: Sample
+) -> _Comparison:
     pool = open_repair_pool(_members(plan), options)
     anchor = open_anchor(Path(str(plan.anchor.path)), pool, options)
-    keys = [f"layer {index}" for index in range(pool.stack.depth)]
-    chosen = sampled(keys)
-    sink = _Comparison(stored, [key for key in keys if key not in chosen], [])
+    keys = [*(f"layer {index}" for index in range(pool.stack.depth)), OUTSIDE]
+    kept = plan.guard is not None and plan.guard.kept == "anchor"
+    sink = _Comparison(stored, replace(sample, blocks=None) if kept else sample, keys, [])
+    sink.strangers(anchor.tensors)
     with (
         PoolSource(pool.members, allow_nonfinite=True) as source,
         PoolSource({"anchor": anchor}, allow_nonfinite=True) as reader,
         Workers(options.threads) as workers,
     ):
-        if plan.guard is not None and plan.guard.kept == "anchor":
+        if kept:
             for name, tensor in anchor.tensors.items():
                 sink.write_bytes(name, reader.reader.bytes(tensor))
         else:
             job = OccupancyJob.of(plan, pool, anchor)
             write_layers(job, source, reader, workers, sink, options)
-    return sink.differing
-
-
-def sampled(keys: Sequence[str]) -> set[str]:
-    """A few blocks from the first to the last, the same at every call."""
-    places = np.linspace(0, len(keys) - 1, min(SAMPLED, len(keys))).round().astype(int)
-    return {keys[place] for place in places}
+            if OUTSIDE not in sink.done:
+                copy_outside(job, reader, sink)
+    return sink
 
 
 def _members(plan: Plan) -> Recipe:
