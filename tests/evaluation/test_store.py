@@ -224,7 +224,10 @@ def test_a_store_that_is_read_only_is_read(request: pytest.FixtureRequest, mode:
 
 @pytest.mark.parametrize("place", ["/proc/sigmerge/results.sqlite", "/dev/null/results.sqlite"])
 def test_a_place_that_cannot_be_written_stops_nothing(place: str):
-    with pytest.warns(SigmergeWarning, match="cannot be written"), AnswerStore(Path(place)) as store:
+    with (
+        pytest.warns(SigmergeWarning, match="cannot be written"),
+        AnswerStore(Path(place)) as store,
+    ):
         store.write(KEY, ROWS, Usage(1))
         assert store.read(KEY, ROWS).keys() == ITEMS
 

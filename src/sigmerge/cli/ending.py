@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from contextvars import copy_context
-from typing import Any, NoReturn
+from typing import NoReturn, TextIO
 
 import typer
 
@@ -29,7 +29,7 @@ def run() -> NoReturn:
         warnings.showwarning = _show
         code = _ended()
         signals.leave_at_once()
-    except signals.Stopped:
+    except signals.SignalArrived:
         code = signals.exit_code()
     sys.exit(signals.exit_code() if signals.arrived() else code)
 
@@ -64,12 +64,19 @@ def _ended() -> int:
         )
 
 
-def _show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """Our own warnings as a line; those of libraries as Python prints them."""
     if issubclass(category, SigmergeWarning):
         typer.echo(f"warning: {message}", err=True)
     else:
-        _python_shows(message, category, *where)
+        _python_shows(message, category, filename, lineno, file, line)
 
 
 def _failed(message: str, code: int) -> int:

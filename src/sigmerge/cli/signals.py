@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
-
-TYPE_CHECKING = False  # typing's own would have to be imported
-if TYPE_CHECKING:
-    from types import FrameType
+from types import FrameType
 
 _WORDS = {signal.SIGINT: ("interrupted", 130), signal.SIGTERM: ("terminated", 143)}
 _GOES_ON = "; the same command goes on where it stopped"
 
 
-class Stopped(BaseException):
+class SignalArrived(BaseException):
     """A signal arrived. Not KeyboardInterrupt, which libraries catch."""
 
 
@@ -33,7 +30,7 @@ def leave_at_once() -> None:
 
 
 def stop_orderly() -> None:
-    """From now on a signal raises Stopped."""
+    """From now on a signal raises SignalArrived."""
     _arrived.clear()
     resumable(False)
     for number in _WORDS:
@@ -66,7 +63,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     if _importing(frame):
         _leave(number, frame)
     _arrived.append(number)
-    raise Stopped
+    raise SignalArrived
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -43,7 +43,7 @@ from sigmerge.records import (
 
 SAMPLED = 4
 """Blocks that `deep` computes again unless more are asked for."""
-OUTSIDE = "outside"
+BEYOND_LAYERS = "outside"
 """The tensors of a repair that lie in no layer, as one block."""
 
 
@@ -234,7 +234,7 @@ def _repaired_again(
 ) -> _Comparison:
     pool = open_repair_pool(_members(plan), options)
     anchor = open_anchor(Path(str(plan.anchor.path)), pool, options)
-    keys = [*(f"layer {index}" for index in range(pool.stack.depth)), OUTSIDE]
+    keys = [*(f"layer {index}" for index in range(pool.stack.depth)), BEYOND_LAYERS]
     kept = plan.guard is not None and plan.guard.kept == "anchor"
     sink = _Comparison(stored, replace(sample, blocks=None) if kept else sample, keys, [])
     sink.strangers(anchor.tensors)
@@ -249,7 +249,7 @@ def _repaired_again(
         else:
             job = OccupancyJob.of(plan, pool, anchor)
             write_layers(job, source, reader, workers, sink, options)
-            if OUTSIDE not in sink.done:
+            if BEYOND_LAYERS not in sink.done:
                 copy_outside(job, reader, sink)
     return sink
 
