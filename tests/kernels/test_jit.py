@@ -11,6 +11,7 @@ from numba.core.caching import Cache
 
 from sigmerge.kernels import jit
 from sigmerge.kernels.convert import narrow_bf16
+from tests.pools import make_pool
 
 SCRIPT = """
 import sys
@@ -38,3 +39,28 @@ def test_the_second_process_loads_what_the_first_compiled(tmp_path: Path) -> Non
     )
     assert first[0] == "0" and second[0] == "1"
     assert first[1] == "True" and second[1] == "False"  # the compiler was loaded, then was not
+
+
+MERGE = """
+import sys
+from sigmerge.cli import main
+try:
+    main()
+finally:
+    print("numba.cpython.heapq" in sys.modules, "scipy.linalg" in sys.modules, file=sys.stderr)
+"""
+
+
+def test_the_second_merge_loads_no_compiler(tmp_path: Path) -> None:
+    """Nor the algebra of SciPy, which the compiler loads: together they take longer than many a merge."""
+    pool = make_pool(tmp_path / "pool")
+    recipe = pool.write(pool.recipe("task_arithmetic"), "recipe.yaml")
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    given = ["merge", str(recipe), str(tmp_path / "out"), "--overwrite"]
+    command = [sys.executable, "-c", MERGE, *given]
+    first, second = (
+        subprocess.run(command, env=env, capture_output=True, text=True).stderr.split()[-2:]
+        for _ in range(2)
+    )
+    assert first[0] == "True"
+    assert second == ["False", "False"]

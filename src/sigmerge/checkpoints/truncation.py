@@ -14,10 +14,10 @@ import sys
 from typing import Any
 
 import numpy as np
-from numba import cfunc
 from numba.core import types
 
 from sigmerge.errors import PoolError
+from sigmerge.kernels.jit import callback
 
 _CODE = PoolError.exit_code
 _LINE = np.frombuffer(
@@ -29,7 +29,6 @@ _write: Any = types.ExternalFunction("write", types.intp(types.int32, types.uint
 _exit: Any = types.ExternalFunction("_exit", types.void(types.int32))
 
 
-@cfunc(types.void(types.int32), cache=True)
 def _on_sigbus(_: int) -> None:
     _write(2, _LINE.ctypes.data, _LINE.size)
     _exit(_CODE)
@@ -44,4 +43,4 @@ def exit_on_truncation() -> None:
         return
     install = ctypes.CDLL(None).signal
     install.argtypes, install.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    install(signal.SIGBUS, _on_sigbus.address)
+    install(signal.SIGBUS, callback(_on_sigbus, types.void, types.int32))

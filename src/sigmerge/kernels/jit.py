@@ -8,6 +8,7 @@ from typing import Any
 
 from numba import njit
 from numba.core.caching import Cache
+from numba.core.ccallback import CFunc
 from numba.core.runtime import rtsys
 
 
@@ -28,7 +29,18 @@ _SHORTCUT = hasattr(Cache, "_load_overload") and hasattr(Cache, "_guard_against_
 def kernel(function: Callable[..., Any]) -> Any:
     """A compiled function; only our own kernels take the shortcut into numba's cache."""
     # Division as NumPy divides: the check for zero that Python's needs keeps loops out of vectors.
-    compiled = njit(cache=True, nogil=True, error_model="numpy")(function)
+    return _shortened(njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+def callback(function: Callable[..., Any], result: Any, *arguments: Any) -> int:
+    """The address of a function that the system may call: types are numba's."""
+    compiled = CFunc(function, (arguments, result), locals={}, options={})
+    compiled.enable_caching()
+    _shortened(compiled).compile()
+    return int(compiled.address)
+
+
+def _shortened(compiled: Any) -> Any:
     if _SHORTCUT and isinstance(compiled._cache, Cache):
         compiled._cache.load_overload = MethodType(_load_overload, compiled._cache)
     return compiled
