@@ -34,8 +34,8 @@ from sigmerge.checkpoints.verify import verify_result
 from sigmerge.checkpoints.writer import Output, plan_layout
 from sigmerge.errors import SigmergeError
 from sigmerge.evaluation import splits
-from sigmerge.evaluation.sources import File, read_rows
-from sigmerge.evaluation.suite import SHIPPED, load_suite
+from sigmerge.evaluation.sources import SHIPPED_BENCHMARKS, File, read_rows
+from sigmerge.evaluation.suite import load_suite
 from sigmerge.files import digests
 from sigmerge.files.regular import is_regular
 from sigmerge.jobs.options import Options
@@ -198,7 +198,7 @@ def _digest(folder: Path) -> None:
 
 def _suites(folder: Path) -> None:
     folder.mkdir()
-    shutil.copyfile(sorted(SHIPPED.glob("*.yaml"))[0], folder / "suite.yaml")
+    shutil.copyfile(sorted(SHIPPED_BENCHMARKS.glob("*.yaml"))[0], folder / "suite.yaml")
 
 
 def _suite(folder: Path) -> None:
@@ -241,7 +241,7 @@ def _read_answers(folder: Path) -> None:
 
     def scores() -> None:
         found = read_scores("scores.json", folder)
-        check_scores(found.experts, found.anchor, ["math", "code"], "best")
+        check_scores(found.experts, found.anchor, ["math", "code"], "strongest")
 
     refused: list[SigmergeError] = []
     for reader in (

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sigmerge.errors import RecipeError
 from sigmerge.files.yaml_documents import LARGEST_YAML, parse_yaml, read_yaml
@@ -66,6 +67,17 @@ def test_documents_beyond_the_limits(text: str, words: str) -> None:
     with pytest.raises(RecipeError, match=words) as raised:
         parse_yaml(text, "text", RecipeError)
     assert str(raised.value).startswith("text: ") and len(str(raised.value)) < 500
+
+
+def test_the_scanner_does_not_read_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a key it looks at the next 1,024 characters, and at all open brackets for each."""
+    opened: list[object] = []
+    start = yaml.SafeLoader.fetch_flow_collection_start
+    monkeypatch.setattr(yaml.SafeLoader, "fetch_flow_collection_start",
+                        lambda self, kind: (opened.append(kind), start(self, kind)))  # fmt: skip
+    with pytest.raises(RecipeError, match="deeper than 64"):
+        parse_yaml("a: " + "[" * 3000, "text", RecipeError)
+    assert 64 <= len(opened) <= 70
 
 
 def test_lines_and_repeated_keys() -> None:

@@ -101,6 +101,12 @@ class _Limited(yaml.SafeLoader):
             self._refuse(mark, f"{shown(text)} is too long for a number")
         return node
 
+    def fetch_flow_collection_start(self, kind: Any) -> None:
+        """The scanner reads ahead of what is composed, in quadratic time of the brackets."""
+        if self.flow_level > DEEPEST_DOCUMENT:  # type: ignore[has-type]
+            self._refuse(self.get_mark(), f"is nested deeper than {DEEPEST_DOCUMENT} levels")
+        super().fetch_flow_collection_start(kind)  # type: ignore[no-untyped-call]
+
     def _refuse(self, mark: Any, why: str) -> None:
         raise yaml.composer.ComposerError(None, None, why, mark)
 

@@ -1,0 +1,21 @@
+"""The fuzzer runs: every target reads its sound input, and a damaged one within the limits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_target_reads_an_input() -> None:
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "fuzz", "--only", "3"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "0 failures" in ran.stdout.splitlines()[-1]
