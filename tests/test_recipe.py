@@ -62,10 +62,6 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         put("merge_method")("tise"),
         ["'tise' is no operator", "did you mean 'ties'?"],
     ),
-    "operator of mergekit": (
-        put("merge_method")("slerp"),
-        ["slerp is a mergekit method that sigmerge does not have", "task_arithmetic"],
-    ),
     "density out of bounds": (
         put("models", 0, "parameters", "density")(50),
         ["models[0].parameters.density", "between 0 and 1, not 50"],
@@ -133,10 +129,6 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
     "tokenizer said twice": (
         lambda r: r.update(tokenizer_source="base", tokenizer={"source": "base"}),
         ["tokenizer", "give one"],
-    ),
-    "rescaled trim": (
-        put("parameters", "rescale")(True),
-        ["parameters.rescale", "not supported", "dare_ties"],
     ),
     "models are no list": (put("models")({"model": "x"}), ["models", "valid list"]),
     "model that is no mapping": (put("models", 0)("./x"), ["models[0]", "not './x'"]),

@@ -13,9 +13,9 @@ import yaml
 
 import sigmerge
 from sigmerge.errors import RecipeError
-from sigmerge.operators.table import OPERATORS, UNSUPPORTED_METHODS
+from sigmerge.operators.table import MERGEKIT, operator
 from sigmerge.recipe import load_recipe
-from sigmerge.recipe.settings import FAMILY, MERGEKIT
+from sigmerge.recipe.settings import FAMILY
 from tests.jobs.test_mergekit_parity import agree, both, identical
 from tests.pools import PoolOnDisk, make_pool, write_tokenizer
 
@@ -95,6 +95,7 @@ def test_a_soup_with_the_base_model_is_not_repaired(pool: PoolOnDisk) -> None:
         ("ties", {"density": [0.1, 0.9], "weight": {"filter": "*", "value": 0.7}}),
         ("ties", {"normalize": 0, "int8_mask": "yes"}),
         ("ties", {"rescale": False, "gamma": 0.01, "epsilon": 0.1}),
+        ("ties", {"rescale": True, "density": 0.4}),
         ("task_arithmetic", {"density": 0.3, "rescale": True, "normalize": "true"}),
         ("task_arithmetic", {"weight": ["5e-1", 1], "lambda": "11e-1"}),
         ("linear", {"normalize": [False, True], "density": 0.5, "lambda": 3, "int8_mask": True}),
@@ -117,23 +118,26 @@ def test_what_mergekit_passes_over_is_noted(pool: PoolOnDisk) -> None:
 def test_the_family_of_parameters_is_mergekits() -> None:
     from mergekit.merge_methods.registry import get
 
-    read = {name for m in ("breadcrumbs", "della") for name in _parameters(get(m))}
-    assert set(FAMILY) == read - {"weight"}
-    assert all(_parameters(get(method)) for method in MERGEKIT)
+    assert set(FAMILY) == {name for m in MERGEKIT for name in _parameters(get(m))}
 
 
 def _parameters(method: Any) -> set[str]:
     return {parameter.name for parameter in method.spec.parameters}
 
 
-def test_every_method_of_mergekit_runs_or_is_refused_by_name(pool: PoolOnDisk) -> None:
+def test_every_method_of_mergekit_is_here_with_its_parameters() -> None:
+    from mergekit.merge_methods.base import ParameterScope
     from mergekit.merge_methods.registry import registered_methods
 
-    theirs = {method.spec.name for method in registered_methods()}
-    assert theirs == {*UNSUPPORTED_METHODS, *MERGEKIT} and set(MERGEKIT) <= set(OPERATORS)
-    for name in UNSUPPORTED_METHODS:
-        with pytest.raises(RecipeError, match=f"{name} is a mergekit method that sigmerge does"):
-            load_recipe(pool.recipe(name, {"t": 0.5}))
+    theirs = {method.spec.name: method for method in registered_methods()}
+    assert set(theirs) == set(MERGEKIT)
+    for name, method in theirs.items():
+        ours = {p.name: p for p in operator(name).parameters}
+        for parameter in method.spec.parameters:
+            mine = ours[parameter.name]
+            assert mine.per_model == (parameter.scope != ParameterScope.SHARED), mine
+            if not parameter.required and not isinstance(mine.kind, tuple):
+                assert mine.mergekit == (parameter.default if parameter.default is not None else 1)
 
 
 def test_every_key_of_mergekit_is_known(pool: PoolOnDisk) -> None:
@@ -168,9 +172,8 @@ def test_a_file_of_slices_is_told_what_is_not_there_and_nothing_else(
     file.write_text(SLICED.format(**pool.experts))
     with pytest.raises(RecipeError) as error:
         load_recipe(file)
-    slices, method = error.value.problems
+    (slices,) = error.value.problems
     assert slices.startswith("line 1, slices: layer slices are not supported")
-    assert method.startswith("line 5, merge_method: slerp is a mergekit method that sigmerge does")
 
 
 # Precision.

@@ -67,14 +67,21 @@ class StreamChunk:
     def size(self) -> int:
         return self.stop - self.start
 
-    def read(self, kernel: Callable[..., bool], *arguments: Any, share: float = 1.0) -> None:
-        """One compiled pass over Δ_d: kernel(addresses, kinds, start, size, *arguments).
+    def read(
+        self,
+        kernel: Callable[..., bool],
+        *arguments: Any,
+        share: float = 1.0,
+        reference: bool = True,
+    ) -> None:
+        """One compiled pass over the members: kernel(addresses, kinds, start, size, *arguments).
 
         It returns whether all it read is finite; `share` is how much of the chunk it reads.
+        Members are the experts, and the reference last unless it is left out.
         """
-        table = self._members(reference=True)
+        table = self._members(reference=reference)
         fine = kernel(*table, self.start, self.size, *arguments)
-        self._check(fine, reference=True)
+        self._check(fine, reference=reference)
         self.source.done(self.site.tensor, self.start, self.stop, share)
 
     def merged(self, formula: Formula, dtype: str) -> tuple[Array, bool]:
@@ -95,14 +102,18 @@ class StreamChunk:
         self._run(formula, 0, kernels.LEAD, self.step, lead)
         return int(lead[0])
 
-    def tiles(self, less: str | None = None) -> Iterator[Tile]:
-        """Tiles with θ_d in the experts' rows, or θ_d − θ_ref with less = "reference"."""
-        table = self._members(reference=bool(less))
+    def tiles(self, less: str | None = None, *, reference: bool = False) -> Iterator[Tile]:
+        """Tiles with θ_d in the experts' rows, or θ_d − θ_ref with less = "reference".
+
+        With `reference`, its values are one more row.
+        """
+        table = self._members(reference=bool(less) or reference)
         last = (table.addresses[-1], table.kinds[-1]) if less else (np.uint64(0), np.uint8(0))
+        rows = len(self.site.experts) + reference
         for start in range(self.start, self.stop, self.step):
-            tile = Tile(start, *_rows(len(self.site.experts), min(self.step, self.stop - start)))
+            tile = Tile(start, *_rows(rows, min(self.step, self.stop - start)))
             fine = load_rows(*table, *last, start - self.start, tile.experts)
-            self._check(fine, reference=bool(less))
+            self._check(fine, reference=bool(less) or reference)
             yield tile
         self.source.done(self.site.tensor, self.start, self.stop)
 

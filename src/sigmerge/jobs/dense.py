@@ -31,6 +31,7 @@ from sigmerge.jobs import capture
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import (
     Inputs,
+    lacking,
     member,
     merged_sites,
     open_merge_pool,
@@ -64,7 +65,7 @@ class DenseJob:
     @property
     def members(self) -> dict[str, Checkpoint]:
         """Checkpoints that are read tensor by tensor."""
-        return self.pool.members if self.operator.gives_vector else dict(self.pool.experts)
+        return self.pool.members if self.operator.needs_reference else dict(self.pool.experts)
 
     def fingerprint(self) -> str:
         """Identifies the job: equal for runs that end in the same files."""
@@ -154,7 +155,7 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
         raise RecipeError("The recipe has a search: section: its coefficients are not known yet.")
     pool, outside = open_merge_pool(recipe, options)
     sites = merged_sites(recipe, pool, outside)
-    problems = operator.check(list(sites.values()))
+    problems = lacking(operator, sites) or operator.check(list(sites.values()))
     if problems:
         raise RecipeError(f"{recipe.method}: the parameters do not fit:", problems)
     tensors = [

@@ -13,7 +13,7 @@ from sigmerge.checkpoints.pool import Pool, differences, open_pool
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import sha256
 from sigmerge.jobs.options import Options
-from sigmerge.operators.base import Site
+from sigmerge.operators.base import Operator, Site
 from sigmerge.recipe import Recipe
 from sigmerge.records import InputFile, Member
 
@@ -66,6 +66,21 @@ def merged_sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:
             site = recipe.site(name, stored.size, block, pool.stack.depth)
             sites[name] = replace(site, shape=stored.shape)
     return sites
+
+
+def lacking(operator: Operator, sites: Mapping[str, Site]) -> list[str]:
+    """Problems of parameters that have no default, and no value at some tensor."""
+    problems = []
+    for name in (p.name for p in operator.parameters if p.mergekit is None):
+        without = [tensor for tensor, site in sites.items() if site.settings[name] is None]
+        if without:
+            where = (
+                ""
+                if len(without) == len(sites)
+                else f" for {len(without)} tensors ({without[0]}, …)"
+            )
+            problems.append(f"{name} is missing{where}; give it a value without a filter")
+    return problems
 
 
 def block_sites(pool: Pool) -> list[list[Site]]:

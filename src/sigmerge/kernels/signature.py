@@ -58,25 +58,25 @@ def signature(
             fine &= load(addresses[experts], kinds[experts], begin, less)
             for expert in range(experts):
                 fine &= load_less(addresses[expert], kinds[expert], begin, less, row)
-                _widen(row, wide[expert])
+                widen(row, wide[expert])
                 _stretch(row, highest, lowest)
             _add_mass(highest, lowest, masses[0], masses[1])
             for a in range(experts):
                 for b in range(a, experts):
-                    _add_products(wide[a], wide[b], products[a, b])
+                    add_products(wide[a], wide[b], products[a, b])
         for a in range(experts):
             for b in range(a, experts):
-                pair = _sum(products[a, b])
+                pair = lane_sum(products[a, b])
                 dots[a, b] += pair
                 if a != b:
                     dots[b, a] += pair
-        mass[0] += _sum(masses[0])
-        mass[1] += _sum(masses[1])
+        mass[0] += lane_sum(masses[0])
+        mass[1] += lane_sum(masses[1])
     return fine
 
 
 @kernel
-def _widen(row: Array, wide: Array) -> None:
+def widen(row: Array, wide: Array) -> None:
     for i in range(row.size):
         wide[i] = row[i]
     wide[row.size :] = 0.0
@@ -104,7 +104,7 @@ def _add_mass(highest: Array, lowest: Array, contested: Array, total: Array) -> 
 
 
 @kernel
-def _add_products(left: Array, right: Array, lanes: Array) -> None:
+def add_products(left: Array, right: Array, lanes: Array) -> None:
     for i in range(LANES):
         total = lanes[i] + left[i] * right[i]
         total += left[i + LANES] * right[i + LANES]
@@ -118,7 +118,7 @@ def _add_products(left: Array, right: Array, lanes: Array) -> None:
 
 
 @kernel
-def _sum(lanes: Array) -> float:
+def lane_sum(lanes: Array) -> float:
     total = 0.0
     for i in range(LANES):
         total += lanes[i]

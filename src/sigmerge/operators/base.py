@@ -26,7 +26,10 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class Parameter:
-    """One option of an operator. `mergekit` and `paper` are its defaults under the two presets."""
+    """One option of an operator. `mergekit` and `paper` are its defaults under the two presets.
+
+    A default of None: a recipe must give the value.
+    """
 
     name: str
     kind: type[float] | type[int] | type[bool] | tuple[str, ...]
@@ -123,14 +126,23 @@ class Chunk(Protocol):
     def size(self) -> int:
         """Coordinates of the chunk."""
 
-    def tiles(self, less: str | None = None) -> Iterator[Tile]:
-        """Tiles with θ_d in the experts' rows, or θ_d − θ_ref with less = "reference"."""
+    def tiles(self, less: str | None = None, *, reference: bool = False) -> Iterator[Tile]:
+        """Tiles with θ_d in the experts' rows, or θ_d − θ_ref with less = "reference".
 
-    def read(self, kernel: Callable[..., bool], *arguments: Any, share: float = 1.0) -> None:
-        """One compiled pass over Δ_d: kernel(addresses, kinds, start, size, *arguments).
+        With `reference`, its values are one more row.
+        """
 
-        Members are the experts and the reference. The kernel returns whether all it read is finite;
-        `share` is how much of the chunk it reads.
+    def read(
+        self,
+        kernel: Callable[..., bool],
+        *arguments: Any,
+        share: float = 1.0,
+        reference: bool = True,
+    ) -> None:
+        """One compiled pass over the members: kernel(addresses, kinds, start, size, *arguments).
+
+        Members are the experts, and the reference last unless it is left out. The kernel returns
+        whether all it read is finite; `share` is how much of the chunk it reads.
         """
 
     def norm(self, formula: Formula, tile: int) -> float:
@@ -180,6 +192,14 @@ class Operator:
     parameters: tuple[Parameter, ...]
     revision: str | None = None
     """Identifies the code of a user's operator."""
+    least: int = 1
+    """How many experts it takes at least."""
+    most: int | None = None
+    """How many experts it takes at most."""
+
+    def with_reference(self, given: bool) -> Operator:
+        """The operator for a recipe with or without a base_model, where it can do both."""
+        return self
 
     def check(self, sites: Sequence[Site]) -> list[str]:
         """Problems of the settings that no single parameter's bounds show."""
@@ -214,6 +234,14 @@ class Operator:
 
 WEIGHT = Parameter("weight", float, "coefficient of the expert", 1.0, 1.0, per_model=True)
 LAMBDA = Parameter("lambda", float, "scale of the merged task vector", 1.0, 1.0)
+ELECT = Parameter(
+    "elect",
+    ("weighted", "unweighted"),
+    "whether weights count in the election of signs",
+    "weighted",
+    "unweighted",
+)
+MATCH_L1 = Parameter("rescale", ("l1", "none"), "match each tensor's ℓ1 norm", "none", "none")
 OUTSIDE = Parameter(
     "outside",
     ("merge", "reference"),

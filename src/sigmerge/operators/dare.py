@@ -13,6 +13,7 @@ from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.philox import keep_below, key_of
 from sigmerge.operators.base import (
+    ELECT,
     INT8_MASK,
     LAMBDA,
     OUTSIDE,
@@ -26,7 +27,7 @@ from sigmerge.operators.base import (
     add,
 )
 from sigmerge.operators.task_arithmetic import scaling
-from sigmerge.operators.ties import CANCELLED, ELECT, cancelled_sign, disjoint
+from sigmerge.operators.ties import CANCELLED, cancelled_sign, disjoint
 
 DENSITY = Parameter("density", float, "probability to keep an entry (1 − p)", 1.0, 0.1, True, 0, 1)
 RESCALE = Parameter(

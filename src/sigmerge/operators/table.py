@@ -16,6 +16,21 @@ OPERATORS = {
     "ties": "ties:Ties",
     "dare_linear": "dare:DareLinear",
     "dare_ties": "dare:DareTies",
+    "della_linear": "della:DellaLinear",
+    "della": "della:Della",
+    "breadcrumbs": "breadcrumbs:Breadcrumbs",
+    "breadcrumbs_ties": "breadcrumbs:BreadcrumbsTies",
+    "model_stock": "model_stock:ModelStock",
+    "sce": "sce:Sce",
+    "slerp": "slerp:Slerp",
+    "nuslerp": "slerp:NuSlerp",
+    "multislerp": "slerp:MultiSlerp",
+    "karcher": "karcher:Karcher",
+    "arcee_fusion": "arcee_fusion:ArceeFusion",
+    "nearswap": "nearswap:NearSwap",
+    "ram": "ram:Ram",
+    "ramplus_tl": "ram:RamPlus",
+    "passthrough": "passthrough:Passthrough",
     "cabs": "cabs:Cabs",
     "fisher": "fisher:Fisher",
     "regmean": "regmean:RegMean",
@@ -23,27 +38,12 @@ OPERATORS = {
     "lot": "lot:Lot",
     "lines": "lines:Lines",
 }
+OURS = ("cabs", "fisher", "regmean", "cat", "lot", "lines")
 
-UNSUPPORTED_METHODS = (
-    "slerp",
-    "nuslerp",
-    "multislerp",
-    "karcher",
-    "della",
-    "della_linear",
-    "breadcrumbs",
-    "breadcrumbs_ties",
-    "model_stock",
-    "sce",
-    "nearswap",
-    "arcee_fusion",
-    "ram",
-    "ramplus_tl",
-    "passthrough",
-)
-"""Methods of mergekit that sigmerge does not have; a recipe that names one is an error."""
+MERGEKIT = tuple(name for name in OPERATORS if name not in OURS)
+"""Operators that mergekit has too."""
 
-BUILT_IN = (*OPERATORS, *UNSUPPORTED_METHODS, "checkpoint")
+BUILT_IN = (*OPERATORS, "checkpoint")
 """Names that users' operators cannot have."""
 
 
@@ -59,11 +59,6 @@ def names() -> tuple[str, ...]:
 
 def operator(name: str, on: str | None = None) -> Operator:
     """Return the operator of that name; `on` is the operator that LiNeS scales."""
-    if name in UNSUPPORTED_METHODS:
-        raise RecipeError(
-            f"merge_method: {name} is a mergekit method that sigmerge does not have. "
-            f"It has: {', '.join(names())}."
-        )
     if name not in OPERATORS:
         found = PLUGINS.find(name)
         if found is None:

@@ -12,28 +12,24 @@ from sigmerge.kernels import Array, select
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
+    ELECT,
     INT8_MASK,
     LAMBDA,
+    MATCH_L1,
     OUTSIDE,
     WEIGHT,
     Chunk,
-    Operator,
     Parameter,
     Pass,
     Passes,
     Site,
+    Tile,
     add,
 )
+from sigmerge.operators.thinned import Thin, Thinned
 
 UNCUT = select.Cut(kernels.ALL, kernels.ANY_TIES)
 KEEP_NONE = select.Cut(0x7FFFFFFF, 0)
-ELECT = Parameter(
-    "elect",
-    ("weighted", "unweighted"),
-    "whether weights count in the election of signs",
-    "weighted",
-    "unweighted",
-)
 CANCELLED = Parameter(
     "cancelled",
     ("plus", "majority"),
@@ -51,7 +47,7 @@ class TiesSurvey(NamedTuple):
     """The sign that is elected where the entries cancel, 1 or −1."""
 
 
-class Ties(Operator):
+class Ties(Thinned):
     """Keep the `density` largest entries of every task vector, then merge them disjointly.
 
     `scope: model` takes one threshold over an expert's whole task vector (the authors'; entries
@@ -62,6 +58,7 @@ class Ties(Operator):
 
     name = "ties"
     title = "TIES"
+    elects = True
     paper = "Yadav et al., TIES-Merging, NeurIPS 2023 (arXiv:2306.01708)"
     parameters = (
         WEIGHT,
@@ -72,12 +69,15 @@ class Ties(Operator):
         ELECT,
         CANCELLED,
         Parameter("normalize", bool, "average the agreeing entries (else sum)", True, True),
+        MATCH_L1,
         LAMBDA,
         OUTSIDE,
         INT8_MASK,
     )
 
     def check(self, sites: Sequence[Site]) -> list[str]:
+        if any(s.settings["rescale"] == "l1" and s.settings["cancelled"] != "plus" for s in sites):
+            return ["rescale: l1 needs cancelled: plus"]
         scopes = {site.settings["scope"] for site in sites}
         densities = {site.settings["density"] for site in sites}
         if scopes == {"model"} and len(densities) > 1:
@@ -103,16 +103,38 @@ class Ties(Operator):
         return TiesSurvey(cuts, sign)
 
     def prepare(self, site: Site, survey: TiesSurvey) -> Passes:
+        if site.settings["rescale"] == "l1":
+            return (yield from super().prepare(site, survey))
+        return (yield from self.find(site, survey))
+
+    def find(self, site: Site, survey: TiesSurvey) -> Passes:
         if survey.cuts is not None:
             return survey.cuts
         cuts, tied = yield from find_cuts(_ranks(site, site.size), site.size)
-        return _allowances(cuts, tied) if tied else cuts
+        return allowances(cuts, tied) if tied else cuts
 
-    def formula(self, chunk: Chunk, survey: TiesSurvey) -> Formula:
-        cuts = chunk.state[chunk.start] if isinstance(chunk.state, dict) else chunk.state
-        table = np.array(cuts, np.int64)
+    def thinner(self, chunk: Chunk, found: Any) -> Thin:
+        cuts = cuts_of(found, chunk)
+        ties = [cut.ties for cut in cuts]
+
+        def thin(tile: Tile) -> None:
+            for d, row in enumerate(tile.experts):
+                ties[d] = int(kernels.trim(row, cuts[d].threshold, ties[d]))
+
+        return thin
+
+    def formula(self, chunk: Chunk, survey: TiesSurvey) -> Formula | None:
+        if chunk.site.settings["rescale"] == "l1":
+            return None
+        table = np.array(cuts_of(chunk.state, chunk), np.int64)
         combining = disjoint(chunk.site, survey.cancelled)
         return kernels.formula(chunk.site.weights(), cuts=table, **combining)
+
+
+def cuts_of(found: Any, chunk: Chunk) -> Sequence[select.Cut]:
+    """The cuts of a chunk, one for each expert."""
+    cuts: Sequence[select.Cut] = found[chunk.start] if isinstance(found, dict) else found
+    return cuts
 
 
 def disjoint(site: Site, cancelled: float) -> dict[str, Any]:
@@ -129,7 +151,7 @@ def disjoint(site: Site, cancelled: float) -> dict[str, Any]:
 
 def cancelled_sign(
     sites: Sequence[Site],
-    formula: Callable[[Chunk], Formula],
+    formula: Callable[[Chunk], Formula | None],
     prepare: Callable[[Site], Passes],
 ) -> Passes:
     """The sign for coordinates whose entries cancel: 1, or by one pass over the model's elections.
@@ -316,7 +338,7 @@ def _ranks(site: Site, size: int) -> list[int]:
     ]
 
 
-def _allowances(
+def allowances(
     cuts: Sequence[select.Cut], counts: list[tuple[int, list[int]]]
 ) -> dict[int, list[select.Cut]]:
     """How many ties every chunk may keep, the earlier chunks having had theirs.

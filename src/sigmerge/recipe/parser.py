@@ -139,6 +139,7 @@ class _Parser:
         models = self._models(sections, judge, reference)
         models += self._base_in_soup(sections, chosen, reference, models, parameters)
         self._check_names(models)
+        self._check_count(chosen, models)
         self._check(sections, chosen, [model.name for model in models])
         tokenizer = self._tokenizer(sections, reference, models)
         anchor = self._path(("anchor",), top.anchor) if top.anchor else None
@@ -279,7 +280,7 @@ class _Parser:
             self.problem(("parameters", "on"), f"must be the name of an operator, not {on!r}")
             return None
         try:
-            return operator(top.merge_method, on)
+            return operator(top.merge_method, on).with_reference(bool(top.base_model))
         except RecipeError as error:
             place = ("parameters", "on") if top.merge_method == "lines" else ("merge_method",)
             said = str(error).removeprefix("merge_method: ").removeprefix("parameters.on: ")
@@ -325,6 +326,18 @@ class _Parser:
             self.problem(("models",), "no expert is listed, only the base model")
         return models
 
+    def _check_count(self, chosen: Operator | None, models: Sequence[Model]) -> None:
+        """Whether there are as many models as the operator takes."""
+        if chosen is None or self.problems:
+            return
+        most = chosen.most if chosen.most is not None else len(models)
+        if not chosen.least <= len(models) <= most:
+            bound = f"at least {chosen.least}" if len(models) < chosen.least else f"at most {most}"
+            beside = " beside the base model" if chosen.needs_reference else ""
+            self.problem(
+                ("models",), f"{chosen.name} takes {bound}{beside}, and {len(models)} are listed"
+            )
+
     def _base_in_soup(
         self,
         sections: _Sections,
@@ -340,7 +353,8 @@ class _Parser:
         if any(model.path == reference for model in models):
             return []
         weight = parameters.get("weight")
-        if chosen.name != "linear" or top.preset != "mergekit" or weight is None:
+        counts = chosen.name == "karcher" or (chosen.name == "linear" and weight is not None)
+        if not counts or top.preset != "mergekit":
             if sections.repair is None:  # which does read the reference
                 self.note(
                     f"{top.base_model} gives configuration and tokenizer only; it is not in the "
@@ -354,14 +368,17 @@ class _Parser:
                 "matches; end the list with a value without filter",
             )
         if sections.repair is not None:
+            place: Place = ("parameters", "weight") if weight is not None else ("base_model",)
             self.problem(
-                ("parameters", "weight"),
+                place,
                 "makes base_model one more model of this soup, as in mergekit, and such a soup "
                 "cannot be repaired; give every model its own weight, or say preset: paper",
             )
+        how = "with the weight that all share, " if weight is not None else ""
+        instead = "give every model its own weight" if weight is not None else "say preset: paper"
         self.note(
-            f"{top.base_model} is one more model of the soup, with the weight that all share, as "
-            "in mergekit; give every model its own weight to leave it out"
+            f"{top.base_model} is one more model of the soup, {how}as in mergekit; {instead} to "
+            "leave it out"
         )
         return [RecipeModel("base", reference, {})]
 

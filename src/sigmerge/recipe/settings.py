@@ -11,22 +11,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from sigmerge.files.yaml_documents import Place
 from sigmerge.operators.base import Operator, Parameter
+from sigmerge.operators.table import MERGEKIT
 from sigmerge.words import nearest, shown, unknown
 
-MERGEKIT = ("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties")
-"""Operators that mergekit has too."""
 OURS = ("outside", "scope", "elect", "cancelled", "on")
 """Parameters of these operators that mergekit does not have."""
 NEEDED = ("weight", "t")
 """Parameters without which mergekit stops."""
-FAMILY = ("normalize", "rescale", "lambda", "density", "gamma", "epsilon", "int8_mask")
-"""Parameters of mergekit's task-vector methods. Files keep them when their merge_method changes;
-mergekit passes over those that a method does not read."""
-UNSUPPORTED_PARAMETERS = {
-    ("ties", "rescale"): "mergekit's rescaling after the trim is not supported; leave it out, or "
-    "rescale with dare_ties"
-}
-"""What mergekit's operator reads and ours has not."""
+FAMILY = (
+    "weight", "normalize", "rescale", "lambda", "density", "gamma", "epsilon", "int8_mask", "t",
+    "scale", "filter_wise", "select_topk", "nuslerp_flatten", "nuslerp_row_wise", "eps",
+    "normalize_weights", "max_iter", "tol", "r", "alpha",
+)  # fmt: skip
+"""Parameters of mergekit's methods. Files keep them when their merge_method changes; mergekit
+passes over those that a method does not read."""
 
 
 def evaluate(setting: Any, tensor: str, t: float) -> Any:
@@ -72,7 +70,7 @@ class ParameterCheck:
         for name, value in given.items():
             parameter = known.get(name)
             if parameter is None:
-                self._stranger((*path, name), value, known, given)
+                self._stranger((*path, name), known, given)
             elif per_model and not parameter.per_model:
                 ours = self.operator.name not in MERGEKIT or name in OURS
                 (self.problem if ours else self.passed_over)(
@@ -83,20 +81,15 @@ class ParameterCheck:
                 checked[name] = self._setting((*path, name), value, parameter)
         return checked
 
-    def _stranger(
-        self, path: Place, value: Any, known: Mapping[str, Any], given: Mapping[str, Any]
-    ) -> None:
+    def _stranger(self, path: Place, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """A parameter that the operator does not have; mergekit passes over it.
 
         Not so where it can be one that decides the result here, or without which mergekit stops.
         """
         method, name = self.operator.name, str(path[-1])
         meant = nearest(name, known)
-        if (method, name) in UNSUPPORTED_PARAMETERS and _truth(value) is not False:
-            self.problem(path, UNSUPPORTED_PARAMETERS[method, name])
-        elif method in MERGEKIT and name in FAMILY:
-            if (method, name) not in UNSUPPORTED_PARAMETERS:
-                self.note(f"{name} is ignored: {method} does not read it, in mergekit neither")
+        if method in MERGEKIT and name in FAMILY:
+            self.note(f"{name} is ignored: {method} does not read it, in mergekit neither")
         else:
             decides = meant in OURS or (meant in NEEDED and meant not in given)
             wrong = method not in MERGEKIT or decides
@@ -132,7 +125,8 @@ class ParameterCheck:
         kind = parameter.kind
         if isinstance(kind, tuple):
             if "none" in kind and (truth := _truth(value)) is not None:
-                value = getattr(parameter, self.preset) if truth else "none"
+                usual = getattr(parameter, self.preset)
+                value = "none" if not truth else kind[0] if usual == "none" else usual
             if isinstance(value, str) and value in kind:
                 return value
             self.problem(path, f"must be one of {', '.join(kind)}, not {shown(value)}")

@@ -1,0 +1,88 @@
+"""Lengths and angles of tensors, and what is made of them.
+
+Sums are float64 in the fixed order of `signature`, so they have the same bits everywhere. A tensor
+can be one vector, or many: those along one axis. Seen as (outer, length, inner), vector o·inner + i
+has its entries at (o, ·, i).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.signature import CHUNK, LANES, add_products, lane_sum, widen
+from sigmerge.kernels.stored import load, load_less
+
+Array = np.ndarray[Any, Any]
+
+
+@kernel
+def gram(
+    addresses: Array, kinds: Array, start: int, size: int, vectors: bool, tile: int, dots: Array
+) -> bool:
+    """Add all inner products, tile by tile, to `dots`; whether everything read is finite.
+
+    With `vectors` they are those of θ_d − θ_ref, the reference being the last member; else those
+    of all members' values.
+    """
+    rows, fine = len(dots), True
+    products = np.empty((rows, rows, LANES), dtype=np.float64)
+    base, room = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    wide = np.empty((rows, CHUNK), dtype=np.float64)
+    for first in range(0, size, tile):
+        products[:] = 0.0
+        last = min(first + tile, size)
+        for begin in range(first, last, CHUNK):
+            row, less = room[: min(CHUNK, last - begin)], base[: min(CHUNK, last - begin)]
+            if vectors:
+                fine &= load(addresses[rows], kinds[rows], begin, less)
+            for d in range(rows):
+                if vectors:
+                    fine &= load_less(addresses[d], kinds[d], begin, less, row)
+                else:
+                    fine &= load(addresses[d], kinds[d], begin, row)
+                widen(row, wide[d])
+            for a in range(rows):
+                for b in range(a, rows):
+                    add_products(wide[a], wide[b], products[a, b])
+        for a in range(rows):
+            for b in range(a, rows):
+                pair = lane_sum(products[a, b])
+                dots[a, b] += pair
+                if a != b:
+                    dots[b, a] += pair
+    return fine
+
+
+@kernel
+def grams_along(values: Array, length: int, inner: int, dots: Array) -> None:
+    """Inner products of every vector along an axis: dots (vectors, rows, rows)."""
+    rows, size = values.shape
+    dots[:] = 0.0
+    for a in range(rows):
+        for b in range(a, rows):
+            left, right = values[a], values[b]
+            for outer in range(size // (length * inner)):
+                for k in range(length):
+                    first = (outer * length + k) * inner
+                    for i in range(inner):
+                        product = np.float64(left[first + i]) * np.float64(right[first + i])
+                        dots[outer * inner + i, a, b] += product
+            for vector in range(len(dots)):
+                dots[vector, b, a] = dots[vector, a, b]
+
+
+@kernel
+def combine_along(values: Array, length: int, inner: int, coefficients: Array, out: Array) -> None:
+    """Σ_d c_d v_d with coefficients (vectors, rows) of each vector's own."""
+    rows, size = values.shape
+    out[:] = 0
+    for d in range(rows):
+        row = values[d]
+        for outer in range(size // (length * inner)):
+            for k in range(length):
+                first = (outer * length + k) * inner
+                for i in range(inner):
+                    out[first + i] += row[first + i] * coefficients[outer * inner + i, d]

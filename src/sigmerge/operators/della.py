@@ -1,0 +1,80 @@
+"""DELLA: drop entries at random, small ones rather than large ones (Deep et al., 2024)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sigmerge.kernels import thinning
+from sigmerge.kernels.philox import key_of
+from sigmerge.operators.base import Chunk, Parameter, Site, Tile
+from sigmerge.operators.thinned import Thin, Thinned, family
+
+DENSITY = Parameter("density", float, "mean probability to keep an entry", 1.0, 1.0, True, 0, 1)
+EPSILON = Parameter(
+    "epsilon", float, "probabilities go from density − ε to density + ε", 0.15, 0.15, True, 0, 1
+)
+RESCALE = Parameter(
+    "rescale",
+    ("inverse", "l1", "none"),
+    "divide survivors by their probability (the paper), or match each tensor's ℓ1 norm (mergekit)",
+    "l1",
+    "inverse",
+)
+
+
+class DellaLinear(Thinned):
+    """θ = θ_ref + λ Σ_d w_d MAGPRUNE(Δ_d).
+
+    In every row the smallest entry is kept with probability density − ε, the largest with
+    density + ε, the others by rank in equal steps. Draws are keyed as in DARE.
+    """
+
+    name = "della_linear"
+    title = "DELLA"
+    paper = "Deep et al., DELLA-Merging, 2024 (arXiv:2406.11617)"
+    parameters = family(False, False, DENSITY, EPSILON, RESCALE)
+
+    def check(self, sites: Sequence[Site]) -> list[str]:
+        for site in sites:
+            pairs = zip(site.settings["density"], site.settings["epsilon"], strict=True)
+            for density, epsilon in pairs:
+                if 0 < density < 1 and not (density - epsilon > 0 and density + epsilon < 1):
+                    return [
+                        f"density {density:g} and epsilon {epsilon:g} of {site.tensor}: density "
+                        "± epsilon must lie between 0 and 1"
+                    ]
+        return []
+
+    def granule(self, site: Site) -> int:
+        return math.prod(site.shape[1:]) if len(site.shape) > 1 else site.size
+
+    def thinner(self, chunk: Chunk, found: Any) -> Thin:
+        site = chunk.site
+        shape = site.shape if len(site.shape) > 1 else (1, site.size)
+        length, inner = shape[1], math.prod(shape[2:])
+        settings, inverse = site.settings, site.settings["rescale"] == "inverse"
+        keys = [key_of(site.seed, "della", expert, site.tensor) for expert in site.experts]
+
+        def thin(tile: Tile) -> None:
+            for d, row in enumerate(tile.experts):
+                density, epsilon = settings["density"][d], settings["epsilon"][d]
+                if density <= 0:
+                    row[:] = 0
+                elif density < 1:
+                    thinning.prune_by_rank(
+                        row, length, inner, keys[d], tile.start,
+                        density - epsilon, density + epsilon, inverse,
+                    )  # fmt: skip
+
+        return thin
+
+
+class Della(DellaLinear):
+    """DELLA, then the sign election and disjoint merge of TIES."""
+
+    name = "della"
+    title = "DELLA-TIES"
+    elects = True
+    parameters = family(True, True, DENSITY, EPSILON, RESCALE)

@@ -1,0 +1,30 @@
+"""Passthrough: one model's tensors as they are, for stacking slices of models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sigmerge.kernels import merge as kernels
+from sigmerge.kernels.merge import Formula
+from sigmerge.operators.base import OUTSIDE, Chunk, Operator, Parameter
+
+
+class Passthrough(Operator):
+    """θ = scale · θ_1."""
+
+    name = "passthrough"
+    title = "Passthrough"
+    paper = "no paper; stacked slices are known as depth up-scaling (Kim et al., arXiv:2312.15166)"
+    needs_reference = False
+    gives_vector = False
+    most = 1
+    parameters = (
+        Parameter("scale", float, "factor of the tensor", 1.0, 1.0, per_model=True),
+        OUTSIDE,
+    )
+
+    def formula(self, chunk: Chunk, survey: Any) -> Formula:
+        scale = np.array(chunk.site.settings["scale"], np.float32)
+        return kernels.formula(scale, vectors=False)

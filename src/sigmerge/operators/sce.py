@@ -1,0 +1,109 @@
+"""SCE: select where experts differ, weigh by their energy, erase minorities (Wan et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from sigmerge.kernels import coordinates, select
+from sigmerge.kernels import merge as kernels
+from sigmerge.operators.base import (
+    INT8_MASK,
+    OUTSIDE,
+    Array,
+    Chunk,
+    Operator,
+    Parameter,
+    Pass,
+    Passes,
+    Site,
+    Tile,
+    add,
+)
+
+BINS = 1 << 16
+
+
+class Sce(Operator):
+    """θ = θ_ref + τ.
+
+    Select: the coordinates of a tensor at which the task vectors vary most. Calculate: an expert's
+    weight is the mean square of what it has there. Erase: entries against the sign of their sum.
+    """
+
+    name = "sce"
+    title = "SCE"
+    paper = "Wan et al., FuseChat: knowledge fusion of chat models, 2024 (arXiv:2408.07990)"
+    parameters = (
+        Parameter("select_topk", float, "share of the varying coordinates that stay", 1.0, 1.0),
+        INT8_MASK,
+        OUTSIDE,
+    )
+
+    def prepare(self, site: Site, survey: Any) -> Passes:
+        cuts = yield from _find_cut(site, float(site.settings["select_topk"]))
+        squares = yield Pass(lambda chunk: _squares(chunk, cuts), add)
+        means = squares / max(site.size, 1)
+        even = abs(means.sum()) < 1e-6
+        weights = np.full(means.size, 1 / means.size) if even else means / means.sum()
+        return cuts, weights.astype(np.float32)
+
+    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+        cuts, weights = chunk.state
+        for tile in _selected(chunk, cuts):
+            coordinates.agreeing_mean(tile.experts, weights, tile.out)
+            yield tile
+
+
+Cuts = dict[int, select.Cut] | None
+"""The cut of every chunk, by its start; None if all coordinates stay."""
+
+
+def _find_cut(site: Site, share: float) -> Passes:
+    """Where the top of the variances ends: ⌊share · those not zero⌋, the lowest index first."""
+    if share >= 1:
+        return None
+    high = yield Pass(lambda chunk: _count(chunk, -1), add)
+    zero = yield Pass(lambda chunk: _count(chunk, 0), add)
+    rank = int(np.float32(site.size - int(zero[0])) * np.float32(share))
+    if rank <= 0:
+        return {}
+    upper, left = select.bin_of_rank(high, rank)
+    low = yield Pass(lambda chunk: _count(chunk, upper), add)
+    lower, ties = select.bin_of_rank(low, left)
+    parts = yield Pass(lambda chunk: (chunk.start, int(_count(chunk, upper)[lower])))
+    cuts = {}
+    for start, here in parts:
+        cuts[start] = select.Cut(upper << select.LOW_BITS | lower, max(0, ties))
+        ties -= here
+    return cuts
+
+
+def _count(chunk: Chunk, upper: int) -> Array:
+    """Variances by the upper 16 bits of their patterns, or the lower 15 of those with `upper`."""
+    counts = np.zeros(BINS, np.int64)
+    for tile in chunk.tiles("reference"):
+        coordinates.variance(tile.experts, tile.out)
+        coordinates.count_patterns(tile.out, upper, counts)
+    return counts
+
+
+def _selected(chunk: Chunk, cuts: Cuts) -> Iterator[Tile]:
+    """The task vectors, zero outside the selection."""
+    threshold, ties = (0x7FFFFFFF, 0) if not cuts else cuts[chunk.start]
+    for tile in chunk.tiles("reference"):
+        if cuts is not None:
+            coordinates.variance(tile.experts, tile.out)
+            ties = kernels.trim(tile.out, threshold, ties)
+            coordinates.clear_where_zero(tile.experts, tile.out)
+        yield tile
+
+
+def _squares(chunk: Chunk, cuts: Cuts) -> Array:
+    """Σ Δ² of every expert over the selected coordinates."""
+    total = np.zeros(len(chunk.site.experts))
+    for tile in _selected(chunk, cuts):
+        coordinates.add_squares(tile.experts, total)
+    return total
