@@ -29,6 +29,24 @@ EXPERTS = {e: {d: 0.98 if d == e else 0.55 for d in DOMAINS} for e in DOMAINS}
 ANCHOR = dict(zip(DOMAINS, (0.74, 0.97, 0.80, 0.59, 0.87), strict=True))
 PLAIN = ("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "cabs", "lines")
 CAPTURING = ("fisher", "regmean", "cat", "lot")
+OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
+    "della": (5, {"weight": 1, "density": 0.5}),
+    "della_linear": (5, {"weight": 0.4, "density": 0.5}),
+    "breadcrumbs": (5, {"weight": 0.4, "density": 0.9}),
+    "breadcrumbs_ties": (5, {"weight": 0.4, "density": 0.9, "rescale": True}),
+    "model_stock": (5, {}),
+    "sce": (5, {"select_topk": 0.5}),
+    "slerp": (1, {"t": [0.2, 0.8]}),
+    "nuslerp": (2, {"weight": [1, 0.5]}),
+    "multislerp": (5, {"weight": 1}),
+    "karcher": (5, {}),
+    "nearswap": (1, {"t": 0.001}),
+    "ram": (5, {}),
+    "ramplus_tl": (5, {}),
+    "passthrough": (1, {"scale": 0.5}),
+}
+"""How many experts of the pool, and the parameters. arcee_fusion takes exponentials, whose last bits
+differ between machines."""
 
 
 def shipped(name: str, **changes: Any) -> dict[str, Any]:
@@ -55,6 +73,17 @@ def operator_rows(work: Path) -> Iterator[tuple[str, str]]:
         for preset in ("mergekit", "paper"):
             sigmerge.merge(shipped(name, preset=preset), work / f"{name}-{preset}")
             yield f"{group}: {name}, preset {preset}", weights(work / f"{name}-{preset}")
+
+
+def other_rows(work: Path) -> Iterator[tuple[str, str]]:
+    for name, (experts, parameters) in OTHERS.items():
+        recipe = shipped("task_arithmetic", merge_method=name, parameters=parameters)
+        recipe["models"] = [
+            {k: v for k, v in model.items() if k != "parameters"}
+            for model in recipe["models"][:experts]
+        ]
+        sigmerge.merge(recipe, work / name)
+        yield f"exact: {name}", weights(work / name)
 
 
 def repair_rows(work: Path) -> Iterator[tuple[str, str]]:
@@ -90,7 +119,7 @@ def _repaired(out: Path, anchor: Path, section: dict[str, Any], **how: Any) -> s
 
 
 def made(work: Path) -> dict[str, str]:
-    return {**dict(operator_rows(work)), **dict(repair_rows(work))}
+    return {**dict(operator_rows(work)), **dict(repair_rows(work)), **dict(other_rows(work))}
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,21 @@ from sigmerge.jobs.options import silent
 TENSORS: list[tuple[str, str, tuple[int, ...]]] = [
     (f"model.layers.{i}.mlp.up_proj.weight", "BF16", (32, 16)) for i in range(2)
 ]
-METHODS: dict[str, dict[str, Any]] = {
-    "linear": {},
-    "ties": {"parameters": {"density": 0.2}},
-    "dare_ties": {"parameters": {"density": 0.5}},
-    "cabs": {"parameters": {"n": 1, "m": 4}},
+METHODS: dict[str, tuple[int, dict[str, Any]]] = {
+    "linear": (2, {}),
+    "ties": (2, {"density": 0.2}),
+    "dare_ties": (2, {"density": 0.5}),
+    "cabs": (2, {"n": 1, "m": 4}),
+    "breadcrumbs_ties": (2, {"density": 0.5, "rescale": True}),
+    "della_linear": (2, {"density": 0.5}),
+    "sce": (2, {"select_topk": 0.5}),
+    "nuslerp": (2, {"nuslerp_flatten": False}),
+    "ramplus_tl": (2, {}),
+    "slerp": (1, {"t": 0.5}),
+    "arcee_fusion": (1, {}),
+    "nearswap": (1, {"t": 0.5}),
 }
+"""How many experts, and the parameters."""
 
 
 def warm(folder: Path) -> None:
@@ -34,17 +43,20 @@ def warm(folder: Path) -> None:
     rng, experts = np.random.default_rng(0), ("a", "b")
     for name in ("reference", *experts):
         _write(folder / name, rng.integers(0x3C00, 0x3E00, 2 * 32 * 16, np.uint16))
-    for method, given in METHODS.items():
-        recipe = {"merge_method": method, "base_model": str(folder / "reference"),
-                  "models": [{"model": str(folder / expert)} for expert in experts]}  # fmt: skip
-        merge({**recipe, **given, "dtype": "float32"}, folder / method, progress=silent)
+    recipe: dict[str, Any] = {
+        "base_model": str(folder / "reference"),
+        "models": [{"model": str(folder / expert)} for expert in experts],
+    }
+    for method, (count, given) in METHODS.items():
+        used = {"models": recipe["models"][:count], "merge_method": method, "parameters": given}
+        merge({**recipe, **used, "dtype": "float32"}, folder / method, progress=silent)
     scores = folder / "scores.json"
     scores.write_text(json.dumps({
         "experts": {e: {d: 0.9 if d == e else 0.3 for d in experts} for e in experts},
         "anchor": {"a": 0.8, "b": 0.7},
     }))  # fmt: skip
     repair(
-        {**recipe, "repair": {"scores": str(scores)}},
+        {**recipe, "merge_method": "ties", "repair": {"scores": str(scores)}},
         folder / "repaired",
         anchor=folder / "ties",
         progress=silent,
