@@ -45,7 +45,7 @@ OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
     "ramplus_tl": (5, {}),
     "passthrough": (1, {"scale": 0.5}),
 }
-"""How many experts of the pool, and the parameters. arcee_fusion takes exponentials, whose last bits
+"""How many experts, and the parameters. arcee_fusion takes exponentials, whose last bits
 differ between machines."""
 
 
