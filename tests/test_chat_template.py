@@ -11,7 +11,7 @@ import pytest
 
 import sigmerge
 from sigmerge.recipe import load_recipe
-from sigmerge.recipe.templates import NAMES
+from sigmerge.recipe.templates import TEMPLATE_NAMES
 from tests.pools import PoolOnDisk, make_pool
 
 TALK = [
@@ -63,7 +63,7 @@ def test_a_name(pool: PoolOnDisk, tmp_path: Path, name: str) -> None:
 def test_the_names_are_mergekits() -> None:
     files = resources.files("mergekit._data.chat_templates").iterdir()
     theirs = {Path(f.name).stem for f in files if f.name.endswith(".jinja")}
-    assert theirs == set(NAMES) == set(SAYS)
+    assert theirs == set(TEMPLATE_NAMES) == set(SAYS)
 
 
 def test_mistral_refuses_two_users_in_a_row(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from sigmerge.kernels import LANES, Array
 from sigmerge.kernels.jit import kernel
-
-Array = np.ndarray[Any, Any]
 
 
 @kernel
@@ -168,14 +165,14 @@ def count_patterns(values: Array, upper: int, counts: Array) -> None:
 
 @kernel
 def add_squares(values: Array, total: Array) -> None:
-    """Σ v² of every row in float64, in 64 lanes."""
-    lanes = np.empty(64)
+    """Σ v² of every row in float64, in lanes."""
+    lanes = np.empty(LANES)
     for d in range(len(values)):
         lanes[:] = 0
         row = values[d]
-        for begin in range(0, row.size, 64):
-            part = row[begin : begin + 64]
+        for begin in range(0, row.size, LANES):
+            part = row[begin : begin + LANES]
             for i in range(part.size):
                 lanes[i] += np.float64(part[i]) * np.float64(part[i])
-        for i in range(64):
+        for i in range(LANES):
             total[d] += lanes[i]

@@ -7,15 +7,12 @@ has its entries at (o, ·, i).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from sigmerge.kernels import LANES, Array
 from sigmerge.kernels.jit import kernel
-from sigmerge.kernels.signature import CHUNK, LANES, add_products, lane_sum, widen
+from sigmerge.kernels.signature import SIGNATURE_STRIP, add_products, lane_sum, widen
 from sigmerge.kernels.stored import load, load_less
-
-Array = np.ndarray[Any, Any]
 
 
 @kernel
@@ -29,13 +26,14 @@ def gram(
     """
     rows, fine = len(dots), True
     products = np.empty((rows, rows, LANES), dtype=np.float64)
-    base, room = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    wide = np.empty((rows, CHUNK), dtype=np.float64)
+    base, room = np.empty(SIGNATURE_STRIP, np.float32), np.empty(SIGNATURE_STRIP, np.float32)
+    wide = np.empty((rows, SIGNATURE_STRIP), dtype=np.float64)
     for first in range(0, size, tile):
         products[:] = 0.0
         last = min(first + tile, size)
-        for begin in range(first, last, CHUNK):
-            row, less = room[: min(CHUNK, last - begin)], base[: min(CHUNK, last - begin)]
+        for begin in range(first, last, SIGNATURE_STRIP):
+            count = min(SIGNATURE_STRIP, last - begin)
+            row, less = room[:count], base[:count]
             if vectors:
                 fine &= load(addresses[rows], kinds[rows], begin, less)
             for d in range(rows):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from sigmerge.kernels import Array
 from sigmerge.kernels.jit import kernel
 from sigmerge.kernels.merge import trim
 from sigmerge.kernels.philox import fill
-
-Array = np.ndarray[Any, Any]
 
 DIGIT: Final = 256
 
@@ -80,7 +79,7 @@ def _sort(entries: Array, room: Array) -> None:
         for digit in range(DIGIT):
             counts[digit + 1] += counts[digit]
         for i in range(entries.size):
-            digit = np.int64((entries[i] >> shift) & np.uint64(0xFF))
-            room[counts[digit]] = entries[i]
-            counts[digit] += 1
+            own = np.int64((entries[i] >> shift) & np.uint64(0xFF))
+            room[counts[own]] = entries[i]
+            counts[own] += 1
         entries[:] = room

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import coordinates
+from sigmerge.kernels import Array, coordinates, select
 from sigmerge.operators.base import (
     OUTSIDE,
-    Array,
     Chunk,
     Operator,
     Pass,
@@ -20,8 +19,6 @@ from sigmerge.operators.base import (
     Tile,
     add,
 )
-
-BINS = 1 << 16
 
 
 class Fused(NamedTuple):
@@ -95,7 +92,7 @@ def _score(chunk: Chunk, tile: Tile, divergences: Array, out: Array) -> None:
 
 def _count(chunk: Chunk, divergences: Array, uppers: tuple[int, ...]) -> Array:
     """Scores by the upper half of their keys, or by the lower half of those with each of these."""
-    counts = np.zeros((len(uppers), BINS), np.int64)
+    counts = np.zeros((len(uppers), select.HIGH_BINS), np.int64)
     for tile in chunk.tiles("reference"):
         _score(chunk, tile, divergences, tile.out)
         for row, upper in enumerate(uppers):

@@ -9,7 +9,7 @@ from sigmerge.operators.base import MATCH_L1, Chunk, Parameter, Passes, Site, Ti
 from sigmerge.operators.thinned import Thin, Thinned, family
 from sigmerge.operators.ties import allowances, cuts_of, find_cuts
 
-DENSITY = Parameter("density", float, "fraction of entries kept", 1.0, 1.0, True, 0, 1)
+MIDDLE_DENSITY = Parameter("density", float, "fraction of entries kept", 1.0, 1.0, True, 0, 1)
 GAMMA = Parameter("gamma", float, "fraction of largest entries dropped", 0.01, 0.01, True, 0, 1)
 
 
@@ -23,7 +23,7 @@ class Breadcrumbs(Thinned):
     name = "breadcrumbs"
     title = "Model Breadcrumbs"
     paper = "Davari & Belilovsky, Model Breadcrumbs, ECCV 2024 (arXiv:2312.06795)"
-    parameters = family(False, False, DENSITY, GAMMA, MATCH_L1)
+    parameters = family(False, False, MIDDLE_DENSITY, GAMMA, MATCH_L1)
 
     def find(self, site: Site, survey: Any) -> Passes:
         tops = [_tops(site, d) for d in range(len(site.experts))]
@@ -52,7 +52,7 @@ class BreadcrumbsTies(Breadcrumbs):
     name = "breadcrumbs_ties"
     title = "Breadcrumbs-TIES"
     elects = True
-    parameters = family(False, True, DENSITY, GAMMA, MATCH_L1)
+    parameters = family(False, True, MIDDLE_DENSITY, GAMMA, MATCH_L1)
 
 
 def _tops(site: Site, expert: int) -> tuple[int, int]:

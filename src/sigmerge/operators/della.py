@@ -11,11 +11,11 @@ from sigmerge.kernels.philox import key_of
 from sigmerge.operators.base import Chunk, Parameter, Site, Tile
 from sigmerge.operators.thinned import Thin, Thinned, family
 
-DENSITY = Parameter("density", float, "mean probability to keep an entry", 1.0, 1.0, True, 0, 1)
-EPSILON = Parameter(
+RANKED_DENSITY = Parameter("density", float, "mean odds to keep an entry", 1.0, 1.0, True, 0, 1)
+RANKED_EPSILON = Parameter(
     "epsilon", float, "probabilities go from density − ε to density + ε", 0.15, 0.15, True, 0, 1
 )
-RESCALE = Parameter(
+RANKED_RESCALE = Parameter(
     "rescale",
     ("inverse", "l1", "none"),
     "divide survivors by their probability (the paper), or match each tensor's ℓ1 norm (mergekit)",
@@ -34,7 +34,7 @@ class DellaLinear(Thinned):
     name = "della_linear"
     title = "DELLA"
     paper = "Deep et al., DELLA-Merging, 2024 (arXiv:2406.11617)"
-    parameters = family(False, False, DENSITY, EPSILON, RESCALE)
+    parameters = family(False, False, RANKED_DENSITY, RANKED_EPSILON, RANKED_RESCALE)
 
     def check(self, sites: Sequence[Site]) -> list[str]:
         for site in sites:
@@ -77,4 +77,4 @@ class Della(DellaLinear):
     name = "della"
     title = "DELLA-TIES"
     elects = True
-    parameters = family(True, True, DENSITY, EPSILON, RESCALE)
+    parameters = family(True, True, RANKED_DENSITY, RANKED_EPSILON, RANKED_RESCALE)

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import geometry
+from sigmerge.kernels import Array, geometry
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
     OUTSIDE,
-    Array,
     Chunk,
     Operator,
     Parameter,

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import coordinates
+from sigmerge.kernels import Array, coordinates
 from sigmerge.operators.base import (
     OUTSIDE,
-    Array,
     Chunk,
     Operator,
     Parameter,
@@ -25,7 +24,7 @@ from sigmerge.operators.base import (
     add,
 )
 
-EPSILON = Parameter("epsilon", float, "entries up to this do not count as changed", 1e-5, 1e-5)
+UNCHANGED = Parameter("epsilon", float, "entries up to this do not count as changed", 1e-5, 1e-5)
 
 
 class Ram(Operator):
@@ -34,7 +33,7 @@ class Ram(Operator):
     name = "ram"
     title = "RAM"
     paper = "Reinforced Agent Merging, 2026 (arXiv:2601.13572)"
-    parameters: tuple[Parameter, ...] = (EPSILON, OUTSIDE)
+    parameters: tuple[Parameter, ...] = (UNCHANGED, OUTSIDE)
 
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
         epsilon = float(chunk.site.settings["epsilon"])
@@ -54,7 +53,7 @@ class RamPlus(Ram):
     parameters = (
         Parameter("r", float, "how much unshared entries grow", 0.1, 0.1),
         Parameter("alpha", float, "bound of shared / unshared", 0.2, 0.2),
-        EPSILON,
+        UNCHANGED,
         OUTSIDE,
     )
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels import coordinates, select
+from sigmerge.kernels import Array, coordinates, select
 from sigmerge.kernels import merge as kernels
 from sigmerge.operators.base import (
     INT8_MASK,
     OUTSIDE,
-    Array,
     Chunk,
     Operator,
     Parameter,
@@ -22,8 +21,6 @@ from sigmerge.operators.base import (
     Tile,
     add,
 )
-
-BINS = 1 << 16
 
 
 class Sce(Operator):
@@ -83,7 +80,7 @@ def _find_cut(site: Site, share: float) -> Passes:
 
 def _count(chunk: Chunk, upper: int) -> Array:
     """Variances by the upper 16 bits of their patterns, or the lower 15 of those with `upper`."""
-    counts = np.zeros(BINS, np.int64)
+    counts = np.zeros(select.HIGH_BINS, np.int64)
     for tile in chunk.tiles("reference"):
         coordinates.variance(tile.experts, tile.out)
         coordinates.count_patterns(tile.out, upper, counts)

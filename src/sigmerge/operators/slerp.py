@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from sigmerge.errors import PoolError
-from sigmerge.kernels import TILE, geometry
+from sigmerge.kernels import TILE, Array, geometry
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
     OUTSIDE,
     WEIGHT,
-    Array,
     Chunk,
     Operator,
     Parameter,

@@ -38,9 +38,9 @@ OPERATORS = {
     "lot": "lot:Lot",
     "lines": "lines:Lines",
 }
-OURS = ("cabs", "fisher", "regmean", "cat", "lot", "lines")
+NOT_MERGEKITS = ("cabs", "fisher", "regmean", "cat", "lot", "lines")
 
-MERGEKIT = tuple(name for name in OPERATORS if name not in OURS)
+MERGEKIT = tuple(name for name in OPERATORS if name not in NOT_MERGEKITS)
 """Operators that mergekit has too."""
 
 BUILT_IN = (*OPERATORS, "checkpoint")

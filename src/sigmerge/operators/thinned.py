@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sigmerge.kernels import Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.operators.base import (
     ELECT,
@@ -14,7 +15,6 @@ from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,
     WEIGHT,
-    Array,
     Chunk,
     Operator,
     Parameter,

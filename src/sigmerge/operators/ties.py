@@ -160,8 +160,13 @@ def cancelled_sign(
     """
     if all(site.settings["cancelled"] == "plus" for site in sites):
         return 1.0
-    total = yield Pass(lambda chunk: chunk.lead_of_plus(formula(chunk)), add, prepare)
+    total = yield Pass(lambda chunk: _lead(chunk, formula(chunk)), add, prepare)
     return 1.0 if total >= 0 else -1.0
+
+
+def _lead(chunk: Chunk, formula: Formula | None) -> int:
+    assert formula is not None  # only rescaling does without one, and it elects + where all cancel
+    return chunk.lead_of_plus(formula)
 
 
 def find_cuts(ranks: Sequence[int], size: int) -> Passes:

@@ -326,7 +326,7 @@ class _Parser:
             self.problem(("models",), "no expert is listed, only the base model")
         return models
 
-    def _check_count(self, chosen: Operator | None, models: Sequence[Model]) -> None:
+    def _check_count(self, chosen: Operator | None, models: Sequence[RecipeModel]) -> None:
         """Whether there are as many models as the operator takes."""
         if chosen is None or self.problems:
             return

@@ -11,8 +11,8 @@ from sigmerge.checkpoints.companions import chat_template_of
 from sigmerge.errors import RecipeError
 from sigmerge.words import shown, unknown
 
-FOLDER: Final = Path(__file__).parent / "chat_templates"
-NAMES: Final = ("alpaca", "chatml", "exaone", "llama3", "mistral")
+TEMPLATES: Final = Path(__file__).parent / "chat_templates"
+TEMPLATE_NAMES: Final = ("alpaca", "chatml", "exaone", "llama3", "mistral")
 
 
 def chat_template(wanted: str, folder: Path, models: Iterable[Path]) -> str | None:
@@ -22,11 +22,11 @@ def chat_template(wanted: str, folder: Path, models: Iterable[Path]) -> str | No
         return found.most_common(1)[0][0] if found else None
     if "{" in wanted:
         return wanted
-    if wanted in NAMES:
-        return (FOLDER / f"{wanted}.jinja").read_text(encoding="utf-8")
+    if wanted in TEMPLATE_NAMES:
+        return (TEMPLATES / f"{wanted}.jinja").read_text(encoding="utf-8")
     file = folder / Path(wanted).expanduser()
     if file.suffix != ".jinja":
-        told = unknown("chat template", wanted, (*NAMES, "auto"))
+        told = unknown("chat template", wanted, (*TEMPLATE_NAMES, "auto"))
         raise RecipeError(f"{told}; or give a .jinja file, or the template itself")
     try:
         return file.read_text(encoding="utf-8")
