@@ -52,7 +52,7 @@ finally:
 
 
 def test_the_second_merge_loads_no_compiler(tmp_path: Path) -> None:
-    """Nor the algebra of SciPy, which the compiler loads: together they take longer than many a merge."""
+    """Nor SciPy's algebra, which the compiler loads; both take longer than many a merge."""
     pool = make_pool(tmp_path / "pool")
     recipe = pool.write(pool.recipe("task_arithmetic"), "recipe.yaml")
     env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "numba")}

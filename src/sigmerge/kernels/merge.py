@@ -335,9 +335,13 @@ def drop(
 @kernel
 def _keep(values: Array, draws: Array, keep: int) -> None:
     """Zero the entries whose draw does not lie below `keep` (at most 2**32)."""
-    last, some = np.uint32(max(keep, 1) - 1), keep > 0
-    for i in range(values.size):
-        values[i] = values[i] if (draws[i] <= last) & some else np.float32(0)
+    if keep <= 0:
+        values[:] = 0
+        return
+    bits, last = values.view(np.uint32), np.uint32(keep - 1)
+    for i in range(bits.size):
+        # A factor of 0 or 1, since a store under a condition does not run in vectors.
+        bits[i] = np.uint32(bits[i] * np.uint32(draws[i] <= last))
 
 
 @kernel

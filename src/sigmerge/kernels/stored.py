@@ -119,7 +119,8 @@ def keep_from(values: Array, least: np.int32) -> None:
     """Zero what does not reach a magnitude's pattern."""
     bits = values.view(np.int32)
     for i in range(bits.size):
-        bits[i] = bits[i] if bits[i] & np.int32(0x7FFFFFFF) >= least else np.int32(0)
+        reaches = bits[i] & np.int32(0x7FFFFFFF) >= least
+        bits[i] = np.int32(bits[i] * np.int32(reaches))
 
 
 @kernel
