@@ -1,13 +1,14 @@
 """Kills, many of them: a child runs a command, is killed, and the same command is run again.
 
     python -m fuzz.kills --count 1000
-    python -m fuzz.kills --count 40 --command run --command search
+    python -m fuzz.kills --count 40 --command run --command suite
 
 Half of the kills are at a system call (before or after the n-th of its kind), half at a moment by
 chance. After each, the folder must be the older result or the new one, whole; after the second run
 it must have the bytes of a run that nobody interrupted, and nothing may be left beside it. A run
 and a search are folders that grow: what is in them after a kill may be unfinished, but a checkpoint
-in them is whole or absent, and their record is written last.
+in them is whole or absent, and their record is written last. Of a suite's store the rows count:
+after a kill they are some of the rows of a whole one.
 
 A child is a fork of this process, which has everything loaded, and calls the command line's own
 entry point.
@@ -35,10 +36,12 @@ from tests.faults import job
 
 from fuzz.targets import pool
 from sigmerge.cli.main import main as sigmerge
+from sigmerge.experiments.runner import STORE
+from sigmerge.experiments.store import create
 from sigmerge.files.scratch import NEW, PREFIX, remove_stale
 from sigmerge.nano.files import POOL, REFERENCE
 
-TIMES = ("provenance.json", "report.html", "run.json", "search.json")
+TIMES = ("provenance.json", "report.html", "run.json", "search.json", "overview.json", STORE)
 """Files that hold times, or what was resumed."""
 
 
@@ -51,6 +54,8 @@ class Command:
     """The file that a folder which grows gets last."""
     parts: tuple[str, ...] = ()
     """The checkpoints in such a folder."""
+    stores: bool = False
+    """Whether the folder has a store, and grows."""
 
     def run(self, out: Path) -> None:
         if not self.arguments:
@@ -73,6 +78,16 @@ def commands(root: Path) -> dict[str, Command]:
     search = ["merge_method: task_arithmetic", f"base_model: {POOL / REFERENCE}", "models:",
               *experts, "search: {population: 2, calls: 4, items: 2, estimator: mean}"]  # fmt: skip
     searched.write_text("\n".join(search) + "\n")
+    suite, script = root / "suite.yaml", root / "score.sh"
+    script.write_text(SCORER)
+    suite.write_text(
+        f"name: tiny\npools: [{root / 'pool'}]\nexperts: [math, code]\n"
+        f"command: sh {script} {{checkpoint}} {{split}}\n"
+        "anchors: [{name: mean, merge_method: linear},\n"
+        "  {name: dare, merge_method: dare_linear, seeds: [0, 1],\n"
+        "   parameters: {weight: 0.4, density: 0.5}}]\n"
+        "repairs: {ablation: [equal_share]}\nvariants_on: [mean]\n"
+    )
     how = ("OUT", "--threads", "2", "--overwrite")
     here(Command(("merge", str(recipe), *how)), root / "anchor")
     return {
@@ -82,7 +97,23 @@ def commands(root: Path) -> dict[str, Command]:
         "repair": Command(("repair", str(repaired), *how, "--anchor", str(root / "anchor"))),
         "run": Command(("run", str(repaired), *how), "run.json", ("anchor", "repaired")),
         "search": Command(("search", str(searched), *how[:-1]), "search.json", ("winner",)),
+        "suite": Command(("suite", str(suite), *how[:-1]), stores=True),
     }
+
+
+SCORER = """
+set -- "$1" "$2" $(cat "$1"/*.safetensors | cksum)
+printf '{"math": 0.%d, "code": 0.%d}' $(($3 % 8 + 1)) $((($3 / 8 + ${#2}) % 8 + 1))
+"""
+"""Scores that only the weights decide."""
+
+
+def rows_of(folder: Path) -> set[str]:
+    """What a suite's store holds, without costs."""
+    if not (folder / STORE).exists():
+        return set()
+    with create(folder / STORE) as store:  # rolls back what was being written
+        return set(store.export())
 
 
 def bytes_of(folder: Path) -> dict[str, str]:
@@ -156,7 +187,7 @@ class Campaign:
         self.wrong: list[str] = []
         self.kinds: Counter[str] = Counter()
         here(command, self.out)
-        self.wanted = bytes_of(self.out)
+        self.wanted, self.rows = bytes_of(self.out), rows_of(self.out)
         shutil.rmtree(self.out)
         began = time.monotonic()
         wait(child(command, self.out))
@@ -165,7 +196,8 @@ class Campaign:
     def kill(self) -> bool:
         """Kill, look, run again, look; whether there was a kill."""
         shutil.rmtree(self.out, ignore_errors=True)
-        if self.command.last is None and self.rng.random() < 0.5:
+        atomic = self.command.last is None and not self.command.stores
+        if atomic and self.rng.random() < 0.5:
             self.out.mkdir()
             (self.out / "config.json").write_text("{}")
         old = bytes_of(self.out)
@@ -178,6 +210,8 @@ class Campaign:
             self.wrong.append("the second run failed")
         elif bytes_of(self.out) != self.wanted:
             self.wrong.append("other bytes after the second run")
+        elif rows_of(self.out) != self.rows:
+            self.wrong.append("other rows after the second run")
         stem = f".{self.out.name}"
         left = [entry for entry in self.root.iterdir() if entry.name.startswith(stem)]
         left += [entry for entry in self.out.rglob(".*") if not finished]
@@ -190,6 +224,10 @@ class Campaign:
     def _look(self, old: dict[str, str]) -> bool:
         """What a kill left; whether it is a finished search, which is not searched again."""
         last, found = self.command.last, bytes_of(self.out)
+        if self.command.stores:
+            if not rows_of(self.out) <= self.rows:
+                self.wrong.append("rows that no whole suite has")
+            return False
         if last is None:
             if found not in (old, self.wanted):
                 self.wrong.append("neither the older result nor the new one")

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from sigmerge.engine.machine import Meter
-from sigmerge.errors import OutputError, RecipeError, ScoreError
+from sigmerge.errors import OutputError, RecipeError, ScoreError, SigmergeError
 from sigmerge.experiments.plan import Group, PlannedRun, PoolPlan, plans
 from sigmerge.experiments.store import (
     BuildCost,
@@ -29,6 +29,7 @@ from sigmerge.experiments.store import (
     StoredRun,
     StoredScore,
     create,
+    open_read_only,
 )
 from sigmerge.experiments.suite import ExperimentSuite
 from sigmerge.files.documents import whole, write_json
@@ -90,15 +91,36 @@ class SuiteJob:
                 )
         _check_distinct(found)
         SUITE_FOLDER.check(self.out, True, inputs)
-        self._check_definition()
+        self._is_defined(found)
         return found
 
-    def _check_definition(self) -> None:
+    def _is_defined(self, found: list[PoolPlan]) -> bool:
+        """Whether the folder says that it holds this suite; if it holds another, OutputError.
+
+        Where its definition is damaged, the runs say it: each is keyed by all that decides it.
+        """
         file = self.out / DEFINITION
-        if file.exists() and read_yaml(file, "a suite") != self._definition():
+        if not file.exists():
+            return False
+        try:
+            said = read_yaml(file, "a suite")
+        except SigmergeError:
+            said = None
+        readable = isinstance(said, dict)
+        if not (said == self._definition() if readable else self._holds_no_other_run(found)):
             raise OutputError(
                 f"{self.out}: holds the results of another suite ({file}); choose a new folder."
             )
+        return readable
+
+    def _holds_no_other_run(self, found: list[PoolPlan]) -> bool:
+        if not (self.out / STORE).exists():
+            return True
+        groups = (group for plan in found for group in plan.groups())
+        planned = {row.key for plan in found for row in plan.experts()}
+        planned |= {run.record.key for group in groups for run in group.runs}
+        with open_read_only(self.out / STORE) as store:
+            return planned.issuperset(store.keys())
 
     def _definition(self) -> dict[str, Any]:
         """What is run on each pool. Pools may be added later."""
@@ -114,8 +136,7 @@ class SuiteJob:
     def run(self) -> SuiteResult:
         found, meter = self.check(), Meter()
         with SUITE_FOLDER.writing(self.out):
-            self._check_definition()
-            if not (self.out / DEFINITION).exists():
+            if not self._is_defined(found):
                 text = yaml.safe_dump(self._definition(), sort_keys=False, allow_unicode=True)
                 with whole(self.out / DEFINITION) as partial:
                     partial.write_text(text, encoding="utf-8")
@@ -124,6 +145,7 @@ class SuiteJob:
                 runs = len(store.keys())
             for name in SUITE_FOLDER.checkpoints:
                 shutil.rmtree(self.out / name, ignore_errors=True)
+            (self.out / PARTITION).unlink(missing_ok=True)
         return SuiteResult(
             out=str(self.out.absolute()),
             store=str((self.out / STORE).absolute()),

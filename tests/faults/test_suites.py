@@ -1,0 +1,53 @@
+"""A suite whose folder was damaged between two runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sigmerge
+from sigmerge.errors import OutputError
+from sigmerge.experiments.runner import DEFINITION, PARTITION
+from tests.experiments.test_suite import definition, export
+from tests.pools import PoolOnDisk, make_pool
+
+SMALL = {"baselines": [], "repairs": {"ablation": ["equal_share"]}}
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> PoolOnDisk:
+    return make_pool(tmp_path / "pool", layers=2, dtype="bf16")
+
+
+@pytest.mark.parametrize("garbage", ["", "{" * 3000, "\x00", "name: [tiny", "a: &a [*a]"])
+def test_a_damaged_definition_is_written_again(
+    pool: PoolOnDisk, tmp_path: Path, garbage: str
+) -> None:
+    out, content = tmp_path / "out", definition(pool, **SMALL)
+    sigmerge.suite(content, out, threads=1)
+    file, before = out / DEFINITION, export(out)
+    sound = file.read_bytes()
+    file.write_text(garbage)
+    assert sigmerge.suite(content, out, threads=1).made == 0
+    assert file.read_bytes() == sound and export(out) == before
+
+
+def test_behind_a_damaged_definition_another_suite_is_recognised(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    sigmerge.suite(definition(pool, **SMALL), out, threads=1)
+    (out / DEFINITION).write_text("{")
+    other = definition(pool, **{**SMALL, "constants": {"c_max": 0.4}})
+    with pytest.raises(OutputError, match="another suite"):
+        sigmerge.suite(other, out, threads=1)
+    assert (out / DEFINITION).read_text() == "{"
+
+
+def test_the_items_of_a_killed_partition_go(pool: PoolOnDisk, tmp_path: Path) -> None:
+    out, content = tmp_path / "out", definition(pool, **SMALL)
+    sigmerge.suite(content, out, threads=1)
+    (out / PARTITION).write_text("{}")
+    sigmerge.suite(content, out, threads=1)
+    assert not (out / PARTITION).exists()
