@@ -258,17 +258,19 @@ def suite(
     out: PathName,
     *,
     pools: Sequence[PathName] = (),
+    jobs: int = 1,
     **how: Unpack[Keywords],
 ) -> SuiteResult:
     """Run pools × anchors × settings of a suite into one store, and go on where it stopped.
 
-    `pools` are folders that take the place of the suite's own.
+    `pools` are folders that take the place of the suite's own. `jobs` processes make the runs; more
+    than one need a script that is guarded by `if __name__ == "__main__":`.
     """
     from sigmerge.experiments.runner import SuiteJob
     from sigmerge.experiments.suite import load_suite
 
     loaded = load_suite(_source(source), [Path(pool) for pool in pools])
-    return _with_progress(how, lambda o: SuiteJob(loaded, Path(out), o).run())
+    return _with_progress(how, lambda o: SuiteJob(loaded, Path(out), o, jobs).run())
 
 
 def analyze(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class SigmergeError(Exception):
@@ -13,6 +14,10 @@ class SigmergeError(Exception):
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join([message, *(f"  - {problem}" for problem in self.problems)]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is through a pipe between processes, whatever it was made of."""
+        return Exception.__new__, (type(self), *self.args), self.__dict__ | {"args": self.args}
 
 
 class SigmergeWarning(UserWarning):

@@ -216,6 +216,8 @@ class SearchRecord(Record):
     held_out_error: Mapping[str, Mapping[str, float]]
     replayed: int
     wall_seconds: float
+    asked_seconds: float | None = None
+    """In which models answered, summed over those side by side; None if another run began it."""
     peak_memory_bytes: int
 
 

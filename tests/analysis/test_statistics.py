@@ -20,7 +20,8 @@ def test_relative_gain_is_the_mean_of_ratios_not_the_ratio_of_means() -> None:
 
 
 def exact_signed_rank(difference: np.ndarray) -> float:
-    """Two-sided p by listing all sign patterns (no ties, no zeros)."""
+    """Two-sided p by listing all sign patterns; equal sizes share their mean rank."""
+    difference = difference[difference != 0]
     ranks = stats.rankdata(np.abs(difference))
     total = ranks.sum()
 
@@ -38,6 +39,25 @@ def test_wilcoxon_is_exact_and_two_sided(seed: int) -> None:
     difference = np.random.default_rng(seed).normal(0.3, 1, 9)
     found = ours.wilcoxon(np.zeros(9), difference)
     assert found == pytest.approx(exact_signed_rank(difference))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_wilcoxon_is_exact_with_ties_and_zeros(seed: int) -> None:
+    """Against all sign patterns, and against SciPy's test, which lists them too."""
+    draw = np.random.default_rng(seed)
+    steps = draw.integers(-3, 5, 10)
+    before = draw.integers(20, 60, 10)
+    found = ours.wilcoxon(before / 480, (before + steps) / 480)
+    assert found == pytest.approx(exact_signed_rank(steps.astype(float)))
+    kept = steps[steps != 0]
+    listed = stats.wilcoxon(kept, method=stats.PermutationMethod(n_resamples=2**10 + 1))
+    assert found == pytest.approx(listed.pvalue)
+
+
+def test_wilcoxon_with_ties_of_more_pairs_than_can_be_listed() -> None:
+    steps = np.array([2.0] * 30 + [-2.0] * 5)  # all ranks equal: it is the sign test
+    found = ours.wilcoxon(np.zeros(35), steps / 480)
+    assert found == pytest.approx(stats.binomtest(5, 35).pvalue)
 
 
 def test_wilcoxon_where_all_pairs_improve() -> None:
@@ -142,10 +162,11 @@ def test_rank_preservation_counts_concordant_pairs() -> None:
 
 
 def test_regret_of_the_three_rules() -> None:
-    found = ours.regret([0.5, 0.9, 0.1], [0.8, 0.7, 0.3])
+    """The weakest anchor before the repair is not the one that ends lowest."""
+    found = ours.regret([0.5, 0.9, 0.1, 0.4], [0.8, 0.7, 0.55, 0.3])
     assert found.strongest == pytest.approx(0.1)
-    assert found.random == pytest.approx((0.0 + 0.1 + 0.5) / 3)
-    assert found.weakest == pytest.approx(0.5)
+    assert found.random == pytest.approx((0.0 + 0.1 + 0.25 + 0.5) / 4)
+    assert found.weakest == pytest.approx(0.25)
 
 
 def test_shares_under_another_partition() -> None:

@@ -58,6 +58,7 @@ def test_the_rules_of_selection_are_those_of_the_statistics(tmp_path: Path) -> N
 def test_the_published_tables() -> None:
     ran = sigmerge("analyze", "--published")
     assert ran.code == 0 and ran.out.startswith("# The paper's statements")
+    assert ran.out.endswith("|\n")
     verdicts = sigmerge("analyze", "--published", "--json").json["verdicts"]
     assert verdicts["agree"] > 50
 

@@ -21,9 +21,8 @@ import yaml
 
 import sigmerge as package
 from sigmerge.experiments.plan import plans
-from sigmerge.experiments.runner import STORE
-from sigmerge.experiments.store import open_read_only
-from sigmerge.experiments.suite import SHIPPED_EXPERIMENTS, load_suite
+from sigmerge.experiments.store import STORE, open_read_only
+from sigmerge.experiments.suite import SHIPPED, load_suite
 from sigmerge.jobs.options import Options
 from tests.command_line import refused, sigmerge, tree
 from tests.pools import PoolOnDisk, make_pool
@@ -176,6 +175,27 @@ def test_a_suite_killed_ten_times_ends_in_the_same_store(pool: PoolOnDisk, tmp_p
     assert {file.name for file in out.iterdir()} == {file.name for file in whole.iterdir()}
 
 
+def test_jobs_side_by_side_end_in_the_same_store(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Two processes, two pools whose order in the store is that of the suite."""
+    other = make_pool(tmp_path / "other", layers=2, dtype="bf16", seed=9)
+    file, pools = write(tmp_path, definition(pool)), ("--pool", pool.root, "--pool", other.root)
+    for out, jobs in ((tmp_path / "one", "1"), (tmp_path / "two", "2")):
+        ran = sigmerge("suite", file, out, *pools, "--jobs", jobs, "--json")
+        assert ran.code == 0, ran
+        assert {file.name for file in out.iterdir()} == {STORE, "suite.yaml", "overview.json"}
+    assert export(tmp_path / "one") == export(tmp_path / "two")
+    with open_read_only(tmp_path / "two" / STORE) as store:
+        assert store.frames().pools["name"].to_list() == ["pool", "other"]
+
+
+def test_an_error_of_a_process_is_the_error_of_the_suite(pool: PoolOnDisk, tmp_path: Path) -> None:
+    content = definition(pool)
+    (tmp_path / "score.py").write_text("print('no scores')")
+    file = write(tmp_path, content)
+    ran = sigmerge("suite", file, tmp_path / "out", "--jobs", "2")
+    assert ran.code == 5 and "must be a JSON object of domain scores" in ran.err, ran
+
+
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
@@ -190,6 +210,44 @@ def test_a_suite_killed_ten_times_ends_in_the_same_store(pool: PoolOnDisk, tmp_p
         ({"pools": []}, 2, "pass --pool FOLDER"),
         ({"experts": ["maths"]}, 2, "no checkpoint called maths"),
         ({"command": "score {checkpoint}"}, 5, "must say {split}"),
+        ({"name": 3}, 2, "name: must be a string, not 3"),
+        ({"anchors": 3}, 2, "anchors: must be a list, not 3"),
+        ({"anchors": [3]}, 2, "anchors.0: must be a name or a mapping with name, recipe, "),
+        ({"anchors": [{"merge_method": "linear"}]}, 2, "anchors.0.name: is missing"),
+        (
+            {"anchors": [{"name": "a", "merge_method": "ties", "seeds": ["0"]}]},
+            2,
+            "anchors.0.seeds.0: must be an integer, not '0'",
+        ),
+        (
+            {"anchors": [{"name": "a", "merge_method": "ties", "seeds": []}]},
+            2,
+            "anchors.0.seeds: must not be empty",
+        ),
+        (
+            {"anchors": [{"name": "a", "merge_method": "ties", "seeds": [1, 0, 1]}]},
+            2,
+            "anchors.0: seeds: 1 is given twice",
+        ),
+        ({"anchors": ["linear", "linear"]}, 2, "linear is given twice"),
+        ({"repairs": [1]}, 2, "repairs: must be a mapping with ablation, control,"),
+        ({"repairs": {"sweep": {"cmax": [0.3]}}}, 2, "did you mean 'c_max'?"),
+        (
+            {"repairs": {"sweep": {"c_max": [0.3, 0.5, 0.3]}}},
+            2,
+            "repairs: sweep.c_max: 0.3 is given twice",
+        ),
+        ({"repairs": {"sweep": {"c_max": [0.45]}}}, 2, "0.45 is the default itself"),
+        (
+            {"repairs": {"ablation": ["equal_share", "equal_share"]}},
+            2,
+            "repairs: equal_share is given twice",
+        ),
+        ({"partitions": [1, 1]}, 2, "partitions: 1 is given twice"),
+        ({"dtype": "fp8"}, 2, "dtype: must be 'float32', 'bfloat16' or 'float16', not 'fp8'"),
+        ({"most_seeds": 0}, 2, "most_seeds: must be greater than or equal to 1, not 0"),
+        ({"pools": [{"nmae": "a"}]}, 2, "did you mean 'name'?"),
+        ({"pools": [{"name": "a"}]}, 2, "pools.0: give path:, or reference: and experts:"),
     ],
 )
 def test_wrong_suites_are_refused(
@@ -197,7 +255,9 @@ def test_wrong_suites_are_refused(
 ) -> None:
     content = {**definition(pool), **change}
     file = write(tmp_path, {k: v for k, v in content.items() if v is not None})
-    assert said in refused(code, "suite", file, tmp_path / "out", beside=tmp_path)
+    told = refused(code, "suite", file, tmp_path / "out", beside=tmp_path)
+    assert said in told
+    assert not any(word in told for word in ("Section", "function", "Input should", "valid "))
 
 
 def test_a_folder_holds_one_suite(pool: PoolOnDisk, tmp_path: Path) -> None:
@@ -360,6 +420,102 @@ def test_a_pool_with_another_configuration_is_another_pool(
     file.write_text(file.read_text() + "\n")
     [plan] = plans(load_suite(content), Options(threads=1))
     assert plan.row.key != before
+
+
+def evaluated(pool: PoolOnDisk, **more: Any) -> dict[str, Any]:
+    """The same suite, scored by benchmarks whose items lie outside the pool."""
+    folder = pool.root.parent / "benchmarks"
+    folder.mkdir(exist_ok=True)
+    marks = {}
+    for domain in ("math", "coding", "safety"):
+        lines = ({"prompt": f"w{k}", "answer": f"w{k + 1}"} for k in range(10))
+        (folder / f"{domain}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        marks[domain] = {f"{domain}-words": {"harness": "jsonl", "files": [f"{domain}.jsonl"]}}
+    (folder / "words.yaml").write_text(yaml.safe_dump({"name": "words", "domains": marks}))
+    content = definition(pool, evaluate={"suite": str(folder / "words.yaml")}, **more)
+    return {key: value for key, value in content.items() if key != "command"}
+
+
+def rewritten(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_whatever_decides_a_score_is_in_the_pools_key(pool: PoolOnDisk) -> None:
+    def key() -> str:
+        [plan] = plans(load_suite(evaluated_content), Options(threads=1))
+        return plan.row.key
+
+    evaluated_content = evaluated(pool)
+    folder, keys = pool.root.parent / "benchmarks", []
+    keys.append(key())
+    assert key() == keys[0]
+    rewritten(folder / "coding.jsonl", '"w3"', '"w7"')  # an item
+    keys.append(key())
+    rewritten(folder / "words.yaml", "harness: jsonl", "harness: jsonl\n      matcher: contains")
+    keys.append(key())
+    rewritten(folder / "words.yaml", "name: words", "name: words\nseed: 3")  # another division
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
+    moved = folder.rename(folder.with_name("elsewhere"))
+    evaluated_content["evaluate"]["suite"] = str(moved / "words.yaml")
+    assert key() == keys[-1]
+
+
+def test_the_program_that_scores_is_in_the_pools_key(pool: PoolOnDisk) -> None:
+    content = definition(pool)
+    [before] = plans(load_suite(content), Options(threads=1))
+    assert before.row.key
+    rewritten(pool.root.parent / "score.py", "0.9", "0.8")
+    [after] = plans(load_suite(content), Options(threads=1))
+    assert after.row.key != before.row.key
+
+
+def test_domains_that_differ_from_the_experts_are_refused_before_a_run(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    file = write(tmp_path, evaluated(pool))
+    rewritten(tmp_path / "benchmarks/words.yaml", "safety:", "law:")
+    for more in ([], ["--dry-run"]):
+        told = refused(2, "suite", file, tmp_path / "out", *more, beside=tmp_path)
+        assert "safety: no benchmark scores it" in told and "law: no expert has it" in told
+
+
+def test_costs_do_not_depend_on_what_was_kept(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program that scores sleeps: its time counts, also when its scores are kept ones."""
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    nap, anchors = 0.2, [{"name": "mean", "merge_method": "linear"}]
+    content = definition(pool, anchors=anchors, repairs={"control": ["inverted_share"]})
+    rewritten(
+        tmp_path / "score.py", "import hashlib", f"import time; time.sleep({nap})\nimport hashlib"
+    )
+    for out in (tmp_path / "first", tmp_path / "again"):
+        package.suite(content, out, threads=1)
+    first, again = rows(tmp_path / "first"), rows(tmp_path / "again")
+    for a, b in zip(first, again, strict=True):
+        counted = [name for name in a if name.startswith(("spent_c", "spent_l", "eval", "lab"))]
+        assert [a[name] for name in counted] == [b[name] for name in counted]
+        assert a["gpu_seconds"] is b["gpu_seconds"] is None  # no GPU asked: not nought
+        for row in (a, b):
+            if row["method"] == "sigmerge":
+                assert row["wall_seconds"] > nap  # one look, at the anchor
+                assert row["spent_seconds"] > row["wall_seconds"] + 3 * nap  # and at the experts
+
+
+def test_a_damaged_definition_does_not_stop_a_suite(pool: PoolOnDisk, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    package.suite(definition(pool), out, threads=1)
+    before, whole = export(out), (out / "suite.yaml").read_bytes()
+    for damage in (b"", b"name: [", b"\x00\xff", whole[:20]):
+        (out / "suite.yaml").write_bytes(damage)
+        assert package.suite(definition(pool), out, threads=1).made == 0
+        assert (out / "suite.yaml").read_bytes() == whole and export(out) == before
+    (out / "suite.yaml").write_bytes(b"")
+    other = write(tmp_path, definition(pool, variants_on=["dare"]))
+    assert "another suite" in refused(4, "suite", other, out, beside=tmp_path)
 
 
 def test_a_suite_without_anchors_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -51,13 +51,26 @@ def relative_gain(before: ArrayLike, after: ArrayLike) -> float:
 def wilcoxon(before: ArrayLike, after: ArrayLike) -> float:
     """p of the two-sided exact signed-rank test; NaN when no pair differs.
 
-    Differences below 1e-12 are no difference: sums of the same fractions in another order.
+    Pairs that do not differ are left out, as Wilcoxon and SciPy do. Equal sizes share their mean
+    rank, and p is then the part of all 2^n sign patterns that are as extreme: SciPy's exact
+    distribution knows no shared ranks, and its permutation test cannot list so many patterns.
+    Differences within 1e-12 are equal: they are sums of the same fractions in another order.
     """
     difference = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
-    difference = difference[np.abs(difference) > 1e-12]
+    difference = np.round(difference, 12)
+    difference = difference[difference != 0]
     if not difference.size:
         return float("nan")
-    return float(stats.wilcoxon(difference, alternative="two-sided", method="exact").pvalue)
+    sizes = np.abs(difference)
+    if np.unique(sizes).size == sizes.size:
+        return float(stats.wilcoxon(difference, alternative="two-sided", method="exact").pvalue)
+    doubled = np.round(2 * stats.rankdata(sizes)).astype(int)  # shared ranks are halves
+    patterns = np.ones(1)  # how many have each sum of ranks, as a part of all
+    for rank in doubled:
+        patterns = (np.pad(patterns, (0, rank)) + np.pad(patterns, (rank, 0))) / 2
+    positive = int(doubled[difference > 0].sum())
+    extreme = min(positive, int(doubled.sum()) - positive)
+    return float(min(1.0, 2 * patterns[: extreme + 1].sum()))
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:

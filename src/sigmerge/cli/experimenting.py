@@ -41,6 +41,9 @@ def suite(
     source: SuiteSource,
     out: OutFolder,
     pool: PoolFolders = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, help="Processes that make runs side by side.")
+    ] = 1,
     threads: Threads = 0,
     allow_pickle: Pickle = False,
     trust_remote_code: Trust = False,
@@ -64,7 +67,8 @@ def suite(
             trust_remote_code=trust_remote_code,
             strict=strict,
         )
-        result = show.do(SuiteJob(load_suite(source, pool or ()), out, how), dry_run, goes_on=True)
+        job = SuiteJob(load_suite(source, pool or ()), out, how, jobs)
+        result = show.do(job, dry_run, goes_on=True)
     show.emit(result, as_json, _suite_lines)
 
 

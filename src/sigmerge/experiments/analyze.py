@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import MissingExtra
-from sigmerge.experiments.runner import STORE
-from sigmerge.experiments.store import open_read_only
+from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.files.documents import write_json
 from sigmerge.records import Part
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.experiments.plan import PoolPlan
+from sigmerge.experiments.scoring import benchmarks_of
 from sigmerge.experiments.suite import MethodSection
 from sigmerge.jobs import capture
 from sigmerge.jobs.options import Options, Step
@@ -88,18 +89,13 @@ def _sum(each: dict[str, int] | None, calibrated: int, evaluated: int) -> int | 
 
 def _items(plan: PoolPlan) -> tuple[dict[str, dict[str, int] | None], list[str]]:
     """Items and tokens of one evaluation by split, and what about them is not known here."""
-    evaluate = plan.place.evaluation(plan.suite).get("evaluate")
-    if evaluate is None:
+    if plan.suite.section.evaluate is None:
         return {"items": None, "tokens": None}, ["a command scores: its items are not known"]
     from sigmerge.evaluation import splits
     from sigmerge.evaluation.estimate import estimate
-    from sigmerge.evaluation.sources import Data
-    from sigmerge.evaluation.suite import load_suite, nano_suite
 
-    data = Data.default(Path(evaluate["data"]) if "data" in evaluate else None)
-    nano = evaluate["suite"] == "nano"
-    pool = Path(evaluate["pool"]) if "pool" in evaluate else None
-    suite = nano_suite(pool) if nano else load_suite(evaluate["suite"])
+    suite, how = benchmarks_of(plan.place, plan.suite, plan.options)
+    data = replace(how.data, hub=False)
     both = ("calibration", "evaluation")
     try:
         found, absent = splits.load_available(suite, data)

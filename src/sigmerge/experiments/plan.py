@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.experiments.store import RunKind, StoredPool, StoredRun
-from sigmerge.experiments.suite import ExperimentSuite, MethodSection, PoolPlace, RepairSetting
+from sigmerge.experiments.scoring import scored_by
+from sigmerge.experiments.store import Kind, Pool, RunRecord
+from sigmerge.experiments.suite import MethodSection, PoolPlace, Setting, Suite
 from sigmerge.files.digests import sha256
 from sigmerge.files.documents import content_key
-from sigmerge.jobs.options import Options
+from sigmerge.jobs.options import Options, silent
 from sigmerge.jobs.pools import weight_digests
 from sigmerge.operators.table import operator
 from sigmerge.recipe import Recipe, load_recipe
@@ -52,29 +52,26 @@ class PoolPlan:
     first: int = 0
 
     @cached_property
-    def row(self) -> StoredPool:
-        """The pool as the store names it; its key is the content of its members and its items."""
-        any_recipe = self.recipe(self.suite.anchors[0], 0, self.suite.default, 0)
-        members = {"reference": any_recipe.reference, **any_recipe.experts}
+    def row(self) -> Pool:
+        """The pool as the store names it; its key is the content of all that decides a score."""
+        reference = self.plain.reference
+        assert reference is not None
+        members = {"reference": reference, **self.plain.experts}
         digests = {}
         for name, path in members.items():
-            assert path is not None
             checkpoint = open_checkpoint(path, allow_pickle=self.options.allow_pickle)
             beside = sha256(companion_files(path))
             digests[name] = [
                 *sorted(weight_digests(checkpoint, self.options)),
                 *(f"{file.name} {digest}" for file, digest in sorted(beside.items())),
             ]
-        items = self._items()
-        return StoredPool(
-            self.name, content_key(["pool", digests, items]), tuple(self.place.experts)
-        )
+        scoring = scored_by(self.place, self.suite, self.options, reference)
+        return Pool(self.name, content_key(["pool", digests, scoring]), tuple(self.place.experts))
 
-    def _items(self) -> list[str]:
-        """Digests of the files of items that lie in the pool: others, other scores."""
-        folder = Path(self.place.reference).parent / "splits"
-        splits = sorted(folder.rglob("*.jsonl"))
-        return [f"{file.parent.name}/{file.name} {d}" for file, d in sha256(splits).items()]
+    @cached_property
+    def plain(self) -> Recipe:
+        """The recipe of the first anchor: what all runs of the pool have in common."""
+        return self.recipe(self.suite.anchors[0], 0, self.suite.default, 0)
 
     def recipe(
         self, method: MethodSection, seed: int, setting: RepairSetting, at: int, **evaluate: str
@@ -193,7 +190,7 @@ class PoolPlan:
 
 def plans(suite: ExperimentSuite, options: Options) -> list[PoolPlan]:
     """The suite on each of its pools. Pools whose folders have one name get another each."""
-    places = suite.pools()
+    places, quiet = suite.pools(), replace(options, progress=silent)
     names = [place.name for place in places]
     made: list[PoolPlan] = []
     for place in places:
@@ -202,7 +199,7 @@ def plans(suite: ExperimentSuite, options: Options) -> list[PoolPlan]:
             name = f"{place.folder.parent.name if place.folder else ''}/{name}"
         if name in [plan.name for plan in made]:
             name = f"{name} {len(made) + 1}"
-        made.append(PoolPlan(suite, place, options, name, first=len(made) * 100_000))
+        made.append(PoolPlan(suite, place, quiet, name, first=len(made) * 100_000))
     return made
 
 

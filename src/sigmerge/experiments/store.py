@@ -25,7 +25,9 @@ from sigmerge.files.documents import content_key
 if TYPE_CHECKING:
     import polars as pl
 
-SCHEMA = 1
+STORE = "results.sqlite"
+"""The name of the store in the folder of a suite."""
+SCHEMA = 2
 """Version of the tables. A store of another version is refused."""
 
 RunKind = Literal[
@@ -76,15 +78,18 @@ class StoredScore:
 
 
 @dataclass(frozen=True)
-class BuildCost:
-    """What it took to build the checkpoint, beyond the anchor where there is one.
+class Cost:
+    """What it takes to build the checkpoint from nothing, beyond the anchor where there is one.
 
-    Calls and labelled items as the paper counts them: those of a repair are one call per domain
-    on the anchor. `spent_calls` and `spent_labelled` count all, on experts and candidates too.
+    As the paper counts (ruling 25): a repair is the pool's profile, one scoring of the anchor and
+    the claims; the experts' own scores are there. What begins with `spent` counts those too, and
+    every candidate. Work that an earlier run left is counted as if it were done now. None: not
+    measured, since an interrupted run did a part of it; `gpu_seconds`: since no GPU is there.
     """
 
-    wall_seconds: float = 0.0
-    gpu_seconds: float = 0.0
+    wall_seconds: float | None = None
+    gpu_seconds: float | None = None
+    spent_seconds: float | None = None
     forward_calls: int = 0
     evaluation_calls: int = 0
     labelled: int = 0
@@ -176,7 +181,7 @@ CREATE TABLE runs (
     {", ".join(f"{name} TEXT NOT NULL" for name in _TEXT)},
     {", ".join(f"{name} INTEGER NOT NULL" for name in _WHOLE)},
     {", ".join(f"{name} TEXT NOT NULL" for name in _JSON)},
-    {", ".join(f"{name} REAL NOT NULL" for name in _COSTS)}
+    {", ".join(f"{name} REAL" for name in _COSTS)}
 );
 CREATE TABLE scores (
     run TEXT NOT NULL REFERENCES runs (key),
@@ -200,17 +205,29 @@ class RunStore:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection, self.path = connection, path
 
-    def append(self, record: StoredRun) -> bool:
-        """Insert a run with its scores in one transaction; False if it was there already."""
-        _check(record)
-        pool, run, scores = _rows(record)
+    def add_pools(self, pools: Sequence[Pool]) -> None:
+        """Name pools before their runs come: tables have pools in the order of this list."""
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            known = self._one("SELECT * FROM pools WHERE key = ? OR name = ?", pool[:2])
-            if known is None:
-                self._connection.execute("INSERT INTO pools VALUES (?, ?, ?)", pool)
-            elif tuple(known) != pool:
-                raise StoreError(f"{self.path}: another pool is called {record.pool.name!r}.")
+            for pool in pools:
+                self._add_pool(pool)
+
+    def _add_pool(self, pool: Pool) -> None:
+        """A pool that is known by its content keeps the name it has here."""
+        if self._one("SELECT 1 FROM pools WHERE key = ?", (pool.key,)):
+            return
+        if self._one("SELECT 1 FROM pools WHERE name = ?", (pool.name,)):
+            raise StoreError(f"{self.path}: another pool is called {pool.name!r}.")
+        row = (pool.key, pool.name, json.dumps(pool.domains))
+        self._connection.execute("INSERT INTO pools VALUES (?, ?, ?)", row)
+
+    def append(self, record: RunRecord) -> bool:
+        """Insert a run with its scores in one transaction; False if it was there already."""
+        _check(record)
+        run, scores = _rows(record)
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._add_pool(record.pool)
             if self._one("SELECT 1 FROM runs WHERE key = ?", (record.key,)):
                 self._check_equal(record, run, scores)
                 return False
@@ -219,6 +236,10 @@ class RunStore:
             marks = ", ".join("?" * (1 + len(_SCORE)))
             self._connection.executemany(f"INSERT INTO scores VALUES ({marks})", scores)
         return True
+
+    def suites(self) -> frozenset[str]:
+        """Keys of the suites whose runs are here."""
+        return frozenset(r[0] for r in self._connection.execute("SELECT suite_key FROM runs"))
 
     def keys(self) -> frozenset[str]:
         """Keys of all runs: what a resumed experiment leaves out."""
@@ -266,6 +287,7 @@ class RunStore:
             " JOIN pools ON pool_key = pools.key"
             f" ORDER BY {order}, split, scores.rowid"
         )
+        runs = runs.with_columns(pl.col(*_COSTS).cast(pl.Float64))
         return Frames(pools, runs, scores.with_columns(pl.col("headline").cast(pl.Boolean)))
 
     def _one(self, query: str, values: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -333,16 +355,15 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreError(f"{path}: has schema {version}; this version reads schema {SCHEMA}.")
 
 
-def _rows(record: StoredRun) -> tuple[tuple[Any, ...], tuple[Any, ...], list[tuple[Any, ...]]]:
-    """A record as rows of the three tables."""
-    pool = (record.pool.key, record.pool.name, json.dumps(record.pool.domains))
+def _rows(record: RunRecord) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
+    """A record as its rows of runs and scores."""
     content = {
         "key": record.key,
         "pool_key": record.pool.key,
         **{name: getattr(record, name) for name in (*_TEXT, *_WHOLE)},
         "constants": _plain(record.constants),
         **{f.name: _plain(getattr(record.signals, f.name)) for f in fields(Signals)},
-        **{name: float(value) for name, value in asdict(record.cost).items()},
+        **{name: None if v is None else float(v) for name, v in asdict(record.cost).items()},
     }
     run = tuple(content[name] for name in _RUN)
     scores = [
@@ -358,7 +379,7 @@ def _rows(record: StoredRun) -> tuple[tuple[Any, ...], tuple[Any, ...], list[tup
         )
         for s in record.scores
     ]
-    return pool, run, scores
+    return run, scores
 
 
 def _plain(value: Any) -> str:

@@ -19,9 +19,12 @@ from sigmerge.files.documents import content_key
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.method.controls import VARIANTS
 from sigmerge.nano.files import POOL, RECIPES
-from sigmerge.words import did_you_mean, unknown
+from sigmerge.recipe import RepairSection
+from sigmerge.recipe.sections import worded
+from sigmerge.words import did_you_mean, shown, unknown
 
-SHIPPED_EXPERIMENTS = Path(__file__).parent / "suites"
+SHIPPED = Path(__file__).parent / "suites"
+SWEPT = ("c_min", "c_max", "scale")
 PAPERS_ANCHORS = (
     "linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "fisher", "regmean",
 )  # fmt: skip
@@ -29,6 +32,16 @@ PAPERS_ANCHORS = (
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def _repeated(values: Sequence[Any]) -> Any:
+    return next((value for number, value in enumerate(values) if value in values[:number]), None)
+
+
+def _once(values: Sequence[Any], place: str = "") -> None:
+    twice = _repeated(values)
+    if twice is not None:
+        raise ValueError(f"{place}: {twice} is given twice".removeprefix(": "))
 
 
 class PoolSection(_Strict):
@@ -70,6 +83,7 @@ class MethodSection(_Strict):
 
     @model_validator(mode="after")
     def _known(self) -> MethodSection:
+        _once(self.seeds, "seeds")
         if self.recipe is not None and not _recipe_file(self.recipe).is_file():
             raise ValueError(unknown("recipe file or shipped recipe", self.recipe, _recipes()))
         if self.recipe is None and self.merge_method is None:
@@ -102,6 +116,9 @@ class RepairsSection(_Strict):
             for name in getattr(self, kind):
                 if name not in VARIANTS:
                     raise ValueError(f"{kind}: {unknown('variant', name, VARIANTS)}")
+        _once([n for kind in ("ablation", "control", "view", "order") for n in getattr(self, kind)])
+        for constant, values in self.sweep.items():
+            _once(values, f"sweep.{constant}")
         return self
 
 
@@ -126,6 +143,8 @@ class SuiteSection(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> SuiteSection:
+        for place, given in (("partitions", self.partitions), ("experts", self.experts or [])):
+            _once(given, place)
         if (self.evaluate is None) == (self.command is None):
             raise ValueError("give one of evaluate: and command:, where scores come from")
         if self.command is not None and self.partitions:
@@ -133,9 +152,13 @@ class SuiteSection(_Strict):
         for method in (*self.anchors, *self.baselines):
             if isinstance(method, str) and method not in _recipes():
                 raise ValueError(unknown("shipped recipe", method, _recipes()))
+        for constant, values in self.repairs.sweep.items():
+            usual = self.constants.get(constant, RepairSection.model_fields[constant].default)
+            if usual in values:
+                raise ValueError(f"repairs.sweep.{constant}: {usual:g} is the default itself")
         names = [m if isinstance(m, str) else m.name for m in (*self.anchors, *self.baselines)]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"{twice[0]} is given twice; give it another name:")
+        if twice := _repeated(names):
+            raise ValueError(f"anchors, baselines: {twice} is given twice; give it another name:")
         anchors = names[: len(self.anchors)]
         pools = [p for p in self.pools if not isinstance(p, str)]
         for chosen in (self.variants_on, *(pool.variants_on for pool in pools)):
@@ -343,17 +366,30 @@ SUITE_SECTIONS: dict[str, type[BaseModel]] = {
 
 
 def _problems(error: ValidationError) -> list[str]:
-    """pydantic's errors with their places; of a union only what the mapping got wrong."""
-    found = []
+    """One sentence for each place that is wrong."""
+    found: dict[str, list[Any]] = {}
     for item in error.errors():
-        place = [str(part) for part in item["loc"]]
-        if "str" in place and isinstance(item["input"], dict):
-            continue
-        kind = SUITE_SECTIONS.get(place[0], SuiteSection) if len(place) > 1 else SuiteSection
-        where = ".".join(p for p in place if p not in {"str", *(k.__name__ for k in
-                         SUITE_SECTIONS.values())})  # fmt: skip
-        text = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            text = f"is no key here; {did_you_mean(place[-1], kind.model_fields)}"
-        found.append(f"{where}: {text}" if where else text)
-    return list(dict.fromkeys(found))
+        # pydantic's names of alternatives stand among the keys and numbers.
+        place = [p for p in item["loc"] if p not in ("str", "[key]") and "[" not in str(p)]
+        # A mapping is no name either, but what is wrong with it is said at its own keys.
+        if not (item["loc"][-1:] == ("str",) and isinstance(item["input"], dict)):
+            found.setdefault(".".join(map(str, place)), []).append(item)
+    return [_sentence(place, items) for place, items in found.items()]
+
+
+def _sentence(place: str, items: Sequence[Any]) -> str:
+    first, kinds = items[0], {item["type"] for item in items}
+    section, *inner = place.split(".")
+    known = (SECTIONS.get(section, SuiteSection) if inner else SuiteSection).model_fields
+    if "model_type" in kinds:
+        own = SECTIONS[section].model_fields
+        name = "a name or " if len(items) > 1 else ""
+        text = f"must be {name}a mapping with {', '.join(own)}, not {shown(first['input'])}"
+    elif "too_short" in kinds:
+        text = "must not be empty"
+    elif first["loc"][-1:] == ("[key]",):
+        text = unknown("constant", first["input"], SWEPT)
+    else:
+        text = worded(items, known).replace("a valid dictionary", "a mapping")
+        text = text.replace("a valid integer", "an integer").replace("a valid ", "a ")
+    return f"{place}: {text}" if place else text

@@ -17,7 +17,7 @@ from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.statistics import DONE, damage, discard_damaged, finish, is_finished
-from sigmerge.engine.machine import LIBRARIES
+from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.cache import beside
 from sigmerge.files.digests import sha256
@@ -299,6 +299,7 @@ def _claim(folder: Path) -> None:
 
 def _run(planned: Capture, recipe: Recipe, pool: Pool, options: Options, folder: Path) -> None:
     settings, trust = recipe.capture, options.trust_remote_code
+    meter, begun = Meter(), any(folder.iterdir())
     tokens = _tokens(planned, recipe, trust)
     about: dict[str, Any] = {"expert": planned.expert, "kind": planned.kind,
                              "exemplars": len(tokens),
@@ -332,4 +333,5 @@ def _run(planned: Capture, recipe: Recipe, pool: Pool, options: Options, folder:
         about["norm"] = capture_fisher(planned.checkpoint, read, tokens, folder, **how)
     else:
         raise PoolError(f"{recipe.method} needs {planned.kind!r}, which nothing measures.")
-    finish(folder, about)
+    # Of a capture that another run began, the whole time is not known.
+    finish(folder, about | {"seconds": None if begun else meter.wall_seconds})

@@ -107,17 +107,20 @@ def describe_profile(recipe: Recipe, pool: Pool, options: Options) -> Step:
     )
 
 
-def measure_profile(recipe: Recipe, pool: Pool, options: Options) -> MeasuredViews:
+def measure_profile(
+    recipe: Recipe, pool: Pool, options: Options, *, again: bool = False
+) -> Measured:
+    """The views of a pool. What was kept of an earlier pass is taken, unless it is made `again`."""
     coordinates = np.array([sum(site.size for site in block) for block in block_sites(pool)])
-    views = _weight_views(pool, options)
+    views = _weight_views(pool, options, again)
     probe = recipe.repair.probe if recipe.repair else None
     if probe is not None:
-        views["representation"] = _representation(recipe.folder / probe, pool, options)
+        views["representation"] = _representation(recipe.folder / probe, pool, options, again)
     ordered: Views = {name: views[name] for name in conflict.VIEWS if name in views}
     return MeasuredViews(ordered, coordinates.astype(np.int64))
 
 
-def _weight_views(pool: Pool, options: Options) -> Views:
+def _weight_views(pool: Pool, options: Options, again: bool) -> Views:
     """Direction and sign views: one pass that reads every weight once."""
     unchecked = ["unchecked"] if options.allow_nonfinite else []
     members = [pool.layout, *pool.experts.values()]
@@ -125,7 +128,7 @@ def _weight_views(pool: Pool, options: Options) -> Views:
     key = content_key(["weights", PROFILE_FORMAT, *unchecked, *weights])
     note = beside(pool.layout.path, f"signature-{key}.json")
     experts, depth = len(pool.experts), pool.stack.depth
-    kept = kept_json(note, {"dots", "mass"}) or {}
+    kept = {} if again else kept_json(note, {"dots", "mass"}) or {}
     dots = _numbers(kept.get("dots"), (depth, experts, experts))
     mass = _numbers(kept.get("mass"), (depth, 2))
     if dots is None or mass is None:
@@ -179,7 +182,7 @@ def _signature(pool: Pool, options: Options) -> tuple[Any, Any]:
     return dots, mass
 
 
-def _representation(probe_file: Path, pool: Pool, options: Options) -> Array:
+def _representation(probe_file: Path, pool: Pool, options: Options, again: bool) -> Array:
     """The representation view: each expert is loaded and run once, one after the other.
 
     All experts read the prompts through the reference's tokenizer (ruling 23).
@@ -197,7 +200,7 @@ def _representation(probe_file: Path, pool: Pool, options: Options) -> Array:
             sha256([config])[config], *(f"{f.name} {digest}" for f, digest in read_by.items()),
         ])  # fmt: skip
         note = beside(pool.layout.path, f"gram-{key}.npy")
-        gram = _kept_gram(note, pool.stack.depth)
+        gram = None if again else _kept_gram(note, pool.stack.depth)
         if gram is None:
             gram = _probed(expert, tokenizer, prompts, options)
             if len(gram) != pool.stack.depth:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from sigmerge.engine.machine import Meter
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.command_line import named_files, run_command
 from sigmerge.evaluation.store import checkpoint_key
@@ -52,41 +53,64 @@ class MetricScore:
 class MeasuredScores:
     """Domain scores of a checkpoint, and by domain the benchmarks that had no data.
 
-    `metrics` are the numbers behind the scores; a command and a callable give none.
+    `metrics` are the numbers behind the scores; a command and a callable give none. `seconds` is
+    what measuring took, whenever that was.
     """
 
     scores: DomainScores
     missing: Mapping[str, tuple[str, ...]]
-    metrics: tuple[MetricScore, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a checkpoint: what measuring it took, and how long this look had to wait."""
+
+    seconds: float
+    waited: float
 
 
 @dataclass(frozen=True)
 class CheckpointScorer:
-    """Measures a checkpoint folder. `name` identifies the measure, and is part of the kept key."""
+    """Measures a checkpoint folder. `name` identifies the measure, and is part of the kept key.
+
+    `looks` grows by one at every call.
+    """
 
     name: str
     measure: Callable[[Path], MeasuredScores]
     keeps: bool = False
     allow_pickle: bool = False
+    looks: list[Look] = field(default_factory=list)
 
     def __call__(self, folder: Path) -> MeasuredScores:
         """Scores of a folder; kept ones if one with the same content was measured before."""
-        if not self.keeps:
-            return self.measure(folder)
-        content = f"{self.name}\n{checkpoint_key(folder, self.allow_pickle)}"
-        key = hashlib.sha256(content.encode()).hexdigest()[:40]
+        meter = Meter()
+        measured = self._measured(folder) if self.keeps else self.measure(folder)
+        self.looks.append(Look(measured.seconds, meter.wall_seconds))
+        return measured
+
+    def _measured(self, folder: Path) -> Measured:
+        named = f"{self.name}\n{checkpoint_key(folder, self.allow_pickle)}"
+        key = hashlib.sha256(named.encode()).hexdigest()[:40]
         note = cache_place("scores") / f"{key}.json"
-        kept = (kept_json(note, {"scores"}) or {}).get("scores")
-        if isinstance(kept, dict) and all(type(value) is float for value in kept.values()):
-            return MeasuredScores(kept, {})
+        content = kept_json(note, {"scores", "seconds"}) or {}
+        kept, took = content.get("scores"), content.get("seconds")
+        whole = isinstance(kept, dict) and all(type(value) is float for value in kept.values())
+        if isinstance(kept, dict) and whole and isinstance(took, float):
+            return Measured(kept, {}, seconds=took)
         measured = self.measure(folder)
-        keep_json(note, {"scorer": self.name, "scores": measured.scores})
+        told = {"scores": measured.scores, "seconds": measured.seconds}
+        keep_json(note, {"scorer": self.name, **told})
         return measured
 
 
-def callable_scorer(score: ScoreFunction) -> CheckpointScorer:
-    def measure(folder: Path) -> MeasuredScores:
-        return MeasuredScores({str(d): float(q) for d, q in score(folder).items()}, {})
+def callable_scorer(score: Score) -> CheckpointScorer:
+    def measure(folder: Path) -> Measured:
+        meter = Meter()
+        scores = {str(d): float(q) for d, q in score(folder).items()}
+        return Measured(scores, {}, seconds=meter.wall_seconds)
 
     return CheckpointScorer("a Python callable", measure)
 
@@ -116,9 +140,10 @@ def _command_scorer(command: str, folder: Path, options: Options) -> CheckpointS
     files = [digest[:16] for digest in named_files(command, folder, where)]
     name = " ".join([f"command {command} in {folder}", *files])
 
-    def measure(checkpoint: Path) -> MeasuredScores:
+    def measure(checkpoint: Path) -> Measured:
+        meter = Meter()
         lines = run_command(command, {"checkpoint": checkpoint}, folder, where)
-        return MeasuredScores(printed_scores(lines, where), {})
+        return Measured(printed_scores(lines, where), {}, seconds=meter.wall_seconds)
 
     return CheckpointScorer(name, measure, keeps=True, allow_pickle=options.allow_pickle)
 
@@ -183,7 +208,8 @@ def _suite_scorer(
     def measure(checkpoint: Path) -> MeasuredScores:
         result = run(checkpoint, suite, split, how)
         missing = {d: tuple(n) for d, n in result.missing.items()}
-        return MeasuredScores(dict(result.domains), missing, tuple(_metrics(suite, result)))
+        metrics = tuple(_metrics(suite, result))
+        return Measured(dict(result.domains), missing, metrics, result.usage_of_results.seconds)
 
     return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
 

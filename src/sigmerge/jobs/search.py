@@ -378,6 +378,7 @@ def _search_into(job: SearchJob, out: Path, options: Options) -> SearchRecord:
         held_out_error=errors,
         replayed=running.replayed,
         wall_seconds=meter.wall_seconds,
+        asked_seconds=None if running.begun else round(sum(running.asked), 3),
         peak_memory_bytes=meter.peak_memory_bytes,
     )
     record.write(out / SEARCH_RESULT)
@@ -397,6 +398,7 @@ class _Search:
         self.examined = {r["respondent"]: r for r in records if "respondent" in r}
         self.called = {r["candidate"]: r for r in records if "candidate" in r}
         self.replayed = len(self.called)
+        self.begun, self.asked = bool(records), list[float]()
 
     def examine(self) -> dict[str, Answers]:
         """The answers of all respondents to all items."""
@@ -484,8 +486,9 @@ class _Search:
 
     def _ask(self, weights: Weights, questions: Mapping[str, Sequence[Question]]) -> Answers:
         """Answers by benchmark; the scorer gets all questions at once."""
-        flat = [question for each in questions.values() for question in each]
+        flat, meter = [question for each in questions.values() for question in each], Meter()
         answers = iter(self.job.scorer(weights, flat) if flat else [])
+        self.asked.append(meter.wall_seconds)
         return {name: [next(answers) for _ in each] for name, each in questions.items()}
 
 

@@ -24,12 +24,16 @@ def hidden(out: Path, purpose: str) -> Path:
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """What a command writes into its folder: files, checkpoints, and the file written last."""
+    """What a command writes into its folder: files, checkpoints, and the file written last.
+
+    `work` is a folder that exists while the command runs, and how all that lies in it is named.
+    """
 
     what: str
     files: tuple[str, ...]
     checkpoints: tuple[str, ...]
     last: str
+    work: tuple[str, str] | None = None
 
     def check(self, out: Path, overwrite: bool, inputs: Iterable[Path]) -> None:
         """Refuse a folder with an input or anything foreign in it; a finished one unless asked."""
@@ -67,6 +71,9 @@ class WorkFolder:
         if path.name in self.checkpoints:
             made = (path / "config.json").is_file() and (path / "sigmerge").is_dir()
             return path.is_dir() and (made or not any(path.iterdir()))
+        if self.work is not None and path.name == self.work[0]:
+            inside = [file.name for file in path.iterdir()] if path.is_dir() else [""]
+            return all(re.fullmatch(self.work[1], name) for name in inside)
         known = "|".join(map(re.escape, (*self.files, *self.checkpoints)))
         return re.fullmatch(_UNFINISHED.format(name=f"({known})"), path.name) is not None
 

@@ -65,6 +65,13 @@ class LoadedModel(Protocol):
 BACKENDS = ("hf", "vllm")
 
 
+def model_device() -> str:
+    """Where transformers' models answer: on a GPU if there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def load_model(
     folder: Path,
     backend: str,
@@ -96,7 +103,6 @@ class HfModel:
             raise MissingExtra("transformers", "eval", "Evaluating a checkpoint") from None
         self.torch, self.name = torch, str(folder)
         logging.disable_progress_bar()
-        device = "cuda" if torch.cuda.is_available() else "cpu"
         try:
             how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust}
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, **how)
@@ -104,7 +110,7 @@ class HfModel:
                 model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **how)
         except (OSError, ValueError) as error:
             raise unloadable(folder, "evaluation", error) from None
-        self.model = model.to(device).eval()
+        self.model = model.to(model_device()).eval()
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token

@@ -14,7 +14,7 @@ from sigmerge.analysis.published.statements import recompute
 def markdown(statements: Sequence[PrintedStatement] | None = None) -> str:
     """Every statement with the printed and the computed value, section by section."""
     found = recompute() if statements is None else statements
-    return "\n".join(_lines(found)) + "\n"
+    return "\n".join(_lines(found)).rstrip("\n") + "\n"
 
 
 def _lines(statements: Sequence[PrintedStatement]) -> Iterator[str]:

@@ -1,0 +1,69 @@
+"""What scores the checkpoints of a suite: its domains, and all that decides a score."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sigmerge.errors import RecipeError, ScoreError
+from sigmerge.evaluation.command_line import named_files
+from sigmerge.files.digests import sha256
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.scores import suite_and_how
+
+if TYPE_CHECKING:
+    from sigmerge.evaluation.how import How
+    from sigmerge.evaluation.suite import Suite as Benchmarks
+    from sigmerge.experiments.suite import PoolPlace, Suite
+
+
+def benchmarks_of(place: PoolPlace, suite: Suite, options: Options) -> tuple[Benchmarks, How]:
+    """The benchmarks that score a pool, and where their records and splits lie."""
+    return suite_and_how(place.evaluation(suite)["evaluate"], Path.cwd(), options)
+
+
+def check_domains(place: PoolPlace, suite: Suite, options: Options) -> None:
+    """Whether the benchmarks score the domains of the experts, all of them and no others."""
+    if suite.section.evaluate is None:
+        return
+    scored, _ = benchmarks_of(place, suite, options)
+    experts = list(place.experts)
+    problems = [f"{name}: no benchmark scores it" for name in experts if name not in scored.domains]
+    problems += [f"{name}: no expert has it" for name in scored.domains if name not in experts]
+    if problems:
+        raise RecipeError(
+            f"{place.name}: evaluate.suite {scored.name} and the experts differ in their domains:",
+            problems,
+        )
+
+
+def scored_by(place: PoolPlace, suite: Suite, options: Options, model: Path) -> list[Any]:
+    """Everything besides a checkpoint that decides its scores, by content wherever it lies.
+
+    `model` is any member of the pool. Records that are not here are known by the name the suite
+    gives them, and what a command reads by the files that it names or that lie in the pool.
+    """
+    given = place.evaluation(suite)
+    if "command" in given:
+        inside = sorted((model.parent / "splits").rglob("*.jsonl"))
+        items = [f"{file.parent.name}/{file.name} {d}" for file, d in sha256(inside).items()]
+        return [*items, *named_files(given["command"], Path.cwd(), "command")]
+    from sigmerge.evaluation import splits
+    from sigmerge.evaluation.run import Evaluation
+
+    loaded, how = benchmarks_of(place, suite, options)
+    try:
+        here, _ = splits.load_available(loaded, replace(how.data, hub=False))
+    except ScoreError:  # no benchmark is
+        here = {}
+    measure = Evaluation(model, loaded, how)
+    marks = {
+        name: [measure.key(name).settings, [[i.id, i.split, i.digest] for i in here[name]]]
+        if name in here
+        else mark.model_dump(mode="json")
+        for name, mark in loaded.benchmarks.items()
+    }
+    domains = {domain: list(each) for domain, each in loaded.domains.items()}
+    divided = sorted(sha256([how.splits]).values()) if how.splits else []
+    return [domains, marks, loaded.seed, loaded.calibration_items, divided]

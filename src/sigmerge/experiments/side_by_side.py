@@ -1,0 +1,87 @@
+"""Processes that make the runs of a suite side by side, each writing the store by itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from sigmerge.experiments.costs import Shared
+from sigmerge.experiments.group import Maker
+from sigmerge.experiments.plan import PoolPlan
+from sigmerge.experiments.store import STORE, create
+from sigmerge.jobs.options import Options
+
+LOOK_SECONDS = 1.0
+"""How often the one who waits looks, and at most how long a process outlives its parent."""
+
+
+class Team:
+    """Open it with `with`. An error of one process ends the others after what they make."""
+
+    def __init__(self, jobs: int, out: Path) -> None:
+        # New processes, not forks: those of a process with threads, or with CUDA, may hang.
+        self._pool = ProcessPoolExecutor(
+            jobs, multiprocessing.get_context("spawn"), initializer=_end_with_parent
+        )
+        self._out, self._jobs = out, jobs
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def prepare(
+        self, plan: PoolPlan, numbers: Sequence[int], options: Options
+    ) -> Future[Shared | None]:
+        """Scores of the experts, and what these groups of the pool share."""
+        return self._pool.submit(_prepare, self._out, plan, numbers, options)
+
+    def make(
+        self, plan: PoolPlan, number: int, shared: Shared | None, options: Options
+    ) -> Future[None]:
+        """The runs of one group."""
+        return self._pool.submit(_make, self._out, plan, number, shared, options)
+
+    def wait(self, futures: Mapping[str, Future[Any]]) -> Iterator[str]:
+        """Until all are done: at every look, which are at work."""
+        left = set(futures.values())
+        while left:
+            at_work = [name for name, future in futures.items() if future.running()]
+            yield ", ".join(at_work[: self._jobs])  # one more counts as running: it is the next
+            done, left = wait(left, LOOK_SECONDS, FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+
+
+def _prepare(out: Path, plan: PoolPlan, numbers: Sequence[int], options: Options) -> Shared | None:
+    with create(out / STORE) as store:
+        maker, groups = Maker(store, plan, options), list(plan.groups())
+        for _ in maker.experts():
+            pass
+        return maker.before(groups[number] for number in numbers)
+
+
+def _make(out: Path, plan: PoolPlan, number: int, shared: Shared | None, options: Options) -> None:
+    with create(out / STORE) as store:
+        group = list(plan.groups())[number]
+        for _ in Maker(store, plan, options, shared).group(group, out):
+            pass
+
+
+def _end_with_parent() -> None:
+    """A process that was killed cannot end its children: each looks whether it is still there."""
+    parent = os.getppid()
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_SECONDS / 5)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()
