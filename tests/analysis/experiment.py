@@ -100,7 +100,7 @@ class Experiment:
                     d: low[d] + 0.55 * (high[d] - low[d]) + rng.normal(0, 0.02) for d in DOMAINS
                 }
                 cost = (
-                    Cost(20.0, 7200.0, 20.0, 0, 240, 1500, 0, 240)
+                    BuildCost(20.0, 7200.0, 20.0, 0, 240, 1500, 0, 240)
                     if name == "MERGE3"
                     else BuildCost(5.0, 3600.0)
                 )
@@ -145,7 +145,7 @@ class Experiment:
             )
 
         yield self.record("anchor", pool, name, level, seed=seed, **base)
-        cost = Cost(3.0, 2160.0, 9.0, 5, 5, 500, 100, 0, 30, 3000)
+        cost = BuildCost(3.0, 2160.0, 9.0, 5, 5, 500, 100, 0, 30, 3000)
         yield repair("default", "default", 1.0, cost=cost)
         for k in (1, 2):
             moved = {d: s + rng.uniform(0, 0.1) for d, s in share.items()}

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sigmerge.checkpoints.statistics import DONE
-from sigmerge.experiments.store import Cost
+from sigmerge.experiments.store import BuildCost
 from sigmerge.files.documents import read_json_object
 from sigmerge.jobs.repair import RepairJob
-from sigmerge.jobs.scores import Measured
+from sigmerge.jobs.scores import MeasuredScores
 from sigmerge.probing.exemplars import read_prompts
 from sigmerge.recipe import Recipe
-from sigmerge.records import FOLDER as RECORDS
 from sigmerge.records import PLAN, PROVENANCE, Provenance, SearchRecord, read, read_plan
+from sigmerge.records import RECORDS_FOLDER as RECORDS
 from sigmerge.results import Merged
 
 
@@ -36,7 +36,7 @@ def on_gpu(recipe: Recipe) -> bool:
     return model_device() == "cuda"
 
 
-def merge_cost(recipe: Recipe, folder: Path, captures: Sequence[Path]) -> Cost:
+def merge_cost(recipe: Recipe, folder: Path, captures: Sequence[Path]) -> BuildCost:
     """Of a dense merge and the captures it reads, or of a search."""
     records = folder / RECORDS
     if recipe.search is not None:
@@ -46,9 +46,9 @@ def merge_cost(recipe: Recipe, folder: Path, captures: Sequence[Path]) -> Cost:
     whole = None if provenance.blocks_resumed else provenance.wall_seconds
     seconds = _sum([whole, *parts])
     on_cuda = recipe.capture.device.startswith("cuda")
-    captured: dict[str, Any] = read_plan(records / PLAN).capture or {}
+    captured: Mapping[str, Any] = read_plan(records / PLAN).capture or {}
     shown = captured.get("exemplars", {})
-    return Cost(
+    return BuildCost(
         wall_seconds=seconds,
         gpu_seconds=(_sum(parts) if on_cuda else 0.0) if on_gpu(recipe) else None,
         spent_seconds=seconds,
@@ -62,10 +62,10 @@ def _capture_seconds(place: Path) -> float | None:
     return took if isinstance(took, float) else None
 
 
-def _search_cost(found: SearchRecord, gpu: bool) -> Cost:
+def _search_cost(found: SearchRecord, gpu: bool) -> BuildCost:
     labelled, each = sum(found.labelled_items.values()), sum(found.items_per_call.values())
     seconds = None if found.asked_seconds is None else found.wall_seconds
-    return Cost(
+    return BuildCost(
         wall_seconds=seconds,
         gpu_seconds=found.asked_seconds if gpu else None,
         spent_seconds=seconds,
@@ -77,7 +77,7 @@ def _search_cost(found: SearchRecord, gpu: bool) -> Cost:
     )
 
 
-def repair_cost(job: RepairJob, made: Merged, anchor: Measured, shared: Shared) -> Cost:
+def repair_cost(job: RepairJob, made: Merged, anchor: MeasuredScores, shared: Shared) -> BuildCost:
     """Of a repair on top of its anchor; `anchor` are its calibration scores.
 
     The looks of the job's scorer are at the experts, the anchor and the candidates, in this order.
@@ -90,7 +90,7 @@ def repair_cost(job: RepairJob, made: Merged, anchor: Measured, shared: Shared) 
     whole = None if made.provenance.blocks_resumed else max(0.0, claims)
     items = sum(metric.items for metric in anchor.metrics if metric.headline)
     probe = recipe.repair.probe if recipe.repair else None
-    return Cost(
+    return BuildCost(
         wall_seconds=_sum([whole, shared.profile_seconds, counted]),
         gpu_seconds=counted if on_gpu(recipe) else None,
         spent_seconds=_sum([whole, shared.profile_seconds, *(look.seconds for look in looks)]),

@@ -12,9 +12,9 @@ import yaml
 
 from sigmerge.engine.machine import Meter
 from sigmerge.experiments.costs import Shared, merge_cost, repair_cost
-from sigmerge.experiments.plan import Group, PoolPlan, Run
+from sigmerge.experiments.plan import Group, PlannedRun, PoolPlan
 from sigmerge.experiments.scoring import benchmarks_of
-from sigmerge.experiments.store import RunRecord, Score, Signals, Split, Store
+from sigmerge.experiments.store import RunStore, Signals, Split, StoredRun, StoredScore
 from sigmerge.files.scratch import scratch
 from sigmerge.jobs.anchor import is_current, make_anchor
 from sigmerge.jobs.capture import CaptureJob
@@ -22,11 +22,11 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_repair_pool
 from sigmerge.jobs.profile import measure_profile
 from sigmerge.jobs.repair import DeficitsJob, RepairJob
-from sigmerge.jobs.scores import CheckpointScorer, Measured, scorer_of
+from sigmerge.jobs.scores import CheckpointScorer, MeasuredScores, scorer_of
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.records import RepairPlan
 
-WORK, OWN = "work", r"[0-9a-f]{24}"
+UNSCORED, GROUP_NAME = "work", r"[0-9a-f]{24}"
 """The folder of checkpoints that are not scored yet, and how those of a group are named in it."""
 BOTH: tuple[Split, ...] = ("calibration", "evaluation")
 
@@ -35,7 +35,7 @@ BOTH: tuple[Split, ...] = ("calibration", "evaluation")
 class Maker:
     """Makes the missing runs of one pool into a store; every step first says what it is."""
 
-    store: Store
+    store: RunStore
     plan: PoolPlan
     options: Options
     known: Shared | None = None
@@ -72,7 +72,10 @@ class Maker:
         missing = [run for run in group.runs if run.record.key not in done]
         if not missing:
             return
-        label, folder = f"{self.plan.name}: {group.label}", out / WORK / group.runs[0].record.key
+        label, folder = (
+            f"{self.plan.name}: {group.label}",
+            out / UNSCORED / group.runs[0].record.key,
+        )
         yield label
         captures = self._captured(group.recipe)
         merged = self._merged(group.recipe, folder / "merged")
@@ -103,7 +106,7 @@ class Maker:
             make_anchor(recipe, folder, replace(self.options, overwrite=True))
         return folder
 
-    def _repaired(self, run: Run, anchor: Path, folder: Path) -> RunRecord:
+    def _repaired(self, run: PlannedRun, anchor: Path, folder: Path) -> StoredRun:
         shared, measured = self.shared, self._measured(run.recipe, anchor, "calibration")
         options = replace(self.options, overwrite=True)
         job = RepairJob(run.recipe, folder, options, anchor, kept=False)
@@ -120,7 +123,7 @@ class Maker:
             cost=repair_cost(job, made, measured, shared),
         )
 
-    def _partition(self, run: Run, anchor: Path) -> RunRecord:
+    def _partition(self, run: PlannedRun, anchor: Path) -> StoredRun:
         """Shares that other calibration items give; nothing is merged."""
         from sigmerge.evaluation import splits
 
@@ -134,26 +137,28 @@ class Maker:
             found = DeficitsJob(load_recipe(content), self.options, anchor).run()
         return replace(run.record, signals=Signals(deficit=found.deficit, share=found.share))
 
-    def _scores(self, recipe: Recipe, folder: Path, on: tuple[Split, ...]) -> tuple[Score, ...]:
+    def _scores(
+        self, recipe: Recipe, folder: Path, on: tuple[Split, ...]
+    ) -> tuple[StoredScore, ...]:
         found = ((split, self._measured(recipe, folder, split)) for split in on)
         return tuple(score for split, measured in found for score in _rows(measured, split))
 
-    def _measured(self, recipe: Recipe, folder: Path, split: Split) -> Measured:
+    def _measured(self, recipe: Recipe, folder: Path, split: Split) -> MeasuredScores:
         scorer: CheckpointScorer | None = scorer_of(recipe, self.options, split)
         assert scorer is not None  # the suite was checked
         return scorer(folder)
 
 
-def _rows(measured: Measured, split: Split) -> Iterator[Score]:
+def _rows(measured: MeasuredScores, split: Split) -> Iterator[StoredScore]:
     """Rows of the store; where only domain scores are known, a domain is its own benchmark."""
     for metric in measured.metrics:
-        yield Score(
+        yield StoredScore(
             metric.domain, metric.benchmark, metric.metric, metric.value, metric.headline,
             metric.items, split,
         )  # fmt: skip
     if not measured.metrics:
         for domain, value in measured.scores.items():
-            yield Score(domain, domain, "score", value, True, 1, split)
+            yield StoredScore(domain, domain, "score", value, True, 1, split)
 
 
 def _signals(plan: RepairPlan) -> Signals:

@@ -10,8 +10,8 @@ from typing import Any
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.experiments.scoring import scored_by
-from sigmerge.experiments.store import Kind, Pool, RunRecord
-from sigmerge.experiments.suite import MethodSection, PoolPlace, Setting, Suite
+from sigmerge.experiments.store import RunKind, StoredPool, StoredRun
+from sigmerge.experiments.suite import ExperimentSuite, MethodSection, PoolPlace, RepairSetting
 from sigmerge.files.digests import sha256
 from sigmerge.files.documents import content_key
 from sigmerge.jobs.options import Options, silent
@@ -52,7 +52,7 @@ class PoolPlan:
     first: int = 0
 
     @cached_property
-    def row(self) -> Pool:
+    def row(self) -> StoredPool:
         """The pool as the store names it; its key is the content of all that decides a score."""
         reference = self.plain.reference
         assert reference is not None
@@ -66,7 +66,9 @@ class PoolPlan:
                 *(f"{file.name} {digest}" for file, digest in sorted(beside.items())),
             ]
         scoring = scored_by(self.place, self.suite, self.options, reference)
-        return Pool(self.name, content_key(["pool", digests, scoring]), tuple(self.place.experts))
+        return StoredPool(
+            self.name, content_key(["pool", digests, scoring]), tuple(self.place.experts)
+        )
 
     @cached_property
     def plain(self) -> Recipe:

@@ -21,12 +21,12 @@ import yaml
 
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import OutputError, RecipeError, ScoreError
-from sigmerge.experiments.group import OWN, WORK, Maker
+from sigmerge.experiments.group import GROUP_NAME, UNSCORED, Maker
 from sigmerge.experiments.plan import Group, PoolPlan, plans
 from sigmerge.experiments.scoring import check_domains
 from sigmerge.experiments.side_by_side import Team
-from sigmerge.experiments.store import STORE, Store, create, open_read_only
-from sigmerge.experiments.suite import Suite
+from sigmerge.experiments.store import STORE, RunStore, create, open_read_only
+from sigmerge.experiments.suite import ExperimentSuite
 from sigmerge.files.documents import whole, write_json
 from sigmerge.jobs.options import Description, Options, silent
 from sigmerge.jobs.repair import check_repair
@@ -35,12 +35,12 @@ from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.records import Part
 
 DEFINITION, OVERVIEW = "suite.yaml", "overview.json"
-FOLDER = WorkFolder(
+SUITE_FOLDER = WorkFolder(
     "suite",
     (STORE, f"{STORE}-journal", DEFINITION, OVERVIEW),
     (),
     last=DEFINITION,
-    work=(WORK, OWN),
+    work=(UNSCORED, GROUP_NAME),
 )
 
 
@@ -81,7 +81,7 @@ class SuiteJob:
                     "evaluation items apart."
                 )
         _check_distinct(found)
-        FOLDER.check(self.out, True, inputs)
+        SUITE_FOLDER.check(self.out, True, inputs)
         self._check_store()
         return found
 
@@ -115,14 +115,14 @@ class SuiteJob:
 
     def run(self) -> SuiteResult:
         found, meter = self.check(), Meter()
-        with FOLDER.writing(self.out):
+        with SUITE_FOLDER.writing(self.out):
             self._check_store()
             self._write_definition()
             with create(self.out / STORE) as store:
                 before = len(store.keys())
                 _Running(self.out, store, self.options, found, self.jobs).run()
                 runs = len(store.keys())
-            shutil.rmtree(self.out / WORK, ignore_errors=True)
+            shutil.rmtree(self.out / UNSCORED, ignore_errors=True)
         return SuiteResult(
             out=str(self.out.absolute()),
             store=str((self.out / STORE).absolute()),

@@ -14,16 +14,18 @@ from sigmerge.jobs.scores import suite_and_how
 
 if TYPE_CHECKING:
     from sigmerge.evaluation.how import How
-    from sigmerge.evaluation.suite import Suite as Benchmarks
-    from sigmerge.experiments.suite import PoolPlace, Suite
+    from sigmerge.evaluation.suite import BenchmarkSuite
+    from sigmerge.experiments.suite import ExperimentSuite, PoolPlace
 
 
-def benchmarks_of(place: PoolPlace, suite: Suite, options: Options) -> tuple[Benchmarks, How]:
+def benchmarks_of(
+    place: PoolPlace, suite: ExperimentSuite, options: Options
+) -> tuple[BenchmarkSuite, How]:
     """The benchmarks that score a pool, and where their records and splits lie."""
     return suite_and_how(place.evaluation(suite)["evaluate"], Path.cwd(), options)
 
 
-def check_domains(place: PoolPlace, suite: Suite, options: Options) -> None:
+def check_domains(place: PoolPlace, suite: ExperimentSuite, options: Options) -> None:
     """Whether the benchmarks score the domains of the experts, all of them and no others."""
     if suite.section.evaluate is None:
         return
@@ -38,7 +40,7 @@ def check_domains(place: PoolPlace, suite: Suite, options: Options) -> None:
         )
 
 
-def scored_by(place: PoolPlace, suite: Suite, options: Options, model: Path) -> list[Any]:
+def scored_by(place: PoolPlace, suite: ExperimentSuite, options: Options, model: Path) -> list[Any]:
     """Everything besides a checkpoint that decides its scores, by content wherever it lies.
 
     `model` is any member of the pool. Records that are not here are known by the name the suite

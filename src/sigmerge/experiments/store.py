@@ -78,7 +78,7 @@ class StoredScore:
 
 
 @dataclass(frozen=True)
-class Cost:
+class BuildCost:
     """What it takes to build the checkpoint from nothing, beyond the anchor where there is one.
 
     As the paper counts (ruling 25): a repair is the pool's profile, one scoring of the anchor and
@@ -205,14 +205,14 @@ class RunStore:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection, self.path = connection, path
 
-    def add_pools(self, pools: Sequence[Pool]) -> None:
+    def add_pools(self, pools: Sequence[StoredPool]) -> None:
         """Name pools before their runs come: tables have pools in the order of this list."""
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             for pool in pools:
                 self._add_pool(pool)
 
-    def _add_pool(self, pool: Pool) -> None:
+    def _add_pool(self, pool: StoredPool) -> None:
         """A pool that is known by its content keeps the name it has here."""
         if self._one("SELECT 1 FROM pools WHERE key = ?", (pool.key,)):
             return
@@ -221,7 +221,7 @@ class RunStore:
         row = (pool.key, pool.name, json.dumps(pool.domains))
         self._connection.execute("INSERT INTO pools VALUES (?, ?, ?)", row)
 
-    def append(self, record: RunRecord) -> bool:
+    def append(self, record: StoredRun) -> bool:
         """Insert a run with its scores in one transaction; False if it was there already."""
         _check(record)
         run, scores = _rows(record)
@@ -355,7 +355,7 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreError(f"{path}: has schema {version}; this version reads schema {SCHEMA}.")
 
 
-def _rows(record: RunRecord) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
+def _rows(record: StoredRun) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
     """A record as its rows of runs and scores."""
     content = {
         "key": record.key,

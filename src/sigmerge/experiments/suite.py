@@ -23,8 +23,8 @@ from sigmerge.recipe import RepairSection
 from sigmerge.recipe.sections import worded
 from sigmerge.words import did_you_mean, shown, unknown
 
-SHIPPED = Path(__file__).parent / "suites"
-SWEPT = ("c_min", "c_max", "scale")
+SHIPPED_EXPERIMENTS = Path(__file__).parent / "suites"
+SWEPT_CONSTANTS = ("c_min", "c_max", "scale")
 PAPERS_ANCHORS = (
     "linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "fisher", "regmean",
 )  # fmt: skip
@@ -380,15 +380,15 @@ def _problems(error: ValidationError) -> list[str]:
 def _sentence(place: str, items: Sequence[Any]) -> str:
     first, kinds = items[0], {item["type"] for item in items}
     section, *inner = place.split(".")
-    known = (SECTIONS.get(section, SuiteSection) if inner else SuiteSection).model_fields
+    known = (SUITE_SECTIONS.get(section, SuiteSection) if inner else SuiteSection).model_fields
     if "model_type" in kinds:
-        own = SECTIONS[section].model_fields
+        own = SUITE_SECTIONS[section].model_fields
         name = "a name or " if len(items) > 1 else ""
         text = f"must be {name}a mapping with {', '.join(own)}, not {shown(first['input'])}"
     elif "too_short" in kinds:
         text = "must not be empty"
     elif first["loc"][-1:] == ("[key]",):
-        text = unknown("constant", first["input"], SWEPT)
+        text = unknown("constant", first["input"], SWEPT_CONSTANTS)
     else:
         text = worded(items, known).replace("a valid dictionary", "a mapping")
         text = text.replace("a valid integer", "an integer").replace("a valid ", "a ")

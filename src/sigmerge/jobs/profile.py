@@ -109,7 +109,7 @@ def describe_profile(recipe: Recipe, pool: Pool, options: Options) -> Step:
 
 def measure_profile(
     recipe: Recipe, pool: Pool, options: Options, *, again: bool = False
-) -> Measured:
+) -> MeasuredViews:
     """The views of a pool. What was kept of an earlier pass is taken, unless it is made `again`."""
     coordinates = np.array([sum(site.size for site in block) for block in block_sites(pool)])
     views = _weight_views(pool, options, again)

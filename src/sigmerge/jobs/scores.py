@@ -59,7 +59,7 @@ class MeasuredScores:
 
     scores: DomainScores
     missing: Mapping[str, tuple[str, ...]]
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[MetricScore, ...] = ()
     seconds: float = 0.0
 
 
@@ -91,7 +91,7 @@ class CheckpointScorer:
         self.looks.append(Look(measured.seconds, meter.wall_seconds))
         return measured
 
-    def _measured(self, folder: Path) -> Measured:
+    def _measured(self, folder: Path) -> MeasuredScores:
         named = f"{self.name}\n{checkpoint_key(folder, self.allow_pickle)}"
         key = hashlib.sha256(named.encode()).hexdigest()[:40]
         note = cache_place("scores") / f"{key}.json"
@@ -99,18 +99,18 @@ class CheckpointScorer:
         kept, took = content.get("scores"), content.get("seconds")
         whole = isinstance(kept, dict) and all(type(value) is float for value in kept.values())
         if isinstance(kept, dict) and whole and isinstance(took, float):
-            return Measured(kept, {}, seconds=took)
+            return MeasuredScores(kept, {}, seconds=took)
         measured = self.measure(folder)
         told = {"scores": measured.scores, "seconds": measured.seconds}
         keep_json(note, {"scorer": self.name, **told})
         return measured
 
 
-def callable_scorer(score: Score) -> CheckpointScorer:
-    def measure(folder: Path) -> Measured:
+def callable_scorer(score: ScoreFunction) -> CheckpointScorer:
+    def measure(folder: Path) -> MeasuredScores:
         meter = Meter()
         scores = {str(d): float(q) for d, q in score(folder).items()}
-        return Measured(scores, {}, seconds=meter.wall_seconds)
+        return MeasuredScores(scores, {}, seconds=meter.wall_seconds)
 
     return CheckpointScorer("a Python callable", measure)
 
@@ -140,10 +140,10 @@ def _command_scorer(command: str, folder: Path, options: Options) -> CheckpointS
     files = [digest[:16] for digest in named_files(command, folder, where)]
     name = " ".join([f"command {command} in {folder}", *files])
 
-    def measure(checkpoint: Path) -> Measured:
+    def measure(checkpoint: Path) -> MeasuredScores:
         meter = Meter()
         lines = run_command(command, {"checkpoint": checkpoint}, folder, where)
-        return Measured(printed_scores(lines, where), {}, seconds=meter.wall_seconds)
+        return MeasuredScores(printed_scores(lines, where), {}, seconds=meter.wall_seconds)
 
     return CheckpointScorer(name, measure, keeps=True, allow_pickle=options.allow_pickle)
 
@@ -209,7 +209,9 @@ def _suite_scorer(
         result = run(checkpoint, suite, split, how)
         missing = {d: tuple(n) for d, n in result.missing.items()}
         metrics = tuple(_metrics(suite, result))
-        return Measured(dict(result.domains), missing, metrics, result.usage_of_results.seconds)
+        return MeasuredScores(
+            dict(result.domains), missing, metrics, result.usage_of_results.seconds
+        )
 
     return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
 
