@@ -505,19 +505,6 @@ def test_costs_do_not_depend_on_what_was_kept(
                 assert row["spent_seconds"] > row["wall_seconds"] + 3 * nap  # and at the experts
 
 
-def test_a_damaged_definition_does_not_stop_a_suite(pool: PoolOnDisk, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    package.suite(definition(pool), out, threads=1)
-    before, whole = export(out), (out / "suite.yaml").read_bytes()
-    for damage in (b"", b"name: [", b"\x00\xff", whole[:20]):
-        (out / "suite.yaml").write_bytes(damage)
-        assert package.suite(definition(pool), out, threads=1).made == 0
-        assert (out / "suite.yaml").read_bytes() == whole and export(out) == before
-    (out / "suite.yaml").write_bytes(b"")
-    other = write(tmp_path, definition(pool, variants_on=["dare"]))
-    assert "another suite" in refused(4, "suite", other, out, beside=tmp_path)
-
-
 def test_a_suite_without_anchors_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:
     ran = sigmerge("suite", write(tmp_path, definition(pool, anchors=[])), tmp_path / "out")
     assert ran.code == 2 and "anchors" in ran.err and "fault" not in ran.err

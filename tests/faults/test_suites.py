@@ -8,7 +8,8 @@ import pytest
 
 import sigmerge
 from sigmerge.errors import OutputError
-from sigmerge.experiments.runner import DEFINITION, PARTITION
+from sigmerge.experiments.group import UNSCORED
+from sigmerge.experiments.runner import DEFINITION
 from tests.experiments.test_suite import definition, export
 from tests.pools import PoolOnDisk, make_pool
 
@@ -20,7 +21,9 @@ def pool(tmp_path: Path) -> PoolOnDisk:
     return make_pool(tmp_path / "pool", layers=2, dtype="bf16")
 
 
-@pytest.mark.parametrize("garbage", ["", "{" * 3000, "\x00", "name: [tiny", "a: &a [*a]"])
+@pytest.mark.parametrize(
+    "garbage", ["", "{" * 3000, "\x00", "name: [tiny", "a: &a [*a]", "name: tiny"]
+)
 def test_a_damaged_definition_is_written_again(
     pool: PoolOnDisk, tmp_path: Path, garbage: str
 ) -> None:
@@ -45,9 +48,12 @@ def test_behind_a_damaged_definition_another_suite_is_recognised(
     assert (out / DEFINITION).read_text() == "{"
 
 
-def test_the_items_of_a_killed_partition_go(pool: PoolOnDisk, tmp_path: Path) -> None:
+def test_what_a_killed_suite_had_not_scored_goes(pool: PoolOnDisk, tmp_path: Path) -> None:
     out, content = tmp_path / "out", definition(pool, **SMALL)
     sigmerge.suite(content, out, threads=1)
-    (out / PARTITION).write_text("{}")
+    (out / UNSCORED / ("0" * 24) / "merged").mkdir(parents=True)
     sigmerge.suite(content, out, threads=1)
-    assert not (out / PARTITION).exists()
+    assert not (out / UNSCORED).exists()
+    (out / UNSCORED / "thesis").mkdir(parents=True)
+    with pytest.raises(OutputError, match="which no suite wrote"):
+        sigmerge.suite(content, out, threads=1)
