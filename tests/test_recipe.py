@@ -112,8 +112,7 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         ["parameters.normalize", "true or false"],
     ),
     "bad dtype": (put("dtype")("bf16"), ["dtype", "'bfloat16'", "not 'bf16'"]),
-    "slices": (put("slices")([]), ["slices", "not supported", "models:"]),
-    "layer by layer": (put("modules")({"default": {}}), ["modules", "not supported", "models:"]),
+    "slices and models": (put("slices")([{"sources": []}]), ["slices", "give one", "no source"]),
     "chat template": (
         put("chat_template")("chatlm"),
         ["chat_template", "'chatlm' is no chat template", "did you mean 'chatml'?"],
@@ -354,7 +353,7 @@ def test_an_unknown_method_hides_no_other_problem(pool: PoolOnDisk, tmp_path: Pa
         "line 7, models[2]: must be a mapping with model, name, exemplars, parameters, not 17",
         "line 8, dtype: must be 'float32', 'bfloat16' or 'float16', not 'bf16'",
         "line 9, parametres: 'parametres' is no key here; did you mean 'parameters'?",
-        "line 11, slices: layer slices are not supported",
+        "line 11, slices: and models: both say what is merged; give one",
         "line 12, repair: c_min 0.5 exceeds c_max 0.2",
         "line 15, repair.cmax: 'cmax' is no key here; did you mean 'c_max'?",
         "line 16, repair.guard: must be 'warn', 'keep_anchor' or 'off', not 'maybe'",

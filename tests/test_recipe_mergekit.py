@@ -150,32 +150,6 @@ def test_every_key_of_mergekit_is_known(pool: PoolOnDisk) -> None:
         assert "is no key here" not in str(error.value), key
 
 
-SLICED = """\
-slices:
-  - sources:
-      - {{model: {math}, layer_range: [0, 3]}}
-      - {{model: {coding}, layer_range: [0, 3]}}
-merge_method: slerp
-base_model: {math}
-parameters:
-  t:
-    - {{filter: self_attn, value: [0, 0.5, 1]}}
-    - value: 0.5
-dtype: float16
-"""
-
-
-def test_a_file_of_slices_is_told_what_is_not_there_and_nothing_else(
-    pool: PoolOnDisk, tmp_path: Path
-) -> None:
-    file = tmp_path / "recipe.yaml"
-    file.write_text(SLICED.format(**pool.experts))
-    with pytest.raises(RecipeError) as error:
-        load_recipe(file)
-    (slices,) = error.value.problems
-    assert slices.startswith("line 1, slices: layer slices are not supported")
-
-
 # Precision.
 
 

@@ -20,15 +20,17 @@ class Pool:
     `layout` is the checkpoint whose tensors, configuration and tokenizer the output takes over:
     the reference, or else the first expert. `untied` is set when some members store an output head
     of their own and others share it with the embedding: every member is then read as untied.
+    `output` is what the result looks like where it is stacked of layers.
     """
 
     reference: Checkpoint | None
     experts: Mapping[str, Checkpoint]
     untied: bool = False
+    output: Checkpoint | None = None
 
     @property
     def layout(self) -> Checkpoint:
-        return self.reference or next(iter(self.experts.values()))
+        return self.output or self.reference or next(iter(self.experts.values()))
 
     @property
     def names(self) -> list[str]:
@@ -83,7 +85,7 @@ def open_pool(
     if problems:
         raise PoolError("The pool cannot be opened:", problems)
     base = opened.pop("reference", None) if reference else None
-    pool = _with_heads(Pool(base, opened))
+    pool = with_heads(Pool(base, opened))
     problems += _same_folders(pool.experts if soup else pool.members)
     for name, expert in pool.experts.items():
         if expert is not pool.layout:
@@ -95,7 +97,7 @@ def open_pool(
     return pool
 
 
-def _with_heads(pool: Pool) -> Pool:
+def with_heads(pool: Pool) -> Pool:
     """Tied heads: a member without a head of its own reads its embedding in that place.
 
     A head stored beside `tie_word_embeddings: true` is a redundant copy and is left out, unless
@@ -171,16 +173,16 @@ def differences(
         for n in set(expert.tensors) - set(layout.tensors)
         if outside or layout.stack.block_of(n) is not None
     )
-    problems += _listed(f"{name}: tensor missing", missing)
-    problems += _listed(f"{name}: tensor that the reference does not have", extra)
+    problems += listed(f"{name}: tensor missing", missing)
+    problems += listed(f"{name}: tensor that the reference does not have", extra)
     shared = [n for n in sorted(wanted) if n in expert.tensors]
     problems += _listed_pairs(
-        name, [(n, _clash(wanted[n], expert.tensors[n], mixed_dtypes)) for n in shared]
+        name, [(n, clash(wanted[n], expert.tensors[n], mixed_dtypes)) for n in shared]
     )
     return problems
 
 
-def _clash(ours: Tensor, theirs: Tensor, mixed_dtypes: bool) -> str | None:
+def clash(ours: Tensor, theirs: Tensor, mixed_dtypes: bool) -> str | None:
     if ours.shape != theirs.shape:
         return f"shape {list(theirs.shape)}, the reference has {list(ours.shape)}"
     both_floating = ours.floating and theirs.floating
@@ -227,16 +229,17 @@ def _same_bytes(one: Tensor, other: Tensor, step: int = 1 << 20) -> bool:
     return True
 
 
-def _listed(what: str, names: list[str]) -> list[str]:
-    lines = [f"{what}: {name}" for name in names[:SHOWN]]
+def listed(what: str, names: list[str]) -> list[str]:
+    lead = f"{what}: " if what else ""
+    lines = [f"{lead}{name}" for name in names[:SHOWN]]
     if len(names) > SHOWN:
-        lines.append(f"{what}: and {len(names) - SHOWN} more")
+        lines.append(f"{lead}and {len(names) - SHOWN} more")
     return lines
 
 
 def _listed_pairs(expert: str, pairs: list[tuple[str, str | None]]) -> list[str]:
     clashes = [f"{name}: {why}" for name, why in pairs if why]
-    return _listed(expert, clashes)
+    return listed(expert, clashes)
 
 
 def _join(value: object) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
-from sigmerge.checkpoints.header import ITEM_SIZE
+from sigmerge.checkpoints.header import ITEM_SIZE, Tensor
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.errors import PoolError
 from sigmerge.kernels import TILE
@@ -82,7 +82,7 @@ class PoolSource:
 
     def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
         """These coordinates, or that share of them, were read and are not needed for now."""
-        stored = [checkpoint.tensors[tensor] for checkpoint in self.members.values()]
+        stored = self._stored(tensor)
         self.reader.release((one, start, stop) for one in stored)
         passed = (stop - start) * sum(ITEM_SIZE[one.dtype] for one in stored)
         with self._lock:
@@ -95,5 +95,9 @@ class PoolSource:
 
     def prefetch(self, tensors: Iterable[str]) -> None:
         for tensor in tensors:
-            for checkpoint in self.members.values():
-                self.reader.prefetch(checkpoint.tensors[tensor])
+            for stored in self._stored(tensor):
+                self.reader.prefetch(stored)
+
+    def _stored(self, tensor: str) -> list[Tensor]:
+        """A tensor in all members that have it; members of a stacked model have some layers."""
+        return [m.tensors[tensor] for m in self.members.values() if tensor in m.tensors]

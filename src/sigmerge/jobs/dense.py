@@ -78,6 +78,7 @@ class DenseJob:
             recipe.preset,
             recipe.seed,
             str(recipe.tokenizer),
+            *([repr(recipe.slices)] if recipe.slices else []),
             repr(self.sites),
             self.statistics.names if self.statistics else None,
             fingerprint(self.pool.members, tokenizer),
@@ -90,7 +91,10 @@ class DenseJob:
     def bytes_in(self) -> int:
         """Bytes one pass over the merged tensors reads."""
         return sum(
-            member.tensors[name].nbytes for member in self.members.values() for name in self.sites
+            member.tensors[name].nbytes
+            for member in self.members.values()
+            for name in self.sites
+            if name in member.tensors
         )
 
     def peak_memory(self, threads: int) -> int:

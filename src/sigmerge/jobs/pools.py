@@ -10,17 +10,21 @@ from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.inputs import InputIdentity, digested, identify
 from sigmerge.checkpoints.pool import Pool, differences, open_pool
+from sigmerge.checkpoints.slices import LayerRange, StackedSlice, is_before, stacked_pool
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import sha256
 from sigmerge.jobs.options import Options
 from sigmerge.operators.base import Operator, Site
 from sigmerge.recipe import Recipe
+from sigmerge.recipe.record import RecipeSlice
 from sigmerge.records import InputFile, Member
 
 
 def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
     """The pool of a recipe that merges, and whether tensors outside the blocks are merged."""
     outside = recipe.parameters.get("outside") != "reference"
+    if (stacked := open_stacked_pool(recipe, options)) is not None:
+        return stacked, outside
     pool = open_pool(
         recipe.reference,
         recipe.experts,
@@ -32,10 +36,39 @@ def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
     return pool, outside
 
 
+def open_stacked_pool(recipe: Recipe, options: Options) -> Pool | None:
+    """The pool of a recipe with slices; None if they are whole models, one beside another."""
+    sources = {s.model: s for piece in recipe.slices for s in piece.sources}
+    members = {
+        name: open_checkpoint(source.path, allow_pickle=options.allow_pickle)
+        for name, source in sources.items()
+    }
+    if not recipe.slices or (len(recipe.slices) == 1 and _is_plain(recipe.slices[0], members)):
+        return None
+    same = [member for member in members.values() if member.path == recipe.reference]
+    home = same[0] if same else next(iter(members.values()))
+    if recipe.reference and not same:
+        home = open_checkpoint(recipe.reference, allow_pickle=options.allow_pickle)
+    slices = [
+        StackedSlice(tuple(LayerRange(s.model, s.first, s.last) for s in piece.sources), piece.base)
+        for piece in recipe.slices
+    ]
+    return stacked_pool(members, slices, home, mixed_dtypes=recipe.out_dtype is not None)
+
+
+def _is_plain(piece: RecipeSlice, members: Mapping[str, Checkpoint]) -> bool:
+    """Whether a slice, of which there is no other, takes all layers of its models."""
+    whole = all(s.first == 0 and s.last == members[s.model].stack.depth for s in piece.sources)
+    return whole and not piece.parameters
+
+
 def open_repair_pool(recipe: Recipe, options: Options) -> Pool:
     """The pool for the profile and the repair, which read the numbered blocks only."""
     if recipe.reference is None:
         raise PoolError("base_model is missing: task vectors need the reference checkpoint.")
+    if (stacked := open_stacked_pool(recipe, options)) is not None:
+        _check_counterparts(stacked)
+        return stacked
     pool = open_pool(
         recipe.reference,
         recipe.experts,
@@ -46,6 +79,20 @@ def open_repair_pool(recipe: Recipe, options: Options) -> Pool:
     if pool.stack.depth == 0:
         raise PoolError(f"{pool.layout.path}: no numbered decoder stack found in the tensor names.")
     return pool
+
+
+def _check_counterparts(pool: Pool) -> None:
+    """Whether every layer of a stacked model has a reference and every expert."""
+    for name in pool.names:
+        block = pool.stack.block_of(name)
+        without = [m for m, member in pool.members.items() if name not in member.tensors]
+        if block is not None and (without or pool.reference is None):
+            raise PoolError(
+                f"layer {block} of the result has no counterpart in "
+                f"{without[0] if without else 'the reference'}, so its task vectors are not known "
+                "and it cannot be repaired. Slices that are repaired have the same sources "
+                "throughout, base_model among them."
+            )
 
 
 def open_anchor(path: Path, pool: Pool, options: Options) -> Checkpoint:
@@ -63,7 +110,12 @@ def merged_sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:
     for name, stored in sorted(pool.layout.tensors.items()):
         block = pool.stack.block_of(name)
         if stored.floating and stored.size and (outside or block is not None):
-            site = recipe.site(name, stored.size, block, pool.stack.depth)
+            if pool.output is None:
+                site = recipe.site(name, stored.size, block, pool.stack.depth)
+            else:
+                made_of = {m: e.tensors.get(name) for m, e in pool.experts.items()}
+                names = {m: tensor.name for m, tensor in made_of.items() if tensor}
+                site = recipe.sliced_site(name, stored.size, block, names, is_before(name))
             sites[name] = replace(site, shape=stored.shape)
     return sites
 

@@ -263,6 +263,10 @@ def _members(plan: Plan) -> Recipe:
     })  # fmt: skip
 
 
+NOT_DENSE = ("repair", "tokenizer", "tokenizer_source", "chat_template")
+"""Keys of a recipe that decide no weight of its dense merge."""
+
+
 def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
     """The recipe as run, with the paths that the records name: it means the same from any folder.
 
@@ -270,11 +274,12 @@ def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
     """
     file = folder / RECORDS_FOLDER / RECIPE
     given = read_yaml(file, "the recipe of a merge", PoolError)
+    if isinstance(given, dict) and ("slices" in given or "modules" in given):
+        return _sliced_recipe(plan, given)
     models = given.get("models") if isinstance(given, dict) else None
     if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
         raise PoolError(f"{file}: is no recipe of a merge.")
-    left_out = ("repair", "tokenizer", "tokenizer_source")
-    given = {key: value for key, value in given.items() if key not in left_out}
+    given = {key: value for key, value in given.items() if key not in NOT_DENSE}
     reference = plan.reference.path if plan.reference else None
     if "base_model" in given:
         given["base_model"] = reference or given["base_model"]
@@ -287,6 +292,26 @@ def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
             placed.append({**model, "model": expert[1].path, "name": expert[0]})
             placed[-1] |= _exemplars(model, expert[0], provenance)
     return load_recipe({**given, "models": placed, "seed": plan.seed})
+
+
+def _sliced_recipe(plan: Plan, given: Mapping[str, Any]) -> Recipe:
+    """A recipe with slices; its models are found by the names of their folders."""
+    known = {Path(e.path).name: e.path for e in plan.experts.values()}
+    if plan.reference:
+        known[Path(plan.reference.path).name] = plan.reference.path
+
+    def placed(node: Any) -> Any:
+        if isinstance(node, list):
+            return [placed(entry) for entry in node]
+        if not isinstance(node, dict):
+            return node
+        found = {key: placed(value) for key, value in node.items() if key not in NOT_DENSE}
+        for key in ("model", "base_model"):
+            if isinstance(text := found.get(key), str):
+                found[key] = known.get(Path(text).name, text)
+        return found
+
+    return load_recipe({**placed(given), "seed": plan.seed})
 
 
 def _exemplars(model: Mapping[str, Any], name: str, provenance: Provenance) -> dict[str, str]:

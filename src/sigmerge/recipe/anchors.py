@@ -106,7 +106,7 @@ def _own(recipe: Recipe) -> AnchorRecipe:
                 "weight per expert. Give a number."
             )
         weights[model.name] = float(value)
-    entries = given["models"]
+    entries = given.get("models") or given["slices"][0]["sources"]
     own: dict[str, dict[str, Any]] = {}
     for model, entry in zip(recipe.models, _listed(recipe, entries), strict=True):
         rest = {k: v for k, v in (entry.get("parameters") or {}).items() if k != "weight"}

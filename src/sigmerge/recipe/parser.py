@@ -17,13 +17,16 @@ from sigmerge.files.yaml_documents import decoded, parse_yaml
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import names, operator
 from sigmerge.recipe.folders import find_model
-from sigmerge.recipe.record import Recipe, RecipeModel
+from sigmerge.recipe.record import Recipe, RecipeModel, RecipeSlice, RecipeSource
 from sigmerge.recipe.sections import (
     CaptureSection,
     ModelSection,
+    ModuleSection,
     RecipeSection,
     RepairSection,
     SearchSection,
+    SliceSection,
+    SourceSection,
     TokenizerSection,
     TuneSection,
     worded,
@@ -33,12 +36,6 @@ from sigmerge.recipe.space import SPACES
 from sigmerge.words import nearest, shown, unknown
 
 OUTPUT_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-UNSUPPORTED_SECTIONS = {
-    "slices": "layer slices are not supported; give whole models under models:",
-    "modules": "modules are not supported; give whole models under models:",
-}
-"""Keys of mergekit's dialect that sigmerge does not have, and what to do instead."""
-
 OWN = ("preset", "seed", "anchor", "capture", "search", "repair", "tune")
 """Keys that mergekit does not have. A file with one of them is no mergekit file."""
 
@@ -77,13 +74,21 @@ class _Sections:
 
     top: RecipeSection
     models: tuple[tuple[int, ModelSection], ...]
+    slices: tuple[tuple[SliceSection, tuple[SourceSection, ...]], ...]
     capture: CaptureSection
     search: SearchSection | None
     repair: RepairSection | None
     tune: TuneSection | None
 
 
-MERGEKITS = (RecipeSection, ModelSection, TokenizerSection)
+MERGEKITS = (
+    RecipeSection,
+    ModelSection,
+    SliceSection,
+    SourceSection,
+    ModuleSection,
+    TokenizerSection,
+)
 """Sections that mergekit has too; it passes over keys there that it does not know."""
 
 
@@ -136,10 +141,13 @@ class _Parser:
         # Without an operator nothing can be said about parameters.
         parameters = judge.settings(("parameters",), parameters) if judge else {}
         reference = self._path(("base_model",), top.base_model) if top.base_model else None
-        models = self._models(sections, judge, reference)
-        models += self._base_in_soup(sections, chosen, reference, models, parameters)
+        models, slices = self._models(sections, judge, reference), ()
+        if sections.slices:
+            models, slices = self._slices(sections, judge, reference)
+        else:
+            models += self._base_in_soup(sections, chosen, reference, models, parameters)
+            self._check_count(chosen, ("models",), len(models))
         self._check_names(models)
-        self._check_count(chosen, models)
         self._check(sections, chosen, [model.name for model in models])
         tokenizer = self._tokenizer(sections, reference, models)
         anchor = self._path(("anchor",), top.anchor) if top.anchor else None
@@ -159,6 +167,7 @@ class _Parser:
             repair=_seeded(sections.repair, seed),
             folder=self.folder,
             text=self.text,
+            slices=slices,
             capture=sections.capture,
             search=sections.search,
             tune=sections.tune,
@@ -209,10 +218,7 @@ class _Parser:
     # Sections
 
     def _sections(self, data: dict[str, Any]) -> _Sections:
-        refused = [key for key in UNSUPPORTED_SECTIONS if data.pop(key, None) is not None]
-        for key in refused:
-            self.problem((key,), UNSUPPORTED_SECTIONS[key])
-        elsewhere = {"slices", "modules"} & set(refused)  # where mergekit may list its models
+        data = self._without_modules(data)
         top = self._checked(RecipeSection, data, ())
         if top is None:
             self.stop_on_problems()
@@ -223,7 +229,10 @@ class _Parser:
             (i, self._checked(ModelSection, entry, ("models", i)))
             for i, entry in enumerate(top.models)
         ]
-        if "models" not in data and not elsewhere:
+        slices = self._slice_sections(top)
+        if "models" in data and "slices" in data:
+            self.problem(("slices",), "and models: both say what is merged; give one")
+        elif "models" not in data and "slices" not in data:
             self.problem((), "models is missing: no expert is listed")
         elif data.get("models") == []:
             self.problem(("models",), "no expert is listed")
@@ -231,11 +240,46 @@ class _Parser:
         return _Sections(
             top,
             tuple((i, entry) for i, entry in entries if entry is not None),
+            slices,
             self._checked(CaptureSection, capture, ("capture",)) or CaptureSection(),
             self._optional(SearchSection, top.search, "search"),
             self._optional(RepairSection, top.repair, "repair"),
             self._optional(TuneSection, top.tune, "tune"),
         )
+
+    def _without_modules(self, data: dict[str, Any]) -> dict[str, Any]:
+        """A single module stands for the model: its keys go to the top level."""
+        data = {k: v for k, v in data.items() if v is not None or k not in ("slices", "modules")}
+        modules = data.pop("modules", None)
+        if modules is None:
+            return data
+        if not isinstance(modules, dict) or len(modules) != 1:
+            self.problem(("modules",), "must be a mapping with one module; merge others apart")
+            return data
+        (name,) = modules
+        module = self._checked(ModuleSection, modules[name], ("modules", name))
+        if module is None:
+            return data
+        given = module.model_dump(exclude_none=True)
+        given["parameters"] = {**(data.get("parameters") or {}), **given.get("parameters", {})}
+        return {**data, **given}
+
+    def _slice_sections(
+        self, top: RecipeSection
+    ) -> tuple[tuple[SliceSection, tuple[SourceSection, ...]], ...]:
+        found = []
+        for i, entry in enumerate(top.slices):
+            piece = self._checked(SliceSection, entry, ("slices", i))
+            if piece is None:
+                continue
+            sources = [
+                self._checked(SourceSection, source, ("slices", i, "sources", j))
+                for j, source in enumerate(piece.sources)
+            ]
+            if not sources:
+                self.problem(("slices", i, "sources"), "no source is listed")
+            found.append((piece, tuple(source for source in sources if source is not None)))
+        return tuple(found)
 
     def _optional(self, kind: type[_Section], data: Any, name: str) -> _Section | None:
         return None if data is None else self._checked(kind, data, (name,))
@@ -326,17 +370,84 @@ class _Parser:
             self.problem(("models",), "no expert is listed, only the base model")
         return models
 
-    def _check_count(self, chosen: Operator | None, models: Sequence[RecipeModel]) -> None:
+    def _slices(
+        self, sections: _Sections, judge: ParameterCheck | None, reference: Path | None
+    ) -> tuple[list[RecipeModel], tuple[RecipeSlice, ...]]:
+        """The slices, and the experts in them: all models but the bases of task vectors."""
+        names: dict[Path, str] = {}
+        slices = [
+            self._slice(i, piece, sources, judge, reference, names)
+            for i, (piece, sources) in enumerate(sections.slices)
+        ]
+        experts: dict[str, RecipeModel] = {}
+        single = len(slices) == 1 and not slices[0].parameters
+        for piece in slices:
+            for source in piece.sources:
+                if source.model != piece.base:
+                    own = source.parameters if single else {}
+                    experts.setdefault(source.model, RecipeModel(source.model, source.path, own))
+        for key in ("search", "tune"):
+            if getattr(sections, key) is not None and not single:
+                self.problem((key,), "needs whole models; give them under models:")
+        return list(experts.values()), tuple(slices)
+
+    def _slice(
+        self,
+        i: int,
+        piece: SliceSection,
+        sources: Sequence[SourceSection],
+        judge: ParameterCheck | None,
+        reference: Path | None,
+        names: dict[Path, str],
+    ) -> RecipeSlice:
+        place: Place = ("slices", i)
+        chosen = judge.operator if judge else None
+        given = piece.parameters or {}
+        shared = judge.settings((*place, "parameters"), given) if judge else {}
+        start = reference
+        if piece.base_model is not None:
+            start = self._path((*place, "base_model"), piece.base_model)
+        found = []
+        for j, source in enumerate(sources):
+            here = (*place, "sources", j)
+            path = self._path((*here, "model"), source.model)
+            own = source.parameters or {}
+            own = judge.settings((*here, "parameters"), own, per_model=True) if judge else {}
+            first, last = source.layer_range
+            if not 0 <= first < last:
+                self.problem((*here, "layer_range"), f"[{first}, {last}] holds no layer")
+            if path is not None:
+                name = names.setdefault(path, source.name or _free_name(path, reference, names))
+                found.append(RecipeSource(name, path, first, last, own))
+        self._check_sources(place, found)
+        needs = chosen is not None and chosen.needs_reference
+        base = next((s.model for s in found if needs and s.path == start), None)
+        if needs and base is None and start is not None and not self.problems:
+            self.problem(
+                (*place, "sources"),
+                f"{chosen.name if chosen else ''} needs the base model among them",
+            )
+        self._check_count(chosen, (*place, "sources"), len(found) - (base is not None))
+        return RecipeSlice(tuple(found), base, shared)
+
+    def _check_sources(self, place: Place, sources: Sequence[RecipeSource]) -> None:
+        lengths = [source.last - source.first for source in sources]
+        if len(set(lengths)) > 1:
+            told = ", ".join(f"{s.model} has {n}" for s, n in zip(sources, lengths, strict=True))
+            self.problem((*place, "sources"), f"must all have as many layers; {told}")
+        models = [source.model for source in sources]
+        for model in sorted({m for m in models if models.count(m) > 1}):
+            self.problem((*place, "sources"), f"{model} stands there twice")
+
+    def _check_count(self, chosen: Operator | None, place: Place, count: int) -> None:
         """Whether there are as many models as the operator takes."""
         if chosen is None or self.problems:
             return
-        most = chosen.most if chosen.most is not None else len(models)
-        if not chosen.least <= len(models) <= most:
-            bound = f"at least {chosen.least}" if len(models) < chosen.least else f"at most {most}"
+        most = chosen.most if chosen.most is not None else count
+        if not chosen.least <= count <= most:
+            bound = f"at least {chosen.least}" if count < chosen.least else f"at most {most}"
             beside = " beside the base model" if chosen.needs_reference else ""
-            self.problem(
-                ("models",), f"{chosen.name} takes {bound}{beside}, and {len(models)} are listed"
-            )
+            self.problem(place, f"{chosen.name} takes {bound}{beside}, and {count} are listed")
 
     def _base_in_soup(
         self,
@@ -525,9 +636,25 @@ class _Parser:
             recipe,
             reference=local.get(recipe.reference, recipe.reference),
             models=tuple(replace(m, path=local.get(m.path, m.path)) for m in recipe.models),
+            slices=tuple(
+                replace(
+                    piece,
+                    sources=tuple(
+                        replace(s, path=local.get(s.path, s.path)) for s in piece.sources
+                    ),
+                )
+                for piece in recipe.slices
+            ),
             tokenizer=local.get(recipe.tokenizer, recipe.tokenizer),
             anchor=local.get(recipe.anchor, recipe.anchor),
         )
+
+
+def _free_name(path: Path, reference: Path | None, names: Mapping[Path, str]) -> str:
+    """A model's name, where the recipe gives none."""
+    name = "base" if path == reference else path.name.partition("@")[0]
+    taken = {"reference", *names.values()}
+    return next(n for n in (name, *(f"{name}-{k}" for k in range(2, 99))) if n not in taken)
 
 
 def _seeded(repair: RepairSection | None, seed: int) -> RepairSection | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,30 @@ class RecipeModel:
     path: Path
     parameters: Mapping[str, Any]
     exemplars: Path | None = None
+
+
+@dataclass(frozen=True)
+class RecipeSource:
+    """The layers `first` … `last` − 1 of a model, as one source of a slice."""
+
+    model: str
+    path: Path
+    first: int
+    last: int
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RecipeSlice:
+    """A run of layers of the result. `base` is the source that task vectors start from."""
+
+    sources: tuple[RecipeSource, ...]
+    base: str | None
+    parameters: Mapping[str, Any]
+
+    @property
+    def depth(self) -> int:
+        return self.sources[0].last - self.sources[0].first
 
 
 @dataclass(frozen=True)
@@ -47,6 +71,7 @@ class Recipe:
     search: SearchSection | None = None
     tune: TuneSection | None = None
     chat_template: str | None = None
+    slices: tuple[RecipeSlice, ...] = ()
 
     @property
     def experts(self) -> dict[str, Path]:
@@ -56,24 +81,65 @@ class Recipe:
     def inputs(self) -> list[Path]:
         """Every folder that is read, and so must not be written."""
         others = [path for path in (self.reference, self.tokenizer, self.anchor) if path]
-        return [*others, *self.experts.values()]
+        sources = [source.path for piece in self.slices for source in piece.sources]
+        return list(dict.fromkeys([*others, *self.experts.values(), *sources]))
 
     def site(self, tensor: str, size: int, block: int | None, depth: int) -> Site:
         """A tensor with the options that hold for it: filters and depth gradients resolved."""
         t = 0.0 if block is None else block / (depth - 1) if depth > 1 else 1.0
-        settings = {}
+        models = {model.name: (tensor, [model.parameters]) for model in self.models}
+        settings = self._settings(tensor, t, models, [])
+        return Site(tensor, size, block, depth, tuple(models), settings, self.seed)
+
+    def sliced_site(
+        self, tensor: str, size: int, block: int | None, names: Mapping[str, str], before: bool
+    ) -> Site:
+        """A tensor of a stacked model. `names` are those of the tensors it is made of, by expert.
+
+        Gradients run over the slice. What lies `before` the layers belongs to the first slice, what
+        lies behind them to the last.
+        """
+        depth = sum(piece.depth for piece in self.slices)
+        piece, t = self._slice_of(block, before)
+        given = {source.model: source.parameters for source in piece.sources}
+        models = {model: (name, [given[model], piece.parameters]) for model, name in names.items()}
+        settings = self._settings(tensor, t, models, [piece.parameters])
+        return Site(tensor, size, block, depth, tuple(models), settings, self.seed)
+
+    def _slice_of(self, block: int | None, before: bool) -> tuple[RecipeSlice, float]:
+        """The slice of a layer, and how far inside it lies."""
+        if block is None:
+            return self.slices[0 if before else -1], 0.0
+        left = block
+        for piece in self.slices:
+            if left < piece.depth:
+                return piece, left / (piece.depth - 1) if piece.depth > 1 else 1.0
+            left -= piece.depth
+        raise IndexError(block)
+
+    def _settings(
+        self,
+        tensor: str,
+        t: float,
+        models: Mapping[str, tuple[str, Sequence[Mapping[str, Any]]]],
+        nearer: Sequence[Mapping[str, Any]],
+    ) -> dict[str, Any]:
+        """Every option's value. `models` give their tensor's name and what is said nearer to them.
+
+        `nearer` stands before the recipe's own parameters.
+        """
+
+        def found(name: str, sources: Sequence[Mapping[str, Any]], where: str) -> Any:
+            values = (evaluate(s.get(name), where, t) for s in (*sources, self.parameters))
+            return next((value for value in values if value is not None), None)
+
+        settings: dict[str, Any] = {}
         for parameter in self.operator.parameters if self.operator else ():
-            name = parameter.name
-            default = getattr(parameter, self.preset)
-            shared = evaluate(self.parameters.get(name), tensor, t)
+            name, default = parameter.name, getattr(parameter, self.preset)
             if parameter.per_model:
-                own = [evaluate(model.parameters.get(name), tensor, t) for model in self.models]
-                settings[name] = tuple(_first(value, shared, default) for value in own)
+                own = [found(name, sources, where) for where, sources in models.values()]
+                settings[name] = tuple(default if value is None else value for value in own)
             else:
-                settings[name] = _first(shared, default)
-        names = tuple(model.name for model in self.models)
-        return Site(tensor, size, block, depth, names, settings, self.seed)
-
-
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
+                value = found(name, nearer, tensor)
+                settings[name] = default if value is None else value
+        return settings

@@ -32,6 +32,31 @@ class ModelSection(_Strict):
     parameters: dict[str, Any] | None = None
 
 
+class SourceSection(_Strict):
+    """One source of a slice: layers `layer_range[0]` … `layer_range[1]` − 1 of a model."""
+
+    model: str
+    layer_range: list[int] = Field(min_length=2, max_length=2)
+    name: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class SliceSection(_Strict):
+    """A run of layers of the result; its sources are merged layer by layer."""
+
+    sources: list[Any]
+    base_model: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ModuleSection(_Strict):
+    """mergekit's form for models of several modules; here there is one."""
+
+    slices: list[Any] | None = None
+    models: list[Any] | None = None
+    parameters: dict[str, Any] | None = None
+
+
 class CaptureSection(_Strict):
     """The `capture:` section: how an operator that reads data gets its statistics.
 
@@ -271,6 +296,8 @@ class RecipeSection(_Strict):
     merge_method: str | None = None
     base_model: str | None = None
     models: list[Any] = Field(default_factory=list)
+    slices: list[Any] = Field(default_factory=list)
+    modules: dict[str, Any] | None = None
     parameters: dict[str, Any] | None = None
     dtype: Dtype | None = None
     out_dtype: Dtype | None = None

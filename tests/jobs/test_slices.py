@@ -1,0 +1,229 @@
+"""`slices:` of a recipe: layers of several models stacked, merged and repeated, as in mergekit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sigmerge
+from sigmerge.errors import PoolError, RecipeError
+from sigmerge.recipe import load_recipe
+from tests.jobs.test_mergekit_parity import agree, both
+from tests.pools import PoolOnDisk, make_pool, read_weights
+
+Sliced = dict[str, Any]
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    return make_pool(tmp_path_factory.mktemp("slices"), experts=2, layers=LAYERS)
+
+
+def source(model: str, first: int, last: int, **parameters: Any) -> dict[str, Any]:
+    own = {"parameters": parameters} if parameters else {}
+    return {"model": model, "layer_range": [first, last], **own}
+
+
+def piece(*sources: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"sources": list(sources), **more}
+
+
+BASE, MATH, CODING = "{reference}", "{math}", "{coding}"
+HALVED = [{"filter": "o_proj", "value": 0}, {"filter": "down_proj", "value": 0.5}, {"value": 1}]
+BY_PART = [{"filter": "self_attn", "value": [0, 0.5, 1]}, {"value": 0.3}]
+CASES: dict[str, Sliced] = {
+    "whole models": {
+        "slices": [piece(source(BASE, 0, 6), source(MATH, 0, 6))],
+        "merge_method": "slerp", "base_model": BASE, "parameters": {"t": BY_PART},
+    },
+    "whole models, parameters of the slice": {
+        "slices": [piece(source(BASE, 0, 6), source(MATH, 0, 6), parameters={"t": 0.9})],
+        "merge_method": "slerp", "base_model": BASE, "parameters": {"t": 0.1},
+    },
+    "a shorter model": {
+        "slices": [piece(source(BASE, 0, 4), source(MATH, 0, 4))],
+        "merge_method": "slerp", "base_model": BASE, "parameters": {"t": [0, 1]},
+    },
+    "stacked": {
+        "slices": [piece(source(MATH, 0, 4)), piece(source(CODING, 2, 6))],
+        "merge_method": "passthrough",
+    },
+    "repeated and scaled": {
+        "slices": [
+            piece(source(MATH, 0, 3)), piece(source(MATH, 1, 5, scale=HALVED)),
+            piece(source(MATH, 4, 6)),
+        ],
+        "merge_method": "passthrough",
+    },
+    "layers of one beside others of another": {
+        "slices": [
+            piece(source(MATH, 0, 3, weight=0.3), source(CODING, 1, 4, weight=0.7),
+                  parameters={"normalize": False}),
+            piece(source(CODING, 3, 6, weight=[0.1, 0.9]), source(BASE, 0, 3, weight=1)),
+        ],
+        "merge_method": "linear",
+    },
+    "another base in a slice": {
+        "slices": [
+            piece(source(BASE, 0, 3), source(MATH, 0, 3, weight=0.3, density=0.5)),
+            piece(source(CODING, 3, 6), source(MATH, 2, 5, weight=1), base_model=CODING,
+                  parameters={"density": 0.4}),
+        ],
+        "merge_method": "ties", "base_model": BASE,
+    },
+    "filters see the names of the inputs": {
+        "slices": [
+            piece(source(MATH, 3, 6, scale=[{"filter": "layers.4.", "value": 2}, {"value": 1}])),
+        ],
+        "merge_method": "passthrough",
+    },
+    "a module": {
+        "modules": {"default": {"slices": [piece(source(MATH, 0, 2)), piece(source(MATH, 0, 2))]}},
+        "merge_method": "passthrough",
+    },
+    "a module of models": {
+        "modules": {"default": {
+            "models": [{"model": MATH, "parameters": {"weight": 0.3}}, {"model": CODING}],
+            "parameters": {"weight": 0.6},
+        }},
+        "merge_method": "linear", "parameters": {"weight": 3, "normalize": False},
+    },
+}  # fmt: skip
+
+
+def placed(recipe: Any, pool: PoolOnDisk) -> Any:
+    """The recipe with the folders of the pool."""
+    text = json.dumps(recipe)
+    for name, folder in {"reference": pool.reference, **pool.experts}.items():
+        text = text.replace(f"{{{name}}}", str(folder))
+    return {**json.loads(text), "dtype": "float32"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_mergekit_stacks_the_same(pool: PoolOnDisk, tmp_path: Path, case: str) -> None:
+    agree(*both(pool, placed(CASES[case], pool), tmp_path), ulps=2)
+    depths = [
+        json.loads((tmp_path / who / "config.json").read_text())["num_hidden_layers"]
+        for who in ("ours", "theirs")
+    ]
+    assert depths[0] == depths[1]
+
+
+def test_lists_of_one_entry_a_layer_are_stacked_too(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", experts=2, layers=3)
+    for name, kinds in {"math": "abc", "coding": "xyz"}.items():
+        file = pool.experts[name] / "config.json"
+        given = json.loads(file.read_text())
+        file.write_text(json.dumps({**given, "layer_types": list(kinds), "other": [1, 2]}))
+    slices = [piece(source(MATH, 0, 2)), piece(source(CODING, 1, 3)), piece(source(MATH, 0, 1))]
+    recipe = placed({"slices": slices, "merge_method": "passthrough"}, pool)
+    sigmerge.merge(recipe, tmp_path / "out")
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["layer_types"] == list("abyza") and config["other"] == [1, 2]
+    assert config["num_hidden_layers"] == 5
+
+
+def test_a_stacked_model_loads(pool: PoolOnDisk, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    sigmerge.merge(placed(CASES["stacked"], pool), tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert len(model.model.layers) == 8
+    assert torch.isfinite(model(torch.tensor([[1, 5, 7]])).logits).all()
+
+
+WRONG: dict[str, tuple[Sliced, str]] = {
+    "no layers": (
+        {"slices": [piece(source(MATH, 3, 3))], "merge_method": "passthrough"},
+        r"slices\[0\]\.sources\[0\]\.layer_range: \[3, 3\] holds no layer",
+    ),
+    "more layers than there are": (
+        {"slices": [piece(source(MATH, 0, 9))], "merge_method": "passthrough"},
+        "math: has 6 layers, not 9",
+    ),
+    "different lengths": (
+        {"slices": [piece(source(MATH, 0, 3, weight=1), source(CODING, 0, 4, weight=1))],
+         "merge_method": "linear"},
+        "must all have as many layers; math has 3, coding has 4",
+    ),
+    "two models passed through": (
+        {"slices": [piece(source(MATH, 0, 3), source(CODING, 0, 3))],
+         "merge_method": "passthrough"},
+        r"slices\[0\]\.sources: passthrough takes at most 1, and 2 are listed",
+    ),
+    "base not among the sources": (
+        {"slices": [piece(source(MATH, 0, 6), source(CODING, 0, 6))], "merge_method": "slerp",
+         "base_model": BASE, "parameters": {"t": 0.5}},
+        "slerp needs the base model among them",
+    ),
+    "one model twice": (
+        {"slices": [piece(source(MATH, 0, 3, weight=1), source(MATH, 3, 6, weight=1))],
+         "merge_method": "linear"},
+        "math stands there twice",
+    ),
+    "models too": (
+        {"slices": [piece(source(MATH, 0, 3))], "models": [{"model": MATH}],
+         "merge_method": "passthrough"},
+        "slices: and models: both say what is merged",
+    ),
+    "two modules": (
+        {"modules": {"a": {}, "b": {}}, "merge_method": "passthrough"},
+        "modules: must be a mapping with one module",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_slices(pool: PoolOnDisk, tmp_path: Path, wrong: str) -> None:
+    recipe, words = WRONG[wrong]
+    with pytest.raises((RecipeError, PoolError), match=words):
+        sigmerge.merge(placed(recipe, pool), tmp_path / "out")
+
+
+REPAIR = {"shares": {"math": 0.6, "coding": 0.4}, "capacity": 0.1}
+
+
+def test_slices_of_whole_models_are_repaired_like_models(pool: PoolOnDisk, tmp_path: Path) -> None:
+    sources = [source(BASE, 0, 6), source(MATH, 0, 6, weight=1), source(CODING, 0, 6, weight=1)]
+    sliced = placed({"slices": [piece(*sources)], "merge_method": "ties", "base_model": BASE}, pool)
+    models = [{"model": s["model"], "parameters": {"weight": 1}} for s in sources[1:]]
+    plain = placed({"models": models, "merge_method": "ties", "base_model": BASE}, pool)
+    for name, recipe in {"sliced": sliced, "plain": plain}.items():
+        sigmerge.merge(recipe | {"repair": REPAIR}, tmp_path / name)
+    one, two = read_weights(tmp_path / "sliced"), read_weights(tmp_path / "plain")
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, two[name])
+
+
+def test_a_shorter_model_is_repaired(pool: PoolOnDisk, tmp_path: Path) -> None:
+    sources = [source(BASE, 2, 6), source(MATH, 2, 6, weight=1), source(CODING, 1, 5, weight=1)]
+    sliced = placed({"slices": [piece(*sources)], "merge_method": "ties", "base_model": BASE}, pool)
+    merged = sigmerge.merge(sliced, tmp_path / "merged")
+    repaired = sigmerge.merge(sliced | {"repair": REPAIR}, tmp_path / "repaired")
+    before, after = read_weights(Path(merged.out)), read_weights(Path(repaired.out))
+    assert set(before) == set(after) and any((before[n] != after[n]).any() for n in before)
+
+
+def test_a_layer_without_a_counterpart_is_not_repaired(pool: PoolOnDisk, tmp_path: Path) -> None:
+    recipe = placed({**CASES["stacked"], "base_model": BASE, "repair": REPAIR}, pool)
+    with pytest.raises(PoolError, match="layer 0 of the result has no counterpart in coding"):
+        sigmerge.merge(recipe, tmp_path / "out")
+
+
+def test_a_stacked_model_can_be_verified(pool: PoolOnDisk, tmp_path: Path) -> None:
+    sigmerge.merge(placed(CASES["another base in a slice"], pool), tmp_path / "out")
+    assert all(report.ok for report in sigmerge.verify(tmp_path / "out", deep=True))
+
+
+def test_names_of_models_in_slices(pool: PoolOnDisk, tmp_path: Path) -> None:
+    other = tmp_path / "math"
+    other.symlink_to(pool.experts["coding"])
+    slices = [piece(source(MATH, 0, 3)), piece(source(str(other), 3, 6)), piece(source(BASE, 0, 1))]
+    recipe = load_recipe(placed({"slices": slices, "merge_method": "passthrough"}, pool))
+    assert list(recipe.experts) == ["math", "math-2", "reference-2"]
