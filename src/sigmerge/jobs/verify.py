@@ -296,9 +296,8 @@ def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
 
 def _sliced_recipe(plan: Plan, given: Mapping[str, Any]) -> Recipe:
     """A recipe with slices; its models are found by the names of their folders."""
-    known = {Path(e.path).name: e.path for e in plan.experts.values()}
-    if plan.reference:
-        known[Path(plan.reference.path).name] = plan.reference.path
+    members = [*plan.experts.values(), *([plan.reference] if plan.reference else [])]
+    known = {Path(member.path).name: member.path for member in members if member.path}
 
     def placed(node: Any) -> Any:
         if isinstance(node, list):

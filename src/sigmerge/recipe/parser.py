@@ -141,7 +141,8 @@ class _Parser:
         # Without an operator nothing can be said about parameters.
         parameters = judge.settings(("parameters",), parameters) if judge else {}
         reference = self._path(("base_model",), top.base_model) if top.base_model else None
-        models, slices = self._models(sections, judge, reference), ()
+        models = self._models(sections, judge, reference)
+        slices: tuple[RecipeSlice, ...] = ()
         if sections.slices:
             models, slices = self._slices(sections, judge, reference)
         else:
