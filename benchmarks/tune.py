@@ -1,13 +1,18 @@
 """`sigmerge tune` beside what it is compared with: Macro-5 on evaluation items against calls.
 
-    python -m benchmarks.tune WORK POOL... [--rows tune-24,random-24,...]
+    python -m benchmarks.tune WORK POOL... [--rows tune-24,random-24,...] [--jobs 16] [--minutes 8]
+    python -m benchmarks.tune results.json --show
 
 POOL is a folder that `sigmerge nano train` made. Prints a table in Markdown, pools in columns. Each
 row is one run on each pool: `tune-N` (N calls), `random-N` and `merge3-N` (the same space, the same
-calls), `items-M` (tune at 24 calls with M calibration items a domain), `adamerging`, `plain-A` and
-`paper-A` (the anchor A, and the repair with the paper's constants). Answers of models that were
-asked before are kept in WORK, so an interrupted benchmark goes on where it stopped, and rows that
-try the same candidate ask it once.
+calls), `items-M` (tune at 24 calls with M calibration items a domain), `adamerging`, `plain-A`,
+`paper-A` and `alone-A` (the shipped recipe of the anchor A: as it is, with the paper's repair, and
+tuned at 24 calls without any other anchor). `gains` are the means over the anchors A of what the
+paper's repair and what tuning adds to the plain anchor.
+
+Rows are made side by side, `--jobs` processes with a thread each. Answers of models that were asked
+before are kept in WORK, so an interrupted benchmark goes on where it stopped, and rows that try the
+same candidate ask it once. After `--minutes` no row is begun, and those under way are given up.
 """
 
 from __future__ import annotations
@@ -15,13 +20,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
+import os
 import sys
+import time
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
+import yaml
 
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.suite import nano_suite
@@ -35,12 +43,16 @@ from sigmerge.merge3.candidate import Weights
 from sigmerge.merge3.extract import Question
 from sigmerge.merge3.scoring import SuiteScorer
 from sigmerge.method.deficit import residual_gap, shares, strongest
-from sigmerge.recipe import TuneSection
+from sigmerge.nano.files import RECIPES
+from sigmerge.recipe import Recipe, TuneSection, load_recipe
 from sigmerge.recipe.anchors import anchors_of
 
+ANCHORS = ("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "fisher", "regmean")
+"""The paper's seven."""
 ROWS = (
-    "plain-task_arithmetic", "paper-task_arithmetic", "tune-8", "tune-16", "tune-24", "tune-32",
-    "tune-64", "merge3-24", "random-24", "adamerging", "items-25", "items-10",
+    "merge3-240", "tune-8", "tune-16", "tune-24", "tune-32", "tune-64", "merge3-24", "random-24",
+    "items-25", "items-10", "adamerging",
+    *(f"{kind}-{anchor}" for kind in ("alone", "paper", "plain") for anchor in ANCHORS),
 )  # fmt: skip
 
 
@@ -77,29 +89,38 @@ class Bench:
     """One pool: its tunings, and scores on its evaluation items."""
 
     def __init__(self, pool: Path, work: Path) -> None:
-        self.name, self.work = pool.name, work / pool.name
+        self.pool, self.work = pool.absolute(), work / pool.name
         (self.work / "answers").mkdir(parents=True, exist_ok=True)
-        self.recipe, self.options = pool_recipe(pool), Options(threads=1, overwrite=True)
-        suite, model = nano_suite(pool.absolute()), pool / "reference"
+        self.options = Options(threads=1, overwrite=True)
+        suite, model = nano_suite(self.pool), pool / "reference"
         self.calibration = SuiteScorer(model, suite, How())
-        self.evaluation = self._measure(SuiteScorer(model, suite, How(), "evaluation"))
+        self.evaluation = SuiteScorer(model, suite, How(), "evaluation")
 
     def row(self, name: str) -> dict[str, float]:
         """Macro-5 on the evaluation items, and the calls that it took."""
         kind, _, rest = name.partition("-")
         if kind in ("plain", "paper"):
             return self._anchor(rest, kind == "paper")
+        if kind == "alone":
+            return self._tuned(name, self._shipped(rest), TuneSection(calls=24, anchors=[rest]))
         limit = int(rest) if kind == "items" else None
         calls = 24 if kind in ("items", "adamerging") else int(rest)
         method = kind if kind in ("random", "merge3", "adamerging") else "guided"
-        return self._tuned(name, calls, method, limit)
-
-    def _tuned(self, name: str, calls: int, method: str, limit: int | None) -> dict[str, float]:
         settings = TuneSection().changed(calls=calls, method=method)
+        return self._tuned(name, pool_recipe(self.pool), settings, limit)
+
+    def _shipped(self, anchor: str) -> Recipe:
+        """A shipped recipe on this pool."""
+        text = (RECIPES / f"{anchor}.yaml").read_text(encoding="utf-8")
+        return load_recipe(yaml.safe_load(text.replace("../pool/", f"{self.pool}/")))
+
+    def _tuned(
+        self, name: str, recipe: Recipe, settings: TuneSection, limit: int | None = None
+    ) -> dict[str, float]:
         scorer = Kept(self.calibration, self.work / "answers", limit)
-        job = TuneJob(self.recipe, self.work / name, self.options, settings, scorer=scorer)
+        job = TuneJob(recipe, self.work / name, self.options, settings, scorer=scorer)
         record = job.run()
-        scores, _ = self.evaluation.folder(Path(record.winner))
+        scores, _ = self._measure(recipe, self.evaluation).folder(Path(record.winner))
         return {
             "macro": fmean(scores.values()),
             "calibration": fmean(record.best.scores.values()),
@@ -107,72 +128,114 @@ class Bench:
         }
 
     def _anchor(self, method: str, repaired: bool) -> dict[str, float]:
-        anchor = anchors_of(self.recipe, [method])[method]
-        weights = tuple(anchor.weights.values())
-        chosen = self._measure(self.calibration)
-        plain, _ = chosen.recipe(anchor.recipe(weights))
-        repair = None
+        recipe = self._shipped(method)
+        anchor = anchors_of(recipe, [method])[method]
+        weights, domains, repair = tuple(anchor.weights.values()), list(recipe.experts), None
         if repaired:
-            domains = list(self.recipe.experts)
-            gaps = residual_gap(self._target, np.array([plain[d] for d in domains]))
+            asked = self._measure(recipe, self.calibration)
+            plain, _ = asked.recipe(anchor.recipe(weights))
+            table = {name: asked.folder(path)[0] for name, path in recipe.experts.items()}
+            gaps = residual_gap(strongest(table, domains), np.array([plain[d] for d in domains]))
             repair = {
                 "shares": dict(zip(domains, shares(gaps).tolist(), strict=True)),
-                "capacity": list(self._profile),
+                "capacity": list(ProfileJob(recipe, self.options).run().capacity),
                 "scale": 0.6,
                 "guard": "off",
             }
         made = anchor.recipe(weights, repair)
-        scores, _ = self.evaluation.recipe(made)
-        calls = len(self.recipe.experts) + 1 if repaired else 0
-        return {"macro": fmean(scores.values()), "calls": calls}
+        scores, _ = self._measure(recipe, self.evaluation).recipe(made)
+        return {"macro": fmean(scores.values()), "calls": len(domains) + 1 if repaired else 0}
 
-    @cached_property
-    def _target(self) -> np.ndarray:
-        measure = self._measure(self.calibration)
-        table = {name: measure.folder(path)[0] for name, path in self.recipe.experts.items()}
-        return strongest(table, list(self.recipe.experts))
-
-    @cached_property
-    def _profile(self) -> tuple[float, ...]:
-        return ProfileJob(self.recipe, self.options).run().capacity
-
-    def _measure(self, scorer: SuiteScorer) -> MemoryMeasure:
+    def _measure(self, recipe: Recipe, scorer: SuiteScorer) -> MemoryMeasure:
         kept = Kept(scorer, self.work / "answers")
-        pool = open_repair_pool(self.recipe, self.options)
-        return MemoryMeasure(kept, pool, self.work / f".{scorer.split}.anchor", self.options)
+        pool = open_repair_pool(recipe, self.options)
+        place = self.work / f".{scorer.split}.{os.getpid()}.anchor"
+        return MemoryMeasure(kept, pool, place, self.options)
 
 
-def table(results: dict[str, dict[str, dict[str, float]]]) -> str:
+def made(task: tuple[str, Path, Path]) -> tuple[str, str, dict[str, float]]:
+    """One row of one pool, in a process of its own."""
+    name, pool, work = task
+    began = time.perf_counter()
+    found = Bench(pool, work).row(name)
+    return name, pool.name, found | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+Results = dict[str, dict[str, dict[str, float]]]
+
+
+def rows_of(given: argparse.Namespace) -> Results:
+    """The rows that were finished in time; kept in a file as they come."""
+    file, names = given.work / "results.json", given.rows.split(",")
+    given.work.mkdir(parents=True, exist_ok=True)
+    known: Results = json.loads(file.read_text()) if file.exists() else {}
+    tasks = [
+        (name, pool, given.work)
+        for name in names
+        for pool in given.pools
+        if pool.name not in known.get(name, {})
+    ]
+    deadline = time.monotonic() + 60 * given.minutes
+    with multiprocessing.get_context("spawn").Pool(given.jobs, maxtasksperchild=8) as team:
+        coming = team.imap_unordered(made, tasks)
+        for _ in tasks:
+            try:
+                name, pool, found = coming.next(max(0.0, deadline - time.monotonic()))
+            except multiprocessing.TimeoutError:
+                print("the time is over", file=sys.stderr)
+                break
+            known.setdefault(name, {})[pool] = found
+            write_json(file, known)
+            print(name, pool, found, file=sys.stderr, flush=True)
+    return known
+
+
+def table(results: Results) -> str:
     """Rows by name, pools in columns, then mean ± sd and the calls."""
-    pools = list(dict.fromkeys(pool for row in results.values() for pool in row))
+    present = {pool for row in results.values() for pool in row}
+    pools = sorted(present, key=lambda pool: int(pool.rpartition("-")[2]))
     lines = [
         f"| row | calls | {' | '.join(pools)} | mean ± sd |",
         "|---|--:|" + "--:|" * (len(pools) + 1),
     ]
-    for name, row in results.items():
+    for name in (name for name in ROWS if name in results):
+        row = results[name]
         cells = [f"{100 * row[p]['macro']:.2f}" if p in row else "" for p in pools]
         spent = sorted({int(found["calls"]) for found in row.values()})
         calls = str(spent[0]) if len(spent) == 1 else f"{spent[0]} to {spent[-1]}"
         values = [100 * found["macro"] for found in row.values()]
-        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-        lines.append(f"| {name} | {calls} | {' | '.join(cells)} | {fmean(values):.2f}{spread} |")
+        lines.append(f"| {name} | {calls} | {' | '.join(cells)} | {spread(values)} |")
+    for kind in ("paper", "alone"):
+        gains = [gain(results, kind, pool) for pool in pools]
+        known = [value for value in gains if value is not None]
+        if known:
+            cells = ["" if value is None else f"{value:+.2f}" for value in gains]
+            lines.append(f"| gains of {kind} | | {' | '.join(cells)} | {spread(known)} |")
     return "\n".join(lines)
+
+
+def gain(results: Results, kind: str, pool: str) -> float | None:
+    """The mean over the anchors of what a kind of row adds to the plain anchor, in points."""
+    pairs = [(results.get(f"{kind}-{a}", {}), results.get(f"plain-{a}", {})) for a in ANCHORS]
+    if not all(pool in row and pool in plain for row, plain in pairs):
+        return None
+    return fmean(100 * (row[pool]["macro"] - plain[pool]["macro"]) for row, plain in pairs)
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.tune")
     parser.add_argument("work", type=Path)
-    parser.add_argument("pools", type=Path, nargs="+")
+    parser.add_argument("pools", type=Path, nargs="*")
     parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--minutes", type=float, default=600.0)
+    parser.add_argument("--show", action="store_true", help="WORK is a results.json: print it.")
     given = parser.parse_args(arguments)
-    results: dict[str, dict[str, dict[str, float]]] = {}
-    benches = [Bench(pool, given.work) for pool in given.pools]
-    for name in given.rows.split(","):
-        for bench in benches:
-            results.setdefault(name, {})[bench.name] = bench.row(name)
-            write_json(given.work / "results.json", results)
-            print(name, bench.name, results[name][bench.name], file=sys.stderr, flush=True)
-    print(table(results))
+    print(table(json.loads(given.work.read_text()) if given.show else rows_of(given)))
     return 0
 
 

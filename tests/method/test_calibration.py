@@ -16,10 +16,9 @@ from sigmerge.method.calibration import (
     Calibration,
     LatticePoint,
     begin,
-    observe,
     propose,
 )
-from sigmerge.method.objective import Objective
+from sigmerge.method.objective import Answer, Objective
 
 PROFILE = np.array([0.22, 0.28, 0.3, 0.2])
 ANCHOR = {"math": 0.6, "coding": 0.7, "safety": 0.9}
@@ -27,15 +26,25 @@ TARGET = dict.fromkeys(ANCHOR, 0.9)
 
 
 def started(calls=30, **options) -> Calibration:
-    return begin(PROFILE, ANCHOR, TARGET, calls, **options)
+    anchor = Answer(ANCHOR, marks(0, options.pop("items", None)))
+    return begin(PROFILE, anchor, TARGET, calls, **options)
 
 
-def calibrated(score, calls=30, error=0.0, **options):
+def marks(place, items):
+    """Each answer is right on an item of its own: any two differ on two of them."""
+    return {d: [np.arange(items) == place] for d in ANCHOR} if items else None
+
+
+def observe(state, scores, items=None):
+    return calibration.observe(state, Answer(scores, marks(len(state.tried), items)))
+
+
+def calibrated(score, calls=30, **options):
     """Run to the end with a score of candidates; the state and the candidates."""
-    state, seen = started(calls, **options), []
+    state, seen, items = started(calls, **options), [], options.get("items")
     while (candidate := propose(state)) is not None:
         seen.append(candidate)
-        state = observe(state, score(candidate), error)
+        state = observe(state, score(candidate), items)
     return state, seen
 
 
@@ -98,17 +107,25 @@ def test_no_repair_is_a_candidate_without_a_call():
     assert state.best.scores == tuple(ANCHOR.values())
 
 
-def test_a_repair_away_from_the_papers_must_be_better_than_none():
+def test_a_repair_must_be_better_than_none():
     state, _ = calibrated(lambda c: flat(0.0 if c.scale == 1.0 else -0.01), calls=3)
     assert 2 in [each.setting.scale for each in state.tried[1:]]
     assert state.best.setting is None
+    level, _ = calibrated(lambda candidate: flat(0.0))
+    assert level.best.setting is None
+
+
+@pytest.mark.parametrize(("items", "made"), [(None, True), (28, True), (25, False)])
+def test_a_repair_must_be_better_than_none_by_more_than_noise(items, made):
+    """Two of n items in each of three domains make a standard error of √⅔/n: 0.029, and 0.033."""
+    state, _ = calibrated(lambda candidate: flat(0.03), calls=5, items=items)
+    assert (state.best.setting == state.paper) == made
+    assert (state.best.setting is None) != made
 
 
 def test_equal_scores_choose_the_nearest_to_the_papers():
     state, _seen = calibrated(lambda candidate: flat(0.05))
     assert state.best.setting == state.paper
-    level, _ = calibrated(lambda candidate: flat(0.0))
-    assert level.best.setting == level.paper
     # Rounding makes no difference (ruling 21).
     noisy, _ = calibrated(lambda candidate: flat(0.05 + 1e-13 * candidate.scale))
     assert noisy.best.setting == noisy.paper
@@ -170,9 +187,9 @@ def test_whatever_the_scores_no_candidate_comes_twice_and_every_one_can_be_claim
 
 def test_levels_follow_the_profile():
     assert started().levels == pytest.approx((0.125, 0.25, 0.45, 0.65, 0.85))
-    full = begin(np.full(4, 0.6), ANCHOR, TARGET, 5)
+    full = begin(np.full(4, 0.6), Answer(ANCHOR), TARGET, 5)
     assert full.levels == pytest.approx((0.3, 0.6, 0.85))
-    steep = begin(np.array([0.05, 0.05, 0.8]), ANCHOR, TARGET, 5)
+    steep = begin(np.array([0.05, 0.05, 0.8]), Answer(ANCHOR), TARGET, 5)
     most = calibration.candidate(steep, steep.paper._replace(level=4), (1.0, 0.0, 0.0))
     assert max(most.capacity) == calibration.MOST
     uniform = calibration.candidate(
@@ -207,7 +224,7 @@ def test_too_few_calls(calls):
 
 
 def test_without_a_deficit_there_is_nothing_to_repair():
-    state = begin(PROFILE, TARGET, TARGET, 5)
+    state = begin(PROFILE, Answer(TARGET), TARGET, 5)
     assert propose(state) is None
     assert state.stopped == "no deficit is left to repair"
     assert state.best.setting is None
@@ -221,36 +238,36 @@ def test_scores_that_do_not_change_end_it():
     assert len(seen) == CALIBRATION_PATIENCE
 
 
-@pytest.mark.parametrize(("error", "stops"), [(0.0, False), (0.03, False), (0.05, True)])
-def test_it_stops_when_gains_are_within_the_noise(error, stops):
-    """Every call gains 0.005, and PATIENCE of them 0.04."""
-    state = started()
+@pytest.mark.parametrize(("items", "stops"), [(None, False), (28, False), (16, True)])
+def test_it_stops_when_gains_are_within_the_noise(items, stops):
+    """Every call gains 0.005, and CALIBRATION_PATIENCE of them 0.04.
+
+    Two of n items in each of three domains make a standard error of √⅔/n: 0.029, and 0.051.
+    """
+    state = started(items=items)
     for call in range(CALIBRATION_PATIENCE):
         assert not state.stopped
-        state = observe(state, flat(0.005 * (call + 1)), error)
+        state = observe(state, flat(0.005 * (call + 1)), items)
     assert bool(state.stopped) == stops
 
 
-def test_it_ends_when_every_neighbour_was_tried():
+def test_it_ends_when_every_neighbour_was_tried(monkeypatch):
     """With patience out of the way a lonely peak is left only when all its sides are known."""
-    state = observe(started(60), flat(0.0))
-    count = 1
+    monkeypatch.setattr(calibration, "CALIBRATION_PATIENCE", 60)
+    state = observe(started(60), flat(0.05))
     while propose(state) is not None:
-        # Repairs worse than the centre, each a little less so: no standstill, no new centre.
-        state = observe(state, flat(-0.05 + 1e-4 * count))
-        count += 1
-    assert state.stopped in (
-        "every setting next to the best was tried",
-        f"{CALIBRATION_PATIENCE} calls did not raise the scores by more than their noise",
-    )
+        state = observe(state, flat(-0.05))
+    assert state.stopped == "every setting next to the best was tried"
     assert state.best.setting == state.paper
+    around = [each.setting.distance(state.paper) for each in state.tried[2:]]
+    assert around == [1] * 8  # two scales, two levels, shares, form, anchor and shape
 
 
 # Special pools
 
 
 def test_one_domain():
-    state = begin(PROFILE, {"math": 0.5}, {"math": 0.9}, 12)
+    state = begin(PROFILE, Answer({"math": 0.5}), {"math": 0.9}, 12)
     while (candidate := propose(state)) is not None:
         assert candidate.share == (1.0,)
         state = observe(state, {"math": 0.5 + 0.1 * candidate.scale})
@@ -272,7 +289,7 @@ def test_floors_decide_before_the_mean():
 
 def test_wrong_input_is_named():
     with pytest.raises(RecipeError, match="cannot be calibrated") as error:
-        begin(PROFILE, ANCHOR, {"math": 0.9}, 5, Objective(floors={"z": 0.5}))
+        begin(PROFILE, Answer(ANCHOR), {"math": 0.9}, 5, Objective(floors={"z": 0.5}))
     assert [p.split(":")[0] for p in error.value.problems] == ["objective", "coding", "safety"]
 
 
@@ -280,5 +297,5 @@ def test_a_state_replayed_from_its_scores_is_the_same():
     state, _ = calibrated(peak("replace", 1.0, 0.45), calls=9)
     again = started(9)
     for each in state.tried[1:]:
-        again = observe(again, dict(zip(ANCHOR, each.scores, strict=True)))
+        again = calibration.observe(again, each.answer)
     assert again == state

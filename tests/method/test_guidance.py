@@ -7,14 +7,21 @@ from hypothesis import strategies as st
 
 from sigmerge.errors import RecipeError
 from sigmerge.method import guidance
-from sigmerge.method.guidance import Guidance, begin, observe, propose
-from sigmerge.method.objective import Objective
+from sigmerge.method.guidance import Guidance, begin, propose
+from sigmerge.method.objective import Answer, Objective
 
 DOMAINS = ("a", "b", "c", "d", "e")
 
 
 def named(values):
     return {d: float(v) for d, v in zip(DOMAINS, values, strict=False)}
+
+
+def observe(state, scores, items=None):
+    """With `items`, each answer is right on an item of its own: any two differ on two of them."""
+    row = np.arange(items or 1) == len(state.tried)
+    right = {d: [row] for d in scores} if items else None
+    return guidance.observe(state, Answer(scores, right))
 
 
 class Linear:
@@ -97,10 +104,10 @@ def test_a_failure_turns_the_stretch_then_shortens_the_step():
     assert sum(second.values()) == pytest.approx(sum(first.values()) / stretch**2)
     state = observe(state, named([0.4, 0.4]))
     assert (state.step, state.stretch) == (step / 2, pytest.approx(stretch**-0.5))
-    assert state.chosen == 0
+    assert state.leader == 0
     assert not state.turned
     state = observe(state, named([0.8, 0.8]))
-    assert state.chosen == 3
+    assert state.leader == 3
     assert (state.step, state.turned) == (step / 2, False)
 
 
@@ -159,14 +166,17 @@ def test_scores_that_do_not_change_end_it_and_keep_the_recipes_weights():
     assert state.best.weights == (0.4, 0.4)
 
 
-@pytest.mark.parametrize(("error", "stops"), [(0.0, False), (0.05, False), (0.07, True)])
-def test_it_stops_when_gains_are_within_the_noise(error, stops):
-    """Every call gains 0.012, and PATIENCE of them 0.06."""
+@pytest.mark.parametrize(("items", "stops"), [(None, False), (20, False), (14, True)])
+def test_it_stops_when_gains_are_within_the_noise(items, stops):
+    """Every call gains 0.012, and GUIDANCE_PATIENCE of them 0.06.
+
+    Two of n items in each of two domains make a standard error of 1/n: 0.05, and 0.071.
+    """
     state = begin(named([0.4, 0.4]), named([0.9, 0.9]), 50)
     for call in range(guidance.GUIDANCE_PATIENCE + 1):
         assert not state.stopped
-        state = observe(state, named([0.1 + 0.012 * call, 0.3 + 0.012 * call]), error)
-    assert bool(state.stopped) == stops
+        state = observe(state, named([0.1 + 0.012 * call, 0.3 + 0.012 * call]), items)
+    assert bool(state.stopped or state.closing) == stops
 
 
 def test_a_kept_floor_counts_as_a_gain():
@@ -175,8 +185,8 @@ def test_a_kept_floor_counts_as_a_gain():
     state = begin(named([0.4, 0.4]), named([0.9, 0.9]), 50, objective)
     for call in range(guidance.GUIDANCE_PATIENCE + 3):
         assert not state.stopped
-        state = observe(state, named([0.88 + 0.001 * call, 0.88 - 0.002 * call]), 0.5)
-    assert state.chosen == len(state.tried) - 1
+        state = observe(state, named([0.88 + 0.001 * call, 0.88 - 0.002 * call]), 9)
+    assert state.leader == len(state.tried) - 1
 
 
 def test_a_step_too_small_ends_it():
@@ -210,6 +220,66 @@ def test_no_weights_are_evaluated_twice(scores, level):
     tried = np.array([each.weights for each in state.tried])
     for i, weights in enumerate(tried):
         assert all(np.abs(other - weights).max() >= guidance.SAME_WEIGHTS for other in tried[:i])
+
+
+# The centre
+
+
+def level_calls(values, calls, items=20):
+    """A guidance whose candidates got these values; one standard error is 1/items."""
+    state = begin(named([0.4, 0.4]), named([0.9, 0.9]), calls)
+    for value in values:
+        state = observe(state, named([value, value - 0.1]), items)
+    return state
+
+
+def test_the_last_call_goes_to_the_mean_of_those_that_noise_cannot_tell_apart():
+    state = level_calls((0.5, 0.6, 0.7, 0.68), 5)
+    assert state.at_centre
+    _, out, best, near = (np.array(each.weights) for each in state.tried)
+    assert list(propose(state).values()) == pytest.approx((best + near) / 2)
+    assert np.abs(out - best).max() > 0.01  # 0.6 lies more than 0.05 below the best
+    ended = observe(state, named([0.66, 0.56]), 20)
+    assert ended.stopped == "the 5 calls are spent"
+    assert (ended.leader, ended.chosen) == (2, 4)
+
+
+@pytest.mark.parametrize(("value", "taken"), [(0.70, True), (0.66, True), (0.64, False)])
+def test_the_centre_is_taken_unless_the_best_is_better_by_more_than_noise(value, taken):
+    ended = observe(level_calls((0.5, 0.6, 0.7, 0.68), 5), named([value, value - 0.1]), 20)
+    assert (ended.chosen == 4) == taken
+
+
+def test_the_centre_is_not_taken_below_the_recipes_own_weights():
+    state = level_calls((0.68, 0.70, 0.69), 4)
+    assert state.at_centre
+    assert observe(state, named([0.675, 0.575]), 20).chosen == 1
+    assert observe(state, named([0.685, 0.585]), 20).chosen == 3
+
+
+def test_without_anything_better_than_the_recipes_own_there_is_no_centre():
+    state = level_calls((0.7, 0.68, 0.69), 4)
+    assert not state.at_centre
+    assert guidance.to_centre(state) is None
+
+
+def test_no_centre_is_asked_for_again_before_another_step():
+    state = level_calls((0.5, 0.6, 0.7, 0.68), 9)
+    centre = guidance.to_centre(state)
+    assert not state.at_centre and centre.at_centre
+    after = observe(centre, named([0.69, 0.59]), 20)
+    assert (after.step, after.stretch, after.turned) == (state.step, state.stretch, state.turned)
+    assert guidance.to_centre(after) is None
+    assert guidance.to_centre(observe(after, named([0.68, 0.58]), 20)) is not None
+
+
+def test_a_stop_by_noise_goes_to_the_centre_first():
+    values = [0.5, 0.7, *[0.69] * guidance.GUIDANCE_PATIENCE]
+    state = level_calls(values, 50)
+    assert state.at_centre and not state.stopped
+    wanted = np.mean([each.weights for each in state.tried[1:]], axis=0)
+    assert list(propose(state).values()) == pytest.approx(wanted)
+    assert "noise" in observe(state, named([0.7, 0.6]), 20).stopped
 
 
 # Special pools
@@ -259,5 +329,5 @@ def test_a_state_replayed_from_its_scores_is_the_same():
     whole = guided(model, [0.4] * 3, 9)
     again = begin(named([0.4] * 3), model.target, 9)
     for each in whole.tried:
-        again = observe(again, named(each.scores))
+        again = guidance.observe(again, each.answer)
     assert again == whole

@@ -7,10 +7,11 @@ import pytest
 
 from sigmerge.errors import RecipeError
 from sigmerge.method.objective import (
+    Answer,
     Merit,
     Objective,
-    binomial_error,
     check_calls,
+    difference_error,
     paired_error,
 )
 
@@ -87,14 +88,26 @@ def test_a_good_objective_has_no_problem():
     assert whole.problems(DOMAINS) == []
 
 
-def test_errors_are_those_of_simulated_scores():
+def test_the_error_of_a_difference_is_that_of_simulated_items():
+    """Two candidates that answer the same items, each right by a chance of its own."""
     rng = np.random.default_rng(0)
-    chance, items = np.array([0.9, 0.5, 0.7]), [40, 120, 10]
-    means = [
-        np.mean([rng.binomial(n, p) / n for p, n in zip(chance, items, strict=True)])
-        for _ in range(4000)
+    both, items = np.array([0.8, 0.4, 0.6]), [40, 120, 10]
+
+    def asked():
+        one, other = {}, {}
+        for d, (chance, n) in enumerate(zip(both, items, strict=True)):
+            shared, alone = rng.random(n) < chance, rng.random((2, n)) < 0.3
+            one[d], other[d] = [shared | alone[0]], [shared | alone[1]]
+        return Answer({}, one), Answer({}, other)
+
+    pairs = [asked() for _ in range(2000)]
+    gaps = [
+        np.mean([one.right[d][0].mean() - other.right[d][0].mean() for d in one.right])
+        for one, other in pairs
     ]
-    assert binomial_error(tuple(chance), items) == pytest.approx(np.std(means), rel=0.05)
+    errors = [difference_error(one, other) ** 2 for one, other in pairs]
+    assert math.sqrt(np.mean(errors)) == pytest.approx(np.std(gaps), rel=0.06)
+    assert difference_error(Answer({"a": 1.0}), pairs[0][0]) == 0
 
 
 def test_paired_error_counts_the_items_on_which_two_candidates_differ():

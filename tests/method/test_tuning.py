@@ -9,8 +9,8 @@ import pytest
 
 from sigmerge.errors import RecipeError
 from sigmerge.method import tuning
-from sigmerge.method.objective import Objective, paired_bootstrap
-from sigmerge.method.tuning import AnchorWeights, Answer, Proposal, Tuning
+from sigmerge.method.objective import Answer, Objective, difference_error, paired_bootstrap
+from sigmerge.method.tuning import AnchorWeights, Proposal, Tuning
 
 DOMAINS = ("a", "b", "c")
 PROFILE = np.array([0.1, 0.3])
@@ -115,7 +115,7 @@ def test_the_result_is_never_below_the_best_plain_anchor(seed: int) -> None:
 
     ended = run(tuning.begin(anchors("x", "y", "z"), TARGET, PROFILE, 20, objective), model)
     best = ended.made[ended.best].merit
-    assert not any(call.merit.beats(best) for call in ended.made)
+    assert not any(call.merit.beats(best) for call in ended.made[:3])
 
 
 def test_scores_that_do_not_change_end_it_early_with_the_plain_anchor() -> None:
@@ -146,7 +146,7 @@ def test_the_error_of_a_difference_is_that_of_its_benchmarks() -> None:
 
     one, other = answer([1, 1, 0, 0], [1, 0]), answer([1, 0, 0, 1], [1, 0])
     # differences 0, 1, 0, -1: variance 1/2 over 4 items; the other benchmark has none
-    assert tuning.difference_error(one, other) == pytest.approx(np.sqrt(0.5 / 4) / 2)
+    assert difference_error(one, other) == pytest.approx(np.sqrt(0.5 / 4) / 2)
 
 
 def test_the_bootstrap_agrees_with_resampling_items() -> None:

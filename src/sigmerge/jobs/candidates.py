@@ -30,8 +30,8 @@ from sigmerge.jobs.scores import (
     suite_scorer,
 )
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
+from sigmerge.method.objective import Answer
 from sigmerge.method.occupancy import Update
-from sigmerge.method.tuning import Answer
 from sigmerge.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:

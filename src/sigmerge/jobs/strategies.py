@@ -15,8 +15,8 @@ import numpy as np
 
 from sigmerge.errors import RecipeError
 from sigmerge.method import calibration, tuning
-from sigmerge.method.objective import Objective, check_calls
-from sigmerge.method.tuning import Answer, Proposal
+from sigmerge.method.objective import Answer, Objective, check_calls
+from sigmerge.method.tuning import Proposal
 from sigmerge.recipe.anchors import AnchorRecipe
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ class Ended:
 
 def guided(setup: Setup, ask: Ask) -> Ended:
     """Guided weights, then calibrated occupancy (`method.tuning`)."""
-    anchors = {n: tuning.AnchorWeights(a.weights, a.level) for n, a in setup.anchors.items()}
+    anchors = {
+        n: tuning.AnchorWeights(a.weights, a.level, a.weighted) for n, a in setup.anchors.items()
+    }
     state = tuning.begin(
         anchors, setup.target, np.array(setup.profile), setup.calls, setup.objective
     )

@@ -36,8 +36,15 @@ from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.strategies import STRATEGIES, Setup
 from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.method import conflict, deficit
-from sigmerge.method.objective import Merit, Objective, check_calls, paired_bootstrap
-from sigmerge.method.tuning import Answer, Proposal, difference_error
+from sigmerge.method.objective import (
+    Answer,
+    Merit,
+    Objective,
+    check_calls,
+    difference_error,
+    paired_bootstrap,
+)
+from sigmerge.method.tuning import Proposal
 from sigmerge.recipe import Recipe, RepairSection, TuneSection, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
 from sigmerge.records import (
@@ -439,6 +446,6 @@ def _plain(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """What of a candidate's recipe identifies it; paths are the inputs' business."""
     return {
         "anchor": recipe["merge_method"],
-        "weights": [model["parameters"]["weight"] for model in recipe["models"]],
+        "weights": [model["parameters"].get("weight") for model in recipe["models"]],
         "repair": recipe.get("repair"),
     }

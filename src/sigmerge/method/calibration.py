@@ -11,11 +11,12 @@ it is) and moves outward from the best setting so far, one step along one axis a
     anchor   a common factor of the anchor's weights: a lower anchor leaves more to the repair
     shape    capacity as the profile has it, or the same in every layer
 
-The plain anchor is a candidate from the start, so a repair that does not help is not made. Of two
-settings with equal scores (ruling 21) the one nearer the paper's is chosen.
+Of two settings with equal scores (ruling 21) the one nearer the paper's is chosen. The plain anchor
+is a candidate from the start: the best of many repairs is the luckiest, so it is made only if it
+beats the plain anchor by more than the standard error of their difference.
 
-One `Calibration` is one state: `propose` says which repair to evaluate next, `observe` takes its
-scores. Both are pure, so a journal of the scores is enough to resume.
+One `Calibration` is one state: `propose` says which repair to evaluate next, `observe` takes what
+it scored. Both are pure, so a journal of the answers is enough to resume.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ from jaxtyping import Float64
 
 from sigmerge.errors import RecipeError
 from sigmerge.method.deficit import shares
-from sigmerge.method.objective import Merit, Objective, Vector, check_calls
+from sigmerge.method.objective import (
+    Answer,
+    Merit,
+    Objective,
+    Vector,
+    check_calls,
+    difference_error,
+)
 
 SCALES: Final[Mapping[str, Vector]] = {"add": (0.3, 0.6, 1.0, 1.5), "replace": (0.3, 0.6, 1.0)}
 """The paper's λ = 0.6 and steps around it; `replace` ends at the expert's own value."""
@@ -81,6 +89,11 @@ class TriedRepair:
     share: Vector
     scores: Vector
     merit: Merit
+    answer: Answer
+
+    def beats(self, other: TriedRepair) -> bool:
+        """Whether this is better by more than the noise of the difference."""
+        return self.merit.beats(other.merit, difference_error(self.answer, other.answer))
 
 
 @dataclass(frozen=True)
@@ -109,17 +122,19 @@ class Calibration:
 
     @property
     def best(self) -> TriedRepair:
-        """The best candidate, the plain anchor included; of equals the one nearest the paper's."""
-        best = self.tried[0]
-        for each in self.tried[1:]:
+        """The best repair, of equals the one nearest the paper's, if it beats the plain anchor."""
+        plain, *repairs = self.tried
+        if not repairs:
+            return plain
+        best = repairs[0]
+        for each in repairs:
             nearer = not best.merit.beats(each.merit) and self._far(each) < self._far(best)
-            if each.merit.beats(best.merit) or nearer:
-                best = each
-        return best
+            best = each if each.merit.beats(best.merit) or nearer else best
+        return best if best.beats(plain) else plain
 
     def _far(self, each: TriedRepair) -> int:
-        """Distance from the paper's setting; to repair nothing is next to it."""
-        return 1 if each.setting is None else each.setting.distance(self.paper)
+        assert each.setting is not None
+        return each.setting.distance(self.paper)
 
     @property
     def paper(self) -> LatticePoint:
@@ -130,7 +145,7 @@ class Calibration:
 
 def begin(
     profile: Float64[np.ndarray, layers],
-    anchor: Mapping[str, float],
+    anchor: Answer,
     target: Mapping[str, float],
     calls: int,
     objective: Objective | None = None,
@@ -139,17 +154,18 @@ def begin(
 ) -> Calibration:
     """The state before the first call.
 
-    `profile` is the capacity by the paper's constants, `anchor` the anchor's calibration scores and
-    `target` those that deficits are measured against. `calls` does not count the anchor's own.
+    `profile` is the capacity by the paper's constants, `anchor` what the anchor scored and `target`
+    the scores that deficits are measured against. `calls` does not count the anchor's own.
     """
-    domains, chosen = tuple(anchor), objective or Objective()
+    domains, chosen = tuple(anchor.scores), objective or Objective()
     check_calls(calls, 1, "calibrate:")
     problems = chosen.problems(domains)
     problems += [f"{d}: no score of an expert" for d in domains if d not in target]
     if problems:
         raise RecipeError("The repair cannot be calibrated:", problems)
-    scores, wanted = tuple(anchor.values()), tuple(target[d] for d in domains)
-    plain = TriedRepair(None, (0.0,) * len(domains), scores, chosen.merit(domains, scores, wanted))
+    scores, wanted = tuple(anchor.scores.values()), tuple(target[d] for d in domains)
+    merit = chosen.merit(domains, scores, wanted)
+    plain = TriedRepair(None, (0.0,) * len(domains), scores, merit, anchor)
     mean = float(np.mean(profile))
     pull = chosen.pull(domains, scores, wanted)
     state = Calibration(
@@ -190,26 +206,24 @@ def candidate(state: Calibration, setting: LatticePoint, share: Vector) -> Repai
     )
 
 
-def observe(state: Calibration, scores: Mapping[str, float], error: float = 0.0) -> Calibration:
-    """The state after the proposed repair got these scores; `error` as in `guidance.observe`."""
+def observe(state: Calibration, answer: Answer) -> Calibration:
+    """The state after the proposed repair got this answer."""
     if state.stopped:
         raise ValueError(f"nothing was proposed: {state.stopped}")
-    reached = tuple(scores[d] for d in state.domains)
+    reached = tuple(answer.scores[d] for d in state.domains)
     merit = state.objective.merit(state.domains, reached, state.target)
-    tried = (*state.tried, TriedRepair(state.upcoming, state.share, reached, merit))
+    tried = (*state.tried, TriedRepair(state.upcoming, state.share, reached, merit, answer))
     better = state.centre == 0 or merit.beats(state.tried[state.centre].merit)
     after = replace(state, tried=tried, centre=len(tried) - 1 if better else state.centre)
-    return _advance(after, error)
+    return _advance(after)
 
 
-def _advance(state: Calibration, error: float) -> Calibration:
+def _advance(state: Calibration) -> Calibration:
     """Set the next candidate, or why there is none."""
     if len(state.tried) > state.calls:
         return replace(state, stopped=f"the {state.calls} calls are spent")
     before, last = state.tried[:-CALIBRATION_PATIENCE], state.tried[-CALIBRATION_PATIENCE:]
-    if before and not any(
-        all(each.merit.beats(other.merit, error) for other in before) for each in last
-    ):
+    if before and not any(all(each.beats(other) for other in before) for each in last):
         return replace(
             state,
             stopped=f"{CALIBRATION_PATIENCE} calls did not raise the scores by more than their "

@@ -12,9 +12,15 @@ without a deficit to those with one; the stretch s raises or lowers the level, a
 A candidate that is not better is given up for the best so far: the next one stretches the other
 way, and if that fails too, η and s are shortened.
 
-The first candidate is the anchor as the recipe has it. One `Guidance` is one state: `propose` says
-which weights to evaluate next, `observe` takes their scores. Both are pure, so a journal of the
-scores is enough to resume.
+The first candidate is the anchor as the recipe has it. The last one is the centre: the mean of the
+weights of all candidates that the best does not beat by more than the standard error of their
+difference. Their order is noise, so the best of them is the luckiest, on any side of the optimum.
+Where the score is concave, their mean is at least as good as they are on average (Jensen), and what
+noise did to each of them averages out (Polyak and Ruppert). The centre is chosen unless the best
+beats it by more than noise.
+
+One `Guidance` is one state: `propose` says which weights to evaluate next, `observe` takes what
+they scored. Both are pure, so a journal of the answers is enough to resume.
 """
 
 from __future__ import annotations
@@ -27,7 +33,14 @@ from typing import Final
 import numpy as np
 
 from sigmerge.errors import RecipeError
-from sigmerge.method.objective import Merit, Objective, Vector, check_calls
+from sigmerge.method.objective import (
+    Answer,
+    Merit,
+    Objective,
+    Vector,
+    check_calls,
+    difference_error,
+)
 
 FIRST_STEP: Final = 5.0
 """η: a deficit of 0.1 above the mean deficit raises its expert's weight by half of the unit."""
@@ -50,6 +63,11 @@ class TriedWeights:
     weights: Vector
     scores: Vector
     merit: Merit
+    answer: Answer
+
+    def beats(self, other: TriedWeights) -> bool:
+        """Whether this is better by more than the noise of the difference."""
+        return self.merit.beats(other.merit, difference_error(self.answer, other.answer))
 
 
 @dataclass(frozen=True)
@@ -70,14 +88,35 @@ class Guidance:
     turned: bool = False
     """Whether the last candidate failed and the stretch was turned round for the next."""
     tried: tuple[TriedWeights, ...] = ()
-    chosen: int = 0
-    """Which of the tried candidates is the best."""
+    leader: int = 0
+    """Which of the tried candidates has the best merit; steps start from it."""
+    centre: int | None = None
+    """Which of them is the last centre; the upcoming one before it was observed."""
+    closing: str = ""
+    """Why the centre is the last candidate."""
     stopped: str = ""
     """Why nothing more is proposed; empty while the search goes on."""
 
     @property
     def best(self) -> TriedWeights:
-        return self.tried[self.chosen]
+        return self.tried[self.leader]
+
+    @property
+    def at_centre(self) -> bool:
+        """Whether the upcoming candidate is a centre."""
+        return self.centre == len(self.tried)
+
+    @property
+    def chosen(self) -> int:
+        """Which of the tried candidates to take: the centre, unless one is better.
+
+        The best is better by more than noise; the recipe's own, the first, at all.
+        """
+        if self.centre is None or self.at_centre:
+            return self.leader
+        found = self.tried[self.centre]
+        better = self.best.beats(found) or self.tried[0].merit.beats(found.merit)
+        return self.leader if better else self.centre
 
 
 def begin(
@@ -125,24 +164,35 @@ def propose(state: Guidance) -> dict[str, float] | None:
     return dict(zip(state.domains, state.upcoming, strict=True))
 
 
-def observe(state: Guidance, scores: Mapping[str, float], error: float = 0.0) -> Guidance:
-    """The state after the proposed candidate got these scores.
-
-    `error` is the standard error of the difference between two candidates' values
-    (`objective.paired_error`, or `binomial_error` where only the scores are known).
-    """
+def observe(state: Guidance, answer: Answer) -> Guidance:
+    """The state after the proposed candidate got this answer."""
     if state.stopped:
         raise ValueError(f"nothing was proposed: {state.stopped}")
-    reached = tuple(scores[d] for d in state.domains)
+    reached = tuple(answer.scores[d] for d in state.domains)
     merit = state.objective.merit(state.domains, reached, state.target)
-    tried = (*state.tried, TriedWeights(state.upcoming, reached, merit))
-    if not state.tried:
-        after = replace(state, tried=tried)
-    elif merit.beats(state.best.merit):
-        after = replace(state, tried=tried, chosen=len(tried) - 1, turned=False)
-    else:
-        after = _failed(replace(state, tried=tried))
-    return _advance(after, error)
+    after = replace(
+        state, tried=(*state.tried, TriedWeights(state.upcoming, reached, merit, answer))
+    )
+    if state.tried and merit.beats(state.best.merit):
+        after = replace(after, leader=len(state.tried), turned=False)
+    elif state.tried and not state.at_centre:
+        after = _failed(after)
+    return replace(after, stopped=after.closing) if after.closing else _advance(after)
+
+
+def to_centre(state: Guidance) -> Guidance | None:
+    """The state whose upcoming candidate is the centre; None if there is no new one.
+
+    There is none while nothing is better than the recipe's own weights, nor before another step
+    was tried.
+    """
+    if state.leader == 0 or state.centre == len(state.tried) - 1:
+        return None
+    level = [each.weights for each in state.tried if not state.best.beats(each)]
+    upcoming = tuple(np.mean(level, axis=0).tolist())
+    if _known(upcoming, state.tried):
+        return None
+    return replace(state, upcoming=upcoming, centre=len(state.tried))
 
 
 def _failed(state: Guidance) -> Guidance:
@@ -157,36 +207,45 @@ def _shortened(state: Guidance) -> Guidance:
     return replace(state, step=state.step / 2, stretch=stretch, turned=False)
 
 
-def _advance(state: Guidance, error: float) -> Guidance:
+def _advance(state: Guidance) -> Guidance:
     """Set the next candidate, or why there is none."""
     pull = state.objective.pull(state.domains, state.best.scores, state.target)
+    left = state.calls - len(state.tried)
+    spent = f"the {state.calls} calls are spent"
     if not pull.any():
         return replace(state, stopped="no deficit is left")
-    if len(state.tried) >= state.calls:
-        return replace(state, stopped=f"the {state.calls} calls are spent")
-    if _idle(state.tried, error):
-        return replace(
-            state,
-            stopped=f"{GUIDANCE_PATIENCE} calls did not raise the scores by more than their noise",
+    if left == 0:
+        return replace(state, stopped=spent)
+    if _idle(state.tried):
+        return _closed(
+            state, f"{GUIDANCE_PATIENCE} calls did not raise the scores by more than their noise"
         )
+    if left == 1 and (last := to_centre(state)) is not None:
+        return replace(last, closing=spent)
     while state.step >= SMALLEST_STEP:
         moved = np.array(state.best.weights) + state.step * state.unit * (pull - pull.mean())
         upcoming = tuple((state.stretch * moved).clip(0.0, CEILING * state.unit).tolist())
         if not _known(upcoming, state.tried):
             return replace(state, upcoming=upcoming)
         state = _failed(state)
-    return replace(state, stopped="the step is too small to matter")
+    return _closed(state, "the step is too small to matter")
 
 
-def _idle(tried: Sequence[TriedWeights], error: float) -> bool:
+def _closed(state: Guidance, why: str) -> Guidance:
+    """No step is left; the centre is evaluated where there is one."""
+    last = to_centre(state)
+    return replace(state, stopped=why) if last is None else replace(last, closing=why)
+
+
+def _idle(tried: Sequence[TriedWeights]) -> bool:
     """Whether the last calls brought no more than noise, compared with the best before them."""
     before, last = tried[:-GUIDANCE_PATIENCE], tried[-GUIDANCE_PATIENCE:]
     if not before:
         return False
-    best = before[0].merit
-    for candidate in before:
-        best = candidate.merit if candidate.merit.beats(best) else best
-    return not any(candidate.merit.beats(best, error) for candidate in last)
+    best = before[0]
+    for each in before:
+        best = each if each.merit.beats(best.merit) else best
+    return not any(each.beats(best) for each in last)
 
 
 def _known(weights: Vector, tried: Sequence[TriedWeights]) -> bool:

@@ -20,6 +20,16 @@ from sigmerge.method.deficit import TOLERANCE, residual_gap
 Vector = tuple[float, ...]
 """One number per domain."""
 
+Marks = Mapping[str, Sequence[Bool[np.ndarray, "_"]]]
+"""Domain -> the right answers to the items of each of its benchmarks."""
+
+
+class Answer(NamedTuple):
+    """What a candidate scored; `right` is None where only the scores are known."""
+
+    scores: Mapping[str, float]
+    right: Marks | None = None
+
 
 class Merit(NamedTuple):
     """How good a candidate is: it keeps the floors before it has a high value."""
@@ -106,17 +116,11 @@ class Objective:
         return residual_gap(floors * wanted, reached)
 
 
-def binomial_error(scores: Vector, items: Sequence[int]) -> float:
-    """Standard error of a mean over domains, each the share of right answers to so many items."""
-    variance = sum(q * (1 - q) / n for q, n in zip(scores, items, strict=True))
-    return math.sqrt(variance) / len(scores)
-
-
 def paired_error(one: Sequence[Bool[np.ndarray, _]], other: Sequence[Bool[np.ndarray, _]]) -> float:
     """Standard error of the difference of two means over domains, from the same items.
 
     `one` and `other` have every domain's right answers. Two candidates of one pool agree on most
-    items, so this is smaller than `binomial_error` of either.
+    items, so this is smaller than the error of either mean.
     """
     variance = 0.0
     for a, b in zip(one, other, strict=True):
@@ -125,14 +129,21 @@ def paired_error(one: Sequence[Bool[np.ndarray, _]], other: Sequence[Bool[np.nda
     return math.sqrt(variance) / len(one)
 
 
+def difference_error(one: Answer, other: Answer) -> float:
+    """Standard error of the difference of two means over domains, each a mean over benchmarks.
+
+    0 where only the scores are known.
+    """
+    if one.right is None or other.right is None:
+        return 0.0
+    each = [paired_error(one.right[d], other.right[d]) for d in one.right]
+    return math.sqrt(sum(e * e for e in each)) / len(each)
+
+
 def check_calls(calls: int, least: int, what: str) -> None:
     """Refuse a budget in which nothing can be done."""
     if calls < least:
         raise RecipeError(f"{what} needs at least {least} evaluation calls, not {calls}.")
-
-
-Marks = Mapping[str, Sequence[Bool[np.ndarray, "_"]]]
-"""Domain -> the right answers to the items of each of its benchmarks."""
 
 
 def paired_bootstrap(

@@ -1,15 +1,17 @@
 """Tuning: several anchors, guided, then repaired, in one budget of evaluation calls (ours).
 
 Every anchor is evaluated as it is. Those that lead are guided (`guidance`), the others are dropped:
-half of them after each stage, down to the leader. The leader is guided further, then its repair is
-calibrated (`calibration`); calls that the calibration leaves go to guidance again, and a better
-anchor found there is calibrated once more.
+half of them after each stage, down to the leader. The leader is guided further and brought to its
+centre, then its repair is calibrated (`calibration`); calls that the calibration leaves go to
+guidance again, and a better anchor found there is calibrated once more. A last call of guidance
+goes to the centre.
 
-The plain anchors are candidates, and a candidate replaces the best so far only if it beats it: the
-result is never below the best plain anchor in the objective.
+What is chosen is the best anchor's own choice, and a repair only if it beats that by more than the
+noise of their difference. An anchor's choice is never below the plain anchor in the objective, so
+the result is never below the best plain anchor.
 
 One `Tuning` is one state: `propose` says which candidates to evaluate next, `observe` takes what
-they scored. Both are pure, so a journal of the scores is enough to resume.
+they scored. Both are pure, so a journal of the answers is enough to resume.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from jaxtyping import Float64
 
 from sigmerge.method import calibration, guidance
 from sigmerge.method.objective import (
-    Marks,
+    Answer,
     Merit,
     Objective,
     Vector,
     check_calls,
-    paired_error,
+    difference_error,
 )
 
 STAGE: Final = 3
@@ -39,10 +41,14 @@ GUIDED: Final = 8
 
 
 class AnchorWeights(NamedTuple):
-    """An operator with its weights; `level` as in `guidance.begin`."""
+    """An operator with its weights; `level` as in `guidance.begin`.
+
+    Weights that are not `free` are evaluated once, as they are.
+    """
 
     weights: Mapping[str, float]
     level: bool = True
+    free: bool = True
 
 
 class Proposal(NamedTuple):
@@ -53,21 +59,16 @@ class Proposal(NamedTuple):
     repair: calibration.RepairProposal | None = None
 
 
-class Answer(NamedTuple):
-    """What a candidate scored; `right` has every domain's benchmarks with their items."""
-
-    scores: Mapping[str, float]
-    right: Marks | None = None
-
-
 class EvaluationCall(NamedTuple):
     """One evaluation call."""
 
     proposal: Proposal
     answer: Answer
     merit: Merit
-    error: float
-    """Standard error of the difference to the candidate that it was compared with."""
+
+    def beats(self, other: EvaluationCall) -> bool:
+        """Whether this is better by more than the noise of the difference."""
+        return self.merit.beats(other.merit, difference_error(self.answer, other.answer))
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,33 @@ class Tuning:
     """The call that the calibration under way began after."""
     base: int = 0
     """The call whose anchor is repaired."""
+    repaired: int | None = None
+    """The call of the best repair so far; None if no repair is better than its anchor."""
+    earlier: int | None = None
+    """The same before the calibration under way."""
     made: tuple[EvaluationCall, ...] = ()
-    best: int = 0
-    """Which call is the best so far; of equals the earliest, of repairs the one nearest the
-    paper's."""
     stopped: str = ""
 
     @property
     def left(self) -> int:
         return self.calls - len(self.made)
+
+    @property
+    def best(self) -> int:
+        """The call to take, of those made so far."""
+        anchor = _best(self, [self.choice(n) for n, guide in self.guides.items() if guide.tried])
+        if self.repaired is None or not self.made[self.repaired].beats(self.made[anchor]):
+            return anchor
+        return self.repaired
+
+    def choice(self, name: str) -> int:
+        """The call that the guidance of an anchor chooses."""
+        mine = [
+            i
+            for i, (proposal, *_) in enumerate(self.made)
+            if proposal.anchor == name and proposal.repair is None
+        ]
+        return mine[self.guides[name].chosen]
 
 
 def begin(
@@ -111,7 +130,9 @@ def begin(
     check_calls(calls, len(anchors) + 1, f"tuning {len(anchors)} anchors")
     chosen = objective or Objective()
     guides = {
-        name: guidance.begin(anchor.weights, target, calls, chosen, level=anchor.level)
+        name: guidance.begin(
+            anchor.weights, target, calls if anchor.free else 1, chosen, level=anchor.level
+        )
         for name, anchor in anchors.items()
     }
     domains = next(iter(guides.values())).domains
@@ -149,46 +170,31 @@ def observe(state: Tuning, answers: Sequence[Answer]) -> Tuning:
 def _observed(state: Tuning, proposal: Proposal, answer: Answer) -> Tuning:
     scores = tuple(answer.scores[d] for d in state.domains)
     merit = state.objective.merit(state.domains, scores, state.target)
-    rival = _rival(state, proposal)
-    error = 0.0 if rival is None else difference_error(answer, state.made[rival].answer)
-    made = (*state.made, EvaluationCall(proposal, answer, merit, error))
-    state = replace(state, made=made)
+    state = replace(state, made=(*state.made, EvaluationCall(proposal, answer, merit)))
     if state.repair is not None:
-        return _after_repair(replace(state, repair=calibration.observe(
-            state.repair, answer.scores, error)))  # fmt: skip
+        return _after_repair(replace(state, repair=calibration.observe(state.repair, answer)))
     guides = dict(state.guides)
-    guides[proposal.anchor] = guidance.observe(guides[proposal.anchor], answer.scores, error)
-    better = merit.beats(made[state.best].merit)
-    return replace(state, guides=guides, best=len(made) - 1 if better else state.best)
+    guides[proposal.anchor] = guidance.observe(guides[proposal.anchor], answer)
+    return replace(state, guides=guides)
 
 
 def _after_repair(state: Tuning) -> Tuning:
-    """The calibration's own best, unless what was found before it is better."""
+    """The calibration's own best, unless a repair found before it is as good."""
     assert state.repair is not None
     found = state.repair.best
+    if found.setting is None:
+        return replace(state, repaired=state.earlier)
     place = next(i for i, each in enumerate(state.repair.tried) if each is found)
-    call = state.base if place == 0 else state.opened + place - 1
-    before = state.made[state.best].merit if state.best < state.opened else None
-    keep = before is not None and not found.merit.beats(before)
-    return replace(state, best=state.best if keep else call)
+    known = [] if state.earlier is None else [state.earlier]
+    return replace(state, repaired=_best(state, [*known, state.opened + place - 1]))
 
 
-def _rival(state: Tuning, proposal: Proposal) -> int | None:
-    """The call that a candidate is compared with: the best of its own anchor so far."""
-    mine = [i for i, call in enumerate(state.made) if call.proposal.anchor == proposal.anchor]
-    rival = None
-    for i in mine:
-        if rival is None or state.made[i].merit.beats(state.made[rival].merit):
-            rival = i
-    return rival
-
-
-def difference_error(one: Answer, other: Answer) -> float:
-    """Standard error of the difference of two means over domains, each a mean over benchmarks."""
-    if one.right is None or other.right is None:
-        return 0.0
-    each = [paired_error(one.right[d], other.right[d]) for d in one.right]
-    return math.sqrt(sum(e * e for e in each)) / len(each)
+def _best(state: Tuning, calls: Sequence[int]) -> int:
+    """The call with the best merit; of equals the first in the list."""
+    best = calls[0]
+    for call in calls:
+        best = call if state.made[call].merit.beats(state.made[best].merit) else best
+    return best
 
 
 def _turn(state: Tuning) -> list[str]:
@@ -199,7 +205,7 @@ def _turn(state: Tuning) -> list[str]:
 
 def _waits(state: Tuning, name: str) -> bool:
     guide = state.guides[name]
-    return not guide.stopped and len(guide.tried) < state.rung
+    return not guide.stopped and (guide.at_centre or len(guide.tried) < state.rung)
 
 
 def _advance(state: Tuning) -> Tuning:
@@ -208,11 +214,23 @@ def _advance(state: Tuning) -> Tuning:
         return replace(state, stopped=f"the {state.calls} calls are spent")
     if state.repair is not None:
         return state if not state.repair.stopped else _guided_again(state)
+    if state.left == 1 and (last := _centred(state)) is not None:
+        return last
     if _turn(state):
         return state
     if len(state.alive) > 1:
         return _advance(_dropped(state))
-    return _repaired(state)
+    return _centred(state) or _repaired(state)
+
+
+def _centred(state: Tuning) -> Tuning | None:
+    """The leader goes to its centre, before it is repaired and with the last call."""
+    name = _ranked(state)[0]
+    guide = state.guides[name]
+    found = None if guide.stopped or guide.at_centre else guidance.to_centre(guide)
+    if found is None:
+        return None
+    return replace(state, alive=(name,), guides={**state.guides, name: found})
 
 
 def _dropped(state: Tuning) -> Tuning:
@@ -240,23 +258,20 @@ def _ranked(state: Tuning) -> list[str]:
 
 def _repaired(state: Tuning) -> Tuning:
     """Begin to calibrate the repair of the leader as it is now."""
-    name = state.alive[0]
-    guide = state.guides[name]
-    mine = [
-        i for i, (made, *_) in enumerate(state.made) if made.anchor == name and made.repair is None
-    ]
-    base = mine[guide.chosen]
-    if state.repair is None and state.opened and state.base == base:
+    name = _ranked(state)[0]
+    guide, base = state.guides[name], state.choice(name)
+    if state.opened and state.base == base:
         return replace(state, stopped=guide.stopped or "nothing is left to try")
+    scores, right = state.made[base].answer
     begun = calibration.begin(
         np.array(state.profile),
-        dict(zip(state.domains, guide.best.scores, strict=True)),
+        Answer({d: scores[d] for d in state.domains}, right),
         dict(zip(state.domains, state.target, strict=True)),
         state.left,
         state.objective,
         anchors=guide.level,
     )
-    state = replace(state, opened=len(state.made), base=base)
+    state = replace(state, opened=len(state.made), base=base, earlier=state.repaired)
     if begun.stopped:
         return replace(state, stopped=begun.stopped)
     return replace(state, repair=begun)

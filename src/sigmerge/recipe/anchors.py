@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import yaml
@@ -30,7 +30,7 @@ class AnchorRecipe:
     """An operator of a pool without its weights. Paths are absolute: it means the same anywhere.
 
     An operator that divides by the sum of the weights has no `level`, unless it has `lambda`,
-    which then follows the mean weight.
+    which then follows the mean weight. One that is not `weighted` has neither: it is made as it is.
     """
 
     method: str
@@ -41,13 +41,14 @@ class AnchorRecipe:
     level: bool
     scale: float | None
     """λ of the operator where it carries the level, else None."""
+    weighted: bool = True
 
     def recipe(
         self, weights: Sequence[float], repair: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """The recipe with these weights; nothing but this recipe is needed to make it again."""
         models = [
-            {**entry, "parameters": {**entry.get("parameters", {}), "weight": float(weight)}}
+            {**entry, "parameters": {**entry.get("parameters", {}), **self._weight(weight)}}
             for entry, weight in zip(self.models.values(), weights, strict=True)
         ]
         shared = dict(self.shared)
@@ -57,6 +58,9 @@ class AnchorRecipe:
         made = {"merge_method": self.method, **self.common, "models": models}
         made |= {"parameters": shared} if shared else {}
         return made | ({"repair": dict(repair)} if repair else {})
+
+    def _weight(self, weight: float) -> dict[str, float]:
+        return {"weight": float(weight)} if self.weighted else {}
 
 
 def anchors_of(recipe: Recipe, names: Sequence[str] | None) -> dict[str, AnchorRecipe]:
@@ -86,17 +90,13 @@ def _own(recipe: Recipe) -> AnchorRecipe:
     assert recipe.operator is not None
     given = yaml.safe_load(recipe.text)
     known = {p.name: p for p in recipe.operator.parameters}
-    if "weight" not in known:
-        raise RecipeError(
-            f"merge_method: {recipe.method} has no weight per expert, so it cannot be guided; "
-            f"name other anchors: {', '.join(USUAL)}."
-        )
+    weighted = "weight" in known
     shared = {
         "on" if key is True else key: value  # YAML reads `on:` as true
         for key, value in (given.get("parameters") or {}).items()
         if key != "weight"
     }
-    default = getattr(known["weight"], recipe.preset)
+    default = getattr(known["weight"], recipe.preset) if weighted else 1.0
     weights = {}
     for model in recipe.models:
         value = model.parameters.get("weight", recipe.parameters.get("weight", default))
@@ -118,7 +118,8 @@ def _own(recipe: Recipe) -> AnchorRecipe:
             "parameters": rest,
         }
     common = _common(recipe, given, "capture")
-    return _anchor(recipe.method, recipe.operator, own, shared, common, weights, recipe.preset)
+    made = _anchor(recipe.method, recipe.operator, own, shared, common, weights, recipe.preset)
+    return made if weighted else replace(made, level=False, weighted=False)
 
 
 def _listed(recipe: Recipe, entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
