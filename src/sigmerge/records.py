@@ -86,13 +86,45 @@ class GuardVerdict(Part):
     warning: str | None = None
 
 
-class TriedUpdate(Part):
-    """A form and scale of the update that `scale: calibrated` tried."""
+class TunedRepair(Part):
+    """A repair that was tried: form, scale, capacity of every layer and shares by domain."""
 
     update: Literal["add", "replace"]
     scale: float
+    capacity: tuple[float, ...]
+    shares: DomainScores
+
+
+class TuneCall(Part):
+    """One evaluation call of a tuning: the candidate and what it scored on the calibration items.
+
+    `value` is the objective, `below` what its floors miss in total, `error` the standard error of
+    the difference to the best call before it.
+    """
+
+    call: int
+    anchor: str
+    weights: Mapping[str, float]
+    repair: TunedRepair | None = None
+    scores: DomainScores
+    value: float
+    below: float = 0.0
+    error: float = 0.0
+    best: float
+    """The best value so far, this call included."""
+
+
+class TriedUpdate(Part):
+    """A repair that `calibrate:` tried; `anchor` is the factor of the anchor's weights."""
+
+    update: Literal["add", "replace"]
+    scale: float
+    capacity: tuple[float, ...] = ()
+    shares: DomainScores = {}
+    anchor: float = 1.0
     scores: DomainScores
     mean: float
+    error: float = 0.0
 
 
 class Plan(Record):
@@ -108,6 +140,8 @@ class Plan(Record):
     settings: Mapping[str, Any] = {}
     capture: Mapping[str, Any] | None = None
     tensors: Mapping[str, Any] = {}
+    guided: tuple[TuneCall, ...] = ()
+    """The evaluation calls that found the weights."""
     warnings: tuple[str, ...] = ()
 
 
@@ -219,34 +253,6 @@ class SearchRecord(Record):
     asked_seconds: float | None = None
     """In which models answered, summed over those side by side; None if another run began it."""
     peak_memory_bytes: int
-
-
-class TunedRepair(Part):
-    """A repair that was tried: form, scale, capacity of every layer and shares by domain."""
-
-    update: Literal["add", "replace"]
-    scale: float
-    capacity: tuple[float, ...]
-    shares: DomainScores
-
-
-class TuneCall(Part):
-    """One evaluation call of a tuning: the candidate and what it scored on the calibration items.
-
-    `value` is the objective, `below` what its floors miss in total, `error` the standard error of
-    the difference to the best call before it.
-    """
-
-    call: int
-    anchor: str
-    weights: Mapping[str, float]
-    repair: TunedRepair | None = None
-    scores: DomainScores
-    value: float
-    below: float = 0.0
-    error: float = 0.0
-    best: float
-    """The best value so far, this call included."""
 
 
 class Interval(Part):

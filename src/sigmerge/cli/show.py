@@ -133,9 +133,21 @@ def _search_step(step: Any) -> Iterator[str]:
 def _tune_step(step: Any) -> Iterator[str]:
     facts = step.facts
     yield f"tune: {', '.join(facts['anchors'])} of {len(facts['experts'])} experts"
+    yield from _called(step, f", method {facts['method']}")
+
+
+def _guide_step(step: Any) -> Iterator[str]:
+    facts = step.facts
+    yield f"guide: the weights of {facts['operator']}, {len(facts['experts'])} experts"
+    yield from _called(step, "")
+
+
+def _called(step: Any, how: str) -> Iterator[str]:
+    """The evaluation calls of a step that aims at an objective."""
+    facts = step.facts
     items = sum(facts["items_per_call"].values())
     each = f", {items} items each" if items else ""
-    yield f"  at most {step.evaluation_calls} calls{each}, method {facts['method']}"
+    yield f"  at most {step.evaluation_calls} calls{each}{how}"
     kept = [f"{d} not below {f:g} of its expert" for d, f in facts["floors"].items()]
     yield "  " + "; ".join([f"objective: {facts['objective']}", *kept])
     yield f"  before them the {facts['expert_runs']} experts are scored"
@@ -177,6 +189,7 @@ STEP_PRINTERS: dict[str, Callable[[Any], Iterator[str]]] = {
     "score": _score_step,
     "search": _search_step,
     "tune": _tune_step,
+    "guide": _guide_step,
     "capture": _capture_step,
     "suite": _suite_step,
 }

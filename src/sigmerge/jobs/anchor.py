@@ -10,8 +10,10 @@ from sigmerge.files.digests import are_plain, sha256
 from sigmerge.files.journal import continues
 from sigmerge.jobs import capture
 from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
+from sigmerge.jobs.guide import GUIDE_JOURNAL, GUIDE_ORIGIN, GuideJob
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import Inputs, other_inputs
+from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.search import ORIGIN, SEARCH_JOURNAL, plan_search, search_merge
 from sigmerge.recipe import Recipe
 from sigmerge.records import (
@@ -27,8 +29,12 @@ from sigmerge.records import (
 from sigmerge.results import Merged
 
 
-def make_anchor(recipe: Recipe, out: Path, options: Options) -> Merged:
-    """The dense merge of a recipe; with a search: section its coefficients are searched first."""
+def make_anchor(
+    recipe: Recipe, out: Path, options: Options, score: ScoreFunction | None = None
+) -> Merged:
+    """The dense merge of a recipe; with search: or guide: its coefficients are found first."""
+    if recipe.guide is not None:
+        return GuideJob(recipe, options, score).run(out)
     if recipe.search is not None:
         return search_merge(recipe, out, options)
     return run_dense(plan_dense(recipe, options), out, options)
@@ -36,16 +42,20 @@ def make_anchor(recipe: Recipe, out: Path, options: Options) -> Merged:
 
 def describe_anchor(recipe: Recipe, options: Options) -> Step:
     """Making the anchor as a step of a dry run."""
+    if recipe.guide is not None:
+        return GuideJob(recipe, options).describe()
     if recipe.search is not None:
         return plan_search(recipe, options).describe(options)
     return plan_dense(recipe, options).describe(options.threads)
 
 
-def is_current(recipe: Recipe, anchor: Path, options: Options) -> bool:
+def is_current(
+    recipe: Recipe, anchor: Path, options: Options, score: ScoreFunction | None = None
+) -> bool:
     """Whether a stored anchor is what this recipe would make now, from the same files."""
     records = anchor / RECORDS_FOLDER
-    # A search's winner keeps its own recipe, by which it can be made again, and that of the search.
-    text = records / (ORIGIN if recipe.search else RECIPE)
+    # What was searched or guided keeps the recipe that makes it again, and the one that was given.
+    text = records / (ORIGIN if recipe.search else GUIDE_ORIGIN if recipe.guide else RECIPE)
     try:
         plan = read_plan(records / PLAN)
         provenance = read(Provenance, records / PROVENANCE)
@@ -59,6 +69,7 @@ def is_current(recipe: Recipe, anchor: Path, options: Options) -> bool:
         and plan.revision == job.operator.revision
         and _same_files(job, anchor)
         and _same_search(recipe, anchor, options)
+        and _same_guide(recipe, anchor, options, score)
         and _same_statistics(job, plan, options)
         and _same_inputs(job, provenance)
     )
@@ -79,6 +90,17 @@ def _same_search(recipe: Recipe, anchor: Path, options: Options) -> bool:
     return continues(
         anchor / RECORDS_FOLDER / SEARCH_JOURNAL, plan_search(recipe, options).header()
     )
+
+
+def _same_guide(
+    recipe: Recipe, anchor: Path, options: Options, score: ScoreFunction | None
+) -> bool:
+    """The same of a guided merge; a callable cannot be told from another."""
+    if recipe.guide is None:
+        return True
+    job = GuideJob(recipe, options, score)
+    header = job.header(job.measure(anchor.parent))
+    return continues(anchor / RECORDS_FOLDER / GUIDE_JOURNAL, header)
 
 
 def _same_statistics(job: DenseJob, plan: Plan, options: Options) -> bool:

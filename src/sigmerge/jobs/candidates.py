@@ -14,14 +14,12 @@ import numpy as np
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
-from sigmerge.checkpoints.writer import mirror_layout
 from sigmerge.engine.machine import free_memory
 from sigmerge.engine.stream import Workers
+from sigmerge.jobs.decided import decided_job
 from sigmerge.jobs.dense import merge_blocks, plan_dense, run_dense, with_statistics
-from sigmerge.jobs.merge import MergeJob
-from sigmerge.jobs.occupancy import OccupancyJob, claim_into
+from sigmerge.jobs.occupancy import claim_into, write_candidate
 from sigmerge.jobs.options import Options, silent
-from sigmerge.jobs.repair import decide
 from sigmerge.jobs.scores import (
     CheckpointScorer,
     ScoreFunction,
@@ -31,13 +29,14 @@ from sigmerge.jobs.scores import (
 )
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
 from sigmerge.method.objective import Answer
-from sigmerge.method.occupancy import Update
 from sigmerge.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
     from sigmerge.merge3.extract import Question
     from sigmerge.merge3.scoring import CandidateScorer
 
+SCRATCH_ANCHOR, SCRATCH_CANDIDATE = ".winner.anchor", ".winner.candidate"
+"""Folders of what is stored only to be scored, or repaired."""
 Right = dict[str, list[int]]
 """Benchmark -> 1 for every item that is right, else 0."""
 
@@ -63,22 +62,47 @@ class Measure(Protocol):
     def answer(self, scores: Mapping[str, float], right: Right | None) -> Answer: ...
 
 
+class _Anchors:
+    """Anchors that repairs claim from: folders, or merged into `place`, one at a time."""
+
+    def __init__(self, place: Path, options: Options) -> None:
+        self.place, self.options = place, options
+        self._latest: tuple[dict[str, Any], Checkpoint] | None = None
+
+    def __call__(self, recipe: Mapping[str, Any]) -> Checkpoint:
+        """The anchor of a recipe with a repair; the one before is given up for it."""
+        wanted = {key: value for key, value in recipe.items() if key != "repair"}
+        if wanted["merge_method"] == "checkpoint":
+            return open_checkpoint(Path(wanted["anchor"]), allow_pickle=self.options.allow_pickle)
+        if self._latest is None or self._latest[0] != wanted:
+            shutil.rmtree(self.place, ignore_errors=True)
+            run_dense(plan_dense(load_recipe(wanted), self.options), self.place, self.options)
+            self._latest = wanted, open_checkpoint(self.place)
+        return self._latest[1]
+
+
 class StoredMeasure:
     """Candidates are stored beside the result, scored by a command or a callable, and removed."""
 
     side_by_side = False
 
-    def __init__(self, scorer: CheckpointScorer, place: Path, options: Options) -> None:
-        self.scorer, self.place = scorer, place
+    def __init__(self, scorer: CheckpointScorer, pool: Pool, work: Path, options: Options) -> None:
+        self.scorer, self.pool, self.place = scorer, pool, work / SCRATCH_CANDIDATE
         self.options = replace(options, overwrite=True, progress=silent, durable=False)
         self.items: dict[str, int] = {}
+        self._anchors = _Anchors(work / SCRATCH_ANCHOR, self.options)
 
     @property
     def name(self) -> str:
         return self.scorer.name
 
     def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Right | None]:
-        MergeJob(load_recipe(recipe), self.place, self.options).run()
+        loaded = load_recipe(recipe)
+        if loaded.repair is None:
+            run_dense(plan_dense(loaded, self.options), self.place, self.options)
+        else:
+            job = decided_job(loaded.repair, self.pool, self._anchors(recipe))
+            write_candidate(job, self.place, self.options)
         try:
             return self.folder(self.place)
         finally:
@@ -94,18 +118,18 @@ class StoredMeasure:
 class MemoryMeasure:
     """Candidates are merged in memory and answer the items of a suite one by one.
 
-    A repair claims from a stored anchor, so the anchor of the repairs under way lies in `place`.
+    A repair claims from a stored anchor, so the anchor of the repairs under way lies in `work`.
     """
 
     def __init__(
         self,
         scorer: CandidateScorer,
         pool: Pool,
-        place: Path,
+        work: Path,
         options: Options,
         limit: int | None = None,
     ) -> None:
-        self.scorer, self.pool, self.place = scorer, pool, place
+        self.scorer, self.pool = scorer, pool
         self.options = replace(options, overwrite=True, progress=silent, durable=False)
         self.questions: dict[str, list[Question]] = {}
         for question in scorer.questions():
@@ -115,7 +139,7 @@ class MemoryMeasure:
         self.domains: dict[str, list[str]] = {}
         for benchmark, each in self.questions.items():
             self.domains.setdefault(each[0].domain, []).append(benchmark)
-        self._anchor: tuple[dict[str, Any], Checkpoint] | None = None
+        self._anchors = _Anchors(work / SCRATCH_ANCHOR, self.options)
 
     @property
     def name(self) -> str:
@@ -154,30 +178,22 @@ class MemoryMeasure:
         if job.operator.needs:
             job = with_statistics(job, self.options)
         memory = Memory(job.layout, {n: t.shape for n, t in job.pool.layout.tensors.items()})
-        source = PoolSource(job.members, allow_nonfinite=self.options.allow_nonfinite)
-        with Workers(self.options.threads) as team:
+        lenient = self.options.allow_nonfinite
+        with (
+            PoolSource(job.members, allow_nonfinite=lenient) as source,
+            Workers(self.options.threads) as team,
+        ):
             merge_blocks(job, source, team, memory, self.options)
         return memory.weights
 
     def _repaired(self, recipe: Mapping[str, Any]) -> Weights:
-        loaded = load_recipe(recipe)
-        section = loaded.repair
-        assert section is not None and not isinstance(section.scale, str)
-        anchor = self._stored({key: value for key, value in recipe.items() if key != "repair"})
-        update = Update(section.scale, section.update, seed=section.seed)
-        rounds = (decide(section, self.pool).turn,)
-        job = OccupancyJob(self.pool, anchor, rounds, update, None, mirror_layout(anchor))
+        section = load_recipe(recipe).repair
+        assert section is not None
+        anchor = self._anchors(recipe)
+        job = decided_job(section, self.pool, anchor)
         memory = Memory(job.layout, {n: t.shape for n, t in anchor.tensors.items()})
         claim_into(job, memory, self.options)
         return memory.weights
-
-    def _stored(self, recipe: dict[str, Any]) -> Checkpoint:
-        """The anchor of a repair; the one before is given up for it."""
-        if self._anchor is None or self._anchor[0] != recipe:
-            shutil.rmtree(self.place, ignore_errors=True)
-            run_dense(plan_dense(load_recipe(recipe), self.options), self.place, self.options)
-            self._anchor = recipe, open_checkpoint(self.place)
-        return self._anchor[1]
 
     def _asked(self, weights: Weights) -> tuple[dict[str, float], Right]:
         flat = [question for each in self.questions.values() for question in each]
@@ -192,7 +208,7 @@ class MemoryMeasure:
 def measure_of(
     recipe: Recipe,
     pool: Pool,
-    out: Path,
+    work: Path,
     options: Options,
     split: str = "calibration",
     score: ScoreFunction | None = None,
@@ -200,14 +216,13 @@ def measure_of(
 ) -> Measure | None:
     """How a split is scored: by what is given, else by what the recipe's repair: section names.
 
-    None if it names nothing that can score this split.
+    None if it names nothing that can score this split. Candidates are stored in `work`.
     """
-    anchor, stored = out / ".winner.anchor", out / ".winner.candidate"
     if scorer is not None:
-        return MemoryMeasure(scorer, pool, anchor, options) if split == "calibration" else None
+        return MemoryMeasure(scorer, pool, work, options) if split == "calibration" else None
     if score is not None:
         found = scorer_of(recipe, options, score=score) if split == "calibration" else None
-        return None if found is None else StoredMeasure(found, stored, options)
+        return None if found is None else StoredMeasure(found, pool, work, options)
     if recipe.repair is None:
         return None
     evaluate = recipe.repair.evaluate
@@ -216,9 +231,9 @@ def measure_of(
 
         suite, how = suite_and_how(evaluate, recipe.folder, options)
         asked = SuiteScorer(pool.layout.path, suite, how, split)
-        return MemoryMeasure(asked, pool, anchor, options, evaluate.get("limit"))
+        return MemoryMeasure(asked, pool, work, options, evaluate.get("limit"))
     found = scorer_of(recipe, options, split)
-    return None if found is None else StoredMeasure(found, stored, options)
+    return None if found is None else StoredMeasure(found, pool, work, options)
 
 
 def _fits_memory(evaluate: Mapping[str, Any], recipe: Recipe, options: Options) -> bool:

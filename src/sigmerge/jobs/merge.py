@@ -9,6 +9,7 @@ from pathlib import Path
 from sigmerge.checkpoints.writer import check_target
 from sigmerge.errors import SigmergeError
 from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
+from sigmerge.jobs.guide import GuideJob
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_anchor, open_repair_pool
 from sigmerge.jobs.repair import RepairJob, check_repair, repair_steps
@@ -29,6 +30,8 @@ class MergeJob:
 
     def check(self) -> None:
         check_target(self.out, self.options.overwrite, self.recipe.inputs)
+        if self.recipe.guide is not None:
+            GuideJob(self.recipe, self.options, self.score).check()
         if self.recipe.repair is not None:
             check_repair(self.recipe, self.options, self.score)
 
@@ -40,16 +43,17 @@ class MergeJob:
         self.check()
         recipe, options = self.recipe, self.options
         if recipe.repair is None:
-            return make_anchor(recipe, self.out, options)
+            return make_anchor(recipe, self.out, options, self.score)
         if recipe.operator is None:
             return RepairJob(recipe, self.out, options, score=self.score).repair()
         anchor = hidden(self.out, "anchor")
-        if anchor.exists() and not is_current(recipe, anchor, options):
+        if anchor.exists() and not is_current(recipe, anchor, options, self.score):
             shutil.rmtree(anchor)
         if not anchor.exists():
-            make_anchor(recipe, anchor, options)
+            make_anchor(recipe, anchor, options, self.score)
         try:
-            result = RepairJob(recipe, self.out, options, anchor, self.score, kept=False).repair()
+            job = RepairJob(recipe, self.out, options, anchor, self.score, kept=False, made=True)
+            result = job.repair()
         except SigmergeError as error:
             error.args = (
                 f"{error}\nThe merge itself is done; the same command continues from it "

@@ -159,11 +159,8 @@ def _lasting(inputs: tuple[InputFile, ...], plan: RepairPlan) -> tuple[InputFile
     return tuple(one for one in inputs if one.member != "anchor" or plan.anchor.path is not None)
 
 
-def write_candidate(
-    plan: RepairPlan, pool: Pool, anchor: Checkpoint, folder: Path, options: Options
-) -> None:
+def write_candidate(job: OccupancyJob, folder: Path, options: Options) -> None:
     """Write a repaired checkpoint that is only measured: weights and companions, no records."""
-    job = OccupancyJob.of(plan, pool, anchor)
     with _output(job, folder, options) as output, _sources(job, options) as sources:
         _write(job, sources, output, options)
         output.publish()

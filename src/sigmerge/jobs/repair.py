@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
+import yaml
 
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool
@@ -21,13 +22,17 @@ from sigmerge.checkpoints.writer import check_target
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError, ScoreError
 from sigmerge.files.digests import are_plain
+from sigmerge.jobs.calibrate import Calibrated, CalibrateJob, plain_text
+from sigmerge.jobs.decided import decide, decided_of
+from sigmerge.jobs.dense import plan_dense, run_dense
 from sigmerge.jobs.occupancy import (
     Guard,
+    OccupancyJob,
     describe_occupancy,
     run_occupancy,
     write_candidate,
 )
-from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.options import Description, Options, Step, silent
 from sigmerge.jobs.pools import block_sites, member, open_anchor, open_repair_pool, weight_digests
 from sigmerge.jobs.profile import MeasuredViews, describe_profile, measure_profile
 from sigmerge.jobs.scores import (
@@ -40,28 +45,26 @@ from sigmerge.jobs.scores import (
     scorer_of,
 )
 from sigmerge.jobs.work_folder import hidden
-from sigmerge.method import budget, deficit
+from sigmerge.method import deficit
 from sigmerge.method.controls import VARIANTS, Allocation, allocate
 from sigmerge.probing.exemplars import read_prompts
 from sigmerge.recipe import Recipe, RepairSection, load_recipe
 from sigmerge.records import (
     PLAN,
+    RECIPE,
     RECORDS_FOLDER,
     GuardVerdict,
     Member,
     RepairPlan,
     Round,
     ScoreTable,
-    TriedUpdate,
     read_plan,
     read_repair_plan,
 )
 from sigmerge.results import Deficits, Merged
 
-CANDIDATES: Final[tuple[tuple[Literal["add", "replace"], float], ...]] = (
-    ("add", 0.6), ("add", 0.8), ("add", 1.0), ("replace", 0.8), ("replace", 1.0),
-)  # fmt: skip
-"""Update forms and scales that `scale: calibrated` chooses from."""
+PAPERS_SCALE: Final = 0.6
+"""The paper's λ, from which a calibration starts."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class RepairJob:
     """The repair of a stored anchor as the recipe's repair: section says, into a new folder.
 
     `score` is a Python callable that replaces the recipe's own source of scores. An anchor that is
-    not `kept` has no path in the plan.
+    not `kept` has no path in the plan. `made`: this recipe made the anchor.
     """
 
     recipe: Recipe
@@ -78,6 +81,7 @@ class RepairJob:
     given_anchor: Path | None = None
     score: ScoreFunction | None = None
     kept: bool = True
+    made: bool = False
 
     @cached_property
     def section(self) -> RepairSection:
@@ -127,15 +131,52 @@ class RepairJob:
         table = score_table(self.recipe, self.anchor, self.scorer, self.options)
         measured = measure_profile(self.recipe, pool, self.options)
         plan = self._plan(pool, stored, table, measured)
+        guard = _guard(self.section, self.scorer, table)
+        if self.section.calibration is not None:
+            return self._calibrated(pool, stored, plan, table, guard, meter)
         if self.scorer is not None and any(k for row in plan.quota for k in row):
             trial = _Trial(self, pool, stored, table, self.scorer)
             plan = _further_rounds(plan, trial, measured)
-            if self.section.scale == "calibrated":
-                plan = _calibrate(plan, trial)
-        guard = _guard(self.section, self.scorer, table)
-        return run_occupancy(
-            plan, pool, stored, self.recipe.text, self.out, self.options, meter, guard
+        text = self._text(plan, pool, stored)
+        return run_occupancy(plan, pool, stored, text, self.out, self.options, meter, guard)
+
+    def _text(self, plan: RepairPlan, pool: Pool, stored: Checkpoint) -> str:
+        """The recipe that is recorded: after guide:, one that makes the result without scores."""
+        if self.recipe.guide is None or not self.made:
+            return self.recipe.text
+        given = yaml.safe_load((stored.path / RECORDS_FOLDER / RECIPE).read_text(encoding="utf-8"))
+        section = decided_of(plan, pool)
+        repair = yaml.safe_load(self.recipe.text)["repair"] if section is None else section
+        return plain_text({**given, "repair": repair})
+
+    def _calibrated(
+        self,
+        pool: Pool,
+        stored: Checkpoint,
+        plan: RepairPlan,
+        table: ScoreTable,
+        guard: Guard,
+        meter: Meter,
+    ) -> Merged:
+        """The repair that the calibration chooses, of the anchor at the level that it chooses."""
+        job = CalibrateJob(
+            self.recipe, self.out, self.options, pool, stored, plan, table, self.made, self.score
         )
+        found = job.run()
+        anchor, place = stored, hidden(self.out, "level")
+        if found.level != 1:
+            options = replace(self.options, overwrite=True, progress=silent)
+            lower = {key: value for key, value in found.recipe.items() if key != "repair"}
+            run_dense(plan_dense(load_recipe(lower), options), place, options)
+            anchor = open_checkpoint(place)
+            sums = member(anchor, self.options).sha256
+            plan = plan.model_copy(update={"anchor": Member(path=None, sha256=sums)})
+        plan = _as_calibrated(plan, found, pool)
+        text = plain_text(found.recipe)
+        made = run_occupancy(plan, pool, anchor, text, self.out, self.options, meter, guard)
+        for leftover in (place, job.work):
+            shutil.rmtree(leftover, ignore_errors=True)
+        return made
 
     def _decided_plan(self, pool: Pool, stored: Checkpoint) -> RepairPlan:
         """The plan of a recipe that gives shares and capacity; nothing is measured."""
@@ -201,38 +242,6 @@ class RepairJob:
         )
 
 
-@dataclass(frozen=True)
-class Decided:
-    """What a recipe's own shares and capacity claim."""
-
-    turn: Round
-    capacity: tuple[float, ...]
-    coordinates: tuple[int, ...]
-
-
-def decide(section: RepairSection, pool: Pool) -> Decided:
-    """The quotas of a repair: section that gives shares and capacity; RecipeError if too many."""
-    assert section.shares is not None and section.capacity is not None
-    domains = tuple(pool.experts)
-    coordinates = np.array([sum(site.size for site in block) for block in block_sites(pool)])
-    given = section.capacity
-    capacity = np.array(given if isinstance(given, list) else [given] * coordinates.size)
-    if capacity.size != coordinates.size:
-        raise RecipeError(
-            f"repair.capacity: has {capacity.size} numbers for {coordinates.size} layers."
-        )
-    share = np.array([section.shares.get(domain, 0.0) for domain in domains])
-    quota = budget.quotas(capacity, share, coordinates)
-    if problems := budget.infeasible(quota, coordinates):
-        raise RecipeError("The quotas do not fit; lower repair.capacity.", problems)
-    turn = Round(
-        order=tuple(domains[d] for d in budget.claim_order(share)),
-        quota=tuple(map(tuple, quota.tolist())),
-        share=dict(zip(domains, share.tolist(), strict=True)),
-    )
-    return Decided(turn, tuple(capacity.tolist()), tuple(coordinates.tolist()))
-
-
 def repair_steps(recipe: Recipe, pool: Pool, options: Options) -> tuple[Step, ...]:
     """The steps of a repair whose checks have passed: scoring, profile, claims, scoring again."""
     section = recipe.repair
@@ -241,7 +250,7 @@ def repair_steps(recipe: Recipe, pool: Pool, options: Options) -> tuple[Step, ..
         decide(section, pool)
         return (describe_occupancy(pool),)
     scorer = scorer_of(recipe, options)
-    tries = section.rounds - 1 + (len(CANDIDATES) if section.scale == "calibrated" else 0)
+    tries = section.rounds - 1 + (section.calibration.calls if section.calibration else 0)
     after = tries + (section.guard != "off")
     steps = [
         describe_scoring(recipe, scorer, len(recipe.experts) + 1, "calibration"),
@@ -262,7 +271,8 @@ def check_repair(recipe: Recipe, options: Options, score: ScoreFunction | None =
         return
     scorer = scorer_of(recipe, options, score=score)
     needs = [f"rounds: {section.rounds}"] if section.rounds > 1 else []
-    needs += ["scale: calibrated"] if section.scale == "calibrated" else []
+    short = section.scale == "calibrated"
+    needs += ["scale: calibrated" if short else "calibrate:"] if section.calibration else []
     needs += ["guard: keep_anchor"] if section.guard == "keep_anchor" else []
     if needs and scorer is None:
         raise ScoreError(
@@ -321,8 +331,8 @@ def _update(
     section: RepairSection, allocation: Allocation
 ) -> tuple[Literal["add", "sparse", "replace"], float]:
     """Form and scale of the update. A replacement whose scale is not given replaces wholly."""
-    if section.scale == "calibrated":
-        return CANDIDATES[0]
+    if section.calibration is not None:
+        return "add", PAPERS_SCALE
     form = "sparse" if allocation.update == "sparse" else section.update
     default = "scale" not in section.model_fields_set
     return form, 1.0 if form == "replace" and default else float(section.scale)
@@ -341,7 +351,7 @@ class _Trial:
     def __call__(self, plan: RepairPlan) -> DomainScores:
         folder = hidden(self.job.out, "candidate")
         options = replace(self.job.options, overwrite=True)
-        write_candidate(plan, self.pool, self.anchor, folder, options)
+        write_candidate(OccupancyJob.of(plan, self.pool, self.anchor), folder, options)
         try:
             return _measured(self.scorer, folder, self.table)
         finally:
@@ -378,17 +388,28 @@ def _check_rounds(plan: RepairPlan, measured: MeasuredViews) -> None:
             )
 
 
-def _calibrate(plan: RepairPlan, trial: _Trial) -> RepairPlan:
-    """Ours: the update form and scale with the best mean calibration score."""
-    tried = []
-    for form, scale in CANDIDATES:
-        scores = trial(plan.model_copy(update={"update": form, "scale": scale}))
-        mean = float(np.mean(list(scores.values())))
-        tried.append(TriedUpdate(update=form, scale=scale, scores=scores, mean=mean))
-    best = max(tried, key=lambda candidate: candidate.mean)  # the first among equals
-    return plan.model_copy(
-        update={"update": best.update, "scale": best.scale, "candidates": tuple(tried)}
-    )
+def _as_calibrated(plan: RepairPlan, found: Calibrated, pool: Pool) -> RepairPlan:
+    """The plan with the repair that was chosen; one that claims nothing, if none was."""
+    changes: dict[str, Any] = {"candidates": found.tried}
+    if found.repair is None:
+        note = f"No repair beats the anchor by more than the noise of its scores; {found.stopped}."
+        changes |= {
+            "share": dict.fromkeys(plan.domains, 0.0),
+            "order": plan.domains,
+            "quota": tuple(tuple(0 for _ in row) for row in plan.quota),
+            "warnings": (*plan.warnings, note),
+        }
+    else:
+        decided = decide(found.repair, pool)
+        changes |= {
+            "update": found.repair.update,
+            "scale": found.repair.scale,
+            "capacity": decided.capacity,
+            "share": decided.turn.share,
+            "order": decided.turn.order,
+            "quota": decided.turn.quota,
+        }
+    return plan.model_copy(update=changes)
 
 
 def _measured(scorer: CheckpointScorer, folder: Path, table: ScoreTable) -> DomainScores:

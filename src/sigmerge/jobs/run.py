@@ -73,7 +73,8 @@ class RunJob:
             if (out / RUN_FOLDER.last).exists():
                 RUN_FOLDER.clear(out)
             anchor, repaired = self._anchor(options), out / "repaired"
-            made = RepairJob(recipe, repaired, options, anchor, self.score).repair()
+            own = recipe.operator is not None
+            made = RepairJob(recipe, repaired, options, anchor, self.score, made=own).repair()
             plan, verdict = made.repair, made.repair.guard or GuardVerdict(verdict="off")
             assert plan.scores is not None
             calibration = PairedScores(
@@ -110,8 +111,8 @@ class RunJob:
             assert self.recipe.anchor is not None
             return self.recipe.anchor
         anchor = (self.out / "anchor").absolute()
-        if not anchor.exists() or not is_current(self.recipe, anchor, options):
-            make_anchor(self.recipe, anchor, options)
+        if not anchor.exists() or not is_current(self.recipe, anchor, options, self.score):
+            make_anchor(self.recipe, anchor, options, self.score)
         return anchor
 
     def _evaluation(self, anchor: Path, repaired: Path) -> PairedScores | None:

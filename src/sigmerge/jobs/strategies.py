@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sigmerge.errors import RecipeError
-from sigmerge.method import calibration, tuning
+from sigmerge.method import calibration, guidance, tuning
 from sigmerge.method.objective import Answer, Objective, check_calls
 from sigmerge.method.tuning import Proposal
 from sigmerge.recipe.anchors import AnchorRecipe
@@ -35,11 +35,11 @@ class Setup:
 
     anchors: Mapping[str, AnchorRecipe]
     target: Mapping[str, float]
-    profile: tuple[float, ...]
     calls: int
     objective: Objective
-    seed: int
-    prompts: Path | None
+    profile: tuple[float, ...] = ()
+    seed: int = 0
+    prompts: Path | None = None
     """Prompts without answers, for strategies that read them."""
 
     def plain(self, name: str) -> Proposal:
@@ -65,6 +65,36 @@ def guided(setup: Setup, ask: Ask) -> Ended:
     while batch := tuning.propose(state):
         state = tuning.observe(state, ask(batch))
     return Ended(state.stopped, state.best)
+
+
+def guide(setup: Setup, ask: Ask) -> Ended:
+    """Guided weights of one anchor (`method.guidance`); the guide: section of a recipe."""
+    [(name, anchor)] = setup.anchors.items()
+    state = guidance.begin(
+        anchor.weights, setup.target, setup.calls, setup.objective, level=anchor.level
+    )
+    while (weights := guidance.propose(state)) is not None:
+        [answer] = ask([Proposal(name, tuple(weights.values()))])
+        state = guidance.observe(state, answer)
+    return Ended(state.stopped, state.chosen)
+
+
+def calibrate(setup: Setup, plain: Answer, ask: Ask) -> Ended:
+    """Calibrated occupancy of one anchor (`method.calibration`); the calibrate: section.
+
+    `plain` is what the anchor scored. No call is chosen where no repair is better than it.
+    """
+    [(name, anchor)] = setup.anchors.items()
+    weights = tuple(anchor.weights.values())
+    state = calibration.begin(
+        np.array(setup.profile), plain, setup.target, setup.calls, setup.objective,
+        anchors=anchor.level,
+    )  # fmt: skip
+    while (found := calibration.propose(state)) is not None:
+        [answer] = ask([Proposal(name, tuple(found.anchor * w for w in weights), found)])
+        state = calibration.observe(state, answer)
+    chosen = next(i for i, each in enumerate(state.tried) if each is state.best)
+    return Ended(state.stopped, chosen - 1 if chosen else None)
 
 
 def random(setup: Setup, ask: Ask) -> Ended:

@@ -14,8 +14,8 @@ command replays tune.jsonl and goes on where it stopped.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 from sigmerge.analysis.tuning import write_tuning_page
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.engine.machine import LIBRARIES, Meter
-from sigmerge.engine.stream import Workers
 from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.files.journal import Journal
-from sigmerge.jobs.candidates import Measure, Right, measure_of
+from sigmerge.jobs.calls import CALL_LINES, Calls, decided_section, experts_of, target_of
+from sigmerge.jobs.candidates import SCRATCH_ANCHOR, Measure, measure_of
 from sigmerge.jobs.dense import plan_dense
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Description, Options, Step, silent
@@ -35,23 +35,14 @@ from sigmerge.jobs.profile import describe_profile, measure_profile
 from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.strategies import STRATEGIES, Setup
 from sigmerge.jobs.work_folder import WorkFolder
-from sigmerge.method import conflict, deficit
-from sigmerge.method.objective import (
-    Answer,
-    Merit,
-    Objective,
-    check_calls,
-    difference_error,
-    paired_bootstrap,
-)
+from sigmerge.method import conflict
+from sigmerge.method.objective import Answer, Objective, check_calls, paired_bootstrap
 from sigmerge.method.tuning import Proposal
 from sigmerge.recipe import Recipe, RepairSection, TuneSection, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
 from sigmerge.records import (
     PAGE,
     Interval,
-    TuneCall,
-    TunedRepair,
     TunedScores,
     TuneRecord,
 )
@@ -63,11 +54,6 @@ TUNING_JOURNAL, TUNING_RESULT, WINNER = "tune.jsonl", "tune.json", "winner"
 TUNING_FOLDER = WorkFolder(
     "tuning", (TUNING_JOURNAL, TUNING_RESULT, PAGE), (WINNER,), last=TUNING_RESULT
 )
-TUNING_LINES = (
-    {"expert", "scores", "answers"},
-    {"call", "candidate", "scores", "answers", "error"},
-)
-"""The keys of a journal's records."""
 RESAMPLES = 10_000
 
 
@@ -191,12 +177,18 @@ class TuneJob:
             if self.options.overwrite:
                 TUNING_FOLDER.clear(self.out)
             with Journal(
-                self.out / TUNING_JOURNAL, self._header(), TUNING_LINES, "tuning"
+                self.out / TUNING_JOURNAL, self._header(), CALL_LINES, "tuning"
             ) as journal:
-                calls = _Calls(self, journal)
-                experts = calls.experts()
-                ended = STRATEGIES[self.section.method](self._setup(experts), calls.ask)
-            plain, chosen = calls.plain, calls.best if ended.chosen is None else ended.chosen
+                folders, reference = self.recipe.experts, self._repair.reference
+                experts = experts_of(folders, self.measure, journal, reference, self.options)
+                setup = self._setup(experts)
+                calls = Calls(
+                    journal, self.measure, setup.target, self.objective, self.section.calls,
+                    self._candidate, self.options, "tuning",
+                )  # fmt: skip
+                ended = STRATEGIES[self.section.method](setup, calls.ask)
+            chosen = calls.best if ended.chosen is None else ended.chosen
+            plain = calls.best_of(i for i, p in enumerate(calls.proposals) if self._plain(p))
             merged = self._winner(calls.recipe(chosen))
             record = TuneRecord(
                 out=str(self.out.absolute()),
@@ -248,10 +240,9 @@ class TuneJob:
         measured = measure_profile(self.recipe, self.pool, self.options)
         score, _ = conflict.conflict_score(measured.views, list(measured.views))
         section, domains = self._repair, list(self.recipe.experts)
-        chosen = deficit.strongest if section.reference == "strongest" else deficit.own
         return Setup(
             anchors=self.anchors,
-            target=dict(zip(domains, chosen(experts, domains).tolist(), strict=True)),
+            target=target_of(experts, domains, section.reference),
             profile=tuple(conflict.capacity(score, section.c_min, section.c_max).tolist()),
             calls=self.section.calls,
             objective=self.objective,
@@ -259,11 +250,21 @@ class TuneJob:
             prompts=self.recipe.folder / section.probe if section.probe else None,
         )
 
+    def _candidate(self, proposal: Proposal) -> dict[str, Any]:
+        """The plain recipe of a candidate."""
+        repair = decided_section(proposal, list(self.recipe.experts), self._repair.seed)
+        return self.anchors[proposal.anchor].recipe(proposal.weights, repair)
+
+    def _plain(self, proposal: Proposal) -> bool:
+        """Whether a candidate is an anchor as it is."""
+        weights = tuple(self.anchors[proposal.anchor].weights.values())
+        return proposal.repair is None and proposal.weights == weights
+
     def _winner(self, recipe: Mapping[str, Any]) -> tuple[str, ...]:
         """Store the chosen candidate; the warnings of its merge."""
         quiet = replace(self.options, overwrite=True, progress=silent)
         merged = MergeJob(load_recipe(recipe), self.out / WINNER, quiet).run()
-        shutil.rmtree(self.out / ".winner.anchor", ignore_errors=True)
+        shutil.rmtree(self.out / SCRATCH_ANCHOR, ignore_errors=True)
         return merged.warnings
 
     def _evaluation(self, plain: Mapping[str, Any]) -> TunedScores | None:
@@ -290,162 +291,3 @@ class TuneJob:
             items = sum(mark.size for marks in tuned.right.values() for mark in marks)
             gain = Interval(difference=found, low=low, high=high, resamples=RESAMPLES, items=items)
         return TunedScores(plain=plain.scores, tuned=tuned.scores, gain=gain)
-
-
-@dataclass
-class _Calls:
-    """The calls of a tuning: made now, or answered by the journal of an interrupted run."""
-
-    job: TuneJob
-    journal: Journal
-    made: list[TuneCall] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
-    proposals: list[Proposal] = field(default_factory=list)
-    best: int = 0
-
-    def __post_init__(self) -> None:
-        records = self.journal.records
-        self._experts = {r["expert"]: r for r in records if "expert" in r}
-        self._called = {r["call"]: r for r in records if "call" in r}
-        self.replayed = len(self._called)
-        self._target: tuple[float, ...] = ()
-
-    def experts(self) -> dict[str, dict[str, float]]:
-        """The scores of the experts, checked."""
-        job, folders = self.job, self.job.recipe.experts
-        for done, (name, folder) in enumerate(folders.items()):
-            job.options.progress("scoring experts", done, len(folders))
-            if name not in self._experts:
-                scores, right = job.measure.folder(folder)
-                record = {"expert": name, "scores": scores, "answers": right}
-                self.journal.append(record)
-                self._experts[name] = record
-        job.options.progress("scoring experts", len(folders), len(folders))
-        table = {name: self._experts[name]["scores"] for name in folders}
-        domains, reference = list(folders), job._repair.reference
-        problems = deficit.check_scores(table, table[domains[0]], domains, reference)
-        if problems := [p for p in problems if not p.startswith("anchor.")]:
-            raise ScoreError(f"The scores ({job.measure.name}) cannot be used:", problems)
-        chosen = deficit.strongest if reference == "strongest" else deficit.own
-        self._target = tuple(chosen(table, domains).tolist())
-        return table
-
-    def ask(self, proposals: Sequence[Proposal]) -> list[Answer]:
-        """Evaluate candidates; those evaluated before are answered by the journal."""
-        first, job = len(self.made), self.job
-        if first + len(proposals) > job.section.calls:
-            raise AssertionError("a strategy asked for more calls than there are")
-        numbered = list(enumerate(proposals, first))
-        missing = [(i, p) for i, p in numbered if not self._replays(i, p)]
-        dense = all(proposal.repair is None for _, proposal in missing)
-        together = len(missing) if dense and job.measure.side_by_side else 1
-        with Workers(max(1, min(together, job.options.threads))) as team:
-            for record in team.map(lambda pair: self._evaluated(*pair), missing):
-                self.journal.append(record)
-                self._called[record["call"]] = record
-                job.options.progress("tuning", record["call"] + 1, job.section.calls)
-        return [self._taken(index, proposal) for index, proposal in numbered]
-
-    def recipe(self, call: int) -> dict[str, Any]:
-        return self._recipe(self.proposals[call])
-
-    @property
-    def plain(self) -> int:
-        """The call of the best plain anchor."""
-        best: int | None = None
-        for index, proposal in enumerate(self.proposals):
-            anchor = self.job.anchors[proposal.anchor]
-            if proposal.repair is None and proposal.weights == tuple(anchor.weights.values()):
-                merit = self._merit(index)
-                if best is None or merit.beats(self._merit(best)):
-                    best = index
-        assert best is not None
-        return best
-
-    def _replays(self, index: int, proposal: Proposal) -> bool:
-        if index not in self._called:
-            return False
-        if self._called[index]["candidate"] != _plain(self._recipe(proposal)):
-            raise OutputError(
-                f"{self.journal.file}: call {index} has another candidate than this tuning gives "
-                "it; another version wrote it. Pass --overwrite to start over."
-            )
-        return True
-
-    def _evaluated(self, index: int, proposal: Proposal) -> dict[str, Any]:
-        recipe = self._recipe(proposal)
-        scores, right = self.job.measure.recipe(recipe)
-        error = self._error(self.job.measure.answer(scores, right))
-        return {
-            "call": index,
-            "candidate": _plain(recipe),
-            "scores": scores,
-            "answers": right,
-            "error": error,
-        }
-
-    def _error(self, answer: Answer) -> float:
-        return difference_error(answer, self.answers[self.best]) if self.answers else 0.0
-
-    def _taken(self, index: int, proposal: Proposal) -> Answer:
-        """Count a call: its merit, and whether it is the best so far."""
-        record = self._called[index]
-        right: Right | None = record["answers"]
-        answer = self.job.measure.answer(record["scores"], right)
-        self.answers.append(answer)
-        self.proposals.append(proposal)
-        merit = self._merit(index)
-        if index and merit.beats(self._merit(self.best)):
-            self.best = index
-        domains = list(self.job.recipe.experts)
-        self.made.append(
-            TuneCall(
-                call=index,
-                anchor=proposal.anchor,
-                weights=dict(zip(domains, proposal.weights, strict=True)),
-                repair=_repair(proposal, domains),
-                scores=record["scores"],
-                value=merit.value,
-                below=merit.below,
-                error=record["error"],
-                best=self._merit(self.best).value,
-            )
-        )
-        self.job.options.progress(
-            "best objective, per mille", round(1000 * self._merit(self.best).value), 1000
-        )
-        return answer
-
-    def _merit(self, index: int) -> Merit:
-        domains = tuple(self.job.recipe.experts)
-        scores = tuple(self.answers[index].scores[d] for d in domains)
-        return self.job.objective.merit(domains, scores, self._target)
-
-    def _recipe(self, proposal: Proposal) -> dict[str, Any]:
-        """The plain recipe of a candidate."""
-        found = _repair(proposal, list(self.job.recipe.experts))
-        repair = None
-        if found is not None:
-            repair = {**found.as_json(), "guard": "off", "seed": self.job._repair.seed}
-        return self.job.anchors[proposal.anchor].recipe(proposal.weights, repair)
-
-
-def _repair(proposal: Proposal, domains: Sequence[str]) -> TunedRepair | None:
-    found = proposal.repair
-    if found is None:
-        return None
-    return TunedRepair(
-        update=found.form,
-        scale=found.scale,
-        capacity=found.capacity,
-        shares=dict(zip(domains, found.share, strict=True)),
-    )
-
-
-def _plain(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a candidate's recipe identifies it; paths are the inputs' business."""
-    return {
-        "anchor": recipe["merge_method"],
-        "weights": [model["parameters"].get("weight") for model in recipe["models"]],
-        "repair": recipe.get("repair"),
-    }

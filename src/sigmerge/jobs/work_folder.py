@@ -13,7 +13,9 @@ from pathlib import Path
 from sigmerge.errors import OutputError
 from sigmerge.files.locks import only_writer
 
-_UNFINISHED = r"\.+{name}(\.\d+-\d+)?(\.(search|candidate|anchor|old|partial|lock))+"
+_UNFINISHED = (
+    r"\.+{name}(\.\d+-\d+)?(\.(search|guide|calibrate|candidate|anchor|level|old|partial|lock))+"
+)
 """Names that an interrupted command leaves beside something of this name while it makes it."""
 
 

@@ -2,10 +2,19 @@
 
 from sigmerge.recipe.parser import load_recipe
 from sigmerge.recipe.record import Recipe, RecipeModel
-from sigmerge.recipe.sections import CaptureSection, RepairSection, SearchSection, TuneSection
+from sigmerge.recipe.sections import (
+    CalibrateSection,
+    CaptureSection,
+    GuideSection,
+    RepairSection,
+    SearchSection,
+    TuneSection,
+)
 
 __all__ = [
+    "CalibrateSection",
     "CaptureSection",
+    "GuideSection",
     "Recipe",
     "RecipeModel",
     "RepairSection",

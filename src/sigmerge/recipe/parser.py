@@ -19,7 +19,9 @@ from sigmerge.operators.table import names, operator
 from sigmerge.recipe.folders import find_model
 from sigmerge.recipe.record import Recipe, RecipeModel, RecipeSlice, RecipeSource
 from sigmerge.recipe.sections import (
+    CalibrateSection,
     CaptureSection,
+    GuideSection,
     ModelSection,
     ModuleSection,
     RecipeSection,
@@ -36,7 +38,7 @@ from sigmerge.recipe.space import SPACES
 from sigmerge.words import nearest, shown, unknown
 
 OUTPUT_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-OWN = ("preset", "seed", "anchor", "capture", "search", "repair", "tune")
+OWN = ("preset", "seed", "anchor", "capture", "search", "guide", "repair", "tune")
 """Keys that mergekit does not have. A file with one of them is no mergekit file."""
 
 _Section = TypeVar("_Section", bound=BaseModel)
@@ -79,6 +81,7 @@ class _Sections:
     search: SearchSection | None
     repair: RepairSection | None
     tune: TuneSection | None
+    guide: GuideSection | None
 
 
 MERGEKITS = (
@@ -172,6 +175,7 @@ class _Parser:
             capture=sections.capture,
             search=sections.search,
             tune=sections.tune,
+            guide=sections.guide,
         )
         recipe = self._fetched(recipe)
         if top.tokenizer_source is not None or top.tokenizer is not None:
@@ -246,6 +250,7 @@ class _Parser:
             self._optional(SearchSection, top.search, "search"),
             self._optional(RepairSection, top.repair, "repair"),
             self._optional(TuneSection, top.tune, "tune"),
+            self._optional(GuideSection, top.guide, "guide"),
         )
 
     def _without_modules(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -531,6 +536,12 @@ class _Parser:
                 f"merge_method: {top.merge_method} cannot be searched; the search knows "
                 f"{', '.join(SPACES)}",
             )
+        if sections.guide is not None:
+            self._check_guide(sections, sections.guide, chosen, names)
+        calibrated = sections.repair.calibration if sections.repair else None
+        if isinstance(calibrated, CalibrateSection):  # what else was said is reported already
+            for told in calibrated.aim.problems(names):
+                self.problem(("repair", "calibrate"), told)
         shares = sections.repair.shares if sections.repair else None
         for name in shares or ():
             if name not in names:
@@ -539,6 +550,36 @@ class _Parser:
             probe = self.folder / sections.repair.probe
             if not probe.is_file():
                 self.problem(("repair", "probe"), f"{probe} does not exist")
+
+    def _check_guide(
+        self,
+        sections: _Sections,
+        guide: GuideSection,
+        chosen: Operator | None,
+        experts: Sequence[str],
+    ) -> None:
+        """What can be guided: one weight per expert, of experts that domains are named after."""
+        place: Place = ("guide",)
+        if sections.top.merge_method == "checkpoint":
+            self.problem(place, "an anchor that is a folder has no weights to guide")
+        elif chosen is not None and "weight" not in {p.name for p in chosen.parameters}:
+            others = [
+                name for name in names()
+                if "weight" in {p.name for p in operator(name).parameters}
+            ]  # fmt: skip
+            self.problem(
+                place,
+                f"merge_method: {chosen.name} has no weight per expert, so nothing can be guided; "
+                f"those that have one are {', '.join(others)}",
+            )
+        if sections.search is not None:
+            self.problem(place, "and search: both choose the weights; give one")
+        if not sections.top.base_model:
+            self.problem(place, "needs a base_model, the reference of the experts")
+        if len(experts) == 1:
+            self.problem(place, "moves weight between experts of several domains; one is listed")
+        for told in guide.aim.problems(experts):
+            self.problem(place, told)
 
     # Tokenizers
 

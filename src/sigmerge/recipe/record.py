@@ -10,6 +10,7 @@ from typing import Any
 from sigmerge.operators.base import Operator, Site
 from sigmerge.recipe.sections import (
     CaptureSection,
+    GuideSection,
     RepairSection,
     SearchSection,
     TuneSection,
@@ -70,6 +71,7 @@ class Recipe:
     capture: CaptureSection = field(default_factory=CaptureSection)
     search: SearchSection | None = None
     tune: TuneSection | None = None
+    guide: GuideSection | None = None
     chat_template: str | None = None
     slices: tuple[RecipeSlice, ...] = ()
 

@@ -17,6 +17,7 @@ from pydantic import (
 
 from sigmerge.errors import RecipeError
 from sigmerge.method.controls import VARIANTS
+from sigmerge.method.objective import Objective
 from sigmerge.recipe.space import CALLS, generations_of
 from sigmerge.words import shown, unknown
 
@@ -157,20 +158,60 @@ class HarnessScores(_Strict):
     domains: dict[str, str | list[str]]
 
 
-class TuneSection(_Strict):
+class _Aim(_Strict):
+    """What evaluation calls aim at.
+
+    `objective` is mean, worst (the largest deficit) or weighted, with `weights` by domain; `floors`
+    name the fraction of its expert's score that a domain must keep.
+    """
+
+    objective: Literal["mean", "worst", "weighted"] = "mean"
+    weights: dict[str, float] = Field(default_factory=dict)
+    floors: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def aim(self) -> Objective:
+        return Objective(self.objective, self.weights, self.floors)
+
+
+class GuideSection(_Aim):
+    """The `guide:` section: the deficits of `calls` evaluation calls steer the weights.
+
+    The first call is the recipe's own weights. Scores come from `command` or `evaluate`, as in a
+    repair: section; without them from that section.
+    """
+
+    calls: int = Field(default=8, ge=2)
+    command: str | None = None
+    evaluate: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> GuideSection:
+        if self.command is not None and self.evaluate is not None:
+            raise ValueError("give one of command and evaluate, not both")
+        if self.command is not None and (wrong := _command_trouble(self.command)):
+            raise ValueError("; ".join(wrong))
+        return self
+
+
+class CalibrateSection(_Aim):
+    """`repair: calibrate:`: form, scale, capacity, shares and anchor level are chosen by score.
+
+    `calls` repairs are tried at most, outward from the paper's; the plain anchor is one more.
+    """
+
+    calls: int = Field(default=12, ge=1)
+
+
+class TuneSection(_Aim):
     """The `tune:` section: what `sigmerge tune` may spend, tries, and aims at.
 
-    `anchors` are operators with a weight per expert; without them the recipe's own and the usual
-    four. `objective` is mean, worst (the largest deficit) or weighted, with `weights` by domain;
-    `floors` name the fraction of its expert's score that a domain must keep.
+    `anchors` are operators; without them the recipe's own and the usual four.
     """
 
     calls: int = Field(default=24, ge=1)
     anchors: list[str] | None = None
     method: Literal["guided", "random", "merge3", "adamerging"] = "guided"
-    objective: Literal["mean", "worst", "weighted"] = "mean"
-    weights: dict[str, float] = Field(default_factory=dict)
-    floors: dict[str, float] = Field(default_factory=dict)
 
     def changed(self, **given: Any) -> TuneSection:
         """This section with the values that are not None; RecipeError if they do not fit."""
@@ -189,13 +230,15 @@ class RepairSection(_Strict):
     """The `repair:` section (the paper's Sec. 3).
 
     `shares` by domain and `capacity` of every layer, or one for all, take the place of scores and
-    profile: the repair then decides nothing and needs neither.
+    profile: the repair then decides nothing and needs neither. `scale: calibrated` is short for
+    `calibrate: {}`.
     """
 
     c_min: float = Field(0.10, ge=0, le=1)
     c_max: float = Field(0.45, ge=0, le=1)
     scale: Annotated[float, Field(allow_inf_nan=False)] | Literal["calibrated"] = 0.60
     update: Literal["add", "replace"] = "add"
+    calibrate: CalibrateSection | None = None
     probe: str | None = None
     scores: str | dict[str, Any] | None = None
     command: str | None = None
@@ -215,6 +258,11 @@ class RepairSection(_Strict):
         """Whether shares and capacity are given, so that nothing must be measured."""
         return self.shares is not None
 
+    @property
+    def calibration(self) -> CalibrateSection | None:
+        """How the repair is calibrated; None if it is not."""
+        return CalibrateSection() if self.scale == "calibrated" else self.calibrate
+
     @model_validator(mode="after")
     def _consistent(self) -> RepairSection:
         wrong = []
@@ -231,12 +279,24 @@ class RepairSection(_Strict):
             wrong.append(unknown("variant", self.variant, VARIANTS))
         if self.variant == "sparse_update" and self.update == "replace":
             wrong.append("variant: sparse_update changes how Δ is added; drop update: replace")
-        if self.variant == "sparse_update" and self.scale == "calibrated":
-            wrong.append("variant: sparse_update has no calibrated scale; give a number")
+        wrong += self._calibrated_trouble()
         wrong += self._decided_trouble(sources)
         if wrong:
             raise ValueError("; ".join(wrong))
         return self
+
+    def _calibrated_trouble(self) -> list[str]:
+        if self.calibration is None:
+            return []
+        chosen = {"scale", "update"} if self.calibrate is not None else {"update"}
+        given = [key for key in ("scale", "update") if key in chosen & self.model_fields_set]
+        wrong = [f"calibrating chooses {key}; leave it out" for key in given]
+        others = {"variant": "default", "rounds": 1, "admit": None}
+        return wrong + [
+            f"a calibrated repair has no {key}; leave it out"
+            for key, usual in others.items()
+            if getattr(self, key) != usual
+        ]
 
     def _decided_trouble(self, sources: list[str]) -> list[str]:
         if (self.shares is None) != (self.capacity is None):
@@ -246,8 +306,8 @@ class RepairSection(_Strict):
         wrong = [f"shares and capacity leave nothing for {key}" for key in sources]
         if self.guard == "keep_anchor":
             wrong.append("guard: keep_anchor needs scores, which shares and capacity replace")
-        if self.variant != "default" or self.rounds > 1 or self.scale == "calibrated":
-            wrong.append("shares and capacity have no variant, rounds or calibrated scale")
+        if self.variant != "default" or self.rounds > 1 or self.calibration is not None:
+            wrong.append("shares and capacity leave nothing for variant, rounds or calibrate")
         if not 0 < sum(self.shares.values()) <= 1 + 1e-9:
             wrong.append(f"shares sum to {sum(self.shares.values()):g}, not to 1 at most")
         return wrong
@@ -309,6 +369,7 @@ class RecipeSection(_Strict):
     anchor: str | None = None
     capture: Any = None
     search: Any = None
+    guide: Any = None
     repair: Any = None
     tune: Any = None
 

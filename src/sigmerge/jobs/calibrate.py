@@ -1,0 +1,197 @@
+"""`repair: calibrate:`: the repair of an anchor is chosen by what its candidates score.
+
+Candidates are decided repairs of the stored anchor, or of the same merge at a lower level. Their
+calls lie in a hidden folder beside the result while they are made; interrupted, the same command
+replays them and goes on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.pool import Pool
+from sigmerge.errors import RecipeError, ScoreError
+from sigmerge.files.journal import Journal, continues
+from sigmerge.jobs.calls import CALL_LINES, Calls, decided_section, target_of
+from sigmerge.jobs.candidates import Measure, measure_of
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.scores import ScoreFunction
+from sigmerge.jobs.strategies import Setup, calibrate
+from sigmerge.jobs.work_folder import hidden
+from sigmerge.method.objective import Answer
+from sigmerge.method.tuning import Proposal
+from sigmerge.recipe import CalibrateSection, Recipe, RepairSection, load_recipe
+from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
+from sigmerge.records import RECIPE, RECORDS_FOLDER, RepairPlan, ScoreTable, TriedUpdate
+
+CALIBRATE_JOURNAL = "calibrate.jsonl"
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Every repair that was tried, and the recipe of the one that is chosen.
+
+    `repair` is its decided repair: section; None if the plain anchor is as good. `level` is the
+    factor of the anchor's weights, `recipe` makes the result again without any evaluation.
+    """
+
+    tried: tuple[TriedUpdate, ...]
+    repair: RepairSection | None
+    level: float
+    recipe: Mapping[str, Any]
+    stopped: str
+
+
+@dataclass(frozen=True)
+class CalibrateJob:
+    """The calibration of a repair: of the stored anchor, planned with the paper's constants.
+
+    The anchor's level can change where this recipe `made` the anchor, with a weight per expert.
+    """
+
+    recipe: Recipe
+    out: Path
+    options: Options
+    pool: Pool
+    stored: Checkpoint
+    plan: RepairPlan
+    table: ScoreTable
+    made: bool
+    score: ScoreFunction | None = None
+
+    @cached_property
+    def section(self) -> CalibrateSection:
+        found = self.recipe.repair.calibration if self.recipe.repair else None
+        assert found is not None
+        return found
+
+    @cached_property
+    def work(self) -> Path:
+        """Where the calls lie until the result is made."""
+        return hidden(self.out, "calibrate")
+
+    @cached_property
+    def anchor(self) -> AnchorRecipe:
+        """The anchor as a recipe; a folder, where no recipe with plain weights makes it."""
+        if self.made:
+            origin = self.recipe
+            if origin.guide is not None or origin.search is not None:
+                origin = load_recipe(self.stored.path / RECORDS_FOLDER / RECIPE)
+            try:
+                return anchors_of(origin, [origin.method])[origin.method]
+            except RecipeError:  # weights that differ between layers
+                pass
+        return self._folder
+
+    @cached_property
+    def _folder(self) -> AnchorRecipe:
+        models = {m.name: {"model": str(m.path), "name": m.name} for m in self.recipe.models}
+        common = {
+            "anchor": str(self.stored.path.absolute()),
+            "base_model": str(self.recipe.reference),
+            "seed": self.recipe.seed,
+        }
+        weights = dict.fromkeys(models, 1.0)
+        return AnchorRecipe(
+            "checkpoint", models, {}, common, weights, level=False, scale=None, weighted=False
+        )
+
+    def run(self) -> Calibrated:
+        assert self.recipe.repair is not None
+        measure, reference = self._measure(), self.recipe.repair.reference
+        header = self._header(measure)
+        if not continues(self.work / CALIBRATE_JOURNAL, header):
+            shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir(parents=True, exist_ok=True)
+        target = target_of(self.table.experts, list(self.recipe.experts), reference)
+        aim, budget = self.section.aim, self.section.calls
+        with Journal(self.work / CALIBRATE_JOURNAL, header, CALL_LINES, "calibration") as journal:
+            plain = self._plain(journal, measure)
+            calls = Calls(
+                journal, measure, target, aim, budget, self._candidate, self.options, "calibrating"
+            )
+            setup = Setup(
+                {self.recipe.method: self.anchor}, target, budget, aim, self.plan.capacity
+            )
+            ended = calibrate(setup, plain, calls.ask)
+        return self._chosen(calls, ended.chosen, ended.stopped)
+
+    def _chosen(self, calls: Calls, chosen: int | None, stopped: str) -> Calibrated:
+        tried = tuple(
+            TriedUpdate(
+                **call.repair.as_json(),
+                anchor=_level(proposal),
+                scores=call.scores,
+                mean=fmean(call.scores.values()),
+                error=call.error,
+            )
+            for call, proposal in zip(calls.made, calls.proposals, strict=True)
+            if call.repair is not None
+        )
+        weights = tuple(self.anchor.weights.values())
+        if chosen is None:
+            return Calibrated(tried, None, 1.0, self.anchor.recipe(weights), stopped)
+        proposal = calls.proposals[chosen]
+        decided = self._decided(proposal)
+        made = self.anchor.recipe(proposal.weights, decided)
+        return Calibrated(
+            tried, RepairSection.model_validate(decided), _level(proposal), made, stopped
+        )
+
+    def _measure(self) -> Measure:
+        found = measure_of(self.recipe, self.pool, self.work, self.options, score=self.score)
+        if found is None:
+            raise ScoreError("calibrate: must score checkpoints that do not exist yet.")
+        return found
+
+    def _header(self, measure: Measure) -> dict[str, Any]:
+        """Whose calls a journal holds; calls are only continued under the same header."""
+        members = {**self.plan.experts, "anchor": self.plan.anchor, "base": self.plan.reference}
+        return {
+            "settings": self.section.model_dump(),
+            "inputs": {name: list(m.sha256) if m else [] for name, m in members.items()},
+            "capacity": list(self.plan.capacity),
+            "scores": self.table.as_json(),
+            "scorer": measure.name,
+        }
+
+    def _plain(self, journal: Journal, measure: Measure) -> Answer:
+        """What the stored anchor answers; its scores, where single answers are not known."""
+        if not measure.items:
+            return Answer({d: self.table.anchor[d] for d in self.recipe.experts})
+        known = next((r for r in journal.records if "expert" in r), None)
+        if known is None:
+            scores, right = measure.folder(self.stored.path)
+            known = {"expert": "anchor", "scores": scores, "answers": right}
+            journal.append(known)
+        return measure.answer(known["scores"], known["answers"])
+
+    def _candidate(self, proposal: Proposal) -> dict[str, Any]:
+        """The recipe of a candidate; the stored anchor is not made again."""
+        assert proposal.repair is not None
+        kept = _level(proposal) == 1
+        anchor = self._folder if kept else self.anchor
+        return anchor.recipe(proposal.weights, self._decided(proposal))
+
+    def _decided(self, proposal: Proposal) -> dict[str, Any]:
+        found = decided_section(proposal, list(self.recipe.experts), self.plan.seed)
+        assert found is not None
+        return found
+
+
+def _level(proposal: Proposal) -> float:
+    return 1.0 if proposal.repair is None else proposal.repair.anchor
+
+
+def plain_text(recipe: Mapping[str, Any]) -> str:
+    """A recipe as its file says it."""
+    return yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)

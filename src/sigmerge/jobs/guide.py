@@ -1,0 +1,166 @@
+"""The guide: section of a recipe: the deficits of a few evaluation calls steer the weights.
+
+    OUT/sigmerge/recipe.yaml    the recipe with the weights that were found; it makes OUT again
+    OUT/sigmerge/guided.yaml    the recipe as it was given
+    OUT/sigmerge/guide.jsonl    every call with its answers
+    OUT/sigmerge/plan.json      every call with its weights and scores
+
+The calls lie in a hidden folder beside OUT while they are made. Interrupted, the same command
+replays them and goes on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.writer import put_in_place, sync_tree
+from sigmerge.engine.machine import LIBRARIES, Meter
+from sigmerge.errors import ScoreError
+from sigmerge.files.journal import Journal, continues
+from sigmerge.files.regular import sync_folder
+from sigmerge.jobs.calls import CALL_LINES, Calls, experts_of, target_of
+from sigmerge.jobs.candidates import Measure, measure_of
+from sigmerge.jobs.dense import plan_dense, run_dense
+from sigmerge.jobs.options import Options, Step, silent
+from sigmerge.jobs.pools import open_repair_pool
+from sigmerge.jobs.scores import ScoreFunction
+from sigmerge.jobs.strategies import Setup, guide
+from sigmerge.jobs.work_folder import hidden
+from sigmerge.method.deficit import Reference
+from sigmerge.method.tuning import Proposal
+from sigmerge.recipe import GuideSection, Recipe, RepairSection, load_recipe
+from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
+from sigmerge.records import PLAN, RECORDS_FOLDER, read_plan
+from sigmerge.results import Merged
+
+GUIDE_JOURNAL, GUIDE_ORIGIN = "guide.jsonl", "guided.yaml"
+
+
+@dataclass(frozen=True)
+class GuideJob:
+    """The guided merge of a recipe. `score` replaces the recipe's own source of scores."""
+
+    recipe: Recipe
+    options: Options
+    score: ScoreFunction | None = None
+
+    @cached_property
+    def section(self) -> GuideSection:
+        assert self.recipe.guide is not None
+        return self.recipe.guide
+
+    @cached_property
+    def anchor(self) -> AnchorRecipe:
+        return anchors_of(self.recipe, [self.recipe.method])[self.recipe.method]
+
+    @cached_property
+    def pool(self) -> Pool:
+        return open_repair_pool(self.recipe, self.options)
+
+    @property
+    def reference(self) -> Reference:
+        return self.recipe.repair.reference if self.recipe.repair else "strongest"
+
+    def measure(self, work: Path) -> Measure:
+        """What scores candidates; they are stored in `work` where they must be."""
+        own = {"command": self.section.command, "evaluate": self.section.evaluate}
+        given = {key: value for key, value in own.items() if value is not None}
+        recipe = self.recipe
+        if given:
+            recipe = replace(recipe, repair=RepairSection.model_validate(given))
+        found = measure_of(recipe, self.pool, work, self.options, score=self.score)
+        if found is None:
+            raise ScoreError(
+                "guide: scores merges that do not exist yet: give command: or evaluate: in it, or "
+                "in the repair: section; a file of scores cannot."
+            )
+        return found
+
+    def check(self) -> None:
+        """Find every problem of the recipe and the scores. Reads no tensor."""
+        self.header(self.measure(Path("unused")))
+
+    def header(self, measure: Measure) -> dict[str, Any]:
+        """Whose calls a journal holds; calls are only continued under the same header."""
+        plain = load_recipe(self.anchor.recipe(tuple(self.anchor.weights.values())))
+        return {
+            "settings": self.section.model_dump(exclude={"command", "evaluate"}),
+            "anchor": plan_dense(plain, self.options).fingerprint(),
+            "reference": self.reference,
+            "scorer": measure.name,
+        }
+
+    def describe(self) -> Step:
+        """Guiding as a step of a dry run."""
+        measure = self.measure(Path("unused"))
+        self.header(measure)
+        parameters = sum(tensor.size for tensor in self.pool.layout.tensors.values())
+        facts: dict[str, object] = {
+            "operator": self.recipe.method,
+            "experts": list(self.recipe.experts),
+            "objective": self.section.objective,
+            "floors": dict(self.section.floors),
+            "expert_runs": len(self.recipe.experts),
+            "items_per_call": measure.items,
+        }
+        return Step(
+            "guide",
+            facts,
+            bytes_to_read=self.section.calls * sum(m.nbytes for m in self.pool.members.values()),
+            bytes_to_write=self.pool.layout.nbytes,
+            peak_memory_bytes=LIBRARIES + 16 * parameters,
+            evaluation_calls=self.section.calls,
+        )
+
+    def run(self, out: Path) -> Merged:
+        """Guide the weights, then merge with them; the plan holds every call."""
+        meter, work = Meter(), hidden(out, "guide")
+        measure = self.measure(work)
+        header = self.header(measure)
+        if not continues(work / GUIDE_JOURNAL, header):
+            shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True, exist_ok=True)
+        with Journal(work / GUIDE_JOURNAL, header, CALL_LINES, "guided merge") as journal:
+            calls, chosen = self._guided(journal, measure)
+        made = work / "winner"
+        options = replace(self.options, overwrite=True, progress=silent)
+        merged = run_dense(plan_dense(load_recipe(calls.recipe(chosen)), options), made, options)
+        plan = merged.plan.model_copy(update={"guided": tuple(calls.made)})
+        plan.write(made / RECORDS_FOLDER / PLAN)
+        shutil.copyfile(work / GUIDE_JOURNAL, made / RECORDS_FOLDER / GUIDE_JOURNAL)
+        (made / RECORDS_FOLDER / GUIDE_ORIGIN).write_text(self.recipe.text, encoding="utf-8")
+        if self.options.durable:
+            sync_tree(made)
+        put_in_place(made, out, hidden(out, "old"))
+        if self.options.durable:
+            sync_folder(out.parent)
+        for leftover in (work, hidden(out, "old")):
+            shutil.rmtree(leftover, ignore_errors=True)
+        spent = {"wall_seconds": meter.wall_seconds, "peak_memory_bytes": meter.peak_memory_bytes}
+        return Merged(
+            out=str(out.absolute()),
+            plan=read_plan(out / RECORDS_FOLDER / PLAN),
+            provenance=merged.provenance.model_copy(update=spent),
+        )
+
+    def _guided(self, journal: Journal, measure: Measure) -> tuple[Calls, int]:
+        """The calls, and which of them to take."""
+        folders, options = self.recipe.experts, self.options
+        table = experts_of(folders, measure, journal, self.reference, options)
+        target = target_of(table, list(folders), self.reference)
+        calls = Calls(
+            journal, measure, target, self.section.aim, self.section.calls, self._candidate,
+            options, "guiding",
+        )  # fmt: skip
+        anchors = {self.recipe.method: self.anchor}
+        ended = guide(Setup(anchors, target, self.section.calls, self.section.aim), calls.ask)
+        assert ended.chosen is not None
+        return calls, ended.chosen
+
+    def _candidate(self, proposal: Proposal) -> dict[str, Any]:
+        return self.anchor.recipe(proposal.weights)
