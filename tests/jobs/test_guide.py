@@ -186,7 +186,7 @@ def test_the_anchors_level_is_chosen_with_the_repair(pool: PoolOnDisk, tmp_path:
             return {d: 0.9 if d == folder.name else 0.1 for d in DOMAINS}
         moved = read_weights(folder)[TENSOR].ravel() - stub.reference
         way = {d: float(moved @ t / (t @ t)) for d, t in stub.towards.items()}
-        return {d: 0.8 - abs(w - 0.5) for d, w in way.items()}
+        return {d: 0.8 / (1 + abs(w - 0.5)) for d, w in way.items()}
 
     file = recipe_of(pool, parameters={"weight": 0.9}, repair={"calibrate": {"calls": 30}})
     plan = merged(file, tmp_path / "out", halfway).repair
@@ -262,7 +262,7 @@ def test_an_interrupted_calibration_goes_on_to_the_same_bytes(
         ({"guide": {}, "models": [{"model": "math"}]}, "one is listed"),
         ({"guide": {"floors": {"poetry": 0.9}}}, "unknown domain poetry"),
         ({"guide": {"command": "score"}}, "must say {checkpoint}"),
-        ({"guide": {"command": "score {checkpoint}", "evaluate": {"suite": "nano"}}}, "give one of"),
+        ({"guide": {"command": "a {checkpoint}", "evaluate": {"suite": "nano"}}}, "give one of"),
         ({"guide": {}, "merge_method": "checkpoint", "anchor": "math", "parameters": {}},
          "has no weights to guide"),
         ({"repair": {"calibrate": {"calls": 0}}}, "repair.calibrate"),
