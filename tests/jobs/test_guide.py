@@ -17,11 +17,12 @@ from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.run import RunJob
+from sigmerge.method import calibration
 from sigmerge.recipe import load_recipe
 from sigmerge.records import RepairPlan, read_plan
 from tests.command_line import sigmerge as command
 from tests.jobs.tuned import Contested
-from tests.merge3.stub import EACH, TENSOR
+from tests.merge3.stub import EACH
 from tests.pools import EXPERTS, PoolOnDisk, make_pool, read_weights
 
 DOMAINS = EXPERTS[:3]
@@ -177,15 +178,20 @@ def test_a_calibrated_repair_is_made_again_without_scores(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "out"]
 
 
-def test_the_anchors_level_is_chosen_with_the_repair(pool: PoolOnDisk, tmp_path: Path) -> None:
-    """Half of the way to every expert is best: a lower anchor scores higher, and is repaired."""
-    stub = Contested(pool.root, DOMAINS)
+def test_the_anchors_level_is_chosen_with_the_repair(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the way to the embeddings is best, and only the anchor's level moves them."""
+    monkeypatch.setattr(calibration, "CALIBRATION_PATIENCE", 40)
+    tensor = "model.embed_tokens.weight"
+    base = read_weights(pool.root / "reference")[tensor]
+    towards = {d: (read_weights(pool.root / d)[tensor] - base).ravel() for d in DOMAINS}
 
     def halfway(folder: Path) -> dict[str, float]:
         if folder.name in DOMAINS:
             return {d: 0.9 if d == folder.name else 0.1 for d in DOMAINS}
-        moved = read_weights(folder)[TENSOR].ravel() - stub.reference
-        way = {d: float(moved @ t / (t @ t)) for d, t in stub.towards.items()}
+        moved = (read_weights(folder)[tensor] - base).ravel()
+        way = {d: float(moved @ t / (t @ t)) for d, t in towards.items()}
         return {d: 0.8 / (1 + abs(w - 0.5)) for d, w in way.items()}
 
     file = recipe_of(pool, parameters={"weight": 0.9}, repair={"calibrate": {"calls": 30}})

@@ -290,21 +290,21 @@ def test_a_repair_that_hurts_says_so_and_can_keep_the_anchor(
     assert weights(tmp_path / "kept") == weights(anchor)
 
 
-def test_calibrated_scale_takes_the_best_candidate(pool: PoolOnDisk, tmp_path: Path) -> None:
+def test_calibrated_repairs_that_do_not_help_are_not_made(pool: PoolOnDisk, tmp_path: Path) -> None:
     score = score_by_distance(pool)
     anchor = pool.root / "anchor"
-    file = pool.write(pool.recipe("linear", repair={"scale": "calibrated"}))
+    file = pool.write(pool.recipe("linear", repair={"calibrate": {"calls": 5}}))
     plan = sigmerge.repair(file, tmp_path / "out", anchor=anchor, score=score).as_json()["plan"]
-    means = {(c["update"], c["scale"]): c["mean"] for c in plan["candidates"]}
-    assert len(means) == 5
-    best = max(means, key=lambda candidate: means[candidate])
-    assert (plan["update"], plan["scale"]) == best
-    assert plan["guard"]["after"] == pytest.approx(means[best])
-    for form, scale in means:
-        one = pool.write(pool.recipe("linear", repair={"update": form, "scale": scale}))
-        out = tmp_path / f"{form}{scale}"
-        sigmerge.repair(one, out, anchor=anchor, score=score)
-        assert np.mean(list(score(out).values())) == pytest.approx(means[form, scale])
+    assert len(plan["candidates"]) == 5
+    for number, tried in enumerate(plan["candidates"]):
+        decided = {key: tried[key] for key in ("update", "scale", "capacity", "shares")}
+        one = pool.write(pool.recipe("linear", repair=decided))
+        out = tmp_path / f"{number}"
+        sigmerge.repair(one, out, anchor=anchor)
+        assert np.mean(list(score(out).values())) == pytest.approx(tried["mean"])
+    plain = np.mean(list(plan["scores"]["anchor"].values()))
+    assert max(tried["mean"] for tried in plan["candidates"]) < plain
+    assert weights(tmp_path / "out") == weights(anchor)
     assert not list(tmp_path.glob(".*"))
 
 
