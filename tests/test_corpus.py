@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from benchmarks.recipes import Case, cases, make_models, outcome
+
 from sigmerge.operators.table import MERGEKIT
 
 CASES = list(cases())
