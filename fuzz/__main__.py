@@ -46,10 +46,27 @@ def _alarm(*_: object) -> None:
     raise TooSlow(f"took longer than {SECONDS} s")
 
 
-def run_input(name: str, target: Target, sound: Path, place: Path, seed: int, number: int) -> str:
+class Copies:
+    """Copies of a folder, whose files are kept in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        found = [(entry.relative_to(folder), entry) for entry in sorted(folder.rglob("*"))]
+        self.folders = [name for name, entry in found if entry.is_dir()]
+        self.files = {str(name): entry.read_bytes() for name, entry in found if entry.is_file()}
+
+    def make(self, place: Path) -> None:
+        place.mkdir()
+        for name in self.folders:
+            (place / name).mkdir()
+        for name, content in self.files.items():
+            with open(f"{place}/{name}", "wb", 0) as file:  # noqa: PTH123 (twice as fast)
+                file.write(content)
+
+
+def run_input(name: str, target: Target, sound: Copies, place: Path, seed: int, number: int) -> str:
     """Damage a copy of the sound folder and read it; returns what happened to it."""
     rng = np.random.default_rng([seed, list(TARGETS).index(name), number])
-    shutil.copytree(sound, place, symlinks=True)
+    sound.make(place)
     part = place / target.damaged
     if part.is_dir():
         mutate_folder(part, rng, place.parent / "secret", target.kinds)
@@ -76,7 +93,8 @@ def fuzz(name: str, seconds: float, seed: int, only: int | None, keep: Path | No
         os.environ["SIGMERGE_CACHE"] = str(root / "cache")
         os.chdir(root)
         target.make(root / "sound")
-        shutil.copytree(root / "sound", root / "input")
+        sound = Copies(root / "sound")
+        sound.make(root / "input")
         target.run(root / "input")  # compiles and loads, which counts for no input
         shutil.rmtree(root / "input")
         before = {entry.name for entry in root.iterdir()} | {"cache"}
@@ -85,7 +103,7 @@ def fuzz(name: str, seconds: float, seed: int, only: int | None, keep: Path | No
         while time.monotonic() < end or (only is not None and count.inputs == 0):
             place, began = root / "input", time.monotonic()
             try:
-                outcome = run_input(name, target, root / "sound", place, seed, number)
+                outcome = run_input(name, target, sound, place, seed, number)
                 strangers = {e.name for e in root.iterdir()} - before - {"input"}
                 assert not strangers, f"wrote outside its folder: {strangers}"
                 assert (root / "secret").read_bytes() == SECRET, "changed a file of the user"

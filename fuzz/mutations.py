@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -186,10 +186,19 @@ BY_SUFFIX: dict[str, Callable[[bytes, Rng], bytes]] = {
 }
 
 
+def _regular_files(folder: str) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _regular_files(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                yield Path(entry.path)
+
+
 def mutate_folder(folder: Path, rng: Rng, secret: Path, kinds: bool = True) -> None:
     """Damage one to three files below a folder."""
     for _ in range(int(rng.integers(1, 4))):
-        files = [f for f in sorted(folder.rglob("*")) if f.is_file() and not f.is_symlink()]
+        files = sorted(_regular_files(str(folder)))
         if not files:
             return
         file = pick(rng, files)
