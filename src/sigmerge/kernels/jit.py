@@ -34,7 +34,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 def callback(function: Callable[..., Any], result: Any, *arguments: Any) -> int:
     """The address of a function that the system may call: types are numba's."""
-    compiled = CFunc(function, (arguments, result), locals={}, options={})
+    compiled: Any = CFunc(function, (arguments, result), locals={}, options={})
     compiled.enable_caching()
     _shortened(compiled).compile()
     return int(compiled.address)
