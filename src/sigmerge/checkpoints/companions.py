@@ -99,13 +99,24 @@ def merged_config(config: dict[str, Any], untied: bool, dtype: str | None) -> di
 
 def model_card(title: str, pool: Pool, recipe: str, notes: list[str]) -> str:
     """README.md: what this is and how to make it again. The same for every run of the recipe."""
-    front = ["---", "library_name: transformers", "tags:", "- merge", "- sigmerge", "---", ""]
+    front = ["---", "library_name: transformers"]
+    front += ["base_model:", *(f"- {name}" for name in _hub_names(pool))]
+    front += ["tags:", "- merge", "- sigmerge", "---", ""]
     lines = [f"# {title}", "", "Made with [sigmerge](sigmerge/recipe.yaml), without training.", ""]
     if pool.reference:
         lines += [f"- reference: `{pool.reference.path.name}`"]
     lines += [f"- expert `{name}`: `{member.path.name}`" for name, member in pool.experts.items()]
     lines += ["", *notes, "", "## Recipe", "", "```yaml", recipe.rstrip(), "```", ""]
     return "\n".join([*front, *lines])
+
+
+def _hub_names(pool: Pool) -> list[str]:
+    """The members as a card names them: by hub id where their folder is a download of the hub."""
+    names = []
+    for member in pool.members.values():
+        cached = [part for part in member.path.parts if part.startswith("models--")]
+        names.append(cached[-1][8:].replace("--", "/") if cached else member.path.name)
+    return list(dict.fromkeys(names))
 
 
 def companion_files(folder: Path) -> list[Path]:

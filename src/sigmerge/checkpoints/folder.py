@@ -96,6 +96,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if is_there(file) or file.is_symlink():
         check_file(folder, file)
+    elif is_there(folder / "adapter_config.json"):
+        raise PoolError(
+            f"{folder}: is an adapter without its model; merge it into the model first."
+        )
     config = read_json(file, required_in=folder)
     named = config.get("architectures")
     wrong = {

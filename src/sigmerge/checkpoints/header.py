@@ -95,6 +95,10 @@ def _raw_header(file: Path) -> tuple[bytes, int]:
         total = os.fstat(stream.fileno()).st_size
         prefix = stream.read(8)
         length = int.from_bytes(prefix, "little")
+        if prefix == b"version ":
+            raise PoolError(f"{file}: is a Git LFS pointer, not weights; run `git lfs pull`.")
+        if prefix.lstrip()[:1] == b"<":
+            raise PoolError(f"{file}: is a web page, not weights; download the file itself.")
         if len(prefix) < 8 or length > total - 8:
             raise _broken(file, f"the header asks for {length} bytes, the file has {total}")
         if length > MAX_HEADER:

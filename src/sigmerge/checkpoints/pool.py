@@ -158,6 +158,11 @@ def differences(
     ours, theirs = _architectures(layout), _architectures(expert)
     if ours and theirs and ours != theirs:
         return [f"{name}: architecture {_join(theirs)}, the reference has {_join(ours)}"]
+    if expert.stack.depth != layout.stack.depth:
+        return [
+            f"{name}: {expert.stack.depth} layers, the reference has {layout.stack.depth}; say "
+            "with slices: which layers belong together"
+        ]
     sizes = layout.config.get("vocab_size"), expert.config.get("vocab_size")
     wanted = {
         n: t for n, t in layout.tensors.items() if outside or layout.stack.block_of(n) is not None
@@ -238,8 +243,16 @@ def listed(what: str, names: list[str]) -> list[str]:
 
 
 def _listed_pairs(expert: str, pairs: list[tuple[str, str | None]]) -> list[str]:
-    clashes = [f"{name}: {why}" for name, why in pairs if why]
-    return listed(expert, clashes)
+    """One line a reason; where it holds for several tensors, the first and how many."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in pairs:
+        if why:
+            reasons.setdefault(why, []).append(name)
+    told = [
+        f"{names[0]}{f' and {len(names) - 1} more tensors' if names[1:] else ''}: {why}"
+        for why, names in reasons.items()
+    ]
+    return listed(expert, told)
 
 
 def _join(value: object) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge import words
 from sigmerge.checkpoints.folder import INDEX, SINGLE, Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE, encode_header
 from sigmerge.checkpoints.written import ShardBytes, Written
@@ -143,6 +144,8 @@ def check_target(final: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> N
     for folder in inputs:
         if Path(os.path.realpath(folder)).is_relative_to(target):
             raise OutputError(f"{final}: holds an input, {folder}; choose a new folder.")
+        if target.is_relative_to(os.path.realpath(folder)):
+            raise OutputError(f"{final}: lies inside an input, {folder}; choose another folder.")
     if final.exists() and not final.is_dir():
         raise OutputError(f"{final}: is a file; choose a new folder for the result.")
     if final.exists() and any(final.iterdir()):
@@ -360,7 +363,7 @@ class Output:
         free = shutil.disk_usage(self.partial).free
         if needed > free:
             raise OutputError(
-                f"{self.final}: needs {needed / 1e9:.2f} GB, the disk has {free / 1e9:.2f} GB free."
+                f"{self.final}: needs {words.size(needed)}, the disk has {words.size(free)} free."
             )
 
     def _open_shard(self, number: int) -> int:

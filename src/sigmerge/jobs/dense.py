@@ -31,6 +31,7 @@ from sigmerge.jobs import capture
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import (
     Inputs,
+    idle_settings,
     lacking,
     member,
     merged_sites,
@@ -162,6 +163,7 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
     problems = lacking(operator, sites) or operator.check(list(sites.values()))
     if problems:
         raise RecipeError(f"{recipe.method}: the parameters do not fit:", problems)
+    recipe = replace(recipe, notes=(*recipe.notes, *idle_settings(recipe, sites)))
     tensors = [
         (
             name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
@@ -17,6 +18,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.operators.base import Operator, Site
 from sigmerge.recipe import Recipe
 from sigmerge.recipe.record import RecipeSlice
+from sigmerge.recipe.settings import Conditions
 from sigmerge.records import InputFile, Member
 
 
@@ -98,6 +100,8 @@ def _check_counterparts(pool: Pool) -> None:
 def open_anchor(path: Path, pool: Pool, options: Options) -> Checkpoint:
     """The anchor, checked against the pool: same architecture, same blocks."""
     stored = open_checkpoint(path, allow_pickle=options.allow_pickle)
+    if pool.reference and stored.path == pool.reference.path:
+        raise PoolError(f"{path}: is the reference itself, and no merge that could be repaired.")
     problems = differences("anchor", stored, pool.layout, mixed_dtypes=True, outside=False)
     if problems:
         raise PoolError("The anchor is no merge of this pool:", problems)
@@ -120,19 +124,50 @@ def merged_sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:
     return sites
 
 
+def idle_settings(recipe: Recipe, sites: Mapping[str, Site]) -> list[str]:
+    """Notes about filters that match no tensor, and experts of which nothing is kept."""
+    scopes = [recipe.parameters, *(model.parameters for model in recipe.models)]
+    scopes += [piece.parameters for piece in recipe.slices]
+    scopes += [source.parameters for piece in recipe.slices for source in piece.sources]
+    patterns = {
+        pattern
+        for scope in scopes
+        for setting in scope.values()
+        if isinstance(setting, Conditions)
+        for pattern, _ in setting.rules
+        if pattern not in (None, "*")
+    }
+    notes = [
+        f"filter: {pattern} matches no tensor"
+        for pattern in sorted(str(pattern) for pattern in patterns)
+        if not recipe.slices and not any(pattern in tensor for tensor in sites)
+    ]
+    kept = {
+        name
+        for site in sites.values()
+        for name, density in zip(site.experts, site.settings.get("density", ()), strict=False)
+        if density
+    }
+    if any("density" in site.settings for site in sites.values()):
+        notes += [f"density: 0 leaves nothing of {m.name}" for m in recipe.models
+                  if m.name not in kept]  # fmt: skip
+    return notes
+
+
 def lacking(operator: Operator, sites: Mapping[str, Site]) -> list[str]:
-    """Problems of parameters that have no default, and no value at some tensor."""
+    """Problems of parameters that have no value at some tensor: no filter matches there."""
     problems = []
-    for name in (p.name for p in operator.parameters if p.mergekit is None):
-        without = [tensor for tensor, site in sites.items() if site.settings[name] is None]
+    for name in (parameter.name for parameter in operator.parameters):
+        without = [t for t, site in sites.items() if _has_gap(site.settings[name])]
         if without:
-            where = (
-                ""
-                if len(without) == len(sites)
-                else f" for {len(without)} tensors ({without[0]}, …)"
-            )
+            some = f" for {len(without)} tensors ({without[0]}, …)"
+            where = "" if len(without) == len(sites) else some
             problems.append(f"{name} is missing{where}; give it a value without a filter")
     return problems
+
+
+def _has_gap(value: Any) -> bool:
+    return value is None or (isinstance(value, tuple) and None in value)
 
 
 def block_sites(pool: Pool) -> list[list[Site]]:

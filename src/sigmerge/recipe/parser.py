@@ -505,6 +505,9 @@ class _Parser:
             self.problem(("models",), f"two experts are called {name!r}; give each a name:")
         if "reference" in names:
             self.problem(("models",), "no expert may be called 'reference'; give it a name:")
+        for name in names:
+            if not name.strip() or "/" in name or not name.isprintable():
+                self.problem(("models",), f"{shown(name)} cannot be the name of an expert")
 
     def _exemplars(self, i: int, entry: ModelSection, chosen: Operator | None) -> Path | None:
         if entry.exemplars is None:

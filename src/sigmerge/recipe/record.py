@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sigmerge.operators.base import Operator, Site
+from sigmerge.operators.base import Operator, Parameter, Site
 from sigmerge.recipe.sections import (
     CaptureSection,
     GuideSection,
@@ -15,7 +15,7 @@ from sigmerge.recipe.sections import (
     SearchSection,
     TuneSection,
 )
-from sigmerge.recipe.settings import evaluate
+from sigmerge.recipe.settings import NEEDED, Conditions, evaluate
 
 
 @dataclass(frozen=True)
@@ -131,17 +131,20 @@ class Recipe:
         `nearer` stands before the recipe's own parameters.
         """
 
-        def found(name: str, sources: Sequence[Mapping[str, Any]], where: str) -> Any:
-            values = (evaluate(s.get(name), where, t) for s in (*sources, self.parameters))
-            return next((value for value in values if value is not None), None)
+        def found(parameter: Parameter, sources: Sequence[Mapping[str, Any]], where: str) -> Any:
+            given = [s.get(parameter.name) for s in (*sources, self.parameters)]
+            for setting in given:
+                if (value := evaluate(setting, where, t)) is not None:
+                    return value
+            if parameter.name in NEEDED and any(isinstance(s, Conditions) for s in given):
+                return None  # no filter matches, and the default was not meant
+            return getattr(parameter, self.preset)
 
         settings: dict[str, Any] = {}
         for parameter in self.operator.parameters if self.operator else ():
-            name, default = parameter.name, getattr(parameter, self.preset)
             if parameter.per_model:
-                own = [found(name, sources, where) for where, sources in models.values()]
-                settings[name] = tuple(default if value is None else value for value in own)
+                own = [found(parameter, sources, where) for where, sources in models.values()]
+                settings[parameter.name] = tuple(own)
             else:
-                value = found(name, nearer, tensor)
-                settings[name] = default if value is None else value
+                settings[parameter.name] = found(parameter, nearer, tensor)
         return settings

@@ -236,7 +236,7 @@ class RepairSection(_Strict):
 
     c_min: float = Field(0.10, ge=0, le=1)
     c_max: float = Field(0.45, ge=0, le=1)
-    scale: Annotated[float, Field(allow_inf_nan=False)] | Literal["calibrated"] = 0.60
+    scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["calibrated"] = 0.60
     update: Literal["add", "replace"] = "add"
     calibrate: CalibrateSection | None = None
     probe: str | None = None

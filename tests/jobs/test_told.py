@@ -1,0 +1,119 @@
+"""What a user is told where the input is not what it seems, or a setting does nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sigmerge
+from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.recipe import load_recipe
+from tests.pools import PoolOnDisk, make_pool
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> PoolOnDisk:
+    return make_pool(tmp_path / "pool", experts=2)
+
+
+def notes(recipe: dict[str, Any], out: Path) -> str:
+    return " | ".join(sigmerge.merge(recipe, out).plan.warnings)
+
+
+def test_an_adapter_is_called_one(pool: PoolOnDisk, tmp_path: Path) -> None:
+    folder = pool.experts["math"]
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    with pytest.raises(PoolError, match="math: is an adapter without its model"):
+        sigmerge.merge(pool.recipe("ties"), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a Git LFS pointer"),
+        ("<!doctype html><html></html>", "is a web page"),
+        ("\n<html></html>", "is a web page"),
+    ],
+)
+def test_what_is_no_weights(pool: PoolOnDisk, tmp_path: Path, content: str, words: str) -> None:
+    (pool.experts["math"] / "model.safetensors").write_text(content)
+    with pytest.raises(PoolError, match=words):
+        sigmerge.merge(pool.recipe("ties"), tmp_path / "out")
+
+
+def test_another_depth_is_one_line(pool: PoolOnDisk, tmp_path: Path) -> None:
+    deeper = make_pool(tmp_path / "deeper", experts=1, layers=5)
+    recipe = pool.recipe("ties")
+    recipe["models"][1]["model"] = str(deeper.experts["math"])
+    recipe["models"][1]["name"] = "deep"
+    with pytest.raises(PoolError) as error:
+        sigmerge.merge(recipe, tmp_path / "out")
+    (problem,) = error.value.problems
+    assert problem.startswith("deep: 5 layers, the reference has 2; say with slices:")
+
+
+def test_one_reason_is_told_once(pool: PoolOnDisk, tmp_path: Path) -> None:
+    other = make_pool(tmp_path / "other", experts=1, dtype="bf16")
+    recipe = pool.recipe("ties")
+    recipe["models"][0]["model"] = str(other.experts["math"])
+    with pytest.raises(PoolError) as error:
+        sigmerge.merge(recipe, tmp_path / "out")
+    (problem,) = error.value.problems
+    assert "lm_head.weight and 20 more tensors: dtype BF16, the reference has F32" in problem
+
+
+def test_the_result_may_not_lie_in_an_input(pool: PoolOnDisk) -> None:
+    with pytest.raises(OutputError, match="lies inside an input"):
+        sigmerge.merge(pool.recipe("ties"), pool.experts["math"] / "merged")
+
+
+def test_the_reference_is_no_anchor(pool: PoolOnDisk, tmp_path: Path) -> None:
+    section = {"shares": {"math": 0.6, "coding": 0.4}, "capacity": 0.1}
+    recipe = pool.recipe("ties", repair=section)
+    with pytest.raises(PoolError, match="is the reference itself"):
+        sigmerge.repair(recipe, tmp_path / "out", anchor=pool.reference)
+
+
+def test_a_negative_scale_is_refused(pool: PoolOnDisk) -> None:
+    with pytest.raises(RecipeError, match=r"repair\.scale: must be greater than or equal to 0"):
+        load_recipe(pool.recipe("ties", repair={"scores": "s.json", "scale": -3.0}))
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "a\nb"])
+def test_odd_names_of_experts(pool: PoolOnDisk, name: str) -> None:
+    recipe = pool.recipe("ties")
+    recipe["models"][0]["name"] = name
+    if not name:  # no name: the folder's
+        assert next(iter(load_recipe(recipe).experts)) == "math"
+        return
+    with pytest.raises(RecipeError, match="cannot be the name of an expert"):
+        load_recipe(recipe)
+
+
+def test_filters_and_densities_that_do_nothing(pool: PoolOnDisk, tmp_path: Path) -> None:
+    recipe = pool.recipe("ties", {"lambda": [{"filter": "mpl", "value": 2}, {"value": 1}]})
+    recipe["models"][0]["parameters"]["density"] = 0
+    told = notes(recipe, tmp_path / "out")
+    assert "filter: mpl matches no tensor" in told and "density: 0 leaves nothing of math" in told
+    plain = pool.recipe("ties", {"lambda": [{"filter": "mlp", "value": 2}, {"value": 1}]})
+    assert notes(plain, tmp_path / "plain") == ""
+
+
+def test_a_weight_without_a_fallback_is_missing(pool: PoolOnDisk, tmp_path: Path) -> None:
+    recipe = pool.recipe("ties")
+    recipe["models"][0]["parameters"]["weight"] = [{"filter": "mlp", "value": 0.5}]
+    with pytest.raises(RecipeError, match=r"weight is missing for 15 tensors \(lm_head.weight, …"):
+        sigmerge.merge(recipe, tmp_path / "out")
+
+
+def test_the_card_names_what_was_merged(pool: PoolOnDisk, tmp_path: Path) -> None:
+    cached = tmp_path / "models--owner--tuned/snapshots/abc"
+    cached.parent.mkdir(parents=True)
+    pool.experts["math"].rename(cached)
+    recipe = pool.recipe("ties")
+    recipe["models"][0] |= {"model": str(cached), "name": "math"}
+    sigmerge.merge(recipe, tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "base_model:\n- reference\n- owner/tuned\n- coding\n" in card
