@@ -236,7 +236,8 @@ class Campaign:
             own = {n: d for n, d in found.items() if n.startswith(f"{part}/")}
             whole = {n: d for n, d in self.wanted.items() if n.startswith(f"{part}/")}
             if own and own != whole:
-                self.wrong.append(f"{part} is not whole")
+                differing = sorted(n for n in {**own, **whole} if own.get(n) != whole.get(n))
+                self.wrong.append(f"{part} is not whole: {differing[:3]}")
         finished = (self.out / last).exists()
         visible = {n: d for n, d in found.items() if not n.startswith(".")}
         if finished and visible != self.wanted:

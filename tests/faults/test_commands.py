@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,9 +111,13 @@ def test_a_run_whose_inputs_changed_makes_its_anchor_again(
     shared: PoolOnDisk, tmp_path: Path, member: str, file: str
 ) -> None:
     """Also when the file that changed goes into no weight."""
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise Stopped
+
     out, recipe = tmp_path / "run", repaired(shared)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sigmerge.jobs.run.RepairJob", lambda *_: (_ for _ in ()).throw(Stopped))
+        patch.setattr("sigmerge.jobs.run.RepairJob", stopped)
         with pytest.raises(Stopped):
             sigmerge.run(recipe, out)
     place = shared.root / member / file
@@ -223,3 +228,28 @@ def test_what_is_remembered_of_evaluations_stops_none(
     assert ran.json["domains"] == wanted.json["domains"]
     lines = [line for line in ran.err.splitlines() if line.startswith("warning: ")]
     assert len(lines) == 1 and "results.sqlite" in lines[0], ran.err
+
+
+def test_a_kill_while_a_run_is_cleared_leaves_no_half_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, out = repaired(make_pool(tmp_path / "pool", layers=2, tokenizer=True)), tmp_path / "out"
+    sigmerge.run(recipe, out)
+    wanted = weight_bytes(out / "repaired")
+    remove = shutil.rmtree
+
+    def killed(folder: Path, *how: Any, **more: Any) -> None:
+        if Path(folder).exists():
+            (Path(folder) / "config.json").unlink()
+            raise KeyboardInterrupt
+        remove(folder, *how, **more)
+
+    monkeypatch.setattr("sigmerge.jobs.work_folder.shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sigmerge.run(recipe, out, overwrite=True)
+    monkeypatch.undo()
+    for name in ("anchor", "repaired"):
+        assert not (out / name).exists() or (out / name / "config.json").exists()
+    sigmerge.run(recipe, out)
+    assert weight_bytes(out / "repaired") == wanted
+    assert not [path for path in out.rglob("*") if path.name.startswith(".")]

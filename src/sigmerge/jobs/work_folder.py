@@ -14,7 +14,8 @@ from sigmerge.errors import OutputError
 from sigmerge.files.locks import only_writer
 
 _UNFINISHED = (
-    r"\.+{name}(\.\d+-\d+)?(\.(search|guide|calibrate|candidate|anchor|level|old|partial|lock))+"
+    r"\.+{name}(\.\d+-\d+)?"
+    r"(\.(search|guide|calibrate|candidate|anchor|level|old|partial|lock|cleared))+"
 )
 """Names that an interrupted command leaves beside something of this name while it makes it."""
 
@@ -22,6 +23,15 @@ _UNFINISHED = (
 def hidden(out: Path, purpose: str) -> Path:
     """A hidden name beside `out` for a folder that exists only while `out` is made."""
     return out.absolute().with_name(f".{out.name}.{purpose}")
+
+
+def _nameless(folder: Path) -> Path:
+    """A folder that is to be removed, under a hidden name."""
+    if folder.name.startswith("."):
+        return folder
+    aside = hidden(folder, "cleared")
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside)
 
 
 @dataclass(frozen=True)
@@ -59,11 +69,14 @@ class WorkFolder:
             )
 
     def clear(self, out: Path) -> None:
-        """Remove what the command wrote and nothing else; the file written last goes first."""
+        """Remove what the command wrote and nothing else; the file written last goes first.
+
+        A folder loses its name before its files: a kill in between leaves no half of a checkpoint.
+        """
         (out / self.last).unlink(missing_ok=True)
         for path in list(out.iterdir()) if out.exists() else []:
             if self._ours(path):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                shutil.rmtree(_nameless(path)) if path.is_dir() else path.unlink()
 
     def _ours(self, path: Path) -> bool:
         if path.is_symlink():
@@ -89,6 +102,9 @@ class WorkFolder:
         message = f"{out}: another process is writing this {self.what}."
         with only_writer(hidden(out, "lock"), message):
             for path in list(out.iterdir()):  # what a killed process was writing
-                if path.name.startswith(".") and path.is_file() and self._ours(path):
-                    path.unlink()
+                if path.name.startswith(".") and self._ours(path):
+                    if path.is_file():
+                        path.unlink()
+                    elif path.suffix == ".cleared":
+                        shutil.rmtree(path)
             yield
