@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import yaml
 import sigmerge
 from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.tune import TuneJob
+from sigmerge.jobs.tune import TuneJob, pool_recipe
 from sigmerge.recipe import TuneSection, load_recipe
 from sigmerge.records import TuneRecord, read
 from tests.command_line import sigmerge as command
@@ -197,6 +198,37 @@ def test_methods_to_compare_with_keep_the_budget(
     assert again.calls == result.calls
 
 
+def test_adamerging_learns_without_calls_and_takes_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the embedded pool; few steps and items, so that it does not take long."""
+    from sigmerge.nano.files import POOL, PROBE, REFERENCE
+    from sigmerge.probing import adamerging
+
+    learn = partial(adamerging.learnt_weights, steps=2, rate=0.05)
+    monkeypatch.setattr(adamerging, "learnt_weights", learn)
+    given = yaml.safe_load(pool_recipe(POOL).text)
+    given["repair"]["evaluate"] |= {"limit": 4}
+    settings = TuneSection(calls=2, anchors=["task_arithmetic"], method="adamerging")
+    job = TuneJob(load_recipe(given), tmp_path / "out", Options(threads=1), settings)
+    result = job.run()
+    assert result.stopped == "the entropy was minimised"
+    plain, learnt = (tuple(call.weights.values()) for call in result.calls)
+    experts = {name: POOL / name for name in result.calls[0].weights}
+    start = dict.fromkeys(experts, 0.4)
+    assert plain == (0.4,) * 5
+    assert learnt == learn(POOL / REFERENCE, experts, start, POOL / PROBE) != plain
+    assert result.best.value == max(call.value for call in result.calls)
+    assert result.items_per_call == dict.fromkeys(experts, 4)
+    given["repair"].pop("probe")
+    for change, content in (({}, given), ({"anchors": ["linear"]}, pool_recipe(POOL).text)):
+        recipe = load_recipe(content if isinstance(content, dict) else yaml.safe_load(content))
+        wrong = TuneJob(recipe, tmp_path / "no", Options(), settings.changed(**change))
+        with pytest.raises(RecipeError, match="name that anchor, and give probe"):
+            wrong.run()
+    assert not (tmp_path / "no").exists()
+
+
 @pytest.mark.parametrize(
     ("method", "parameters"),
     [
@@ -248,6 +280,8 @@ def test_wrong_input_is_refused_before_anything_is_written(
         run(pool, out, recipe=one)
     with pytest.raises(RecipeError, match="at least 4 evaluation calls, not 3"):
         run(pool, out, settings=SETTINGS.changed(calls=3))
+    with pytest.raises(RecipeError, match="merge3 needs at least 9 evaluation calls"):
+        run(pool, out, settings=SETTINGS.changed(calls=8, method="merge3"))
     with pytest.raises(RecipeError, match="is no anchor"):
         run(pool, out, settings=SETTINGS.changed(anchors=["regmean"]))
     with pytest.raises(RecipeError, match="unknown domain poetry"):

@@ -105,6 +105,59 @@ def test_the_anchor_factor_multiplies_the_guided_weights() -> None:
         assert proposal.weights == tuple(proposal.repair.anchor * w for w in base)
 
 
+def answered(scores: Mapping[str, float], number: int, items: int) -> Answer:
+    """Each answer is right on an item of its own: any two differ on two of them."""
+    return Answer(scores, {d: [np.arange(items) == number] for d in scores})
+
+
+@pytest.mark.parametrize(("items", "made"), [(200, True), (10, False)])
+def test_a_repair_must_beat_its_anchor_by_more_than_noise(items: int, made: bool) -> None:
+    """It gains 0.05; two of n items in each of three domains make an error of √⅔/n."""
+    model, state = towards({"x": (0.6, 0.4, 0.5)}, 0.05), tuning.begin(
+        anchors("x"), TARGET, PROFILE, 24
+    )  # fmt: skip
+    while batch := tuning.propose(state):
+        first = len(state.made)
+        answers = [answered(model(p), first + i, items) for i, p in enumerate(batch)]
+        state = tuning.observe(state, answers)
+    assert any(call.proposal.repair for call in state.made)
+    assert (state.made[state.best].proposal.repair is not None) == made
+
+
+def test_the_leader_goes_to_its_centre_before_it_is_repaired_and_with_the_last_call() -> None:
+    model, state = towards({"x": (0.9, 0.1, 0.5)}, -0.2), tuning.begin(
+        anchors("x"), TARGET, PROFILE, 24
+    )  # fmt: skip
+    while batch := tuning.propose(state):
+        before = state
+        answers = [answered(model(p), len(state.made) + i, 12) for i, p in enumerate(batch)]
+        state = tuning.observe(state, answers)
+        if batch[0].repair is not None and before.made[-1].proposal.repair is None:
+            guide = before.guides["x"]
+            assert guide.centre == len(guide.tried) - 1
+            assert batch[0].weights == guide.tried[guide.chosen].weights
+    model, short = towards({"x": (0.3, 0.3, 0.6)}), tuning.begin(anchors("x"), TARGET, PROFILE, 6)
+    while batch := tuning.propose(short):
+        answers = [answered(model(p), len(short.made) + i, 12) for i, p in enumerate(batch)]
+        short = tuning.observe(short, answers)
+    leader = max(short.made[:5], key=lambda call: call.merit.value)
+    level = [call.proposal.weights for call in short.made[:5] if not leader.beats(call)]
+    assert len(level) == 4
+    assert short.made[5].proposal.weights == pytest.approx(np.mean(level, axis=0))
+
+
+def test_weights_that_are_not_free_are_evaluated_once() -> None:
+    fixed = {"x": AnchorWeights(dict.fromkeys(DOMAINS, 1.0), level=False, free=False)}
+    ended = run(
+        tuning.begin(fixed, TARGET, PROFILE, 12),
+        lambda proposal: dict.fromkeys(DOMAINS, 0.6 if proposal.repair else 0.5),
+    )
+    dense = [call for call in ended.made if call.proposal.repair is None]
+    assert len(dense) == 1 < len(ended.made)
+    assert {call.proposal.weights for call in ended.made} == {(1.0, 1.0, 1.0)}
+    assert ended.made[ended.best].proposal.repair is not None
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_result_is_never_below_the_best_plain_anchor(seed: int) -> None:
     generator = np.random.default_rng(seed)

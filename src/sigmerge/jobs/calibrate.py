@@ -27,7 +27,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.strategies import Setup, calibrate
 from sigmerge.jobs.work_folder import hidden
-from sigmerge.method.objective import Answer
+from sigmerge.method.objective import Answer, Vector
 from sigmerge.method.tuning import Proposal
 from sigmerge.recipe import CalibrateSection, Recipe, RepairSection, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
@@ -82,7 +82,7 @@ class CalibrateJob:
     @cached_property
     def anchor(self) -> AnchorRecipe:
         """The anchor as a recipe; a folder, where no recipe with plain weights makes it."""
-        if self.made:
+        if self.made and not self.recipe.slices:
             origin = self.recipe
             if origin.guide is not None or origin.search is not None:
                 origin = load_recipe(self.stored.path / RECORDS_FOLDER / RECIPE)
@@ -139,13 +139,20 @@ class CalibrateJob:
         )
         weights = tuple(self.anchor.weights.values())
         if chosen is None:
-            return Calibrated(tried, None, 1.0, self.anchor.recipe(weights), stopped)
+            return Calibrated(tried, None, 1.0, self._again(weights, None), stopped)
         proposal = calls.proposals[chosen]
         decided = self._decided(proposal)
-        made = self.anchor.recipe(proposal.weights, decided)
+        again = self._again(proposal.weights, decided)
         return Calibrated(
-            tried, RepairSection.model_validate(decided), _level(proposal), made, stopped
+            tried, RepairSection.model_validate(decided), _level(proposal), again, stopped
         )
+
+    def _again(self, weights: Vector, repair: dict[str, Any] | None) -> dict[str, Any]:
+        """The recipe that makes the result; what this recipe made, without a recipe of its own."""
+        if not self.made or self.anchor is not self._folder:
+            return self.anchor.recipe(weights, repair)
+        given = {k: v for k, v in yaml.safe_load(self.recipe.text).items() if k != "repair"}
+        return given if repair is None else {**given, "repair": repair}
 
     def _measure(self) -> Measure:
         found = measure_of(self.recipe, self.pool, self.work, self.options, score=self.score)

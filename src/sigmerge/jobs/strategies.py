@@ -99,7 +99,6 @@ def calibrate(setup: Setup, plain: Answer, ask: Ask) -> Ended:
 
 def random(setup: Setup, ask: Ask) -> Ended:
     """Weights and repairs drawn at random from the space that `guided` moves in."""
-    check_calls(setup.calls, len(setup.anchors) + 1, f"tuning {len(setup.anchors)} anchors")
     ask([setup.plain(name) for name in setup.anchors])
     generator = np.random.default_rng([setup.seed, 1])
     for _ in range(setup.calls - len(setup.anchors)):
@@ -175,11 +174,7 @@ def adamerging(setup: Setup, ask: Ask) -> Ended:
     from sigmerge.probing.adamerging import learnt_weights
 
     name = "task_arithmetic"
-    if name not in setup.anchors or setup.prompts is None:
-        raise RecipeError(
-            "adamerging learns the weights of task_arithmetic from prompts: name that anchor, and "
-            "give probe: in the repair: section."
-        )
+    assert setup.prompts is not None
     anchor = setup.anchors[name]
     folders = {n: Path(entry["model"]) for n, entry in anchor.models.items()}
     reference = Path(anchor.common["base_model"])
@@ -187,6 +182,21 @@ def adamerging(setup: Setup, ask: Ask) -> Ended:
     ask([setup.plain(name)])
     ask([Proposal(name, weights)])
     return Ended("the entropy was minimised")
+
+
+def check_method(method: str, anchors: Mapping[str, AnchorRecipe], calls: int, probe: bool) -> None:
+    """Refuse what a method cannot work with, before anything is scored."""
+    if method == "adamerging":
+        check_calls(calls, 2, method)
+        if "task_arithmetic" not in anchors or not probe:
+            raise RecipeError(
+                "adamerging learns the weights of task_arithmetic from prompts: name that anchor, "
+                "and give probe: in the repair: section."
+            )
+    elif method == "merge3":
+        _generations(calls - 1)
+    else:
+        check_calls(calls, len(anchors) + 1, f"tuning {len(anchors)} anchors")
 
 
 STRATEGIES: Final[Mapping[str, Callable[[Setup, Ask], Ended]]] = {

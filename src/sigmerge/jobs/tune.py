@@ -33,10 +33,10 @@ from sigmerge.jobs.options import Description, Options, Step, silent
 from sigmerge.jobs.pools import open_repair_pool
 from sigmerge.jobs.profile import describe_profile, measure_profile
 from sigmerge.jobs.scores import ScoreFunction
-from sigmerge.jobs.strategies import STRATEGIES, Setup
+from sigmerge.jobs.strategies import STRATEGIES, Setup, check_method
 from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.method import conflict
-from sigmerge.method.objective import Answer, Objective, check_calls, paired_bootstrap
+from sigmerge.method.objective import Answer, Objective, paired_bootstrap
 from sigmerge.method.tuning import Proposal
 from sigmerge.recipe import Recipe, RepairSection, TuneSection, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
@@ -130,8 +130,8 @@ class TuneJob:
     def check(self) -> None:
         """Find every problem of the recipe, the settings, the folder and the scores."""
         domains = list(self.recipe.experts)
-        least = len(self.anchors) + 1
-        check_calls(self.section.calls, least, f"tuning {len(self.anchors)} anchors")
+        probe = self._repair.probe is not None
+        check_method(self.section.method, self.anchors, self.section.calls, probe)
         if problems := self.objective.problems(domains):
             raise RecipeError("The tuning cannot be run:", problems)
         TUNING_FOLDER.check(self.out, self.options.overwrite, self.recipe.inputs)

@@ -392,7 +392,7 @@ class _Parser:
                 if source.model != piece.base:
                     own = source.parameters if single else {}
                     experts.setdefault(source.model, RecipeModel(source.model, source.path, own))
-        for key in ("search", "tune"):
+        for key in ("search", "guide", "tune"):
             if getattr(sections, key) is not None and not single:
                 self.problem((key,), "needs whole models; give them under models:")
         return list(experts.values()), tuple(slices)
