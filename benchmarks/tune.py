@@ -35,6 +35,7 @@ from sigmerge.evaluation.how import How
 from sigmerge.evaluation.suite import nano_suite
 from sigmerge.files.documents import write_json
 from sigmerge.jobs.candidates import MemoryMeasure
+from sigmerge.jobs.demo import DEMO_ANCHORS
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_repair_pool
 from sigmerge.jobs.profile import ProfileJob
@@ -47,12 +48,10 @@ from sigmerge.nano.files import RECIPES
 from sigmerge.recipe import Recipe, TuneSection, load_recipe
 from sigmerge.recipe.anchors import anchors_of
 
-ANCHORS = ("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "fisher", "regmean")
-"""The paper's seven."""
 ROWS = (
     "merge3-240", "tune-8", "tune-16", "tune-24", "tune-32", "tune-64", "merge3-24", "random-24",
     "items-25", "items-10", "adamerging",
-    *(f"{kind}-{anchor}" for kind in ("alone", "paper", "plain") for anchor in ANCHORS),
+    *(f"{kind}-{anchor}" for kind in ("alone", "paper", "plain") for anchor in DEMO_ANCHORS),
 )  # fmt: skip
 
 
@@ -149,8 +148,7 @@ class Bench:
     def _measure(self, recipe: Recipe, scorer: SuiteScorer) -> MemoryMeasure:
         kept = Kept(scorer, self.work / "answers")
         pool = open_repair_pool(recipe, self.options)
-        place = self.work / f".{scorer.split}.{os.getpid()}.anchor"
-        return MemoryMeasure(kept, pool, place, self.options)
+        return MemoryMeasure(kept, pool, self.work / f".{scorer.split}.{os.getpid()}", self.options)
 
 
 def made(task: tuple[str, Path, Path]) -> tuple[str, str, dict[str, float]]:
@@ -216,7 +214,7 @@ def table(results: Results) -> str:
 
 def gain(results: Results, kind: str, pool: str) -> float | None:
     """The mean over the anchors of what a kind of row adds to the plain anchor, in points."""
-    pairs = [(results.get(f"{kind}-{a}", {}), results.get(f"plain-{a}", {})) for a in ANCHORS]
+    pairs = [(results.get(f"{kind}-{a}", {}), results.get(f"plain-{a}", {})) for a in DEMO_ANCHORS]
     if not all(pool in row and pool in plain for row, plain in pairs):
         return None
     return fmean(100 * (row[pool]["macro"] - plain[pool]["macro"]) for row, plain in pairs)
