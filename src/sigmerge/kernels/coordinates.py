@@ -10,17 +10,22 @@ from sigmerge.kernels.jit import kernel
 
 @kernel
 def variance(values: Array, out: Array) -> None:
-    """The variance of each coordinate over the rows, computed in float64."""
+    """The variance of each coordinate over the rows, computed in float64, row by row."""
     rows = len(values)
+    mean, total = np.zeros(out.size), np.zeros(out.size)
+    for d in range(rows):
+        row = values[d]
+        for i in range(out.size):
+            mean[i] += np.float64(row[i])
     for i in range(out.size):
-        mean = 0.0
-        for d in range(rows):
-            mean += np.float64(values[d, i])
-        mean /= rows
-        total = 0.0
-        for d in range(rows):
-            total += (np.float64(values[d, i]) - mean) ** 2
-        out[i] = np.float32(total / rows)
+        mean[i] /= rows
+    for d in range(rows):
+        row = values[d]
+        for i in range(out.size):
+            apart = np.float64(row[i]) - mean[i]
+            total[i] += apart * apart
+    for i in range(out.size):
+        out[i] = np.float32(total[i] / rows)
 
 
 @kernel
@@ -152,13 +157,15 @@ def key_value(key: int) -> np.float32:
 def count_patterns(values: Array, upper: int, counts: Array) -> None:
     """Count magnitudes by the upper 16 bits of their 31-bit pattern, or by the lower 15.
 
-    The lower ones of those whose upper bits are `upper`, unless that is −1.
+    The lower ones of those whose upper bits are `upper`, unless that is −1; then the last place
+    counts zeros.
     """
     bits = values.view(np.uint32)
     for i in range(bits.size):
         pattern = bits[i] & np.uint32(0x7FFFFFFF)
         if upper < 0:
             counts[pattern >> np.uint32(15)] += 1
+            counts[-1] += int(pattern == 0)
         elif np.int64(pattern >> np.uint32(15)) == upper:
             counts[pattern & np.uint32(0x7FFF)] += 1
 

@@ -62,25 +62,23 @@ def _find_cut(site: Site, share: float) -> Passes:
     """Where the top of the variances ends: ⌊share · those not zero⌋, the lowest index first."""
     if share >= 1:
         return None
-    high = yield Pass(lambda chunk: _count(chunk, -1), add)
-    zero = yield Pass(lambda chunk: _count(chunk, 0), add)
-    rank = int(np.float32(site.size - int(zero[0])) * np.float32(share))
+    high = yield Pass(lambda chunk: _count(chunk, -1, select.HIGH_BINS + 1), add)
+    rank = int(np.float32(site.size - int(high[-1])) * np.float32(share))
     if rank <= 0:
         return {}
-    upper, left = select.bin_of_rank(high, rank)
-    low = yield Pass(lambda chunk: _count(chunk, upper), add)
-    lower, ties = select.bin_of_rank(low, left)
-    parts = yield Pass(lambda chunk: (chunk.start, int(_count(chunk, upper)[lower])))
+    upper, left = select.bin_of_rank(high[:-1], rank)
+    parts = yield Pass(lambda chunk: (chunk.start, _count(chunk, upper, select.LOW_BINS)))
+    lower, ties = select.bin_of_rank(sum(counts for _, counts in parts), left)
     cuts = {}
-    for start, here in parts:
+    for start, counts in parts:
         cuts[start] = select.Cut(upper << select.LOW_BITS | lower, max(0, ties))
-        ties -= here
+        ties -= int(counts[lower])
     return cuts
 
 
-def _count(chunk: Chunk, upper: int) -> Array:
+def _count(chunk: Chunk, upper: int, places: int) -> Array:
     """Variances by the upper 16 bits of their patterns, or the lower 15 of those with `upper`."""
-    counts = np.zeros(select.HIGH_BINS, np.int64)
+    counts = np.zeros(places, np.int64)
     for tile in chunk.tiles("reference"):
         coordinates.variance(tile.experts, tile.out)
         coordinates.count_patterns(tile.out, upper, counts)
