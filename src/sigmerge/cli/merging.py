@@ -77,12 +77,21 @@ def merge(
 ) -> None:
     """Merge the checkpoints a recipe names into one new folder.
 
-    A recipe with a repair: section is repaired too. Interrupted, the same command continues where
-    it stopped and ends in the same bytes.
+    A recipe with a repair: section is repaired too. Of a file with several recipes, each goes into
+    a folder of its own in the new folder, under its name. Interrupted, the same command continues
+    where it stopped and ends in the same bytes.
     """
     from sigmerge.jobs.merge import MergeJob
+    from sigmerge.jobs.several import SeveralJob
+    from sigmerge.recipe.documents import several
 
-    loaded = load(recipe, seed, device, repair_changes(variant, c_min, c_max, scale), strict)
+    changes = repair_changes(variant, c_min, c_max, scale)
+    parts = several(recipe)
+    if parts and (changes or device):
+        from sigmerge.errors import RecipeError
+
+        raise RecipeError(f"{recipe}: holds several recipes; a flag cannot change all of them.")
+    loaded = None if parts else load(recipe, seed, device, changes, strict)
     with show.progress(as_json) as bar:
         how = options(
             threads, bar, overwrite=overwrite, max_shard_size=max_shard_size,
@@ -90,8 +99,13 @@ def merge(
             trust_remote_code=trust_remote_code, strict=strict,
             durable=not no_fsync, rehash=rehash,
         )  # fmt: skip
-        done = show.do(MergeJob(loaded, out, how), dry_run, goes_on=True)
-    show.emit(done, as_json, show.merged_lines)
+        job = MergeJob(loaded, out, how) if loaded else SeveralJob(recipe, out, how, seed, strict)
+        done = show.do(job, dry_run, goes_on=True)
+    if isinstance(done, tuple) and not as_json:
+        for one in done:
+            show.emit(one, as_json, show.merged_lines)
+    else:
+        show.emit(done, as_json, show.merged_lines)
 
 
 @app.command(

@@ -1,0 +1,53 @@
+"""A file of several recipes: each into a folder of its own, those that others need first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sigmerge.errors import RecipeError
+from sigmerge.jobs.anchor import is_current
+from sigmerge.jobs.merge import MergeJob
+from sigmerge.jobs.options import Description, Options
+from sigmerge.recipe import load_recipe
+from sigmerge.recipe.documents import several, with_folders
+from sigmerge.records import PLAN, PROVENANCE, RECORDS_FOLDER, Provenance, read, read_plan
+from sigmerge.results import Merged
+
+
+@dataclass(frozen=True)
+class SeveralJob:
+    """The merges of a file of several recipes, in a folder that holds one folder for each."""
+
+    file: Path
+    out: Path
+    options: Options
+    seed: int | None = None
+    strict: bool = False
+
+    def describe(self) -> Description:
+        raise RecipeError(
+            f"{self.file}: holds several recipes, and later ones merge what earlier ones make; "
+            "a dry run needs a file with one recipe."
+        )
+
+    def run(self) -> tuple[Merged, ...]:
+        """The results in the order in which they were made. Those that are there are kept."""
+        folders: dict[str, Path] = {}
+        results = []
+        for name, given in several(self.file).items():
+            placed = with_folders(given, folders)
+            recipe = load_recipe(placed, seed=self.seed, strict=self.strict)
+            folders[name] = folder = (self.out / name).absolute()
+            if (
+                folder.exists()
+                and recipe.repair is None
+                and is_current(recipe, folder, self.options)
+            ):
+                plan = read_plan(folder / RECORDS_FOLDER / PLAN)
+                provenance = read(Provenance, folder / RECORDS_FOLDER / PROVENANCE)
+                results.append(Merged(out=str(folder), plan=plan, provenance=provenance))
+                continue
+            self.out.mkdir(parents=True, exist_ok=True)
+            results.append(MergeJob(recipe, folder, self.options).run())
+        return tuple(results)

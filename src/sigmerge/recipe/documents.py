@@ -1,0 +1,88 @@
+"""A file of several recipes, as mergekit-multi takes it: one may merge what another makes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from sigmerge.errors import RecipeError
+from sigmerge.files.yaml_documents import decoded, parse_yaml
+from sigmerge.recipe.folders import find_model
+
+LAST = "merged"
+"""What the recipe without a name is called; there may be one."""
+MODEL_KEYS = ("model", "base_model", "tokenizer_source", "source", "anchor")
+"""Keys whose values are models."""
+
+
+def several(file: Path) -> dict[str, dict[str, Any]]:
+    """The recipes of a file by name, each after those it needs; {} if there is only one.
+
+    Their paths are absolute; a model that is the name of another recipe stays a name.
+    """
+    text = decoded(file, "a recipe in YAML", RecipeError)
+    parts = [part for part in re.split(r"(?m)^---[ \t]*$", text) if part.strip()]
+    if len(parts) < 2:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for number, part in enumerate(parts, 1):
+        where = f"{file}, document {number}"
+        recipe = parse_yaml(part, where, RecipeError).value
+        if recipe is None:  # nothing but a comment
+            continue
+        if not isinstance(recipe, dict):
+            raise RecipeError(f"{where}: a recipe is a mapping.")
+        name = str(recipe.get("name") or LAST)
+        if name in found or "/" in name or name.startswith("."):
+            raise RecipeError(f"{where}: name: {name} is taken, or cannot name a folder.")
+        found[name] = recipe
+    return _in_order(file, found) if len(found) > 1 else {}
+
+
+def _in_order(file: Path, found: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    folder = file.expanduser().resolve().parent
+    placed, needs = {}, {}
+    for name, recipe in found.items():
+        used: set[str] = set()
+        placed[name] = _placed(recipe, set(found) - {name}, folder, used)
+        needs[name] = used
+    try:
+        order = list(TopologicalSorter(needs).static_order())
+    except CycleError as error:
+        circle = " needs ".join(error.args[1][::-1])
+        raise RecipeError(f"{file}: the recipes need each other: {circle}.") from None
+    return {name: placed[name] for name in order}
+
+
+def _placed(node: Any, names: set[str], folder: Path, used: set[str]) -> Any:
+    """A recipe with absolute paths; names of other recipes that it uses go into `used`."""
+    if isinstance(node, list):
+        return [_placed(entry, names, folder, used) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    result = {key: _placed(value, names, folder, used) for key, value in node.items()}
+    for key in MODEL_KEYS:
+        given = result.get(key)
+        if not isinstance(given, str) or given in ("base", "union"):
+            continue
+        if given in names:
+            used.add(given)
+        elif (local := find_model(given, folder)) is not None:
+            result[key] = str(local)
+    return result
+
+
+def with_folders(node: Any, folders: Mapping[str, Path]) -> Any:
+    """A recipe in which the names of others are the folders that they were written to."""
+    if isinstance(node, list):
+        return [with_folders(entry, folders) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    result = {key: with_folders(value, folders) for key, value in node.items()}
+    for key in MODEL_KEYS:
+        if isinstance(name := result.get(key), str) and name in folders:
+            result[key] = str(folders[name])
+    return result
