@@ -16,7 +16,7 @@ class Passthrough(Operator):
 
     name = "passthrough"
     title = "Passthrough"
-    paper = "no paper; stacked slices are known as depth up-scaling (Kim et al., arXiv:2312.15166)"
+    paper = "stacked slices: Kim et al., SOLAR 10.7B, depth up-scaling, 2023 (arXiv:2312.15166)"
     needs_reference = False
     gives_vector = False
     most = 1
