@@ -149,6 +149,8 @@ class RepairPlan(Plan, Round):
     """Everything that decides the bytes of a repair."""
 
     anchor: Member
+    stacked: bool = False
+    """Whether its members are stacks of slices, which only a recipe describes."""
     domains: tuple[str, ...] = ()
     variant: str = "default"
     c_min: float | None = None

@@ -227,3 +227,37 @@ def test_names_of_models_in_slices(pool: PoolOnDisk, tmp_path: Path) -> None:
     slices = [piece(source(MATH, 0, 3)), piece(source(str(other), 3, 6)), piece(source(BASE, 0, 1))]
     recipe = load_recipe(placed({"slices": slices, "merge_method": "passthrough"}, pool))
     assert list(recipe.experts) == ["math", "math-2", "reference-2"]
+
+
+def test_a_repair_of_slices_does_not_replay(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Its plan names whole models: replayed with them it would write other numbers."""
+    halves = [piece(*(source(model, 0, 3, weight=1) for model in (BASE, MATH, CODING)))] * 2
+    sliced = placed({"slices": halves, "merge_method": "ties", "base_model": BASE}, pool)
+    sigmerge.merge(sliced, tmp_path / "anchor")
+    sigmerge.repair(sliced | {"repair": REPAIR}, tmp_path / "out", anchor=tmp_path / "anchor")
+    with pytest.raises(RecipeError, match="repairs a stack of slices"):
+        sigmerge.replay(tmp_path / "out/sigmerge/plan.json", tmp_path / "again")
+    (report,) = sigmerge.verify(tmp_path / "out", deep=True)
+    assert report.ok and "slices" in report.skipped["recomputed"]
+
+
+def test_models_are_told_apart_by_more_than_the_last_name(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", experts=2, layers=LAYERS)
+    for name in ("reference", "math", "coding"):
+        (tmp_path / name).mkdir()
+        (pool.root / name).rename(tmp_path / name / "model")
+    models = {name: f"{name}/model" for name in ("reference", "math", "coding")}
+    stacked = [piece(source(models["math"], 0, 4)), piece(source(models["coding"], 2, 6))]
+    recipes = {
+        "stacked": {"merge_method": "passthrough", "slices": stacked},
+        "slerp": {
+            "merge_method": "slerp", "base_model": models["reference"], "parameters": {"t": 0.3},
+            "models": [{"model": models["reference"]}, {"model": models["math"]}],
+        },
+    }  # fmt: skip
+    for name, recipe in recipes.items():
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(json.dumps(recipe))
+        sigmerge.merge(file, tmp_path / "out" / name)
+        (report,) = sigmerge.verify(tmp_path / "out" / name, deep=True)
+        assert not report.findings

@@ -58,6 +58,10 @@ def open_stacked_pool(recipe: Recipe, options: Options) -> Pool | None:
     return stacked_pool(members, slices, home, mixed_dtypes=recipe.out_dtype is not None)
 
 
+def is_stacked(recipe: Recipe, options: Options) -> bool:
+    return bool(recipe.slices) and open_stacked_pool(recipe, options) is not None
+
+
 def _is_plain(piece: RecipeSlice, members: Mapping[str, Checkpoint]) -> bool:
     """Whether a slice, of which there is no other, takes all layers of its models."""
     whole = all(s.first == 0 and s.last == members[s.model].stack.depth for s in piece.sources)

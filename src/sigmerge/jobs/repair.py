@@ -33,7 +33,14 @@ from sigmerge.jobs.occupancy import (
     write_candidate,
 )
 from sigmerge.jobs.options import Description, Options, Step, silent
-from sigmerge.jobs.pools import block_sites, member, open_anchor, open_repair_pool, weight_digests
+from sigmerge.jobs.pools import (
+    block_sites,
+    is_stacked,
+    member,
+    open_anchor,
+    open_repair_pool,
+    weight_digests,
+)
 from sigmerge.jobs.profile import MeasuredViews, describe_profile, measure_profile
 from sigmerge.jobs.scores import (
     CheckpointScorer,
@@ -191,6 +198,7 @@ class RepairJob:
             experts={name: member(expert, options) for name, expert in pool.experts.items()},
             settings=_settings(stored.path),
             anchor=anchor if self.kept else Member(path=None, sha256=anchor.sha256),
+            stacked=is_stacked(recipe, options),
             domains=tuple(pool.experts),
             seed=section.seed,
             capacity=decided.capacity,
@@ -220,6 +228,7 @@ class RepairJob:
             experts={name: member(expert, options) for name, expert in pool.experts.items()},
             settings=_settings(stored.path),
             anchor=anchor if self.kept else Member(path=None, sha256=anchor.sha256),
+            stacked=is_stacked(recipe, options),
             scores=table,
             domains=allocation.domains,
             variant=allocation.variant,
@@ -475,6 +484,11 @@ class ReplayJob:
     def _planned(self) -> tuple[RepairPlan, Pool, Checkpoint, str]:
         """The plan, its pool, its anchor, and a recipe that says where it came from."""
         plan = read_repair_plan(self.plan_file)
+        if plan.stacked:
+            raise RecipeError(
+                f"{self.plan_file}: it repairs a stack of slices, which a plan does not describe; "
+                "run `sigmerge repair` with the recipe again."
+            )
         recipe = load_recipe({
             "merge_method": "task_arithmetic",
             "base_model": plan.reference.path if plan.reference else None,

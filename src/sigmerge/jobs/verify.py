@@ -194,6 +194,9 @@ def _recomputed(
         if isinstance(plan, RepairPlan) and plan.anchor.path is None:
             why = "the anchor was not kept, so the repair cannot be computed again"
             return replace(report, skipped={**report.skipped, "recomputed": why})
+        if isinstance(plan, RepairPlan) and plan.stacked:
+            why = "the plan of a repair does not describe the slices of its members"
+            return replace(report, skipped={**report.skipped, "recomputed": why})
         if isinstance(plan, RepairPlan):
             compared = _repaired_again(plan, stored, quiet, sample)
         else:
@@ -286,7 +289,7 @@ def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
     experts = iter(plan.experts.items())
     placed = []
     for model in models:
-        if Path(str(model.get("model"))).name == Path(str(reference)).name and "name" not in model:
+        if reference and "name" not in model and _may_be(str(model.get("model")), reference):
             placed.append({**model, "model": reference})
         elif expert := next(experts, None):
             placed.append({**model, "model": expert[1].path, "name": expert[0]})
@@ -295,9 +298,9 @@ def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
 
 
 def _sliced_recipe(plan: Plan, given: Mapping[str, Any]) -> Recipe:
-    """A recipe with slices; its models are found by the names of their folders."""
+    """A recipe with slices; its models are found by the ends of their paths."""
     members = [*plan.experts.values(), *([plan.reference] if plan.reference else [])]
-    known = {Path(member.path).name: member.path for member in members if member.path}
+    known = {member.path for member in members if member.path}
 
     def placed(node: Any) -> Any:
         if isinstance(node, list):
@@ -307,10 +310,17 @@ def _sliced_recipe(plan: Plan, given: Mapping[str, Any]) -> Recipe:
         found = {key: placed(value) for key, value in node.items() if key not in NOT_DENSE}
         for key in ("model", "base_model"):
             if isinstance(text := found.get(key), str):
-                found[key] = known.get(Path(text).name, text)
+                meant = [path for path in known if _may_be(text, path)]
+                found[key] = meant[0] if len(meant) == 1 else text
         return found
 
     return load_recipe({**placed(given), "seed": plan.seed})
+
+
+def _may_be(text: str, path: str) -> bool:
+    """Whether a path in a recipe, which may start from the recipe's folder, can lead there."""
+    parts = [part for part in Path(text).parts if part not in ("..", ".")]
+    return Path(path).parts[-len(parts) :] == tuple(parts)
 
 
 def _exemplars(model: Mapping[str, Any], name: str, provenance: Provenance) -> dict[str, str]:
