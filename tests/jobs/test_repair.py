@@ -406,6 +406,31 @@ def test_a_dry_run_refuses_what_the_repair_would(pool: PoolOnDisk, tmp_path: Pat
     assert ran.code == 3 and "nope" in ran.err
 
 
+def test_a_suite_without_data_is_refused_before_the_merge(pool: PoolOnDisk, tmp_path: Path) -> None:
+    given = recipe(pool, scores=None, evaluate={"suite": "mergebench"})
+    for how in ((), ("--dry-run",)):
+        for verb in ("merge", "run"):
+            ran = command_line(verb, given, tmp_path / "out", *how)
+            assert ran.code == 5 and "gsm8k: its records are not here" in ran.err
+            assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_counts_the_scoring_model_and_the_tries(pool: PoolOnDisk, tmp_path: Path) -> None:
+    def described(*verb: Any, **repair: Any) -> dict[str, Any]:
+        given = recipe(pool, scores=None, evaluate={"suite": "nano"}, **repair)
+        ran = command_line(verb[0], given, *verb[1:], "--dry-run", "--json")
+        assert ran.code == 0, ran.err
+        return dict(json.loads(ran.out))
+
+    one = sum(file.stat().st_size for file in (pool.root / "math").glob("*.safetensors"))
+    alone = described("deficits", "--anchor", pool.root / "anchor")
+    assert alone["peak_memory_bytes"] > one and alone["bytes_to_read"] > 3 * one
+    once, thrice = (described("merge", tmp_path / "out", rounds=n)["steps"][3] for n in (1, 3))
+    assert once["name"] == thrice["name"] == "repair"
+    for key in ("bytes_to_read", "bytes_to_write"):
+        assert thrice[key] == 3 * once[key] > 0
+
+
 def test_a_dry_run_of_a_plan_writes_nothing(pool: PoolOnDisk, tmp_path: Path) -> None:
     sigmerge.repair(recipe(pool), tmp_path / "one", anchor=pool.root / "anchor")
     plan = tmp_path / "one/sigmerge/plan.json"

@@ -346,7 +346,7 @@ def rounded(tensor: str, start: int, values: Array, dtype: str, lenient: bool = 
     raw = np.empty(values.size, STORAGE[dtype])
     if not NARROW[dtype](values, raw):
         if lenient and dtype == "BF16":
-            raw[np.isnan(values)] = 0x7FC0  # rounding can carry a NaN out of the NaNs
+            raw[np.isnan(values)] = 0x7FC0  # rounding can turn a NaN into infinity or 0
         wrong = _overflows(raw, dtype) & (np.isfinite(values) if lenient else True)
         if wrong.any():
             raise OutputError(

@@ -59,7 +59,7 @@ def evaluate(
 ) -> Result:
     """Scores of a checkpoint on a split of a suite, and what they cost."""
     how = how or How()
-    run, chosen, absent = _prepared(checkpoint, suite, split, how)
+    run, chosen, absent = prepared(checkpoint, suite, split, how)
     loaded = run.suite
     keys = {name: run.key(name) for name in chosen}
     with AnswerStore(_store_file(how)) as store:
@@ -91,7 +91,7 @@ def describe(
     checkpoint: Path, suite: BenchmarkSuite | str | Path, split: str, how: How
 ) -> dict[str, object]:
     """What an evaluation would score: everything is checked, no model is loaded."""
-    run, chosen, absent = _prepared(checkpoint, suite, split, how)
+    run, chosen, absent = prepared(checkpoint, suite, split, how)
     keys = {name: run.key(name) for name in chosen}
     wanted = {n: [(i.id, i.digest) for i in items] for n, items in chosen.items()}
     with AnswerStore(_store_file(how), looked_at=True) as store:
@@ -120,7 +120,7 @@ def nano_scores(
     return evaluate(checkpoint, nano_suite(pool), split, how).domains
 
 
-def _prepared(
+def prepared(
     checkpoint: Path, suite: BenchmarkSuite | str | Path, split: str, how: How
 ) -> tuple[Evaluation, dict[str, list[Item]], dict[str, str]]:
     """The checked evaluation, its items by benchmark, and why other benchmarks have none."""

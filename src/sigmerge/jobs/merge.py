@@ -12,7 +12,7 @@ from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
 from sigmerge.jobs.guide import GuideJob
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_anchor, open_repair_pool
-from sigmerge.jobs.repair import RepairJob, check_repair, repair_steps
+from sigmerge.jobs.repair import RepairJob, check_data, check_repair, repair_steps
 from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.work_folder import hidden
 from sigmerge.recipe import Recipe
@@ -34,6 +34,7 @@ class MergeJob:
             GuideJob(self.recipe, self.options, self.score).check()
         if self.recipe.repair is not None:
             check_repair(self.recipe, self.options, self.score)
+            check_data(self.recipe, self.options, self.score)
 
     def describe(self) -> Description:
         self.check()

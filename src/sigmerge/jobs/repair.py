@@ -115,6 +115,7 @@ class RepairJob:
         _ = self.section
         check_target(self.out, self.options.overwrite, [*self.recipe.inputs, self.anchor])
         check_repair(self.recipe, self.options, self.score)
+        check_data(self.recipe, self.options, self.score)
 
     def describe(self) -> Description:
         self.check()
@@ -261,13 +262,18 @@ def repair_steps(recipe: Recipe, pool: Pool, options: Options) -> tuple[Step, ..
     scorer = scorer_of(recipe, options)
     tries = section.rounds - 1 + (section.calibration.calls if section.calibration else 0)
     after = tries + (section.guard != "off")
+    once = describe_occupancy(pool)
     steps = [
-        describe_scoring(recipe, scorer, len(recipe.experts) + 1, "calibration"),
+        describe_scoring(recipe, scorer, len(recipe.experts) + 1, "calibration", options),
         describe_profile(recipe, pool, options),
-        describe_occupancy(pool),
+        replace(
+            once,  # every try reads the pool; what a round leaves is stored for its scoring
+            bytes_to_read=(1 + tries) * once.bytes_to_read,
+            bytes_to_write=section.rounds * once.bytes_to_write,
+        ),
     ]
     if scorer is not None and after:
-        steps.append(describe_scoring(recipe, scorer, after, "calibration"))
+        steps.append(describe_scoring(recipe, scorer, after, "calibration", options))
     return tuple(steps)
 
 
@@ -294,6 +300,14 @@ def check_repair(recipe: Recipe, options: Options, score: ScoreFunction | None =
         read_prompts(recipe.folder / section.probe)
     if scorer is None:
         score_table(recipe, None, None, options)
+
+
+def check_data(recipe: Recipe, options: Options, score: ScoreFunction | None = None) -> None:
+    """ScoreError, before a merge is made, if the suite that scores it cannot be run here."""
+    assert recipe.repair is not None
+    scorer = None if recipe.repair.decided else scorer_of(recipe, options, score=score)
+    if scorer is not None and scorer.check is not None:
+        scorer.check(next(iter(recipe.experts.values())))
 
 
 def _stored_plan(anchor: Path) -> Path | None:
@@ -551,7 +565,9 @@ class DeficitsJob:
         scorer = scorer_of(recipe, self.options, score=self.score)
         if scorer is None:
             score_table(recipe, None, None, self.options)
-        step = describe_scoring(recipe, scorer, len(recipe.experts) + 1, "calibration")
+        step = describe_scoring(
+            recipe, scorer, len(recipe.experts) + 1, "calibration", self.options
+        )
         return Description((step,), self.options.threads)
 
     def run(self) -> Deficits:

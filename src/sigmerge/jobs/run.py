@@ -21,7 +21,7 @@ from sigmerge.files.documents import write_json
 from sigmerge.jobs.anchor import is_current, make_anchor
 from sigmerge.jobs.merge import anchor_and_repair
 from sigmerge.jobs.options import Description, Options, Step
-from sigmerge.jobs.repair import RepairJob, check_repair
+from sigmerge.jobs.repair import RepairJob, check_data, check_repair
 from sigmerge.jobs.report import RUN, write_report
 from sigmerge.jobs.scores import ScoreFunction, describe_scoring, paired_scores, scorer_of
 from sigmerge.jobs.work_folder import WorkFolder
@@ -54,6 +54,7 @@ class RunJob:
                 "`sigmerge merge` makes it."
             )
         check_repair(self.recipe, self.options, self.score)
+        check_data(self.recipe, self.options, self.score)
         RUN_FOLDER.check(self.out, self.options.overwrite, self.recipe.inputs)
 
     def describe(self) -> Description:
@@ -62,7 +63,7 @@ class RunJob:
         steps: tuple[Step, ...] = anchor_and_repair(recipe, options)
         if (scorer := scorer_of(recipe, options, "evaluation")) is not None:
             count = len(recipe.experts) + 2
-            steps += (describe_scoring(recipe, scorer, count, "evaluation"),)
+            steps += (describe_scoring(recipe, scorer, count, "evaluation", options),)
         return Description(steps, options.threads)
 
     def run(self) -> RunResult:

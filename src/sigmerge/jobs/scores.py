@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from sigmerge.engine.machine import Meter
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.command_line import named_files, run_command
 from sigmerge.evaluation.store import checkpoint_key
@@ -75,11 +76,13 @@ class Look:
 class CheckpointScorer:
     """Measures a checkpoint folder. `name` identifies the measure, and is part of the kept key.
 
-    `looks` grows by one at every call.
+    `check` raises what would stop a measurement, and returns why benchmarks are left out; None if
+    only a measurement shows that. `looks` grows by one at every call.
     """
 
     name: str
     measure: Callable[[Path], MeasuredScores]
+    check: Callable[[Path], Mapping[str, str]] | None = None
     keeps: bool = False
     allow_pickle: bool = False
     looks: list[Look] = field(default_factory=list)
@@ -202,8 +205,12 @@ def _suite_scorer(
     evaluate: Mapping[str, Any], split: str, folder: Path, options: Options
 ) -> CheckpointScorer:
     from sigmerge.evaluation.run import evaluate as run
+    from sigmerge.evaluation.run import prepared
 
     suite, how = suite_and_how(evaluate, folder, options)
+
+    def check(checkpoint: Path) -> Mapping[str, str]:
+        return prepared(checkpoint, suite, split, how)[2]
 
     def measure(checkpoint: Path) -> MeasuredScores:
         result = run(checkpoint, suite, split, how)
@@ -213,7 +220,7 @@ def _suite_scorer(
             dict(result.domains), missing, metrics, result.usage_of_results.seconds
         )
 
-    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure)
+    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure, check)
 
 
 def suite_and_how(
@@ -323,15 +330,30 @@ def missing_notes(missing: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 
 def describe_scoring(
-    recipe: Recipe, scorer: CheckpointScorer | None, checkpoints: int, split: str
+    recipe: Recipe,
+    scorer: CheckpointScorer | None,
+    checkpoints: int,
+    split: str,
+    options: Options,
 ) -> Step:
-    """Scoring as a step of a dry run."""
+    """Scoring as a step of a dry run. A suite is checked, and its model counted."""
     section = recipe.repair
     assert section is not None
     if scorer is None:
         return Step("score", {"source": "file", "split": split})
     facts: dict[str, object] = {"source": scorer.name, "split": split, "checkpoints": checkpoints}
-    return Step("score", facts, evaluation_calls=checkpoints)
+    if scorer.check is None:
+        return Step("score", facts, evaluation_calls=checkpoints)
+    expert = next(iter(recipe.experts.values()))
+    weights = open_checkpoint(expert, allow_pickle=options.allow_pickle).nbytes
+    return Step(
+        "score",
+        facts,
+        bytes_to_read=checkpoints * weights,
+        peak_memory_bytes=LIBRARIES + 2 * weights,
+        evaluation_calls=checkpoints,
+        notes=tuple(scorer.check(expert).values()),
+    )
 
 
 def read_scores(given: str | Mapping[str, Any], folder: Path) -> ScoreTable:
