@@ -22,7 +22,7 @@ import yaml
 import sigmerge as package
 from sigmerge.experiments.plan import plans
 from sigmerge.experiments.store import STORE, open_read_only
-from sigmerge.experiments.suite import load_suite
+from sigmerge.experiments.suite import SHIPPED_EXPERIMENTS, load_suite
 from sigmerge.jobs.options import Options
 from tests.command_line import refused, sigmerge, tree
 from tests.pools import PoolOnDisk, make_pool
