@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,14 @@ ROOT = Path(sigmerge.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def imports(file: Path, *, top_level: bool = False) -> Iterator[str]:
     """Dotted names of all modules a file imports; `from a import b` gives a and a.b."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = parsed(file)
     package = ["sigmerge", *file.relative_to(ROOT).parts[:-1]]
     for node in tree.body if top_level else ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -131,6 +137,7 @@ def module(file: Path) -> str:
 MODULES = {module(file): file for file in FILES}
 
 
+@cache
 def file_graph() -> dict[str, set[str]]:
     """Which file imports which. `from room import file` is an import of the file."""
     graph = {}
@@ -141,12 +148,19 @@ def file_graph() -> dict[str, set[str]]:
     return graph
 
 
-def folder_graph() -> dict[str, set[str]]:
-    """Which room imports which; a file of the top folder is a room of its own."""
+def room_of(name: str) -> str:
+    """The room of a file; a file of the top folder is a room of its own."""
+    return name.split(".")[1] if "." in name else name
 
-    def home(name: str) -> str:
-        return name.split(".")[1] if "." in name else name
 
+def folder_of(name: str) -> str:
+    """The folder of a file, however deep; a file of the top folder stands for itself."""
+    folder = MODULES[name].parent
+    return name if folder == ROOT else folder.relative_to(ROOT).as_posix()
+
+
+def folder_graph(home: Callable[[str], str]) -> dict[str, set[str]]:
+    """Which folder imports which."""
     graph: dict[str, set[str]] = {}
     for name, others in file_graph().items():
         graph.setdefault(home(name), set()).update(map(home, others))
@@ -176,8 +190,16 @@ def test_no_circles_among_files() -> None:
     assert circles(file_graph()) == []
 
 
-def test_no_circles_among_folders() -> None:
-    assert circles(folder_graph()) == []
+@pytest.mark.parametrize("home", [room_of, folder_of])
+def test_no_circles_among_folders(home: Callable[[str], str]) -> None:
+    """Neither among rooms nor between a folder and one inside it."""
+    assert circles(folder_graph(home)) == []
+
+
+def test_folders_inside_rooms_are_seen() -> None:
+    graph = folder_graph(folder_of)
+    assert "evaluation" in graph["evaluation/harnesses"]
+    assert "analysis/published" in graph
 
 
 def test_circles_are_found() -> None:
@@ -215,7 +237,7 @@ def test_jobs_import_only_what_is_above_them() -> None:
 def names(file: Path) -> set[str]:
     """Public classes and constants that a file defines at its top level."""
     found: set[str] = set()
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for node in parsed(file).body:
         if isinstance(node, ast.ClassDef):
             found.add(node.name)
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
