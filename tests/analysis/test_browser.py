@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from sigmerge.analysis.experiment import Analysis
+from sigmerge.analysis.experiment import page as experiment_page
 from sigmerge.analysis.page import write_page
+from sigmerge.analysis.results import Results
 from tests.analysis import samples
 
 FLAGS = (
@@ -126,6 +129,16 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One anchor, 32 layers."""
     path = tmp_path_factory.mktemp("pages") / "deep.html"
     write_page(path, [samples.run("TIES", layers=32)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def analysed(
+    tmp_path_factory: pytest.TempPathFactory, results: Results, analysis: Analysis
+) -> Path:
+    """The page of an experiment."""
+    path = tmp_path_factory.mktemp("pages") / "experiment.html"
+    path.write_text(experiment_page(results, analysis, "Two pools"), encoding="utf-8")
     return path
 
 
@@ -242,6 +255,24 @@ def test_phone_does_not_scroll_sideways(
         for _ in browser.tabs() if page is demo else [""]:
             assert browser.js("return document.documentElement.scrollWidth <= innerWidth")
             assert browser.js("return innerWidth") == 400
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_an_experiments_page_shows_what_matters(
+    browser: Browser, analysed: Path, pictures: Path, width: int
+):
+    """No column of the first table is cut off, the page stays in the window, figures have a size
+    at which they can be read."""
+    browser.open(analysed, width=width)
+    browser.screenshot(pictures / f"experiment-{width}.png")
+    assert browser.js("return document.documentElement.scrollWidth <= innerWidth")
+    assert browser.js(
+        "const box = document.querySelector('.whole'); return box.scrollWidth <= box.clientWidth"
+    )
+    sizes = browser.js(
+        "return [...document.querySelectorAll('.plots img')].map(i => i.clientWidth)"
+    )
+    assert len(sizes) == 11 and min(sizes) > 700
 
 
 def test_tabs_show_one_run_at_a_time(browser: Browser, demo: Path, pictures: Path):

@@ -42,6 +42,20 @@ def test_the_page_is_one_file_with_everything(results: Results, analysis: Analys
     assert "Not in this experiment" not in page
 
 
+def test_colours_say_which_way_a_score_went(results: Results, analysis: Analysis) -> None:
+    """A rise is green, a fall red; a gap that falls, a name and a list of numbers are neither."""
+    page = written.page(results, analysis, "x")
+    gains = {table.label: table for table in analysis.tables}["main_gain"]
+    shown = [row[2:] for row in gains.printed() if row[1] == "gain"]
+    for cell in (cell for row in shown for cell in row):
+        kind = "up" if cell[0] == "+" else "down"
+        assert f'<td class="{kind}">{cell}</td>' in page
+    reduction = {t.label: t for t in analysis.tables}["residual_gap"].printed()[0][3]
+    assert reduction[0] == "−" and f'<td class="">{reduction}</td>' in page
+    assert '<td class="words">+ repair</td>' in page
+    assert '<td class="long">−6.46, −5.32, −10.38</td>' in page
+
+
 def test_reasons_are_on_the_page(results: Results, analysis: Analysis) -> None:
     less = Analysis(analysis.tables[:1], [], [Skipped("sens", "the store holds no sweep")])
     page = written.page(results, less, "x")

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.container import ErrorbarContainer
 
 from sigmerge.analysis.experiment import Analysis
-from sigmerge.analysis.plots import Plot, make_plots
+from sigmerge.analysis.plots import Plot, _wrapped, make_plots
 from sigmerge.analysis.results import Results
 from tests.analysis import experiment
 from tests.analysis.experiment import ANCHORS, DOMAINS, POOLS
@@ -49,10 +49,21 @@ EXPECTED = {
     "ablation_bar": ["uniform capacity", "equal share", "sparse update"],
     "ablation_domain": ["uniform capacity", *DOMAINS],
     "sensitivity": ["Macro-5", *DOMAINS, "0.35", "0.65"],
-    "radar1": [*DOMAINS, "Linear", "TA", "TIES", "DARE", "math expert", "anchor", "+ repair"],
-    "radar2": [*DOMAINS, "Fisher"],
+    "radar1": [*DOMAINS, "Linear", "TA", "TIES", "math expert", "anchor", "+ repair"],
+    "radar2": [*DOMAINS, "DARE", "Fisher"],
     "submetric_heatmap": ["GSM8K flex", "MBPP+ pass@10", "Macro-5", *ANCHORS],
 }
+
+
+def test_many_pools_are_drawn_below_each_other() -> None:
+    """Three beside each other at most; what is left over stays empty."""
+    figure, axes = _wrapped(5, (3.0, 2.0), high=2, sharey=True)
+    assert tuple(figure.get_size_inches()) == (9.0, 8.0) and axes.shape == (2, 5)
+    top = [[axis.get_subplotspec().rowspan.start for axis in row] for row in axes]
+    assert top == [[0, 0, 0, 2, 2], [1, 1, 1, 3, 3]]
+    assert sum(not axis.axison for axis in figure.axes) == 2
+    figure, axes = _wrapped(2, (3.0, 2.0))
+    assert tuple(figure.get_size_inches()) == (6.0, 2.0) and axes.shape == (1, 2)
 
 
 def test_every_figure_is_drawn(plots: dict[str, Plot]) -> None:

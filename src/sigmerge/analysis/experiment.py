@@ -11,8 +11,7 @@ from pathlib import Path
 
 from sigmerge.analysis import forms, html, plots, statistics, tables
 from sigmerge.analysis.derived import Skipped
-from sigmerge.analysis.figures import Grid
-from sigmerge.analysis.forms import Table, printed
+from sigmerge.analysis.forms import As, Cell, Column, Table, printed
 from sigmerge.analysis.results import NotInStore, Results
 
 
@@ -145,7 +144,7 @@ def page(results: Results, found: Analysis, title: str) -> str:
     sections = []
     for heading, figures, labels in PAGE_SECTIONS:
         drawn = [_figure(plot) for plot in found.plots if _named(plot.label, figures)]
-        made = [_grid(table) for table in found.tables if _named(table.label, labels)]
+        made = [_table(table) for table in found.tables if _named(table.label, labels)]
         if drawn or made:
             sections.append({"title": heading, "plots": drawn, "tables": made})
     return html.page(
@@ -168,6 +167,36 @@ def _figure(plot: plots.Plot) -> dict[str, str]:
     return {"label": plot.label, "title": plot.title, "caption": plot.caption, "source": source}
 
 
-def _grid(table: Table) -> dict[str, object]:
-    grid = Grid([column.title for column in table.columns], table.printed())
-    return {"label": table.label, "caption": table.caption, "grid": grid}
+def _table(table: Table) -> dict[str, object]:
+    """A table for the page: every cell with its class, words to the left, gains in colour."""
+    printed_rows = table.printed()
+    kinds = []
+    for number, column in enumerate(table.columns):
+        longest = max((len(row[number]) for row in printed_rows), default=0)
+        kinds.append(("long" if longest > 32 else "words") if column.form == "text" else "")
+    rows = [
+        [
+            (cell, f"{kinds[number]} {_colour(value, cell, column)}".strip())
+            for number, (value, cell, column) in enumerate(
+                zip(values, cells, table.columns, strict=True)
+            )
+        ]
+        for values, cells in zip(table.rows, printed_rows, strict=True)
+    ]
+    return {
+        "label": table.label,
+        "caption": table.caption,
+        "head": [(column.title, kind) for column, kind in zip(table.columns, kinds, strict=True)],
+        "rows": rows,
+        "whole": "long" in kinds,
+    }
+
+
+def _colour(value: Cell, cell: str, column: Column) -> str:
+    """Green where a score rose, red where it fell; a gap is better when it falls: no colour."""
+    form = value.form if isinstance(value, As) else column.form
+    if cell == "NO":
+        return "down"
+    if form != "points" or column.title == "reduction":
+        return ""
+    return "up" if cell.startswith("+") and cell.strip("+0.") else "down" if cell[0] == "−" else ""

@@ -142,6 +142,37 @@ def _panels(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
+ACROSS = 3
+"""Panels beside each other: more would be too small on a page."""
+
+
+def _wrapped(
+    count: int, size: tuple[float, float], *, high: int = 1, **options: Any
+) -> tuple[Figure, np.ndarray]:
+    """One panel for each of `count` things, or `high` panels one below the other.
+
+    The axes come as a high × count array; places that are left over stay empty.
+    """
+    across = min(count, ACROSS)
+    figure, axes = _panels(high * math.ceil(count / across), across, size, **options)
+    by_thing = axes.reshape(-1, high, across).transpose(1, 0, 2).reshape(high, -1)
+    for axis in by_thing[:, count:].flat:
+        axis.set_axis_off()
+    for axis in by_thing[-1, max(0, count - across) : count]:
+        axis.tick_params(labelbottom=True)  # also above a place that is left over
+    return figure, by_thing[:, :count]
+
+
+def _label_left(axes: np.ndarray, text: str) -> None:
+    """The name of the vertical axis at the panels that begin a row."""
+    for axis in axes[::ACROSS]:
+        axis.set_ylabel(text)
+
+
+def _signed(value: float, decimals: int) -> str:
+    return f"{value:+.{decimals}f}".replace("-", "−")
+
+
 def _colours(domains: Sequence[str]) -> dict[str, str]:
     return {d: DOMAIN_COLOURS[k % len(DOMAIN_COLOURS)] for k, d in enumerate(domains)}
 
@@ -165,7 +196,7 @@ def _scored_by_experts(results: Results) -> pl.DataFrame:
 def motivation(results: Results) -> list[Plot]:
     known = _scored_by_experts(results)
     pools = [pool for pool in results.pools if pool in set(known["pool"])]
-    figure, axes = _panels(1, len(pools), (3.7, 2.9), sharey=True)
+    figure, axes = _wrapped(len(pools), (3.7, 2.9), sharey=True)
     place = np.arange(len(results.domains))
     for axis, pool in zip(axes[0], pools, strict=True):
         for shift, column, colour, name in (
@@ -182,7 +213,7 @@ def motivation(results: Results) -> list[Plot]:
         axis.set_title(pool)
         axis.set_xticks(place, results.domains, rotation=25, ha="right", rotation_mode="anchor")
         axis.margins(y=0.12)
-    axes[0, 0].set_ylabel("residual expert gap (points)")
+    _label_left(axes[0], "residual expert gap (points)")
     _legend(figure, *axes[0, 0].get_legend_handles_labels())
     caption = "Mean over anchors, one panel per pool. Lower is better."
     return [Plot("motivation", "Residual expert gap before and after repair", caption, figure)]
@@ -195,8 +226,9 @@ def deficit_gain(results: Results) -> list[Plot]:
     _recovered_bars(axes[0, 1], results, known)
     rank = statistics.spearman(known["gap_before"], known["gain"])
     caption = (
-        f"(a) One point per pool, anchor and domain ({known.height}; Spearman {rank:+.3f}); the "
-        "dashed line is full recovery. (b) Means over all settings; labels give the recovered part."
+        f"(a) One point per pool, anchor and domain ({known.height}; Spearman {rank:+.3f}) in the "
+        "colours of (b); the dashed line is full recovery. (b) Means over all settings; labels "
+        "give the recovered part."
     )
     return [Plot("deficit_gain", "Deficit at the anchor and gain from the repair", caption, figure)]
 
@@ -264,7 +296,7 @@ def directional(results: Results) -> list[Plot]:
     rows = results.summary("control")
     places = rows.select("pool", "anchors").unique(maintain_order=True).rows()
     settings = rows["setting"].unique(maintain_order=True).to_list()
-    figure, axes = _panels(1, len(places), (3.7, 3.2), sharey=True)
+    figure, axes = _wrapped(len(places), (3.7, 3.2), sharey=True)
     for k, (pool, anchors) in enumerate(places):
         here = {
             r["setting"]: r
@@ -285,7 +317,7 @@ def directional(results: Results) -> list[Plot]:
         )
         axis.set_title(f"({chr(97 + k % 26)}) {pool}, {anchors}")
         axis.margins(y=0.1)
-    axes[0, 0].set_ylabel("retained part of the gain (%)")
+    _label_left(axes[0], "retained part of the gain (%)")
     caption = (
         "100 % is the default repair (dashed), 0 % the anchor. Error bars are the standard "
         "deviation over seeds; a control without one is deterministic."
@@ -315,7 +347,7 @@ def _retained_bar(axis: Axes, place: int, row: Mapping[str, Any]) -> None:
     )
     top = max(summary.mean, 0) + (error or 0)
     axis.annotate(
-        f"{summary.mean:.0f}",
+        f"{summary.mean + 0.0:.0f}".replace("-", "−"),
         (place, top),
         (0, 3),
         textcoords="offset points",
@@ -326,7 +358,7 @@ def _retained_bar(axis: Axes, place: int, row: Mapping[str, Any]) -> None:
 
 def layerwise(results: Results) -> list[Plot]:
     found = profiles(results)
-    figure, axes = _panels(2, len(found), (4.0, 2.2), sharex="col", sharey="row")
+    figure, axes = _wrapped(len(found), (4.0, 2.2), high=2)
     dashes = {"representation": "-", "direction": "--", "sign": ":"}
     for k, (pool, run) in enumerate(found.items()):
         upper, lower = axes[0, k], axes[1, k]
@@ -353,8 +385,8 @@ def layerwise(results: Results) -> list[Plot]:
                 lower.axhline(run["constants"][bound], color=SOFT, ls="--", lw=0.9)
         lower.set_xlabel("layer")
         lower.set_ylim(bottom=0)
-    axes[0, 0].set_ylabel("conflict, openness")
-    axes[1, 0].set_ylabel("capacity")
+    _label_left(axes[0], "conflict, openness")
+    _label_left(axes[1], "capacity")
     _legend(figure, *axes[0, 0].get_legend_handles_labels())
     caption = (
         "Above: the views, scaled to 0–1 over layers, their mean (conflict), and one minus it "
@@ -402,7 +434,7 @@ def domain_gain_matrix(results: Results) -> list[Plot]:
     triples = results.main_by_domain
     pools = [pool for pool in results.pools if pool in set(triples["pool"])]
     widest = max(len(results.anchors(pool)) for pool in pools)
-    figure, axes = _panels(1, len(pools), (max(2.6, 0.55 * widest + 0.4), 2.8), sharey=True)
+    figure, axes = _wrapped(len(pools), (max(2.6, 0.55 * widest + 0.4), 2.8), sharey=True)
     for axis, pool in zip(axes[0], pools, strict=True):
         order = {"domain": results.domains, "anchor": results.anchors(pool)}
         here = triples.filter(pl.col("pool") == pool)
@@ -420,7 +452,7 @@ def domain_gain_matrix(results: Results) -> list[Plot]:
 def ablation_bar(results: Results) -> list[Plot]:
     rows = results.summary("ablation")
     places = rows.select("pool", "anchors").unique(maintain_order=True).rows()
-    figure, axes = _panels(1, len(places), (3.5, 1.9), sharey=True, sharex=True)
+    figure, axes = _wrapped(len(places), (3.5, 1.9), sharey=True, sharex=True)
     settings = rows["setting"].unique(maintain_order=True).to_list()
     for axis, (pool, anchors) in zip(axes[0], places, strict=True):
         here = rows.filter(pl.col("pool") == pool, pl.col("anchors") == anchors)
@@ -428,7 +460,7 @@ def ablation_bar(results: Results) -> list[Plot]:
         values = [change.get(setting, math.nan) for setting in settings]
         colours = [HIGH_COLOUR if value > 0 else LOW_COLOUR for value in values]
         bars = axis.barh(range(len(settings)), values, 0.6, color=colours)
-        axis.bar_label(bars, fmt="%+.2f", fontsize=8, padding=3)
+        axis.bar_label(bars, fmt=lambda value: _signed(value, 2), fontsize=8, padding=3)
         axis.axvline(0, color=SOFT, lw=0.8)
         axis.grid(True, axis="x")
         axis.grid(False, axis="y")
@@ -446,7 +478,7 @@ def ablation_domain(results: Results) -> list[Plot]:
     rows = rows.with_columns(change=100 * (pl.col("after") - pl.col("default")))
     places = rows.select("pool", "anchors").unique(maintain_order=True).rows()
     settings = rows["setting"].unique(maintain_order=True).to_list()
-    figure, axes = _panels(1, len(places), (3.5, 2.3), sharey=True)
+    figure, axes = _wrapped(len(places), (3.5, 2.3), sharey=True)
     order = {"setting": settings, "domain": results.domains}
     for axis, (pool, anchors) in zip(axes[0], places, strict=True):
         here = rows.filter(pl.col("pool") == pool, pl.col("anchors") == anchors)
@@ -510,7 +542,8 @@ def radars(results: Results) -> list[Plot]:
     anchors = results.anchors()
     if len(results.domains) < 3:
         raise NotInStore("a radar needs three domains")
-    parts = [anchors[:4], anchors[4:]] if len(anchors) > 4 else [anchors]
+    half = math.ceil(len(anchors) / 2)
+    parts = [anchors[:half], anchors[half:]] if len(anchors) > 4 else [anchors]
     return [_radar_page(results, part, k + 1) for k, part in enumerate(parts)]
 
 
@@ -518,17 +551,16 @@ def _radar_page(results: Results, anchors: Sequence[str], number: int) -> Plot:
     triples = results.main_by_domain
     experts = results.by_domain.filter(pl.col("kind") == "expert")
     pools = [pool for pool in results.pools if pool in set(triples["pool"])]
-    figure, axes = _panels(
-        len(anchors), len(pools), (3.3, 2.35), subplot_kw={"projection": "polar"}
-    )
-    for i, anchor in enumerate(anchors):
-        for j, pool in enumerate(pools):
+    figure, axes = _panels(len(pools), len(anchors), (3.3, 2.5), subplot_kw={"projection": "polar"})
+    for i, pool in enumerate(pools):
+        own = experts.filter(pl.col("pool") == pool)
+        for j, anchor in enumerate(anchors):
             here = triples.filter(pl.col("pool") == pool, pl.col("anchor") == anchor)
-            _radar(axes[i, j], results.domains, here, experts.filter(pl.col("pool") == pool))
+            _radar(axes[i, j], results.domains, here, own)
             if i == 0:
-                axes[i, j].set_title(pool, pad=16)
+                axes[i, j].set_title(anchor, pad=16)
         axes[i, 0].annotate(
-            anchor,
+            pool,
             (-0.42, 0.5),
             xycoords="axes fraction",
             rotation=90,
@@ -592,8 +624,8 @@ def submetric_heatmap(results: Results) -> list[Plot]:
     names = rows["name"].unique(maintain_order=True).to_list()
     pools = [pool for pool in results.pools if pool in set(rows["pool"])]
     widest = max(len(results.anchors(pool)) for pool in pools)
-    figure, axes = _panels(
-        1, len(pools), (max(2.6, 0.52 * widest + 0.5), 0.27 * len(names) + 0.9), sharey=True
+    figure, axes = _wrapped(
+        len(pools), (max(2.6, 0.52 * widest + 0.5), 0.27 * len(names) + 0.9), sharey=True
     )
     for axis, pool in zip(axes[0], pools, strict=True):
         order = {"name": names, "anchor": results.anchors(pool)}
