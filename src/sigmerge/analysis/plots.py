@@ -551,7 +551,7 @@ def _radar_page(results: Results, anchors: Sequence[str], number: int) -> Plot:
     triples = results.main_by_domain
     experts = results.by_domain.filter(pl.col("kind") == "expert")
     pools = [pool for pool in results.pools if pool in set(triples["pool"])]
-    figure, axes = _panels(len(pools), len(anchors), (3.3, 2.5), subplot_kw={"projection": "polar"})
+    figure, axes = _panels(len(pools), len(anchors), (3.8, 2.4), subplot_kw={"projection": "polar"})
     for i, pool in enumerate(pools):
         own = experts.filter(pl.col("pool") == pool)
         for j, anchor in enumerate(anchors):
