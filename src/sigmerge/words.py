@@ -44,3 +44,11 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.2f} GB"
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: control characters, which names in a file may hold, are spelt out."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 import sigmerge
 from sigmerge.errors import PoolError, RecipeError, ScoreError, SigmergeError
@@ -27,6 +28,7 @@ from sigmerge.nano.files import read_lines
 from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.probing.generate import saved_dtype
 from sigmerge.records import Provenance, read, read_plan, read_repair_plan
+from tests.command_line import sigmerge as command
 from tests.pools import make_pool
 
 Reader = Callable[[Path], object]
@@ -201,3 +203,21 @@ def test_scores_whose_cache_cannot_be_written(
     pool = make_pool(tmp_path / "pool", experts=1)
     scorer = CheckpointScorer("kept", lambda _: MeasuredScores({"math": 0.5}, {}), keeps=True)
     assert scorer(pool.reference).scores == {"math": 0.5}
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\r"
+
+
+def test_names_in_a_file_do_not_command_the_terminal(tmp_path: Path) -> None:
+    """Where the output is a terminal, nothing strips escape sequences."""
+    pool = make_pool(tmp_path / "pool", layers=1, tokenizer=True)
+    recipe, expert = pool.write(pool.recipe("linear")), pool.experts["math"] / "model.safetensors"
+    assert command("merge", recipe, tmp_path / "out").code == 0
+    (tmp_path / f"out/{HOSTILE}.bin").write_bytes(b"x")
+    shown = command("verify", tmp_path / "out").out
+    weights = load_file(expert)
+    save_file({**weights, HOSTILE: weights["model.norm.weight"].clone()}, expert)
+    refused = command("merge", recipe, tmp_path / "more").err
+    for text in (shown, refused):
+        assert "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\r" in text, text
+        assert not [char for char in text if not char.isprintable() and char != "\n"]

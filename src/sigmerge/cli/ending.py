@@ -18,6 +18,7 @@ from sigmerge.cli import experimenting  # noqa: F401  (its commands come after t
 # isort: split
 from sigmerge.cli.app import app
 from sigmerge.errors import SigmergeError, SigmergeWarning
+from sigmerge.words import printable
 
 _python_shows = warnings.showwarning
 
@@ -74,7 +75,7 @@ def _show(
 ) -> None:
     """Our own warnings as a line; those of libraries as Python prints them."""
     if issubclass(category, SigmergeWarning):
-        typer.echo(f"warning: {message}", err=True)
+        typer.echo(f"warning: {printable(str(message))}", err=True)
     else:
         _python_shows(message, category, filename, lineno, file, line)
 
@@ -82,5 +83,5 @@ def _show(
 def _failed(message: str, code: int) -> int:
     """Report an error, unless a signal caused it."""
     if not signals.arrived():
-        typer.echo(f"error: {message}", err=True)
+        typer.echo(f"error: {printable(message)}", err=True)
     return code

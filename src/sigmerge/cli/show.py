@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from sigmerge.cli.signals import resumable
-from sigmerge.words import size
+from sigmerge.words import printable, size
 
 
 def operator_row(chosen: Any) -> dict[str, Any]:
@@ -359,7 +359,7 @@ def emit(content: Any, as_json: bool, lines: Callable[[Any], Iterator[str]]) -> 
         typer.echo(json.dumps(plain(content), indent=2))
         return
     chosen = description_lines if hasattr(content, "steps") else lines
-    typer.echo("\n".join(chosen(content)).rstrip())
+    typer.echo(printable("\n".join(chosen(content)).rstrip()))
 
 
 def plain(content: Any) -> Any:
