@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -283,3 +284,28 @@ def test_strange_things_in_a_partial_folder(
     job.write(tmp_path / "out")
     assert everything(tmp_path / "out") == whole
     assert secret.read_bytes() == b"secret"
+
+
+@pytest.mark.parametrize("name", [".out.partial", ".out.old"])
+@pytest.mark.parametrize("kind", ["fifo", "link", "file"])
+def test_strange_things_under_hidden_names(
+    tmp_path: Path, whole: dict[str, bytes], name: str, kind: str
+) -> None:
+    """To remove a FIFO as a folder is to wait for a writer for ever."""
+    strange, kept = tmp_path / name, tmp_path / "kept"
+    kept.mkdir()
+    (kept / "config.json").write_text("{}")
+    if kind == "fifo":
+        os.mkfifo(strange)
+    elif kind == "link":
+        strange.symlink_to(kept)
+    else:
+        strange.write_text("x")
+    signal.alarm(60)
+    try:
+        job.write(tmp_path / "out")
+    finally:
+        signal.alarm(0)
+    assert everything(tmp_path / "out") == whole
+    assert [entry.name for entry in kept.iterdir()] == ["config.json"]
+    assert not os.path.lexists(strange)

@@ -31,7 +31,7 @@ from sigmerge.errors import OutputError, PoolError
 from sigmerge.files.exchange import exchange
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.locks import only_writer
-from sigmerge.files.regular import open_regular, sync_folder
+from sigmerge.files.regular import open_regular, remove, sync_folder
 from sigmerge.kernels.checksum import checksum
 
 Spec = tuple[str, str, tuple[int, ...]]
@@ -304,10 +304,10 @@ class Output:
 
     def _put_right(self) -> None:
         """A run that was killed while it replaced a result left the older one under this name."""
-        if self._old.exists() and not self.final.exists():
+        if self._old.is_dir() and not self._old.is_symlink() and not self.final.exists():
             self._old.rename(self.final)
-        elif self._old.exists():
-            shutil.rmtree(self._old)
+        else:
+            remove(self._old)
 
     def _open(self, fingerprint: str) -> None:
         """Open shards and journal; what an interrupted run of another job left is cleared away."""
@@ -340,10 +340,7 @@ class Output:
         return not self.partial.is_symlink() and not any(file.is_dir() for file in expected)
 
     def _clear(self) -> None:
-        if self.partial.is_symlink() or self.partial.is_file():
-            self.partial.unlink()
-        elif self.partial.exists():
-            shutil.rmtree(self.partial)
+        remove(self.partial)
         (self.partial / _JOURNAL).parent.mkdir(parents=True)
 
     def _resumed(self) -> dict[str, Any]:

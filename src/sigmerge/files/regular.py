@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,14 @@ def is_regular(file: Path) -> bool:
         return stat.S_ISREG(file.stat().st_mode)
     except (OSError, ValueError):
         return False
+
+
+def remove(path: Path) -> None:
+    """Remove whatever has this name; a FIFO is not opened, a link is not followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
