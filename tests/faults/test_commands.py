@@ -253,3 +253,20 @@ def test_a_kill_while_a_run_is_cleared_leaves_no_half_of_a_checkpoint(
     sigmerge.run(recipe, out)
     assert weight_bytes(out / "repaired") == wanted
     assert not [path for path in out.rglob("*") if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_an_anchor_that_was_damaged_before_a_run_goes_on_is_made_again(
+    tmp_path: Path, file: str
+) -> None:
+    recipe, out = repaired(make_pool(tmp_path / "pool", layers=2, tokenizer=True)), tmp_path / "out"
+    sigmerge.run(recipe, out)
+    wanted = {name: weight_bytes(out / name) for name in ("anchor", "repaired")}
+    (out / "run.json").unlink()
+    shutil.rmtree(out / "repaired")
+    content = bytearray((out / "anchor" / file).read_bytes())
+    content[-3] ^= 1
+    (out / "anchor" / file).write_bytes(content)
+    sigmerge.run(recipe, out)
+    assert {name: weight_bytes(out / name) for name in wanted} == wanted
+    assert command("verify", out).code == 0

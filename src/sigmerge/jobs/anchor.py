@@ -67,7 +67,7 @@ def is_current(
         same_text
         and (recipe.search is not None or plan.seed == recipe.seed)
         and plan.revision == job.operator.revision
-        and _same_files(job, anchor)
+        and _same_files(job, anchor, provenance, options)
         and _same_search(recipe, anchor, options)
         and _same_guide(recipe, anchor, options, score)
         and _same_statistics(job, plan, options)
@@ -75,12 +75,20 @@ def is_current(
     )
 
 
-def _same_files(job: DenseJob, anchor: Path) -> bool:
-    """Whether the weight files are there with their sizes."""
-    made = zip(job.layout.files, job.layout.sizes, strict=True)
-    return all(
-        (anchor / name).exists() and (anchor / name).stat().st_size == size for name, size in made
-    )
+def _same_files(job: DenseJob, anchor: Path, provenance: Provenance, options: Options) -> bool:
+    """Whether weights, configuration and tokenizer are there, as they were written."""
+    written = {
+        anchor / name: digest
+        for name, digest in provenance.outputs.items()
+        if not name.startswith(f"{RECORDS_FOLDER}/")
+    }
+    if not written.keys() >= {anchor / name for name in job.layout.files}:
+        return False
+    try:
+        plain = are_plain(written.values())
+        return sha256(written, options.threads, plain=plain) == written
+    except SigmergeError:
+        return False
 
 
 def _same_search(recipe: Recipe, anchor: Path, options: Options) -> bool:
