@@ -18,7 +18,7 @@ from safetensors.numpy import load_file  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 import sigmerge  # noqa: E402
-from sigmerge.cli.app import app  # noqa: E402
+from sigmerge.cli.ending import app  # noqa: E402
 from sigmerge.errors import OutputError, PoolError, RecipeError  # noqa: E402
 from sigmerge.jobs.anchor import is_current  # noqa: E402
 from sigmerge.jobs.capture import CaptureJob, plan_captures  # noqa: E402

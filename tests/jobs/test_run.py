@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 import sigmerge
-from sigmerge.cli.app import app
+from sigmerge.cli.ending import app
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import nano_scores

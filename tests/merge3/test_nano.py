@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sigmerge.cli.app import app
+from sigmerge.cli.ending import app
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import nano_scores
 from sigmerge.evaluation.suite import nano_suite

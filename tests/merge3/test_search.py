@@ -18,7 +18,7 @@ import yaml
 from typer.testing import CliRunner
 
 import sigmerge
-from sigmerge.cli.app import app
+from sigmerge.cli.ending import app
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import ASKED_HOW, RESPONDENTS, SearchRun, plan_search
