@@ -1,6 +1,7 @@
 """Mutation testing: change one operator or constant at a time, and see whether a test notices.
 
     python -m benchmarks.mutation src/sigmerge/method/deficit.py tests/method/test_deficit.py …
+    python -m benchmarks.mutation --sample 60 src/sigmerge/merge3/irt.py tests/merge3/test_irt.py
 
 Every mutant runs in a forked child, in which the module's name imports the mutated source; the
 libraries are loaded once, in the parent. Survivors are printed with their lines. Compiled kernels
@@ -9,11 +10,14 @@ of a mutated module are cached beside its temporary file, so none of another sou
 
 from __future__ import annotations
 
+import argparse
 import ast
 import copy
 import importlib
 import importlib.util
 import os
+import random
+import resource
 import signal
 import sys
 import tempfile
@@ -25,8 +29,8 @@ import hypothesis
 import numba  # noqa: F401  (loaded once, for all children)
 import pytest
 
-SECONDS = 120
-"""A mutant that runs longer is killed: it loops."""
+SECONDS = 240
+"""A mutant that takes more processor time is killed: it loops."""
 EXAMPLES = 25
 """Of every property that does not set its own number."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -129,7 +133,8 @@ def survives(module: str, source: str, tests: Sequence[str]) -> bool:
 
 def _run(module: str, file: Path, tests: Sequence[str]) -> None:
     """In the child: run the tests without a word, and leave with their verdict."""
-    signal.alarm(SECONDS)
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    signal.alarm(10 * SECONDS)  # for one that waits
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -143,20 +148,30 @@ def _run(module: str, file: Path, tests: Sequence[str]) -> None:
 
 def main() -> None:
     """Print survivors and the score of one module."""
-    file, *tests = sys.argv[1:]
-    module = ".".join(Path(file).with_suffix("").parts[1:])
-    source = Path(file).read_text(encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("tests", nargs="+")
+    parser.add_argument("--sample", type=int, help="Draw this many mutants instead of all.")
+    parser.add_argument("--seed", type=int, default=0, help="Of the draw.")
+    given = parser.parse_args()
+    module = ".".join(given.file.with_suffix("").parts[1:])
+    source = given.file.read_text(encoding="utf-8")
     hypothesis.settings.register_profile("mutants", max_examples=EXAMPLES, deadline=None)
     hypothesis.settings.load_profile("mutants")
-    if not survives(module, source, tests):
+    if not survives(module, source, given.tests):
         sys.exit("The tests fail without any mutation.")
-    killed = total = 0
-    for line, change, mutated in mutants(source):
-        alive = survives(module, mutated, tests)
-        killed, total = killed + (not alive), total + 1
-        if alive:
-            print(f"{file}:{line}: {change}", flush=True)
-    print(f"{file}: {killed} of {total} mutants killed", flush=True)
+    chosen = list(mutants(source))
+    of = len(chosen)
+    if given.sample is not None and given.sample < of:
+        chosen = random.Random(given.seed).sample(chosen, given.sample)
+    killed = 0
+    for line, change, mutated in chosen:
+        if survives(module, mutated, given.tests):
+            print(f"{given.file}:{line}: {change}", flush=True)
+        else:
+            killed += 1
+    drawn = f" drawn from {of} by seed {given.seed}" if len(chosen) < of else ""
+    print(f"{given.file}: {killed} of {len(chosen)} mutants{drawn} killed", flush=True)
 
 
 if __name__ == "__main__":
