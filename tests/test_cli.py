@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import sigmerge as package
-from sigmerge.errors import SigmergeError
+from sigmerge.errors import RecipeError, SigmergeError
 from sigmerge.operators.table import OPERATORS, operator
 from tests.command_line import refused, sigmerge, tree
 from tests.pools import PoolOnDisk, make_pool, weight_bytes
@@ -83,6 +83,29 @@ def test_dry_run_in_words(pool: PoolOnDisk) -> None:
     assert ran.code == 0
     for word in ("ties of 3 experts, 2 layers", "reads", "writes", "memory", "density", "note: "):
         assert word in ran.out
+    assert "  density: math 0.5, coding 0.25, safety 0.75" in ran.out
+    assert "  normalize: true" in ran.out
+    assert not set("{}[]'") & set(ran.out)
+
+
+def test_settings_by_tensor_are_printed_in_words(pool: PoolOnDisk) -> None:
+    weight = [{"filter": "mlp", "value": 0.5}, {"value": 1.0}]
+    recipe = pool.recipe("linear", weight=[weight] * len(pool.experts))
+    ran = sigmerge("merge", pool.write(recipe), pool.root / "out", "--dry-run")
+    every = [", ".join(f"{name} {value}" for name in pool.experts) for value in (1.0, 0.5)]
+    assert f"  weight: by tensor {every[0]} | {every[1]}" in ran.out
+
+
+def test_a_wrong_keyword_or_recipe_in_python_is_named(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("linear")
+    with pytest.raises(TypeError, match=r"^'thread' is no option; did you mean 'threads'\?$"):
+        package.merge(recipe, pool.root / "out", thread=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^5 is no recipe; give a YAML file's path, a mapping"):
+        package.merge(5, pool.root / "out")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError) as caught:
+        package.merge({**recipe, "merge_method": "tise"}, pool.root / "out")
+    assert "did you mean 'ties'" in str(caught.value) and "line" not in str(caught.value)
+    assert not (pool.root / "out").exists()
 
 
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:

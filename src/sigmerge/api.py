@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 from sigmerge.jobs.options import Keywords, Options
 from sigmerge.progress import shown
 from sigmerge.recipe import Recipe, load_recipe
+from sigmerge.words import shown as named
+from sigmerge.words import unknown
 
 if TYPE_CHECKING:
     from sigmerge.checkpoints.verify import Report
@@ -319,9 +321,16 @@ def verify(
 
 
 def _recipe(recipe: RecipeLike) -> Recipe:
-    if isinstance(recipe, Recipe | Mapping):
-        return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    return load_recipe(Path(recipe))
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, Mapping):
+        return load_recipe(recipe)
+    if isinstance(recipe, str | PathLike):
+        return load_recipe(Path(recipe))
+    raise TypeError(
+        f"{named(recipe)} is no recipe; give a YAML file's path, a mapping, or what load_recipe "
+        "returned"
+    )
 
 
 def _source(source: PathName | Mapping[str, Any]) -> str | Mapping[str, Any]:
@@ -334,5 +343,8 @@ def _path(name: PathName | None) -> Path | None:
 
 def _with_progress(how: Keywords, job: Callable[[Options], _Made]) -> _Made:
     """Run a job with the options that `how` names, and with a progress bar unless it names one."""
+    for name in how:
+        if name not in Keywords.__annotations__:
+            raise TypeError(unknown("option", name, Keywords.__annotations__))
     with shown(how.get("progress")) as bar:
         return job(replace(Options(**how), progress=bar))

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from sigmerge.cli.evaluation_lines import evaluation_lines
+from sigmerge.cli.show import description_lines
 from sigmerge.errors import OutputError, ScoreError, SigmergeError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import summarise
@@ -382,3 +383,5 @@ def test_a_dry_run_loads_no_model_and_makes_no_folder(place: Path, tmp_path: Pat
     assert described.evaluation_calls == 1
     assert list(tmp_path.iterdir()) == []
     assert sum(described.steps[0].facts["items"].values()) > 0
+    text = "\n".join(description_lines(described))
+    assert "on the calibration split of own" in text and not set("{}[]'") & set(text)

@@ -307,6 +307,17 @@ def test_a_dry_run_is_true(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert "17 runs: 3 experts" in sigmerge("suite", file, tmp_path / "new", "--dry-run").out
 
 
+def test_what_a_method_gets_wrong_is_reported_of_the_suite(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    """Not of the recipe that the suite is made into, whose lines nobody has seen."""
+    method = {"name": "mine", "merge_method": "ties", "parameters": {"densty": 0.5}}
+    file = write(tmp_path, definition(pool, anchors=[method], variants_on=["mine"]))
+    said = refused(2, "suite", file, tmp_path / "out", "--dry-run", beside=tmp_path)
+    assert "suite tiny: mine cannot be run on the pool pool with the setting default" in said
+    assert "did you mean 'density'" in said and "line" not in said and "recipe" not in said
+
+
 def test_shipped_suites_load_and_hold_the_papers_grid() -> None:
     names = {file.stem for file in SHIPPED_EXPERIMENTS.glob("*.yaml")}
     assert names == {"nano-study", "nano-compare", "nano-paper", "paper"}

@@ -210,7 +210,7 @@ WRONG: dict[str, tuple[int, str]] = {
     "splits verify": (5, "splits verify missing.json --suite nano"),
     "probe build": (2, "probe build"),
     "nano train": (2, "nano train"),
-    "nano verify": (1, "nano verify occupied"),
+    "nano verify": (3, "nano verify occupied"),
 }
 """Command -> its exit status on wrong input."""
 RIGHT = (

@@ -99,6 +99,7 @@ def test_the_files_are_the_facts(mini: Path) -> None:
         (lambda pool: (pool / "log.jsonl").unlink(), "log.jsonl: missing"),
         (lambda pool: (pool / "stray").write_text(""), "stray: not in SHA256SUMS"),
         (lambda pool: (pool / "splits/.sigmerge").write_text(""), "sigmerge: not in SHA256SUMS"),
+        (lambda pool: (pool / "SHA256SUMS").unlink(), "no SHA256SUMS in it"),
     ],
 )
 def test_verify_names_what_differs(tmp_path: Path, harm, said: str) -> None:  # type: ignore[no-untyped-def]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -43,16 +43,25 @@ def operator_lines(listing: dict[str, Any]) -> Iterator[str]:
             yield f"    needs exemplars of every expert, to capture {row['needs']}"
         for p in row["parameters"]:
             values = "|".join(p["values"]) if isinstance(p["values"], list) else p["values"]
-            default = f"default {word(p['default'])}"
+            default = f"default {spelled(p['default'])}"
             if p["default_paper"] != p["default"]:
-                default += f", preset: paper {word(p['default_paper'])}"
+                default += f", preset: paper {spelled(p['default_paper'])}"
             where = "per model; " if p["per_model"] else ""
             yield f"    {p['name']} ({values}; {where}{default}): {p['doc']}"
         yield ""
 
 
-def word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value}"
+def spelled(value: Any) -> str:
+    """A value as text, without Python's brackets and quotes."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping) and list(value) == ["by tensor"]:
+        return "by tensor " + " | ".join(map(spelled, value["by tensor"]))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {spelled(each)}" for name, each in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(spelled, value)) or "none"
+    return "none" if value is None else f"{value}"
 
 
 def description_lines(description: Any) -> Iterator[str]:
@@ -80,7 +89,7 @@ def _merge_step(step: Any) -> Iterator[str]:
         state = "to do" if name in facts["to_capture"] else "there already"
         yield f"  capture {name}: {count} exemplars, {state}"
     for name, value in facts["settings"].items():
-        yield f"  {name}: {value}"
+        yield f"  {name}: {spelled(value)}"
 
 
 def _repair_step(step: Any) -> Iterator[str]:
@@ -178,8 +187,19 @@ def _suite_step(step: Any) -> Iterator[str]:
     yield f"  {size(facts['disk_at_once'])} of disk at once; checkpoints are deleted when scored"
 
 
+def _evaluate_step(step: Any) -> Iterator[str]:
+    facts = step.facts
+    yield f"evaluate: {facts['checkpoint']} on the {facts['split']} split of {facts['suite']}"
+    yield f"  items: {spelled(facts['items'])}"
+    tokens = facts["tokens_at_most"]
+    yield f"  to score: {facts['items_to_score']:,} items" + (
+        f", at most {tokens:,} tokens" if tokens else ""
+    )
+    yield from (f"  left out: {reason}" for reason in facts["absent"].values())
+
+
 def _plain_step(step: Any) -> Iterator[str]:
-    yield f"{step.name}: " + ", ".join(f"{name} {value}" for name, value in step.facts.items())
+    yield f"{step.name}: {spelled(step.facts)}"
 
 
 STEP_PRINTERS: dict[str, Callable[[Any], Iterator[str]]] = {
@@ -192,6 +212,7 @@ STEP_PRINTERS: dict[str, Callable[[Any], Iterator[str]]] = {
     "guide": _guide_step,
     "capture": _capture_step,
     "suite": _suite_step,
+    "evaluate": _evaluate_step,
 }
 
 

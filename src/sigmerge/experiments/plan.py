@@ -9,6 +9,7 @@ from typing import Any
 
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.errors import RecipeError
 from sigmerge.experiments.scoring import scored_by
 from sigmerge.experiments.store import RunKind, StoredPool, StoredRun
 from sigmerge.experiments.suite import ExperimentSuite, MethodSection, PoolPlace, RepairSetting
@@ -79,7 +80,14 @@ class PoolPlan:
         self, method: MethodSection, seed: int, setting: RepairSetting, at: int, **evaluate: str
     ) -> Recipe:
         """The recipe of a run: the method's merge on this pool, repaired with the setting."""
-        return load_recipe(self.content(method, seed, setting, at, **evaluate))
+        try:
+            return load_recipe(self.content(method, seed, setting, at, **evaluate))
+        except RecipeError as error:
+            raise RecipeError(
+                f"suite {self.suite.section.name}: {method.name} cannot be run on the pool "
+                f"{self.name} with the setting {setting.name}:",
+                error.problems or (str(error),),
+            ) from None
 
     def content(
         self, method: MethodSection, seed: int, setting: RepairSetting, at: int, **evaluate: str

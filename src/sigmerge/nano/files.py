@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import PoolError
-from sigmerge.files.documents import read_json_lines
+from sigmerge.files.documents import read_bytes, read_json_lines
 from sigmerge.nano.facts import NANO_DOMAINS, Domain, Fact
 
 POOL = Path(__file__).parent / "pool"
@@ -94,9 +94,15 @@ def write_sums(pool: Path) -> None:
 
 def verify(pool: Path = POOL) -> int:
     """Check every file against the list; the number of files. PoolError names what differs."""
+    if not (pool / SUMS).is_file():
+        raise PoolError(
+            f"{pool}: no {SUMS} in it, so it is no pool of the embedded kind; `sigmerge nano "
+            "train` makes one, and `sigmerge verify` checks other results."
+        )
     listed = {}
-    for line in (pool / SUMS).read_text(encoding="utf-8").splitlines():
-        digest, name = line.split("  ", 1)
+    text = read_bytes(pool / SUMS, "a list of sums", PoolError).decode(errors="replace")
+    for line in text.splitlines():
+        digest, _, name = line.partition("  ")
         listed[name] = digest
     found = _sums(pool)
     problems = [f"{name}: missing" for name in sorted(listed.keys() - found.keys())]

@@ -67,7 +67,8 @@ def load_recipe(
         file = Path(source).expanduser()
         text, where = decoded(file, "a recipe in YAML", RecipeError), str(file)
         folder = file.resolve().parent
-    return _Parser(text, where, folder, strict).parse(seed, repair or {})
+    numbered = not isinstance(source, Mapping)
+    return _Parser(text, where, folder, strict, numbered).parse(seed, repair or {})
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,9 @@ MERGEKITS = (
 
 
 class _Parser:
-    def __init__(self, text: str, where: str, folder: Path, strict: bool) -> None:
+    def __init__(self, text: str, where: str, folder: Path, strict: bool, numbered: bool) -> None:
         self.text, self.where, self.folder, self.strict = text, where, folder, strict
+        self.numbered = numbered
         self.problems: dict[str, int] = {}
         self.notes: list[str] = []
         self.lines: dict[Place, int] = {}
@@ -119,7 +121,7 @@ class _Parser:
         line = next(
             (self.lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.lines), None
         )
-        return line, f"line {line}, {_dotted(path)}" if line else _dotted(path)
+        return line, f"line {line}, {_dotted(path)}" if line and self.numbered else _dotted(path)
 
     def note(self, text: str) -> None:
         if text not in self.notes:
