@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -141,12 +141,19 @@ def file_graph() -> dict[str, set[str]]:
     return graph
 
 
-def folder_graph() -> dict[str, set[str]]:
-    """Which room imports which; a file of the top folder is a room of its own."""
+def room_of(name: str) -> str:
+    """The room of a file; a file of the top folder is a room of its own."""
+    return name.split(".")[1] if "." in name else name
 
-    def home(name: str) -> str:
-        return name.split(".")[1] if "." in name else name
 
+def folder_of(name: str) -> str:
+    """The folder of a file, however deep; a file of the top folder stands for itself."""
+    folder = MODULES[name].parent
+    return name if folder == ROOT else folder.relative_to(ROOT).as_posix()
+
+
+def folder_graph(home: Callable[[str], str]) -> dict[str, set[str]]:
+    """Which folder imports which."""
     graph: dict[str, set[str]] = {}
     for name, others in file_graph().items():
         graph.setdefault(home(name), set()).update(map(home, others))
@@ -176,8 +183,16 @@ def test_no_circles_among_files() -> None:
     assert circles(file_graph()) == []
 
 
-def test_no_circles_among_folders() -> None:
-    assert circles(folder_graph()) == []
+@pytest.mark.parametrize("home", [room_of, folder_of])
+def test_no_circles_among_folders(home: Callable[[str], str]) -> None:
+    """Neither among rooms nor between a folder and one inside it."""
+    assert circles(folder_graph(home)) == []
+
+
+def test_folders_inside_rooms_are_seen() -> None:
+    graph = folder_graph(folder_of)
+    assert "evaluation" in graph["evaluation/harnesses"]
+    assert "analysis/published" in graph
 
 
 def test_circles_are_found() -> None:

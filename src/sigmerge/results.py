@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sigmerge.records import DomainScores, Part, Plan, Provenance, RepairPlan, RunRecord
+from sigmerge.method.deficit import DomainScores
+from sigmerge.records import Part, Plan, Provenance, RepairPlan, RunRecord
 
 
 class Merged(Part):
@@ -47,9 +48,16 @@ class Profile(Part):
     warnings: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
+        from sigmerge.analysis.figures import Drawn
         from sigmerge.analysis.notebook import profile
 
-        return profile(self.as_json())
+        measured = Drawn(
+            views=self.views,
+            conflict=self.conflict,
+            capacity=self.capacity,
+            coordinates=self.coordinates,
+        )
+        return profile(measured, self.warnings)
 
 
 class Deficits(Part):
@@ -63,9 +71,11 @@ class Deficits(Part):
     missing: Mapping[str, tuple[str, ...]] = {}
 
     def _repr_html_(self) -> str:
+        from sigmerge.analysis.figures import Drawn
         from sigmerge.analysis.notebook import deficits
 
-        return deficits(self.as_json())
+        measured = Drawn(domains=self.domains, deficit=self.deficit, share=self.share)
+        return deficits(measured, self.anchor, self.missing)
 
 
 class RunResult(RunRecord):

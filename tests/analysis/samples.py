@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
 
 import numpy as np
 
 from sigmerge.analysis.page import PageRun
-from sigmerge.analysis.table import ScoreSheet, strongest
+from sigmerge.analysis.table import strongest
+from sigmerge.records import PairedScores, Provenance, RepairPlan
 
 DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")
 ANCHORS = ("Linear", "Task Arithmetic", "TIES", "DARE", "DARE-TIES", "Fisher", "RegMean")
@@ -30,7 +30,7 @@ repair:
 """
 
 
-def scores(seed: int, gain: float = 0.06) -> ScoreSheet:
+def scores(seed: int, gain: float = 0.06) -> PairedScores:
     """Experts strong on their own domain, an anchor in between, a repair that moves by `gain`."""
     rng = np.random.default_rng(seed)
     level = dict(zip(DOMAINS, (0.52, 0.90, 0.57, 0.51, 0.84), strict=True))
@@ -40,10 +40,10 @@ def scores(seed: int, gain: float = 0.06) -> ScoreSheet:
     }
     anchor = {d: level[d] + (0.97 - level[d]) * rng.uniform(0.3, 0.8) for d in DOMAINS}
     repaired = {d: min(0.99, q + gain * rng.uniform(0.2, 1.8)) for d, q in anchor.items()}
-    return {"experts": experts, "anchor": anchor, "repaired": repaired}
+    return PairedScores(experts=experts, anchor=anchor, repaired=repaired)
 
 
-def plan(layers: int, measured: ScoreSheet, coordinates: int, seed: int = 0) -> dict[str, Any]:
+def plan(layers: int, measured: PairedScores, coordinates: int, seed: int = 0) -> RepairPlan:
     """A plan as the method would make it from these scores and smooth conflict views."""
     rng = np.random.default_rng(seed)
     depth = np.linspace(0, 1, layers)
@@ -55,12 +55,16 @@ def plan(layers: int, measured: ScoreSheet, coordinates: int, seed: int = 0) -> 
     scaled = [(v - v.min()) / (v.max() - v.min()) for v in views.values()]
     conflict = np.mean(scaled, axis=0)
     capacity = 0.45 - 0.35 * conflict
-    best = strongest(measured["experts"])
-    deficit = {d: max(0.0, best[d] - measured["anchor"][d]) for d in DOMAINS}
+    best = strongest(measured.experts)
+    deficit = {d: max(0.0, best[d] - measured.anchor[d]) for d in DOMAINS}
     share = {d: g / sum(deficit.values()) for d, g in deficit.items()}
     quota = [[math.ceil(c * share[d] * coordinates) for d in DOMAINS] for c in capacity]
     mass = [[0.004 * k * rng.uniform(0.8, 1.2) for k in row] for row in quota]
-    return {
+    content = {
+        "operator": "ties",
+        "anchor": {},
+        "selection": "magnitude",
+        "update": "add",
         "domains": list(DOMAINS),
         "views": {name: view.tolist() for name, view in views.items()},
         "conflict": conflict.tolist(),
@@ -77,6 +81,7 @@ def plan(layers: int, measured: ScoreSheet, coordinates: int, seed: int = 0) -> 
         "seed": 0,
         "warnings": [],
     }
+    return RepairPlan.model_validate(content)
 
 
 def run(name: str, seed: int = 0, layers: int = 6, gain: float = 0.06) -> PageRun:
@@ -103,7 +108,7 @@ def run(name: str, seed: int = 0, layers: int = 6, gain: float = 0.06) -> PageRu
         name=name,
         recipe=RECIPE,
         plan=plan(layers, measured, 196_864 if layers < 10 else 218_112_000, seed),
-        provenance=provenance,
+        provenance=Provenance.model_validate(provenance),
         scores=measured,
         calibration=scores(seed + 100, gain),
     )

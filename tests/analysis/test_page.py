@@ -14,6 +14,7 @@ import pytest
 from sigmerge.analysis.page import PageRun, render, write_page
 from sigmerge.analysis.svg import nice_ticks
 from sigmerge.errors import MissingExtra
+from sigmerge.records import PairedScores, Plan, Provenance, RepairPlan
 from tests.analysis import samples
 
 HOSTILE = """</script><script>alert("x")</script><img src=x onerror='alert(1)'>&"""
@@ -71,21 +72,20 @@ def test_several_runs_share_an_overview():
 
 
 def test_plain_merge_without_scores_has_no_plots():
-    plan = {"operator": "linear", "seed": 0, "settings": {}, "warnings": []}
+    plan = Plan(operator="linear", seed=0)
     page = render([PageRun("linear", recipe=samples.RECIPE, plan=plan)])
     assert titles(page) == []
     assert "linear, merged ·" in page and "./pool/reference" in page
 
 
 def test_anchor_scored_but_not_repaired():
-    scores = samples.scores(0)
-    del scores["repaired"]
+    scores = samples.scores(0).model_copy(update={"repaired": None})
     page = render([PageRun("linear", scores=scores)])
     assert titles(page) == ["Scores per domain", "Experts, anchor and repaired merge"]
 
 
 def test_two_domains_have_no_radar():
-    page = render([PageRun("x", scores={"anchor": {"a": 0.5, "b": 0.6}})])
+    page = render([PageRun("x", scores=PairedScores(anchor={"a": 0.5, "b": 0.6}))])
     assert titles(page) == ["Scores per domain"]
 
 
@@ -99,16 +99,21 @@ def test_any_part_may_be_missing(part):
 )
 def test_any_part_of_a_plan_may_be_missing(key):
     run = samples.run("TIES")
-    plan = {k: v for k, v in run.plan.items() if k != key}
-    assert "<h1>" in render([replace(run, plan=plan)])
+    assert "<h1>" in render([changed(run, **{key: type(getattr(run.plan, key))()})])
+
+
+def changed(run: PageRun, **values: object) -> PageRun:
+    """The run with other values in its plan."""
+    assert run.plan is not None
+    return replace(run, plan=type(run.plan).model_validate({**run.plan.as_json(), **values}))
 
 
 def test_no_deficit_is_said():
     run = samples.run("TIES")
     nothing = dict.fromkeys(samples.DOMAINS, 0.0)
     zeros = [[0] * 5] * 6
-    changed = {"deficit": nothing, "share": nothing, "claimed": zeros, "admitted_mass": zeros}
-    page = render([replace(run, plan={**run.plan, **changed})])
+    values = {"deficit": nothing, "share": nothing, "claimed": zeros, "admitted_mass": zeros}
+    page = render([changed(run, **values)])
     assert "the anchor is returned unchanged" in page
 
 
@@ -126,21 +131,21 @@ def test_ticks_are_round_and_span_the_values(low, high, most, ticks):
 
 def test_scores_that_are_all_alike_can_be_drawn():
     level = dict.fromkeys(samples.DOMAINS, 0.0)
-    scores = {"experts": {"math": level}, "anchor": level, "repaired": level}
+    scores = PairedScores(experts={"math": level}, anchor=level, repaired=level)
     assert len(titles(render([PageRun("flat", scores=scores)]))) == 2
 
 
 def test_captions_do_not_claim_the_papers_rules_for_a_control():
     run = samples.run("TIES")
-    control = render([replace(run, plan={**run.plan, "variant": "random_mask"})])
+    control = render([changed(run, variant="random_mask")])
     for rule in ("the less it opens", "in proportion to the deficits", "moved furthest"):
         assert rule in render([run]) and rule not in control
 
 
 def test_warnings_are_shown_once():
     run = samples.run("TIES")
-    plan = {**run.plan, "warnings": ["The sign view is constant."]}
-    page = render([replace(run, plan=plan, warnings=["The sign view is constant."])])
+    warned = changed(run, warnings=["The sign view is constant."])
+    page = render([replace(warned, warnings=["The sign view is constant."])])
     assert page.count("The sign view is constant.") == 1
 
 
@@ -166,14 +171,16 @@ def renamed(word: str) -> PageRun:
 
     run = samples.run(word)
     file = {"member": word, "file": word, "size": 1, "sha256": word}
-    provenance = {**run.provenance, "device": word, "inputs": [file]}
+    assert run.plan and run.provenance and run.scores and run.calibration
+    provenance = {**run.provenance.as_json(), "device": word, "inputs": [file]}
+    plan = {**swap(run.plan.as_json()), "variant": word, "warnings": [word]}
     return replace(
         run,
         recipe=f"merge_method: ties\n# {word}",
-        plan={**swap(run.plan), "variant": word, "warnings": [word]},
-        provenance=provenance,
-        scores=swap(run.scores),
-        calibration=swap(run.calibration),
+        plan=RepairPlan.model_validate(plan),
+        provenance=Provenance.model_validate(provenance),
+        scores=PairedScores.model_validate(swap(run.scores.as_json())),
+        calibration=PairedScores.model_validate(swap(run.calibration.as_json())),
         warnings=[f"Beware of {word}"],
     )
 

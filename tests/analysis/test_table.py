@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from sigmerge.analysis import table
-from sigmerge.analysis.table import ScoreSheet
 from sigmerge.errors import ScoreError
+from sigmerge.records import PairedScores
 
 EXPERTS = {
     "math": {"math": 0.90, "coding": 0.40, "safety": 0.50},
@@ -18,7 +18,7 @@ EXPERTS = {
 }
 ANCHOR = {"math": 0.60, "coding": 0.60, "safety": 0.75}
 REPAIRED = {"math": 0.80, "coding": 0.70, "safety": 0.90}
-SCORES: ScoreSheet = {"experts": EXPERTS, "anchor": ANCHOR, "repaired": REPAIRED}
+SCORES = PairedScores(experts=EXPERTS, anchor=ANCHOR, repaired=REPAIRED)
 
 
 def test_strongest_expert_need_not_be_the_domains_own():
@@ -36,7 +36,7 @@ def test_paired_row():
 
 
 def test_parts_may_be_missing():
-    row = table.paired_row("linear", {"anchor": ANCHOR})
+    row = table.paired_row("linear", PairedScores(anchor=ANCHOR))
     assert row.anchor == pytest.approx(0.65)
     assert (row.repaired, row.gain, row.gap_before, row.gap_after) == (None,) * 4
     assert table.cells(row) == ("linear", "65.00", "–", "–", "–", "–")
@@ -52,18 +52,18 @@ def test_parts_may_be_missing():
 )
 def test_scores_that_do_not_fit(scores, message):
     with pytest.raises(ScoreError, match=message):
-        table.paired_row("TIES", scores)
+        table.paired_row("TIES", PairedScores(**scores))
 
 
 def test_mean_row_leaves_a_column_with_a_hole_open():
-    full, bare = table.paired_row("a", SCORES), table.paired_row("b", {"anchor": REPAIRED})
+    full, bare = table.paired_row("a", SCORES), table.paired_row("b", PairedScores(anchor=REPAIRED))
     mean = table.mean_row([full, bare])
     assert mean.anchor == pytest.approx((0.65 + 0.80) / 2)
     assert mean.repaired is None and mean.gain is None
 
 
 def test_markdown():
-    hurt: ScoreSheet = {"experts": EXPERTS, "anchor": REPAIRED, "repaired": ANCHOR}
+    hurt = PairedScores(experts=EXPERTS, anchor=REPAIRED, repaired=ANCHOR)
     rows = [table.paired_row("TIES", SCORES), table.paired_row("a|b", hurt)]
     assert table.markdown(rows) == (
         "| anchor | Macro-3 | + repair | gain | residual gap | after repair |\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import folder_graph
+from tests.test_architecture import folder_graph, room_of
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/sigmerge"
@@ -31,14 +31,14 @@ def drawn_rows() -> list[list[str]]:
 
 def test_every_room_is_drawn_once() -> None:
     drawn = [name for row in drawn_rows() for name in row]
-    assert sorted(drawn) == sorted(folder_graph())
+    assert sorted(drawn) == sorted(folder_graph(room_of))
 
 
 def test_imports_go_down_in_the_drawing() -> None:
     row_of = {name: i for i, row in enumerate(drawn_rows()) for name in row}
     upward = [
         f"{name} imports {other}"
-        for name, others in folder_graph().items()
+        for name, others in folder_graph(room_of).items()
         for other in others
         if row_of[other] <= row_of[name]
     ]

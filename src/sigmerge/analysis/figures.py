@@ -7,16 +7,46 @@ are missing is left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields
 
 from sigmerge.analysis import svg
-from sigmerge.analysis.table import PairedRow, ScoreSheet, percent, points, strongest
+from sigmerge.analysis.table import PairedRow, percent, points, strongest
+from sigmerge.method.deficit import DomainScores
+from sigmerge.records import PairedScores, PerLayer, Plan, RepairPlan
 
-PlanContent = Mapping[str, Any]
 DomainClasses = Mapping[str, str]  # domain -> the class that gives it its colour on the whole page
 
 VIEW_LETTERS = {"representation": "r", "direction": "p", "sign": "s"}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What the figures draw of a plan, a profile or deficits; what is empty was not measured."""
+
+    domains: Sequence[str] = ()
+    views: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    conflict: Sequence[float] = ()
+    capacity: Sequence[float] = ()
+    deficit: DomainScores = field(default_factory=dict)
+    share: DomainScores = field(default_factory=dict)
+    order: Sequence[str] = ()
+    coordinates: Sequence[int] = ()
+    quota: Sequence[Sequence[int]] = ()
+    claimed: Sequence[Sequence[int]] = ()
+    admitted_mass: PerLayer = ()
+    variant: str = "default"
+
+    @property
+    def names(self) -> list[str]:
+        """The domains in the recipe's order."""
+        return list(self.domains or self.share or self.deficit)
+
+
+def drawn(plan: Plan | None) -> Drawn:
+    """A plan as the figures draw it; a dense merge has nothing to draw."""
+    if not isinstance(plan, RepairPlan):
+        return Drawn()
+    return Drawn(**{each.name: getattr(plan, each.name) for each in fields(Drawn)})
 
 
 @dataclass(frozen=True)
@@ -44,19 +74,10 @@ class FigureSection:
     figures: Sequence[Figure]
 
 
-def domains_of(plan: PlanContent | None) -> list[str]:
-    """The domains in the recipe's order."""
-    plan = plan or {}
-    return list(plan.get("domains") or plan.get("share") or plan.get("deficit") or ())
-
-
-def sections(
-    plan: PlanContent | None, scores: ScoreSheet | None, kinds: DomainClasses
-) -> list[FigureSection]:
+def sections(plan: Drawn, scores: PairedScores | None, kinds: DomainClasses) -> list[FigureSection]:
     """All figures of one run, in the order of the Method section."""
-    plan, scores = plan or {}, scores or {}
-    names = domains_of(plan)
-    drawn = {
+    scores, names = scores or PairedScores(), plan.names
+    figures = {
         "What the merge kept": [paired_scores(scores, kinds), radar(scores, kinds)],
         "Conflict to capacity": [conflict(plan), capacity(plan)],
         "Deficit to allocation": [deficits(plan, names, kinds), shares(plan, names, kinds)],
@@ -66,8 +87,8 @@ def sections(
             admitted_mass(plan, names, kinds),
         ],
     }
-    kept = {title: [f for f in figures if f] for title, figures in drawn.items()}
-    return [FigureSection(title, figures) for title, figures in kept.items() if figures]
+    kept = {title: [figure for figure in each if figure] for title, each in figures.items()}
+    return [FigureSection(title, each) for title, each in kept.items() if each]
 
 
 def overview(rows: Sequence[PairedRow]) -> Figure:
@@ -95,14 +116,13 @@ def overview(rows: Sequence[PairedRow]) -> Figure:
     )
 
 
-def score_grid(scores: ScoreSheet | None) -> Grid | None:
+def score_grid(scores: PairedScores | None) -> Grid | None:
     """Paired scores per domain."""
-    anchor, repaired = (scores or {}).get("anchor"), (scores or {}).get("repaired") or {}
-    if not anchor:
+    if scores is None or not scores.anchor:
         return None
-    best = strongest((scores or {}).get("experts") or {})
+    repaired, best = scores.repaired or {}, strongest(scores.experts)
     rows = []
-    for domain, before in anchor.items():
+    for domain, before in scores.anchor.items():
         after = repaired.get(domain)
         gain = None if after is None else after - before
         values = (percent(best.get(domain)), percent(before), percent(after), points(gain))
@@ -110,12 +130,11 @@ def score_grid(scores: ScoreSheet | None) -> Grid | None:
     return Grid(("domain", "strongest", "anchor", "repaired", "gain"), rows)
 
 
-def paired_scores(scores: ScoreSheet, kinds: DomainClasses) -> Figure | None:
+def paired_scores(scores: PairedScores, kinds: DomainClasses) -> Figure | None:
     grid = score_grid(scores)
     if not grid:
         return None
-    anchor, repaired = scores["anchor"], scores.get("repaired") or {}
-    best = strongest(scores.get("experts") or {})
+    anchor, repaired, best = scores.anchor, scores.repaired or {}, strongest(scores.experts)
     marks = [
         svg.BeforeAfter(
             domain,
@@ -138,10 +157,9 @@ def paired_scores(scores: ScoreSheet, kinds: DomainClasses) -> Figure | None:
     )
 
 
-def radar(scores: ScoreSheet, kinds: DomainClasses) -> Figure | None:
+def radar(scores: PairedScores, kinds: DomainClasses) -> Figure | None:
     """Experts, anchor and repaired merge over the domains all of them were scored on."""
-    experts = scores.get("experts") or {}
-    anchor, repaired = scores.get("anchor") or {}, scores.get("repaired") or {}
+    experts, anchor, repaired = scores.experts, scores.anchor, scores.repaired or {}
     shapes: list[tuple[str, str, Mapping[str, float]]] = [
         (f"expert {name}", f"expert {kinds.get(name, 'level')}", values)
         for name, values in experts.items()
@@ -173,11 +191,11 @@ def radar(scores: ScoreSheet, kinds: DomainClasses) -> Figure | None:
     )
 
 
-def conflict(plan: PlanContent) -> Figure | None:
-    scores = plan.get("conflict")
+def conflict(plan: Drawn) -> Figure | None:
+    scores = plan.conflict
     if not scores:
         return None
-    views = {name: v for name in VIEW_LETTERS if (v := (plan.get("views") or {}).get(name))}
+    views = {name: v for name in VIEW_LETTERS if (v := plan.views.get(name))}
     tips = [
         svg.tip(
             f"Layer {i}",
@@ -206,8 +224,8 @@ def conflict(plan: PlanContent) -> Figure | None:
     )
 
 
-def capacity(plan: PlanContent) -> Figure | None:
-    values = plan.get("capacity")
+def capacity(plan: Drawn) -> Figure | None:
+    values = plan.capacity
     if not values:
         return None
     tips = [svg.tip(f"Layer {i}", ("capacity C", f"{percent(c)} %")) for i, c in enumerate(values)]
@@ -224,8 +242,8 @@ def capacity(plan: PlanContent) -> Figure | None:
     )
 
 
-def deficits(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
-    values = plan.get("deficit")
+def deficits(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
+    values = plan.deficit
     if not values:
         return None
     printed = {name: percent(values[name]) for name in names}
@@ -248,11 +266,11 @@ def deficits(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> F
     return Figure("Deficits", caption, chart, Grid(("domain", "deficit g (points)"), cells))
 
 
-def shares(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
-    values = plan.get("share")
+def shares(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
+    values = plan.share
     if not values or not any(values.values()):
         return None
-    order = list(plan.get("order") or sorted(names, key=lambda name: -values[name]))
+    order = list(plan.order or sorted(names, key=lambda name: -values[name]))
     order += [name for name in names if name not in order]
     marks, cells = [], []
     for turn, name in enumerate(order, start=1):
@@ -261,7 +279,7 @@ def shares(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Fig
         words = svg.tip(name, ("share ρ", printed), ("claims", place))
         marks.append(svg.Bar(f"{turn}. {name}", kinds[name], values[name], printed, words))
         cells.append((name, place, percent(values[name])))
-    origin = f"by the variant {plan.get('variant')}"
+    origin = f"by the variant {plan.variant}"
     if _as_in_paper(plan):
         origin = "in proportion to the deficits"
     return Figure(
@@ -273,8 +291,8 @@ def shares(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Fig
     )
 
 
-def budget(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
-    opened, share = plan.get("capacity"), plan.get("share")
+def budget(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
+    opened, share = plan.capacity, plan.share
     if not opened or not share:
         return None
     values = [[c * share[name] for name in names] for c in opened]
@@ -289,11 +307,11 @@ def budget(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Fig
     )
 
 
-def claimed(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
-    counts = plan.get("claimed")
+def claimed(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
+    counts = plan.claimed
     if not counts:
         return None
-    sizes, quota = plan.get("coordinates"), plan.get("quota")
+    sizes, quota = plan.coordinates, plan.quota
     facts = [
         [_claim_facts(counts, quota, sizes, i, d) for d in range(len(names))]
         for i in range(len(counts))
@@ -312,8 +330,8 @@ def claimed(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Fi
     )
 
 
-def admitted_mass(plan: PlanContent, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
-    mass = plan.get("admitted_mass")
+def admitted_mass(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
+    mass = plan.admitted_mass
     if not mass:
         return None
     tips = [
@@ -353,15 +371,15 @@ def _scores_caption(
     )
 
 
-def _as_in_paper(plan: PlanContent) -> bool:
+def _as_in_paper(plan: Drawn) -> bool:
     """Controls and ablations change a rule on purpose; captions must not claim it for them."""
-    return plan.get("variant", "default") == "default"
+    return plan.variant == "default"
 
 
 def _claim_facts(
     counts: Sequence[Sequence[int]],
-    quota: Sequence[Sequence[int]] | None,
-    sizes: Sequence[int] | None,
+    quota: Sequence[Sequence[int]],
+    sizes: Sequence[int],
     layer: int,
     domain: int,
 ) -> list[tuple[str, str]]:

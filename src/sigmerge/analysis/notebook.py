@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup, escape
 
 from sigmerge.analysis import svg
-from sigmerge.analysis.figures import Figure, Grid, sections
+from sigmerge.analysis.figures import Drawn, Figure, Grid, drawn, sections
+from sigmerge.method.deficit import DomainScores
 from sigmerge.records import Plan, Provenance
 from sigmerge.words import size
 
@@ -36,31 +36,31 @@ def merged(out: str, plan: Plan, provenance: Provenance) -> str:
         ("peak memory", size(provenance.peak_memory_bytes)),
     ]
     table = Grid(("result", ""), facts, wordy=True)
-    return _frame([table], _figures(plan.as_json()), plan.warnings)
+    return _frame([table], _figures(drawn(plan)), plan.warnings)
 
 
-def profile(content: Mapping[str, Any]) -> str:
+def profile(plan: Drawn, warnings: Sequence[str]) -> str:
     """Views, conflict and capacity per layer."""
-    return _frame([], _figures(content), content.get("warnings", ()))
+    return _frame([], _figures(plan), warnings)
 
 
-def deficits(content: Mapping[str, Any]) -> str:
+def deficits(plan: Drawn, anchor: DomainScores, missing: Mapping[str, Sequence[str]]) -> str:
     """What the anchor lost on every domain, and the shares."""
     rows = [
         (
             domain,
-            f"{100 * content['anchor'][domain]:.2f}",
-            f"{100 * content['deficit'][domain]:.2f}",
-            f"{content['share'][domain]:.3f}",
+            f"{100 * anchor[domain]:.2f}",
+            f"{100 * plan.deficit[domain]:.2f}",
+            f"{plan.share[domain]:.3f}",
         )
-        for domain in content["domains"]
+        for domain in plan.domains
     ]
-    missing = [
+    notes = [
         f"{domain}: without {', '.join(names)}, which have no data"
-        for domain, names in content.get("missing", {}).items()
+        for domain, names in missing.items()
     ]
     table = Grid(("domain", "anchor", "deficit", "share"), rows)
-    return _frame([table], _figures(content), missing)
+    return _frame([table], _figures(plan), notes)
 
 
 def page(out: str) -> str:
@@ -72,9 +72,8 @@ def page(out: str) -> str:
     return _framed(text, PAGE_HEIGHT)
 
 
-def _figures(plan: Mapping[str, Any]) -> list[Figure]:
-    names = list(plan.get("domains") or plan.get("share") or ())
-    kinds = {name: f"d{i % svg.COLOURS}" for i, name in enumerate(names)}
+def _figures(plan: Drawn) -> list[Figure]:
+    kinds = {name: f"d{i % svg.COLOURS}" for i, name in enumerate(plan.names)}
     return [figure for section in sections(plan, None, kinds) for figure in section.figures]
 
 

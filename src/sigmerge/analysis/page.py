@@ -8,9 +8,8 @@ page shows what is there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -19,32 +18,35 @@ from sigmerge.analysis.figures import (
     Figure,
     FigureSection,
     Grid,
-    PlanContent,
-    domains_of,
+    drawn,
     overview,
     score_grid,
     sections,
 )
-from sigmerge.analysis.table import PairedRow, ScoreSheet, paired_row, percent, points
+from sigmerge.analysis.table import PairedRow, paired_row, percent, points
 from sigmerge.files.documents import whole
+from sigmerge.records import PairedScores, Plan, Provenance, RepairPlan
 
 
 @dataclass(frozen=True)
 class PageRun:
     """One anchor, with or without repair.
 
-    plan        as in plan.json; None, or without shares, when nothing was repaired
-    provenance  as in provenance.json
-    scores      on the evaluation split, calibration: on the calibration split
+    plan    of the repair; of a dense merge, or None, when nothing was repaired
+    scores  on the evaluation split; `calibration`: on the calibration split
     """
 
     name: str
     recipe: str = ""
-    plan: PlanContent | None = None
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    scores: ScoreSheet | None = None
-    calibration: ScoreSheet | None = None
+    plan: Plan | None = None
+    provenance: Provenance | None = None
+    scores: PairedScores | None = None
+    calibration: PairedScores | None = None
     warnings: Sequence[str] = ()
+
+    @property
+    def repair(self) -> RepairPlan | None:
+        return self.plan if isinstance(self.plan, RepairPlan) else None
 
 
 @dataclass(frozen=True)
@@ -95,21 +97,19 @@ def _kinds(runs: Sequence[PageRun]) -> dict[str, str]:
     """One colour per domain on the whole page."""
     seen: dict[str, str] = {}
     for run in runs:
-        scored = [
-            name for s in (run.scores, run.calibration) for name in (s or {}).get("anchor", ())
-        ]
-        for domain in [*domains_of(run.plan), *scored]:
+        scored = [name for s in (run.scores, run.calibration) if s for name in s.anchor]
+        for domain in [*drawn(run.plan).names, *scored]:
             seen.setdefault(domain, f"d{len(seen) % svg.COLOURS}")
     return seen
 
 
 def _row(run: PageRun) -> PairedRow | None:
     """The run in the paired table, if it was scored."""
-    return paired_row(run.name, run.scores) if run.scores and run.scores.get("anchor") else None
+    return paired_row(run.name, run.scores) if run.scores and run.scores.anchor else None
 
 
 def _title(runs: Sequence[PageRun]) -> str:
-    repaired = any((run.plan or {}).get("share") for run in runs)
+    repaired = any(run.repair and run.repair.share for run in runs)
     done = "merged and repaired" if repaired else "merged"
     return f"{runs[0].name}, {done}" if len(runs) == 1 else f"{len(runs)} anchors, {done}"
 
@@ -149,10 +149,10 @@ def _view(run: PageRun, kinds: Mapping[str, str]) -> RunView:
     gain = row.gain if row else None
     return RunView(
         name=run.name,
-        tags=_tags(run.plan),
+        tags=_tags(run),
         headline=_headline(row, run),
         notices=_notices(run, row),
-        sections=sections(run.plan, run.scores, kinds),
+        sections=sections(drawn(run.plan), run.scores, kinds),
         calibration=score_grid(run.calibration),
         ingredients=_ingredients(run.recipe),
         costs=_costs(run.provenance),
@@ -163,9 +163,10 @@ def _view(run: PageRun, kinds: Mapping[str, str]) -> RunView:
     )
 
 
-def _tags(plan: PlanContent | None) -> list[tuple[str, str]]:
-    names = {"variant": "variant", "scale": "scale λ", "seed": "seed"}
-    return [(label, str(plan[key])) for key, label in names.items() if plan and key in plan]
+def _tags(run: PageRun) -> list[tuple[str, str]]:
+    repair = [("variant", run.repair.variant), ("scale λ", run.repair.scale)] if run.repair else []
+    seed = [("seed", run.plan.seed)] if run.plan else []
+    return [(label, str(value)) for label, value in (*repair, *seed)]
 
 
 def _headline(row: PairedRow | None, run: PageRun) -> list[tuple[str, str, str]]:
@@ -180,15 +181,13 @@ def _headline(row: PairedRow | None, run: PageRun) -> list[tuple[str, str, str]]
             facts.append(("Gain", points(row.gain), "points"))
         if row.gap_after is not None:
             facts.append(("Residual gap", percent(row.gap_after), f"was {percent(row.gap_before)}"))
-    plan = run.plan or {}
-    if plan.get("claimed") and plan.get("coordinates"):
-        part = sum(map(sum, plan["claimed"])) / sum(plan["coordinates"])
+    plan = run.repair
+    if plan and plan.claimed and plan.coordinates:
+        part = sum(map(sum, plan.claimed)) / sum(plan.coordinates)
         facts.append(("Claimed", f"{percent(part)} %", "of the layers' coordinates"))
-    seconds = run.provenance.get("wall_seconds")
-    if seconds is not None:
-        memory = run.provenance.get("peak_memory_bytes")
-        beside = f"{_bytes(memory)} peak memory" if memory is not None else ""
-        facts.append(("Time", _duration(seconds), beside))
+    if run.provenance:
+        memory = f"{_bytes(run.provenance.peak_memory_bytes)} peak memory"
+        facts.append(("Time", _duration(run.provenance.wall_seconds), memory))
     return facts
 
 
@@ -203,9 +202,9 @@ def _notices(run: PageRun, row: PairedRow | None) -> list[Notice]:
                 "points). Use the anchor as it is, or try another scale or variant.",
             )
         )
-    said = [*run.warnings, *((run.plan or {}).get("warnings") or ())]
+    said = [*run.warnings, *(run.plan.warnings if run.plan else ())]
     notices += [Notice("warning", str(text)) for text in dict.fromkeys(said)]
-    share = (run.plan or {}).get("share")
+    share = run.repair.share if run.repair else None
     if share and not any(share.values()):
         notices.append(Notice("note", "No domain has a deficit: the anchor is returned unchanged."))
     return notices
@@ -241,10 +240,10 @@ def _settings(values: object) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
-def _costs(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _costs(provenance: Provenance | None) -> list[tuple[str, str]]:
     """Time, memory, traffic and versions; anything else that is short is shown as it is."""
-    facts = []
-    for key, value in provenance.items():
+    facts: list[tuple[str, str]] = []
+    for key, value in (provenance.as_json() if provenance else {}).items():
         label = key.replace("_", " ")
         if isinstance(value, Mapping):
             facts += [(str(name), str(version)) for name, version in value.items()]
@@ -257,13 +256,10 @@ def _costs(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def _files(provenance: Mapping[str, Any]) -> Grid | None:
-    files = provenance.get("inputs")
-    if not files:
+def _files(provenance: Provenance | None) -> Grid | None:
+    if provenance is None or not provenance.inputs:
         return None
-    rows = [
-        (str(f["member"]), str(f["file"]), _bytes(f["size"]), str(f["sha256"])[:16]) for f in files
-    ]
+    rows = [(f.member, f.file, _bytes(f.size), f.sha256[:16]) for f in provenance.inputs]
     return Grid(("what", "file", "size", "sha256 (begins)"), rows, wordy=True)
 
 

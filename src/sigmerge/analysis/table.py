@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TypedDict
 
 import numpy as np
 from rich.table import Table
@@ -19,14 +18,7 @@ from rich.text import Text
 from sigmerge.errors import ScoreError
 from sigmerge.method import deficit
 from sigmerge.method.deficit import DomainScores
-
-
-class ScoreSheet(TypedDict, total=False):
-    """Domain scores on one split: of every expert, of the anchor and of the repaired merge."""
-
-    experts: Mapping[str, DomainScores]
-    anchor: DomainScores
-    repaired: DomainScores
+from sigmerge.records import PairedScores
 
 
 @dataclass(frozen=True)
@@ -69,12 +61,11 @@ def residual_gap(experts: Mapping[str, DomainScores], scores: DomainScores) -> f
     return float(deficit.residual_gap(reference, np.array(list(scores.values()))).mean())
 
 
-def paired_row(name: str, scores: ScoreSheet) -> PairedRow:
+def paired_row(name: str, scores: PairedScores) -> PairedRow:
     """The row of one anchor. The repaired merge and the experts may be missing."""
-    anchor = scores.get("anchor")
+    anchor, repaired, experts = scores.anchor, scores.repaired, scores.experts
     if not anchor:
         raise ScoreError(f"The anchor {name} has no scores.")
-    repaired, experts = scores.get("repaired"), scores.get("experts")
     if repaired and set(repaired) != set(anchor):
         differing = ", ".join(sorted(set(repaired) ^ set(anchor)))
         raise ScoreError(f"{name}: anchor and repaired merge are not scored alike: {differing}.")

@@ -37,12 +37,6 @@ class InputIdentity:
     sha256: str | None = None
 
 
-def input_files(members: Iterable[Checkpoint], others: Iterable[Path] = ()) -> list[Path]:
-    """All files of checkpoints that go into a result: weights, configuration, tokenizer."""
-    every = [file for member in members for file in (*member.files, *companion_files(member.path))]
-    return sorted({*every, *others})
-
-
 def identify(files: Iterable[Path]) -> tuple[InputIdentity, ...]:
     """What identifies the files now."""
     return tuple(_settled(file) for file in sorted(set(files)))

@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, InstanceOf, ValidationError, model_valida
 
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.evaluation.benchmark import Benchmark, Metric
-from sigmerge.evaluation.harnesses.table import HARNESSES, benchmark_class
+from sigmerge.evaluation.harness_table import HARNESSES, benchmark_class
 from sigmerge.evaluation.sources import SHIPPED_BENCHMARKS, File, Hub, StrictSection
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.words import did_you_mean

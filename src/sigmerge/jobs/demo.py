@@ -78,7 +78,7 @@ def _finished(folder: Path, recipe: Recipe) -> RunRecord | None:
 
 def _line(record: RunRecord) -> PairedLine:
     assert record.evaluation is not None
-    row = paired_row(record.title, record.evaluation.as_json())  # type: ignore[arg-type]
+    row = paired_row(record.title, record.evaluation)
     return PairedLine(
         name=row.name,
         domains=row.domains,

@@ -5,10 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from sigmerge.analysis.page import PageRun, write_page
-from sigmerge.analysis.table import ScoreSheet
 from sigmerge.errors import OutputError
 from sigmerge.files.documents import whole
 from sigmerge.records import (
@@ -17,7 +15,6 @@ from sigmerge.records import (
     PROVENANCE,
     RECIPE,
     RECORDS_FOLDER,
-    PairedScores,
     Provenance,
     RunRecord,
     read,
@@ -35,16 +32,12 @@ def page_of(folder: Path, record: RunRecord | None = None) -> PageRun:
     return PageRun(
         record.title,
         (records / RECIPE).read_text(encoding="utf-8"),
-        read_plan(records / PLAN).as_json(),
-        read(Provenance, records / PROVENANCE).as_json(),
-        _scores(record.evaluation),
-        _scores(record.calibration),
+        read_plan(records / PLAN),
+        read(Provenance, records / PROVENANCE),
+        record.evaluation,
+        record.calibration,
         record.warnings,
     )
-
-
-def _scores(scores: PairedScores | None) -> ScoreSheet | None:
-    return None if scores is None else cast(ScoreSheet, scores.as_json())
 
 
 def write_report(folder: Path, record: RunRecord | None = None) -> Path:

@@ -7,7 +7,7 @@ measurements to the quotas that claiming spends.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -103,27 +103,6 @@ class Allocation:
     selection: Literal["magnitude", "random"]
     update: Literal["dense", "sparse"]
     warnings: tuple[str, ...]
-
-    def as_plan(self) -> dict[str, Any]:
-        """The same, in plain numbers and lists, under the names that plan.json uses."""
-        return {
-            "domains": list(self.domains),
-            "variant": self.variant,
-            "seed": self.seed,
-            "c_min": self.c_min,
-            "c_max": self.c_max,
-            "views": {name: view.tolist() for name, view in self.views.items()},
-            "conflict": self.conflict.tolist(),
-            "capacity": self.capacity.tolist(),
-            "deficit": dict(zip(self.domains, self.deficit.tolist(), strict=True)),
-            "share": dict(zip(self.domains, self.share.tolist(), strict=True)),
-            "order": list(self.order),
-            "coordinates": self.coordinates.tolist(),
-            "quota": self.quota.tolist(),
-            "selection": self.selection,
-            "update": self.update,
-            "warnings": list(self.warnings),
-        }
 
 
 def allocate(

@@ -11,6 +11,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from sigmerge.errors import PoolError
+from sigmerge.files.documents import read_json_object
 from sigmerge.nano.facts import vocabulary
 
 PAD, BOS, EOS, UNKNOWN = SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -41,6 +43,6 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """The tokenizer's files, under the class name that every version of transformers knows."""
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_json_object(path, "a tokenizer's configuration", PoolError)
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The harnesses. A new one is a file in this folder and a line here."""
+"""The harnesses. A new one is a file in `harnesses/` and a line here."""
 
 from __future__ import annotations
 
