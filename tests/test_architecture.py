@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,14 @@ ROOT = Path(sigmerge.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def imports(file: Path, *, top_level: bool = False) -> Iterator[str]:
     """Dotted names of all modules a file imports; `from a import b` gives a and a.b."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = parsed(file)
     package = ["sigmerge", *file.relative_to(ROOT).parts[:-1]]
     for node in tree.body if top_level else ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -131,6 +137,7 @@ def module(file: Path) -> str:
 MODULES = {module(file): file for file in FILES}
 
 
+@cache
 def file_graph() -> dict[str, set[str]]:
     """Which file imports which. `from room import file` is an import of the file."""
     graph = {}
@@ -230,7 +237,7 @@ def test_jobs_import_only_what_is_above_them() -> None:
 def names(file: Path) -> set[str]:
     """Public classes and constants that a file defines at its top level."""
     found: set[str] = set()
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for node in parsed(file).body:
         if isinstance(node, ast.ClassDef):
             found.add(node.name)
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
