@@ -367,7 +367,7 @@ def test_a_foreign_anchor_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:
     with pytest.raises(PoolError, match="anchor: architecture Gemma2ForCausalLM"):
         sigmerge.repair(recipe(pool), tmp_path / "out", anchor=other.reference)
     shallow = make_pool(tmp_path / "shallow", layers=LAYERS - 1)
-    with pytest.raises(PoolError, match=r"anchor: tensor missing: model\.layers\.2"):
+    with pytest.raises(PoolError, match="anchor: 2 layers, the reference has 3"):
         sigmerge.repair(recipe(pool), tmp_path / "out", anchor=shallow.reference)
     with pytest.raises(RecipeError, match="Which anchor"):
         sigmerge.repair(recipe(pool), tmp_path / "out")
