@@ -401,7 +401,7 @@ def test_sections_tell_all_their_problems_with_a_known_method(pool: PoolOnDisk) 
         ("", "a recipe is a mapping with merge_method:, base_model: and models:, not an empty"),
         ("- ties", "not a list"),
         ("ties", "not 'ties'"),
-        ("merge_method: ties\n---\nmerge_method: linear\n", "several YAML documents"),
+        ("merge_method: ties\n---\nmerge_method: linear\n", "document 2: name: merged is taken"),
         ("dtype: &a [*a]\n", "line 1, column 12: is an alias inside what it stands for"),
         ("merge_method: 2001-99-99\n", "not valid YAML"),
         ("merge_method: ties\nmerge_method: linear\n", "line 2, merge_method: is given twice"),

@@ -318,7 +318,7 @@ def test_threads_are_few(mode: str):
     """A small stack each, so that it is not the memory that ends them."""
     program = """
 import threading, time
-threading.stack_size(64 << 10)
+threading.stack_size(128 << 10)
 made = 0
 try:
     for _ in range(1500):

@@ -146,13 +146,15 @@ def idle_settings(recipe: Recipe, sites: Mapping[str, Site]) -> list[str]:
         for pattern in sorted(str(pattern) for pattern in patterns)
         if not recipe.slices and not any(pattern in tensor for tensor in sites)
     ]
+    # A density for each expert; a user's operator may call something else by that name.
+    thinned = [s for s in sites.values() if isinstance(s.settings.get("density"), tuple)]
     kept = {
         name
-        for site in sites.values()
-        for name, density in zip(site.experts, site.settings.get("density", ()), strict=False)
+        for site in thinned
+        for name, density in zip(site.experts, site.settings["density"], strict=False)
         if density
     }
-    if any("density" in site.settings for site in sites.values()):
+    if thinned:
         notes += [f"density: 0 leaves nothing of {m.name}" for m in recipe.models
                   if m.name not in kept]  # fmt: skip
     return notes
