@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -145,30 +146,39 @@ def test_a_finished_suite_has_nothing_to_do_and_takes_more_pools(
     assert both.made == first.runs and len(names) == 2  # one folder name, two pools
 
 
-KILLS = 10
+def finished(out: Path) -> int:
+    """The runs that the overview of a suite counts; 0 before it is written."""
+    try:
+        pools = json.loads((out / "overview.json").read_text())["pools"]
+    except FileNotFoundError:
+        return 0
+    return sum(pool["done"] for pool in pools.values())
 
 
-def test_a_suite_killed_ten_times_ends_in_the_same_store(pool: PoolOnDisk, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("jobs", "kills"), [("1", 10), ("2", 4)])
+def test_a_suite_killed_again_and_again_ends_in_the_same_store(
+    pool: PoolOnDisk, tmp_path: Path, jobs: str, kills: int
+) -> None:
     content = write(tmp_path, definition(pool))
     whole, out = tmp_path / "whole", tmp_path / "out"
-    start = time.monotonic()
     environment = {**os.environ, "SIGMERGE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "sigmerge", "suite", str(content)]
+    command = [sys.executable, "-m", "sigmerge", "suite", str(content), "--jobs", jobs]
     subprocess.run([*command, str(whole)], check=True, env=environment, capture_output=True)
-    seconds = time.monotonic() - start
-    draw, killed = random.Random(0), 0
-    for _ in range(KILLS):
+    draw, killed = random.Random(0), []
+    for _ in range(kills):
+        goal = finished(out) + draw.randint(0, 2)
         running = subprocess.Popen(
             [*command, str(out)], env=environment, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        try:
-            running.wait(draw.uniform(0.1, 0.6) * seconds)
-        except subprocess.TimeoutExpired:
+        while running.poll() is None and finished(out) < goal:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.1))
+        if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)
-            killed += 1
+            killed.append(finished(out))
         running.wait()
-    assert killed
+    assert len(killed) >= 3 and any(0 < runs < finished(whole) for runs in killed)
     done = subprocess.run([*command, str(out)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert export(out) == export(whole)
@@ -281,13 +291,24 @@ def test_an_anchor_may_be_a_recipe_file(pool: PoolOnDisk, tmp_path: Path) -> Non
     assert "no recipe file" in refused(2, "suite", file, tmp_path / "out", beside=tmp_path)
 
 
-def test_the_same_pool_twice_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:
+def test_a_link_to_a_pool_is_refused_by_a_dry_run(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "link").symlink_to(pool.root)
-    file = write(tmp_path, definition(pool))
-    ran = sigmerge(
-        "suite", file, tmp_path / "out", "--pool", pool.root, "--pool", tmp_path / "link"
-    )
+    file, pools = write(tmp_path, definition(pool)), ["--pool", pool.root, "--pool"]
+    read: list[str] = []
+    monkeypatch.setattr("sigmerge.experiments.plan.weight_digests", lambda *given: read.append(""))
+    ran = sigmerge("suite", file, tmp_path / "out", *pools, tmp_path / "link", "--dry-run")
     assert ran.code == 2 and "are the same pool" in ran.err
+    assert not read  # a dry run reads no weights
+
+
+def test_a_copy_of_a_pool_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:
+    shutil.copytree(pool.root, tmp_path / "copy")
+    file, pools = write(tmp_path, definition(pool)), ["--pool", pool.root, "--pool"]
+    ran = sigmerge("suite", file, tmp_path / "out", *pools, tmp_path / "copy")
+    assert ran.code == 2 and "are the same pool" in ran.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_dry_run_is_true(pool: PoolOnDisk, tmp_path: Path) -> None:
@@ -410,6 +431,7 @@ def test_the_papers_suite_passes_a_dry_run_on_folders_of_the_true_shapes(
     for domain in DOMAINS:
         (tmp_path / "exemplars").mkdir(exist_ok=True)
         (tmp_path / f"exemplars/{domain}.jsonl").write_text('{"prompt": "w3", "response": "w4"}\n')
+    monkeypatch.setattr("sigmerge.experiments.plan.weight_digests", None)  # reads no weights
     told = sigmerge("suite", "paper", tmp_path / "out", "--dry-run", "--json")
     assert told.code == 0, told
     steps = told.json["steps"]

@@ -80,7 +80,7 @@ class SuiteJob:
                     "command: must say {split}: a suite scores the calibration and the "
                     "evaluation items apart."
                 )
-        _check_distinct(found)
+        _check_distinct(found, [str(_folders(plan)) for plan in found])
         SUITE_FOLDER.check(self.out, True, inputs)
         self._check_store()
         return found
@@ -115,6 +115,7 @@ class SuiteJob:
 
     def run(self) -> SuiteResult:
         found, meter = self.check(), Meter()
+        _check_distinct(found, [plan.row.key for plan in found])
         with SUITE_FOLDER.writing(self.out):
             self._check_store()
             self._write_definition()
@@ -132,14 +133,17 @@ class SuiteJob:
         )
 
 
-def _check_distinct(found: list[PoolPlan]) -> None:
+def _folders(plan: PoolPlan) -> list[Path]:
+    return [path.resolve() for path in plan.plain.inputs]
+
+
+def _check_distinct(found: list[PoolPlan], keys: list[str]) -> None:
+    """Refuse two pools with one key: their folders, or what they hold."""
     known: dict[str, str] = {}
-    for plan in found:
-        if plan.row.key in known:
-            raise RecipeError(
-                f"{known[plan.row.key]} and {plan.name} are the same pool; name it once."
-            )
-        known[plan.row.key] = plan.name
+    for plan, key in zip(found, keys, strict=True):
+        if key in known:
+            raise RecipeError(f"{known[key]} and {plan.name} are the same pool; name it once.")
+        known[key] = plan.name
 
 
 @dataclass

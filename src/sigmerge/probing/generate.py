@@ -18,6 +18,8 @@ from sigmerge.probing.loading import unloadable
 
 _T = TypeVar("_T")
 LONGEST = 2048
+FULL = ("can't allocate memory", "not enough memory")
+"""What torch says, on one processor or another, when the machine's memory is full."""
 """Tokens of an item and its answer for which a batch must have room."""
 
 
@@ -154,7 +156,7 @@ class HfModel:
                 return work()
             except RuntimeError as error:  # on processor cores it has no class of its own
                 full = isinstance(error, self.torch.OutOfMemoryError)
-                if not (full or "can't allocate memory" in str(error)):
+                if not (full or any(words in str(error) for words in FULL)):
                     raise
                 if self.batch_size == 1:
                     raise ScoreError(
