@@ -20,7 +20,7 @@ from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.statistics import StatisticsFolders
-from sigmerge.checkpoints.writer import Layout, Output, parse_size, plan_layout
+from sigmerge.checkpoints.writer import Layout, parse_size, plan_layout
 from sigmerge.engine.beside import beside
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
 from sigmerge.engine.sink import Sink
@@ -38,6 +38,7 @@ from sigmerge.jobs.pools import (
     open_merge_pool,
     other_inputs,
 )
+from sigmerge.jobs.work_folder import open_output
 from sigmerge.kernels import TILE
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.features import peak_bytes
@@ -230,17 +231,8 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         job = with_statistics(job, options)
     recipe, pool = job.recipe, job.pool
     inputs = Inputs.of(pool.members, other_inputs(recipe, job.statistics is not None))
-    # Blocks that were finished without the check for NaN are not taken over by a run that checks.
-    key = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
     with (
-        Output(
-            out,
-            job.layout,
-            key,
-            overwrite=options.overwrite,
-            durable=options.durable,
-            threads=options.threads,
-        ) as output,
+        open_output(out, job.layout, job.fingerprint(), options) as output,
         PoolSource(job.members, allow_nonfinite=options.allow_nonfinite) as source,
         Workers(options.threads) as workers,
     ):

@@ -125,7 +125,10 @@ def run_occupancy(
     """
     job = OccupancyJob.of(plan, pool, anchor)
     inputs = Inputs.of({**pool.members, "anchor": anchor})
-    with _output(job, out, options) as output, _sources(job, options) as sources:
+    with (
+        open_output(out, job.layout, job.fingerprint(), options) as output,
+        _sources(job, options) as sources,
+    ):
         resumed = sorted(output.done)
         with beside(partial(inputs.hash, options)) as hashed:
             claims = _write(job, sources, output, options)
@@ -161,7 +164,10 @@ def _lasting(inputs: tuple[InputFile, ...], plan: RepairPlan) -> tuple[InputFile
 
 def write_candidate(job: OccupancyJob, folder: Path, options: Options) -> None:
     """Write a repaired checkpoint that is only measured: weights and companions, no records."""
-    with _output(job, folder, options) as output, _sources(job, options) as sources:
+    with (
+        open_output(folder, job.layout, job.fingerprint(), options) as output,
+        _sources(job, options) as sources,
+    ):
         _write(job, sources, output, options)
         output.publish()
 
@@ -182,18 +188,6 @@ def _sources(job: OccupancyJob, options: Options) -> Iterator[tuple[PoolSource, 
         PoolSource({"anchor": job.anchor}, allow_nonfinite=lenient) as anchor,
     ):
         yield source, anchor
-
-
-def _output(job: OccupancyJob, out: Path, options: Options) -> Output:
-    key = job.fingerprint() + (" unchecked" if options.allow_nonfinite else "")
-    return Output(
-        out,
-        job.layout,
-        key,
-        overwrite=options.overwrite,
-        durable=options.durable,
-        threads=options.threads,
-    )
 
 
 def _write(

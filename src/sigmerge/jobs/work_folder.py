@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.errors import OutputError
 from sigmerge.files.locks import only_writer
+from sigmerge.jobs.options import Options
 
 _UNFINISHED = (
     r"\.+{name}(\.\d+-\d+)?"
@@ -23,6 +25,21 @@ _UNFINISHED = (
 def hidden(out: Path, purpose: str) -> Path:
     """A hidden name beside `out` for a folder that exists only while `out` is made."""
     return out.absolute().with_name(f".{out.name}.{purpose}")
+
+
+def open_output(out: Path, layout: Layout, fingerprint: str, options: Options) -> Output:
+    """The hidden folder that becomes `out`; blocks of an interrupted run of the job are kept.
+
+    Blocks that were finished without the check for NaN are not taken over by a run that checks.
+    """
+    return Output(
+        out,
+        layout,
+        fingerprint + (" unchecked" if options.allow_nonfinite else ""),
+        overwrite=options.overwrite,
+        durable=options.durable,
+        threads=options.threads,
+    )
 
 
 def _nameless(folder: Path) -> Path:
