@@ -29,7 +29,15 @@ if TYPE_CHECKING:
     from sigmerge.jobs.scores import ScoreFunction
     from sigmerge.merge3.scoring import CandidateScorer
     from sigmerge.records import SearchRecord, TuneRecord
-    from sigmerge.results import Captured, Deficits, DemoResult, Merged, Profile, RunResult
+    from sigmerge.results import (
+        Aggregated,
+        Captured,
+        Deficits,
+        DemoResult,
+        Merged,
+        Profile,
+        RunResult,
+    )
 
 RecipeLike = Recipe | str | PathLike[str] | Mapping[str, Any]
 PathName = str | PathLike[str]
@@ -247,7 +255,7 @@ def evaluate(
 
 def aggregate(
     files: Sequence[PathName], experts: Mapping[str, PathName] | None = None
-) -> dict[str, Any]:
+) -> Aggregated:
     """Put result files of `evaluate` side by side, with the gaps to the experts."""
     from sigmerge.jobs.aggregate import aggregate as put_together
 

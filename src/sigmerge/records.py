@@ -21,8 +21,6 @@ from sigmerge.errors import RecipeError, SigmergeError
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.method.deficit import DomainScores
 
-RECORDS_FOLDER = "sigmerge"
-"""The folder of a checkpoint that holds its records."""
 PLAN, PROVENANCE, RECIPE, PAGE = "plan.json", "provenance.json", "recipe.yaml", "report.html"
 
 PerLayer = tuple[tuple[float, ...], ...]

@@ -98,6 +98,32 @@ class Captured(Part):
     state: str
 
 
+class AggregatedRow(Part):
+    """A result file of `evaluate`; `submetrics` are named benchmark.metric."""
+
+    file: str
+    checkpoint: str
+    suite: str
+    split: str
+    limit: int | None
+    judges: tuple[str, ...]
+    domains: DomainScores
+    macro: float
+    submetrics: Mapping[str, float]
+    residual_gaps: DomainScores
+    """By domain, what the checkpoint lacks to the strongest expert; empty without experts."""
+
+
+class Aggregated(Part):
+    """Result files side by side, and the domain scores of the experts they are compared with."""
+
+    rows: tuple[AggregatedRow, ...]
+    experts: Mapping[str, DomainScores]
+
+    def as_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")  # a limit of None is a value: all items
+
+
 class PairedLine(Part):
     """One anchor and its repair as fractions of Macro-5 and residual gap."""
 

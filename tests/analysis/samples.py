@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from sigmerge.analysis.page import PageRun
-from sigmerge.analysis.table import strongest
+from sigmerge.method.deficit import best_scores
 from sigmerge.records import PairedScores, Provenance, RepairPlan
 
 DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")
@@ -55,7 +55,7 @@ def plan(layers: int, measured: PairedScores, coordinates: int, seed: int = 0) -
     scaled = [(v - v.min()) / (v.max() - v.min()) for v in views.values()]
     conflict = np.mean(scaled, axis=0)
     capacity = 0.45 - 0.35 * conflict
-    best = strongest(measured.experts)
+    best = best_scores(measured.experts)
     deficit = {d: max(0.0, best[d] - measured.anchor[d]) for d in DOMAINS}
     share = {d: g / sum(deficit.values()) for d, g in deficit.items()}
     quota = [[math.ceil(c * share[d] * coordinates) for d in DOMAINS] for c in capacity]

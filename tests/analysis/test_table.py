@@ -21,10 +21,6 @@ REPAIRED = {"math": 0.80, "coding": 0.70, "safety": 0.90}
 SCORES = PairedScores(experts=EXPERTS, anchor=ANCHOR, repaired=REPAIRED)
 
 
-def test_strongest_expert_need_not_be_the_domains_own():
-    assert table.strongest(EXPERTS) == {"math": 0.90, "coding": 0.80, "safety": 0.75}
-
-
 def test_paired_row():
     row = table.paired_row("TIES", SCORES)
     assert row.anchor == pytest.approx(0.65)

@@ -191,9 +191,9 @@ def test_aggregate_refuses_what_cannot_be_compared(place: Path, tmp_path: Path):
         evaluate(place / "tiny", str(place / "own.yaml"), split, store=tmp_path / "r.sqlite",
                  out=out, only=("even",))  # fmt: skip
         files.append(out)
-    rows = aggregate(files[:1], {"words": files[0]})["rows"]
-    assert rows[0]["residual_gaps"] == {"length": 0.0}
-    assert rows[0]["submetrics"] == {"even.odd": rows[0]["domains"]["length"]}
+    rows = aggregate(files[:1], {"words": files[0]}).rows
+    assert rows[0].residual_gaps == {"length": 0.0}
+    assert rows[0].submetrics == {"even.odd": rows[0].domains["length"]}
     with pytest.raises(ScoreError, match=r"all\.json: its split 'all', of .*'calibration'"):
         aggregate(files)
     with pytest.raises(ScoreError, match=r"all\.json: its split 'all', of .*'calibration'"):
@@ -212,7 +212,8 @@ def test_an_expert_measured_otherwise_is_refused(tmp_path: Path, key: str, value
     row, expert = tmp_path / "row.json", tmp_path / "expert.json"
     row.write_text(json.dumps(result))
     expert.write_text(json.dumps({**result, key: value}))
-    assert aggregate([row], {"d": row})["rows"][0]["residual_gaps"] == {"d": 0.0}
+    assert aggregate([row], {"d": row}).rows[0].residual_gaps == {"d": 0.0}
+    assert aggregate([row]).as_json()["rows"][0]["limit"] is None
     with pytest.raises(ScoreError, match=rf"expert\.json: its {key} "):
         aggregate([row], {"d": expert})
     expert.write_text(json.dumps({k: v for k, v in result.items() if k != key}))

@@ -29,6 +29,7 @@ def table(scores):
 
 def test_strongest_may_be_another_domains_expert_own_never():
     assert deficit.strongest(EXPERTS, DOMAINS).tolist() == [0.7, 0.5, 0.9]
+    assert deficit.best_scores(EXPERTS) == dict(zip(DOMAINS, [0.7, 0.5, 0.9], strict=True))
     assert deficit.own(EXPERTS, DOMAINS).tolist() == [0.6, 0.5, 0.9]
     assert deficit.deficits(EXPERTS, ANCHOR, DOMAINS) == pytest.approx([0.2, 0, 0.5])
     assert deficit.deficits(EXPERTS, ANCHOR, DOMAINS, "own") == pytest.approx([0.1, 0, 0.5])

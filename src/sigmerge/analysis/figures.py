@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from sigmerge.analysis import svg
-from sigmerge.analysis.table import PairedRow, percent, points, strongest
-from sigmerge.method.deficit import DomainScores
+from sigmerge.analysis.table import PairedRow, percent, points
+from sigmerge.method.deficit import DomainScores, best_scores
 from sigmerge.records import PairedScores, PerLayer, Plan, RepairPlan
 
 DomainClasses = Mapping[str, str]  # domain -> the class that gives it its colour on the whole page
@@ -120,7 +120,7 @@ def score_grid(scores: PairedScores | None) -> Grid | None:
     """Paired scores per domain."""
     if scores is None or not scores.anchor:
         return None
-    repaired, best = scores.repaired or {}, strongest(scores.experts)
+    repaired, best = scores.repaired or {}, best_scores(scores.experts)
     rows = []
     for domain, before in scores.anchor.items():
         after = repaired.get(domain)
@@ -134,7 +134,7 @@ def paired_scores(scores: PairedScores, kinds: DomainClasses) -> Figure | None:
     grid = score_grid(scores)
     if not grid:
         return None
-    anchor, repaired, best = scores.anchor, scores.repaired or {}, strongest(scores.experts)
+    anchor, repaired, best = scores.anchor, scores.repaired or {}, best_scores(scores.experts)
     marks = [
         svg.BeforeAfter(
             domain,

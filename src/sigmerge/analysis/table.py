@@ -11,13 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
 from sigmerge.errors import ScoreError
-from sigmerge.method import deficit
-from sigmerge.method.deficit import DomainScores
+from sigmerge.method.deficit import DomainScores, residual_gaps
 from sigmerge.records import PairedScores
 
 
@@ -42,23 +40,12 @@ def macro(scores: DomainScores) -> float:
     return fmean(scores.values())
 
 
-def strongest(experts: Mapping[str, DomainScores]) -> dict[str, float]:
-    """The best score any expert of the pool reaches, per domain (ruling 11)."""
-    best: dict[str, float] = {}
-    for scores in experts.values():
-        for domain, score in scores.items():
-            best[domain] = max(score, best.get(domain, score))
-    return best
-
-
-def residual_gap(experts: Mapping[str, DomainScores], scores: DomainScores) -> float:
-    """Mean over domains of the residual expert gap g_d (Eq. 6)."""
-    best = strongest(experts)
-    unknown = [domain for domain in scores if domain not in best]
-    if unknown:
+def mean_gap(experts: Mapping[str, DomainScores], scores: DomainScores) -> float:
+    """Mean over domains of the residual expert gap g_d (Eq. 6) to the strongest expert."""
+    gaps = residual_gaps(experts, scores)
+    if unknown := [domain for domain in scores if domain not in gaps]:
         raise ScoreError(f"No expert has a score for the domain {', '.join(unknown)}.")
-    reference = np.array([best[domain] for domain in scores])
-    return float(deficit.residual_gap(reference, np.array(list(scores.values()))).mean())
+    return fmean(gaps.values())
 
 
 def paired_row(name: str, scores: PairedScores) -> PairedRow:
@@ -74,8 +61,8 @@ def paired_row(name: str, scores: PairedScores) -> PairedRow:
         domains=len(anchor),
         anchor=macro(anchor),
         repaired=macro(repaired) if repaired else None,
-        gap_before=residual_gap(experts, anchor) if experts else None,
-        gap_after=residual_gap(experts, repaired) if experts and repaired else None,
+        gap_before=mean_gap(experts, anchor) if experts else None,
+        gap_after=mean_gap(experts, repaired) if experts and repaired else None,
     )
 
 

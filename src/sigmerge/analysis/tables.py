@@ -49,7 +49,7 @@ def _slug(text: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in text.lower()).strip("-")
 
 
-def residual_gap(results: Results) -> list[Table]:
+def gap_reduction(results: Results) -> list[Table]:
     rows: list[list[Cell]] = []
     for pool in results.pools:
         pairs = results.main.filter(pl.col("pool") == pool)
@@ -780,7 +780,7 @@ TABLE_BUILDERS: dict[str, Callable[[Results], list[Table]]] = {
     "statements": statements,
     "main_gain": main_gain,
     "paired_statistics": paired_statistics,
-    "residual_gap": residual_gap,
+    "residual_gap": gap_reduction,
     "recovered": recovered,
     "baselines": baselines,
     "ranks": ranks,

@@ -36,7 +36,8 @@ GENERATION = "generation_config.json"
 CODE_FILES = ("*.py",)
 """Code that a configuration may refer to. It is never run."""
 
-_TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Types of weights by their names in shards -> in configurations."""
 
 
 def copy_companions(
@@ -91,7 +92,7 @@ def merged_config(config: dict[str, Any], untied: bool, dtype: str | None) -> di
     merged = dict(config)
     if dtype:
         present = [key for key in ("dtype", "torch_dtype") if key in merged]
-        merged |= dict.fromkeys(present or ["torch_dtype"], _TORCH_NAMES[dtype])
+        merged |= dict.fromkeys(present or ["torch_dtype"], TORCH_NAMES[dtype])
     if untied:
         merged["tie_word_embeddings"] = False
     return merged

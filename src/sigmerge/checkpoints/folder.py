@@ -15,6 +15,8 @@ from sigmerge.words import shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+RECORDS_FOLDER = "sigmerge"
+"""The folder of a checkpoint that holds its records."""
 SHOWN = 12
 """Lines of one kind that an error lists."""
 SHORT = 300

@@ -11,8 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from sigmerge.checkpoints.companions import vocabulary
-from sigmerge.checkpoints.folder import INDEX, Checkpoint, open_checkpoint, read_json
+from sigmerge.checkpoints.companions import TORCH_NAMES, vocabulary
+from sigmerge.checkpoints.folder import (
+    INDEX,
+    RECORDS_FOLDER,
+    Checkpoint,
+    open_checkpoint,
+    read_json,
+)
 from sigmerge.checkpoints.pool import open_pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError
@@ -20,9 +26,6 @@ from sigmerge.files.digests import are_plain, rehashing, sha256
 from sigmerge.files.regular import is_regular
 from sigmerge.progress import Progress
 
-RECORDS = "sigmerge"
-"""The folder of a run's records."""
-_TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _PAGES = (".md", ".html", ".svg", ".png", ".jpg", ".jpeg", ".gif", ".pdf")
 _PAGE_NAMES = ("LICENSE", "LICENSE.txt", "NOTICE", "NOTICE.txt", ".gitattributes", ".gitignore")
 """What may be added to a published folder: no library loads it. Weights, vocabularies, code and
@@ -170,7 +173,7 @@ def _may_be_added(file: Path, folder: Path) -> bool:
         return True  # what is in it is looked at
     if not is_regular(file) or file.is_symlink():
         return False
-    recorded = file.relative_to(folder).parts[0] == RECORDS
+    recorded = file.relative_to(folder).parts[0] == RECORDS_FOLDER
     endings = _RECORD_ENDINGS if recorded else _PAGES
     return file.suffix in endings or file.name in _PAGE_NAMES
 
@@ -230,8 +233,8 @@ def _config(checkpoint: Checkpoint) -> Iterator[Finding]:
     config = checkpoint.config
     stored = {tensor.dtype for tensor in checkpoint.tensors.values() if tensor.floating}
     said = config.get("dtype") or config.get("torch_dtype")
-    if said and len(stored) == 1 and said not in (_TORCH_NAMES[dtype] for dtype in stored):
-        yield Finding("config", "dtype", f"{said}, the weights are {_TORCH_NAMES[stored.pop()]}")
+    if said and len(stored) == 1 and said not in (TORCH_NAMES[dtype] for dtype in stored):
+        yield Finding("config", "dtype", f"{said}, the weights are {TORCH_NAMES[stored.pop()]}")
     depth = config.get("num_hidden_layers")
     if depth is not None and checkpoint.stack.depth and depth != checkpoint.stack.depth:
         yield Finding("config", "num_hidden_layers",

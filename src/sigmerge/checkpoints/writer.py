@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from sigmerge import words
-from sigmerge.checkpoints.folder import INDEX, SINGLE, Checkpoint
+from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, SINGLE, Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE, encode_header
 from sigmerge.checkpoints.written import ShardBytes, Written
 from sigmerge.errors import OutputError, PoolError
@@ -455,6 +455,6 @@ def sync_tree(folder: Path) -> None:
         sync_folder(Path(root))
 
 
-_JOURNAL = "sigmerge/journal.jsonl"
-_JOURNAL_LOCK = "sigmerge/.journal.jsonl.lock"
+_JOURNAL = f"{RECORDS_FOLDER}/journal.jsonl"
+_JOURNAL_LOCK = f"{RECORDS_FOLDER}/.journal.jsonl.lock"
 _RECORD = {"done", "record", "pieces"}

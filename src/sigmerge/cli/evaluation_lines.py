@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sigmerge.results import Aggregated
 
 
 def split_lines(result: Mapping[str, Any]) -> Iterator[str]:
@@ -58,12 +61,12 @@ def evaluation_lines(result: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def aggregate_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    for row in result["rows"]:
-        yield f"{row['file']}  ({row['suite']}, {row['split']})"
-        gaps = row.get("residual_gaps", {})
-        for domain, score in row["domains"].items():
-            gap = f"  gap {100 * gaps[domain]:6.2f}" if domain in gaps else ""
-            yield f"  {domain:16} {100 * score:6.2f}{gap}"
-        yield f"  {'macro':16} {100 * row['macro']:6.2f}"
-        yield from (f"    {n:32} {100 * v:6.2f}" for n, v in row["submetrics"].items())
+def aggregate_lines(result: Aggregated) -> Iterator[str]:
+    for row in result.rows:
+        yield f"{row.file}  ({row.suite}, {row.split})"
+        for domain, score in row.domains.items():
+            gap = row.residual_gaps.get(domain)
+            lacking = "" if gap is None else f"  gap {100 * gap:6.2f}"
+            yield f"  {domain:16} {100 * score:6.2f}{lacking}"
+        yield f"  {'macro':16} {100 * row.macro:6.2f}"
+        yield from (f"    {n:32} {100 * v:6.2f}" for n, v in row.submetrics.items())

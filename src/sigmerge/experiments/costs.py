@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.checkpoints.statistics import DONE
 from sigmerge.experiments.store import BuildCost
 from sigmerge.files.documents import read_json_object
@@ -16,7 +17,6 @@ from sigmerge.jobs.scores import MeasuredScores
 from sigmerge.probing.exemplars import read_prompts
 from sigmerge.recipe import Recipe
 from sigmerge.records import PLAN, PROVENANCE, Provenance, SearchRecord, read, read_plan
-from sigmerge.records import RECORDS_FOLDER as RECORDS
 from sigmerge.results import Merged
 
 
@@ -38,7 +38,7 @@ def on_gpu(recipe: Recipe) -> bool:
 
 def merge_cost(recipe: Recipe, folder: Path, captures: Sequence[Path]) -> BuildCost:
     """Of a dense merge and the captures it reads, or of a search."""
-    records = folder / RECORDS
+    records = folder / RECORDS_FOLDER
     if recipe.search is not None:
         return _search_cost(read(SearchRecord, records / "search.json"), on_gpu(recipe))
     provenance = read(Provenance, records / PROVENANCE)

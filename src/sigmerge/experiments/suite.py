@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from sigmerge.errors import RecipeError
 from sigmerge.experiments.store import RunKind
@@ -20,7 +20,7 @@ from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.method.controls import VARIANTS
 from sigmerge.nano.files import POOL, RECIPES
 from sigmerge.recipe import RepairSection
-from sigmerge.recipe.sections import worded
+from sigmerge.recipe.sections import Section, worded
 from sigmerge.words import did_you_mean, shown, unknown
 
 SHIPPED_EXPERIMENTS = Path(__file__).parent / "suites"
@@ -28,10 +28,6 @@ SWEPT_CONSTANTS = ("c_min", "c_max", "scale")
 PAPERS_ANCHORS = (
     "linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "fisher", "regmean",
 )  # fmt: skip
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 def _repeated(values: Sequence[Any]) -> Any:
@@ -44,7 +40,7 @@ def _once(values: Sequence[Any], place: str = "") -> None:
         raise ValueError(f"{place}: {twice} is given twice".removeprefix(": "))
 
 
-class PoolSection(_Strict):
+class PoolSection(Section):
     """A pool: a folder with `reference` and the experts in it, or each of them by its own path.
 
     `experts` maps domains to folders or hub ids; without it every other folder with a config.json
@@ -68,7 +64,7 @@ class PoolSection(_Strict):
         return self
 
 
-class MethodSection(_Strict):
+class MethodSection(Section):
     """A dense merge or a search: an operator with its parameters. `recipe` names a shipped one, or
     a recipe's YAML file, whose keys hold where this section has none of its own."""
 
@@ -100,7 +96,7 @@ class MethodSection(_Strict):
         return {key: merged[key] for key in keys if key in merged}
 
 
-class RepairsSection(_Strict):
+class RepairsSection(Section):
     """The settings of the repair besides the default."""
 
     ablation: list[str] = []
@@ -122,7 +118,7 @@ class RepairsSection(_Strict):
         return self
 
 
-class SuiteSection(_Strict):
+class SuiteSection(Section):
     """A whole suite, as its YAML file says it."""
 
     name: str

@@ -8,10 +8,11 @@ from typing import Any
 
 from sigmerge.errors import ScoreError
 from sigmerge.files.documents import read_json_object
-from sigmerge.method.deficit import residual_gaps
+from sigmerge.method.deficit import DomainScores, residual_gaps
+from sigmerge.results import Aggregated, AggregatedRow
 
 
-def aggregate(files: Sequence[Path], experts: Mapping[str, Path] | None = None) -> dict[str, Any]:
+def aggregate(files: Sequence[Path], experts: Mapping[str, Path] | None = None) -> Aggregated:
     """Domain scores, macro score and submetrics of every result file of `sigmerge evaluate`.
 
     With `experts`, {domain: file}, also what each checkpoint lacks to the strongest of them. All
@@ -19,21 +20,24 @@ def aggregate(files: Sequence[Path], experts: Mapping[str, Path] | None = None) 
     """
     results = {file: _read(file) for file in [*files, *(experts or {}).values()]}
     _comparable(results)
-    expert_rows = {name: results[file]["domains"] for name, file in (experts or {}).items()}
-    rows = []
-    for file in files:
-        result = results[file]
-        row = {key: result[key] for key in ("checkpoint", "suite", "split", "limit", "judges")}
-        row |= {"file": str(file), "domains": result["domains"], "macro": result["macro"]}
-        row["submetrics"] = {
+    rows = {name: results[file]["domains"] for name, file in (experts or {}).items()}
+    return Aggregated(rows=tuple(_row(file, results[file], rows) for file in files), experts=rows)
+
+
+def _row(
+    file: Path, result: Mapping[str, Any], experts: Mapping[str, DomainScores]
+) -> AggregatedRow:
+    kept = ("checkpoint", "suite", "split", "limit", "judges", "domains", "macro")
+    return AggregatedRow(
+        file=str(file),
+        **{key: result[key] for key in kept},
+        submetrics={
             f"{name}.{metric}": value
             for name, metrics in result["benchmarks"].items()
             for metric, value in metrics.items()
-        }
-        if expert_rows:
-            row["residual_gaps"] = residual_gaps(expert_rows, result["domains"])
-        rows.append(row)
-    return {"rows": rows, "experts": expert_rows}
+        },
+        residual_gaps=residual_gaps(experts, result["domains"]),
+    )
 
 
 COMPARED_KEYS = ("suite", "split", "limit", "judges", "items", "items_sha256")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import SigmergeError
 from sigmerge.files.digests import are_plain, sha256
 from sigmerge.files.journal import continues
@@ -20,7 +21,6 @@ from sigmerge.records import (
     PLAN,
     PROVENANCE,
     RECIPE,
-    RECORDS_FOLDER,
     Plan,
     Provenance,
     read,

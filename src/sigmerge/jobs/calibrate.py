@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.files.journal import Journal, continues
@@ -31,7 +31,7 @@ from sigmerge.method.objective import Answer, Vector
 from sigmerge.method.tuning import Proposal
 from sigmerge.recipe import CalibrateSection, Recipe, RepairSection, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
-from sigmerge.records import RECIPE, RECORDS_FOLDER, RepairPlan, ScoreTable, TriedUpdate
+from sigmerge.records import RECIPE, RepairPlan, ScoreTable, TriedUpdate
 
 CALIBRATE_JOURNAL = "calibrate.jsonl"
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sigmerge.analysis.table import paired_row
+from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.report import RUN, write_joint_report
 from sigmerge.jobs.run import RUN_FOLDER, RunJob
 from sigmerge.nano.files import RECIPES
 from sigmerge.recipe import Recipe, load_recipe
-from sigmerge.records import PAGE, RECIPE, RECORDS_FOLDER, RunRecord, read
+from sigmerge.records import PAGE, RECIPE, RunRecord, read
 from sigmerge.results import DemoResult, PairedLine
 
 DEMO_ANCHORS = (

@@ -15,7 +15,7 @@ import numpy as np
 
 from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.companions import companion_files, copy_companions, model_card
-from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
@@ -43,7 +43,7 @@ from sigmerge.kernels import TILE
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.features import peak_bytes
 from sigmerge.recipe import Recipe
-from sigmerge.records import PLAN, PROVENANCE, RECIPE, RECORDS_FOLDER, Plan, Provenance
+from sigmerge.records import PLAN, PROVENANCE, RECIPE, Plan, Provenance
 from sigmerge.results import Merged
 
 

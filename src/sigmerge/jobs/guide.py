@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.writer import put_in_place, sync_tree
 from sigmerge.engine.machine import LIBRARIES, Meter
@@ -35,7 +36,7 @@ from sigmerge.method.deficit import Reference
 from sigmerge.method.tuning import Proposal
 from sigmerge.recipe import GuideSection, Recipe, RepairSection, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
-from sigmerge.records import PLAN, RECORDS_FOLDER, read_plan
+from sigmerge.records import PLAN, read_plan
 from sigmerge.results import Merged
 
 GUIDE_JOURNAL, GUIDE_ORIGIN = "guide.jsonl", "guided.yaml"

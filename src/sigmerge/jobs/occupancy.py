@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sigmerge.checkpoints.companions import copy_companions, model_card
-from sigmerge.checkpoints.folder import INDEX, Checkpoint
+from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
@@ -30,13 +30,13 @@ from sigmerge.engine.stream import ahead
 from sigmerge.engine.workers import Workers
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import Inputs, block_sites
+from sigmerge.jobs.work_folder import open_output
 from sigmerge.method.occupancy import Update, admission, claim
 from sigmerge.operators.base import Site
 from sigmerge.records import (
     PLAN,
     PROVENANCE,
     RECIPE,
-    RECORDS_FOLDER,
     GuardVerdict,
     InputFile,
     Provenance,

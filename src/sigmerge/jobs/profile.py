@@ -248,10 +248,7 @@ def _check_vocabularies(pool: Pool, options: Options) -> None:
     for name, expert in pool.experts.items():
         if vocabulary(expert.path) is not None:
             folders[name] = expert.path
-    main = {name: folder / "tokenizer.json" for name, folder in folders.items()}
-    files = [file for file in main.values() if file.exists()]
-    if len(files) < len(main) or len(set(sha256(files).values())) > 1:
-        check_same_vocabulary(folders, options.trust_remote_code)
+    check_same_vocabulary(folders, options.trust_remote_code)
 
 
 def _probed(expert: Checkpoint, tokenizer: Path, prompts: list[str], options: Options) -> Array:

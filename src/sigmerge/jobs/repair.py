@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import yaml
 
-from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
+from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.writer import check_target
 from sigmerge.engine.machine import Meter
@@ -59,7 +59,6 @@ from sigmerge.recipe import Recipe, RepairSection, load_recipe
 from sigmerge.records import (
     PLAN,
     RECIPE,
-    RECORDS_FOLDER,
     GuardVerdict,
     Member,
     RepairPlan,

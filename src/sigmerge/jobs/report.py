@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sigmerge.analysis.page import PageRun, write_page
+from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import OutputError
 from sigmerge.files.documents import whole
 from sigmerge.records import (
@@ -14,7 +15,6 @@ from sigmerge.records import (
     PLAN,
     PROVENANCE,
     RECIPE,
-    RECORDS_FOLDER,
     Provenance,
     RunRecord,
     read,

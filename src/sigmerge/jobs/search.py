@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sigmerge.checkpoints.companions import tokenizer_files
-from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.folder import RECORDS_FOLDER, open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import put_in_place, sync_tree
 from sigmerge.engine.machine import LIBRARIES, Meter, free_memory
@@ -46,7 +46,6 @@ from sigmerge.recipe.template import Template, candidate_seed, template
 from sigmerge.records import (
     PLAN,
     PROVENANCE,
-    RECORDS_FOLDER,
     Provenance,
     SearchRecord,
     Winner,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import RecipeError
 from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Description, Options
 from sigmerge.recipe import load_recipe
 from sigmerge.recipe.documents import several, with_folders
-from sigmerge.records import PLAN, PROVENANCE, RECORDS_FOLDER, Provenance, read, read_plan
+from sigmerge.records import PLAN, PROVENANCE, Provenance, read, read_plan
 from sigmerge.results import Merged
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
+from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpoint
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.verify import Finding, Report, verify_pool, verify_result
@@ -33,7 +33,6 @@ from sigmerge.records import (
     PLAN,
     PROVENANCE,
     RECIPE,
-    RECORDS_FOLDER,
     Plan,
     Provenance,
     RepairPlan,

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.errors import OutputError
 from sigmerge.files.locks import only_writer
@@ -101,7 +102,7 @@ class WorkFolder:
         if path.name in self.files:
             return path.is_file()
         if path.name in self.checkpoints:
-            made = (path / "config.json").is_file() and (path / "sigmerge").is_dir()
+            made = (path / "config.json").is_file() and (path / RECORDS_FOLDER).is_dir()
             return path.is_dir() and (made or not any(path.iterdir()))
         if self.work is not None and path.name == self.work[0]:
             inside = [file.name for file in path.iterdir()] if path.is_dir() else [""]

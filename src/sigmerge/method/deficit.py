@@ -52,6 +52,14 @@ def strongest(
     return np.array([max(experts[e][d] for e in domains) for d in domains], dtype=np.float64)
 
 
+def best_scores(experts: Mapping[str, DomainScores]) -> dict[str, float]:
+    """`strongest` by name, where experts may have scores of different domains (ruling 11)."""
+    best: dict[str, float] = {}
+    for scores in experts.values():
+        best |= {domain: max(score, best.get(domain, score)) for domain, score in scores.items()}
+    return best
+
+
 def own(
     experts: Mapping[str, Mapping[str, float]], domains: Sequence[str]
 ) -> Float64[np.ndarray, "domains"]:
@@ -72,9 +80,7 @@ def residual_gaps(experts: Mapping[str, DomainScores], scores: DomainScores) -> 
 
     `experts` and `scores` may cover different domains; the result has those that both have.
     """
-    best: dict[str, float] = {}
-    for row in experts.values():
-        best |= {d: max(q, best.get(d, q)) for d, q in row.items()}
+    best = best_scores(experts)
     common = [d for d in scores if d in best]
     gap = residual_gap(np.array([best[d] for d in common]), np.array([scores[d] for d in common]))
     return dict(zip(common, gap.tolist(), strict=True))

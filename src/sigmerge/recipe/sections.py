@@ -22,18 +22,20 @@ from sigmerge.recipe.space import CALLS, generations_of
 from sigmerge.words import shown, unknown
 
 
-class _Strict(BaseModel):
+class Section(BaseModel):
+    """A part of a document that a user wrote: an unknown key or another type is an error."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class ModelSection(_Strict):
+class ModelSection(Section):
     model: str
     name: str | None = None
     exemplars: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class SourceSection(_Strict):
+class SourceSection(Section):
     """One source of a slice: layers `layer_range[0]` … `layer_range[1]` − 1 of a model."""
 
     model: str
@@ -42,7 +44,7 @@ class SourceSection(_Strict):
     parameters: dict[str, Any] | None = None
 
 
-class SliceSection(_Strict):
+class SliceSection(Section):
     """A run of layers of the result; its sources are merged layer by layer."""
 
     sources: list[Any]
@@ -50,7 +52,7 @@ class SliceSection(_Strict):
     parameters: dict[str, Any] | None = None
 
 
-class ModuleSection(_Strict):
+class ModuleSection(Section):
     """mergekit's form for models of several modules; here there is one."""
 
     slices: list[Any] | None = None
@@ -58,7 +60,7 @@ class ModuleSection(_Strict):
     parameters: dict[str, Any] | None = None
 
 
-class CaptureSection(_Strict):
+class CaptureSection(Section):
     """The `capture:` section: how an operator that reads data gets its statistics.
 
     `limit` exemplars of each file are taken, from its top; all if it is not given. `scale` moves
@@ -75,7 +77,7 @@ class CaptureSection(_Strict):
     folder: str | None = None
 
 
-class SearchSection(_Strict):
+class SearchSection(Section):
     """The `search:` section: the coefficients of merge_method are searched (MERGE³).
 
     The budget is `calls`, or population × generations. `trust` is the share c of the answers in
@@ -150,7 +152,7 @@ class SearchSection(_Strict):
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class HarnessScores(_Strict):
+class HarnessScores(Section):
     """`repair: scores:` as result files of lm-evaluation-harness."""
 
     experts: dict[str, str]
@@ -158,7 +160,7 @@ class HarnessScores(_Strict):
     domains: dict[str, str | list[str]]
 
 
-class _Aim(_Strict):
+class _Aim(Section):
     """What evaluation calls aim at.
 
     `objective` is mean, worst (the largest deficit) or weighted, with `weights` by domain; `floors`
@@ -226,7 +228,7 @@ class TuneSection(_Aim):
             raise RecipeError("The tuning cannot be run:", problems) from None
 
 
-class RepairSection(_Strict):
+class RepairSection(Section):
     """The `repair:` section (the paper's Sec. 3).
 
     `shares` by domain and `capacity` of every layer, or one for all, take the place of scores and
@@ -341,7 +343,7 @@ Dtype = Annotated[
 ]
 
 
-class TokenizerSection(_Strict):
+class TokenizerSection(Section):
     """mergekit's long form of `tokenizer_source`."""
 
     source: str = "union"
@@ -349,7 +351,7 @@ class TokenizerSection(_Strict):
     pad_to_multiple_of: Any = None
 
 
-class RecipeSection(_Strict):
+class RecipeSection(Section):
     """The top level. Its sections are checked one by one, so that each reports all its problems."""
 
     name: str | None = None
