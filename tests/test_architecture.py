@@ -258,6 +258,21 @@ def test_a_noun_means_one_thing() -> None:
     assert homes["PROVENANCE"] == ["sigmerge.records"]  # assigned in a tuple
 
 
+LONGEST = 60
+
+
+def test_a_function_is_a_screen_long_at_most() -> None:
+    """Counted from `def` to its last line; tables of values stand outside functions."""
+    lengths = {
+        f"{name}.{node.name}, line {node.lineno}": (node.end_lineno or 0) - node.lineno + 1
+        for name, file in MODULES.items()
+        for node in ast.walk(parsed(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert len(lengths) > 1000
+    assert {place: length for place, length in lengths.items() if length > LONGEST} == {}
+
+
 def test_the_import_rules_can_see() -> None:
     """The reader of imports finds them wherever they stand; else all of the above is void."""
     file = ROOT / "engine/stream.py"

@@ -21,6 +21,19 @@ from sigmerge.cli.app import (
     examples,
 )
 
+SplitName = Annotated[
+    Literal["calibration", "evaluation", "all"],
+    typer.Option("--split", help="calibration: the drawn items."),
+]
+SplitsFile = Annotated[
+    Path | None, typer.Option("--splits", help="Split file; default: what build would write.")
+]
+Backend = Annotated[Literal["hf", "vllm"], typer.Option("--backend", help="What generates.")]
+LoadedAs = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option("--dtype", help="Of weights; auto: as saved."),
+]
+
 
 @app.command(
     epilog=examples("sigmerge evaluate merged/ --suite mergebench --split evaluation --data data/")
@@ -28,28 +41,18 @@ from sigmerge.cli.app import (
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder to score.")],
     suite: SuiteName = "mergebench",
-    split: Annotated[
-        Literal["calibration", "evaluation", "all"],
-        typer.Option("--split", help="calibration: the drawn items."),
-    ] = "calibration",
+    split: SplitName = "calibration",
     data: DataFolder = None,
     hub: UseHub = False,
-    splits_file: Annotated[
-        Path | None, typer.Option("--splits", help="Split file; default: what build would write.")
-    ] = None,
+    splits_file: SplitsFile = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="First items of each benchmark only.")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--benchmark", help="Only this benchmark; repeatable.")
     ] = None,
-    backend: Annotated[
-        Literal["hf", "vllm"], typer.Option("--backend", help="What generates.")
-    ] = "hf",
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option("--dtype", help="Of weights; auto: as saved."),
-    ] = "auto",
+    backend: Backend = "hf",
+    dtype: LoadedAs = "auto",
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=0, help="0: found automatically.")
     ] = 0,

@@ -117,6 +117,11 @@ def regressions(paper: PublishedTables, ledger: Ledger) -> None:
         DOM,
         inferred=True,
     )
+
+
+def task_arithmetic(paper: PublishedTables, ledger: Ledger) -> None:
+    before, after = gaps(paper)
+    gain = paper.after - paper.before
     ledger.numbers(
         "math under TA on Llama-3.1-8B-Instruct falls from, to",
         ["78.54", "73.66"],
@@ -437,7 +442,7 @@ def cost(paper: PublishedTables, ledger: Ledger) -> None:
 
 
 def sensitivity(paper: PublishedTables, ledger: Ledger) -> None:
-    (first, second), used = paper.sweeps, "sens_p0 sens_p1"
+    first, second = paper.sweeps
     other = [
         [float(r["delta"]) for r in rows if float(r["delta"]) != 0] for rows in (first, second)
     ]
@@ -481,6 +486,10 @@ def sensitivity(paper: PublishedTables, ledger: Ledger) -> None:
         DOM,
         inferred=True,
     )
+
+
+def best_constants(paper: PublishedTables, ledger: Ledger) -> None:
+    first, used = paper.sweeps[0], "sens_p0 sens_p1"
     best = {
         (constant, domain): max(
             (r for r in first if r["constant"] == constant), key=lambda r: float(r[domain])
@@ -511,23 +520,32 @@ def sensitivity(paper: PublishedTables, ledger: Ledger) -> None:
     )
 
 
-def anchor_statistics(paper: PublishedTables, ledger: Ledger) -> None:
-    before, after, gain = paper.macro_before, paper.macro_after, paper.macro_gain
-    means = paper.before.mean(1)
-    spread = 100 * np.ptp(before, axis=1).max()
-    ledger.number("anchors of a pool differ by up to, in points", "15", spread, "main_gain")
+AnchorTable = list[list[dict[str, float]]]
+
+
+def _anchor_table(paper: PublishedTables) -> AnchorTable:
+    """The nine statistics of every anchor, by pool."""
     gap, _ = gaps(paper)
-    nine = [
+    return [
         [statistics.anchor_statistics(paper.before[p, :, a], gap[p, :, a]) for a in range(7)]
         for p in range(3)
     ]
 
-    def within(name: str, target: np.ndarray) -> list[float]:
-        return [statistics.spearman([s[name] for s in nine[p]], target[p]) for p in range(3)]
 
-    def pooled(name: str, target: np.ndarray) -> float:
-        return statistics.spearman([s[name] for row in nine for s in row], target.ravel())
+def _within(nine: AnchorTable, name: str, target: np.ndarray) -> list[float]:
+    return [statistics.spearman([s[name] for s in nine[p]], target[p]) for p in range(3)]
 
+
+def _pooled(nine: AnchorTable, name: str, target: np.ndarray) -> float:
+    return statistics.spearman([s[name] for row in nine for s in row], target.ravel())
+
+
+def anchor_statistics(paper: PublishedTables, ledger: Ledger) -> None:
+    before, gain = paper.macro_before, paper.macro_gain
+    spread = 100 * np.ptp(before, axis=1).max()
+    ledger.number("anchors of a pool differ by up to, in points", "15", spread, "main_gain")
+    gap, _ = gaps(paper)
+    nine = _anchor_table(paper)
     found = [statistics.spearman(before[k], gain[k]) for k in range(3)]
     ledger.fact(
         "anchor Macro-5 and gain correlate on two pools and on the third",
@@ -541,7 +559,7 @@ def anchor_statistics(paper: PublishedTables, ledger: Ledger) -> None:
     ledger.numbers(
         "entropy of ρ and gain correlate over 21 settings, and within Llama-3.1-8B-Instruct",
         ["+0.78", "+0.07"],
-        [pooled("share entropy", gain), within("share entropy", gain)[P8B]],
+        [_pooled(nine, "share entropy", gain), _within(nine, "share entropy", gain)[P8B]],
         DOM,
         inferred=True,
     )
@@ -555,7 +573,7 @@ def anchor_statistics(paper: PublishedTables, ledger: Ledger) -> None:
         DOM,
         inferred=True,
     )
-    signs = {name: within(name, gain) for name in nine[0][0]}
+    signs = {name: _within(nine, name, gain) for name in nine[0][0]}
     stable = [
         n for n, r in signs.items() if not np.isnan(r).any() and (min(r) > 0.11 or max(r) < -0.11)
     ]
@@ -568,14 +586,21 @@ def anchor_statistics(paper: PublishedTables, ledger: Ledger) -> None:
         note="A correlation of at most 0.11 counts as none: the paper's own +0.11 is its "
         "clearest reversal.",
     )
+
+
+def repaired_scores(paper: PublishedTables, ledger: Ledger) -> None:
+    after, means, nine = paper.macro_after, paper.before.mean(1), _anchor_table(paper)
     ledger.number(
         "range of domain scores and repaired Macro-5 correlate over 21 settings",
         "+0.73",
-        pooled("score range", after),
+        _pooled(nine, "score range", after),
         DOM,
     )
     ledger.numbers(
-        "and within the pools", ["-0.86", "-0.64", "-0.54"], within("score range", after), DOM
+        "and within the pools",
+        ["-0.86", "-0.64", "-0.54"],
+        _within(nine, "score range", after),
+        DOM,
     )
     ledger.numbers(
         "anchor and repaired Macro-5 correlate within the pools",
@@ -622,12 +647,19 @@ def selection(paper: PublishedTables, ledger: Ledger) -> None:
     )
 
 
+def _changes(paper: PublishedTables) -> tuple[dict[str, float], dict[str, int], dict[str, int]]:
+    """Of each metric the mean gain in points, and how many settings fall and rise."""
+    deltas = {name: metric.delta for name, metric in paper.metrics.items()}
+    return (
+        {name: 100 * delta.mean() for name, delta in deltas.items()},
+        {name: int((delta < 0).sum()) for name, delta in deltas.items()},
+        {name: int((delta > 0).sum()) for name, delta in deltas.items()},
+    )
+
+
 def submetrics(paper: PublishedTables, ledger: Ledger) -> None:
-    metrics = paper.metrics
-    mean = {name: 100 * m.delta.mean() for name, m in metrics.items()}
-    negative = {name: int((m.delta < 0).sum()) for name, m in metrics.items()}
-    positive = {name: int((m.delta > 0).sum()) for name, m in metrics.items()}
-    ifeval = [name for name in metrics if name.startswith("IFEval")]
+    mean, _, positive = _changes(paper)
+    ifeval = [name for name in mean if name.startswith("IFEval")]
     ledger.fact(
         "IFEval variants that improve on all 21 settings",
         "4 of 4",
@@ -653,6 +685,10 @@ def submetrics(paper: PublishedTables, ledger: Ledger) -> None:
         [mean[n] for n in coding],
         "sub_coding",
     )
+
+
+def regressed_submetrics(paper: PublishedTables, ledger: Ledger) -> None:
+    mean, negative, positive = _changes(paper)
     math_metrics = ("GSM8K strict", "GSM8K flex")
     ledger.fact(
         "negative settings of GSM8K strict and flexible extraction",
@@ -681,7 +717,7 @@ def submetrics(paper: PublishedTables, ledger: Ledger) -> None:
     ledger.fact(
         "multilingual negative settings, from and to", [2, 7], [counts[0], counts[-1]], "sub_multi"
     )
-    groups = [name for name in metrics if name not in PAPER_DOMAINS]
+    groups = [name for name in mean if name not in PAPER_DOMAINS]
     ledger.fact(
         "reported metrics", 17, len(groups), "sub_math sub_instr sub_coding sub_multi sub_safety"
     )

@@ -257,34 +257,43 @@ def decomposition(paper: PublishedTables, ledger: Ledger) -> None:
     )
 
 
+SINGLE_CONTROLS = (
+    "inverted capacity", "permuted capacity", "inverted share", "random share",
+    "equal-budget random mask",
+)  # fmt: skip
+CONTROL_SLACK = 100 * 0.01 / 5.03
+"""Macro scores are rounded to 0.01 points; a retained fraction moves by that over the gain."""
+
+
 def controls(paper: PublishedTables, ledger: Ledger) -> None:
-    single = [name for name in paper.controls if name != "all three randomized"]
     kept = {name: retained(paper, name) for name in paper.controls}
-    # Each macro score is rounded to 0.01 points; a retained fraction moves by that over the gain.
-    slack = 100 * 0.01 / 5.03
     for name, rows in paper.controls.items():
         ledger.numbers(
             f"retained fractions of {name}",
             [row["retained"] for row in rows],
             kept[name].tolist(),
             "directional_full",
-            slack=slack,
+            slack=CONTROL_SLACK,
         )
-    best = np.max([kept[name] for name in single], axis=0)
+    best = np.max([kept[name] for name in SINGLE_CONTROLS], axis=0)
     ledger.numbers(
         "the best control retains, per pool",
         ["42", "49", "45"],
         best.tolist(),
         "directional_full",
-        slack=slack,
+        slack=CONTROL_SLACK,
     )
-    orders = {tuple(sorted(single, key=lambda name: kept[name][k])) for k in range(3)}
+    orders = {tuple(sorted(SINGLE_CONTROLS, key=lambda name: kept[name][k])) for k in range(3)}
     ledger.fact(
         "the five controls rank identically in all three pools",
         True,
         len(orders) == 1,
         "directional_full",
     )
+
+
+def control_ranges(paper: PublishedTables, ledger: Ledger) -> None:
+    kept = {name: retained(paper, name) for name in SINGLE_CONTROLS}
     for name, low, high in (
         ("inverted capacity", "25", "28"),
         ("permuted capacity", "35", "38"),
@@ -296,7 +305,7 @@ def controls(paper: PublishedTables, ledger: Ledger) -> None:
             [low, high],
             [kept[name].min(), kept[name].max()],
             "directional_full",
-            slack=slack,
+            slack=CONTROL_SLACK,
         )
     for factor, inverted, random, low, high in (
         ("ρ", "inverted share", "random share", "28", "34"),
@@ -308,16 +317,16 @@ def controls(paper: PublishedTables, ledger: Ledger) -> None:
             [low, high],
             [gap.min(), gap.max()],
             "directional_full",
-            slack=slack,
+            slack=CONTROL_SLACK,
         )
     ledger.numbers(
         "equal-budget random masks retain",
         ["22", "21", "22"],
         kept["equal-budget random mask"].tolist(),
         "directional_full",
-        slack=slack,
+        slack=CONTROL_SLACK,
     )
-    tightest = min(single, key=lambda name: float(np.ptp(kept[name])))
+    tightest = min(SINGLE_CONTROLS, key=lambda name: float(np.ptp(kept[name])))
     ledger.fact(
         "the control with the tightest spread over pools",
         "equal-budget random mask",
@@ -372,6 +381,10 @@ def pairs(paper: PublishedTables, ledger: Ledger) -> None:
         100 * np.ptp(values, axis=1).max(),
         "perseed",
     )
+
+
+def gains_by_anchor(paper: PublishedTables, ledger: Ledger) -> None:
+    before, gain, main = paper.macro_before, 100 * paper.macro_gain, "main_gain"
     weakest = [PRINTED_ANCHORS[int(before[k].argmin())] for k in (P8B, GEMMA)]
     largest = [PRINTED_ANCHORS[int(gain[k].argmax())] for k in (P8B, GEMMA)]
     ledger.fact(
@@ -418,10 +431,12 @@ def _cells(paper: PublishedTables) -> list[dict[str, float]]:
 
 def baselines(paper: PublishedTables, ledger: Ledger) -> None:
     best, others = 100 * paper.macro_after.max(1), 100 * paper.baseline_macro
-    strongest = others.max(1)
     used = "baselines baseline_dom main_gain"
     ledger.numbers(
-        "margin over the strongest baseline", ["+2.46", "+1.18", "+5.74"], best - strongest, used
+        "margin over the strongest baseline",
+        ["+2.46", "+1.18", "+5.74"],
+        best - others.max(1),
+        used,
     )
     _, after = gaps(paper)
     theirs = gap(paper, paper.baseline)
@@ -439,6 +454,10 @@ def baselines(paper: PublishedTables, ledger: Ledger) -> None:
         "baseline_dom",
         inferred=True,
     )
+
+
+def baseline_ranks(paper: PublishedTables, ledger: Ledger) -> None:
+    others, used = 100 * paper.baseline_macro, "baselines baseline_dom main_gain"
     cells = _cells(paper)
     ranks = statistics.average_ranks(cells)
     ledger.number(
@@ -467,7 +486,7 @@ def baselines(paper: PublishedTables, ledger: Ledger) -> None:
         str(statistics.Count(sum(w.hits for w in won), sum(w.of for w in won))),
         used,
     )
-    clear = [int((100 * paper.macro_after[k] > strongest[k]).sum()) for k in range(3)]
+    clear = [int((100 * paper.macro_after[k] > others[k].max()).sum()) for k in range(3)]
     ledger.fact("checkpoints that clear the strongest baseline, of 7", [3, 1, 6], clear, used)
     names = [BASELINES[int(others[P3B].argmax())], BASELINES[int(others[GEMMA].argmin())]]
     ledger.fact(

@@ -14,12 +14,16 @@ PAPER_SECTIONS = {
     "The tables among themselves": (main_text.tables, main_text.splits),
     "Effectiveness of Deficit-Driven Allocation": (main_text.deficits, main_text.control_group),
     "Effectiveness of the Capacity Decomposition": (main_text.decomposition,),
-    "Directional controls": (main_text.controls,),
-    "Paired Comparison with the Anchors": (main_text.pairs,),
-    "Comparison with Baselines": (main_text.baselines,),
+    "Directional controls": (main_text.controls, main_text.control_ranges),
+    "Paired Comparison with the Anchors": (main_text.pairs, main_text.gains_by_anchor),
+    "Comparison with Baselines": (main_text.baselines, main_text.baseline_ranks),
     "App. Setup": (appendix.setup,),
     "App. Where the Capacity Comes From": (appendix.capacity,),
-    "App. Which Domains Receive It": (appendix.regressions, appendix.margins),
+    "App. Which Domains Receive It": (
+        appendix.regressions,
+        appendix.task_arithmetic,
+        appendix.margins,
+    ),
     "App. Filling the Budget": (appendix.budget,),
     "App. Whether All Three Are Needed": (
         appendix.ablations,
@@ -27,9 +31,13 @@ PAPER_SECTIONS = {
         appendix.all_random,
     ),
     "App. Cost and Reproducibility": (appendix.cost,),
-    "App. Hyperparameter Sensitivity": (appendix.sensitivity,),
-    "App. Anchor Selection": (appendix.anchor_statistics, appendix.selection),
-    "App. Submetric-Level Results": (appendix.submetrics,),
+    "App. Hyperparameter Sensitivity": (appendix.sensitivity, appendix.best_constants),
+    "App. Anchor Selection": (
+        appendix.anchor_statistics,
+        appendix.repaired_scores,
+        appendix.selection,
+    ),
+    "App. Submetric-Level Results": (appendix.submetrics, appendix.regressed_submetrics),
 }
 """Section of the paper -> what adds its statements."""
 
