@@ -2,13 +2,15 @@
 
     python -m fuzz.kills --count 1000
     python -m fuzz.kills --count 40 --command run --command suite
+    python -m fuzz.kills --every --command run
 
-Half of the kills are at a system call (before or after the n-th of its kind), half at a moment by
-chance. After each, the folder must be the older result or the new one, whole; after the second run
-it must have the bytes of a run that nobody interrupted, and nothing may be left beside it. A run
-and a search are folders that grow: what is in them after a kill may be unfinished, but a checkpoint
-in them is whole or absent, and their record is written last. Of a suite's store the rows count:
-after a kill they are some of the rows of a whole one.
+A third of the kills are at a system call (before or after the n-th of its kind), a third before the
+n-th change to files of any kind, a third at a moment by chance. With --every a command is killed
+before each of its changes in turn. After each, the folder must be the older result or the new one,
+whole; after the second run it must have the bytes of a run that nobody interrupted, and nothing may
+be left beside it. A run and a search are folders that grow: what is in them after a kill may be
+unfinished, but a checkpoint in them is whole or absent, and their record is written last. Of a
+suite's store the rows count: after a kill they are some of the rows of a whole one.
 
 A child is a fork of this process, which has everything loaded, and calls the command line's own
 entry point.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -163,7 +166,10 @@ def wait(made: int) -> int:
 
 def kill_once(command: Command, out: Path, duration: float, rng: np.random.Generator) -> str | None:
     """The kind of the kill; None if the child ended before."""
-    if rng.random() < 0.5:
+    chance = rng.random()
+    if chance < 1 / 3:
+        return kill_at_change(command, out, int(rng.geometric(0.01)))
+    if chance < 2 / 3:
         call, at = str(rng.choice([*job.CALLS, "replace"])), int(rng.geometric(0.1))
         kind = f"{rng.choice(['kill before', 'kill after'])}"
         code = wait(child(command, out, lambda: job.arm(call, at, kind)))
@@ -173,9 +179,19 @@ def kill_once(command: Command, out: Path, duration: float, rng: np.random.Gener
         time.sleep(float(rng.random()) * duration)
         os.kill(made, signal.SIGKILL)
         code = wait(made)
+    return kind if killed(command, code) else None
+
+
+def kill_at_change(command: Command, out: Path, at: int) -> str | None:
+    """The same before the n-th change to files."""
+    code = wait(child(command, out, lambda: job.arm_change(at)))
+    return "before a change" if killed(command, code) else None
+
+
+def killed(command: Command, code: int) -> bool:
     if code not in (0, -signal.SIGKILL):
         raise RuntimeError(f"{command.arguments} ended with {code}")
-    return kind if code else None
+    return code != 0
 
 
 class Campaign:
@@ -193,15 +209,21 @@ class Campaign:
         wait(child(command, self.out))
         self.duration = 1.1 * (time.monotonic() - began)
 
-    def kill(self) -> bool:
-        """Kill, look, run again, look; whether there was a kill."""
+    def kill(self, at: int | None = None) -> bool:
+        """Kill, look, run again, look; whether there was a kill.
+
+        Without a number of a change the kind of the kill is drawn.
+        """
         shutil.rmtree(self.out, ignore_errors=True)
         atomic = self.command.last is None and not self.command.stores
         if atomic and self.rng.random() < 0.5:
             self.out.mkdir()
             (self.out / "config.json").write_text("{}")
         old = bytes_of(self.out)
-        kind = kill_once(self.command, self.out, self.duration, self.rng)
+        if at is None:
+            kind = kill_once(self.command, self.out, self.duration, self.rng)
+        else:
+            kind = kill_at_change(self.command, self.out, at)
         if kind is None:
             return False
         self.kinds[kind] += 1
@@ -220,6 +242,11 @@ class Campaign:
         if left:
             self.wrong.append(f"left: {', '.join(sorted(entry.name for entry in left)[:3])}")
         return True
+
+    def kill_at_every_change(self) -> None:
+        changes = itertools.count(1)
+        while self.kill(next(changes)):
+            pass
 
     def _look(self, old: dict[str, str]) -> bool:
         """What a kill left; whether it is a finished search, which is not searched again."""
@@ -250,6 +277,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300, help="kills of all commands together")
     parser.add_argument("--minutes", type=float, default=1e9, help="end after so long")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", action="store_true", help="before every change, in turn")
     parser.add_argument("--command", action="append", help="only this one; may be repeated")
     options = parser.parse_args()
     failed, kinds, began = 0, Counter[str](), time.monotonic()
@@ -269,7 +297,9 @@ def main() -> int:
             one = Campaign(root, name, command, np.random.default_rng([options.seed, number]))
             share = -(-options.count // len(known))
             until = began + 60 * options.minutes * (number + 1) / len(known)
-            while one.kinds.total() < share and time.monotonic() < until:
+            if options.every:
+                one.kill_at_every_change()
+            while not options.every and one.kinds.total() < share and time.monotonic() < until:
                 one.kill()
             print(f"{name:<18}{one.kinds.total():>7}{len(one.wrong):>7}", flush=True)
             for why, count in Counter(one.wrong).items():

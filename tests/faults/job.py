@@ -13,6 +13,7 @@ import errno
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,40 @@ def arm(call: str, at: int, fault: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(place, call, patched)
+
+
+def arm_change(at: int) -> None:
+    """The process is killed before the N-th change that it makes to files, folders or names.
+
+    Python announces what it opens for writing, renames, removes and truncates; calls that it does
+    not announce are replaced. Libraries in machine code that write are not seen.
+    """
+    import sigmerge.checkpoints.writer as writer
+
+    counter = itertools.count(1)
+
+    def step() -> None:
+        if next(counter) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def heard(event: str, arguments: tuple[Any, ...]) -> None:
+        flags = arguments[2] if event == "open" and isinstance(arguments[2], int) else os.O_RDONLY
+        if event in CHANGES or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            step()
+
+    def announced(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            step()
+            return real(*arguments, **options)
+
+        return call
+
+    for place, name in ((os, "fsync"), (os, "pwrite"), (os, "write"), (writer, "exchange")):
+        setattr(place, name, announced(getattr(place, name)))
+    sys.addaudithook(heard)
+
+
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 
 
 def main() -> None:

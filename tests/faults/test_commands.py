@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,12 @@ import pytest
 
 import sigmerge
 from sigmerge.files.locks import only_writer
+from sigmerge.jobs.merge import MergeJob
+from sigmerge.jobs.options import Options
 from sigmerge.nano.files import POOL
+from sigmerge.recipe import load_recipe
 from tests.command_line import sigmerge as command
+from tests.faults import job
 from tests.pools import PoolOnDisk, make_pool, weight_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -230,6 +237,45 @@ def test_what_is_remembered_of_evaluations_stops_none(
     assert len(lines) == 1 and "results.sqlite" in lines[0], ran.err
 
 
+@pytest.mark.parametrize("purpose", ["anchor", "candidate", "level", "calibrate", "guide"])
+@pytest.mark.parametrize("kind", ["fifo", "link", "file"])
+def test_strange_things_under_the_names_of_work_folders(
+    shared: PoolOnDisk, tmp_path: Path, purpose: str, kind: str
+) -> None:
+    """They are neither waited for nor followed; what is in the way of the command is removed."""
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    kept.mkdir()
+    (kept / "thesis.tex").write_text("years of work")
+    strange = tmp_path / f".out.{purpose}"
+    if kind == "fifo":
+        os.mkfifo(strange)
+    elif kind == "link":
+        strange.symlink_to(kept)
+    else:
+        strange.write_text("x")
+    sections: dict[str, dict[str, Any]] = {
+        "calibrate": {"repair": {"calibrate": {"calls": 2}}},
+        "level": {"repair": {"calibrate": {"calls": 2}}},
+        "guide": {"guide": {"calls": 2}},
+        "candidate": {"repair": {"rounds": 2}},
+        "anchor": {"repair": {}},
+    }
+    recipe = {**shared.recipe("task_arithmetic", each={"weight": (0.4,) * 3}), **sections[purpose]}
+    signal.alarm(60)
+    try:
+        MergeJob(load_recipe(shared.write(recipe)), out, Options(threads=1), by_weights).run()
+    finally:
+        signal.alarm(0)
+    assert [entry.name for entry in kept.iterdir()] == ["thesis.tex"]
+    assert (out / "model.safetensors").exists() and not os.path.lexists(strange)
+
+
+def by_weights(folder: Path) -> dict[str, float]:
+    """Scores that only the weights decide."""
+    found = zlib.crc32(b"".join(weight_bytes(folder).values()))
+    return {domain: 0.1 + (found >> 8 * place) % 8 / 10 for place, domain in enumerate(DOMAINS)}
+
+
 def test_a_kill_while_a_run_is_cleared_leaves_no_half_of_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +290,7 @@ def test_a_kill_while_a_run_is_cleared_leaves_no_half_of_a_checkpoint(
             raise KeyboardInterrupt
         remove(folder, *how, **more)
 
-    monkeypatch.setattr("sigmerge.jobs.work_folder.shutil.rmtree", killed)
+    monkeypatch.setattr(shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
         sigmerge.run(recipe, out, overwrite=True)
     monkeypatch.undo()
@@ -252,6 +298,30 @@ def test_a_kill_while_a_run_is_cleared_leaves_no_half_of_a_checkpoint(
         assert not (out / name).exists() or (out / name / "config.json").exists()
     sigmerge.run(recipe, out)
     assert weight_bytes(out / "repaired") == wanted
+    assert not [path for path in out.rglob("*") if path.name.startswith(".")]
+
+
+def test_a_kill_while_the_page_is_written_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
+    """Before every change: a checkpoint has been published by then, and no half may be in it."""
+    recipe, out = repaired(make_pool(tmp_path / "pool", layers=2, tokenizer=True)), tmp_path / "out"
+    sigmerge.run(recipe, out)
+    wanted = sorted(file.relative_to(out / "repaired") for file in (out / "repaired").rglob("*"))
+    for kills in itertools.count():
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                job.arm_change(kills + 1)
+                sigmerge.report(out)
+                os._exit(0)
+            os._exit(1)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        found = (out / "repaired").rglob("*")
+        assert sorted(file.relative_to(out / "repaired") for file in found) == wanted
+        if ended != -signal.SIGKILL:
+            break
+    assert ended == 0 and kills > 5
+    assert command("verify", out).code == 0
+    sigmerge.run(recipe, out, overwrite=True)
     assert not [path for path in out.rglob("*") if path.name.startswith(".")]
 
 

@@ -96,14 +96,16 @@ def too_deep(value: Any, limit: int = DEEPEST_DOCUMENT) -> bool:
 
 
 @contextmanager
-def whole(file: Path, *, durable: bool = True) -> Iterator[Path]:
+def whole(file: Path, *, durable: bool = True, place: Path | None = None) -> Iterator[Path]:
     """A name to write under. The file appears when all is written, whoever else writes it too.
 
     It is on the disk when this returns, unless it is not `durable`: a note that can be made again
-    need not survive a power cut, but is then checked by its reader.
+    need not survive a power cut, but is then checked by its reader. The name lies beside the file,
+    or in `place`, where a kill must leave nothing in the file's own folder.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{_stem(file.name)}.{os.getpid()}-{threading.get_ident()}.partial")
+    name = f".{_stem(file.name)}.{os.getpid()}-{threading.get_ident()}.partial"
+    partial = (place or file.parent) / name
     try:
         yield partial
         if durable:

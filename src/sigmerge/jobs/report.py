@@ -41,10 +41,13 @@ def page_of(folder: Path, record: RunRecord | None = None) -> PageRun:
 
 
 def write_report(folder: Path, record: RunRecord | None = None) -> Path:
-    """Write the page of one run into its folder, and beside the repaired checkpoint's records."""
+    """Write the page of one run into its folder, and beside the repaired checkpoint's records.
+
+    The checkpoint is published by then: a kill leaves an unfinished page beside it, never in it.
+    """
     page = folder / PAGE
     write_page(page, [page_of(folder, record)])
-    with whole(folder / "repaired" / RECORDS_FOLDER / PAGE) as partial:
+    with whole(folder / "repaired" / RECORDS_FOLDER / PAGE, place=folder) as partial:
         shutil.copyfile(page, partial)
     return page
 
