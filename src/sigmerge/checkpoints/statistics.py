@@ -12,7 +12,6 @@ that read the same input share one.
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -27,7 +26,7 @@ from sigmerge.checkpoints.header import Tensor, encode_header, read_header, read
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.digests import are_plain, sha256
 from sigmerge.files.documents import parse_json, read_bytes, whole, write_json
-from sigmerge.files.regular import is_regular
+from sigmerge.files.regular import is_regular, remove
 from sigmerge.kernels import Array
 
 _Made = TypeVar("_Made")
@@ -274,16 +273,9 @@ def discard_damaged(folder: Path) -> None:
             try:
                 read_header(file)
             except PoolError:
-                _remove(file)
+                remove(file)
         return
     done = _read_done(folder)
     wrong = every if done is None else [folder / name for name in _changed(folder, done)]
     for file in (*wrong, folder / DONE):
-        _remove(file)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+        remove(file)

@@ -187,12 +187,12 @@ class Output:
             lock = self.partial.with_name(f"{self.partial.name}.lock")
             message = f"{self.final}: another run is writing it."
             self._stack.enter_context(only_writer(lock, message))
-            with self._writing():
-                self._put_right()
-                self._open(fingerprint)
+            self._put_right()
+            self._open(fingerprint)
         except OSError as error:
             self._stack.close()
-            raise OutputError(f"{final}: cannot be written ({error.strerror}).") from None
+            place = error.filename or self.partial
+            raise OutputError(f"{place}: cannot be written ({error.strerror}).") from None
         except BaseException:
             self._stack.close()
             raise
@@ -266,8 +266,7 @@ class Output:
             if self.durable:
                 sync_folder(self.final.parent)
         for leftover in (self.partial, self._old):
-            if leftover.exists():
-                shutil.rmtree(leftover, ignore_errors=True)
+            remove(leftover, if_possible=True)
         self._stack.close()
 
     def text(self, name: str, content: str) -> None:

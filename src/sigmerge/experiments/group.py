@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from sigmerge.experiments.costs import Shared, merge_cost, repair_cost
 from sigmerge.experiments.plan import Group, PlannedRun, PoolPlan
 from sigmerge.experiments.scoring import benchmarks_of
 from sigmerge.experiments.store import RunStore, Signals, Split, StoredRun, StoredScore
+from sigmerge.files.regular import remove
 from sigmerge.files.scratch import scratch
 from sigmerge.jobs.anchor import is_current, make_anchor
 from sigmerge.jobs.capture import CaptureJob
@@ -89,7 +89,7 @@ class Maker:
                 self.store.append(self._partition(run, merged))
             else:
                 self.store.append(self._repaired(run, merged, folder / "repaired"))
-        shutil.rmtree(folder)
+        remove(folder)
 
     def _captured(self, recipe: Recipe) -> list[Path]:
         """The statistics that a merge reads, made before it: their time is measured apart."""
@@ -100,7 +100,7 @@ class Maker:
     def _merged(self, recipe: Recipe, folder: Path) -> Path:
         """The dense merge: made now, or by a suite that was interrupted after it."""
         if folder.exists() and not is_current(recipe, folder, self.options):
-            shutil.rmtree(folder)
+            remove(folder)
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             make_anchor(recipe, folder, replace(self.options, overwrite=True))
@@ -112,7 +112,7 @@ class Maker:
         job = RepairJob(run.recipe, folder, options, anchor, kept=False)
         made = job.repair()
         scores = self._scores(run.recipe, folder, ("evaluation",))
-        shutil.rmtree(folder)
+        remove(folder)
         plan = made.repair
         assert plan.c_min is not None and plan.c_max is not None
         return replace(

@@ -11,7 +11,6 @@ With several jobs, processes make groups of runs side by side; the store is the 
 
 from __future__ import annotations
 
-import shutil
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from sigmerge.experiments.side_by_side import Team
 from sigmerge.experiments.store import STORE, RunStore, create, open_read_only
 from sigmerge.experiments.suite import ExperimentSuite
 from sigmerge.files.documents import whole, write_json
+from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Description, Options, silent
 from sigmerge.jobs.repair import check_repair
 from sigmerge.jobs.scores import scorer_of
@@ -123,7 +123,7 @@ class SuiteJob:
                 before = len(store.keys())
                 _Running(self.out, store, self.options, found, self.jobs).run()
                 runs = len(store.keys())
-            shutil.rmtree(self.out / UNSCORED, ignore_errors=True)
+            remove(self.out / UNSCORED, if_possible=True)
         return SuiteResult(
             out=str(self.out.absolute()),
             store=str((self.out / STORE).absolute()),

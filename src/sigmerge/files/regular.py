@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -47,12 +47,16 @@ def is_regular(file: Path) -> bool:
         return False
 
 
-def remove(path: Path) -> None:
-    """Remove whatever has this name; a FIFO is not opened, a link is not followed."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def remove(path: Path, *, if_possible: bool = False) -> None:
+    """Remove whatever has this name; a FIFO is not opened, a link is not followed.
+
+    What cannot be removed is an OSError, or is left where it need not go.
+    """
+    with suppress(OSError) if if_possible else nullcontext():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=if_possible)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from functools import cache
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+from sigmerge.files.regular import remove
 
 PREFIX, NEW, LOCK = "sigmerge-", "sigmerge-new-", "lock"
 YOUNG = 60.0
@@ -36,7 +37,7 @@ def scratch(place: Path | None = None) -> Iterator[Path]:
         yield folder
     finally:
         lock.release()
-        shutil.rmtree(outer, ignore_errors=True)
+        remove(outer, if_possible=True)
 
 
 @cache
@@ -52,4 +53,4 @@ def remove_stale(place: Path) -> None:
             if not new and not (outer / LOCK).is_file():  # somebody else's
                 continue
             with FileLock(outer / LOCK, timeout=0, is_singleton=False):
-                shutil.rmtree(outer, ignore_errors=True)
+                remove(outer, if_possible=True)

@@ -7,7 +7,6 @@ replays them and goes on.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.files.journal import Journal, continues
+from sigmerge.files.regular import remove
 from sigmerge.jobs.calls import CALL_LINES, Calls, decided_section, target_of
 from sigmerge.jobs.candidates import Measure, measure_of
 from sigmerge.jobs.options import Options
@@ -110,7 +110,7 @@ class CalibrateJob:
         measure, reference = self._measure(), self.recipe.repair.reference
         header = self._header(measure)
         if not continues(self.work / CALIBRATE_JOURNAL, header):
-            shutil.rmtree(self.work, ignore_errors=True)
+            remove(self.work)
         self.work.mkdir(parents=True, exist_ok=True)
         target = target_of(self.table.experts, list(self.recipe.experts), reference)
         aim, budget = self.section.aim, self.section.calls

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import free_memory
 from sigmerge.engine.stream import Workers
+from sigmerge.files.regular import remove
 from sigmerge.jobs.decided import decided_job
 from sigmerge.jobs.dense import merge_blocks, plan_dense, run_dense, with_statistics
 from sigmerge.jobs.occupancy import claim_into, write_candidate
@@ -75,7 +75,7 @@ class _Anchors:
         if wanted["merge_method"] == "checkpoint":
             return open_checkpoint(Path(wanted["anchor"]), allow_pickle=self.options.allow_pickle)
         if self._latest is None or self._latest[0] != wanted:
-            shutil.rmtree(self.place, ignore_errors=True)
+            remove(self.place)
             run_dense(plan_dense(load_recipe(wanted), self.options), self.place, self.options)
             self._latest = wanted, open_checkpoint(self.place)
         return self._latest[1]
@@ -98,6 +98,7 @@ class StoredMeasure:
 
     def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Right | None]:
         loaded = load_recipe(recipe)
+        remove(self.place)
         if loaded.repair is None:
             run_dense(plan_dense(loaded, self.options), self.place, self.options)
         else:
@@ -106,7 +107,7 @@ class StoredMeasure:
         try:
             return self.folder(self.place)
         finally:
-            shutil.rmtree(self.place)
+            remove(self.place)
 
     def folder(self, folder: Path) -> tuple[dict[str, float], Right | None]:
         return dict(self.scorer(folder).scores), None

@@ -23,7 +23,7 @@ from sigmerge.checkpoints.writer import put_in_place, sync_tree
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
 from sigmerge.files.journal import Journal, continues
-from sigmerge.files.regular import sync_folder
+from sigmerge.files.regular import remove, sync_folder
 from sigmerge.jobs.calls import CALL_LINES, Calls, experts_of, target_of
 from sigmerge.jobs.candidates import Measure, measure_of
 from sigmerge.jobs.dense import plan_dense, run_dense
@@ -124,7 +124,7 @@ class GuideJob:
         measure = self.measure(work)
         header = self.header(measure)
         if not continues(work / GUIDE_JOURNAL, header):
-            shutil.rmtree(work, ignore_errors=True)
+            remove(work)
         work.mkdir(parents=True, exist_ok=True)
         with Journal(work / GUIDE_JOURNAL, header, CALL_LINES, "guided merge") as journal:
             calls, chosen = self._guided(journal, measure)
@@ -141,7 +141,7 @@ class GuideJob:
         if self.options.durable:
             sync_folder(out.parent)
         for leftover in (work, hidden(out, "old")):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove(leftover, if_possible=True)
         spent = {"wall_seconds": meter.wall_seconds, "peak_memory_bytes": meter.peak_memory_bytes}
         return Merged(
             out=str(out.absolute()),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from sigmerge.checkpoints.writer import check_target
 from sigmerge.errors import SigmergeError
+from sigmerge.files.regular import remove
 from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
 from sigmerge.jobs.guide import GuideJob
 from sigmerge.jobs.options import Description, Options, Step
@@ -48,9 +48,8 @@ class MergeJob:
         if recipe.operator is None:
             return RepairJob(recipe, self.out, options, score=self.score).repair()
         anchor = hidden(self.out, "anchor")
-        if anchor.exists() and not is_current(recipe, anchor, options, self.score):
-            shutil.rmtree(anchor)
-        if not anchor.exists():
+        if not is_current(recipe, anchor, options, self.score):
+            remove(anchor)
             make_anchor(recipe, anchor, options, self.score)
         try:
             job = RepairJob(recipe, self.out, options, anchor, self.score, kept=False, made=True)
@@ -61,7 +60,7 @@ class MergeJob:
                 f"({anchor}).",
             )
             raise
-        shutil.rmtree(anchor)
+        remove(anchor)
         return result
 
 

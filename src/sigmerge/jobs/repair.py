@@ -6,7 +6,6 @@ is written stands in plan.json, from which the same repair can be made again.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +21,7 @@ from sigmerge.checkpoints.writer import check_target
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError, ScoreError
 from sigmerge.files.digests import are_plain
+from sigmerge.files.regular import remove
 from sigmerge.jobs.calibrate import Calibrated, CalibrateJob, plain_text
 from sigmerge.jobs.decided import decide, decided_of
 from sigmerge.jobs.dense import plan_dense, run_dense
@@ -173,6 +173,7 @@ class RepairJob:
         anchor, place = stored, hidden(self.out, "level")
         if found.level != 1:
             options = replace(self.options, overwrite=True, progress=silent)
+            remove(place)
             lower = {key: value for key, value in found.recipe.items() if key != "repair"}
             run_dense(plan_dense(load_recipe(lower), options), place, options)
             anchor = open_checkpoint(place)
@@ -182,7 +183,7 @@ class RepairJob:
         text = plain_text(found.recipe)
         made = run_occupancy(plan, pool, anchor, text, self.out, self.options, meter, guard)
         for leftover in (place, job.work):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove(leftover, if_possible=True)
         return made
 
     def _decided_plan(self, pool: Pool, stored: Checkpoint) -> RepairPlan:
@@ -373,11 +374,12 @@ class _Trial:
     def __call__(self, plan: RepairPlan) -> DomainScores:
         folder = hidden(self.job.out, "candidate")
         options = replace(self.job.options, overwrite=True)
+        remove(folder)
         write_candidate(OccupancyJob.of(plan, self.pool, self.anchor), folder, options)
         try:
             return _measured(self.scorer, folder, self.table)
         finally:
-            shutil.rmtree(folder)
+            remove(folder)
 
 
 def _further_rounds(plan: RepairPlan, trial: _Trial, measured: MeasuredViews) -> RepairPlan:

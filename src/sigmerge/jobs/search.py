@@ -33,7 +33,7 @@ from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
 from sigmerge.files.digests import sha256
 from sigmerge.files.journal import Journal, continues
-from sigmerge.files.regular import sync_folder
+from sigmerge.files.regular import remove, sync_folder
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
 from sigmerge.jobs.options import Description, Options, Step, silent
 from sigmerge.jobs.work_folder import WorkFolder, hidden
@@ -218,7 +218,7 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     job = plan_search(recipe, options)
     work = hidden(out, "search")
     if not continues(work / SEARCH_JOURNAL, job.header()):
-        shutil.rmtree(work, ignore_errors=True)
+        remove(work)
     made = work / "winner"
     if not made.exists():
         (work / SEARCH_RESULT).unlink(missing_ok=True)  # a run that ended while it moved the winner
@@ -236,7 +236,7 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     if options.durable:
         sync_folder(out.parent)
     for leftover in (work, hidden(out, "old")):
-        shutil.rmtree(leftover, ignore_errors=True)
+        remove(leftover, if_possible=True)
     provenance = read(Provenance, out / RECORDS_FOLDER / PROVENANCE)
     spent = {key: getattr(found, key) for key in ("wall_seconds", "peak_memory_bytes")}
     return Merged(

@@ -13,7 +13,6 @@ command replays tune.jsonl and goes on where it stopped.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +24,7 @@ from sigmerge.checkpoints.pool import Pool
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.files.journal import Journal
+from sigmerge.files.regular import remove
 from sigmerge.jobs.calls import CALL_LINES, Calls, decided_section, experts_of, target_of
 from sigmerge.jobs.candidates import SCRATCH_ANCHOR, Measure, measure_of
 from sigmerge.jobs.dense import plan_dense
@@ -264,7 +264,7 @@ class TuneJob:
         """Store the chosen candidate; the warnings of its merge."""
         quiet = replace(self.options, overwrite=True, progress=silent)
         merged = MergeJob(load_recipe(recipe), self.out / WINNER, quiet).run()
-        shutil.rmtree(self.out / SCRATCH_ANCHOR, ignore_errors=True)
+        remove(self.out / SCRATCH_ANCHOR, if_possible=True)
         return merged.warnings
 
     def _evaluation(self, plain: Mapping[str, Any]) -> TunedScores | None:

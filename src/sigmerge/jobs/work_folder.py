@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.errors import OutputError
 from sigmerge.files.locks import only_writer
+from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Options
 
 _UNFINISHED = (
@@ -48,7 +48,7 @@ def _nameless(folder: Path) -> Path:
     if folder.name.startswith("."):
         return folder
     aside = hidden(folder, "cleared")
-    shutil.rmtree(aside, ignore_errors=True)
+    remove(aside)
     return folder.rename(aside)
 
 
@@ -94,7 +94,7 @@ class WorkFolder:
         (out / self.last).unlink(missing_ok=True)
         for path in list(out.iterdir()) if out.exists() else []:
             if self._ours(path):
-                shutil.rmtree(_nameless(path)) if path.is_dir() else path.unlink()
+                remove(_nameless(path) if path.is_dir() else path)
 
     def _ours(self, path: Path) -> bool:
         if path.is_symlink():
@@ -120,9 +120,7 @@ class WorkFolder:
         message = f"{out}: another process is writing this {self.what}."
         with only_writer(hidden(out, "lock"), message):
             for path in list(out.iterdir()):  # what a killed process was writing
-                if path.name.startswith(".") and self._ours(path):
-                    if path.is_file():
-                        path.unlink()
-                    elif path.suffix == ".cleared":
-                        shutil.rmtree(path)
+                unfinished = path.name.startswith(".") and self._ours(path)
+                if unfinished and (path.is_file() or path.suffix == ".cleared"):
+                    remove(path)
             yield
