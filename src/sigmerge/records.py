@@ -112,6 +112,22 @@ class TuneCall(Part):
     """The best value so far, this call included."""
 
 
+class PlanSource(Part):
+    """The layers `first` … `last` − 1 of a model, under the name that the plan has for it."""
+
+    model: str
+    path: str
+    first: int = Field(ge=0)
+    last: int
+
+
+class PlanSlice(Part):
+    """A run of layers of the result. `base` is the source that task vectors start from."""
+
+    sources: tuple[PlanSource, ...] = Field(min_length=1)
+    base: str | None = None
+
+
 class TriedUpdate(Part):
     """A repair that `calibrate:` tried; `anchor` is the factor of the anchor's weights."""
 
@@ -140,6 +156,8 @@ class Plan(Record):
     tensors: Mapping[str, Any] = {}
     guided: tuple[TuneCall, ...] = ()
     """The evaluation calls that found the weights."""
+    slices: tuple[PlanSlice, ...] = ()
+    """What the layers are stacked of; empty if the members are whole models."""
     warnings: tuple[str, ...] = ()
 
 
@@ -148,7 +166,7 @@ class RepairPlan(Plan, Round):
 
     anchor: Member
     stacked: bool = False
-    """Whether its members are stacks of slices, which only a recipe describes."""
+    """Whether its members are stacks of slices. A plan that does not list them is an older one."""
     domains: tuple[str, ...] = ()
     variant: str = "default"
     c_min: float | None = None

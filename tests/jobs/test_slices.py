@@ -229,16 +229,100 @@ def test_names_of_models_in_slices(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert list(recipe.experts) == ["math", "math-2", "reference-2"]
 
 
-def test_a_repair_of_slices_does_not_replay(pool: PoolOnDisk, tmp_path: Path) -> None:
-    """Its plan names whole models: replayed with them it would write other numbers."""
-    halves = [piece(*(source(model, 0, 3, weight=1) for model in (BASE, MATH, CODING)))] * 2
-    sliced = placed({"slices": halves, "merge_method": "ties", "base_model": BASE}, pool)
-    sigmerge.merge(sliced, tmp_path / "anchor")
-    sigmerge.repair(sliced | {"repair": REPAIR}, tmp_path / "out", anchor=tmp_path / "anchor")
+def halves(*models: str, **more: Any) -> list[dict[str, Any]]:
+    """The first three layers of models, twice over."""
+    return [piece(*(source(model, 0, 3, weight=1) for model in models), **more)] * 2
+
+
+REPAIRED: dict[str, Sliced] = {
+    "repeated": {"slices": halves(BASE, MATH, CODING), "merge_method": "ties", "base_model": BASE},
+    "shifted": {
+        "slices": [
+            piece(source(BASE, 2, 6), source(MATH, 2, 6, weight=1), source(CODING, 1, 5, weight=1)),
+        ],
+        "merge_method": "task_arithmetic", "base_model": BASE,
+    },
+    "another base in a slice": {
+        "slices": [
+            piece(source(BASE, 0, 3), source(MATH, 0, 3, weight=1)),
+            piece(source(CODING, 3, 6), source(MATH, 3, 6, weight=1), base_model=CODING),
+        ],
+        "merge_method": "ties", "base_model": BASE,
+        "repair": {"shares": {"math": 1.0}, "capacity": 0.2},
+    },
+    "whole, with parameters of the slice": {
+        "slices": [
+            piece(source(BASE, 0, 6), source(MATH, 0, 6), source(CODING, 0, 6),
+                  parameters={"weight": 0.4}),
+        ],
+        "merge_method": "task_arithmetic", "base_model": BASE,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REPAIRED)
+def test_a_repair_of_slices_replays_and_is_verified(
+    pool: PoolOnDisk, tmp_path: Path, case: str
+) -> None:
+    recipe = placed({"repair": REPAIR, **REPAIRED[case]}, pool)
+    anchor, out, again = (tmp_path / name for name in ("anchor", "out", "again"))
+    sigmerge.merge({k: v for k, v in recipe.items() if k != "repair"}, anchor)
+    sigmerge.repair(recipe, out, anchor=anchor)
+    sigmerge.replay(out / "sigmerge/plan.json", again)
+    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    assert (again / "model.safetensors").read_bytes() != (anchor / "model.safetensors").read_bytes()
+    for folder in (anchor, out, again):
+        (report,) = sigmerge.verify(folder, deep=True, blocks=None)
+        assert report.ok and "recomputed" in report.checked, report
+
+
+def test_deep_finds_a_changed_value_of_a_repair_of_slices(pool: PoolOnDisk, tmp_path: Path) -> None:
+    recipe = placed({"repair": REPAIR, **REPAIRED["repeated"]}, pool)
+    sigmerge.merge({k: v for k, v in recipe.items() if k != "repair"}, tmp_path / "anchor")
+    sigmerge.repair(recipe, tmp_path / "out", anchor=tmp_path / "anchor")
+    shard = tmp_path / "out/model.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-2] ^= 1
+    shard.write_bytes(content)
+    (report,) = sigmerge.verify(tmp_path / "out", deep=True, blocks=None)
+    assert "recomputed" in {finding.check for finding in report.findings}
+
+
+def test_an_older_plan_of_slices_does_not_replay(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """It names whole models: replayed with them it would write other numbers."""
+    recipe = placed({"repair": REPAIR, **REPAIRED["repeated"]}, pool)
+    sigmerge.merge({k: v for k, v in recipe.items() if k != "repair"}, tmp_path / "anchor")
+    sigmerge.repair(recipe, tmp_path / "out", anchor=tmp_path / "anchor")
+    plan = tmp_path / "out/sigmerge/plan.json"
+    content = json.loads(plan.read_text())
+    del content["slices"]
+    plan.write_text(json.dumps(content))
     with pytest.raises(RecipeError, match="repairs a stack of slices"):
-        sigmerge.replay(tmp_path / "out/sigmerge/plan.json", tmp_path / "again")
+        sigmerge.replay(plan, tmp_path / "again")
     (report,) = sigmerge.verify(tmp_path / "out", deep=True)
-    assert report.ok and "slices" in report.skipped["recomputed"]
+    assert "slices" in report.skipped["recomputed"]
+
+
+def test_a_second_base_with_a_relative_path_is_verified_from_another_folder(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"reference": pool.reference.name, **{n: f.name for n, f in pool.experts.items()}}
+    text = json.dumps({**REPAIRED["another base in a slice"], "repair": None, "dtype": "float32"})
+    for name, folder in names.items():
+        text = text.replace(f"{{{name}}}", f"./{folder}")
+    recipe = pool.root / "relative.yaml"
+    recipe.write_text(text)
+    sigmerge.merge(recipe, tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    (report,) = sigmerge.verify("out", deep=True, blocks=None)
+    assert report.ok and "recomputed" in report.checked, report
+
+
+def test_the_configuration_of_a_stack_is_an_input(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """It comes from base_model, which need not be a source of any slice, nor give the tokenizer."""
+    recipe = placed({**CASES["stacked"], "base_model": BASE, "tokenizer_source": MATH}, pool)
+    made = sigmerge.merge(recipe, tmp_path / "out")
+    assert str(pool.reference / "config.json") in {entry.file for entry in made.provenance.inputs}
 
 
 def test_models_are_told_apart_by_more_than_the_last_name(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from sigmerge.jobs.pools import (
     merged_sites,
     open_merge_pool,
     other_inputs,
+    planned_slices,
 )
 from sigmerge.jobs.work_folder import open_output
 from sigmerge.kernels import TILE
@@ -279,6 +280,7 @@ def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
         settings=summary(job.sites),
         capture=captured,
         tensors={name: notes[name] for name in sorted(notes, key=natural)},
+        slices=planned_slices(recipe, job.pool),
         warnings=recipe.notes,
     )
 

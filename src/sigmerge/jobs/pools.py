@@ -12,33 +12,34 @@ from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.inputs import InputIdentity, digested, identify
 from sigmerge.checkpoints.pool import Pool, differences, open_pool
 from sigmerge.checkpoints.slices import LayerRange, StackedSlice, is_before, stacked_pool
-from sigmerge.errors import PoolError
+from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import sha256
 from sigmerge.jobs.options import Options
 from sigmerge.operators.base import Operator, Site
-from sigmerge.recipe import Recipe
+from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.record import RecipeSlice
 from sigmerge.recipe.settings import Conditions
-from sigmerge.records import InputFile, Member
+from sigmerge.records import InputFile, Member, PlanSlice, PlanSource, RepairPlan
 
 
 def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
     """The pool of a recipe that merges, and whether tensors outside the blocks are merged."""
     outside = recipe.parameters.get("outside") != "reference"
-    if (stacked := open_stacked_pool(recipe, options)) is not None:
+    mixed = recipe.out_dtype is not None
+    if (stacked := _stacked_pool(recipe, options, mixed_dtypes=mixed)) is not None:
         return stacked, outside
     pool = open_pool(
         recipe.reference,
         recipe.experts,
         allow_pickle=options.allow_pickle,
-        mixed_dtypes=recipe.out_dtype is not None,
+        mixed_dtypes=mixed,
         outside=outside,
         soup=recipe.operator is not None and not recipe.operator.needs_reference,
     )
     return pool, outside
 
 
-def open_stacked_pool(recipe: Recipe, options: Options) -> Pool | None:
+def _stacked_pool(recipe: Recipe, options: Options, *, mixed_dtypes: bool) -> Pool | None:
     """The pool of a recipe with slices; None if they are whole models, one beside another."""
     sources = {s.model: s for piece in recipe.slices for s in piece.sources}
     members = {
@@ -55,11 +56,48 @@ def open_stacked_pool(recipe: Recipe, options: Options) -> Pool | None:
         StackedSlice(tuple(LayerRange(s.model, s.first, s.last) for s in piece.sources), piece.base)
         for piece in recipe.slices
     ]
-    return stacked_pool(members, slices, home, mixed_dtypes=recipe.out_dtype is not None)
+    return stacked_pool(members, slices, home, mixed_dtypes)
 
 
-def is_stacked(recipe: Recipe, options: Options) -> bool:
-    return bool(recipe.slices) and open_stacked_pool(recipe, options) is not None
+def planned_slices(recipe: Recipe, pool: Pool) -> tuple[PlanSlice, ...]:
+    """What a stacked pool is made of, as a plan lists it."""
+    if pool.output is None:
+        return ()
+    return tuple(
+        PlanSlice(
+            sources=tuple(
+                PlanSource(model=s.model, path=str(s.path), first=s.first, last=s.last)
+                for s in piece.sources
+            ),
+            base=piece.base,
+        )
+        for piece in recipe.slices
+    )
+
+
+def recipe_of(plan: RepairPlan, file: Path) -> Recipe:
+    """A recipe that names the checkpoints of a repair; `file` holds its plan."""
+    members: dict[str, Any] = {
+        "models": [{"model": e.path, "name": name} for name, e in plan.experts.items()]
+    }
+    if plan.stacked and not plan.slices:
+        raise RecipeError(
+            f"{file}: it repairs a stack of slices, which a plan of an older version does not "
+            "describe; run `sigmerge repair` with the recipe again."
+        )
+    if plan.slices:
+        members = {"slices": [_section(piece) for piece in plan.slices]}
+    reference = plan.reference.path if plan.reference else None
+    return load_recipe({"merge_method": "task_arithmetic", "base_model": reference, **members})
+
+
+def _section(piece: PlanSlice) -> dict[str, Any]:
+    """A slice as a recipe writes it."""
+    base = [source.path for source in piece.sources if source.model == piece.base]
+    sources = [
+        {"model": s.path, "name": s.model, "layer_range": [s.first, s.last]} for s in piece.sources
+    ]
+    return {"sources": sources, "base_model": base[0] if base else None}
 
 
 def _is_plain(piece: RecipeSlice, members: Mapping[str, Checkpoint]) -> bool:
@@ -72,7 +110,7 @@ def open_repair_pool(recipe: Recipe, options: Options) -> Pool:
     """The pool for the profile and the repair, which read the numbered blocks only."""
     if recipe.reference is None:
         raise PoolError("base_model is missing: task vectors need the reference checkpoint.")
-    if (stacked := open_stacked_pool(recipe, options)) is not None:
+    if (stacked := _stacked_pool(recipe, options, mixed_dtypes=True)) is not None:
         _check_counterparts(stacked)
         return stacked
     pool = open_pool(
@@ -250,8 +288,10 @@ class Inputs:
 
 
 def other_inputs(recipe: Recipe, captured: bool) -> dict[Path, str]:
-    """Inputs of a merge besides its checkpoints: the tokenizer it takes, and exemplars."""
+    """Inputs of a merge besides its checkpoints: configuration, tokenizer, exemplars."""
     files: dict[Path, str] = {}
+    if recipe.slices and recipe.reference is not None:  # which need be the source of no slice
+        files |= dict.fromkeys(companion_files(recipe.reference), "reference")
     if recipe.tokenizer is not None:
         files |= dict.fromkeys(companion_files(recipe.tokenizer), "tokenizer")
     if captured:

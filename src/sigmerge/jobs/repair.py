@@ -35,10 +35,11 @@ from sigmerge.jobs.occupancy import (
 from sigmerge.jobs.options import Description, Options, Step, silent
 from sigmerge.jobs.pools import (
     block_sites,
-    is_stacked,
     member,
     open_anchor,
     open_repair_pool,
+    planned_slices,
+    recipe_of,
     weight_digests,
 )
 from sigmerge.jobs.profile import MeasuredViews, describe_profile, measure_profile
@@ -189,17 +190,18 @@ class RepairJob:
     def _decided_plan(self, pool: Pool, stored: Checkpoint) -> RepairPlan:
         """The plan of a recipe that gives shares and capacity; nothing is measured."""
         recipe, options, section = self.recipe, self.options, self.section
-        decided = decide(section, pool)
-        anchor = member(stored, options)
+        decided, slices = decide(section, pool), planned_slices(recipe, pool)
+        anchor, reference = member(stored, options), pool.reference or pool.layout
         assert not isinstance(section.scale, str)
         return RepairPlan(
             operator=recipe.method,
             preset=recipe.preset,
-            reference=member(pool.layout, options),
+            reference=member(reference, options),
             experts={name: member(expert, options) for name, expert in pool.experts.items()},
             settings=_settings(stored.path),
             anchor=anchor if self.kept else Member(path=None, sha256=anchor.sha256),
-            stacked=is_stacked(recipe, options),
+            stacked=bool(slices),
+            slices=slices,
             domains=tuple(pool.experts),
             seed=section.seed,
             capacity=decided.capacity,
@@ -220,16 +222,18 @@ class RepairJob:
         recipe, options = self.recipe, self.options
         allocation = _allocate(self.section, recipe, measured, table)
         form, scale = _update(self.section, allocation)
-        anchor = member(stored, options)
+        slices = planned_slices(recipe, pool)
+        anchor, reference = member(stored, options), pool.reference or pool.layout
         notes = [*_notes(recipe, stored.path), *missing_notes(table.missing)]
         return RepairPlan(
             operator=recipe.method,
             preset=recipe.preset,
-            reference=member(pool.layout, options),
+            reference=member(reference, options),
             experts={name: member(expert, options) for name, expert in pool.experts.items()},
             settings=_settings(stored.path),
             anchor=anchor if self.kept else Member(path=None, sha256=anchor.sha256),
-            stacked=is_stacked(recipe, options),
+            stacked=bool(slices),
+            slices=slices,
             scores=table,
             domains=allocation.domains,
             variant=allocation.variant,
@@ -499,16 +503,7 @@ class ReplayJob:
     def _planned(self) -> tuple[RepairPlan, Pool, Checkpoint, str]:
         """The plan, its pool, its anchor, and a recipe that says where it came from."""
         plan = read_repair_plan(self.plan_file)
-        if plan.stacked:
-            raise RecipeError(
-                f"{self.plan_file}: it repairs a stack of slices, which a plan does not describe; "
-                "run `sigmerge repair` with the recipe again."
-            )
-        recipe = load_recipe({
-            "merge_method": "task_arithmetic",
-            "base_model": plan.reference.path if plan.reference else None,
-            "models": [{"model": e.path, "name": name} for name, e in plan.experts.items()],
-        })  # fmt: skip
+        recipe = recipe_of(plan, self.plan_file)
         pool = open_repair_pool(recipe, self.options)
         path = self.given_anchor or plan.anchor.path
         if path is None:

@@ -25,7 +25,7 @@ from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
 from sigmerge.jobs.occupancy import OccupancyJob, copy_outside, write_layers
 from sigmerge.jobs.options import Options, silent
-from sigmerge.jobs.pools import open_anchor, open_repair_pool
+from sigmerge.jobs.pools import open_anchor, open_repair_pool, recipe_of
 from sigmerge.kernels import Array
 from sigmerge.probing.expected import expected_shapes
 from sigmerge.recipe import Recipe, load_recipe
@@ -193,8 +193,8 @@ def _recomputed(
         if isinstance(plan, RepairPlan) and plan.anchor.path is None:
             why = "the anchor was not kept, so the repair cannot be computed again"
             return replace(report, skipped={**report.skipped, "recomputed": why})
-        if isinstance(plan, RepairPlan) and plan.stacked:
-            why = "the plan of a repair does not describe the slices of its members"
+        if isinstance(plan, RepairPlan) and plan.stacked and not plan.slices:
+            why = "the plan, of an older version, does not describe the slices of its members"
             return replace(report, skipped={**report.skipped, "recomputed": why})
         if isinstance(plan, RepairPlan):
             compared = _repaired_again(plan, stored, quiet, sample)
@@ -234,7 +234,7 @@ def _merged_again(
 def _repaired_again(
     plan: RepairPlan, stored: Checkpoint, options: Options, sample: Sample
 ) -> _Comparison:
-    pool = open_repair_pool(_members(plan), options)
+    pool = open_repair_pool(recipe_of(plan, stored.path / RECORDS_FOLDER / PLAN), options)
     anchor = open_anchor(Path(str(plan.anchor.path)), pool, options)
     keys = [*(f"layer {index}" for index in range(pool.stack.depth)), BEYOND_LAYERS]
     kept = plan.guard is not None and plan.guard.kept == "anchor"
@@ -254,15 +254,6 @@ def _repaired_again(
             if BEYOND_LAYERS not in sink.done:
                 copy_outside(job, reader, sink)
     return sink
-
-
-def _members(plan: Plan) -> Recipe:
-    """A recipe that names the plan's checkpoints."""
-    return load_recipe({
-        "merge_method": "task_arithmetic",
-        "base_model": plan.reference.path if plan.reference else None,
-        "models": [{"model": e.path, "name": name} for name, e in plan.experts.items()],
-    })  # fmt: skip
 
 
 NOT_DENSE = ("repair", "tokenizer", "tokenizer_source", "chat_template")
@@ -300,6 +291,7 @@ def _sliced_recipe(plan: Plan, given: Mapping[str, Any]) -> Recipe:
     """A recipe with slices; its models are found by the ends of their paths."""
     members = [*plan.experts.values(), *([plan.reference] if plan.reference else [])]
     known = {member.path for member in members if member.path}
+    known |= {source.path for piece in plan.slices for source in piece.sources}
 
     def placed(node: Any) -> Any:
         if isinstance(node, list):
