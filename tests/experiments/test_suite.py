@@ -303,6 +303,16 @@ def test_a_link_to_a_pool_is_refused_by_a_dry_run(
     assert not read  # a dry run reads no weights
 
 
+def test_a_dry_run_names_the_extra_of_a_search(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pymoo", None)
+    searched = [{"name": "merge3", "merge_method": "dare_ties", "search": {"generations": 2}}]
+    file = write(tmp_path, evaluated(pool, baselines=searched))
+    ran = sigmerge("suite", file, tmp_path / "out", "--dry-run")
+    assert ran.code == 6 and "sigmerge[search]" in ran.err, ran
+
+
 def test_a_copy_of_a_pool_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:
     shutil.copytree(pool.root, tmp_path / "copy")
     file, pools = write(tmp_path, definition(pool)), ["--pool", pool.root, "--pool"]

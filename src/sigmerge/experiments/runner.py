@@ -32,6 +32,7 @@ from sigmerge.jobs.options import Description, Options, silent
 from sigmerge.jobs.repair import check_repair
 from sigmerge.jobs.scores import scorer_of
 from sigmerge.jobs.work_folder import WorkFolder
+from sigmerge.merge3.evolve import require_search
 from sigmerge.records import Part
 
 DEFINITION, OVERVIEW = "suite.yaml", "overview.json"
@@ -71,6 +72,8 @@ class SuiteJob:
             for method in (*self.suite.anchors, *self.suite.baselines):
                 recipe = plan.recipe(method, 0, self.suite.default, 0)
                 inputs += recipe.inputs
+                if recipe.search is not None:
+                    require_search()
             check_domains(plan.place, self.suite, self.options)
             for setting in (self.suite.default, *self.suite.variants()):
                 recipe = plan.recipe(self.suite.anchors[0], 0, setting, 0)

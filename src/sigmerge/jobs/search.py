@@ -38,7 +38,7 @@ from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
 from sigmerge.jobs.options import Description, Options, Step, silent
 from sigmerge.jobs.work_folder import WorkFolder, hidden
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
-from sigmerge.merge3.evolve import ScoredGenotype, best, evolve
+from sigmerge.merge3.evolve import ScoredGenotype, best, evolve, require_search
 from sigmerge.operators.table import operator
 from sigmerge.recipe import Recipe, SearchSection, load_recipe
 from sigmerge.recipe.space import Genotype, Space, space_of
@@ -254,7 +254,7 @@ def plan_search(
     scorer: CandidateScorer | None = None,
 ) -> SearchJob:
     """Check the recipe, the settings and the suite. Loads no model."""
-    _require("search", "The search", "scipy", "pymoo")
+    require_search()
     from sigmerge.merge3.estimate import MIXED
     from sigmerge.merge3.extract import labelled
 
@@ -272,10 +272,10 @@ def plan_search(
     return SearchJob(settings, recipe.seed, plain, space, base, asked, questions)
 
 
-def _require(extra: str, purpose: str, *libraries: str) -> None:
-    for library in libraries:
+def _require_models() -> None:
+    for library in ("torch", "transformers"):
         if find_spec(library) is None:
-            raise MissingExtra(library, extra, purpose)
+            raise MissingExtra(library, "models", "Scoring candidates")
 
 
 def _suite(suite: str | None, recipe: Recipe, base: DenseJob) -> CandidateScorer:
@@ -283,7 +283,7 @@ def _suite(suite: str | None, recipe: Recipe, base: DenseJob) -> CandidateScorer
 
     What the recipe names is looked for beside it.
     """
-    _require("models", "Scoring candidates", "torch", "transformers")
+    _require_models()
     from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Data
     from sigmerge.evaluation.suite import load_suite, nano_suite

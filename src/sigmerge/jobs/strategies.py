@@ -194,6 +194,9 @@ def check_method(method: str, anchors: Mapping[str, AnchorRecipe], calls: int, p
                 "and give probe: in the repair: section."
             )
     elif method == "merge3":
+        from sigmerge.merge3.evolve import require_search
+
+        require_search()
         _generations(calls - 1)
     else:
         check_calls(calls, len(anchors) + 1, f"tuning {len(anchors)} anchors")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -31,6 +32,13 @@ def best(history: Iterable[ScoredGenotype]) -> ScoredGenotype:
     return min(history, key=lambda candidate: (-candidate.estimate, candidate.index))
 
 
+def require_search() -> None:
+    """Raise MissingExtra where a library of the search is not installed. Loads none."""
+    for library in ("scipy", "pymoo"):
+        if find_spec(library) is None:
+            raise MissingExtra(library, "search", "The search")
+
+
 Evaluate = Callable[[int, Sequence[Genotype]], Sequence[ScoredGenotype]]
 """Called with a generation: the index of its first candidate, and the genotypes in their order."""
 
@@ -48,16 +56,14 @@ def evolve(
 
     With as many `objectives` as domains, who survives is told by dominance in them.
     """
-    try:
-        from pymoo.algorithms.moo.nsga2 import NSGA2
-        from pymoo.algorithms.soo.nonconvex.ga import GA
-        from pymoo.core.evaluator import Evaluator
-        from pymoo.core.problem import Problem
-        from pymoo.operators.crossover.sbx import SBX
-        from pymoo.operators.mutation.pm import PM
-        from pymoo.problems.static import StaticProblem
-    except ImportError as error:
-        raise MissingExtra("pymoo", "search", "The search") from error
+    require_search()
+    from pymoo.algorithms.moo.nsga2 import NSGA2
+    from pymoo.algorithms.soo.nonconvex.ga import GA
+    from pymoo.core.evaluator import Evaluator
+    from pymoo.core.problem import Problem
+    from pymoo.operators.crossover.sbx import SBX
+    from pymoo.operators.mutation.pm import PM
+    from pymoo.problems.static import StaticProblem
 
     size, kind = space.size(experts), GA if objectives == 1 else NSGA2
     problem = Problem(n_var=size, n_obj=objectives, xl=space.low, xu=space.high)
