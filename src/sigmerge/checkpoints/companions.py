@@ -105,8 +105,8 @@ def model_card(title: str, pool: Pool, recipe: str, notes: list[str]) -> str:
     front += ["tags:", "- merge", "- sigmerge", "---", ""]
     lines = [f"# {title}", "", "Made with [sigmerge](sigmerge/recipe.yaml), without training.", ""]
     if pool.reference:
-        lines += [f"- reference: `{pool.reference.path.name}`"]
-    lines += [f"- expert `{name}`: `{member.path.name}`" for name, member in pool.experts.items()]
+        lines += [f"- reference: `{pool.reference.title}`"]
+    lines += [f"- expert `{name}`: `{member.title}`" for name, member in pool.experts.items()]
     lines += ["", *notes, "", "## Recipe", "", "```yaml", recipe.rstrip(), "```", ""]
     return "\n".join([*front, *lines])
 
@@ -115,8 +115,9 @@ def _hub_names(pool: Pool) -> list[str]:
     """The members as a card names them: by hub id where their folder is a download of the hub."""
     names = []
     for member in pool.members.values():
-        cached = [part for part in member.path.parts if part.startswith("models--")]
-        names.append(cached[-1][8:].replace("--", "/") if cached else member.path.name)
+        folder = member.adapter or member.path
+        cached = [part for part in folder.parts if part.startswith("models--")]
+        names.append(cached[-1][8:].replace("--", "/") if cached else folder.name)
     return list(dict.fromkeys(names))
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from sigmerge.checkpoints.adapters import (
+    ADAPTER_CONFIG,
+    adapted_tensors,
+    open_adapter,
+    replaced_whole,
+    split_adapter,
+)
 from sigmerge.checkpoints.blocks import Stack, find_stack
 from sigmerge.checkpoints.header import Tensor, read_header
 from sigmerge.checkpoints.links import check_file, is_there
@@ -27,15 +34,28 @@ EMBEDDING_SUFFIXES = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "e
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """`path` is the folder of the configuration; with an `adapter`, tensors are formed with it."""
+
     path: Path
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     files: tuple[Path, ...]
+    adapter: Path | None = None
     stack: Stack = field(init=False)
 
     def __post_init__(self) -> None:
         sizes = [(name, tensor.size) for name, tensor in self.tensors.items()]
         object.__setattr__(self, "stack", find_stack(sizes))
+
+    @property
+    def place(self) -> str:
+        """What a recipe calls it: its folder, or `model+adapter`."""
+        return str(self.path) if self.adapter is None else f"{self.path}+{self.adapter}"
+
+    @property
+    def title(self) -> str:
+        """The last part of its name, for a reader."""
+        return (self.adapter or self.path).name
 
     @property
     def head(self) -> str | None:
@@ -53,8 +73,40 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
-    """Read a folder's configuration and headers, or say clearly why it cannot be merged."""
-    folder = _existing_folder(path)
+    """Read configuration and headers of a folder or of `model+adapter`, or raise why not."""
+    model, adapter = split_adapter(path)
+    opened = _open_folder(_existing_folder(model), allow_pickle)
+    if adapter is None:
+        return opened
+    return _with_adapter(opened, _existing_folder(adapter), allow_pickle)
+
+
+def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkpoint:
+    """A model with an adapter's update. Where head and embedding are one tensor, they stay one.
+
+    Only an adapter that brings a head of its own parts the two.
+    """
+    adapter = open_adapter(folder, allow_pickle)
+    tied = model.head is None or bool(model.config.get("tie_word_embeddings"))
+    tensors, config, shared = dict(model.tensors), dict(model.config), {}
+    if tied and model.embedding is not None:
+        own = replaced_whole(adapter) & set(HEAD_NAMES)
+        for head in HEAD_NAMES:  # a stored copy of the embedding does not follow its update
+            tensors.pop(head, None)
+            shared[head] = model.embedding
+        for head in own:
+            tensors[head] = replace(model.tensors[model.embedding], name=head)
+            config["tie_word_embeddings"] = False
+    tensors = adapted_tensors(adapter, tensors, shared)
+    if model.embedding is not None and "vocab_size" in config:
+        rows = tensors[model.embedding].shape[0]
+        if rows != model.tensors[model.embedding].shape[0]:
+            config["vocab_size"] = rows
+    files = (*model.files, *adapter.files)
+    return Checkpoint(model.path, config, tensors, files, adapter.folder)
+
+
+def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
     config = _read_config(folder)
     _refuse_quantised(folder, config)
     files = _weight_files(folder, allow_pickle)
@@ -98,10 +150,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if is_there(file) or file.is_symlink():
         check_file(folder, file)
-    elif is_there(folder / "adapter_config.json"):
-        raise PoolError(
-            f"{folder}: is an adapter without its model; merge it into the model first."
-        )
+    elif is_there(folder / ADAPTER_CONFIG):
+        raise PoolError(f"{folder}: {_ALONE}")
     config = read_json(file, required_in=folder)
     named = config.get("architectures")
     wrong = {
@@ -130,6 +180,7 @@ def _existing_folder(path: Path) -> Path:
     return folder
 
 
+_ALONE = "is an adapter; write its model before it, as in model+adapter."
 _GGUF = (
     "GGUF weights are quantised for inference and cannot be merged; "
     "use the original safetensors checkpoint."
@@ -192,11 +243,8 @@ def _weight_files(folder: Path, allow_pickle: bool) -> list[Path]:
 
 
 def _other_weights(folder: Path, allow_pickle: bool) -> list[Path]:
-    if (folder / "adapter_config.json").exists():
-        raise PoolError(
-            f"{folder}: a LoRA adapter, not a checkpoint; merge it into its base model first "
-            "(PEFT: merge_and_unload, then save_pretrained)."
-        )
+    if (folder / ADAPTER_CONFIG).exists():
+        raise PoolError(f"{folder}: {_ALONE}")
     pickles = sorted(folder.glob("pytorch_model*.bin"))
     if pickles and allow_pickle:
         from sigmerge.checkpoints.pickled import as_safetensors

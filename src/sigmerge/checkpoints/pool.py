@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sigmerge.checkpoints.blocks import Stack
 from sigmerge.checkpoints.folder import HEAD_NAMES, SHOWN, Checkpoint, open_checkpoint
+from sigmerge.checkpoints.formed import FormedTensor
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.errors import PoolError
 
@@ -136,11 +137,11 @@ def _with_head(member: Checkpoint, head: str) -> Checkpoint:
 
 
 def _same_folders(members: Mapping[str, Checkpoint]) -> list[str]:
-    folders = Counter(member.path for member in members.values())
+    folders = Counter(member.place for member in members.values())
     problems = []
     for folder, count in folders.items():
         if count > 1:
-            names = [name for name, member in members.items() if member.path == folder]
+            names = [name for name, member in members.items() if member.place == folder]
             what = "is the reference itself" if "reference" in names else "is given twice"
             problems.append(f"{', '.join(names)}: the folder {folder} {what}")
     return problems
@@ -222,6 +223,8 @@ def _same_weights(one: Checkpoint, other: Checkpoint) -> bool:
 
 
 def _same_bytes(one: Tensor, other: Tensor, step: int = 1 << 20) -> bool:
+    if isinstance(one, FormedTensor) or isinstance(other, FormedTensor):
+        return one == other
     with one.file.open("rb") as left, other.file.open("rb") as right:
         left.seek(one.begin)
         right.seek(other.begin)

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.formed import FormedTensor, stored_pieces
 from sigmerge.checkpoints.header import ITEM_SIZE, Tensor
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.errors import PoolError
-from sigmerge.kernels import TILE
-from sigmerge.kernels.convert import WIDEN
+from sigmerge.kernels import TILE, Array
+from sigmerge.kernels.convert import WIDEN, all_finite
+
+FORMED_AT_ONCE = 16 * TILE
+"""Coordinates of a tensor that one worker forms at a time."""
+
+
+class FormedValues:
+    """Float32 values of stored and formed tensors."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self.kept: dict[Tensor, Array] = {}
+
+    def __call__(self, tensor: Tensor, start: int, stop: int) -> Array:
+        out = np.empty(stop - start, np.float32)
+        self.fill(tensor, start, out)
+        return out
+
+    def fill(self, tensor: Tensor, start: int, out: Array) -> bool:
+        """Values from `start` on; False if any is NaN or infinite."""
+        if isinstance(tensor, FormedTensor):
+            tensor.form(self, start, out)
+            return bool(all_finite(out))
+        raw = self._reader.raw(tensor, start, start + out.size)
+        return WIDEN[tensor.dtype](raw, out)
 
 
 class PoolSource:
@@ -30,6 +55,7 @@ class PoolSource:
         self._read = 0.0
         self._lock = threading.Lock()
         self._raw: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
+        self._formed = FormedValues(self.reader)
 
     def __enter__(self) -> PoolSource:
         return self
@@ -39,6 +65,7 @@ class PoolSource:
 
     def close(self) -> None:
         self._raw.clear()
+        self._formed.kept.clear()
         self.reader.close()
 
     @property
@@ -48,8 +75,7 @@ class PoolSource:
     def fill(self, member: str, tensor: str, start: int, out: np.ndarray[Any, Any]) -> None:
         """Write float32 values of a tensor from `start` on into `out`."""
         stored = self.members[member].tensors[tensor]
-        raw = self.raw(member, tensor)[start : start + out.size]
-        if not WIDEN[stored.dtype](raw, out) and not self.allow_nonfinite:
+        if not self._formed.fill(stored, start, out) and not self.allow_nonfinite:
             self._refuse(member, tensor, start, out)
 
     def check(self, member: str, tensor: str) -> None:
@@ -74,29 +100,62 @@ class PoolSource:
         )
 
     def raw(self, member: str, tensor: str) -> np.ndarray[Any, Any]:
-        """A whole tensor as it is stored; nothing is read before it is touched."""
+        """A whole tensor as it is stored; nothing is read before it is touched.
+
+        One that is stored nowhere is formed in float32, unless it is held already.
+        """
         key = member, tensor
         if key not in self._raw:
-            self._raw[key] = self.reader.raw(self.members[member].tensors[tensor])
+            stored = self.members[member].tensors[tensor]
+            if isinstance(stored, FormedTensor):
+                return self._formed(stored, 0, stored.size)
+            self._raw[key] = self.reader.raw(stored)
         return self._raw[key]
+
+    def piece(self, member: str, tensor: str, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """A run of a tensor as it is stored; of one that is stored nowhere, only this is formed."""
+        stored = self.members[member].tensors[tensor]
+        if isinstance(stored, FormedTensor) and (member, tensor) not in self._raw:
+            return self._formed(stored, start, stop)
+        return self.raw(member, tensor)[start:stop]
+
+    def hold(self, tensors: Sequence[str], run: Callable[..., Iterable[Any]]) -> None:
+        """Form now, by run(function, items), what is stored nowhere; `let_go` ends it."""
+        work: list[tuple[Tensor, int, Array]] = []
+        for tensor in tensors:
+            for name, member in self.members.items():
+                stored = member.tensors.get(tensor)
+                if isinstance(stored, FormedTensor):
+                    room = self._raw[name, tensor] = np.empty(stored.size, np.float32)
+                    starts = range(0, stored.size, FORMED_AT_ONCE)
+                    work += [(stored, s, room[s : s + FORMED_AT_ONCE]) for s in starts]
+        for _ in run(lambda one: self._formed.fill(*one), work):
+            pass
+
+    def let_go(self, tensors: Iterable[str]) -> None:
+        for tensor in tensors:
+            for name, member in self.members.items():
+                if isinstance(member.tensors.get(tensor), FormedTensor):
+                    self._raw.pop((name, tensor), None)
 
     def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
         """These coordinates, or that share of them, were read and are not needed for now."""
-        stored = self._stored(tensor)
-        self.reader.release((one, start, stop) for one in stored)
-        passed = (stop - start) * sum(ITEM_SIZE[one.dtype] for one in stored)
+        pieces = [p for t in self._stored(tensor) for p in stored_pieces(t, start, stop)]
+        self.reader.release(pieces)
+        passed = sum((last - first) * ITEM_SIZE[one.dtype] for one, first, last in pieces)
         with self._lock:
             self._read += passed * read
 
     def release(self, member: str, tensor: str) -> None:
         """This member's values are not needed for now, but were not read for the last time."""
         stored = self.members[member].tensors[tensor]
-        self.reader.release([(stored, 0, stored.size)])
+        self.reader.release(stored_pieces(stored, 0, stored.size))
 
     def prefetch(self, tensors: Iterable[str]) -> None:
         for tensor in tensors:
             for stored in self._stored(tensor):
-                self.reader.prefetch(stored)
+                for part, _, _ in stored_pieces(stored, 0, stored.size):
+                    self.reader.prefetch(part)
 
     def _stored(self, tensor: str) -> list[Tensor]:
         """A tensor in all members that have it; members of a stacked model have some layers."""

@@ -21,7 +21,7 @@ from sigmerge.kernels import STRIP, TILE, Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.kernels.merge import Formula
-from sigmerge.kernels.stored import CODE, Members, address_of, load_rows, members
+from sigmerge.kernels.stored import CODE, address_of, load_rows, members
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 CHUNK = 32 * TILE
@@ -38,6 +38,9 @@ class Source(Protocol):
 
     def raw(self, member: str, tensor: str) -> Array:
         """A whole tensor as it is stored, flat; bfloat16 as uint16 bit patterns."""
+
+    def piece(self, member: str, tensor: str, start: int, stop: int) -> Array:
+        """A run of a tensor as it is stored."""
 
     def not_finite(self, members: Sequence[str], tensor: str, start: int, stop: int) -> None:
         """Raise if a value of these members is NaN or infinite, and that is not allowed."""
@@ -79,8 +82,8 @@ class StreamChunk:
         It returns whether all it read is finite; `share` is how much of the chunk it reads.
         Members are the experts, and the reference last unless it is left out.
         """
-        table = self._members(reference=reference)
-        fine = kernel(*table, self.start, self.size, *arguments)
+        rows = self._stored(reference=reference)
+        fine = kernel(*members(rows), self.start, self.size, *arguments)
         self._check(fine, reference=reference)
         self.source.done(self.site.tensor, self.start, self.stop, share)
 
@@ -107,7 +110,8 @@ class StreamChunk:
 
         With `reference`, its values are one more row.
         """
-        table = self._members(reference=bool(less) or reference)
+        stored = self._stored(reference=bool(less) or reference)
+        table = members(stored)
         last = (table.addresses[-1], table.kinds[-1]) if less else (np.uint64(0), np.uint8(0))
         rows = len(self.site.experts) + reference
         for start in range(self.start, self.stop, self.step):
@@ -120,7 +124,8 @@ class StreamChunk:
     def add_reference(self, tile: Tile, factor: float = 1.0) -> None:
         """θ = θ_ref + τ: from the merged task vector in `out` to the merge."""
         values = np.empty((1, tile.out.size), np.float32)
-        raw = self.source.raw("reference", self.site.tensor)[tile.start :]
+        stop = tile.start + tile.out.size
+        raw = self.source.piece("reference", self.site.tensor, tile.start, stop)
         fine = load_rows(*members([raw]), np.uint64(0), np.uint8(0), 0, values)
         self._check(fine, reference=True)
         kernels.add_scaled(tile.out, values[0], np.float32(factor))
@@ -128,19 +133,18 @@ class StreamChunk:
     def _run(self, formula: Formula, out: int, kind: int, tile: int, norms: Array) -> bool:
         reference = formula.reads_reference
         strip = max(STRIP // self.granule, 1) * self.granule
-        table = self._members(reference=reference)
+        rows = self._stored(reference=reference)
         fine, stored = kernels.merge(
-            formula, *table, self.start, self.size, tile, strip, np.uint64(out), kind, norms
+            formula, *members(rows), self.start, self.size, tile, strip, np.uint64(out), kind, norms
         )
         self._check(fine, reference=reference)
         self.source.done(self.site.tensor, self.start, self.stop)
         return bool(stored)
 
-    def _members(self, *, reference: bool) -> Members:
-        tensor = self.site.tensor
-        return members([
-            self.source.raw(name, tensor)[self.start : self.stop] for name in self._names(reference)
-        ])  # fmt: skip
+    def _stored(self, *, reference: bool) -> list[Array]:
+        """The members' values; whoever makes a table of them holds them while a kernel runs."""
+        tensor, names = self.site.tensor, self._names(reference)
+        return [self.source.piece(name, tensor, self.start, self.stop) for name in names]
 
     def _names(self, reference: bool) -> tuple[str, ...]:
         return (*self.site.experts, "reference") if reference else self.site.experts

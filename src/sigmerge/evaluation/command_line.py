@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from sigmerge.checkpoints.adapters import home_of
 from sigmerge.errors import ScoreError
 from sigmerge.files.digests import sha256
 
@@ -38,6 +39,11 @@ def run_command(command: str, places: Mapping[str, Path], folder: Path, where: s
     or fails.
     """
     words = command_words(command, where)
+    if (model := places.get("checkpoint")) and home_of(model) != model:
+        raise ScoreError(
+            f"{where}: a command is given one folder, and {model} are two; store the model with "
+            "its adapter first, by merge_method: passthrough."
+        )
     for name, path in places.items():
         words = [word.replace(f"{{{name}}}", str(path)) for word in words]
     try:

@@ -93,7 +93,7 @@ AROUND = ("*.json", "*.model", "*.txt", "*.tiktoken", "*.jinja", "*.py")
 def checkpoint_key(folder: Path, allow_pickle: bool = False) -> str:
     """A checkpoint by content: weights, configuration, tokenizer and code, wherever it lies."""
     checkpoint = open_checkpoint(folder, allow_pickle=allow_pickle)
-    around = [file for ending in AROUND for file in folder.glob(ending)]
+    around = [file for ending in AROUND for file in checkpoint.path.glob(ending)]
     weights = set(checkpoint.files)
     digests = sha256({*checkpoint.files, *around})
     lines = sorted(f"{'' if file in weights else file.name} {d}" for file, d in digests.items())

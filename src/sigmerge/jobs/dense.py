@@ -129,8 +129,8 @@ class DenseJob:
         pool = self.pool
         facts: dict[str, object] = {
             "operator": self.recipe.method,
-            "reference": str(pool.reference.path) if pool.reference else None,
-            "experts": {name: str(expert.path) for name, expert in pool.experts.items()},
+            "reference": pool.reference.place if pool.reference else None,
+            "experts": {name: expert.place for name, expert in pool.experts.items()},
             "layers": pool.stack.depth,
             "tensors": len(self.layout.slots),
             "merged_tensors": len(self.sites),

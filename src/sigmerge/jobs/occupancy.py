@@ -18,6 +18,7 @@ import numpy as np
 
 from sigmerge.checkpoints.companions import copy_companions, model_card
 from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, Checkpoint
+from sigmerge.checkpoints.formed import FormedTensor
 from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
@@ -95,9 +96,10 @@ def describe_occupancy(pool: Pool) -> Step:
     members = len(pool.experts) + 2
     coordinates = max(sum(site.size for site in block) for block in blocks)
     together = 2 if coordinates <= SMALL else 1
+    formed = max(4 * sum(_formed(pool, site.tensor) for site in block) for block in blocks)
     facts: dict[str, object] = {
         "layers": pool.stack.depth,
-        "experts": {name: str(member.path) for name, member in pool.experts.items()},
+        "experts": {name: member.place for name, member in pool.experts.items()},
         "coordinates": sum(site.size for block in blocks for site in block),
     }
     return Step(
@@ -105,8 +107,14 @@ def describe_occupancy(pool: Pool) -> Step:
         facts,
         bytes_to_read=sum(m.nbytes for m in pool.members.values()) + pool.layout.nbytes,
         bytes_to_write=pool.layout.nbytes,
-        peak_memory_bytes=INTERPRETER + together * (largest * members + coordinates),
+        peak_memory_bytes=INTERPRETER + together * (largest * members + coordinates + formed),
     )
+
+
+def _formed(pool: Pool, tensor: str) -> int:
+    """Coordinates of a tensor that are held in float32, being stored nowhere, of all experts."""
+    found = [member.tensors[tensor] for member in pool.members.values()]
+    return sum(one.size for one in found if isinstance(one, FormedTensor))
 
 
 def run_occupancy(
@@ -265,6 +273,8 @@ def _write_layer(
     workers: Workers,
     output: Sink,
 ) -> list[dict[str, Any]]:
+    names = [site.tensor for site in sites]
+    source.hold(names, workers.map)
     block = LayerBlock(index, sites, job.domains, source, anchor)
     owner = None
     records = []
@@ -284,6 +294,7 @@ def _write_layer(
 
     for _ in workers.map(write, block.pieces):
         pass
+    source.let_go(names)
     return records
 
 

@@ -48,7 +48,7 @@ def _stacked_pool(recipe: Recipe, options: Options, *, mixed_dtypes: bool) -> Po
     }
     if not recipe.slices or (len(recipe.slices) == 1 and _is_plain(recipe.slices[0], members)):
         return None
-    same = [member for member in members.values() if member.path == recipe.reference]
+    same = [member for member in members.values() if Path(member.place) == recipe.reference]
     home = same[0] if same else next(iter(members.values()))
     if recipe.reference and not same:
         home = open_checkpoint(recipe.reference, allow_pickle=options.allow_pickle)
@@ -142,7 +142,9 @@ def _check_counterparts(pool: Pool) -> None:
 def open_anchor(path: Path, pool: Pool, options: Options) -> Checkpoint:
     """The anchor, checked against the pool: same architecture, same blocks."""
     stored = open_checkpoint(path, allow_pickle=options.allow_pickle)
-    if pool.reference and stored.path == pool.reference.path:
+    if stored.adapter is not None:
+        raise PoolError(f"{path}: has an adapter; a repair needs an anchor that is stored.")
+    if pool.reference and stored.place == pool.reference.place:
         raise PoolError(f"{path}: is the reference itself, and no merge that could be repaired.")
     problems = differences("anchor", stored, pool.layout, mixed_dtypes=True, outside=False)
     if problems:
@@ -235,7 +237,7 @@ def weight_digests(
 
 def member(checkpoint: Checkpoint, options: Options) -> Member:
     """A checkpoint as a plan names it."""
-    return Member(path=str(checkpoint.path), sha256=weight_digests(checkpoint, options))
+    return Member(path=checkpoint.place, sha256=weight_digests(checkpoint, options))
 
 
 @dataclass(frozen=True)
@@ -250,11 +252,10 @@ class Inputs:
     def of(
         cls, checkpoints: Mapping[str, Checkpoint], others: Mapping[Path, str] | None = None
     ) -> Inputs:
-        files = {
-            file: name
-            for name, checkpoint in checkpoints.items()
-            for file in (*checkpoint.files, *companion_files(checkpoint.path))
-        }
+        files: dict[Path, str] = {}
+        for name, checkpoint in checkpoints.items():
+            for file in (*checkpoint.files, *companion_files(checkpoint.path)):
+                files.setdefault(file, name)  # adapters share the files of their model
         files = {**(others or {}), **files}
         return cls(files, identify(files))
 

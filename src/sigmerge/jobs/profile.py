@@ -88,7 +88,7 @@ def describe_profile(recipe: Recipe, pool: Pool, options: Options) -> Step:
     """The profile as a step of a dry run: probe and tokenizers are checked, no tensor is read."""
     blocks = block_sites(pool)
     facts: dict[str, object] = {
-        "experts": {name: str(expert.path) for name, expert in pool.experts.items()},
+        "experts": {name: expert.place for name, expert in pool.experts.items()},
         "layers": pool.stack.depth,
         "coordinates": sum(site.size for block in blocks for site in block),
     }
@@ -258,13 +258,13 @@ def _probed(expert: Checkpoint, tokenizer: Path, prompts: list[str], options: Op
     needed = 4 * sum(tensor.size for tensor in expert.tensors.values())
     if needed < 0.8 * free_memory():
         return probe(
-            expert.path, prompts, tokenizer=tokenizer, trust_remote_code=options.trust_remote_code
+            expert.place, prompts, tokenizer=tokenizer, trust_remote_code=options.trust_remote_code
         )
     room = beside(expert.path, "")
     room.mkdir(parents=True, exist_ok=True)
     with scratch(room) as folder:
         return probe(
-            expert.path,
+            expert.place,
             prompts,
             tokenizer=tokenizer,
             offload_folder=str(folder),

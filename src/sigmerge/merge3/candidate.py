@@ -9,6 +9,7 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.reader import Reader
+from sigmerge.checkpoints.source import FormedValues
 from sigmerge.checkpoints.writer import Layout
 from sigmerge.kernels.convert import STORAGE, WIDEN
 
@@ -38,10 +39,10 @@ class Memory:
 
 def stored_weights(checkpoint: Checkpoint) -> Weights:
     """The floating tensors of a checkpoint."""
-    reader = Reader()
+    values = FormedValues(Reader())
     weights = {}
     for name, tensor in checkpoint.tensors.items():
         if tensor.dtype in WIDEN:
             weights[name] = np.empty(tensor.shape, np.float32)
-            WIDEN[tensor.dtype](reader.raw(tensor), weights[name].reshape(-1))
+            values.fill(tensor, 0, weights[name].reshape(-1))
     return weights

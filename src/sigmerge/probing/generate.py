@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from sigmerge.checkpoints.adapters import home_of
 from sigmerge.engine.machine import free_memory
 from sigmerge.errors import MissingExtra, PoolError, ScoreError
 from sigmerge.files.documents import read_json_object
 from sigmerge.probing.bounded import bounded
-from sigmerge.probing.loading import unloadable
+from sigmerge.probing.loading import put_adapter, unloadable
 
 _T = TypeVar("_T")
 LONGEST = 2048
@@ -107,11 +108,13 @@ class HfModel:
         logging.disable_progress_bar()
         try:
             how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust}
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, **how)
-            with bounded(folder):
-                model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **how)
+            home = home_of(folder)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(home, **how)
+            with bounded(home):
+                model: Any = AutoModelForCausalLM.from_pretrained(home, dtype=dtype, **how)
         except (OSError, ValueError) as error:
             raise unloadable(folder, "evaluation", error) from None
+        put_adapter(model, folder)
         self.model = model.to(model_device()).eval()
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token_id is None:
@@ -206,6 +209,11 @@ class VllmModel:
     """Generation by vLLM, which batches by itself; every request carries its own seed."""
 
     def __init__(self, folder: Path, dtype: str, share: float, trust: bool = False) -> None:
+        if home_of(folder) != folder:
+            raise ScoreError(
+                f"{folder}: the vllm backend loads folders, and no adapter beside its model; use "
+                "hf, or store the model with its adapter first, by merge_method: passthrough."
+            )
         # In this process: a fork could not use CUDA, and its schedule would change from run to run.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         try:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float32, Float64
 
+from sigmerge.checkpoints.adapters import home_of
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.method.conflict import prompt_gram
 from sigmerge.probing.bounded import bounded
-from sigmerge.probing.loading import unloadable
+from sigmerge.probing.loading import put_adapter, unloadable
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ def probe(
     trust_remote_code: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Float64[np.ndarray, "layers prompts prompts"]:
-    """Prompt Gram matrices H_i H_iᵀ (not centred) of one expert, block by block.
+    """Prompt Gram matrices H_i H_iᵀ (not centred) of one expert, a folder or `model+adapter`.
 
     H_i holds, per prompt, the output of block i averaged over the prompt's tokens. Prompts are read
     by the tokenizer in the folder `tokenizer`, by default the expert's own. The pass computes in
@@ -55,14 +56,16 @@ def probe(
     placement: dict[str, Any] = {}
     if offload_folder is not None:
         placement = {"device_map": "auto", "offload_folder": str(offload_folder)}
+    home = home_of(Path(folder))
     try:
-        reader = AutoTokenizer.from_pretrained(str(tokenizer or folder), **options)
-        with bounded(folder):
+        reader = AutoTokenizer.from_pretrained(str(tokenizer or home), **options)
+        with bounded(home):
             model: Any = AutoModelForCausalLM.from_pretrained(
-                str(folder), dtype=torch.float32, **options, **placement
+                str(home), dtype=torch.float32, **options, **placement
             )
     except (OSError, ValueError) as error:
         raise unloadable(folder, "the probe pass", error) from error
+    put_adapter(model, Path(folder))
     tokens = reader(list(prompts), truncation=True, max_length=max_length)["input_ids"]
     if empty := [number for number, ids in enumerate(tokens, start=1) if not ids]:
         where = tokenizer or folder

@@ -1,9 +1,15 @@
-"""What to say when transformers does not load a checkpoint."""
+"""Checkpoints as models of transformers: names, adapters, and why one cannot be loaded."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from sigmerge.checkpoints.adapters import home_of
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.reader import Reader
+from sigmerge.checkpoints.source import FormedValues
 from sigmerge.errors import PoolError
 
 
@@ -15,3 +21,52 @@ def unloadable(folder: Path | str, purpose: str, error: Exception) -> PoolError:
             "trust it, pass --trust-remote-code."
         )
     return PoolError(f"{folder} cannot be loaded for {purpose}: {error}")
+
+
+def renaming(model: Any) -> Callable[[str], str]:
+    """What transformers calls a stored tensor when it loads this model."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming
+    except ImportError:  # before version 5, models were called as they are stored
+        return lambda stored: stored
+
+    rules = [r for r in get_model_conversion_mapping(model) or () if isinstance(r, WeightRenaming)]
+
+    def renamed(stored: str) -> str:
+        for rule in rules:
+            stored, _ = rule.rename_source_key(stored)
+        return stored
+
+    return renamed
+
+
+def put_adapter(model: Any, path: Path) -> None:
+    """Give a model of the folder in `model+adapter` the weights that the adapter changes."""
+    import torch
+
+    if home_of(path) == path:
+        return
+    adapted, plain = open_checkpoint(path), open_checkpoint(home_of(path)).tensors
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    renamed, values = renaming(model), FormedValues(Reader())
+    for name, tensor in adapted.tensors.items():
+        if tensor == plain.get(name):
+            continue
+        place = _parameter(renamed(name), parameters)
+        weight = parameters.get(place or "")
+        fits = weight is not None and tuple(weight.shape) == tensor.shape and not weight.is_meta
+        if weight is None or not fits or name not in plain:
+            raise PoolError(
+                f"{adapted.place}: its {name} cannot be put into the loaded model; store the model "
+                "with its adapter first, by merge_method: passthrough."
+            )
+        with torch.no_grad():
+            whole = values(tensor, 0, tensor.size).reshape(tensor.shape)
+            weight.copy_(torch.from_numpy(whole))
+
+
+def _parameter(name: str, parameters: Mapping[str, Any]) -> str | None:
+    """The parameter of a stored tensor, whose name may lack the model's own prefix."""
+    ends = [n for n in parameters if n == name or n.endswith(f".{name}")]
+    return name if name in parameters else ends[0] if len(ends) == 1 else None

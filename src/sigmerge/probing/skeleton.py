@@ -15,7 +15,7 @@ from sigmerge.errors import MissingExtra, PoolError, RecipeError
 from sigmerge.probing.bounded import bounded
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.hidden import decoder_blocks
-from sigmerge.probing.loading import unloadable
+from sigmerge.probing.loading import renaming, unloadable
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ class Skeleton:
         stack = decoder_blocks(model)
         names = {id(module): name for name, module in model.named_modules()}
         self._read = read
-        self._stored = StoredNames(names[id(stack)], expert, _renaming(model))
+        self._stored = StoredNames(names[id(stack)], expert, renaming(model))
         every = list(model.named_parameters(remove_duplicate=False))
         first = {id(weight): name for name, weight in reversed(every)}
         self._ties = {name: first[id(weight)] for name, weight in every}
@@ -179,24 +179,6 @@ class StoredNames:
             raise PoolError(f"{self._path}: the model needs {wanted}, which is not stored under "
                             "that name; it cannot be captured.")  # fmt: skip
         return self._names[wanted]
-
-
-def _renaming(model: Any) -> Callable[[str], str]:
-    """What transformers calls a stored tensor when it loads this model."""
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightRenaming
-    except ImportError:  # before version 5, models were called as they are stored
-        return lambda stored: stored
-
-    rules = [r for r in get_model_conversion_mapping(model) or () if isinstance(r, WeightRenaming)]
-
-    def renamed(stored: str) -> str:
-        for rule in rules:
-            stored, _ = rule.rename_source_key(stored)
-        return stored
-
-    return renamed
 
 
 def _empty_model(folder: Path, trust: bool) -> Any:

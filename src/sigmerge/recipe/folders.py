@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from sigmerge.checkpoints.adapters import split_adapter
 from sigmerge.errors import RecipeError
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?$")
@@ -14,6 +15,7 @@ def find_model(text: str, folder: Path) -> Path | None:
     """A local folder, looked for in the working folder and beside the recipe; None for a hub id.
 
     A hub id is `owner/name` whose owner is no local folder; anything else never reaches the hub.
+    `model+adapter` is found part by part, and None if a part is a hub id.
     """
     try:
         given = Path(text).expanduser()
@@ -23,11 +25,12 @@ def find_model(text: str, folder: Path) -> Path | None:
                 return place.absolute() if place.is_symlink() else place.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise RecipeError(f"{text!r}: cannot be a folder ({error})") from None
+    if text.count("+") == 1 and all(text.split("+")):
+        model, adapter = (find_model(part, folder) or Path(part) for part in text.split("+"))
+        both = Path(f"{model}+{adapter}")
+        return both if split_adapter(both)[1] else None
     if "+" in text:
-        raise RecipeError(
-            f"{text!r}: a model with a LoRA adapter (+) is not supported; merge the "
-            "adapter into its model first"
-        )
+        raise RecipeError(f"{text!r}: one model and one adapter, as in model+adapter")
     owner = text.partition("/")[0]
     local = (
         given.is_absolute()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from sigmerge.checkpoints.adapters import adapter_config, home_of, is_adapter
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.yaml_documents import decoded, parse_yaml
 from sigmerge.operators.base import Operator
@@ -179,7 +181,7 @@ class _Parser:
             tune=sections.tune,
             guide=sections.guide,
         )
-        recipe = self._fetched(recipe)
+        recipe = self._with_models(self._fetched(recipe))
         if top.tokenizer_source is not None or top.tokenizer is not None:
             self._check_vocabularies(recipe)
         template = self._chat_template(recipe, top.chat_template)
@@ -613,9 +615,9 @@ class _Parser:
         """mergekit moves embedding rows to a tokenizer that is chosen; equal ones need nothing."""
         from sigmerge.checkpoints.companions import vocabulary
 
-        home = recipe.tokenizer or recipe.reference or recipe.models[0].path
-        members = {model.name: model.path for model in recipe.models}
-        members |= {"base_model": recipe.reference} if recipe.reference else {}
+        home = home_of(recipe.tokenizer or recipe.reference or recipe.models[0].path)
+        members = {model.name: home_of(model.path) for model in recipe.models}
+        members |= {"base_model": home_of(recipe.reference)} if recipe.reference else {}
         place = ("tokenizer_source",) if ("tokenizer_source",) in self.lines else ("tokenizer",)
         try:
             ours = vocabulary(home)
@@ -636,7 +638,7 @@ class _Parser:
         from sigmerge.checkpoints.companions import chat_template_of
         from sigmerge.recipe.templates import chat_template
 
-        home = recipe.tokenizer or recipe.reference or recipe.models[0].path
+        home = home_of(recipe.tokenizer or recipe.reference or recipe.models[0].path)
         models = dict.fromkeys(model for model in recipe.inputs if model != recipe.anchor)
         try:
             if wanted is not None:
@@ -667,34 +669,83 @@ class _Parser:
         return found
 
     def _fetched(self, recipe: Recipe) -> Recipe:
-        """The recipe with every hub id downloaded."""
+        """The recipe with every hub id downloaded; a part of model+adapter may be one."""
         if not self.remote:
             return recipe
         from sigmerge.checkpoints.hub import download
 
-        local: dict[Path | None, Path] = {}
+        local: dict[Path, Path] = {}
         for stand_in, (place, text) in self.remote.items():
             try:
-                local[stand_in] = download(text)
+                parts = [find_model(part, self.folder) or download(part)
+                         for part in text.split("+")]  # fmt: skip
+                local[stand_in] = Path("+".join(map(str, parts)))
             except RecipeError as error:
                 self.problem(place, str(error))
         self.stop_on_problems()
-        return replace(
-            recipe,
-            reference=local.get(recipe.reference, recipe.reference),
-            models=tuple(replace(m, path=local.get(m.path, m.path)) for m in recipe.models),
-            slices=tuple(
-                replace(
-                    piece,
-                    sources=tuple(
-                        replace(s, path=local.get(s.path, s.path)) for s in piece.sources
-                    ),
-                )
-                for piece in recipe.slices
-            ),
-            tokenizer=local.get(recipe.tokenizer, recipe.tokenizer),
-            anchor=local.get(recipe.anchor, recipe.anchor),
-        )
+        return _moved(recipe, lambda path: local.get(path, path))
+
+    def _with_models(self, recipe: Recipe) -> Recipe:
+        """The recipe with `model+adapter` where it names an adapter alone."""
+
+        def whole(path: Path) -> Path:
+            if not is_adapter(path):
+                return path
+            try:
+                return self._with_model(path, recipe.reference)
+            except (PoolError, RecipeError) as error:
+                self.problem((), str(error))
+                return path
+
+        moved = _moved(recipe, whole)
+        self.stop_on_problems()
+        return moved
+
+    def _with_model(self, adapter: Path, reference: Path | None) -> Path:
+        """An adapter behind its model: the one that it names, if that is here, or base_model."""
+        named = adapter_config(adapter).get("base_model_name_or_path")
+        named = named if isinstance(named, str) and named else None
+        found = None
+        if named is not None:
+            with contextlib.suppress(RecipeError):
+                found = find_model(named, self.folder)
+        if found is None and reference is not None and reference != adapter:
+            if named is not None and Path(named).name not in (
+                reference.name,
+                *_hub_name(reference),
+            ):
+                self.note(f"{adapter.name} was trained on {named}, and is read on base_model")
+            found = reference
+        if found is None and named is None:
+            raise RecipeError(f"{adapter}: names no model; write it before it, as model+adapter")
+        if found is None:
+            from sigmerge.checkpoints.hub import download
+
+            assert named is not None
+            found = find_model(named, self.folder) or download(named)
+        return Path(f"{found}+{adapter}")
+
+
+def _moved(recipe: Recipe, move: Callable[[Path], Path]) -> Recipe:
+    """The recipe with other paths."""
+
+    def sources(piece: RecipeSlice) -> tuple[RecipeSource, ...]:
+        return tuple(replace(source, path=move(source.path)) for source in piece.sources)
+
+    return replace(
+        recipe,
+        reference=recipe.reference and move(recipe.reference),
+        models=tuple(replace(model, path=move(model.path)) for model in recipe.models),
+        slices=tuple(replace(piece, sources=sources(piece)) for piece in recipe.slices),
+        tokenizer=recipe.tokenizer and home_of(move(recipe.tokenizer)),
+        anchor=recipe.anchor and move(recipe.anchor),
+    )
+
+
+def _hub_name(folder: Path) -> list[str]:
+    """The name of a folder that is a download of the hub."""
+    parts = [part for part in folder.parts if part.startswith("models--")]
+    return [part.rpartition("--")[2] for part in parts]
 
 
 def _free_name(path: Path, reference: Path | None, names: Mapping[Path, str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sigmerge.checkpoints.adapters import split_adapter
 from sigmerge.operators.base import Operator, Parameter, Site
 from sigmerge.recipe.sections import (
     CaptureSection,
@@ -84,7 +85,8 @@ class Recipe:
         """Every folder that is read, and so must not be written."""
         others = [path for path in (self.reference, self.tokenizer, self.anchor) if path]
         sources = [source.path for piece in self.slices for source in piece.sources]
-        return list(dict.fromkeys([*others, *self.experts.values(), *sources]))
+        given = [*others, *self.experts.values(), *sources]
+        return [f for f in dict.fromkeys(p for g in given for p in split_adapter(g)) if f]
 
     def site(self, tensor: str, size: int, block: int | None, depth: int) -> Site:
         """A tensor with the options that hold for it: filters and depth gradients resolved."""

@@ -1,0 +1,259 @@
+"""Adapters as experts: the same bytes as the pool with the adapters merged first in float32."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sigmerge
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.errors import RecipeError, ScoreError, SigmergeError
+from sigmerge.evaluation.command_line import run_command
+from sigmerge.merge3.candidate import stored_weights
+from sigmerge.recipe import load_recipe
+from tests.adapters import merged, write_adapter
+from tests.pools import (
+    EXPERTS,
+    make_pool,
+    read_weights,
+    weight_bytes,
+    write_member,
+)
+
+KINDS: dict[str, dict[str, Any]] = {
+    "math": {},
+    "coding": {"use_rslora": True, "rank": 3},
+    "safety": {"dora": True, "dtype": "bf16"},
+    "chat": {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {r"layers\.1\.mlp\.down_proj": 9}},
+    "law": {"embeddings": ("embed_tokens",), "modules": ("o_proj", "lm_head")},
+}
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The same experts twice: as adapters of a bfloat16 model, and stored in float32."""
+
+    reference: Path
+    adapters: dict[str, Path]
+    stored: dict[str, Path]
+
+    def recipe(self, experts: dict[str, Path], method: str, **more: Any) -> dict[str, Any]:
+        models = [
+            {"model": str(path), "name": name, "parameters": {"weight": 0.2 + 0.1 * i}}
+            for i, (name, path) in enumerate(experts.items())
+        ]
+        base = {} if method == "linear" else {"base_model": str(self.reference)}
+        return {"merge_method": method, **base, "models": models, "dtype": "bfloat16", **more}
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Pools:
+    root = tmp_path_factory.mktemp("adapters")
+    reference = make_pool(root, experts=1, dtype="bf16", tokenizer=True).reference
+    weights = read_weights(reference)
+    adapters, stored = {}, {}
+    for i, (name, kind) in enumerate(KINDS.items()):
+        norm = {"model.norm.weight": np.full(16, 0.5 + i, np.float32)} if name == "chat" else {}
+        adapters[name] = write_adapter(
+            root / "adapters" / name, reference, weights, seed=i, whole=norm, **kind
+        )
+        stored[name] = write_member(root / "stored" / name, merged(weights, adapters[name]))
+    return Pools(reference, adapters, stored)
+
+
+def same_weights(ours: Path, theirs: Path) -> None:
+    for name, content in weight_bytes(theirs).items():
+        if name.endswith(".safetensors"):
+            assert weight_bytes(ours)[name] == content
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [("linear", {}), ("ties", {"density": 0.4}), ("slerp", {"t": 0.3}), ("model_stock", {})],
+)
+def test_a_merge_of_adapters_is_that_of_the_models_they_make(
+    pools: Pools, tmp_path: Path, method: str, parameters: dict[str, Any], threads: int
+) -> None:
+    chosen = EXPERTS[:1] if method == "slerp" else EXPERTS
+    for side, experts in (("adapters", pools.adapters), ("stored", pools.stored)):
+        some = {name: experts[name] for name in chosen}
+        recipe = pools.recipe(some, method, parameters=parameters)
+        sigmerge.merge(recipe, tmp_path / side, threads=threads)
+    same_weights(tmp_path / "adapters", tmp_path / "stored")
+
+
+def repair_section(folder: Path) -> dict[str, Any]:
+    """A repair whose scores lie in a file."""
+    experts = {e: {d: 0.9 if e == d else 0.4 for d in EXPERTS} for e in EXPERTS}
+    anchor = {domain: 0.5 + 0.05 * i for i, domain in enumerate(EXPERTS)}
+    file = folder / "scores.json"
+    file.write_text(json.dumps({"experts": experts, "anchor": anchor}))
+    return {"scores": str(file)}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_repair_with_adapters_is_that_with_the_models_they_make(
+    pools: Pools, tmp_path: Path, threads: int
+) -> None:
+    for side, experts in (("adapters", pools.adapters), ("stored", pools.stored)):
+        recipe = pools.recipe(experts, "task_arithmetic", repair=repair_section(tmp_path))
+        sigmerge.merge(recipe, tmp_path / side, threads=threads)
+    same_weights(tmp_path / "adapters", tmp_path / "stored")
+    ours, theirs = (
+        json.loads((tmp_path / side / "sigmerge" / "plan.json").read_text())
+        for side in ("adapters", "stored")
+    )
+    for key in ("views", "capacity", "claimed", "support", "admitted_mass"):
+        assert ours[key] == theirs[key]
+
+
+def test_the_values_are_those_of_peft(pools: Pools) -> None:
+    """PEFT multiplies in float32, in an order of its own: close, and never further than that."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    for name, folder in pools.adapters.items():
+        model = AutoModelForCausalLM.from_pretrained(pools.reference, dtype="float32")
+        theirs = PeftModel.from_pretrained(model, str(folder), torch_dtype="float32")
+        theirs = theirs.merge_and_unload().state_dict()
+        ours = stored_weights(open_checkpoint(Path(f"{pools.reference}+{folder}")))
+        assert set(ours) == set(theirs)
+        for tensor, values in ours.items():
+            apart = np.abs(values - theirs[tensor].numpy()).max()
+            assert apart <= 4e-7, f"{name}: {tensor}"
+
+
+def test_weights_that_are_stored_as_in_out(tmp_path: Path) -> None:
+    reference = make_pool(tmp_path, experts=1, style="gpt2").reference
+    weights = read_weights(reference)
+    for dora in (False, True):
+        folder = write_adapter(
+            tmp_path / f"adapter-{dora}", reference, weights, modules=("c_attn", "mlp.c_proj"),
+            dora=dora, fan_in_fan_out=True,
+        )  # fmt: skip
+        ours = stored_weights(open_checkpoint(Path(f"{reference}+{folder}")))
+        for name, values in merged(weights, folder).items():
+            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+        config = json.loads((folder / "adapter_config.json").read_text())
+        del config["fan_in_fan_out"]  # the shapes show it
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        again = stored_weights(open_checkpoint(Path(f"{reference}+{folder}")))
+        for name, values in ours.items():
+            np.testing.assert_array_equal(again[name], values, err_msg=name)
+
+
+def test_where_head_and_embedding_are_one_tensor_they_stay_one(tmp_path: Path) -> None:
+    reference = make_pool(tmp_path, experts=1, style="gemma").reference
+    weights = read_weights(reference)
+    assert "lm_head.weight" not in weights
+    head = {"lm_head.weight": weights["model.embed_tokens.weight"]}
+    of_head = write_adapter(tmp_path / "head", reference, head, modules=("lm_head",))
+    ours = stored_weights(open_checkpoint(Path(f"{reference}+{of_head}")))
+    theirs = merged(head, of_head)["lm_head.weight"]
+    np.testing.assert_array_equal(ours["model.embed_tokens.weight"], theirs)
+    assert "lm_head.weight" not in ours
+    whole = {"lm_head.weight": np.ones((48, 16), np.float32)}
+    apart = write_adapter(tmp_path / "own", reference, weights, whole=whole)
+    opened = open_checkpoint(Path(f"{reference}+{apart}"))
+    assert opened.config["tie_word_embeddings"] is False
+    np.testing.assert_array_equal(stored_weights(opened)["lm_head.weight"], whole["lm_head.weight"])
+
+
+def test_an_adapter_is_read_on_its_model_or_on_the_base_model(pools: Pools) -> None:
+    folder = pools.adapters["math"]
+    both = Path(f"{pools.reference}+{folder}")
+    for given in (str(folder), f"{pools.reference}+{folder}"):
+        recipe = load_recipe(pools.recipe({"math": Path(given)}, "task_arithmetic"))
+        assert recipe.models[0].path == both
+        assert pools.reference in recipe.inputs and folder in recipe.inputs
+    text = (folder / "adapter_config.json").read_text()
+    config = json.loads(text)
+    try:
+        (folder / "adapter_config.json").write_text(
+            json.dumps({**config, "base_model_name_or_path": "someone/far-away"})
+        )
+        recipe = load_recipe(pools.recipe({"math": folder}, "task_arithmetic"))
+        assert recipe.models[0].path == both
+        assert any("someone/far-away" in note for note in recipe.notes)
+        (folder / "adapter_config.json").write_text(
+            json.dumps({**config, "base_model_name_or_path": None})
+        )
+        with pytest.raises(RecipeError, match="names no model"):
+            load_recipe(pools.recipe({"math": folder}, "linear"))
+    finally:
+        (folder / "adapter_config.json").write_text(text)
+
+
+def test_records_name_adapters_and_verify_computes_them_again(pools: Pools, tmp_path: Path) -> None:
+    recipe = pools.recipe(pools.adapters, "ties", parameters={"density": 0.5})
+    described = sigmerge.merge(recipe, tmp_path / "out")
+    place = f"{pools.reference}+{pools.adapters['math']}"
+    assert described.plan.experts["math"].path == place
+    files = {one.file: one.member for one in described.provenance.inputs}
+    assert files[str(pools.reference / "model.safetensors")] == "reference"
+    assert files[str(pools.adapters["law"] / "adapter_model.safetensors")] == "law"
+    assert files[str(pools.adapters["law"] / "adapter_config.json")] == "law"
+    (report,) = sigmerge.verify(tmp_path / "out", deep=True, blocks=None)
+    assert not report.findings and "recomputed" in report.checked
+
+
+def test_an_adapter_answers_as_the_model_that_it_makes(pools: Pools) -> None:
+    from sigmerge.probing.generate import HfModel
+    from sigmerge.probing.hidden import probe
+
+    both = f"{pools.reference}+{pools.adapters['law']}"
+    ours = probe(both, ["w3 w4 w5", "w7 w8"])
+    theirs = probe(pools.stored["law"], ["w3 w4 w5", "w7 w8"], tokenizer=pools.reference)
+    np.testing.assert_array_equal(ours, theirs)
+    weights = dict(HfModel(Path(both), "float32", 1).model.named_parameters())
+    head = merged(read_weights(pools.reference), pools.adapters["law"])["lm_head.weight"]
+    np.testing.assert_array_equal(weights["lm_head.weight"].detach().numpy(), head)
+    with pytest.raises(ScoreError, match="passthrough"):
+        run_command("echo {checkpoint}", {"checkpoint": Path(both)}, Path.cwd(), "command")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"r": 5}, "rank 4, adapter_config.json has 5"),
+        ({"lora_alpha": "much"}, "lora_alpha: 'much' is no number"),
+        ({"init_lora_weights": "pissa"}, "changes the model's own weights"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication is set"),
+        ({"use_dora": True}, "lora_magnitude_vector is missing"),
+    ],
+)
+def test_settings_that_cannot_be_used(
+    pools: Pools, tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    weights = read_weights(pools.reference)
+    folder = write_adapter(tmp_path / "a", pools.reference, weights, modules=("q_proj",))
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(SigmergeError, match=told):
+        sigmerge.merge(pools.recipe({"a": folder}, "task_arithmetic"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_tensors_that_do_not_fit(pools: Pools, tmp_path: Path) -> None:
+    weights = read_weights(pools.reference)
+    narrow = {name: values[:, :-1] for name, values in weights.items() if "q_proj" in name}
+    strange = {"model.layers.0.other.weight": np.ones((3, 3), np.float32)}
+    for given, whole, told in (
+        (narrow, {}, r"shape \[16, 15\] for a weight of shape \[16, 16\]"),
+        ({}, strange, "the model has no such tensor"),
+        ({"model.layers.9.self_attn.q_proj.weight": np.ones((4, 4))}, {}, "no such module"),
+    ):
+        name = f"adapter-{len(list(tmp_path.iterdir()))}"
+        folder = write_adapter(tmp_path / name, pools.reference, given, whole=whole)
+        with pytest.raises(SigmergeError, match=told):
+            sigmerge.merge(pools.recipe({"a": folder}, "task_arithmetic"), tmp_path / "out")
+    with pytest.raises(SigmergeError, match="must be an adapter"):
+        both = Path(f"{pools.reference}+{pools.stored['math']}")
+        sigmerge.merge(pools.recipe({"a": both}, "task_arithmetic"), tmp_path / "out")
