@@ -167,8 +167,8 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         ["models[0].model", "'./pool/maths': no such folder", "looked in"],
     ),
     "model with an adapter": (
-        put("models", 0, "model")("org/model+org/lora"),
-        ["models[0].model", "LoRA adapter (+) is not supported"],
+        put("models", 0, "model")("org/model+org/lora+org/second"),
+        ["models[0].model", "one model and one adapter"],
     ),
     "path too long for a file": (
         put("models", 0, "model")("./" + "x" * 300),

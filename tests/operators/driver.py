@@ -27,6 +27,9 @@ class MemorySource:
             for name, tensors in members.items()
         }
 
+    def piece(self, member: str, tensor: str, start: int, stop: int) -> Array:
+        return self.raw(member, tensor)[start:stop]
+
     def raw(self, member: str, tensor: str) -> Array:
         return self.members[member][tensor]
 
