@@ -186,7 +186,7 @@ BROKEN: dict[str, tuple[Break, list[str]]] = {
         lambda p: edit_config(p.experts["math"], quantization_config={"quant_method": "gptq"}),
         ["math", "quantised weights (gptq)"],
     ),
-    "LoRA adapter": (adapter, ["math", "is an adapter", "model+adapter"]),
+    "LoRA adapter": (adapter, ["math", "this adapter cannot be used", "peft_type"]),
     "double precision": (
         edit_weights(lambda t: t.update({NAME: t[NAME].double()})),
         ["math", NAME, "F64", "Convert"],
