@@ -106,6 +106,15 @@ def test_the_scores_of_a_call_are_those_of_its_weights(pool: PoolOnDisk, tmp_pat
         assert score(tmp_path / f"call{call.call}") == call.scores
 
 
+def test_a_guided_merge_is_what_its_records_say(pool: PoolOnDisk, tmp_path: Path) -> None:
+    merged(recipe_of(pool, guide={"calls": 2}), tmp_path / "out", Scored(pool))
+    (report,) = sigmerge.verify(tmp_path / "out", deep=True, blocks=None)
+    assert report.ok and "recomputed" in report.checked, report.findings
+    (tmp_path / "out/sigmerge/guide.jsonl").write_text("{}")
+    (report,) = sigmerge.verify(tmp_path / "out")
+    assert [finding.about for finding in report.findings] == ["sigmerge/guide.jsonl"]
+
+
 @pytest.mark.parametrize("stop_at", [1, 3, 5, 7])
 def test_an_interrupted_guide_goes_on_to_the_same_bytes(
     stop_at: int, pool: PoolOnDisk, tmp_path: Path

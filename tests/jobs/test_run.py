@@ -186,9 +186,17 @@ def test_an_interrupted_run_does_not_search_again(
 def test_a_searched_merge_that_ended_while_it_moved_the_winner(pool: Path, tmp_path: Path) -> None:
     content = searched(pool)
     del content["repair"]
-    sigmerge.search(content, tmp_path / ".out.search")
-    wanted = weights(tmp_path / ".out.search/winner")
-    shutil.rmtree(tmp_path / ".out.search/winner")
+    work = tmp_path / ".out.search"
+    sigmerge.search(content, work)
+    wanted = weights(work / "winner")
+    shutil.copytree(work, tmp_path / ".other.search")
+    unfinished = tmp_path / ".other.search/winner/sigmerge/.search.json.1-1.partial"
+    unfinished.write_text("{")
+    sigmerge.merge(content, tmp_path / "other")
+    (report,) = sigmerge.verify(tmp_path / "other", deep=True)
+    assert report.ok and "recomputed" in report.checked, report.findings
+    shutil.rmtree(tmp_path / "other")
+    shutil.rmtree(work / "winner")
     heard: list[str] = []
     sigmerge.merge(content, tmp_path / "out", progress=lambda stage, *_: heard.append(stage))
     assert weights(tmp_path / "out") == wanted and "searching" not in heard

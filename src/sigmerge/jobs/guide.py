@@ -31,7 +31,7 @@ from sigmerge.jobs.options import Options, Step, silent
 from sigmerge.jobs.pools import open_repair_pool
 from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.strategies import Setup, guide
-from sigmerge.jobs.work_folder import hidden
+from sigmerge.jobs.work_folder import hidden, list_records
 from sigmerge.method.deficit import Reference
 from sigmerge.method.tuning import Proposal
 from sigmerge.recipe import GuideSection, Recipe, RepairSection, load_recipe
@@ -135,6 +135,7 @@ class GuideJob:
         plan.write(made / RECORDS_FOLDER / PLAN)
         shutil.copyfile(work / GUIDE_JOURNAL, made / RECORDS_FOLDER / GUIDE_JOURNAL)
         (made / RECORDS_FOLDER / GUIDE_ORIGIN).write_text(self.recipe.text, encoding="utf-8")
+        provenance = list_records(made)
         if self.options.durable:
             sync_tree(made)
         put_in_place(made, out, hidden(out, "old"))
@@ -146,7 +147,7 @@ class GuideJob:
         return Merged(
             out=str(out.absolute()),
             plan=read_plan(out / RECORDS_FOLDER / PLAN),
-            provenance=merged.provenance.model_copy(update=spent),
+            provenance=provenance.model_copy(update=spent),
         )
 
     def _guided(self, journal: Journal, measure: Measure) -> tuple[Calls, int]:

@@ -36,7 +36,7 @@ from sigmerge.files.journal import Journal, continues
 from sigmerge.files.regular import remove, sync_folder
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
 from sigmerge.jobs.options import Description, Options, Step, silent
-from sigmerge.jobs.work_folder import WorkFolder, hidden
+from sigmerge.jobs.work_folder import WorkFolder, hidden, list_records
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
 from sigmerge.merge3.evolve import ScoredGenotype, best, evolve, require_search
 from sigmerge.operators.table import operator
@@ -45,8 +45,6 @@ from sigmerge.recipe.space import Genotype, Space, space_of
 from sigmerge.recipe.template import Template, candidate_seed, template
 from sigmerge.records import (
     PLAN,
-    PROVENANCE,
-    Provenance,
     SearchRecord,
     Winner,
     read,
@@ -230,6 +228,7 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     moved = found.model_copy(update={"out": home, "winner": home})
     moved.write(made / RECORDS_FOLDER / SEARCH_RESULT)
     (made / RECORDS_FOLDER / ORIGIN).write_text(recipe.text, encoding="utf-8")
+    provenance = list_records(made)
     if options.durable:
         sync_tree(made)
     put_in_place(made, out, hidden(out, "old"))
@@ -237,7 +236,6 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
         sync_folder(out.parent)
     for leftover in (work, hidden(out, "old")):
         remove(leftover, if_possible=True)
-    provenance = read(Provenance, out / RECORDS_FOLDER / PROVENANCE)
     spent = {key: getattr(found, key) for key in ("wall_seconds", "peak_memory_bytes")}
     return Merged(
         out=home,

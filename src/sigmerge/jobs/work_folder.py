@@ -12,9 +12,11 @@ from pathlib import Path
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.errors import OutputError
+from sigmerge.files.digests import sha256
 from sigmerge.files.locks import only_writer
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Options
+from sigmerge.records import PROVENANCE, Provenance, read
 
 _UNFINISHED = (
     r"\.+{name}(\.\d+-\d+)?"
@@ -41,6 +43,24 @@ def open_output(out: Path, layout: Layout, fingerprint: str, options: Options) -
         durable=options.durable,
         threads=options.threads,
     )
+
+
+def list_records(folder: Path) -> Provenance:
+    """The provenance of a result with the records that are there now, before it is published.
+
+    A merge whose coefficients were found first gets records that its own run did not write. What a
+    killed process was writing there is removed.
+    """
+    file = folder / RECORDS_FOLDER / PROVENANCE
+    provenance = read(Provenance, file)
+    for unfinished in file.parent.glob(".*"):
+        remove(unfinished)
+    own = [each for each in file.parent.iterdir() if each.name != PROVENANCE]
+    digests = {f"{RECORDS_FOLDER}/{each.name}": digest for each, digest in sha256(own).items()}
+    outputs = dict(sorted({**provenance.outputs, **digests}.items()))
+    provenance = provenance.model_copy(update={"outputs": outputs})
+    provenance.write(file)
+    return provenance
 
 
 def _nameless(folder: Path) -> Path:
