@@ -21,22 +21,23 @@ from sigmerge.words import shown as named
 from sigmerge.words import unknown
 
 if TYPE_CHECKING:
-    from sigmerge.checkpoints.verify import Report
     from sigmerge.evaluation.run import Result
     from sigmerge.experiments.analyze import Analyzed
     from sigmerge.experiments.anchors import Ranked
     from sigmerge.experiments.runner import SuiteResult
     from sigmerge.jobs.scores import ScoreFunction
     from sigmerge.merge3.scoring import CandidateScorer
-    from sigmerge.records import SearchRecord, TuneRecord
     from sigmerge.results import (
         Aggregated,
-        Captured,
+        Captures,
         Deficits,
         DemoResult,
         Merged,
         Profile,
+        Reports,
         RunResult,
+        SearchResult,
+        TuneResult,
     )
 
 RecipeLike = Recipe | str | PathLike[str] | Mapping[str, Any]
@@ -57,7 +58,7 @@ def capture(
     experts: Sequence[str] = (),
     out: PathName | None = None,
     **how: Unpack[Keywords],
-) -> tuple[Captured, ...]:
+) -> Captures:
     """Measure the statistics that the recipe's operator needs, of these experts or all."""
     from sigmerge.jobs.capture import CaptureJob
 
@@ -146,7 +147,7 @@ def search(
     estimator: str | None = None,
     extraction: str | None = None,
     **how: Unpack[Keywords],
-) -> SearchRecord:
+) -> SearchResult:
     """Search the coefficients of a merge by evolution (MERGE³) and store the winner.
 
     The keywords go before the recipe's search: section; `scorer` replaces the suite.
@@ -177,7 +178,7 @@ def tune(
     score: ScoreFunction | None = None,
     scorer: CandidateScorer | None = None,
     **how: Unpack[Keywords],
-) -> TuneRecord:
+) -> TuneResult:
     """Find the strongest merge of a pool within a number of evaluation calls, and store it.
 
     `recipe` may be a folder with reference/ and the experts. The keywords go before the recipe's
@@ -318,7 +319,7 @@ def verify(
     blocks: int | None = 4,
     seed: int | None = None,
     **how: Unpack[Keywords],
-) -> tuple[Report, ...]:
+) -> Reports:
     """Check a result against its records; with `deep` compute blocks again from the inputs.
 
     So many `blocks` are drawn by the `seed`; None are all of them, and another seed each time.

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sigmerge.checkpoints.verify import Report
 from sigmerge.method.deficit import DomainScores
-from sigmerge.records import Part, Plan, Provenance, RepairPlan, RunRecord
+from sigmerge.records import (
+    Part,
+    Plan,
+    Provenance,
+    RepairPlan,
+    RunRecord,
+    SearchRecord,
+    TuneRecord,
+)
 
 
 class Merged(Part):
@@ -87,6 +96,46 @@ class RunResult(RunRecord):
         return page(self.out)
 
 
+class TuneResult(TuneRecord):
+    """A tuning; its page is `out`/report.html."""
+
+    def _repr_html_(self) -> str:
+        from sigmerge.analysis.notebook import page
+
+        return page(self.out)
+
+
+class SearchResult(SearchRecord):
+    """A search; the winner is stored in the folder `winner`."""
+
+    def _repr_html_(self) -> str:
+        from sigmerge.analysis.figures import Grid
+        from sigmerge.analysis.notebook import tables
+        from sigmerge.analysis.table import percent
+
+        best = self.best
+        facts = [
+            ("winner", self.winner),
+            ("operator", self.operator),
+            ("evaluation calls", f"{self.evaluation_calls:,} ({self.replayed:,} replayed)"),
+            ("time", f"{self.wall_seconds:.1f} s"),
+        ]
+        scores = [
+            (domain, percent(estimate), percent(self.test.get(domain)))
+            for domain, estimate in best.estimates.items()
+        ]
+        names = list(dict.fromkeys(name for own in best.settings.values() for name in own))
+        settings = [
+            (expert, *(f"{own[name]:.4f}" if name in own else "–" for name in names))
+            for expert, own in best.settings.items()
+        ]
+        return tables(
+            Grid(("search", ""), facts, wordy=True),
+            Grid(("domain", "estimate", "unseen items"), scores),
+            Grid(("expert", *names), settings),
+        )
+
+
 class Captured(Part):
     """The statistics of one expert: where they are, and whether they were measured now."""
 
@@ -96,6 +145,49 @@ class Captured(Part):
     peak_memory_bytes: int
     folder: str
     state: str
+
+
+class Captures(tuple[Captured, ...]):
+    """The captures of a recipe's experts, in its order."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        from sigmerge.analysis.figures import Grid
+        from sigmerge.analysis.notebook import tables
+
+        rows = [(one.expert, one.kind, f"{one.exemplars:,}", one.state, one.folder) for one in self]
+        head = ("expert", "statistics", "exemplars", "state", "folder")
+        return tables(Grid(head, rows, wordy=True))
+
+
+class Reports(tuple[Report, ...]):
+    """The reports of `verify`: one for a checkpoint, two for the folder of a run."""
+
+    __slots__ = ()
+
+    @property
+    def ok(self) -> bool:
+        return all(report.ok for report in self)
+
+    def _repr_html_(self) -> str:
+        from sigmerge.analysis.figures import Grid
+        from sigmerge.analysis.notebook import tables
+
+        rows = []
+        for report in self:
+            wrong = {finding.check for finding in report.findings}
+            rows += [
+                (str(report.folder), check, "PROBLEM" if check in wrong else "ok",
+                 report.extent.get(check, ""))
+                for check in report.checked
+            ]  # fmt: skip
+            rows += [
+                (str(report.folder), check, "not checked", why)
+                for check, why in report.skipped.items()
+            ]
+        problems = [f"{report.folder}: {found}" for report in self for found in report.findings]
+        return tables(Grid(("folder", "check", "", ""), rows, wordy=True), notes=problems)
 
 
 class AggregatedRow(Part):
@@ -122,6 +214,29 @@ class Aggregated(Part):
 
     def as_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")  # a limit of None is a value: all items
+
+    def _repr_html_(self) -> str:
+        from sigmerge.analysis.figures import Grid
+        from sigmerge.analysis.notebook import tables
+        from sigmerge.analysis.table import percent
+
+        domains = list(dict.fromkeys(domain for row in self.rows for domain in row.domains))
+        scores = [
+            (
+                row.file,
+                *(percent(row.domains.get(domain)) for domain in domains),
+                percent(row.macro),
+            )
+            for row in self.rows
+        ]
+        shown = [Grid(("result", *domains, "macro"), scores)]
+        if self.experts:
+            gaps = [
+                (row.file, *(percent(row.residual_gaps.get(domain)) for domain in domains))
+                for row in self.rows
+            ]
+            shown.append(Grid(("residual gap", *domains), gaps))
+        return tables(*shown)
 
 
 class PairedLine(Part):

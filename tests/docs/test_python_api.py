@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,13 @@ import pytest
 
 import sigmerge
 from sigmerge import api, results
+from sigmerge.checkpoints.verify import Finding, Report
+from sigmerge.evaluation.run import Result
+from sigmerge.experiments.analyze import Analyzed
+from sigmerge.experiments.anchors import Ranked, RankedAnchor, RankedPool
 from sigmerge.nano.files import POOL
-from sigmerge.records import Part
+from sigmerge.probing.generate import Usage
+from sigmerge.records import Part, Winner
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/python-api.md").read_text(encoding="utf-8")
@@ -157,6 +163,111 @@ def test_text_from_a_recipe_is_escaped() -> None:
     )  # fmt: skip
     shown = displayed(deficits)
     assert "b" not in shown.tags and "i" not in shown.tags and "<b>" in shown.words
+
+
+def rows(result: Any) -> list[str]:
+    """The rows of a display's tables, cells joined by |; all is escaped in this frame."""
+    document = Reader(result._repr_html_()).frame
+    return [
+        "|".join(unescape(cell) for cell in re.findall(r"<t[dh]>(.*?)</t[dh]>", row))
+        for row in re.findall(r"<tr>(.*?)</tr>", document)
+    ]
+
+
+def test_an_evaluation_displays_domains_benchmarks_and_what_is_missing() -> None:
+    used = Usage()
+    result = Result(
+        domains={"math": 0.5}, macro=0.25, benchmarks={"<gsm>": {"strict": 0.125}},
+        items={"<gsm>": 1200}, missing={"coding": ["humaneval"]}, judges=[], unparsed={},
+        checkpoint="c", suite="own", split="all", limit=None, items_sha256="0",
+        absent={"humaneval": "no <file>"}, reused_items=0, usage_of_run=used,
+        usage_of_results=used, sandbox=None,
+    )  # fmt: skip
+    assert rows(result) == [
+        "all split of own|score", "math|50.00", "macro|25.00",
+        "benchmark|items|metric|score", "<gsm>|1,200|strict|12.50",
+    ]  # fmt: skip
+    shown = displayed(result)
+    assert {"coding: without humaneval", "no <file>"} <= set(shown.words)
+    assert "gsm" not in shown.tags
+
+
+def test_a_search_displays_its_winner() -> None:
+    result = results.SearchResult(
+        out="o", winner="o/winner", operator="ties", experts=("math", "<coding>"), settings={},
+        evaluation_calls=1024, ability_runs=2, labelled_items={}, items_per_call={},
+        candidates_in_flight=1, best_by_generation=(0.5,), test={"math": 0.75},
+        held_out_error={}, replayed=12, wall_seconds=3.25, peak_memory_bytes=0,
+        best=Winner(
+            candidate=3, estimate=0.5, estimates={"math": 0.5, "<coding>": 0.25},
+            settings={"math": {"weight": 0.5, "density": 0.25}, "<coding>": {"weight": 1.0}},
+        ),
+    )  # fmt: skip
+    assert rows(result) == [
+        "search|", "winner|o/winner", "operator|ties", "evaluation calls|1,024 (12 replayed)",
+        "time|3.2 s",
+        "domain|estimate|unseen items", "math|50.00|75.00", "<coding>|25.00|–",
+        "expert|weight|density", "math|0.5000|0.2500", "<coding>|1.0000|–",
+    ]  # fmt: skip
+    assert "coding" not in displayed(result).tags
+
+
+def test_captures_and_reports_display_a_row_each() -> None:
+    captured = results.Captured(
+        expert="<math>", kind="features", exemplars=1000, peak_memory_bytes=0, folder="f",
+        state="captured",
+    )  # fmt: skip
+    assert rows(results.Captures([captured]))[1:] == ["<math>|features|1,000|captured|f"]
+    good = Report(Path("a"), ("headers", "recomputed"), {"inputs": "the record lists none"}, (),
+                  {"recomputed": "4 of 9 blocks"})  # fmt: skip
+    bad = Report(Path("b"), ("digests",), {}, (Finding("digests", "<w>", "is missing"),))
+    both = results.Reports([good, bad])
+    assert not both.ok and results.Reports([good]).ok
+    assert rows(both)[1:] == [
+        "a|headers|ok|", "a|recomputed|ok|4 of 9 blocks",
+        "a|inputs|not checked|the record lists none", "b|digests|PROBLEM|",
+    ]  # fmt: skip
+    assert "b: digests: <w>: is missing" in displayed(both).words
+
+
+def test_anchors_and_results_side_by_side_display_their_scores() -> None:
+    ranked = Ranked(
+        pools=(RankedPool(pool="<p>", anchors=(
+            RankedAnchor(anchor="ties", scores={"math": 0.5}, statistics={"macro": 0.5}),)),),
+        evidence={},
+    )  # fmt: skip
+    assert rows(ranked) == ["anchors of <p>|math|macro", "ties|50.00|50.00"]
+    row = results.AggregatedRow(
+        file="<a>.json", checkpoint="c", suite="s", split="all", limit=None, judges=(),
+        domains={"math": 0.5}, macro=0.5, submetrics={}, residual_gaps={},
+    )  # fmt: skip
+    alone = results.Aggregated(rows=(row,), experts={})
+    assert rows(alone) == ["result|math|macro", "<a>.json|50.00|50.00"]
+    lacking = row.model_copy(update={"residual_gaps": {"math": 0.125}})
+    beside = results.Aggregated(rows=(lacking,), experts={"math": {"math": 0.625}})
+    assert rows(beside)[2:] == ["residual gap|math", "<a>.json|12.50"]
+
+
+def test_an_analysis_displays_its_page_in_a_frame(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<h1>tables</h1>")
+    found = Analyzed(out=str(tmp_path), headline={}, statements=(), tables=(), figures=(),
+                     skipped={})  # fmt: skip
+    assert displayed(found).words == ["tables"]
+
+
+DISPLAYED = (results, sys.modules[Result.__module__], sys.modules[Analyzed.__module__],
+             sys.modules[Ranked.__module__])  # fmt: skip
+
+
+def test_every_verb_returns_what_a_notebook_displays() -> None:
+    kinds = {name: kind for module in DISPLAYED for name, kind in vars(module).items()}
+    returned = {
+        inspect.signature(getattr(sigmerge, name)).return_annotation
+        for name in set(sigmerge.__all__) - {"load_recipe", "operator", "parameter", "report"}
+    }
+    assert len(returned) >= 14
+    for name in returned - {"SuiteResult"}:
+        assert hasattr(kinds[name], "_repr_html_"), name
 
 
 def test_a_run_whose_folder_is_gone_still_displays(tmp_path: Path) -> None:

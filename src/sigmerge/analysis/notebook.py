@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from sigmerge.analysis import svg
 from sigmerge.analysis.figures import Drawn, Figure, Grid, drawn, sections
 from sigmerge.method.deficit import DomainScores
-from sigmerge.records import Plan, Provenance
+from sigmerge.records import PAGE, Plan, Provenance
 from sigmerge.words import size
 
 FRAME_WIDTH = 960
@@ -37,6 +37,11 @@ def merged(out: str, plan: Plan, provenance: Provenance) -> str:
     ]
     table = Grid(("result", ""), facts, wordy=True)
     return _frame([table], _figures(drawn(plan)), plan.warnings)
+
+
+def tables(*grids: Grid, notes: Sequence[str] = ()) -> str:
+    """Tables, and notes below them."""
+    return _frame(grids, [], notes)
 
 
 def profile(plan: Drawn, warnings: Sequence[str]) -> str:
@@ -63,12 +68,12 @@ def deficits(plan: Drawn, anchor: DomainScores, missing: Mapping[str, Sequence[s
     return _frame([table], _figures(plan), notes)
 
 
-def page(out: str) -> str:
-    """The page that a run wrote, or a line if its folder is gone."""
+def page(out: str, name: str = PAGE) -> str:
+    """The page that a run wrote into its folder, or a line if it is gone."""
     try:
-        text = (Path(out) / "report.html").read_text(encoding="utf-8")
+        text = (Path(out) / name).read_text(encoding="utf-8")
     except OSError:
-        return str(Markup("<p>{} holds no report.html any more.</p>").format(out))
+        return str(Markup("<p>{} holds no {} any more.</p>").format(out, name))
     return _framed(text, PAGE_HEIGHT)
 
 

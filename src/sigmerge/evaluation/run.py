@@ -50,6 +50,24 @@ class Result(Summary):
         """The content of a result file."""
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        from sigmerge.analysis.figures import Grid
+        from sigmerge.analysis.notebook import tables
+        from sigmerge.analysis.table import percent
+
+        scores = [(name, percent(q)) for name, q in [*self.domains.items(), ("macro", self.macro)]]
+        metrics = [
+            (name, f"{self.items[name]:,}", metric, percent(value))
+            for name, found in self.benchmarks.items()
+            for metric, value in found.items()
+        ]
+        notes = [f"{d}: without {', '.join(names)}" for d, names in self.missing.items()]
+        return tables(
+            Grid((f"{self.split} split of {self.suite}", "score"), scores),
+            Grid(("benchmark", "items", "metric", "score"), metrics),
+            notes=[*notes, *self.absent.values()],
+        )
+
 
 def evaluate(
     checkpoint: Path,

@@ -34,7 +34,9 @@ class Analyzed(Part):
     skipped: Mapping[str, str]
 
     def _repr_html_(self) -> str:
-        return (Path(self.out) / "index.html").read_text(encoding="utf-8")
+        from sigmerge.analysis.notebook import page
+
+        return page(self.out, "index.html")
 
 
 class PublishedCheck(Part):

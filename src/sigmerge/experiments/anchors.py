@@ -52,6 +52,24 @@ class Ranked(Part):
     pools: tuple[RankedPool, ...]
     evidence: Mapping[str, Any]
 
+    def _repr_html_(self) -> str:
+        from sigmerge.analysis.figures import Grid
+        from sigmerge.analysis.notebook import tables
+        from sigmerge.analysis.table import percent
+
+        return tables(
+            *(
+                Grid(
+                    (f"anchors of {found.pool}", *found.anchors[0].scores, "macro"),
+                    [
+                        (row.anchor, *map(percent, (*row.scores.values(), row.statistics["macro"])))
+                        for row in found.anchors
+                    ],
+                )
+                for found in self.pools
+            )
+        )
+
 
 @dataclass(frozen=True)
 class AnchorsJob:

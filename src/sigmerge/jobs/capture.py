@@ -33,7 +33,7 @@ from sigmerge.probing.exemplars import (
     tokenize,
 )
 from sigmerge.recipe import Recipe
-from sigmerge.results import Captured
+from sigmerge.results import Captured, Captures
 from sigmerge.words import did_you_mean
 
 STATISTICS_FORMAT = 2
@@ -74,7 +74,7 @@ class CaptureJob:
         ]
         return Description(tuple(steps), self.options.threads)
 
-    def run(self) -> tuple[Captured, ...]:
+    def run(self) -> Captures:
         pool, planned, places, states = self._plan()
         run_captures(planned, self.recipe, pool, self.options, places)
         done = {name: state.replace("to do", "captured") for name, state in states.items()}
@@ -105,8 +105,8 @@ class CaptureJob:
 
     def _rows(
         self, planned: Sequence[Capture], places: Mapping[str, Path], states: Mapping[str, str]
-    ) -> tuple[Captured, ...]:
-        return tuple(
+    ) -> Captures:
+        return Captures(
             Captured(
                 expert=one.expert,
                 kind=one.kind,

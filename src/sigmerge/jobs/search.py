@@ -50,7 +50,7 @@ from sigmerge.records import (
     read,
     read_plan,
 )
-from sigmerge.results import Merged
+from sigmerge.results import Merged, SearchResult
 
 if TYPE_CHECKING:
     from sigmerge.merge3.estimate import ItemModel
@@ -204,7 +204,7 @@ class SearchRun:
         check_out(job, self.out, self.options)
         return Description((job.describe(self.options),), self.options.threads)
 
-    def run(self) -> SearchRecord:
+    def run(self) -> SearchResult:
         return run_search(self._plan(), self.out, self.options)
 
 
@@ -321,7 +321,7 @@ def check_out(job: SearchJob, out: Path, options: Options) -> None:
         raise OutputError(f"{out}: holds winner, which no search wrote; choose a new folder.")
 
 
-def run_search(job: SearchJob, out: Path, options: Options) -> SearchRecord:
+def run_search(job: SearchJob, out: Path, options: Options) -> SearchResult:
     """Extract, estimate, evolve; then the winner as a folder, and search.json."""
     check_out(job, out, options)
     with SEARCH_FOLDER.writing(out):
@@ -330,7 +330,7 @@ def run_search(job: SearchJob, out: Path, options: Options) -> SearchRecord:
         return _search_into(job, out, options)
 
 
-def _search_into(job: SearchJob, out: Path, options: Options) -> SearchRecord:
+def _search_into(job: SearchJob, out: Path, options: Options) -> SearchResult:
     meter = Meter()
     side_by_side = job.in_flight(options.threads)
     with (
@@ -353,7 +353,7 @@ def _search_into(job: SearchJob, out: Path, options: Options) -> SearchRecord:
         stored = plan_dense(load_recipe(job.recipe(winner.index, winner.genotype)), options)
         run_dense(stored, out / "winner", replace(options, overwrite=True, progress=silent))
         test = running.test(stored_weights(open_checkpoint(out / "winner")), models)
-    record = SearchRecord(
+    record = SearchResult(
         out=str(out.absolute()),
         winner=str((out / "winner").absolute()),
         operator=job.template.method,

@@ -44,8 +44,8 @@ from sigmerge.records import (
     PAGE,
     Interval,
     TunedScores,
-    TuneRecord,
 )
+from sigmerge.results import TuneResult
 
 if TYPE_CHECKING:
     from sigmerge.merge3.scoring import CandidateScorer
@@ -170,7 +170,7 @@ class TuneJob:
         profile = describe_profile(self.recipe, self.pool, self.options)
         return Description((profile, step), self.options.threads)
 
-    def run(self) -> TuneRecord:
+    def run(self) -> TuneResult:
         meter = Meter()
         self.check()
         with TUNING_FOLDER.writing(self.out):
@@ -190,7 +190,7 @@ class TuneJob:
             chosen = calls.best if ended.chosen is None else ended.chosen
             plain = calls.best_of(i for i, p in enumerate(calls.proposals) if self._plain(p))
             merged = self._winner(calls.recipe(chosen))
-            record = TuneRecord(
+            record = TuneResult(
                 out=str(self.out.absolute()),
                 winner=str((self.out / WINNER).absolute()),
                 settings=self.section.model_dump(),

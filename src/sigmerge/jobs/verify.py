@@ -39,6 +39,7 @@ from sigmerge.records import (
     read,
     read_plan,
 )
+from sigmerge.results import Reports
 
 SAMPLED = 4
 """Blocks that `deep` computes again unless more are asked for."""
@@ -60,10 +61,10 @@ class VerifyJob:
     blocks: int | None = SAMPLED
     seed: int | None = None
 
-    def run(self) -> tuple[Report, ...]:
+    def run(self) -> Reports:
         made = [self.folder / name for name in ("anchor", "repaired")]
         parts = [part for part in made if (part / RECORDS_FOLDER).is_dir()] or [self.folder]
-        return tuple(self._verified(part) for part in parts)
+        return Reports(self._verified(part) for part in parts)
 
     def _verified(self, folder: Path) -> Report:
         if not (folder / RECORDS_FOLDER / PROVENANCE).exists():
@@ -101,13 +102,12 @@ class VerifyPoolJob:
     experts: dict[str, Path]
     options: Options
 
-    def run(self) -> tuple[Report, ...]:
+    def run(self) -> Reports:
         options = self.options
-        return (
-            verify_pool(
-                self.reference, self.experts, threads=options.threads, progress=options.progress
-            ),
+        report = verify_pool(
+            self.reference, self.experts, threads=options.threads, progress=options.progress
         )
+        return Reports([report])
 
 
 @dataclass(frozen=True)
