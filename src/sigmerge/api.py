@@ -9,12 +9,13 @@ displays as tables and figures; `as_json()` gives plain values.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
-from sigmerge.jobs.options import Keywords, Options
+from sigmerge.jobs.options import Description, Keywords, Options
 from sigmerge.progress import shown
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.words import shown as named
@@ -43,13 +44,28 @@ if TYPE_CHECKING:
 RecipeLike = Recipe | str | PathLike[str] | Mapping[str, Any]
 PathName = str | PathLike[str]
 _Made = TypeVar("_Made")
+_MadeHere = TypeVar("_MadeHere", covariant=True)
+_Given = ParamSpec("_Given")
+_DESCRIBING: ContextVar[bool] = ContextVar("describing", default=False)
+
+
+class _Job(Protocol[_MadeHere]):
+    def describe(self) -> Description: ...
+    def run(self) -> _MadeHere: ...
+
+
+class _Described(Exception):
+    """Carries the description of a job out of its verb."""
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
 
 
 def merge(recipe: RecipeLike, out: PathName, **how: Unpack[Keywords]) -> Merged:
     """Merge as the recipe says into a new folder; repair it if the recipe has a repair: section."""
     from sigmerge.jobs.merge import MergeJob
 
-    return _with_progress(how, lambda o: MergeJob(_recipe(recipe), Path(out), o).run())
+    return _with_progress(how, lambda o: _done(MergeJob(_recipe(recipe), Path(out), o)))
 
 
 def capture(
@@ -63,14 +79,14 @@ def capture(
     from sigmerge.jobs.capture import CaptureJob
 
     folder = Path(out) if out is not None else None
-    return _with_progress(how, lambda o: CaptureJob(_recipe(recipe), o, experts, folder).run())
+    return _with_progress(how, lambda o: _done(CaptureJob(_recipe(recipe), o, experts, folder)))
 
 
 def profile(recipe: RecipeLike, **how: Unpack[Keywords]) -> Profile:
     """Measure views, conflict and capacity per layer of the recipe's pool."""
     from sigmerge.jobs.profile import ProfileJob
 
-    return _with_progress(how, lambda o: ProfileJob(_recipe(recipe), o).run())
+    return _with_progress(how, lambda o: _done(ProfileJob(_recipe(recipe), o)))
 
 
 def deficits(
@@ -87,7 +103,7 @@ def deficits(
     from sigmerge.jobs.repair import DeficitsJob
 
     stored = Path(anchor) if anchor is not None else None
-    return _with_progress(how, lambda o: DeficitsJob(_recipe(recipe), o, stored, score).run())
+    return _with_progress(how, lambda o: _done(DeficitsJob(_recipe(recipe), o, stored, score)))
 
 
 def repair(
@@ -107,7 +123,7 @@ def repair(
 
     stored = Path(anchor) if anchor is not None else None
     return _with_progress(
-        how, lambda o: RepairJob(_recipe(recipe), Path(out), o, stored, score).run()
+        how, lambda o: _done(RepairJob(_recipe(recipe), Path(out), o, stored, score))
     )
 
 
@@ -118,7 +134,7 @@ def replay(
     from sigmerge.jobs.repair import ReplayJob
 
     stored = Path(anchor) if anchor is not None else None
-    return _with_progress(how, lambda o: ReplayJob(Path(plan), Path(out), o, stored).run())
+    return _with_progress(how, lambda o: _done(ReplayJob(Path(plan), Path(out), o, stored)))
 
 
 def run(
@@ -131,7 +147,7 @@ def run(
     """Merge, score, repair, score again and write a page, in a folder of its own."""
     from sigmerge.jobs.run import RunJob
 
-    return _with_progress(how, lambda o: RunJob(_recipe(recipe), Path(out), o, score).run())
+    return _with_progress(how, lambda o: _done(RunJob(_recipe(recipe), Path(out), o, score)))
 
 
 def search(
@@ -161,7 +177,7 @@ def search(
         estimator=estimator, extraction=extraction,
     )  # fmt: skip
     return _with_progress(
-        how, lambda o: SearchRun(loaded, Path(out), o, settings, suite, scorer).run()
+        how, lambda o: _done(SearchRun(loaded, Path(out), o, settings, suite, scorer))
     )
 
 
@@ -196,7 +212,7 @@ def tune(
         floors=dict(floors) if floors is not None else None,
     )  # fmt: skip
     return _with_progress(
-        how, lambda o: TuneJob(loaded, Path(out), o, settings, score, scorer).run()
+        how, lambda o: _done(TuneJob(loaded, Path(out), o, settings, score, scorer))
     )
 
 
@@ -204,7 +220,7 @@ def demo(out: PathName = "demo-out", **how: Unpack[Keywords]) -> DemoResult:
     """Merge and repair the embedded pool with every anchor; the rows of the paired table."""
     from sigmerge.jobs.demo import DemoJob
 
-    return _with_progress(how, lambda o: DemoJob(Path(out), o).run())
+    return _with_progress(how, lambda o: _done(DemoJob(Path(out), o)))
 
 
 def evaluate(
@@ -251,7 +267,7 @@ def evaluate(
             strict=strict,
             announce=announce or (lambda estimate: None),
         )
-        return EvaluateJob(Path(checkpoint), suite, split, how, _path(out)).run()
+        return _done(EvaluateJob(Path(checkpoint), suite, split, how, _path(out)))
 
 
 def aggregate(
@@ -281,7 +297,7 @@ def suite(
     from sigmerge.experiments.suite import load_suite
 
     loaded = load_suite(_source(source), [Path(pool) for pool in pools])
-    return _with_progress(how, lambda o: SuiteJob(loaded, Path(out), o, jobs).run())
+    return _with_progress(how, lambda o: _done(SuiteJob(loaded, Path(out), o, jobs)))
 
 
 def analyze(
@@ -294,7 +310,7 @@ def analyze(
     """Write statistics, tables and figures of a store; say which of the paper's statements hold."""
     from sigmerge.experiments.analyze import AnalyzeJob
 
-    return AnalyzeJob(Path(store), _path(out), split, title).run()
+    return _done(AnalyzeJob(Path(store), _path(out), split, title))
 
 
 def anchors(source: PathName, *, pools: Sequence[PathName] = (), **how: Unpack[Keywords]) -> Ranked:
@@ -302,7 +318,7 @@ def anchors(source: PathName, *, pools: Sequence[PathName] = (), **how: Unpack[K
     from sigmerge.experiments.anchors import AnchorsJob, suite_of
 
     chosen = suite_of(str(source), tuple(Path(pool) for pool in pools))
-    return _with_progress(how, lambda o: AnchorsJob(chosen, o).run())
+    return _with_progress(how, lambda o: _done(AnchorsJob(chosen, o)))
 
 
 def report(folder: PathName) -> Path:
@@ -327,6 +343,34 @@ def verify(
     from sigmerge.jobs.verify import VerifyJob
 
     return _with_progress(how, lambda o: VerifyJob(Path(folder), o, deep, blocks, seed).run())
+
+
+def describe(
+    verb: Callable[_Given, object], /, *given: _Given.args, **how: _Given.kwargs
+) -> Description:
+    """What a call of a verb would do, `describe(merge, recipe, out)`: a dry run.
+
+    Everything is checked that can be checked before a tensor is read; nothing is written.
+    """
+    if verb not in DESCRIBED:
+        names = ", ".join(each.__name__ for each in DESCRIBED)
+        given_name = getattr(verb, "__name__", verb)
+        raise TypeError(f"{given_name} is no verb with a description; {names} are")
+    before = _DESCRIBING.set(True)
+    try:
+        verb(*given, **how)
+    except _Described as carried:
+        return carried.description
+    finally:
+        _DESCRIBING.reset(before)
+    raise AssertionError(f"{verb} ran no job")
+
+
+DESCRIBED: tuple[Callable[..., object], ...] = (
+    merge, capture, profile, deficits, repair, replay, run, search, tune, demo, evaluate, suite,
+    analyze, anchors,
+)  # fmt: skip
+"""The verbs whose jobs can be described: all that write, but for one file from another."""
 
 
 def _recipe(recipe: RecipeLike) -> Recipe:
@@ -357,3 +401,10 @@ def _with_progress(how: Keywords, job: Callable[[Options], _Made]) -> _Made:
             raise TypeError(unknown("option", name, Keywords.__annotations__))
     with shown(how.get("progress")) as bar:
         return job(replace(Options(**how), progress=bar))
+
+
+def _done(job: _Job[_Made]) -> _Made:
+    """Run a job; inside `describe`, hand its description over instead."""
+    if _DESCRIBING.get():
+        raise _Described(job.describe())
+    return job.run()

@@ -19,6 +19,7 @@ from sigmerge.checkpoints.verify import Finding, Report
 from sigmerge.evaluation.run import Result
 from sigmerge.experiments.analyze import Analyzed
 from sigmerge.experiments.anchors import Ranked, RankedAnchor, RankedPool
+from sigmerge.jobs import options
 from sigmerge.nano.files import POOL
 from sigmerge.probing.generate import Usage
 from sigmerge.records import Part, Winner
@@ -45,7 +46,8 @@ def test_the_page_runs(ran: dict[str, Any]) -> None:
     assert ran["plan"].deficit == pytest.approx({"math": 0.3, "coding": 0.3})
     assert ran["lost"].share == pytest.approx({"math": 0.5, "coding": 0.5})
     assert ran["profile"].capacity == ran["plan"].capacity
-    assert not (ran["folder"] / "wrong").exists()
+    assert ran["planned"].evaluation_calls == 4
+    assert not (ran["folder"] / "wrong").exists() and not (ran["folder"] / "new").exists()
 
 
 def test_the_page_names_every_export() -> None:
@@ -67,7 +69,8 @@ def test_verbs_have_typed_keywords() -> None:
         for parameter in signature.parameters.values():
             assert parameter.annotation is not parameter.empty, (name, parameter)
             if parameter.kind is parameter.VAR_KEYWORD:
-                assert parameter.annotation == "Unpack[Keywords]", (name, parameter)
+                spelt = "_Given.kwargs" if name == "describe" else "Unpack[Keywords]"
+                assert parameter.annotation == spelt, (name, parameter)
 
 
 USER = """
@@ -79,7 +82,9 @@ merged = sigmerge.merge(recipe, "out", threads=2)
 reveal_type(merged.plan)
 reveal_type(sigmerge.profile("recipe.yaml").capacity)
 reveal_type(sigmerge.run(recipe, Path("out")).evaluation)
+reveal_type(sigmerge.describe(sigmerge.merge, recipe, "out", threads=2))
 sigmerge.merge(recipe, "out", thread=2)
+sigmerge.describe(sigmerge.merge, recipe)
 sigmerge.marge(recipe, "out")
 """
 
@@ -96,9 +101,11 @@ def test_a_users_type_checker_sees_the_types(tmp_path: Path) -> None:
     assert 'Revealed type is "sigmerge.records.Plan"' in text, ran.stdout
     assert 'Revealed type is "tuple[float, ...]"' in text.replace("builtins.", "")
     assert 'Revealed type is "sigmerge.records.PairedScores | None"' in text
+    assert 'Revealed type is "sigmerge.jobs.options.Description"' in text
     assert [line for line in lines if line.startswith("error")] == [
         'error: Unexpected keyword argument "thread" for "merge"; did you mean "threads"?  '
         "[call-arg]",
+        'error: Missing positional argument "out" in call to "describe"  [call-arg]',
         'error: Module has no attribute "marge"; maybe "merge"?  [attr-defined]',
     ]
 
@@ -255,7 +262,7 @@ def test_an_analysis_displays_its_page_in_a_frame(tmp_path: Path) -> None:
     assert displayed(found).words == ["tables"]
 
 
-DISPLAYED = (results, sys.modules[Result.__module__], sys.modules[Analyzed.__module__],
+DISPLAYED = (results, options, sys.modules[Result.__module__], sys.modules[Analyzed.__module__],
              sys.modules[Ranked.__module__])  # fmt: skip
 
 
@@ -263,7 +270,8 @@ def test_every_verb_returns_what_a_notebook_displays() -> None:
     kinds = {name: kind for module in DISPLAYED for name, kind in vars(module).items()}
     returned = {
         inspect.signature(getattr(sigmerge, name)).return_annotation
-        for name in set(sigmerge.__all__) - {"load_recipe", "operator", "parameter", "report"}
+        for name in set(sigmerge.__all__)
+        - {"load_recipe", "operator", "parameter", "report", "describe"}
     }
     assert len(returned) >= 14
     for name in returned - {"SuiteResult"}:

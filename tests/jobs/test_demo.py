@@ -37,6 +37,8 @@ def test_an_interrupted_demo_goes_on(tmp_path: Path) -> None:
         sigmerge.demo(out, progress=Interrupt())
     assert (out / "linear/run.json").exists()
     assert not (out / "ties/run.json").exists()
+    left = sigmerge.describe(sigmerge.demo, out)
+    assert [step.facts["operator"] for step in left.steps if step.name == "merge"] == ["ties"]
     went_on, expected = sigmerge.demo(out), sigmerge.demo(whole)
     assert went_on.rows == expected.rows
     for name in ANCHORS:

@@ -92,6 +92,7 @@ def analyze(
     ] = False,
     split: Annotated[str, typer.Option("--split", help="Of the scores.")] = "evaluation",
     title: Annotated[str, typer.Option("--title", help="Of the page.")] = "The experiment",
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Write statistics, tables and figures of a store."""
@@ -100,11 +101,14 @@ def analyze(
 
     if published == (store is not None):
         raise typer.BadParameter("give a STORE, or --published without one")
+    if published and dry_run:
+        raise typer.BadParameter("--published has no dry run: it takes seconds")
     if published:
         show.emit(recomputed(out), as_json, _published_lines)
     else:
         assert store is not None
-        show.emit(AnalyzeJob(store, out, split, title).run(), as_json, _analysis_lines)
+        done = show.do(AnalyzeJob(store, out, split, title), dry_run)
+        show.emit(done, as_json, _analysis_lines)
 
 
 def _published_lines(result: Any) -> Iterator[str]:
@@ -127,6 +131,7 @@ def anchors(
     source: Annotated[str, typer.Argument(help="A recipe with a repair: section, or a suite.")],
     pool: PoolFolders = None,
     threads: Threads = 0,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Rank anchors by their calibration scores, before any repair."""
@@ -134,7 +139,7 @@ def anchors(
 
     with show.progress(as_json) as progress:
         how = options(threads, progress)
-        result = AnchorsJob(suite_of(source, tuple(pool or ())), how).run()
+        result = show.do(AnchorsJob(suite_of(source, tuple(pool or ())), how), dry_run)
     show.emit(result, as_json, _anchor_lines)
 
 
@@ -187,28 +192,21 @@ def probe_build(
     template: Annotated[
         Path | None, typer.Option("--template", help="File with {prompt} where it goes.")
     ] = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Draw as many prompts from each domain, up to the response."""
     from sigmerge.errors import RecipeError
     from sigmerge.files.documents import read_bytes
-    from sigmerge.jobs.probe import TEMPLATE, build
+    from sigmerge.jobs.probe import TEMPLATE, ProbeJob
 
     form = TEMPLATE
     if template:
         text = read_bytes(template, "a template", RecipeError, limit=1 << 20)
         form = text.decode("utf-8", errors="replace")
-    result = build(
-        out,
-        suite=suite,
-        data=data or (),
-        folder=benchmarks,
-        per_domain=per_domain,
-        seed=seed,
-        template=form,
-    )
-    show.emit(result, as_json, _probe_lines)
+    job = ProbeJob(out, suite, tuple(data or ()), benchmarks, per_domain, seed, form)
+    show.emit(show.do(job, dry_run), as_json, _probe_lines)
 
 
 def _probe_lines(result: Any) -> Iterator[str]:
-    yield f"{result['file']}: {result['prompts']} prompts of {', '.join(result['domains'])}"
+    yield f"{result.file}: {result.prompts} prompts of {', '.join(result.domains)}"

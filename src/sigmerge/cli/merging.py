@@ -343,6 +343,7 @@ def demo(
     out: Annotated[Path, typer.Argument(help="Folder for the results.")] = Path("demo-out"),
     overwrite: Overwrite = False,
     threads: Threads = 0,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Merge and repair the embedded pool with every anchor.
@@ -354,9 +355,9 @@ def demo(
 
     with show.progress(as_json) as bar:
         job = DemoJob(out, options(threads, bar, overwrite=overwrite))
-        done = show.do(job, goes_on=True)
-    if as_json:
-        show.emit(done, True, show.no_lines)
+        done = show.do(job, dry_run, goes_on=True)
+    if as_json or dry_run:
+        show.emit(done, as_json, show.no_lines)
         return
     show.print_table(done.rows)
     typer.echo(f"page: {done.page}")

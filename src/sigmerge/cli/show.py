@@ -187,6 +187,15 @@ def _suite_step(step: Any) -> Iterator[str]:
     yield f"  {size(facts['disk_at_once'])} of disk at once; checkpoints are deleted when scored"
 
 
+def _anchors_step(step: Any) -> Iterator[str]:
+    facts = step.facts
+    yield f"{facts['pool']}: anchors {', '.join(facts['anchors'])}"
+    count = facts["items_at_most"]
+    items = f", at most {count:,} items in all" if count else ""
+    yield f"  {facts['experts']} experts and every anchor are scored{items}"
+    yield f"  {size(facts['disk_at_once'])} of disk at once; anchors are deleted when scored"
+
+
 def _evaluate_step(step: Any) -> Iterator[str]:
     facts = step.facts
     yield f"evaluate: {facts['checkpoint']} on the {facts['split']} split of {facts['suite']}"
@@ -213,6 +222,7 @@ STEP_PRINTERS: dict[str, Callable[[Any], Iterator[str]]] = {
     "capture": _capture_step,
     "suite": _suite_step,
     "evaluate": _evaluate_step,
+    "anchors": _anchors_step,
 }
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import MissingExtra
 from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.files.documents import write_json
+from sigmerge.jobs.options import Description, Step
 from sigmerge.records import Part
 
 RULES = "anchor_rules.json"
@@ -55,15 +57,32 @@ class AnalyzeJob:
     split: str = "evaluation"
     title: str = "The experiment"
 
+    @property
+    def file(self) -> Path:
+        return self.store / STORE if self.store.is_dir() else self.store
+
+    @property
+    def folder(self) -> Path:
+        return self.out or self.file.parent / "analysis"
+
+    def describe(self) -> Description:
+        """The runs that the store holds, and where their analysis goes."""
+        _require_analysis()
+        with open_read_only(self.file) as store:
+            runs = len(store.keys())
+        facts: dict[str, object] = {"runs": runs, "split": self.split, "out": str(self.folder)}
+        size = self.file.stat().st_size
+        step = Step("analyze", facts, bytes_to_read=size, peak_memory_bytes=LIBRARIES)
+        return Description((step,), 1)
+
     def run(self) -> Analyzed:
         _require_analysis()
         from sigmerge.analysis import claims
         from sigmerge.analysis.experiment import headline, write_analysis
         from sigmerge.analysis.results import results
 
-        file = self.store / STORE if self.store.is_dir() else self.store
-        out = self.out or file.parent / "analysis"
-        with open_read_only(file) as store:
+        out = self.folder
+        with open_read_only(self.file) as store:
             frames = store.frames()
         found = results(*frames, split=self.split)
         written = write_analysis(found, out, self.title)

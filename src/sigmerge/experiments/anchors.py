@@ -23,7 +23,7 @@ from sigmerge.experiments.suite import PAPERS_ANCHORS, ExperimentSuite, load_sui
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.anchor import make_anchor
-from sigmerge.jobs.options import Options, silent
+from sigmerge.jobs.options import Description, Options, silent
 from sigmerge.jobs.scores import scorer_of
 from sigmerge.method.deficit import residual_gap
 from sigmerge.operators.table import operator
@@ -78,8 +78,23 @@ class AnchorsJob:
     suite: ExperimentSuite
     options: Options
 
-    def run(self) -> Ranked:
+    def check(self) -> list[PoolPlan]:
         found = plans(self.suite, self.options)
+        for plan in found:
+            recipe = plan.recipe(self.suite.anchors[0], 0, self.suite.default, 0)
+            if scorer_of(recipe, self.options) is None:
+                raise RecipeError("Anchors that do not exist yet cannot be in a file of scores; "
+                                  "give command: or evaluate: in place of scores:.")  # fmt: skip
+        return found
+
+    def describe(self) -> Description:
+        from sigmerge.experiments.description import describe_ranking
+
+        steps = tuple(describe_ranking(plan, self.options) for plan in self.check())
+        return Description(steps, self.options.threads)
+
+    def run(self) -> Ranked:
+        found = self.check()
         ranked = tuple(
             RankedPool(pool=plan.name, anchors=tuple(self._ranked(plan))) for plan in found
         )
@@ -92,9 +107,7 @@ class AnchorsJob:
         quiet = replace(self.options, progress=silent, overwrite=True)
         recipe = plan.recipe(self.suite.anchors[0], 0, self.suite.default, 0)
         scorer = scorer_of(recipe, quiet)
-        if scorer is None:
-            raise RecipeError("Anchors that do not exist yet cannot be in a file of scores; give "
-                              "command: or evaluate: in place of scores:.")  # fmt: skip
+        assert scorer is not None  # see check()
         experts = [scorer(path).scores for path in recipe.experts.values()]
         rows = []
         # Beside the working folder: a merge may be too large for the system's temporary one.

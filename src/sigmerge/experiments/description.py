@@ -69,6 +69,32 @@ def describe_pool(plan: PoolPlan, options: Options) -> Step:
     )
 
 
+def describe_ranking(plan: PoolPlan, options: Options) -> Step:
+    """The ranking of a pool's anchors as a step of a dry run."""
+    suite = plan.suite
+    pool = open_repair_pool(plan.recipe(suite.anchors[0], 0, suite.default, 0), options)
+    for method in suite.anchors:
+        _check_merge(plan, method, options)
+    items, notes = _items(plan)
+    count, calls = len(suite.anchors), len(pool.experts) + len(suite.anchors)
+    facts: dict[str, object] = {
+        "pool": plan.name,
+        "experts": len(pool.experts),
+        "anchors": [method.name for method in suite.anchors],
+        "items_at_most": _sum(items["items"], calls, 0),
+        "disk_at_once": pool.layout.nbytes,
+    }
+    return Step(
+        "anchors",
+        facts,
+        bytes_to_read=count * sum(member.nbytes for member in pool.members.values()),
+        bytes_to_write=count * pool.layout.nbytes,
+        peak_memory_bytes=LIBRARIES,
+        evaluation_calls=calls,
+        notes=tuple(notes),
+    )
+
+
 def _check_merge(plan: PoolPlan, method: MethodSection, options: Options) -> None:
     """What `plan_dense` checks, without the digests of weights that name statistics."""
     recipe = plan.recipe(method, method.seeds[0], plan.suite.default, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from sigmerge.analysis.table import paired_row
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import OutputError, SigmergeError
-from sigmerge.jobs.options import Options
+from sigmerge.jobs.options import Description, Options
 from sigmerge.jobs.report import RUN, write_joint_report
 from sigmerge.jobs.run import RUN_FOLDER, RunJob
 from sigmerge.nano.files import RECIPES
@@ -29,28 +29,8 @@ class DemoJob:
     out: Path
     options: Options
 
-    def run(self) -> DemoResult:
-        self._prepare()
-        records = [self._record(name) for name in DEMO_ANCHORS]
-        folders = [self.out / name for name in DEMO_ANCHORS]
-        title = "The embedded pool, anchor by anchor"
-        page = write_joint_report(folders, self.out / PAGE, title)
-        return DemoResult(
-            rows=tuple(map(_line, records)),
-            page=str(page.absolute()),
-            out=str(self.out.absolute()),
-        )
-
-    def _record(self, name: str) -> RunRecord:
-        """The run of a shipped recipe; one that an interrupted demo finished is not done again."""
-        recipe, folder = load_recipe(RECIPES / f"{name}.yaml"), self.out / name
-        finished = _finished(folder, recipe)
-        if finished is not None and not self.options.overwrite:
-            return finished
-        return RunJob(recipe, folder, self.options).run()
-
-    def _prepare(self) -> None:
-        """Start over on a finished demo; go on with an interrupted one; touch nothing else."""
+    def check(self) -> None:
+        """Refuse a folder with anything foreign in it, and a finished demo unless overwritten."""
         folder, overwrite = self.out, self.options.overwrite
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
         foreign = names - {PAGE, *DEMO_ANCHORS}
@@ -64,7 +44,40 @@ class DemoJob:
             raise OutputError(f"{folder}: holds a finished demo; pass --overwrite to run it again.")
         for name in DEMO_ANCHORS:  # every run's folder is checked before the first is cleared
             RUN_FOLDER.check(folder / name, overwrite, ())
-        (folder / PAGE).unlink()
+
+    def describe(self) -> Description:
+        """The steps of every run; those that an interrupted demo finished are left out."""
+        self.check()
+        jobs = [self._job(name) for name in DEMO_ANCHORS if self._kept(name) is None]
+        steps = tuple(step for job in jobs for step in job.describe().steps)
+        return Description(steps, self.options.threads)
+
+    def run(self) -> DemoResult:
+        self.check()
+        (self.out / PAGE).unlink(missing_ok=True)
+        records = [self._record(name) for name in DEMO_ANCHORS]
+        folders = [self.out / name for name in DEMO_ANCHORS]
+        title = "The embedded pool, anchor by anchor"
+        page = write_joint_report(folders, self.out / PAGE, title)
+        return DemoResult(
+            rows=tuple(map(_line, records)),
+            page=str(page.absolute()),
+            out=str(self.out.absolute()),
+        )
+
+    def _record(self, name: str) -> RunRecord:
+        """The run of a shipped recipe; one that an interrupted demo finished is not done again."""
+        return self._kept(name) or self._job(name).run()
+
+    def _kept(self, name: str) -> RunRecord | None:
+        return None if self.options.overwrite else _finished(self.out / name, _shipped(name))
+
+    def _job(self, name: str) -> RunJob:
+        return RunJob(_shipped(name), self.out / name, self.options)
+
+
+def _shipped(name: str) -> Recipe:
+    return load_recipe(RECIPES / f"{name}.yaml")
 
 
 def _finished(folder: Path, recipe: Recipe) -> RunRecord | None:

@@ -38,7 +38,8 @@ class MergeJob:
 
     def describe(self) -> Description:
         self.check()
-        return Description(anchor_and_repair(self.recipe, self.options), self.options.threads)
+        steps = anchor_and_repair(self.recipe, self.options, self.score)
+        return Description(steps, self.options.threads)
 
     def run(self) -> Merged:
         self.check()
@@ -64,7 +65,9 @@ class MergeJob:
         return result
 
 
-def anchor_and_repair(recipe: Recipe, options: Options) -> tuple[Step, ...]:
+def anchor_and_repair(
+    recipe: Recipe, options: Options, score: ScoreFunction | None = None
+) -> tuple[Step, ...]:
     """The steps from a recipe to its merge, and to its repair where it has one."""
     steps: tuple[Step, ...] = ()
     if recipe.operator is not None or recipe.repair is None:
@@ -73,5 +76,5 @@ def anchor_and_repair(recipe: Recipe, options: Options) -> tuple[Step, ...]:
         pool = open_repair_pool(recipe, options)
         if recipe.operator is None and recipe.anchor is not None:
             open_anchor(recipe.anchor, pool, options)
-        steps += repair_steps(recipe, pool, options)
+        steps += repair_steps(recipe, pool, options, score)
     return steps

@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from sigmerge.engine.machine import default_threads
 from sigmerge.progress import Progress
+from sigmerge.words import size
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -75,6 +76,19 @@ class Description:
             "threads": self.threads,
             "steps": [asdict(step) for step in self.steps],
         }
+
+    def _repr_html_(self) -> str:
+        from sigmerge.analysis.figures import Grid
+        from sigmerge.analysis.notebook import tables
+
+        def row(name: str, of: Step | Description) -> tuple[str, ...]:
+            numbers = (of.bytes_to_read, of.bytes_to_write, of.peak_memory_bytes)
+            return name, *map(size, numbers), f"{of.evaluation_calls:,}"
+
+        head = ("step", "reads", "writes", "memory at most", "evaluation calls")
+        each = [row(step.name, step) for step in self.steps]
+        notes = [note for step in self.steps for note in step.notes]
+        return tables(Grid(head, [*each, row("in all", self)]), notes=notes)
 
     @property
     def bytes_to_read(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +17,77 @@ from sigmerge.evaluation import splits
 from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.suite import load_suite, nano_suite
 from sigmerge.files.documents import parse_json, read_bytes, whole
+from sigmerge.jobs.options import Description, Step
+from sigmerge.records import Part
 
 COLUMNS = ("prompt", "query", "instruction", "inputs", "question")
 """Where a record has its prompt, in the order in which they are looked for."""
 TEMPLATE = "### Instruction:\n{prompt}\n\n### Response:\n"
 
 
-def build(
-    out: Path,
-    *,
-    suite: str | None = None,
-    data: Sequence[Path] = (),
-    folder: Path | None = None,
-    per_domain: int = 20,
-    seed: int = 0,
-    template: str = TEMPLATE,
-) -> dict[str, Any]:
-    """Write the probe file: {"prompt", "domain"} on every line, domains in their order."""
-    if (suite is None) == (not data):
-        raise RecipeError("Give --suite, or --data with one JSONL file for each domain.")
-    if "{prompt}" not in template:
-        raise RecipeError("The template must say {prompt} where the prompt goes.")
-    if out.exists():
-        raise RecipeError(f"{out}: exists already; choose a new file.")
-    found = _of_files(data, template) if data else _of_suite(str(suite), folder)
-    short = [f"{d}: {len(t)} prompts" for d, t in found.items() if len(t) < per_domain]
-    if short:
-        raise ScoreError(f"{per_domain} prompts of each domain are wanted:", short)
-    lines = []
-    for domain, texts in found.items():
+class ProbeFile(Part):
+    """The probe file that was written: how many prompts, of which domains."""
+
+    file: str
+    prompts: int
+    domains: Mapping[str, int]
+    seed: int
+
+
+@dataclass(frozen=True)
+class ProbeJob:
+    """The probe file: {"prompt", "domain"} on every line, domains in their order.
+
+    Prompts come from `data`, one JSONL file for each domain, or from a `suite` with its `folder`.
+    """
+
+    out: Path
+    suite: str | None = None
+    data: Sequence[Path] = ()
+    folder: Path | None = None
+    per_domain: int = 20
+    seed: int = 0
+    template: str = TEMPLATE
+
+    def describe(self) -> Description:
+        """Draws the prompts, and writes nothing."""
+        drawn = self._drawn()
+        content = _text(drawn).encode()
+        facts: dict[str, object] = {
+            "file": str(self.out),
+            "prompts": {domain: len(texts) for domain, texts in drawn.items()},
+            "seed": self.seed,
+        }
+        return Description((Step("probe", facts, bytes_to_write=len(content)),), 1)
+
+    def run(self) -> ProbeFile:
+        drawn = self._drawn()
+        with whole(self.out) as partial:
+            partial.write_text(_text(drawn), encoding="utf-8")
+        counts = {domain: len(texts) for domain, texts in drawn.items()}
+        return ProbeFile(
+            file=str(self.out), prompts=sum(counts.values()), domains=counts, seed=self.seed
+        )
+
+    def _drawn(self) -> dict[str, list[str]]:
+        if (self.suite is None) == (not self.data):
+            raise RecipeError("Give --suite, or --data with one JSONL file for each domain.")
+        if "{prompt}" not in self.template:
+            raise RecipeError("The template must say {prompt} where the prompt goes.")
+        if self.out.exists():
+            raise RecipeError(f"{self.out}: exists already; choose a new file.")
+        data, count = self.data, self.per_domain
+        found = _of_files(data, self.template) if data else _of_suite(str(self.suite), self.folder)
+        short = [f"{d}: {len(t)} prompts" for d, t in found.items() if len(t) < count]
+        if short:
+            raise ScoreError(f"{count} prompts of each domain are wanted:", short)
         # Equal texts are one prompt; the order depends on the seed and the texts alone.
-        chosen = splits.shuffled(texts, domain, seed)[:per_domain]
-        lines += [json.dumps({"prompt": text, "domain": domain}) for text in chosen]
-    with whole(out) as partial:
-        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return {
-        "file": str(out),
-        "prompts": len(lines),
-        "domains": dict.fromkeys(found, per_domain),
-        "seed": seed,
-    }
+        return {d: splits.shuffled(texts, d, self.seed)[:count] for d, texts in found.items()}
+
+
+def _text(drawn: Mapping[str, Sequence[str]]) -> str:
+    rows = [{"prompt": text, "domain": d} for d, texts in drawn.items() for text in texts]
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
 def _of_files(files: Sequence[Path], template: str) -> dict[str, set[str]]:

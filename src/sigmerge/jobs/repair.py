@@ -121,7 +121,8 @@ class RepairJob:
         self.check()
         pool = open_repair_pool(self.recipe, self.options)
         open_anchor(self.anchor, pool, self.options)
-        return Description(repair_steps(self.recipe, pool, self.options), self.options.threads)
+        steps = repair_steps(self.recipe, pool, self.options, self.score)
+        return Description(steps, self.options.threads)
 
     def run(self) -> Merged:
         self.check()
@@ -256,14 +257,16 @@ class RepairJob:
         )
 
 
-def repair_steps(recipe: Recipe, pool: Pool, options: Options) -> tuple[Step, ...]:
+def repair_steps(
+    recipe: Recipe, pool: Pool, options: Options, score: ScoreFunction | None = None
+) -> tuple[Step, ...]:
     """The steps of a repair whose checks have passed: scoring, profile, claims, scoring again."""
     section = recipe.repair
     assert section is not None
     if section.decided:
         decide(section, pool)
         return (describe_occupancy(pool),)
-    scorer = scorer_of(recipe, options)
+    scorer = scorer_of(recipe, options, score=score)
     tries = section.rounds - 1 + (section.calibration.calls if section.calibration else 0)
     after = tries + (section.guard != "off")
     once = describe_occupancy(pool)

@@ -60,8 +60,9 @@ class RunJob:
     def describe(self) -> Description:
         self.check()
         recipe, options = self.recipe, self.options
-        steps: tuple[Step, ...] = anchor_and_repair(recipe, options)
-        if (scorer := scorer_of(recipe, options, "evaluation")) is not None:
+        steps: tuple[Step, ...] = anchor_and_repair(recipe, options, self.score)
+        scorer = None if self.score else scorer_of(recipe, options, "evaluation")
+        if scorer is not None:
             count = len(recipe.experts) + 2
             steps += (describe_scoring(recipe, scorer, count, "evaluation", options),)
         return Description(steps, options.threads)
@@ -118,8 +119,8 @@ class RunJob:
 
     def _evaluation(self, anchor: Path, repaired: Path) -> PairedScores | None:
         """Scores on the evaluation split, which no earlier step has seen."""
-        scorer = scorer_of(self.recipe, self.options, "evaluation")
-        if self.score is not None or scorer is None:
+        scorer = None if self.score else scorer_of(self.recipe, self.options, "evaluation")
+        if scorer is None:
             return None
         return paired_scores(self.recipe, anchor, repaired, scorer, self.options)
 
