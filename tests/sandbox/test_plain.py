@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sigmerge.sandbox import plain
 from sigmerge.sandbox.plain import Opaque, decode, encode
 
 LEAVES = st.one_of(
@@ -49,6 +50,31 @@ def test_what_json_alone_cannot_hold():
     assert sent(range(1, 9, 2)) == range(1, 9, 2)
 
 
+NUMBERS = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(NUMBERS, min_size=1, max_size=20), st.sampled_from([list, tuple, set, frozenset]))
+def test_long_rows_of_numbers_come_back(some: list[Any], kind: Any):
+    row = kind((some * plain.LONG)[: plain.LONG])
+    distinct = kind([*range(plain.LONG), *some])
+    for value in (row, distinct):
+        found = sent(value)
+        assert found == value and type(found) is kind
+        assert sorted(map(repr, found)) == sorted(map(repr, value))
+
+
+@pytest.mark.parametrize("other", [True, 2**63, "1", None, 1j, numpy.float64(1)])
+def test_a_long_row_with_anything_else_comes_back(other: Any):
+    row = [*range(plain.LONG), other]
+    assert sent(row) == row and [type(each) for each in sent(row)] == [type(each) for each in row]
+
+
+def test_a_million_numbers_take_few_bytes():
+    row = [i / 2 for i in range(10**6)]
+    assert len(json.dumps(encode([row]))) < 13 * 10**6
+
+
 def test_subclasses_become_what_they_hold():
     pair = namedtuple("pair", "a b")
     for value in (Counter("aab"), OrderedDict(x=1), pair(1, 2)):
@@ -78,6 +104,8 @@ def test_anything_else_is_opaque():
 @pytest.mark.parametrize(
     "data",
     [["os.system", "true"], [], 5, None, ["int", "two"], ["array", "O", [1], ["list", ["none"]]],
+     ["list", "numbers", "ff", "AAAAAAAAAAA=", ""], ["list", "numbers", "x", "", ""],
+     ["list", "numbers", "", "AAA", ""], ["list", "numbers", 5, "", ""], ["list", "numbers"],
      ["range", "a"], ["dict", 1], {"list": 1}, ["set", ["list"]]],
 )  # fmt: skip
 def test_what_is_no_encoded_value_is_refused(data: Any):

@@ -8,10 +8,14 @@ where values are numpy's.
 
 from __future__ import annotations
 
+import base64
+from array import array
 from typing import Any
 
 DEEPEST_VALUE = 100
 """Levels of nesting; what lies deeper is opaque."""
+LONG = 1000
+"""Numbers of a list from which on they are packed: a program may return a million of them."""
 ARRAYS = "biufc"
 """Kinds of numpy values that are kept: numbers and truth values."""
 
@@ -45,11 +49,27 @@ def encode(value: Any, depth: int = 0) -> list[Any]:
     kinds: tuple[Any, ...] = (list, tuple, set, frozenset)
     for kind in kinds:
         if isinstance(value, kind):
-            return [kind.__name__, *(encode(each, depth + 1) for each in kind.__iter__(value))]
+            items = list(kind.__iter__(value))
+            numbers = _encode_numbers(items) if len(items) >= LONG else None
+            return [kind.__name__, *(numbers or (encode(each, depth + 1) for each in items))]
     if isinstance(value, dict):
         pairs = [[encode(k, depth + 1), encode(v, depth + 1)] for k, v in dict.items(value)]
         return ["dict", *pairs]
     return ["opaque"]
+
+
+def _encode_numbers(items: list[Any]) -> list[Any] | None:
+    """A long row of floats and small integers in few bytes; None if there is anything else."""
+    if not {type(item) for item in items} <= {int, float}:
+        return None
+    floats = array("d", [item for item in items if type(item) is float])
+    try:
+        whole = array("q", [item for item in items if type(item) is int])
+    except OverflowError:
+        return None
+    places = "".join("f" if type(item) is float else "i" for item in items)
+    packed = (base64.b64encode(each.tobytes()).decode() for each in (floats, whole))
+    return ["numbers", places, *packed]
 
 
 def _encode_array(value: Any) -> list[Any]:
@@ -93,7 +113,19 @@ def _decode(data: Any) -> Any:
     if tag == "array":
         return _decode_array(*rest)
     kinds = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+    if rest and rest[0] == "numbers":
+        return kinds[tag](_decode_numbers(*rest[1:]))
     return kinds[tag](_decode(each) for each in rest)
+
+
+def _decode_numbers(places: str, floats: str, whole: str) -> list[Any]:
+    found: dict[str, Any] = {"f": array("d"), "i": array("q")}
+    for kind, text in (("f", floats), ("i", whole)):
+        found[kind].frombytes(base64.b64decode(text))
+        if places.count(kind) != len(found[kind]):
+            raise ValueError(f"{len(found[kind])} numbers for {places.count(kind)} places")
+    each = {kind: iter(numbers) for kind, numbers in found.items()}
+    return [next(each[place]) for place in places]
 
 
 def _decode_array(kind: str, shape: list[int], values: Any) -> Any:

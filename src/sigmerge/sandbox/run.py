@@ -144,14 +144,14 @@ def execute(
         )
         try:
             sent = b"%d\n%s%s" % (len(source), source, given)
-            return _attend(child, sent, limits, pace, mode, start)
+            return _attend(child, memoryview(sent), limits, pace, mode, start)
         finally:
             _end(child)
 
 
 def _attend(
     child: subprocess.Popen[bytes],
-    source: bytes,
+    source: memoryview,
     limits: Limits,
     pace: Sequence[float],
     mode: str,
@@ -209,14 +209,17 @@ def _crowded(child: subprocess.Popen[bytes], limits: Limits) -> bool:
     return False
 
 
-def _feed(stream: IO[bytes], source: bytes) -> bytes:
-    """What is left of the source after the pipe took some; nothing if the child stopped reading."""
+def _feed(stream: IO[bytes], source: memoryview) -> memoryview:
+    """What is left of the source after the pipe took some; nothing if the child stopped reading.
+
+    It is a view: to copy the rest of a hundred megabytes for every piece took most of a minute.
+    """
     try:
         return source[os.write(stream.fileno(), source[:65536]) :]
     except BlockingIOError:
         return source
     except BrokenPipeError:
-        return b""
+        return source[:0]
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -82,6 +82,16 @@ def test_programs_see_fresh_inputs_and_a_fresh_module_for_each_part():
     assert check(PROBLEM, "humaneval", f"n = 0\ndef double(x):\n    {body}") == "pass"
 
 
+@pytest.mark.parametrize(("start", "verdict"), [(0.0, "pass"), (1.0, "fail")])
+def test_a_program_that_returns_very_many_numbers(start: float, verdict: str):
+    """HumanEval/130 returns ten lists of a million, integers and floats mixed."""
+    pytest.importorskip("evalplus")
+    solution = "return [1, 3] + [i / 2 + {start} for i in range(x)]\n"
+    many = {**PROBLEM, "base_input": [[3]], "plus_input": [[300_000]]}
+    many["canonical_solution"] = solution.format(start=0.0)
+    assert check(many, "humaneval", many["prompt"] + solution.format(start=start)) == verdict
+
+
 @needs_data
 @pytest.mark.parametrize("mode", MODES)
 def test_solutions_pass_in_every_mode(mode: str, monkeypatch: pytest.MonkeyPatch):

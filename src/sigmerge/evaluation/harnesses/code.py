@@ -273,7 +273,7 @@ def _judged(job: dict[str, Any]) -> str:
     """The judge's verdict; a judge that cannot decode or compare the answers fails them."""
     outcome = execute(
         _PLAIN + _JUDGE,
-        Limits(seconds=120, cpu=120),
+        Limits(seconds=300, cpu=120),
         path=[SITE],
         preload=["numpy", "evalplus.eval"],
         given=json.dumps(job).encode(),
