@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +41,32 @@ def test_the_files_are_safetensors(folder: Path) -> None:
     assert found["b"].dtype == np.float32
     assert damage(folder) is None
     assert StatisticsFolders({"math": folder}).rows("math", "0.w") == 7
+
+
+WRITE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+import safetensors.numpy
+from sigmerge.checkpoints.statistics import Entry, write_block
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+gram = np.ones(16_000_000)
+before = peak()
+write_block(Path(sys.argv[1]), {"w": Entry("gram", "w", 1)}, {"w": gram})
+print((peak() - before) // 1024)
+"""
+
+
+def test_writing_takes_no_copy_of_the_statistics(tmp_path: Path) -> None:
+    """128 MB are written; the check of finiteness holds a byte for each of 16 million numbers."""
+    file = tmp_path / "layer-00000.safetensors"
+    ran = subprocess.run(
+        [sys.executable, "-c", WRITE, str(file)], capture_output=True, text=True, check=True
+    )
+    assert file.stat().st_size > 128_000_000 and int(ran.stdout) < 40
 
 
 def test_a_list_cannot_name_a_file_elsewhere(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 import sigmerge
 from sigmerge.cli.ending import app
-from sigmerge.errors import OutputError, RecipeError
+from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import nano_scores
 from sigmerge.jobs import demo as demo_module
@@ -22,7 +23,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import plan_search
 from sigmerge.nano.facts import NANO_DOMAINS
 from sigmerge.nano.train import train
-from tests.pools import weight_bytes
+from tests.pools import make_pool, weight_bytes
 
 
 @pytest.fixture(scope="module")
@@ -255,3 +256,45 @@ def test_every_shipped_recipe_is_sound() -> None:
         else:
             job = plan_search(loaded, Options())
             assert (job.settings.evaluation_calls, job.base.pool.stack.depth) == (240, 6)
+
+
+ONES = """
+import json, sys
+for line in open(sys.argv[1]):
+    print(json.dumps({"id": json.loads(line)["id"], "right": 1}))
+"""
+
+
+def test_plan_and_page_name_the_benchmarks_without_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ruling 24. The domain is scored by what is there, and what is not there is named."""
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    pool = make_pool(tmp_path / "pool", experts=2, layers=2)
+    (pool.root / "ones.py").write_text(ONES)
+    rows = [json.dumps({"prompt": f"p{i}", "answer": ""}) for i in range(10)]
+    (pool.root / "q.jsonl").write_text("\n".join(rows))
+    command = f"{sys.executable} ones.py {{items}}"
+    here = {
+        "harness": "command",
+        "files": "q.jsonl",
+        "command": command,
+        "metrics": {"acc": "right"},
+    }
+    lost = {"harness": "jsonl", "files": "lost.jsonl"}
+    domains = {"math": {"m": here, "lost": lost}, "coding": {"c": here, "gone": lost, "off": lost}}
+    (pool.root / "own.yaml").write_text(yaml.safe_dump({"name": "own", "domains": domains}))
+    recipe = pool.write(pool.recipe("linear", repair={"evaluate": {"suite": "own.yaml"}}))
+    done = sigmerge.run(recipe, tmp_path / "run", threads=1)
+    plan = json.loads((tmp_path / "run/repaired/sigmerge/plan.json").read_text())
+    named = {
+        "math: scored without lost, which has no data here",
+        "coding: scored without gone, off, which have no data here",
+    }
+    assert {note for note in plan["warnings"] if "no data" in note} == named
+    assert named <= set(done.warnings)
+    page = (tmp_path / "run/report.html").read_text()
+    assert all(note in page for note in named)
+    assert plan["scores"]["missing"] == {"math": ["lost"], "coding": ["gone", "off"]}
+    with pytest.raises(ScoreError, match="--strict wants all"):
+        sigmerge.run(recipe, tmp_path / "strict", strict=True)

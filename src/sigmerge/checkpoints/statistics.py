@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from sigmerge.checkpoints.header import Tensor, encode_header, read_header, read_metadata
+from sigmerge.checkpoints.header import Tensor, read_header, read_metadata
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.digests import are_plain, sha256
 from sigmerge.files.documents import parse_json, read_bytes, whole, write_json
@@ -66,16 +66,14 @@ def block_files(folder: Path) -> list[Path]:
 
 def write_block(file: Path, entries: Mapping[str, Entry], arrays: Mapping[str, Array]) -> None:
     """The statistics of one block, published by rename; they must be finite."""
+    from safetensors.numpy import save_file  # a capture needs it, a merge does not
+
     for name, array in arrays.items():
         _check_finite(file, name, array)
-    names = {np.dtype(np.float64): "F64", np.dtype(np.float32): "F32"}
-    specs = [(name, names[array.dtype], array.shape) for name, array in arrays.items()]
     table = {tensor: asdict(entry) for tensor, entry in entries.items()}
-    header, _ = encode_header(specs, {"statistics": json.dumps(table)})
-    with whole(file) as partial, partial.open("wb") as stream:
-        stream.write(header)
-        for array in arrays.values():
-            stream.write(np.ascontiguousarray(array).data)
+    stored = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    with whole(file) as partial:
+        save_file(stored, partial, {"statistics": json.dumps(table)})
 
 
 def norm_of(folder: Path) -> float:
