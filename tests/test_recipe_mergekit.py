@@ -193,18 +193,6 @@ def test_equal_tokenizers_leave_the_embeddings_alone(
     identical(*both(pool, text.replace("{math}", str(pool.experts["math"])), tmp_path))
 
 
-@pytest.mark.parametrize(
-    "chosen", [{"tokenizer_source": "base"}, {"tokenizer": {}}, {"tokenizer_source": "coding"}]
-)
-def test_tokenizers_that_differ_are_refused(tmp_path: Path, chosen: dict[str, Any]) -> None:
-    pool = make_pool(tmp_path / "pool", tokenizer=True)
-    file = pool.experts["coding"] / "tokenizer.json"
-    file.write_text(file.read_text().replace('"w3"', '"wx"'))
-    with pytest.raises(RecipeError, match=r"tokenizer.*: the tokenizer of .* has other tokens"):
-        load_recipe(pool.recipe("ties") | chosen)
-    assert load_recipe(pool.recipe("ties")).tokenizer == pool.reference  # as in mergekit: unseen
-
-
 def test_a_model_without_a_tokenizer_is_taken_to_have_the_same(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool")
     write_tokenizer(pool.reference)

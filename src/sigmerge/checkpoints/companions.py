@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +59,17 @@ def copy_companions(
     for folder, patterns in ((layout.path, CODE_FILES), (generation, (GENERATION,))):
         for file in _matching(folder, patterns):
             output.copy(file, str(file.relative_to(folder)))
+    more = changed_tokenizer(source, pool.added_tokens) if pool.added_tokens else {}
     for file in _matching(source, TOKENIZER):
         name = str(file.relative_to(source))
         if chat_template is None or not name.startswith(("chat_template", "additional_chat")):
             output.copy(file, name)
+    for name, text in more.items():
+        output.text(name, text)
     if chat_template is not None:
         output.text("chat_template.jinja", chat_template)
-        settings = read_json(source / TOKENIZER_CONFIG)
+        settings = json.loads(more.get(TOKENIZER_CONFIG, "null"))
+        settings = settings or read_json(source / TOKENIZER_CONFIG)
         if "chat_template" in settings:
             text = json.dumps({**settings, "chat_template": chat_template}, indent=2)
             output.text(TOKENIZER_CONFIG, text + "\n")
@@ -161,3 +165,27 @@ def vocabulary(folder: Path) -> dict[str, int] | bytes | None:
         return None
     check_file(folder, fixed[0])
     return read_bytes(fixed[0], "a vocabulary", PoolError)
+
+
+def added_tokens(folder: Path) -> list[dict[str, Any]]:
+    """The entries of a tokenizer's own tokens, special ones among them."""
+    file = folder / "tokenizer.json"
+    return list(read_json(file).get("added_tokens") or []) if is_there(file) else []
+
+
+def changed_tokenizer(folder: Path, added: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The files of a tokenizer that have to be written anew, by name, with more tokens."""
+    content = read_json(folder / "tokenizer.json")
+    entries = [*(content.get("added_tokens") or []), *added]
+    content["added_tokens"] = sorted(entries, key=lambda entry: int(entry["id"]))
+    files = {"tokenizer.json": json.dumps(content, ensure_ascii=False)}
+    settings = read_json(folder / TOKENIZER_CONFIG)
+    if isinstance(decoder := settings.get("added_tokens_decoder"), dict):
+        own = {str(e["id"]): {k: v for k, v in e.items() if k != "id"} for e in added}
+        settings = {**settings, "added_tokens_decoder": {**decoder, **own}}
+        files[TOKENIZER_CONFIG] = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+    if is_there(folder / "added_tokens.json"):
+        known = read_json(folder / "added_tokens.json")
+        known |= {str(entry["content"]): entry["id"] for entry in added}
+        files["added_tokens.json"] = json.dumps(known, ensure_ascii=False) + "\n"
+    return files

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sigmerge.checkpoints.blocks import Stack
 from sigmerge.checkpoints.folder import HEAD_NAMES, SHOWN, Checkpoint, open_checkpoint
@@ -21,13 +22,15 @@ class Pool:
     `layout` is the checkpoint whose tensors, configuration and tokenizer the output takes over:
     the reference, or else the first expert. `untied` is set when some members store an output head
     of their own and others share it with the embedding: every member is then read as untied.
-    `output` is what the result looks like where it is stacked of layers.
+    `output` is what the result looks like where it is stacked of layers. `added_tokens` are entries
+    that the tokenizer of the result has beyond the one it is taken from.
     """
 
     reference: Checkpoint | None
     experts: Mapping[str, Checkpoint]
     untied: bool = False
     output: Checkpoint | None = None
+    added_tokens: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def layout(self) -> Checkpoint:
@@ -69,12 +72,14 @@ def open_pool(
     mixed_dtypes: bool = False,
     outside: bool = True,
     soup: bool = False,
+    moved: Callable[[Mapping[str, Checkpoint]], dict[str, Checkpoint]] | None = None,
 ) -> Pool:
     """Open and check a pool. All problems of all members are reported together.
 
     `mixed_dtypes` allows members of different precision (the recipe says what is written).
     Without `outside`, experts need no tensors outside the numbered blocks. In a `soup`
-    the reference may be a member like others, since no task vector is needed.
+    the reference may be a member like others, since no task vector is needed. `moved` brings the
+    members to one vocabulary.
     """
     opened: dict[str, Checkpoint] = {}
     problems: list[str] = []
@@ -87,6 +92,8 @@ def open_pool(
         raise PoolError("The pool cannot be opened:", problems)
     base = opened.pop("reference", None) if reference else None
     pool = with_heads(Pool(base, opened))
+    if moved is not None:
+        pool = _rebuilt(pool, moved(pool.members), pool.untied)
     problems += _same_folders(pool.experts if soup else pool.members)
     for name, expert in pool.experts.items():
         if expert is not pool.layout:
@@ -170,8 +177,9 @@ def differences(
     }
     if None not in sizes and sizes[0] != sizes[1] and layout.embedding in wanted:
         problems.append(
-            f"{name}: vocabulary of {sizes[1]} tokens, the reference has {sizes[0]}; "
-            "set parameters: {outside: reference} to keep the reference's embeddings"
+            f"{name}: vocabulary of {sizes[1]} tokens, the reference has {sizes[0]}; say "
+            "tokenizer_source: union or base to bring them together, or set parameters: {outside: "
+            "reference} to keep the reference's embeddings"
         )
     missing = sorted(set(wanted) - set(expert.tensors))
     extra = sorted(

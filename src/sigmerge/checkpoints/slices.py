@@ -6,7 +6,7 @@ it. A member has only those layers of the result that are made of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -54,11 +54,17 @@ def stacked_pool(
     slices: Sequence[StackedSlice],
     home: Checkpoint,
     mixed_dtypes: bool,
+    moved: Callable[[Mapping[str, Checkpoint]], dict[str, Checkpoint]] | None = None,
 ) -> Pool:
-    """The pool of a stacked model. `home` gives its configuration and its other files."""
+    """The pool of a stacked model. `home` gives its configuration and its other files.
+
+    `moved` brings the members to one vocabulary.
+    """
     if problems := list(_out_of_range(members, slices)):
         raise PoolError("The slices do not fit their models:", problems)
     raw = with_heads(Pool(None, dict(members)))
+    if moved is not None:
+        raw = replace(raw, experts=moved(raw.experts))
     experts: dict[str, dict[str, Tensor]] = {}
     bases: dict[str, Tensor] = {}
     output: dict[str, Tensor] = {}

@@ -82,6 +82,7 @@ class DenseJob:
             recipe.seed,
             str(recipe.tokenizer),
             *([repr(recipe.slices)] if recipe.slices else []),
+            *([repr(recipe.vocabulary)] if recipe.vocabulary else []),
             repr(self.sites),
             self.statistics.names if self.statistics else None,
             fingerprint(self.pool.members, tokenizer),

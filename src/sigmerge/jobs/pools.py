@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sigmerge.checkpoints.adapters import home_of
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.inputs import InputIdentity, digested, identify
 from sigmerge.checkpoints.pool import Pool, differences, open_pool
 from sigmerge.checkpoints.slices import LayerRange, StackedSlice, is_before, stacked_pool
+from sigmerge.checkpoints.vocabularies import (
+    Vocabulary,
+    moved,
+    plan_vocabulary,
+    with_size,
+)
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import sha256
 from sigmerge.jobs.options import Options
@@ -26,20 +33,45 @@ def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
     """The pool of a recipe that merges, and whether tensors outside the blocks are merged."""
     outside = recipe.parameters.get("outside") != "reference"
     mixed = recipe.out_dtype is not None
-    if (stacked := _stacked_pool(recipe, options, mixed_dtypes=mixed)) is not None:
-        return stacked, outside
+    vocabulary = _vocabulary(recipe)
+    added = vocabulary.added if vocabulary else ()
+    if (stacked := _stacked_pool(recipe, options, vocabulary, mixed_dtypes=mixed)) is not None:
+        return replace(stacked, added_tokens=added), outside
+    soup = recipe.operator is not None and not recipe.operator.needs_reference
     pool = open_pool(
         recipe.reference,
         recipe.experts,
         allow_pickle=options.allow_pickle,
         mixed_dtypes=mixed,
         outside=outside,
-        soup=recipe.operator is not None and not recipe.operator.needs_reference,
+        soup=soup,
+        moved=_moving(vocabulary, [*([] if soup else ["reference"]), *recipe.experts]),
     )
-    return pool, outside
+    return replace(pool, added_tokens=added), outside
 
 
-def _stacked_pool(recipe: Recipe, options: Options, *, mixed_dtypes: bool) -> Pool | None:
+def _vocabulary(recipe: Recipe) -> Vocabulary | None:
+    """The vocabulary of the result, where the recipe asks for one and rows have to be moved."""
+    if recipe.vocabulary is None:
+        return None
+    members = {"reference": home_of(recipe.reference)} if recipe.reference else {}
+    members |= {name: home_of(path) for name, path in recipe.experts.items()}
+    members |= {s.model: home_of(s.path) for piece in recipe.slices for s in piece.sources}
+    home = recipe.tokenizer or next(iter(members.values()))
+    return plan_vocabulary(recipe.vocabulary, home, members)
+
+
+def _moving(
+    vocabulary: Vocabulary | None, before: Sequence[str], behind: Sequence[str] | None = None
+) -> Callable[[Mapping[str, Checkpoint]], dict[str, Checkpoint]] | None:
+    if vocabulary is None:
+        return None
+    return lambda members: moved(members, vocabulary, before, behind or before)
+
+
+def _stacked_pool(
+    recipe: Recipe, options: Options, vocabulary: Vocabulary | None, *, mixed_dtypes: bool
+) -> Pool | None:
     """The pool of a recipe with slices; None if they are whole models, one beside another."""
     sources = {s.model: s for piece in recipe.slices for s in piece.sources}
     members = {
@@ -56,7 +88,12 @@ def _stacked_pool(recipe: Recipe, options: Options, *, mixed_dtypes: bool) -> Po
         StackedSlice(tuple(LayerRange(s.model, s.first, s.last) for s in piece.sources), piece.base)
         for piece in recipe.slices
     ]
-    return stacked_pool(members, slices, home, mixed_dtypes)
+    ends = [[s.model for s in recipe.slices[at].sources] for at in (0, -1)]
+    pool = stacked_pool(members, slices, home, mixed_dtypes, _moving(vocabulary, *ends))
+    if vocabulary is not None and pool.output is not None:
+        config = with_size(pool.output.config, vocabulary.rows)
+        pool = replace(pool, output=replace(pool.output, config=config))
+    return pool
 
 
 def planned_slices(recipe: Recipe, pool: Pool) -> tuple[PlanSlice, ...]:
@@ -110,7 +147,7 @@ def open_repair_pool(recipe: Recipe, options: Options) -> Pool:
     """The pool for the profile and the repair, which read the numbered blocks only."""
     if recipe.reference is None:
         raise PoolError("base_model is missing: task vectors need the reference checkpoint.")
-    if (stacked := _stacked_pool(recipe, options, mixed_dtypes=True)) is not None:
+    if (stacked := _stacked_pool(recipe, options, None, mixed_dtypes=True)) is not None:
         _check_counterparts(stacked)
         return stacked
     pool = open_pool(
@@ -292,7 +329,7 @@ def other_inputs(recipe: Recipe, captured: bool) -> dict[Path, str]:
     """Inputs of a merge besides its checkpoints: configuration, tokenizer, exemplars."""
     files: dict[Path, str] = {}
     if recipe.slices and recipe.reference is not None:  # which need be the source of no slice
-        files |= dict.fromkeys(companion_files(recipe.reference), "reference")
+        files |= dict.fromkeys(companion_files(home_of(recipe.reference)), "reference")
     if recipe.tokenizer is not None:
         files |= dict.fromkeys(companion_files(recipe.tokenizer), "tokenizer")
     if captured:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.checkpoints.companions import TOKENIZER_CONFIG
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpoint
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import PoolSource
@@ -256,23 +257,27 @@ def _repaired_again(
     return sink
 
 
-NOT_DENSE = ("repair", "tokenizer", "tokenizer_source", "chat_template")
+NOT_DENSE = ("repair", "chat_template")
 """Keys of a recipe that decide no weight of its dense merge."""
 
 
 def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
     """The recipe as run, with the paths that the records name: it means the same from any folder.
 
-    The tokenizer decides no weight, and a repair is not part of the dense merge.
+    A repair is not part of the dense merge.
     """
     file = folder / RECORDS_FOLDER / RECIPE
     given = read_yaml(file, "the recipe of a merge", PoolError)
     if isinstance(given, dict) and ("slices" in given or "modules" in given):
-        return _sliced_recipe(plan, given)
+        return _sliced_recipe(plan, given, provenance)
     models = given.get("models") if isinstance(given, dict) else None
     if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
         raise PoolError(f"{file}: is no recipe of a merge.")
     given = {key: value for key, value in given.items() if key not in NOT_DENSE}
+    known = _places(plan, provenance)
+    for key in ("tokenizer", "tokenizer_source"):
+        if key in given:
+            given[key] = _placed({key: given[key]}, known)[key]
     reference = plan.reference.path if plan.reference else None
     if "base_model" in given:
         given["base_model"] = reference or given["base_model"]
@@ -287,29 +292,38 @@ def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
     return load_recipe({**given, "models": placed, "seed": plan.seed})
 
 
-def _sliced_recipe(plan: Plan, given: Mapping[str, Any]) -> Recipe:
+def _sliced_recipe(plan: Plan, given: Mapping[str, Any], provenance: Provenance) -> Recipe:
     """A recipe with slices; its models are found by the ends of their paths."""
+    return load_recipe({**_placed(given, _places(plan, provenance)), "seed": plan.seed})
+
+
+def _places(plan: Plan, provenance: Provenance) -> set[str]:
+    """The checkpoints that the records name, and the folder of the tokenizer."""
     members = [*plan.experts.values(), *([plan.reference] if plan.reference else [])]
     known = {member.path for member in members if member.path}
     known |= {source.path for piece in plan.slices for source in piece.sources}
+    files = [Path(e.file) for e in provenance.inputs if e.member == "tokenizer"]
+    return known | {str(file.parent) for file in files if file.name == TOKENIZER_CONFIG}
 
-    def placed(node: Any) -> Any:
-        if isinstance(node, list):
-            return [placed(entry) for entry in node]
-        if not isinstance(node, dict):
-            return node
-        found = {key: placed(value) for key, value in node.items() if key not in NOT_DENSE}
-        for key in ("model", "base_model"):
-            if isinstance(text := found.get(key), str):
-                meant = [path for path in known if _may_be(text, path)]
-                found[key] = meant[0] if len(meant) == 1 else text
-        return found
 
-    return load_recipe({**placed(given), "seed": plan.seed})
+def _placed(node: Any, known: Iterable[str]) -> Any:
+    """A part of a recipe with the paths that are known; what decides no weight is left out."""
+    if isinstance(node, list):
+        return [_placed(entry, known) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    found = {key: _placed(value, known) for key, value in node.items() if key not in NOT_DENSE}
+    for key in ("model", "base_model", "tokenizer_source", "source"):
+        if isinstance(text := found.get(key), str):
+            meant = [path for path in known if _may_be(text, path)]
+            found[key] = meant[0] if len(meant) == 1 else text
+    return found
 
 
 def _may_be(text: str, path: str) -> bool:
     """Whether a path in a recipe, which may start from the recipe's folder, can lead there."""
+    if "+" in text and text.count("+") == path.count("+"):  # a model with an adapter
+        return all(map(_may_be, text.split("+"), path.split("+")))
     parts = [part for part in Path(text).parts if part not in ("..", ".")]
     return Path(path).parts[-len(parts) :] == tuple(parts)
 

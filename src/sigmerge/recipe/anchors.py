@@ -12,6 +12,7 @@ from sigmerge.errors import RecipeError
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import operator
 from sigmerge.recipe.record import Recipe
+from sigmerge.recipe.template import tokenizer_keys
 from sigmerge.words import unknown
 
 USUAL: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -145,9 +146,7 @@ def _common(recipe: Recipe, given: Mapping[str, Any], *more: str) -> dict[str, A
     keys = ("preset", "dtype", "out_dtype", *more)
     common = {key: given[key] for key in keys if key in given}
     common |= {"base_model": str(recipe.reference), "seed": recipe.seed}
-    if recipe.tokenizer and recipe.tokenizer != recipe.reference:
-        common["tokenizer_source"] = str(recipe.tokenizer)
-    return common
+    return common | tokenizer_keys(recipe)
 
 
 def _anchor(

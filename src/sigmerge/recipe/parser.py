@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sigmerge.checkpoints.adapters import adapter_config, home_of, is_adapter
+from sigmerge.checkpoints.vocabularies import TokenSource, VocabularyRequest
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.yaml_documents import decoded, parse_yaml
 from sigmerge.operators.base import Operator
@@ -32,6 +33,8 @@ from sigmerge.recipe.sections import (
     SliceSection,
     SourceSection,
     TokenizerSection,
+    TokenModelSection,
+    TokenRowSection,
     TuneSection,
     worded,
 )
@@ -157,7 +160,7 @@ class _Parser:
             self._check_count(chosen, ("models",), len(models))
         self._check_names(models)
         self._check(sections, chosen, [model.name for model in models])
-        tokenizer = self._tokenizer(sections, reference, models)
+        tokenizer, vocabulary = self._tokenizer(sections, reference, models)
         anchor = self._path(("anchor",), top.anchor) if top.anchor else None
         self.stop_on_problems()
         dtype = top.out_dtype or top.dtype
@@ -176,14 +179,13 @@ class _Parser:
             folder=self.folder,
             text=self.text,
             slices=slices,
+            vocabulary=vocabulary,
             capture=sections.capture,
             search=sections.search,
             tune=sections.tune,
             guide=sections.guide,
         )
         recipe = self._with_models(self._fetched(recipe))
-        if top.tokenizer_source is not None or top.tokenizer is not None:
-            self._check_vocabularies(recipe)
         template = self._chat_template(recipe, top.chat_template)
         self.stop_on_problems()
         return replace(recipe, chat_template=template, notes=tuple(self.notes))
@@ -592,7 +594,8 @@ class _Parser:
 
     def _tokenizer(
         self, sections: _Sections, reference: Path | None, models: list[RecipeModel]
-    ) -> Path | None:
+    ) -> tuple[Path | None, VocabularyRequest | None]:
+        """The folder of the tokenizer that is taken, and the vocabulary that is asked for."""
         top = sections.top
         section = self._optional(TokenizerSection, top.tokenizer, "tokenizer")
         wanted = top.tokenizer_source
@@ -600,38 +603,60 @@ class _Parser:
         if section is not None:
             if wanted is not None:
                 self.problem(("tokenizer",), "and tokenizer_source say the same; give one")
-            for key in ("tokens", "pad_to_multiple_of"):
-                if getattr(section, key) is not None:
-                    self.problem(("tokenizer", key), "is not supported; embeddings keep their rows")
             wanted, place = section.source, ("tokenizer", "source")
-        if wanted in (None, "base", "union"):
-            return reference
-        for model in models:
-            if wanted == model.name:
-                return model.path
-        return self._path(place, wanted)
+        if wanted is None:
+            return reference, None
+        vocabulary = VocabularyRequest(
+            union=wanted == "union",
+            base=self._member(reference, reference, models),
+            tokens=self._tokens(section, reference, models),
+            pad=section.pad_to_multiple_of if section else None,
+        )
+        if wanted in ("base", "union"):
+            return reference, vocabulary
+        named = [model.path for model in models if wanted == model.name]
+        return (named[0] if named else self._path(place, wanted)), vocabulary
 
-    def _check_vocabularies(self, recipe: Recipe) -> None:
-        """mergekit moves embedding rows to a tokenizer that is chosen; equal ones need nothing."""
-        from sigmerge.checkpoints.companions import vocabulary
+    def _member(
+        self, path: Path | None, reference: Path | None, models: Sequence[RecipeModel]
+    ) -> str | None:
+        """What a pool calls a model; None if it is none of its models."""
+        if path is not None and path == reference:
+            return next((model.name for model in models if model.path == path), "reference")
+        return next((model.name for model in models if model.path == path), None)
 
-        home = home_of(recipe.tokenizer or recipe.reference or recipe.models[0].path)
-        members = {model.name: home_of(model.path) for model in recipe.models}
-        members |= {"base_model": home_of(recipe.reference)} if recipe.reference else {}
-        place = ("tokenizer_source",) if ("tokenizer_source",) in self.lines else ("tokenizer",)
-        try:
-            ours = vocabulary(home)
-            for name, folder in members.items():
-                theirs = vocabulary(folder)
-                if theirs is not None and theirs != ours:
-                    self.problem(
-                        place,
-                        f"the tokenizer of {name} has other tokens than the one of {home.name}; "
-                        "moving embedding rows is not supported, bring the models to one "
-                        "vocabulary first",
-                    )
-        except PoolError as error:
-            self.problem(place, str(error))
+    def _tokens(
+        self,
+        section: TokenizerSection | None,
+        reference: Path | None,
+        models: Sequence[RecipeModel],
+    ) -> dict[str, TokenSource]:
+        """Where rows of single tokens come from."""
+        found: dict[str, TokenSource] = {}
+        for token, entry in ((section.tokens or {}) if section else {}).items():
+            place: Place = ("tokenizer", "tokens", token)
+            row = self._checked(TokenRowSection, {} if entry is None else entry, place)
+            if row is None:
+                continue
+            given = row.source
+            if isinstance(given, str):
+                given = {"kind": "model_token", "model": given, "token": token}
+            if given is None:
+                found[token] = TokenSource(force=row.force)
+                continue
+            source = self._checked(TokenModelSection, given, (*place, "source"))
+            if source is None or source.model is None:
+                found[token] = TokenSource(zero=True, force=row.force)
+                continue
+            named = [model.name for model in models if source.model == model.name]
+            path = None if named else self._path((*place, "source"), source.model)
+            name = named[0] if named else self._member(path, reference, models)
+            if name is None and path is not None:
+                self.problem((*place, "source"), f"{source.model} is none of the models")
+            found[token] = TokenSource(
+                name, token=source.token, token_id=source.token_id, force=row.force
+            )
+        return found
 
     def _chat_template(self, recipe: Recipe, wanted: str | None) -> str | None:
         """The template that goes before the tokenizer's own."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.checkpoints.adapters import split_adapter
+from sigmerge.checkpoints.vocabularies import VocabularyRequest
 from sigmerge.operators.base import Operator, Parameter, Site
 from sigmerge.recipe.sections import (
     CaptureSection,
@@ -75,6 +76,7 @@ class Recipe:
     guide: GuideSection | None = None
     chat_template: str | None = None
     slices: tuple[RecipeSlice, ...] = ()
+    vocabulary: VocabularyRequest | None = None
 
     @property
     def experts(self) -> dict[str, Path]:

@@ -347,8 +347,33 @@ class TokenizerSection(Section):
     """mergekit's long form of `tokenizer_source`."""
 
     source: str = "union"
-    tokens: Any = None
-    pad_to_multiple_of: Any = None
+    tokens: dict[str, Any] | None = None
+    pad_to_multiple_of: Annotated[int, Field(ge=1)] | None = None
+
+
+class TokenRowSection(Section):
+    """The row that a token gets in models that lack it, or, with `force`, in all."""
+
+    source: Any = None
+    force: bool = False
+
+
+class TokenModelSection(Section):
+    """A row by what it holds: zero, or a model's row of a token or of an id."""
+
+    kind: Literal["zero", "model_token"]
+    model: str | None = None
+    token: str | None = None
+    token_id: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> TokenModelSection:
+        given = [self.token, self.token_id]
+        if self.kind == "zero" and [self.model, *given] != [None] * 3:
+            raise ValueError("kind: zero takes nothing else")
+        if self.kind == "model_token" and (self.model is None or given.count(None) != 1):
+            raise ValueError("kind: model_token takes model, and one of token and token_id")
+        return self
 
 
 class RecipeSection(Section):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from sigmerge.checkpoints.vocabularies import TokenSource
 from sigmerge.recipe.record import Recipe
 from sigmerge.recipe.space import Genotype, Space
 
@@ -50,10 +51,36 @@ def template(recipe: Recipe) -> Template:
     common = {key: given[key] for key in ("preset", "dtype", "out_dtype") if key in given}
     if recipe.reference:
         common["base_model"] = str(recipe.reference)
-    if recipe.tokenizer and recipe.tokenizer != recipe.reference:
-        common["tokenizer_source"] = str(recipe.tokenizer)
+    common |= tokenizer_keys(recipe)
     models = {model.name: str(model.path) for model in recipe.models}
     return Template(recipe.method, models, given.get("parameters") or {}, common)
+
+
+def tokenizer_keys(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe says about the tokenizer, with paths that mean the same anywhere."""
+    wanted = recipe.vocabulary
+    if wanted is None:
+        return {}
+    places = {**recipe.experts, "reference": recipe.reference}
+
+    def entry(token: str, source: TokenSource) -> dict[str, Any]:
+        if source.zero:
+            return {"source": {"kind": "zero"}, "force": source.force}
+        if source.model is None:
+            return {"force": source.force}
+        by_id = source.token_id is not None
+        which = {"token_id": source.token_id} if by_id else {"token": source.token or token}
+        model = {"kind": "model_token", "model": str(places[source.model]), **which}
+        return {"source": model, "force": source.force}
+
+    section: dict[str, Any] = {"source": "union" if wanted.union else str(recipe.tokenizer)}
+    if not wanted.union and recipe.tokenizer in (None, recipe.reference):
+        section["source"] = "base"
+    if wanted.tokens:
+        section["tokens"] = {token: entry(token, s) for token, s in wanted.tokens.items()}
+    if wanted.pad:
+        section["pad_to_multiple_of"] = wanted.pad
+    return {"tokenizer": section}
 
 
 def candidate_seed(seed: int, index: int) -> int:

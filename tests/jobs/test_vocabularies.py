@@ -1,0 +1,235 @@
+"""Models with different vocabularies: rows are moved by token, as mergekit moves them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import sigmerge
+from sigmerge.errors import SigmergeError
+from tests.adapters import write_adapter
+from tests.pools import draw, read_weights, shapes, write_member
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+SHARED = [f"w{i}" for i in range(20)]
+WORDS = {
+    "base": ["<pad>", "<s>", "</s>", *SHARED, "only-base"],
+    "math": ["<pad>", "<s>", "</s>", "sum", "both", *SHARED[::-1], "integral"],
+    "coding": ["<s>", "</s>", "<pad>", *SHARED[:15], "both", "lambda"],
+}
+ADDED = {"base": ["<s>", "</s>"], "math": ["<s>", "</s>", "<|step|>"], "coding": ["<|code|>"]}
+PADDING = {"base": 3, "math": 0, "coding": 5}
+"""Rows of the embedding behind the last token."""
+
+
+def write_tokenizer(folder: Path, words: list[str], added: list[str]) -> dict[str, int]:
+    """A fast tokenizer; added tokens that are no word get the next ids."""
+    from tokenizers import AddedToken, Tokenizer
+    from tokenizers.models import WordLevel
+
+    made = Tokenizer(WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
+    made.add_special_tokens([AddedToken(token, special=True) for token in added])
+    made.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return made.get_vocab(with_added_tokens=True)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("vocabularies")
+    named, found = shapes(), {}
+    for seed, name in enumerate(WORDS):
+        tokens = {*WORDS[name], *ADDED[name]}
+        rows = len(tokens) + PADDING[name]
+        own = {n: (rows, 16) if n in (EMBEDDING, HEAD) else s for n, s in named.items()}
+        found[name] = folder = write_member(root / name, draw(own, seed))
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "vocab_size": rows}))
+        write_tokenizer(folder, WORDS[name], ADDED[name])
+    return found
+
+
+def vocabulary(folder: Path) -> dict[str, int]:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder).get_vocab()
+
+
+def both(models: dict[str, Path], recipe: dict[str, Any], out: Path) -> tuple[Path, Path]:
+    """The folders that sigmerge and mergekit make of one file."""
+    from mergekit.config import MergeConfiguration
+    from mergekit.merge import run_merge
+    from mergekit.options import MergeOptions
+
+    text = yaml.safe_dump(recipe)
+    for name, folder in models.items():
+        text = text.replace("{" + name + "}", str(folder))
+    (out / "recipe.yaml").write_text(text)
+    sigmerge.merge(out / "recipe.yaml", out / "ours", threads=1)
+    content = MergeConfiguration.model_validate(yaml.safe_load(text))
+    options = MergeOptions(write_model_card=False, quiet=True)
+    run_merge(content, str(out / "theirs"), options)
+    return out / "ours", out / "theirs"
+
+
+def experts(**parameters: Any) -> list[dict[str, Any]]:
+    return [{"model": f"{{{name}}}", "parameters": parameters} for name in ("math", "coding")]
+
+
+CODE_ROW = {"kind": "model_token", "model": "{coding}", "token": "lambda"}
+BY_ID = {"kind": "model_token", "model": "{math}", "token_id": 3}
+CASES: dict[str, dict[str, Any]] = {
+    "union of two": {
+        "merge_method": "linear", "models": experts(weight=0.5), "tokenizer_source": "union",
+    },
+    "union on a base": {
+        "merge_method": "task_arithmetic", "base_model": "{base}", "models": experts(weight=0.4),
+        "tokenizer_source": "union",
+    },
+    "base": {
+        "merge_method": "ties", "base_model": "{base}",
+        "models": experts(weight=0.4, density=0.5), "tokenizer_source": "base",
+    },
+    "a model's": {
+        "merge_method": "slerp", "base_model": "{base}", "models": [{"model": "{math}"}],
+        "parameters": {"t": 0.4}, "tokenizer_source": "{math}",
+    },
+    "tokens of their own": {
+        "merge_method": "linear", "models": experts(weight=1.0),
+        "tokenizer": {
+            "source": "union", "pad_to_multiple_of": 16,
+            "tokens": {
+                "<|code|>": {"source": "{coding}", "force": True},
+                "both": {"source": CODE_ROW, "force": True},
+                "<|new|>": {"source": BY_ID}, "<|none|>": {"source": {"kind": "zero"}},
+            },
+        },
+    },
+    "padded": {
+        "merge_method": "linear", "models": experts(weight=1.0),
+        "tokenizer": {"source": "base", "pad_to_multiple_of": 7}, "base_model": "{math}",
+    },
+    "stacked": {
+        "merge_method": "passthrough", "tokenizer_source": "union", "base_model": "{math}",
+        "slices": [
+            {"sources": [{"model": "{math}", "layer_range": [0, 1]}]},
+            {"sources": [{"model": "{coding}", "layer_range": [0, 2]}]},
+        ],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_are_those_of_mergekit(models: dict[str, Path], tmp_path: Path, case: str) -> None:
+    ours, theirs = both(models, {**CASES[case], "dtype": "float32"}, tmp_path)
+    words, known = vocabulary(ours), vocabulary(theirs)
+    assert set(words) == set(known)
+    mine, other = read_weights(ours), read_weights(theirs)
+    assert set(mine) == set(other)
+    for name, values in other.items():
+        rows = mine[name]
+        assert rows.shape == values.shape, name
+        if name in (EMBEDDING, HEAD):
+            padding = np.arange(len(words), len(rows))
+            order = [known[token] for token in words]
+            values = np.concatenate([values[order], values[padding]])
+            rows = np.concatenate([rows[list(words.values())], rows[padding]])
+        np.testing.assert_allclose(rows, values, rtol=0, atol=3e-7, err_msg=name)
+    sizes = [json.loads((f / "config.json").read_text())["vocab_size"] for f in (ours, theirs)]
+    assert sizes[0] == sizes[1]
+
+
+def test_the_rules_row_by_row(models: dict[str, Path], tmp_path: Path) -> None:
+    """A plain soup of two; what one lacks is the other's, what both lack on their own is zero."""
+    recipe = {
+        "merge_method": "linear", "tokenizer_source": "union", "dtype": "float32",
+        "models": [{"model": str(models[n]), "parameters": {"weight": 0.5}}
+                   for n in ("math", "coding")],
+    }  # fmt: skip
+    sigmerge.merge(recipe, tmp_path / "out")
+    weights = {name: read_weights(models[name])[EMBEDDING] for name in ("math", "coding")}
+    known = {name: vocabulary(models[name]) for name in weights}
+    words = vocabulary(tmp_path / "out")
+    merged = read_weights(tmp_path / "out")[EMBEDDING]
+    assert set(words) == set(known["math"]) | set(known["coding"])
+    assert {words[t] for t in known["math"]} == set(known["math"].values())
+    for token, row in words.items():
+        own = [weights[n][known[n][token]] for n in weights if token in known[n]]
+        pair = own if len(own) == 2 else [own[0], own[0]]
+        np.testing.assert_array_equal(
+            merged[row], (pair[0] * np.float32(0.5) + pair[1] * np.float32(0.5)), err_msg=token
+        )
+
+
+def test_equal_vocabularies_keep_their_padding(models: dict[str, Path], tmp_path: Path) -> None:
+    recipe = {
+        "merge_method": "slerp", "base_model": str(models["base"]), "tokenizer_source": "union",
+        "models": [{"model": str(models["base"])}, {"model": str(tmp_path / "twin")}],
+        "parameters": {"t": 0.5},
+    }  # fmt: skip
+    twin = {n: v + np.float32(0.1) for n, v in read_weights(models["base"]).items()}
+    write_member(tmp_path / "twin", twin)
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "twin" / file).write_bytes((models["base"] / file).read_bytes())
+    sigmerge.merge(recipe, tmp_path / "out")
+    assert read_weights(tmp_path / "out")[EMBEDDING].shape == twin[EMBEDDING].shape
+
+
+def test_an_adapter_is_moved_too_and_verify_computes_all_of_it_again(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    weights = read_weights(models["math"])
+    adapter = write_adapter(
+        tmp_path / "adapter", models["math"], weights, embeddings=("embed_tokens",)
+    )
+    recipe = {
+        "merge_method": "ties", "base_model": str(models["base"]), "parameters": {"density": 0.6},
+        "models": [{"model": f"{models['math']}+{adapter}", "parameters": {"weight": 1}},
+                   {"model": str(models["coding"]), "parameters": {"weight": 1}}],
+        "tokenizer": {"source": "union", "tokens": {"sum": {"source": "adapter", "force": True}}},
+    }  # fmt: skip
+    for threads in (1, 3):
+        sigmerge.merge(recipe, tmp_path / f"out-{threads}", threads=threads)
+    one, three = (read_weights(tmp_path / f"out-{threads}") for threads in (1, 3))
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, three[name])
+    (report,) = sigmerge.verify(tmp_path / "out-1", deep=True, blocks=None)
+    assert not report.findings and "recomputed" in report.checked
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "told"),
+    [
+        ({"tokens": {"x": {"source": "{base}"}}}, "is none of the models"),
+        ({"tokens": {"x": {"source": {"kind": "model_token"}}}}, "takes model, and one of"),
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of"),
+        ({"tokens": {"x": {"source": {"kind": "one"}}}}, "'zero' or 'model_token'"),
+        (
+            {"tokens": {"x": {"source": {"kind": "model_token", "model": "math", "token": "?"}}}},
+            "has no row for '?'",
+        ),
+    ],
+)
+def test_wrong_wishes(
+    models: dict[str, Path], tmp_path: Path, tokenizer: dict[str, Any], told: str
+) -> None:
+    text = json.dumps({"merge_method": "linear", "models": experts(weight=1),
+                       "tokenizer": tokenizer})  # fmt: skip
+    for name, folder in models.items():
+        text = text.replace("{" + name + "}", str(folder))
+    with pytest.raises(SigmergeError, match=told.replace("?", r"\?")):
+        sigmerge.merge(json.loads(text), tmp_path / "out")
+
+
+def test_without_a_wish_the_error_says_what_to_do(models: dict[str, Path], tmp_path: Path) -> None:
+    recipe = {"merge_method": "linear",
+              "models": [{"model": str(models[n]), "parameters": {"weight": 1}}
+                         for n in ("math", "coding")]}  # fmt: skip
+    with pytest.raises(SigmergeError, match="tokenizer_source: union"):
+        sigmerge.merge(recipe, tmp_path / "out")
