@@ -101,7 +101,8 @@ def test_the_engine_knows_no_paper() -> None:
     [
         ("safetensors", ("checkpoints",)),
         ("huggingface_hub", ("checkpoints",)),
-        ("transformers", ("probing", "nano")),
+        ("transformers", ("probing", "nano", "real")),
+        ("gguf", ("real",)),
         ("lm_eval", ("evaluation",)),
     ],
 )

@@ -247,6 +247,7 @@ VERBS = [
     "suite",
     "analyze",
     "anchors",
+    "gguf",
 ]
 NESTED = [
     "splits build",

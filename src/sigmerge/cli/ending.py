@@ -16,6 +16,9 @@ from sigmerge.cli import merging, nano, operators, scoring, signals, tuning  # n
 from sigmerge.cli import experimenting  # noqa: F401  (its commands come after those above)
 
 # isort: split
+from sigmerge.cli import real  # noqa: F401  (the same)
+
+# isort: split
 from sigmerge.cli.app import app
 from sigmerge.errors import SigmergeError, SigmergeWarning
 from sigmerge.words import printable

@@ -1,0 +1,203 @@
+"""The folder made of a GGUF file, against transformers' own reading of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sigmerge.errors import RecipeError
+from sigmerge.real.gguf import convert
+from tests.command_line import refused, sigmerge
+
+gguf = pytest.importorskip("gguf")
+
+LAYERS, WIDTH, HIDDEN, HEADS, GROUPS = 2, 64, 96, 4, 2
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def byte_tokens() -> list[str]:
+    """The 256 letters that stand for bytes, in the order of GPT-2's table."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [*map(chr, printable), *(chr(256 + place) for place in range(len(others)))]
+
+
+TOKENS = [*SPECIAL, *byte_tokens(), "he", "ll", "hell", "Ġh", "ĠĠ"]
+MERGES = ["h e", "l l", "he ll", "Ġ h", "Ġ Ġ"]
+TEXTS = ["hello  hell 12 he", "<|im_start|>hi\n  x = 345<|im_end|>", "Привет, Ünï", ""]
+
+
+def write(
+    file: Path,
+    *,
+    tied: bool = True,
+    architecture: str = "llama",
+    extra: dict[str, Any] | None = None,
+    leave_out: str = "",
+    scaling: str = "",
+) -> Path:
+    """A tiny Llama with tensors of several types, by gguf's own writer."""
+    kinds = gguf.GGMLQuantizationType
+    writer = gguf.GGUFWriter(file, architecture)
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(128)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(GROUPS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(5000.0)
+    if scaling:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(TOKENS) - len(SPECIAL)))
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(2)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(TEMPLATE)
+    for name, (shape, kind) in shapes(kinds, tied).items():
+        if name != leave_out:
+            draw = np.random.default_rng(len(name) + shape[0]).normal(0, 0.3, shape)
+            weight = draw.astype(np.float32) + (len(shape) == 1)
+            writer.add_tensor(name, gguf.quantize(weight, kind), raw_dtype=kind)
+    for name, weight in (extra or {}).items():
+        writer.add_tensor(name, weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def shapes(kinds: Any, tied: bool) -> dict[str, tuple[tuple[int, ...], Any]]:
+    half = WIDTH // HEADS * GROUPS
+    found = {"token_embd.weight": ((len(TOKENS), WIDTH), kinds.Q8_0)}
+    found["output_norm.weight"] = ((WIDTH,), kinds.F32)
+    if not tied:
+        found["output.weight"] = ((len(TOKENS), WIDTH), kinds.F16)
+    for layer in range(LAYERS):
+        block = {
+            "attn_norm": ((WIDTH,), kinds.F32),
+            "attn_q": ((WIDTH, WIDTH), kinds.Q4_1),
+            "attn_k": ((half, WIDTH), kinds.Q8_0),
+            "attn_v": ((half, WIDTH), kinds.F16),
+            "attn_output": ((WIDTH, WIDTH), kinds.Q4_1),
+            "ffn_norm": ((WIDTH,), kinds.F32),
+            "ffn_gate": ((HIDDEN, WIDTH), kinds.Q4_1),
+            "ffn_up": ((HIDDEN, WIDTH), kinds.F16),
+            "ffn_down": ((WIDTH, HIDDEN), kinds.Q4_1),
+        }
+        found |= {f"blk.{layer}.{name}.weight": value for name, value in block.items()}
+    return found
+
+
+def logits(folder: Path, **how: Any) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, **how)
+    with torch.no_grad():
+        return model.eval()(torch.arange(40)[None] * 5 % len(TOKENS)).logits
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_logits_are_those_of_transformers_own_reading(tmp_path: Path, tied: bool) -> None:
+    file = write(tmp_path / "tiny.gguf", tied=tied)
+    folder = convert(file, tmp_path / "folder", "float32")
+    expected = logits(tmp_path, gguf_file=file.name)
+    assert expected.std() > 0.1
+    assert torch.equal(logits(folder), expected)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.tie_word_embeddings is tied
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
+
+
+def test_bfloat16_is_rounded_once(tmp_path: Path) -> None:
+    file = write(tmp_path / "tiny.gguf")
+    folder = convert(file, tmp_path / "folder")
+    stored = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    whole = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=file.name, dtype=torch.float32
+    ).state_dict()
+    assert stored.keys() == whole.keys()
+    assert all(torch.equal(stored[name], whole[name].bfloat16()) for name in whole)
+
+
+def test_the_tokenizer_is_that_of_the_file(tmp_path: Path) -> None:
+    folder = convert(write(tmp_path / "tiny.gguf"), tmp_path / "folder")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert tokenizer.chat_template == TEMPLATE
+    ids = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert ids == (1, 2, 2) and tokenizer.eos_token == "<|im_end|>"
+    for config in (model.config, model.generation_config):
+        assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == ids
+    # Spaces before a digit are one token, since every digit is taken apart first.
+    pieces = ["hell", "o", "ĠĠ", "1", "2", "Ġ", "he"]
+    assert tokenizer.tokenize("hello  12 he") == pieces
+    for text in TEXTS:
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.model_max_length == 128
+
+
+def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
+    file = write(tmp_path / "tiny.gguf")
+    folders = [convert(file, tmp_path / name) for name in ("one", "two")]
+    contents = [{p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders]
+    assert contents[0] == contents[1]
+    assert set(contents[0]) == {
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json", "chat_template.jinja",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architecture": "gemma3"}, ["'gemma3'", "llama is supported"]),
+        ({"extra": {"rope_freqs.weight": np.ones(8, np.float32)}}, ["rope_freqs.weight"]),
+        ({"leave_out": "blk.1.attn_q.weight"}, ["layers.1.self_attn.q_proj.weight: missing"]),
+        ({"extra": {"blk.2.attn_norm.weight": np.ones(WIDTH, np.float32)}}, ["beyond the layers"]),
+        ({"scaling": "yarn"}, ["yarn"]),
+    ],
+)
+def test_what_is_no_plain_llama_is_refused(
+    tmp_path: Path, changes: dict[str, Any], named: list[str]
+) -> None:
+    file = write(tmp_path / "tiny.gguf", **changes)
+    said = refused(3, "gguf", file, tmp_path / "out", beside=tmp_path)
+    assert str(file) in said and all(words in said for words in named), said
+
+
+def test_a_file_of_another_kind_or_cut_short_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "tiny.gguf")
+    whole = file.read_bytes()
+    for content, words in ((b"PK\3\4" + whole, "not a GGUF"), (whole[:200], "damaged"),
+                           (whole[: len(whole) - 500], "damaged")):  # fmt: skip
+        file.write_bytes(content)
+        assert words in refused(3, "gguf", file, tmp_path / "out", beside=tmp_path)
+    assert "no such file" in refused(3, "gguf", tmp_path / "none", tmp_path / "o", beside=tmp_path)
+
+
+def test_an_older_folder_is_replaced_only_if_asked(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "tiny.gguf"), tmp_path / "out"
+    assert sigmerge("gguf", file, out, "--dtype", "float32").out == f"checkpoint: {out}\n"
+    size = (out / "model.safetensors").stat().st_size
+    assert "exists already" in refused(4, "gguf", file, out, beside=tmp_path)
+    assert (out / "model.safetensors").stat().st_size == size
+    assert sigmerge("gguf", file, out, "--overwrite", "--json").json == {"checkpoint": str(out)}
+    assert (out / "model.safetensors").stat().st_size < 0.6 * size
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny.gguf"]
+
+
+def test_another_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="int8"):
+        convert(tmp_path / "tiny.gguf", tmp_path / "out", "int8")
