@@ -6,6 +6,7 @@ is handed ours here (from the oracle's Philox), so that the numbers can be compa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,21 @@ def test_tied_heads(tmp_path: Path) -> None:
     ours, theirs = both(pool, recipe, tmp_path)
     theirs.pop("lm_head.weight", None)  # mergekit may write the tied head as well
     identical(ours, theirs)
+
+
+def test_models_of_different_precision(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Without dtype: the narrowest type that holds all of a tensor's values is written."""
+    from safetensors import safe_open
+
+    halves = make_pool(tmp_path / "halves", experts=1, layers=LAYERS, dtype="bf16")
+    recipe = pool.recipe("task_arithmetic", weight=(0.7, 0.4, 1.1))
+    recipe["models"][0]["model"] = str(halves.experts["math"])
+    agree(*both(pool, recipe, tmp_path), ulps=2)
+    assert json.loads((tmp_path / "ours/config.json").read_text())["torch_dtype"] == "float32"
+    recipe["base_model"] = str(halves.reference)
+    recipe["models"] = [{"model": str(halves.experts["math"]), "parameters": {"weight": 1.0}}]
+    assert sigmerge.merge(recipe, tmp_path / "same").warnings == ()
+    with safe_open(tmp_path / "same/model.safetensors", "pt") as stored:
+        assert {str(stored.get_tensor(name).dtype) for name in stored.keys()} == {  # noqa: SIM118
+            "torch.bfloat16"
+        }

@@ -345,3 +345,13 @@ def test_models_are_told_apart_by_more_than_the_last_name(tmp_path: Path) -> Non
         sigmerge.merge(file, tmp_path / "out" / name)
         (report,) = sigmerge.verify(tmp_path / "out" / name, deep=True)
         assert not report.findings
+
+
+def test_slices_under_their_old_name(pool: PoolOnDisk, tmp_path: Path) -> None:
+    recipe = placed(CASES["stacked"], pool)
+    sigmerge.merge(recipe, tmp_path / "new")
+    recipe["output_slices"] = recipe.pop("slices")
+    sigmerge.merge(recipe, tmp_path / "old")
+    new, old = (read_weights(tmp_path / name) for name in ("new", "old"))
+    for name, values in new.items():
+        np.testing.assert_array_equal(old[name], values)

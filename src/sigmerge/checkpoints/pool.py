@@ -69,17 +69,15 @@ def open_pool(
     experts: Mapping[str, Path],
     *,
     allow_pickle: bool = False,
-    mixed_dtypes: bool = False,
     outside: bool = True,
     soup: bool = False,
     moved: Callable[[Mapping[str, Checkpoint]], dict[str, Checkpoint]] | None = None,
 ) -> Pool:
     """Open and check a pool. All problems of all members are reported together.
 
-    `mixed_dtypes` allows members of different precision (the recipe says what is written).
-    Without `outside`, experts need no tensors outside the numbered blocks. In a `soup`
-    the reference may be a member like others, since no task vector is needed. `moved` brings the
-    members to one vocabulary.
+    Members may differ in precision. Without `outside`, experts need no tensors outside the numbered
+    blocks. In a `soup` the reference may be a member like others, since no task vector is needed.
+    `moved` brings the members to one vocabulary.
     """
     opened: dict[str, Checkpoint] = {}
     problems: list[str] = []
@@ -97,7 +95,7 @@ def open_pool(
     problems += _same_folders(pool.experts if soup else pool.members)
     for name, expert in pool.experts.items():
         if expert is not pool.layout:
-            problems += differences(name, expert, pool.layout, mixed_dtypes, outside)
+            problems += differences(name, expert, pool.layout, outside)
     if not problems and not soup:
         problems += _equal_to_reference(pool)
     if problems:
@@ -159,9 +157,7 @@ def _architectures(checkpoint: Checkpoint) -> list[str]:
     return [named] if isinstance(named, str) else list(named)
 
 
-def differences(
-    name: str, expert: Checkpoint, layout: Checkpoint, mixed_dtypes: bool, outside: bool
-) -> list[str]:
+def differences(name: str, expert: Checkpoint, layout: Checkpoint, outside: bool) -> list[str]:
     problems = []
     ours, theirs = _architectures(layout), _architectures(expert)
     if ours and theirs and ours != theirs:
@@ -190,19 +186,15 @@ def differences(
     problems += listed(f"{name}: tensor missing", missing)
     problems += listed(f"{name}: tensor that the reference does not have", extra)
     shared = [n for n in sorted(wanted) if n in expert.tensors]
-    problems += _listed_pairs(
-        name, [(n, clash(wanted[n], expert.tensors[n], mixed_dtypes)) for n in shared]
-    )
+    problems += _listed_pairs(name, [(n, clash(wanted[n], expert.tensors[n])) for n in shared])
     return problems
 
 
-def clash(ours: Tensor, theirs: Tensor, mixed_dtypes: bool) -> str | None:
+def clash(ours: Tensor, theirs: Tensor) -> str | None:
     if ours.shape != theirs.shape:
         return f"shape {list(theirs.shape)}, the reference has {list(ours.shape)}"
-    both_floating = ours.floating and theirs.floating
-    if ours.dtype != theirs.dtype and not (mixed_dtypes and both_floating):
-        hint = "; say what to write with dtype: in the recipe" if both_floating else ""
-        return f"dtype {theirs.dtype}, the reference has {ours.dtype}{hint}"
+    if ours.dtype != theirs.dtype and not (ours.floating and theirs.floating):
+        return f"dtype {theirs.dtype}, the reference has {ours.dtype}"
     return None
 
 

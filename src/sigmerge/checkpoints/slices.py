@@ -53,7 +53,6 @@ def stacked_pool(
     members: Mapping[str, Checkpoint],
     slices: Sequence[StackedSlice],
     home: Checkpoint,
-    mixed_dtypes: bool,
     moved: Callable[[Mapping[str, Checkpoint]], dict[str, Checkpoint]] | None = None,
 ) -> Pool:
     """The pool of a stacked model. `home` gives its configuration and its other files.
@@ -72,7 +71,7 @@ def stacked_pool(
         problems += [f"{member}: has nothing for {part.name}" for member in part.lacking]
         output[part.name] = first = next(iter(part.stored.values()))
         for member, tensor in part.stored.items():
-            if why := clash(first, tensor, mixed_dtypes):
+            if why := clash(first, tensor):
                 problems.append(f"{member}: {tensor.name}, for {part.name}: {why}")
             if member == part.base:
                 bases[part.name] = tensor

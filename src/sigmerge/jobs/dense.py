@@ -35,9 +35,11 @@ from sigmerge.jobs.pools import (
     lacking,
     member,
     merged_sites,
+    mixed_precision,
     open_merge_pool,
     other_inputs,
     planned_slices,
+    written_dtypes,
 )
 from sigmerge.jobs.work_folder import open_output
 from sigmerge.kernels import TILE
@@ -166,13 +168,11 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
     problems = lacking(operator, sites) or operator.check(list(sites.values()))
     if problems:
         raise RecipeError(f"{recipe.method}: the parameters do not fit:", problems)
-    recipe = replace(recipe, notes=(*recipe.notes, *idle_settings(recipe, sites)))
+    dtypes = written_dtypes(recipe, pool)
+    notes = (*idle_settings(recipe, sites), *mixed_precision(recipe, pool, dtypes))
+    recipe = replace(recipe, notes=(*recipe.notes, *notes))
     tensors = [
-        (
-            name,
-            recipe.out_dtype if stored.floating and recipe.out_dtype else stored.dtype,
-            stored.shape,
-        )
+        (name, dtypes[name], stored.shape)
         for name, stored in sorted(pool.layout.tensors.items(), key=lambda item: natural(item[0]))
     ]
     layout = plan_layout(tensors, parse_size(options.max_shard_size))
@@ -186,6 +186,16 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
         }
         recipe = replace(recipe, notes=(*recipe.notes, *capture.ignored_keys(recipe)))
     return DenseJob(recipe, operator, pool, sites, layout, exemplars, to_capture)
+
+
+def _dtype(job: DenseJob) -> str | None:
+    """The type that the configuration names; None leaves what it says."""
+    if job.recipe.out_dtype is not None:
+        return job.recipe.out_dtype
+    stored = {name: t.dtype for name, t in job.pool.layout.tensors.items() if t.floating}
+    written = {name: job.layout.slots[name].dtype for name in stored}
+    one = len(set(written.values())) == 1 and written != stored
+    return next(iter(written.values())) if one else None
 
 
 def with_statistics(job: DenseJob, options: Options) -> DenseJob:
@@ -242,7 +252,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         with beside(partial(inputs.hash, options)) as hashed:
             merge_blocks(job, source, workers, output, options)
             hashed()
-        copy_companions(output, pool, recipe.tokenizer, recipe.out_dtype, recipe.chat_template)
+        copy_companions(output, pool, recipe.tokenizer, _dtype(job), recipe.chat_template)
         title = f"{job.operator.title} of {len(pool.experts)} experts"
         output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe.text)

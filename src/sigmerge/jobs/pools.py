@@ -32,17 +32,15 @@ from sigmerge.records import InputFile, Member, PlanSlice, PlanSource, RepairPla
 def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
     """The pool of a recipe that merges, and whether tensors outside the blocks are merged."""
     outside = recipe.parameters.get("outside") != "reference"
-    mixed = recipe.out_dtype is not None
     vocabulary = _vocabulary(recipe)
     added = vocabulary.added if vocabulary else ()
-    if (stacked := _stacked_pool(recipe, options, vocabulary, mixed_dtypes=mixed)) is not None:
+    if (stacked := _stacked_pool(recipe, options, vocabulary)) is not None:
         return replace(stacked, added_tokens=added), outside
     soup = recipe.operator is not None and not recipe.operator.needs_reference
     pool = open_pool(
         recipe.reference,
         recipe.experts,
         allow_pickle=options.allow_pickle,
-        mixed_dtypes=mixed,
         outside=outside,
         soup=soup,
         moved=_moving(vocabulary, [*([] if soup else ["reference"]), *recipe.experts]),
@@ -69,9 +67,7 @@ def _moving(
     return lambda members: moved(members, vocabulary, before, behind or before)
 
 
-def _stacked_pool(
-    recipe: Recipe, options: Options, vocabulary: Vocabulary | None, *, mixed_dtypes: bool
-) -> Pool | None:
+def _stacked_pool(recipe: Recipe, options: Options, vocabulary: Vocabulary | None) -> Pool | None:
     """The pool of a recipe with slices; None if they are whole models, one beside another."""
     sources = {s.model: s for piece in recipe.slices for s in piece.sources}
     members = {
@@ -89,7 +85,7 @@ def _stacked_pool(
         for piece in recipe.slices
     ]
     ends = [[s.model for s in recipe.slices[at].sources] for at in (0, -1)]
-    pool = stacked_pool(members, slices, home, mixed_dtypes, _moving(vocabulary, *ends))
+    pool = stacked_pool(members, slices, home, _moving(vocabulary, *ends))
     if vocabulary is not None and pool.output is not None:
         config = with_size(pool.output.config, vocabulary.rows)
         pool = replace(pool, output=replace(pool.output, config=config))
@@ -147,14 +143,13 @@ def open_repair_pool(recipe: Recipe, options: Options) -> Pool:
     """The pool for the profile and the repair, which read the numbered blocks only."""
     if recipe.reference is None:
         raise PoolError("base_model is missing: task vectors need the reference checkpoint.")
-    if (stacked := _stacked_pool(recipe, options, None, mixed_dtypes=True)) is not None:
+    if (stacked := _stacked_pool(recipe, options, None)) is not None:
         _check_counterparts(stacked)
         return stacked
     pool = open_pool(
         recipe.reference,
         recipe.experts,
         allow_pickle=options.allow_pickle,
-        mixed_dtypes=True,
         outside=False,
     )
     if pool.stack.depth == 0:
@@ -183,7 +178,7 @@ def open_anchor(path: Path, pool: Pool, options: Options) -> Checkpoint:
         raise PoolError(f"{path}: has an adapter; a repair needs an anchor that is stored.")
     if pool.reference and stored.place == pool.reference.place:
         raise PoolError(f"{path}: is the reference itself, and no merge that could be repaired.")
-    problems = differences("anchor", stored, pool.layout, mixed_dtypes=True, outside=False)
+    problems = differences("anchor", stored, pool.layout, outside=False)
     if problems:
         raise PoolError("The anchor is no merge of this pool:", problems)
     return stored
@@ -203,6 +198,28 @@ def merged_sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:
                 site = recipe.sliced_site(name, stored.size, block, names, is_before(name))
             sites[name] = replace(site, shape=stored.shape)
     return sites
+
+
+def written_dtypes(recipe: Recipe, pool: Pool) -> dict[str, str]:
+    """The type of every tensor of a merge: the recipe's, or the narrowest that holds all members'.
+
+    As in mergekit: bfloat16 beside float16 is written as float32.
+    """
+    found = {}
+    for name, stored in pool.layout.tensors.items():
+        types = {m.tensors[name].dtype for m in pool.members.values() if name in m.tensors}
+        mixed = "F32" if len(types) > 1 else stored.dtype
+        found[name] = (recipe.out_dtype or mixed) if stored.floating else stored.dtype
+    return found
+
+
+def mixed_precision(recipe: Recipe, pool: Pool, written: Mapping[str, str]) -> list[str]:
+    """A note where members differ in precision and the recipe does not say what is written."""
+    changed = [n for n, t in pool.layout.tensors.items() if written[n] != t.dtype]
+    if recipe.out_dtype is not None or not changed:
+        return []
+    return [f"the models differ in precision: {len(changed)} tensors are written as float32; "
+            "dtype: in the recipe says otherwise"]  # fmt: skip
 
 
 def idle_settings(recipe: Recipe, sites: Mapping[str, Site]) -> list[str]:

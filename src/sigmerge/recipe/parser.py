@@ -262,6 +262,8 @@ class _Parser:
     def _without_modules(self, data: dict[str, Any]) -> dict[str, Any]:
         """A single module stands for the model: its keys go to the top level."""
         data = {k: v for k, v in data.items() if v is not None or k not in ("slices", "modules")}
+        if "output_slices" in data and "slices" not in data:  # its name in mergekit's old files
+            data["slices"] = data.pop("output_slices")
         modules = data.pop("modules", None)
         if modules is None:
             return data
