@@ -272,7 +272,7 @@ def test_a_device_that_is_not_there(pool: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps(recipe(pool, "fisher")))
     shown = CliRunner().invoke(app, ["capture", str(file), "--device", "cuda"])
     assert isinstance(shown.exception, RecipeError)
-    assert "cuda is asked for, and torch finds none" in str(shown.exception)
+    assert "cuda is set, and torch finds no GPU" in str(shown.exception)
 
 
 def write_own_code(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The paper's main statements, asked of another experiment: which hold there, which do not."""
+"""The paper's main statements, tested on another experiment: which hold there, which do not."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ def claimed(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure |
     ]
     printed = [[_brief(count) for count in row] for row in counts]
     total = sum(map(sum, counts))
-    rule = ": the entries where its expert moved furthest and nobody had claimed before"
+    rule = ": the entries where its expert moved furthest and no other had claimed before"
     rule = rule if _as_in_paper(plan) else ""
     part = f" of {sum(sizes):,} ({100 * total / sum(sizes):.2f} %)" if sizes else ""
     return Figure(

@@ -100,7 +100,7 @@ def _raw_header(file: Path) -> tuple[bytes, int]:
         if prefix.lstrip()[:1] == b"<":
             raise PoolError(f"{file}: is a web page, not weights; download the file itself.")
         if len(prefix) < 8 or length > total - 8:
-            raise _broken(file, f"the header asks for {length} bytes, the file has {total}")
+            raise _broken(file, f"the header is {length} bytes long, the file has {total}")
         if length > MAX_HEADER:
             raise _broken(file, f"the header has {length} bytes, more than {MAX_HEADER}")
         raw = stream.read(length)

@@ -105,7 +105,7 @@ def unpacked(triangle: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Cell:
-    """Something that is made once, by whoever comes first."""
+    """Something that the first thread to need it makes, once."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     made: list[Any] = field(default_factory=list)
@@ -249,7 +249,7 @@ def damage(folder: Path) -> str | None:
 
 
 def _changed(folder: Path, done: _Done) -> list[str]:
-    """Listed files that are not what they were; sizes tell first, and only then digests."""
+    """Listed files that are not what they were; sizes are compared before digests."""
     there = {n: folder / n for n, f in done.files.items()
              if is_regular(folder / n) and not (folder / n).is_symlink()
              and (folder / n).stat().st_size == f.size}  # fmt: skip

@@ -416,7 +416,7 @@ class Output:
         return [file for file in files if file.relative_to(self.partial).as_posix() not in ours]
 
     def _check_untouched(self) -> None:
-        """Since the shards were read back, nobody has written them."""
+        """Since the shards were read back, no process has written them."""
         assert self._sealed is not None
         for name, handle, before in zip(
             self.layout.files, self._files, self._sealed[1], strict=True

@@ -20,7 +20,7 @@ def beside(function: Callable[[Advance], _Result]) -> Iterator[Callable[[], _Res
     """Run function(step) in a thread of its own while the body runs; yields a wait for its result.
 
     The function calls step(count) now and then, from any thread; that raises once the body has
-    ended, so that nobody waits for work that is not wanted any more.
+    ended, so that nothing waits for work that is not needed any more.
     """
     over = threading.Event()
 

@@ -95,7 +95,7 @@ class LayerBlock:
         self._source.not_finite(names, tensor, start, start + last - first)
 
     def claimed(self, domain: int) -> None:
-        """Nobody reads this domain's values until the update: their memory is given back."""
+        """Nothing reads this domain's values until the update: their memory is given back."""
         for site in self._sites:
             self._source.release(self.domains[domain], site.tensor)
 

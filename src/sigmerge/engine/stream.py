@@ -1,4 +1,4 @@
-"""Streaming: a model goes by block by block, a block chunk by chunk over worker threads.
+"""Streaming: a model is read block by block, a block chunk by chunk on worker threads.
 
 A worker takes a chunk with one call of a compiled kernel, which needs no lock of Python's. Only a
 few chunks are in memory at any time, however large the model. Results are folded in the order of
@@ -142,7 +142,7 @@ class StreamChunk:
         return bool(stored)
 
     def _stored(self, *, reference: bool) -> list[Array]:
-        """The members' values; whoever makes a table of them holds them while a kernel runs."""
+        """The members' values; a table of them does not keep them alive while a kernel runs."""
         tensor, names = self.site.tensor, self._names(reference)
         return [self.source.piece(name, tensor, self.start, self.stop) for name in names]
 

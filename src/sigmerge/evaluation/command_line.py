@@ -1,4 +1,4 @@
-"""Commands of the user that score checkpoints: their words, the files they name, their output."""
+"""A user's commands that score checkpoints: their arguments, files they name, their output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sigmerge.files.digests import sha256
 
 
 def command_words(command: str, where: str) -> list[str]:
-    """A command line split into its words; `where` names it in errors."""
+    """A command line split into its arguments; `where` names it in errors."""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -35,8 +35,8 @@ def named_files(command: str, folder: Path, where: str) -> list[str]:
 def run_command(command: str, places: Mapping[str, Path], folder: Path, where: str) -> list[str]:
     """Run a command in `folder` and return the lines of its output that are not empty.
 
-    `places` are put in for {name} in the command's words. ScoreError if the command cannot start
-    or fails.
+    `places` replace {name} in the command's arguments. ScoreError if the command cannot start or
+    fails.
     """
     words = command_words(command, where)
     if (model := places.get("checkpoint")) and home_of(model) != model:

@@ -34,7 +34,7 @@ def shuffled(ids: Iterable[str], benchmark: str, seed: int) -> list[str]:
 def largest_remainder(sizes: Sequence[int], total: int) -> list[int]:
     """`total` seats divided in proportion to `sizes`; left-over seats go to the largest remainders.
 
-    Equal remainders are served in order. Nobody gets more than its size.
+    Equal remainders are served in order. No benchmark gets more than its size.
     """
     population = sum(sizes)
     if total >= population:

@@ -65,7 +65,7 @@ CREATE TABLE IF NOT EXISTS results (
 
 @dataclass(frozen=True)
 class Scored:
-    """What an item got: its metrics, what the model said, and who judged it, if anyone."""
+    """What an item got: its metrics, the output of the model, and the judge, if there was one."""
 
     scores: dict[str, MetricValue]
     output: Any = None

@@ -110,7 +110,7 @@ def _require_analysis() -> None:
 
 
 def rules(found: Any) -> dict[str, Any]:
-    """How the three selection rules of the paper fared, by pool; `sigmerge anchors` quotes it."""
+    """Results of the three selection rules of the paper, by pool; `sigmerge anchors` quotes it."""
     import polars as pl
 
     from sigmerge.analysis import statistics

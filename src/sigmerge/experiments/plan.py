@@ -224,7 +224,7 @@ def _label(method: MethodSection, seed: int) -> str:
 
 
 def _search_items(evaluate: Mapping[str, Any]) -> dict[str, Any]:
-    """What a search: section needs to ask the same items as the scoring."""
+    """What a search: section needs to use the items of the scoring."""
     if evaluate.get("suite") == "nano":
         return {"suite": evaluate["pool"]} if "pool" in evaluate else {"suite": "nano"}
     kept = ("suite", "data", "hub", "judge", "allow_code_execution")

@@ -18,7 +18,7 @@ from sigmerge.experiments.store import STORE, create
 from sigmerge.jobs.options import Options
 
 LOOK_SECONDS = 1.0
-"""How often the one who waits looks, and at most how long a process outlives its parent."""
+"""How often a waiting process checks, and at most how long a process outlives its parent."""
 
 
 class Team:

@@ -103,7 +103,7 @@ def _same_search(recipe: Recipe, anchor: Path, options: Options) -> bool:
 def _same_guide(
     recipe: Recipe, anchor: Path, options: Options, score: ScoreFunction | None
 ) -> bool:
-    """The same of a guided merge; a callable cannot be told from another."""
+    """The same of a guided merge; two callables cannot be compared."""
     if recipe.guide is None:
         return True
     job = GuideJob(recipe, options, score)

@@ -221,7 +221,7 @@ def missing(
 
 
 def ignored_keys(recipe: Recipe) -> list[str]:
-    """What the `capture:` section says and the operator's kind of capture does not ask."""
+    """What the `capture:` section says and the operator's kind of capture does not read."""
     assert recipe.operator is not None
     others = {"features": ("labels",), "fisher": ("skip_bos", "scale")}[recipe.operator.needs]
     return [

@@ -420,5 +420,5 @@ def harness_scores(
         if values:
             scores[domain] = fmean(values)
     if problems:
-        raise ScoreError(f"{where}: the results do not hold what domains: asks for:", problems)
+        raise ScoreError(f"{where}: the results lack what domains: names:", problems)
     return scores

@@ -43,7 +43,7 @@ from sigmerge.records import (
 from sigmerge.results import Reports
 
 SAMPLED = 4
-"""Blocks that `deep` computes again unless more are asked for."""
+"""Blocks that `deep` computes again by default."""
 BEYOND_LAYERS = "outside"
 """The tensors of a repair that lie in no layer, as one block."""
 

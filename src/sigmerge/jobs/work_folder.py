@@ -86,7 +86,7 @@ class WorkFolder:
     work: tuple[str, str] | None = None
 
     def check(self, out: Path, overwrite: bool, inputs: Iterable[Path]) -> None:
-        """Refuse a folder with an input or anything foreign in it; a finished one unless asked."""
+        """Refuse a folder with an input or foreign file in it; a finished one without overwrite."""
         if out.is_symlink():
             raise OutputError(f"{out}: is a link; name the folder itself, or choose a new one.")
         if out.exists() and not out.is_dir():

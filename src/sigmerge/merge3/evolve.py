@@ -18,7 +18,7 @@ from sigmerge.recipe.space import Genotype, Space
 
 @dataclass(frozen=True)
 class ScoredGenotype:
-    """One evaluation call: who was asked, what it answered, what that is worth."""
+    """One evaluation call: the candidate, its answers and their value."""
 
     index: int
     genotype: Genotype
@@ -54,7 +54,7 @@ def evolve(
 ) -> list[ScoredGenotype]:
     """Simulated binary crossover and polynomial mutation; returns every candidate in its order.
 
-    With as many `objectives` as domains, who survives is told by dominance in them.
+    With as many `objectives` as domains, dominance in them decides which survive.
     """
     require_search()
     from pymoo.algorithms.moo.nsga2 import NSGA2

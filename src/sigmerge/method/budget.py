@@ -1,4 +1,4 @@
-"""The layer-domain budget, the integer quotas that realise it, and who claims first."""
+"""The layer-domain budget, the integer quotas that realise it, and which domain claims first."""
 
 from typing import Final
 

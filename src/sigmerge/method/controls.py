@@ -164,7 +164,7 @@ def allocate(
 
 
 def rank_reversed(values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-    """The same values, handed out so that the largest goes where the smallest was, and so on."""
+    """The same values, assigned so that the largest goes where the smallest was, and so on."""
     ranking = np.argsort(values, kind="stable")
     reversed_ = np.empty_like(values)
     reversed_[ranking] = values[ranking[::-1]]

@@ -40,7 +40,7 @@ class Parameter:
     low: float = -float("inf")
     high: float = float("inf")
     auto: bool = False
-    """Whether the word "auto" is a value too."""
+    """Whether "auto" is a value too."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Operator:
         return []
 
     def granule(self, site: Site) -> int:
-        """Tiles start at multiples of this; a tensor's size asks for the whole in one tile."""
+        """Tiles start at multiples of this; a granule of the tensor's size makes it one tile."""
         return 4
 
     def survey(self, sites: Sequence[Site]) -> Passes:

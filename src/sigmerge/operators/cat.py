@@ -132,7 +132,7 @@ def removal_basis(
     """B_k, (out, at most rank): eigenvectors of the largest positive eigenvalues of G_k.
 
     G_k is indefinite and may be large: it is only ever applied to vectors, and the largest
-    algebraic eigenvalues are asked for.
+    algebraic eigenvalues are computed.
     """
     size = len(deltas[0])
     others = [i for i in range(len(deltas)) if i != task]

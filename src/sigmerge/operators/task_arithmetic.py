@@ -28,7 +28,7 @@ def task_vectors(chunk: Chunk) -> Iterator[Tile]:
 
 
 def scaling(site: Site) -> dict[str, Any]:
-    """How a weighted sum becomes τ: times λ, divided by Σ_d w_d if asked to normalise."""
+    """How a weighted sum becomes τ: times λ, divided by Σ_d w_d with normalize."""
     total = float(site.weights().sum(dtype=np.float32)) if site.settings["normalize"] else 1.0
     return {
         "divisor": total if abs(total) >= 1e-8 else 1.0,

@@ -348,7 +348,7 @@ def allowances(
 ) -> dict[int, list[select.Cut]]:
     """How many ties every chunk may keep, the earlier chunks having had theirs.
 
-    None, or ANY_TIES, where none or all of a chunk's stay, so that nobody counts them again.
+    None, or ANY_TIES, where none or all of a chunk's stay, so that they are not counted again.
     """
     left = [cut.ties for cut in cuts]
     allowed = {}

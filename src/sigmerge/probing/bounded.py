@@ -1,4 +1,4 @@
-"""A configuration may ask for a billion layers; a model is built no larger than its weights."""
+"""A configuration may name a billion layers; a model is built no larger than its weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bounded(folder: Path | str) -> Iterator[None]:
         nonlocal counted
         counted += 1
         if counted > most:
-            raise ValueError(f"the configuration asks for more than {most} parts")
+            raise ValueError(f"the configuration has more than {most} parts")
 
     hooks = [
         module.register_module_module_registration_hook(count),

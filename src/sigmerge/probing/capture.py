@@ -226,7 +226,7 @@ def _noted(length: int, skip_bos: bool) -> Iterator[Seen]:
 
 @contextmanager
 def _watching(module: nn.Module, name: Named, linears: bool) -> Iterator[None]:
-    """While open, the inputs of norms, and of linear layers if asked, are noted."""
+    """While open, the inputs of norms, and of linear layers with `linears`, are noted."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 

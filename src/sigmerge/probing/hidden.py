@@ -148,8 +148,8 @@ def _recorded(blocks: nn.ModuleList, mask: torch.Tensor) -> Iterator[list[np.nda
 def decoder_blocks(model: Any) -> nn.ModuleList:
     """The numbered decoder blocks: of the lists as long as the model is deep, the largest.
 
-    The last entry of the model's own `hidden_states` would be after the final norm, so the blocks
-    themselves are asked.
+    The last entry of the model's own `hidden_states` would be after the final norm, so hooks
+    read the blocks themselves.
     """
     from torch import nn
 

@@ -14,7 +14,7 @@ from sigmerge.errors import PoolError
 
 
 def unloadable(folder: Path | str, purpose: str, error: Exception) -> PoolError:
-    """The error of a checkpoint that cannot be loaded, in our words where its own code is asked."""
+    """The error of a checkpoint that cannot be loaded, and what to do if it needs its own code."""
     if "trust_remote_code" in str(error):
         return PoolError(
             f"{folder} brings Python code of its own, which is not run unasked. Read it; if you "

@@ -54,7 +54,7 @@ class Skeleton:
     """The model of a checkpoint, its parts empty until their turn comes.
 
     A part is called by the name of its block, or HEAD (all outside the blocks) or BODY (that
-    without the head, whose logits are never read by who measures features).
+    without the head, whose logits no capture of features reads).
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Skeleton:
 
     @contextmanager
     def loaded(self, part: ModelPart, gradients: bool = False) -> Iterator[nn.Module]:
-        """A part with its weights; with `gradients`, those can be asked for."""
+        """A part with its weights; with `gradients`, their gradients can be computed."""
         import torch
 
         module = self._parts[part][0]
@@ -223,7 +223,7 @@ def _gate(block: nn.Module) -> Any:
             return self.hidden if self.answer is None else self.answer
 
         def __getattr__(self, name: str) -> Any:
-            """What the model asks a block about itself, such as its kind of attention."""
+            """What the model reads from a block, such as its kind of attention."""
             return getattr(block, name)
 
     return Gate()
@@ -258,6 +258,6 @@ def checked_device(device: str) -> str:
     if kind not in ("cpu", "cuda"):
         raise RecipeError(f"device: {device!r} is none; there are cpu and cuda.")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise RecipeError("device: cuda is asked for, and torch finds none here; use cpu, or "
+        raise RecipeError("device: cuda is set, and torch finds no GPU; use cpu, or "
                           "capture on a machine that has one.")  # fmt: skip
     return device

@@ -532,7 +532,7 @@ class _Parser:
         return file
 
     def _check(self, sections: _Sections, chosen: Operator | None, names: Sequence[str]) -> None:
-        """What no section can tell alone."""
+        """Checks that need several sections."""
         top, given = sections.top, sections.top.parameters or {}
         for name in ("outside", "alpha", "scope") if chosen else ():
             if isinstance(given.get(name), list | dict):

@@ -402,7 +402,7 @@ class RecipeSection(Section):
 
 
 def worded(items: Sequence[Any], known: Iterable[str]) -> str:
-    """pydantic's errors about one key, in the words of a recipe; several are alternatives."""
+    """pydantic's errors about one key, as a message about a recipe; several are alternatives."""
     first = items[0]
     if first["type"] == "extra_forbidden":
         return unknown("key here", first["loc"][-1], known)

@@ -53,7 +53,7 @@ def space_of(method: str) -> Space:
 def generations_of(budget: int, population: int) -> int:
     """How many generations a budget of evaluation calls lasts."""
     if population < 2:
-        raise RecipeError(f"A population of {population} has nobody to cross; give at least 2.")
+        raise RecipeError(f"A population of {population} cannot be crossed; give at least 2.")
     if budget < population or budget % population:
         near = [n for n in range(2, budget + 1) if budget % n == 0]
         near = sorted(sorted(near, key=lambda n: abs(n - population))[:4])

@@ -3,7 +3,7 @@
 Limits on time, processor, memory, file size and output hold for every run, and the child's
 environment is empty. The kernel enforces all of it, and every result names the mode:
 `namespaces+seccomp`, where the user's files are not there; or, where there are no namespaces,
-`landlock+seccomp`, where they cannot be opened, though a program can ask whether one exists, and
+`landlock+seccomp`, where they cannot be opened, though a program can test whether one exists, and
 where no file can be written. In both a program is one process, so its memory is all it has, and
 nothing of it is left when it is killed. Without either, nothing runs.
 

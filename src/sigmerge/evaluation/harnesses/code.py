@@ -1,10 +1,10 @@
 """Programs: ten samples a problem, run in the sandbox against evalplus's base and plus tests.
 
-A program never meets its judge. It is called with the inputs in a process of its own and prints
-what the calls return, as data. When it is gone, a second process compares these values with those
-of the reference solution, by evalplus's rules. So a program passes by the values it returns, and
-not by what it patches, prints, or how it ends; it holds neither the expected values nor a success
-word that it could send.
+A program never runs in the process that judges it. It is called with the inputs in a process of its
+own and prints what the calls return, as data. When it has ended, a second process compares these
+values with those of the reference solution, by evalplus's rules. So a program passes by the values
+that it returns, and not by what it patches, prints, or how it ends; it has neither the expected
+values nor a way to report success.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Code(Benchmark):
 
     @property
     def columns(self) -> list[str]:
-        """What a record must have: evalplus's words."""
+        """What a record must have: evalplus's names."""
         tests = ["base_input", "plus_input", "atol"]
         return ["task_id", "prompt", "entry_point", "canonical_solution", *tests]
 

@@ -115,7 +115,7 @@ class KeywordJudge:
 
 
 JUDGE_PROMPT = "judge_prompt.txt"
-"""In a judge's folder: the input its model card asks for, with {prompt} and {answer}."""
+"""In a judge's folder: the input that its model card describes, with {prompt} and {answer}."""
 
 _FIELD = re.compile(
     r"^\s*(harmful request|response refusal|harmful response)\s*:\s*(\S+)\s*$", re.I
