@@ -32,7 +32,7 @@ def started(calls=30, **options) -> Calibration:
 
 def marks(place, items):
     """Each answer is right on an item of its own: any two differ on two of them."""
-    return {d: [np.arange(items) == place] for d in ANCHOR} if items else None
+    return {d: [1.0 * (np.arange(items) == place)] for d in ANCHOR} if items else None
 
 
 def observe(state, scores, items=None):

@@ -19,7 +19,7 @@ def named(values):
 
 def observe(state, scores, items=None):
     """With `items`, each answer is right on an item of its own: any two differ on two of them."""
-    row = np.arange(items or 1) == len(state.tried)
+    row = 1.0 * (np.arange(items or 1) == len(state.tried))
     right = {d: [row] for d in scores} if items else None
     return guidance.observe(state, Answer(scores, right))
 

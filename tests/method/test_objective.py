@@ -97,12 +97,12 @@ def test_the_error_of_a_difference_is_that_of_simulated_items():
         one, other = {}, {}
         for d, (chance, n) in enumerate(zip(both, items, strict=True)):
             shared, alone = rng.random(n) < chance, rng.random((2, n)) < 0.3
-            one[d], other[d] = [shared | alone[0]], [shared | alone[1]]
+            one[d], other[d] = ([1.0 * (shared | each)] for each in alone)
         return Answer({}, one), Answer({}, other)
 
     pairs = [asked() for _ in range(2000)]
     gaps = [
-        np.mean([one.right[d][0].mean() - other.right[d][0].mean() for d in one.right])
+        np.mean([one.marks[d][0].mean() - other.marks[d][0].mean() for d in one.marks])
         for one, other in pairs
     ]
     errors = [difference_error(one, other) ** 2 for one, other in pairs]
@@ -111,12 +111,12 @@ def test_the_error_of_a_difference_is_that_of_simulated_items():
 
 
 def test_paired_error_counts_the_items_on_which_two_candidates_differ():
-    one = [np.array([1, 1, 1, 0], bool), np.array([1, 1], bool)]
+    one = [np.array([1, 1, 1, 0], float), np.array([1, 1], float)]
     assert paired_error(one, one) == 0
-    other = [np.array([1, 1, 0, 1], bool), np.array([1, 1], bool)]
+    other = [np.array([1, 1, 0, 1], float), np.array([1, 1], float)]
     # Differences 0, 0, 1, -1: variance 1/2, over four items, and two domains in the mean.
     assert paired_error(one, other) == pytest.approx(math.sqrt(0.5 / 4) / 2)
-    apart = [np.array([0, 1, 1, 1], bool), np.array([1, 0], bool)]
+    apart = [np.array([0, 1, 1, 1], float), np.array([1, 0], float)]
     # A second domain adds its own: differences 0 and 1, variance 1/4, over two items.
     assert paired_error(one, apart) == pytest.approx(math.sqrt(0.5 / 4 + 0.25 / 2) / 2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_the_anchor_factor_multiplies_the_guided_weights() -> None:
 
 def answered(scores: Mapping[str, float], number: int, items: int) -> Answer:
     """Each answer is right on an item of its own: any two differ on two of them."""
-    return Answer(scores, {d: [np.arange(items) == number] for d in scores})
+    return Answer(scores, {d: [1.0 * (np.arange(items) == number)] for d in scores})
 
 
 @pytest.mark.parametrize(("items", "made"), [(200, True), (10, False)])
@@ -195,7 +196,7 @@ def test_too_few_calls_are_refused() -> None:
 
 def test_the_error_of_a_difference_is_that_of_its_benchmarks() -> None:
     def answer(*rows: list[int]) -> Answer:
-        return Answer({"a": 0.0}, {"a": [np.array(row, bool) for row in rows]})
+        return Answer({"a": 0.0}, {"a": [np.array(row, float) for row in rows]})
 
     one, other = answer([1, 1, 0, 0], [1, 0]), answer([1, 0, 0, 1], [1, 0])
     # differences 0, 1, 0, -1: variance 1/2 over 4 items; the other benchmark has none
@@ -204,8 +205,12 @@ def test_the_error_of_a_difference_is_that_of_its_benchmarks() -> None:
 
 def test_the_bootstrap_agrees_with_resampling_items() -> None:
     generator = np.random.default_rng(3)
-    after = {d: [generator.random(80) < 0.8, generator.random(30) < 0.6] for d in "ab"}
-    before = {d: [generator.random(80) < 0.6, generator.random(30) < 0.6] for d in "ab"}
+
+    def marks(chance: float) -> dict[str, list[np.ndarray[Any, Any]]]:
+        """Right or wrong in one benchmark, parts of an item in the other."""
+        return {d: [(generator.random(80) < chance) * 1.0, generator.random(30)] for d in "ab"}
+
+    after, before = marks(0.8), marks(0.6)
     found, low, high = paired_bootstrap(after, before)
     means = []
     for _ in range(4000):

@@ -11,6 +11,7 @@ HARNESSES = {
     "code": "sigmerge.evaluation.harnesses.code:Code",
     "safety": "sigmerge.evaluation.harnesses.safety:Safety",
     "jsonl": "sigmerge.evaluation.harnesses.jsonl:Jsonl",
+    "likelihood": "sigmerge.evaluation.harnesses.likelihood:Likelihood",
     "command": "sigmerge.evaluation.harnesses.command:Command",
     "nano": "sigmerge.evaluation.harnesses.nano:Nano",
 }

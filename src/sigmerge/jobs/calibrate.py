@@ -177,8 +177,8 @@ class CalibrateJob:
             return Answer({d: self.table.anchor[d] for d in self.recipe.experts})
         known = next((r for r in journal.records if "expert" in r), None)
         if known is None:
-            scores, right = measure.folder(self.stored.path)
-            known = {"expert": "anchor", "scores": scores, "answers": right}
+            scores, worth = measure.folder(self.stored.path)
+            known = {"expert": "anchor", "scores": scores, "answers": worth}
             journal.append(known)
         return measure.answer(known["scores"], known["answers"])
 

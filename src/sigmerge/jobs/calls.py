@@ -41,8 +41,8 @@ def experts_of(
     for done, (name, folder) in enumerate(folders.items()):
         options.progress("scoring experts", done, len(folders))
         if name not in known:
-            scores, right = measure.folder(folder)
-            known[name] = {"expert": name, "scores": scores, "answers": right}
+            scores, worth = measure.folder(folder)
+            known[name] = {"expert": name, "scores": scores, "answers": worth}
             journal.append(known[name])
     options.progress("scoring experts", len(folders), len(folders))
     table = {name: known[name]["scores"] for name in folders}
@@ -121,15 +121,15 @@ class Calls:
 
     def _evaluated(self, index: int, proposal: Proposal) -> dict[str, Any]:
         recipe = self.recipe_of(proposal)
-        scores, right = self.measure.recipe(recipe)
+        scores, worth = self.measure.recipe(recipe)
         self._check(index, scores)
-        answer = self.measure.answer(scores, right)
+        answer = self.measure.answer(scores, worth)
         error = difference_error(answer, self.answers[self.best]) if self.answers else 0.0
         return {
             "call": index,
             "candidate": _identity(recipe),
             "scores": scores,
-            "answers": right,
+            "answers": worth,
             "error": error,
         }
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 SCRATCH_ANCHOR, SCRATCH_CANDIDATE = ".winner.anchor", ".winner.candidate"
 """Folders of what is stored only to be scored, or repaired."""
-Right = dict[str, list[int]]
-"""Benchmark -> 1 for every item that is right, else 0."""
+Worths = dict[str, list[float]]
+"""Benchmark -> what the answer to every item is worth, 0 to 1."""
 
 
 class Measure(Protocol):
@@ -55,11 +55,11 @@ class Measure(Protocol):
     def side_by_side(self) -> bool:
         """Whether several candidates may be scored at a time."""
 
-    def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Right | None]: ...
+    def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Worths | None]: ...
 
-    def folder(self, folder: Path) -> tuple[dict[str, float], Right | None]: ...
+    def folder(self, folder: Path) -> tuple[dict[str, float], Worths | None]: ...
 
-    def answer(self, scores: Mapping[str, float], right: Right | None) -> Answer: ...
+    def answer(self, scores: Mapping[str, float], worth: Worths | None) -> Answer: ...
 
 
 class _Anchors:
@@ -96,7 +96,7 @@ class StoredMeasure:
     def name(self) -> str:
         return self.scorer.name
 
-    def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Right | None]:
+    def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Worths | None]:
         loaded = load_recipe(recipe)
         remove(self.place)
         if loaded.repair is None:
@@ -109,10 +109,10 @@ class StoredMeasure:
         finally:
             remove(self.place)
 
-    def folder(self, folder: Path) -> tuple[dict[str, float], Right | None]:
+    def folder(self, folder: Path) -> tuple[dict[str, float], Worths | None]:
         return dict(self.scorer(folder).scores), None
 
-    def answer(self, scores: Mapping[str, float], right: Right | None) -> Answer:
+    def answer(self, scores: Mapping[str, float], worth: Worths | None) -> Answer:
         return Answer(scores)
 
 
@@ -157,16 +157,16 @@ class MemoryMeasure:
         one = 8 * sum(tensor.size for tensor in self.pool.layout.tensors.values())
         return free_memory() > 4 * one
 
-    def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Right | None]:
+    def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Worths | None]:
         return self._asked(self.weights(recipe))
 
-    def folder(self, folder: Path) -> tuple[dict[str, float], Right | None]:
+    def folder(self, folder: Path) -> tuple[dict[str, float], Worths | None]:
         return self._asked(stored_weights(open_checkpoint(folder)))
 
-    def answer(self, scores: Mapping[str, float], right: Right | None) -> Answer:
-        assert right is not None
+    def answer(self, scores: Mapping[str, float], worth: Worths | None) -> Answer:
+        assert worth is not None
         marks = {
-            domain: [np.array(right[b], dtype=bool) for b in marks]
+            domain: [np.array(worth[b], np.float64) for b in marks]
             for domain, marks in self.domains.items()
         }
         return Answer(scores, marks)
@@ -196,14 +196,14 @@ class MemoryMeasure:
         claim_into(job, memory, self.options)
         return memory.weights
 
-    def _asked(self, weights: Weights) -> tuple[dict[str, float], Right]:
+    def _asked(self, weights: Weights) -> tuple[dict[str, float], Worths]:
         flat = [question for each in self.questions.values() for question in each]
         answers = iter(self.scorer(weights, flat))
-        right = {name: [next(answers) for _ in each] for name, each in self.questions.items()}
+        worth = {name: [next(answers) for _ in each] for name, each in self.questions.items()}
         scores = {
-            domain: fmean(fmean(right[b]) for b in marks) for domain, marks in self.domains.items()
+            domain: fmean(fmean(worth[b]) for b in marks) for domain, marks in self.domains.items()
         }
-        return scores, right
+        return scores, worth
 
 
 def measure_of(

@@ -484,7 +484,8 @@ class _Search:
     def _ask(self, weights: Weights, questions: Mapping[str, Sequence[Question]]) -> Answers:
         """Answers by benchmark; the scorer gets all questions at once."""
         flat, meter = [question for each in questions.values() for question in each], Meter()
-        answers = iter(self.job.scorer(weights, flat) if flat else [])
+        worth = self.job.scorer(weights, flat) if flat else []
+        answers = iter(int(value >= 0.5) for value in worth)  # MERGE³ knows right and wrong only
         self.asked.append(meter.wall_seconds)
         return {name: [next(answers) for _ in each] for name, each in questions.items()}
 

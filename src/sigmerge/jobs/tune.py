@@ -284,10 +284,10 @@ class TuneJob:
     def _scores(self, plain: Answer, tuned: Answer) -> TunedScores:
         """Scores with the interval of their mean difference, where items are known."""
         gain = None
-        if plain.right is not None and tuned.right is not None:
+        if plain.marks is not None and tuned.marks is not None:
             found, low, high = paired_bootstrap(
-                tuned.right, plain.right, RESAMPLES, self.recipe.seed
+                tuned.marks, plain.marks, RESAMPLES, self.recipe.seed
             )
-            items = sum(mark.size for marks in tuned.right.values() for mark in marks)
+            items = sum(mark.size for marks in tuned.marks.values() for mark in marks)
             gain = Interval(difference=found, low=low, high=high, resamples=RESAMPLES, items=items)
         return TunedScores(plain=plain.scores, tuned=tuned.scores, gain=gain)

@@ -1,4 +1,4 @@
-"""Right or wrong, item by item: how a search scores candidates on a suite.
+"""Item by item: how a search or a tuning scores candidates on a suite.
 
 Candidates are not stored: every thread has one model loaded, and copies their weights into it.
 """
@@ -45,8 +45,8 @@ class CandidateScorer(Protocol):
     def questions(self) -> Sequence[Question]:
         """All labelled items there are for a search."""
 
-    def __call__(self, weights: Weights, questions: Sequence[Question]) -> list[int]:
-        """1 where the model is right, else 0, in the questions' order."""
+    def __call__(self, weights: Weights, questions: Sequence[Question]) -> list[float]:
+        """What the answers are worth, 0 to 1, in the questions' order."""
 
 
 class PerThread:
@@ -65,7 +65,7 @@ class PerThread:
 class SuiteScorer:
     """The items of a suite's split, through its own harnesses; a search asks for calibration only.
 
-    An item is right if the metric that counts for its benchmark is at least one half.
+    An item is worth the metric that counts for its benchmark, or one minus it where less is better.
     """
 
     def __init__(self, model: Path, suite: BenchmarkSuite, how: How, split: str = SPLIT) -> None:
@@ -110,7 +110,7 @@ class SuiteScorer:
             for record in records
         ]
 
-    def __call__(self, weights: Weights, questions: Sequence[Question]) -> list[int]:
+    def __call__(self, weights: Weights, questions: Sequence[Question]) -> list[float]:
         from sigmerge.probing.threads import one_torch_thread
 
         asked: _Asked = self._asked()
@@ -121,13 +121,13 @@ class SuiteScorer:
             wanted.setdefault(question.benchmark, []).append(
                 self.records[question.benchmark][record]
             )
-        right: dict[str, int] = {}
+        worth: dict[str, float] = {}
         for name, items in wanted.items():
             mark = self.suite.benchmarks[name]
             with self._one if mark.shares_state else nullcontext(), one_torch_thread():
                 scored, _ = asked.scorer(name, items).score(items)
-            right |= {f"{name}/{i}": _right(mark, result.scores) for i, result in scored.items()}
-        return [right[question.id] for question in questions]
+            worth |= {f"{name}/{i}": _worth(mark, result.scores) for i, result in scored.items()}
+        return [worth[question.id] for question in questions]
 
 
 class _Asked:
@@ -156,11 +156,11 @@ class _Asked:
         return self.scorers[name]
 
 
-def _right(mark: Benchmark, scores: Any) -> int:
+def _worth(mark: Benchmark, scores: Any) -> float:
     metric = mark.metrics[mark.score]
     value = scores[metric.key]
     mean = fmean(value) if isinstance(value, list) else float(value)
-    return int((1 - mean if metric.better == "lower" else mean) >= 0.5)
+    return 1 - mean if metric.better == "lower" else mean
 
 
 def _load(model: Any, weights: Weights) -> None:

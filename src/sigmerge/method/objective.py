@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 
 from sigmerge.errors import RecipeError
 from sigmerge.method.deficit import TOLERANCE, residual_gap
@@ -20,15 +20,15 @@ from sigmerge.method.deficit import TOLERANCE, residual_gap
 Vector = tuple[float, ...]
 """One number per domain."""
 
-Marks = Mapping[str, Sequence[Bool[np.ndarray, "_"]]]
-"""Domain -> the right answers to the items of each of its benchmarks."""
+Marks = Mapping[str, Sequence[Float64[np.ndarray, "_"]]]
+"""Domain -> what the answers to the items of each of its benchmarks are worth, 0 to 1."""
 
 
 class Answer(NamedTuple):
-    """What a candidate scored; `right` is None where only the scores are known."""
+    """What a candidate scored; `marks` is None where only the scores are known."""
 
     scores: Mapping[str, float]
-    right: Marks | None = None
+    marks: Marks | None = None
 
 
 class Merit(NamedTuple):
@@ -116,15 +116,17 @@ class Objective:
         return residual_gap(floors * wanted, reached)
 
 
-def paired_error(one: Sequence[Bool[np.ndarray, _]], other: Sequence[Bool[np.ndarray, _]]) -> float:
+def paired_error(
+    one: Sequence[Float64[np.ndarray, _]], other: Sequence[Float64[np.ndarray, _]]
+) -> float:
     """Standard error of the difference of two means over domains, from the same items.
 
-    `one` and `other` have every domain's right answers. Two candidates of one pool agree on most
+    `one` and `other` have every domain's marks. Two candidates of one pool agree on most
     items, so this is smaller than the error of either mean.
     """
     variance = 0.0
     for a, b in zip(one, other, strict=True):
-        difference = a.astype(np.float64) - b.astype(np.float64)
+        difference = a - b
         variance += float(difference.var()) / difference.size
     return math.sqrt(variance) / len(one)
 
@@ -134,9 +136,9 @@ def difference_error(one: Answer, other: Answer) -> float:
 
     0 where only the scores are known.
     """
-    if one.right is None or other.right is None:
+    if one.marks is None or other.marks is None:
         return 0.0
-    each = [paired_error(one.right[d], other.right[d]) for d in one.right]
+    each = [paired_error(one.marks[d], other.marks[d]) for d in one.marks]
     return math.sqrt(sum(e * e for e in each)) / len(each)
 
 
@@ -151,18 +153,18 @@ def paired_bootstrap(
 ) -> tuple[float, float, float]:
     """The difference of two means over domains, and its percentile interval.
 
-    The items of every benchmark are drawn with replacement, the same for both candidates. An item's
-    difference is −1, 0 or 1, so the counts of a draw are multinomial.
+    The items of every benchmark are drawn with replacement, the same for both candidates. Many
+    items have the same difference, so what is drawn is how often each difference occurs.
     """
     generator = np.random.default_rng(seed)
     total, drawn = 0.0, np.zeros(resamples)
     for domain, benchmarks in after.items():
         weight = 1 / (len(after) * len(benchmarks))
         for a, b in zip(benchmarks, before[domain], strict=True):
-            won, lost = float((a & ~b).mean()), float((~a & b).mean())
-            counts = generator.multinomial(a.size, [won, lost, 1 - won - lost], resamples)
-            total += weight * (won - lost)
-            drawn += weight * (counts[:, 0] - counts[:, 1]) / a.size
+            differences, often = np.unique(a - b, return_counts=True)
+            counts = generator.multinomial(a.size, often / a.size, resamples)
+            total += weight * float((a - b).mean())
+            drawn += weight * (counts @ differences) / a.size
     tail = 50 * (1 - level)
     low, high = np.percentile(drawn, [tail, 100 - tail])
     return total, float(low), float(high)

@@ -262,10 +262,10 @@ def _repaired(state: Tuning) -> Tuning:
     guide, base = state.guides[name], state.choice(name)
     if state.opened and state.base == base:
         return replace(state, stopped=guide.stopped or "nothing is left to try")
-    scores, right = state.made[base].answer
+    scores, marks = state.made[base].answer
     begun = calibration.begin(
         np.array(state.profile),
-        Answer({d: scores[d] for d in state.domains}, right),
+        Answer({d: scores[d] for d in state.domains}, marks),
         dict(zip(state.domains, state.target, strict=True)),
         state.left,
         state.objective,

@@ -19,9 +19,9 @@ from sigmerge.probing.loading import put_adapter, unloadable
 
 _T = TypeVar("_T")
 LONGEST = 2048
+"""Tokens of an item and its answer for which a batch must have room."""
 FULL = ("can't allocate memory", "not enough memory")
 """What torch says, on one processor or another, when the machine's memory is full."""
-"""Tokens of an item and its answer for which a batch must have room."""
 
 
 @dataclass(frozen=True)

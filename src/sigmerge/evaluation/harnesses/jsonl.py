@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from string import Formatter
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -14,17 +13,13 @@ from pydantic import Field, field_validator
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer, Metric
 from sigmerge.evaluation.costs import ItemCost, tokens
+from sigmerge.evaluation.prompts import check_template, prompt_columns, prompt_of
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import Scored
 from sigmerge.probing.generate import LoadedModel, Sampling, Usage
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 _CHOICE = re.compile(r"(?<![A-Za-z])\(?([A-Za-z])\)?(?![A-Za-z])")
-
-
-def _fields(template: str) -> list[str]:
-    """The columns that a template names; ValueError if it is none."""
-    return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
 
 
 class Jsonl(Benchmark):
@@ -43,12 +38,7 @@ class Jsonl(Benchmark):
     @field_validator("prompt")
     @classmethod
     def _template(cls, value: str) -> str:
-        if wrong := [name for name in _fields(value) if not name or set(name) & set(".[")]:
-            raise ValueError(
-                f"{{{wrong[0]}}} names no column; write {{column}}, and columns: of a file "
-                "renames what lies deeper"
-            )
-        return value
+        return check_template(value)
 
     def metric_problem(self, key: str) -> str | None:
         return None if key == "match" else "is no metric of a matcher; there is match"
@@ -56,7 +46,7 @@ class Jsonl(Benchmark):
     @property
     def columns(self) -> list[str]:
         """What a record must have."""
-        return [*_fields(self.prompt), self.answer]
+        return [*prompt_columns(self.prompt), self.answer]
 
     def check(self, name: str, items: Sequence[Item]) -> None:
         super().check(name, items)
@@ -130,11 +120,5 @@ class JsonlScorer:
         return results, usage
 
     def _prompt(self, item: Item) -> str:
-        try:
-            text = self.mark.prompt.format(**item.record)
-        except (KeyError, ValueError, TypeError) as error:
-            raise ScoreError(
-                f"{self.name}: the prompt template {self.mark.prompt!r} does not fit the record "
-                f"{item.id} ({error!r}); it has {', '.join(item.record)}."
-            ) from None
+        text = prompt_of(self.mark.prompt, item, self.name)
         return self.model.chat(text) if self.mark.chat_template else text
