@@ -254,6 +254,7 @@ NESTED = [
     "splits verify",
     "probe build",
     *(f"nano {n}" for n in ["train", "verify"]),
+    "real data",
 ]
 
 
@@ -268,7 +269,8 @@ def test_the_first_page_names_every_command_whole_and_every_exit_code() -> None:
     text = sigmerge("-h").out
     assert text == sigmerge("--help").out
     listed = text.partition("Commands:\n")[2].partition("\n\n")[0]
-    assert [line.split()[0] for line in listed.splitlines()] == [*VERBS, "nano", "splits", "probe"]
+    names = [line.split()[0] for line in listed.splitlines()]
+    assert names == [*VERBS, "nano", "splits", "probe", "real"]
     assert "..." not in listed
     codes = {error.exit_code for error in _kinds(SigmergeError)}
     assert all(f"\n    {code}  " in text for code in {0, 130, *codes})

@@ -212,6 +212,7 @@ WRONG: dict[str, tuple[int, str]] = {
     "probe build": (2, "probe build"),
     "nano train": (2, "nano train"),
     "nano verify": (3, "nano verify occupied"),
+    "real data": (5, "real data occupied out"),
 }
 """Command -> its exit status on wrong input."""
 RIGHT = (

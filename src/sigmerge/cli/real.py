@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from sigmerge.cli import show
 from sigmerge.cli.app import Json, OutFolder, Overwrite, app, examples
+
+real = typer.Typer(help="A pool of real language models: data.", no_args_is_help=True)
+app.add_typer(real, name="real")
 
 
 @app.command(epilog=examples("sigmerge gguf SmolLM2-135M-Instruct.Q4_1.gguf reference/"))
@@ -26,3 +30,26 @@ def gguf(
 
     made = convert(file, out, dtype, overwrite=overwrite)
     show.emit({"checkpoint": str(made)}, as_json, lambda done: iter([f"checkpoint: {made}"]))
+
+
+@real.command(epilog=examples("sigmerge real data public/ real/data"))
+def data(
+    folder: Annotated[Path, typer.Argument(metavar="DATA", help="Folder of public data.")],
+    out: OutFolder,
+    seed: Annotated[int, typer.Option("--seed", help="Decides what is drawn.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Make training pairs, held-out items, exemplars and probe prompts.
+
+    Training pairs that repeat a benchmark's item, exactly or nearly, are left out and counted.
+    """
+    from sigmerge.real.data import build
+
+    def lines(done: dict[str, Any]) -> Iterator[str]:
+        for name, file in done["files"].items():
+            yield f"{file['records']:6d}  {out / name}"
+        left = sum(source.get("left out: repeats a benchmark item", 0)
+                   for source in done["sources"].values())  # fmt: skip
+        yield f"{left} training pairs repeat a benchmark's item and are left out: {out}/data.json"
+
+    show.emit(build(folder, out, seed), as_json, lines)

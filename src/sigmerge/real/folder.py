@@ -1,0 +1,64 @@
+"""A folder of public data: JSON, JSON lines, CSV and plain lines, as they are or gzipped."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sigmerge.errors import ScoreError
+from sigmerge.files.documents import parse_json, parse_json_lines, read_bytes
+
+
+class PublicData:
+    """Files by their names below a folder, read once; `sums` has what was read."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.sums: dict[str, str] = {}
+
+    def check(self, names: Iterable[str]) -> None:
+        """ScoreError with every file that is not there."""
+        missing = [name for name in sorted(set(names)) if self._place(name) is None]
+        if missing:
+            raise ScoreError(
+                f"{self.root}: these files are missing, plain and with .gz; put them there:",
+                missing,
+            )
+
+    def _place(self, name: str) -> Path | None:
+        places = (self.root / name, self.root / f"{name}.gz")
+        return next((place for place in places if place.is_file()), None)
+
+    def content(self, name: str) -> bytes:
+        """A file's bytes, unpacked; the name may say .gz itself."""
+        place = self._place(name)
+        if place is None:
+            raise ScoreError(f"{self.root / name}: no such file, plain or with .gz.")
+        packed = read_bytes(place, "a file of records", ScoreError)
+        try:
+            content = gzip.decompress(packed) if place.suffix == ".gz" else packed
+        except (OSError, EOFError, zlib.error) as error:
+            raise ScoreError(f"{place}: cannot be unpacked ({error}).") from None
+        self.sums[name] = hashlib.sha256(content).hexdigest()
+        return content
+
+    def records(self, name: str, rows: str | None = None) -> list[dict[str, Any]]:
+        """The records of JSON, JSON lines or CSV; `rows` is the key of a JSON object's list."""
+        content, kind = self.content(name), Path(name.removesuffix(".gz")).suffix
+        where = str(self.root / name)
+        if kind == ".jsonl":
+            return [record for _, record in parse_json_lines(content, where, ScoreError)]
+        if kind == ".csv":
+            return list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
+        found = parse_json(content.decode("utf-8-sig"), where, ScoreError)
+        return found[rows] if rows else found
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a text, without the space around them."""
+        return [line.strip() for line in self.content(name).decode().rstrip("\n").split("\n")]
