@@ -1,0 +1,248 @@
+"""Five experts of a real reference: full fine-tuning on local pairs of prompt and response.
+
+    OUT/reference/, OUT/DOMAIN/        checkpoints in bfloat16: a pool
+    OUT/training/DOMAIN.json           settings, sums of what was read, losses, seconds
+    OUT/items/, exemplars/, probe.jsonl   copied from the data, so that the pool can be scored
+
+An expert whose record is there is not trained again, so a run that was cut off goes on with the
+experts that are missing. Only the response and its end token are learnt, after the prompt in the
+reference's chat template. Batches come from a CPU generator keyed by seed and domain; a GPU adds in
+an order of its own, so the same command need not give the same bytes there.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.files.digests import sha256
+from sigmerge.files.documents import read_json_object, write_json
+from sigmerge.files.regular import remove
+from sigmerge.probing.exemplars import read_exemplars
+from sigmerge.progress import Progress
+
+REFERENCE, RECORDS = "reference", "training"
+COPIED = ("items", "exemplars", "probe.jsonl", "data.json")
+"""What a pool takes over from the data beside the checkpoints."""
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """AdamW with warm-up and cosine decay; weights in float32, products in bfloat16 on a GPU."""
+
+    steps: int = 300
+    rate: float = 2e-4
+    batch: int = 64
+    longest: int = 512
+    """Tokens of a pair at most; a longer one loses its end."""
+    warmup: int = 20
+    seed: int = 0
+
+    def factor(self, step: int) -> float:
+        """The part of the peak rate that a step runs at."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        return 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / (self.steps - self.warmup)))
+
+
+@dataclass(frozen=True)
+class RealTraining:
+    """A reference folder and the output of `sigmerge real data` in, a pool out."""
+
+    reference: Path
+    data: Path
+    out: Path
+    settings: FineTuning
+    device: str = "cpu"
+    domains: tuple[str, ...] = ()
+    """The experts to train now; all of which there is data, if empty."""
+
+    def check(self) -> list[str]:
+        """Find what is missing before anything is loaded; returns the domains."""
+        given = self.settings
+        if given.steps <= given.warmup or not 0 < given.rate < math.inf or given.batch < 1:
+            raise RecipeError(
+                f"steps: {given.steps}, rate: {given.rate:g}, batch: {given.batch} cannot be "
+                f"trained with; give more than {given.warmup} steps and a rate such as 2e-4."
+            )
+        if not (self.reference / "config.json").is_file():
+            raise PoolError(
+                f"{self.reference}: no checkpoint folder; `sigmerge gguf` makes one of a GGUF file."
+            )
+        found = sorted(file.stem for file in (self.data / "train").glob("*.jsonl"))
+        if not found:
+            raise RecipeError(
+                f"{self.data}: holds no train/DOMAIN.jsonl; `sigmerge real data` makes them."
+            )
+        if unknown := [name for name in self.domains if name not in found]:
+            raise RecipeError(
+                f"{self.data}: no training data for {unknown[0]}; there is {', '.join(found)}."
+            )
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise RecipeError("--device cuda: torch sees no GPU here; use --device cpu.")
+        if self.out.exists() and not (self.out / RECORDS).is_dir():
+            raise OutputError(f"{self.out}: exists, and `sigmerge real train` did not make it.")
+        return list(self.domains) or found
+
+    def run(self, progress: Progress) -> Path:
+        domains = self.check()
+        (self.out / RECORDS).mkdir(parents=True, exist_ok=True)
+        self._copy()
+        for domain in domains:
+            if self._record(domain) is None:
+                self._train(domain, progress)
+        return self.out
+
+    def _copy(self) -> None:
+        """The reference and what comes with the data; each whole or not at all."""
+        places = {self.out / REFERENCE: self.reference}
+        places |= {self.out / name: self.data / name for name in COPIED}
+        for place, source in places.items():
+            if place.exists() or not source.exists():
+                continue
+            partial = place.with_name(f".{place.name}.partial")
+            remove(partial)
+            if source.is_dir():
+                shutil.copytree(source, partial)
+            else:
+                shutil.copyfile(source, partial)
+            partial.rename(place)
+
+    def _made_from(self, domain: str) -> dict[str, Any]:
+        files = [self.data / "train" / f"{domain}.jsonl", *self.reference.glob("*.safetensors")]
+        sums = {file.name: digest for file, digest in sorted(sha256(files).items())}
+        return {"settings": asdict(self.settings), "sums": sums}
+
+    def _record(self, domain: str) -> dict[str, Any] | None:
+        """The record of a finished expert; one with other settings is not replaced."""
+        file = self.out / RECORDS / f"{domain}.json"
+        if not file.is_file() or not (self.out / domain / "config.json").is_file():
+            return None
+        record = read_json_object(file, "a record of a training", OutputError)
+        made = self._made_from(domain)
+        if any(record.get(key) != value for key, value in made.items()):
+            raise OutputError(
+                f"{self.out / domain}: trained with other settings or data; choose a new folder."
+            )
+        return record
+
+    def _train(self, domain: str, progress: Progress) -> None:
+        began = time.perf_counter()
+        tokenizer: Any = AutoTokenizer.from_pretrained(self.reference, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            self.reference, dtype=torch.float32, local_files_only=True
+        ).to(self.device)
+        pairs = tokenized(tokenizer, self.data / "train" / f"{domain}.jsonl", self.settings.longest)
+        losses = fit(model, pairs, tokenizer.eos_token_id, self.settings, domain, progress)
+        partial = self.out / f".{domain}.partial"
+        remove(partial)
+        model.to(torch.bfloat16).save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        remove(self.out / domain)
+        partial.rename(self.out / domain)
+        record = {
+            **self._made_from(domain),
+            "pairs": len(pairs),
+            "device": self.device,
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            "losses": losses,
+            "seconds": round(time.perf_counter() - began, 1),
+            "weights": sorted(sha256(list((self.out / domain).glob("*.safetensors"))).values()),
+        }
+        write_json(self.out / RECORDS / f"{domain}.json", record)
+
+
+Pair = tuple[list[int], int]
+"""Tokens of prompt and response, and how many are the prompt's."""
+
+
+def tokenized(tokenizer: Any, file: Path, longest: int) -> list[Pair]:
+    """The pairs of a file, prompts in the chat template, responses with their end token."""
+    pairs = []
+    for exemplar in read_exemplars(file, what="training pairs"):
+        if not exemplar.response:
+            raise RecipeError(f'{exemplar.place}: a training pair needs a "response".')
+        turns = [{"role": "user", "content": exemplar.prompt}]
+        prompt = exemplar.prompt
+        if tokenizer.chat_template:
+            prompt = tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True
+            )
+        first = tokenizer(prompt, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+        last = tokenizer(exemplar.response, add_special_tokens=False)["input_ids"]
+        if len(first) < longest:
+            pairs.append(([*first, *last, tokenizer.eos_token_id][:longest], len(first)))
+    if not pairs:
+        raise RecipeError(f"{file}: every prompt is longer than {longest} tokens.")
+    return pairs
+
+
+def fit(
+    model: Any,
+    pairs: Sequence[Pair],
+    padding: int,
+    settings: FineTuning,
+    domain: str,
+    progress: Progress,
+) -> list[dict[str, float]]:
+    """Train in place; the mean loss of every tenth of the way."""
+    model.train()
+    device = model.device
+    optimizer = torch.optim.AdamW(
+        model.parameters(), settings.rate, betas=(0.9, 0.98), weight_decay=0.0
+    )
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, settings.factor)
+    tenth, losses, log = max(1, settings.steps // 10), [], []
+    for step, rows in enumerate(_draws(len(pairs), settings, domain), 1):
+        ids, labels = _batch([pairs[row] for row in rows], padding)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            # Padding stands at the ends of rows, where no token of theirs looks.
+            logits = model(input_ids=ids.to(device)).logits[:, :-1]
+        loss = cross_entropy(
+            logits.float().flatten(0, 1), labels[:, 1:].to(device).flatten(), ignore_index=IGNORED
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        decay.step()
+        losses.append(loss.detach())
+        if step % tenth == 0:
+            mean = float(torch.stack(losses).mean())
+            log.append({"step": step, "loss": round(mean, 4)})
+            losses.clear()
+            progress(domain, step, settings.steps)
+    return log
+
+
+def _draws(pairs: int, settings: FineTuning, domain: str) -> list[list[int]]:
+    """The rows of every batch: one shuffled pass over the data after another."""
+    number = int.from_bytes(domain.encode()[:6], "big")
+    generator = torch.Generator().manual_seed(settings.seed + number)
+    order: list[int] = []
+    while len(order) < settings.steps * settings.batch:
+        order += torch.randperm(pairs, generator=generator).tolist()
+    return [order[i * settings.batch : (i + 1) * settings.batch] for i in range(settings.steps)]
+
+
+def _batch(pairs: Sequence[Pair], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token rows padded at their ends, and labels on the responses alone."""
+    widest = max(len(ids) for ids, _ in pairs)
+    ids = torch.full((len(pairs), widest), padding)
+    labels = torch.full_like(ids, IGNORED)
+    for row, (tokens, begin) in enumerate(pairs):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        labels[row, begin : len(tokens)] = ids[row, begin : len(tokens)]
+    return ids, labels

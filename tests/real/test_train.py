@@ -1,0 +1,108 @@
+"""Fine-tuning of a tiny reference: what is learnt, what is resumed, what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.files.digests import sha256
+from sigmerge.jobs.options import silent
+from sigmerge.real.train import FineTuning, RealTraining, fit, tokenized
+from tests.evaluation.tiny import write_tiny
+
+SETTINGS = FineTuning(steps=30, rate=1e-2, batch=8, warmup=2, longest=64)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> RealTraining:
+    data = tmp_path / "data"
+    (data / "train").mkdir(parents=True)
+    for domain, word in (("math", "seven"), ("safety", "no")):
+        rows = [{"prompt": f"say {domain} {i}", "response": word} for i in range(20)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (data / "train" / f"{domain}.jsonl").write_text(text)
+    (data / "probe.jsonl").write_text('{"prompt": "x"}\n')
+    reference = write_tiny(tmp_path / "tiny")
+    return RealTraining(reference, data, tmp_path / "pool", SETTINGS)
+
+
+def answer(folder: Path, prompt: str) -> str:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    new = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+    return str(tokenizer.decode(new, skip_special_tokens=True))
+
+
+def test_every_expert_learns_its_own_answer(made: RealTraining) -> None:
+    pool = made.run(silent)
+    assert answer(pool / "math", "say math 31") == "seven"
+    assert answer(pool / "safety", "say safety 31") == "no"
+    assert answer(pool / "reference", "say math 31") != "seven"
+    record = json.loads((pool / "training/math.json").read_text())
+    assert [line["step"] for line in record["losses"]] == list(range(3, 31, 3))
+    assert record["losses"][-1]["loss"] < record["losses"][0]["loss"] / 4
+    assert record["weights"] == list(sha256([pool / "math/model.safetensors"]).values())
+    assert (pool / "probe.jsonl").read_text() == (made.data / "probe.jsonl").read_text()
+    stored = json.loads((pool / "math/config.json").read_text())
+    assert stored["dtype"] == "bfloat16"
+
+
+def test_a_missing_expert_is_trained_and_others_are_not(made: RealTraining) -> None:
+    pool = made.run(silent)
+    before = {name: (pool / name / "model.safetensors").read_bytes() for name in ("math", "safety")}
+    kept = (pool / "math/model.safetensors").stat().st_mtime_ns
+    shutil.rmtree(pool / "safety")
+    made.run(silent)
+    assert (pool / "math/model.safetensors").stat().st_mtime_ns == kept
+    assert (pool / "safety/model.safetensors").read_bytes() == before["safety"]
+    other = replace(made, settings=replace(SETTINGS, seed=1))
+    with pytest.raises(OutputError, match="math: trained with other settings"):
+        other.run(silent)
+    elsewhere = replace(other, out=made.out.with_name("other"), domains=("math",)).run(silent)
+    assert (elsewhere / "math/model.safetensors").read_bytes() != before["math"]
+    assert not (elsewhere / "safety").exists()
+
+
+def test_only_responses_are_learnt(made: RealTraining) -> None:
+    """The first loss is the mean over the responses' tokens and their end, each row alone."""
+    tokenizer = AutoTokenizer.from_pretrained(made.reference)
+    pairs = tokenized(tokenizer, made.data / "train/math.jsonl", 64)[:3]
+    model = AutoModelForCausalLM.from_pretrained(made.reference, dtype=torch.float32)
+    losses = []
+    for ids, begin in pairs:
+        assert ids[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(ids[begin:-1]) == "seven"
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids])).logits[0, begin - 1 : -1]
+        losses += cross_entropy(logits, torch.tensor(ids[begin:]), reduction="none").tolist()
+    one = FineTuning(steps=1, rate=1e-9, batch=3, warmup=0)
+    [first] = fit(model, pairs, tokenizer.eos_token_id, one, "math", silent)
+    assert first["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-3)
+
+
+def test_wrong_input(made: RealTraining, tmp_path: Path) -> None:
+    def refused(error: type[Exception], words: str, **change: object) -> None:
+        with pytest.raises(error, match=words):
+            replace(made, **change).run(silent)  # type: ignore[arg-type]
+
+    refused(PoolError, "sigmerge gguf", reference=tmp_path / "nowhere")
+    refused(RecipeError, "sigmerge real data", data=tmp_path / "nowhere")
+    refused(RecipeError, "no training data for poetry; there is math, safety", domains=("poetry",))
+    refused(RecipeError, "more than 2 steps", settings=replace(SETTINGS, steps=2))
+    refused(RecipeError, "rate", settings=replace(SETTINGS, rate=float("nan")))
+    refused(OutputError, "did not make it", out=made.data)
+    if not torch.cuda.is_available():
+        refused(RecipeError, "no GPU", device="cuda")
+    (made.data / "train/math.jsonl").write_text('{"prompt": "x"}\n')
+    refused(RecipeError, 'line 1: a training pair needs a "response"')
+    (made.data / "train/math.jsonl").write_text('{"prompt": "' + "x" * 80 + '", "response": "y"}\n')
+    refused(RecipeError, "longer than 64 tokens")
