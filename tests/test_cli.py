@@ -247,6 +247,8 @@ VERBS = [
     "suite",
     "analyze",
     "anchors",
+    "extract",
+    "migrate",
     "gguf",
 ]
 NESTED = [

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Captures,
         Deficits,
         DemoResult,
+        Extracted,
         Merged,
         Profile,
         Reports,
@@ -343,6 +344,28 @@ def verify(
     from sigmerge.jobs.verify import VerifyJob
 
     return _with_progress(how, lambda o: VerifyJob(Path(folder), o, deep, blocks, seed).run())
+
+
+def extract(
+    model: PathName,
+    out: PathName,
+    *,
+    base: PathName,
+    rank: int | None = None,
+    energy: float | None = None,
+    **how: Unpack[Keywords],
+) -> Extracted:
+    """What a model learnt beyond its base, as a LoRA adapter in PEFT's format.
+
+    The largest singular values of each matrix of the layers: `rank` of them, 16 if nothing is said,
+    or as few as keep `energy`, a part of the squared norm.
+    """
+    from sigmerge.jobs.extract import ExtractJob
+
+    def run(how: Options) -> Extracted:
+        return ExtractJob(Path(model), Path(base), Path(out), how, rank, energy).run()
+
+    return _with_progress(how, run)
 
 
 def describe(

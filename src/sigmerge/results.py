@@ -262,3 +262,21 @@ class DemoResult(Part):
         from sigmerge.analysis.notebook import page
 
         return page(self.out)
+
+
+class Extracted(Part):
+    """An adapter that was extracted. `kept` is the part of the matrices' squared norm it holds."""
+
+    out: str
+    modules: int
+    rank: int
+    kept: float
+    whole: tuple[str, ...]
+    bytes_written: int
+
+    def _repr_html_(self) -> str:
+        from sigmerge.analysis.figures import Grid
+        from sigmerge.analysis.notebook import tables
+
+        row = (self.out, f"{self.modules:,}", str(self.rank), f"{100 * self.kept:.2f} %")
+        return tables(Grid(("adapter", "matrices", "largest rank", "kept"), [row], wordy=True))

@@ -206,6 +206,8 @@ WRONG: dict[str, tuple[int, str]] = {
     "analyze": (5, "analyze missing.sqlite"),
     "anchors": (2, "anchors broken.yaml"),
     "verify": (3, "verify occupied"),
+    "extract": (3, "extract occupied out --base anchor"),
+    "migrate": (2, "migrate broken.yaml"),
     "gguf": (3, "gguf broken.yaml out"),
     "splits build": (2, "splits build splits.json --suite missing.yaml"),
     "splits verify": (5, "splits verify missing.json --suite nano"),

@@ -1,0 +1,90 @@
+"""Commands for who comes from mergekit: an adapter out of a model, and what a recipe changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sigmerge.cli import show
+from sigmerge.cli.app import (
+    DryRun,
+    Json,
+    NoFsync,
+    Nonfinite,
+    OutFolder,
+    Overwrite,
+    Pickle,
+    RecipeFile,
+    Threads,
+    app,
+    examples,
+    options,
+)
+from sigmerge.words import size
+
+
+@app.command(
+    epilog=examples(
+        "sigmerge extract tuned/ adapter/ --base reference/ --rank 16",
+        "sigmerge extract tuned/ adapter/ --base reference/ --energy 0.95",
+    )
+)
+def extract(
+    model: Annotated[Path, typer.Argument(help="Folder of the tuned model.")],
+    out: OutFolder,
+    base: Annotated[Path, typer.Option("--base", help="Folder of the model it was tuned from.")],
+    rank: Annotated[int | None, typer.Option("--rank", help="Largest rank of an update.")] = None,
+    energy: Annotated[
+        float | None,
+        typer.Option("--energy", help="Part of each update's squared norm to keep, up to 1."),
+    ] = None,
+    overwrite: Overwrite = False,
+    threads: Threads = 0,
+    dry_run: DryRun = False,
+    allow_pickle: Pickle = False,
+    allow_nonfinite: Nonfinite = False,
+    no_fsync: NoFsync = False,
+    as_json: Json = False,
+) -> None:
+    """Extract a LoRA adapter in PEFT's format from a tuned model.
+
+    The difference of every matrix of the layers is approximated by its largest singular values:
+    --rank of them (16 by default), or as few as keep --energy. What else differs, embeddings and
+    norms, is stored whole. BASE+ADAPTER is the model again, up to what was cut.
+    """
+    from sigmerge.jobs.extract import ExtractJob
+
+    with show.progress(as_json) as bar:
+        how = options(
+            threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
+            allow_nonfinite=allow_nonfinite, durable=not no_fsync,
+        )  # fmt: skip
+        done = show.do(ExtractJob(model, base, out, how, rank, energy), dry_run)
+    show.emit(done, as_json, _extracted_lines)
+
+
+def _extracted_lines(done: Any) -> Iterator[str]:
+    yield (
+        f"{done.out}: {done.modules} matrices of rank {done.rank} at most keep "
+        f"{100 * done.kept:.2f} % of what changed, {size(done.bytes_written)}"
+    )
+    if done.whole:
+        some = ", ".join(done.whole[:3]) + (", …" if done.whole[3:] else "")
+        yield f"stored whole: {len(done.whole)} tensors ({some})"
+
+
+@app.command(epilog=examples("sigmerge migrate mergekit.yaml"))
+def migrate(recipe: RecipeFile, as_json: Json = False) -> None:
+    """Print what a mergekit recipe gives here that differs from mergekit."""
+    from sigmerge.recipe.migration import migration
+
+    show.emit(migration(recipe), as_json, _changed_lines)
+
+
+def _changed_lines(changes: Any) -> Iterator[str]:
+    yield from map(str, changes)
+    if not changes:
+        yield "nothing differs from mergekit 0.1.5"

@@ -1,0 +1,134 @@
+"""What a mergekit file gives here that mergekit 0.1.5 would not give: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sigmerge.checkpoints.adapters import split_adapter
+from sigmerge.errors import RecipeError
+from sigmerge.files.yaml_documents import Place, decoded, parse_yaml
+from sigmerge.operators.table import MERGEKIT
+from sigmerge.recipe.documents import several
+from sigmerge.recipe.parser import OWN, load_recipe
+from sigmerge.recipe.record import Recipe
+
+DRAWN = ("dare_linear", "dare_ties", "della", "della_linear")
+CUT = ("ties", "breadcrumbs", "breadcrumbs_ties", "sce")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that will differ, and the line and the key that it comes from."""
+
+    line: int | None
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}, {self.key}: {self.text}" if self.line else self.text
+
+
+def migration(file: Path) -> tuple[Change, ...]:
+    """What differs from mergekit, in the order of lines; RecipeError if the recipe cannot run."""
+    if several(file):
+        raise RecipeError(f"{file}: holds several recipes; give a file with one.")
+    recipe = load_recipe(file)
+    found = parse_yaml(decoded(file, "a recipe in YAML", RecipeError), str(file), RecipeError)
+    data: Mapping[str, Any] = found.value
+    places = [*_ours(data), *_numbers(recipe, data), *_models(recipe, data), *_vocabulary(data)]
+    changes = [Change(_line(place, found.lines), ".".join(map(str, place)), text)
+               for place, text in places]  # fmt: skip
+    changes += [Change(None, "", note) for note in recipe.notes]
+    return tuple(sorted(changes, key=lambda change: change.line or 1 << 30))
+
+
+def _line(place: Place, lines: Mapping[Place, int]) -> int | None:
+    known = (lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines)
+    return next(known, None)
+
+
+def _ours(data: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+    for key in data:
+        if key in OWN:
+            yield (key,), "is a key of sigmerge; mergekit passes over it"
+    method = str(data.get("merge_method"))
+    if method not in MERGEKIT:
+        yield ("merge_method",), f"mergekit does not have {method}"
+
+
+def _numbers(recipe: Recipe, data: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+    method = recipe.method
+    if method in DRAWN:
+        yield (
+            ("merge_method",),
+            "entries are dropped by other draws: mergekit's come from torch's generator, and are "
+            "the same again only with --random-seed; here seed: decides them, 0 by default",
+        )
+    if method in CUT:
+        yield (
+            ("merge_method",),
+            "where the cut falls among entries of equal size, the first ones are kept; mergekit's "
+            "sort leaves that open",
+        )
+    if method == "arcee_fusion":
+        yield (
+            ("merge_method",),
+            "quantiles are exact; mergekit samples tensors of more than a million entries",
+        )
+    dtype = str(data.get("dtype") or "").removeprefix("torch.")
+    if dtype in ("bfloat16", "float16"):
+        yield (
+            ("dtype",),
+            f"arithmetic is float32, rounded once to {data.get('out_dtype') or dtype}; mergekit "
+            f"computes in {dtype}, so that last digits differ",
+        )
+    elif not dtype:
+        yield (
+            ("merge_method",),
+            "without dtype: mergekit computes in the type of the models; here it is float32, "
+            "rounded once to that type",
+        )
+
+
+def _models(recipe: Recipe, data: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+    paths = [recipe.reference, *recipe.experts.values()]
+    if any(path is not None and split_adapter(path)[1] for path in paths):
+        yield (
+            (next(key for key in ("models", "slices", "modules", "base_model") if key in data),),
+            "adapters are added in float32 where they are read; mergekit stores the model with its "
+            "adapter first, rounded to the model's type",
+        )
+    if len(recipe.slices) > 1 and len({len(piece.sources) for piece in recipe.slices}) > 1:
+        yield (
+            ("slices",),
+            "what lies behind the layers comes from the last slice with all of its sources; "
+            "mergekit drops some where it has more than the first",
+        )
+    if "output_slices" in data:
+        yield ("output_slices",), "is read as slices; mergekit 0.1.5 does not know it"
+    if recipe.reference is None and (recipe.slices or len(recipe.models) > 1):
+        yield (
+            ("merge_method",),
+            "without base_model: configuration and tokenizer are the first model's; mergekit takes "
+            "any of them, another one from run to run",
+        )
+
+
+def _vocabulary(data: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+    section = data.get("tokenizer")
+    wanted = data.get("tokenizer_source")
+    if isinstance(section, dict):
+        wanted = section.get("source", "union")
+    if wanted is None:
+        return
+    place = ("tokenizer",) if isinstance(section, dict) else ("tokenizer_source",)
+    yield (
+        place,
+        "rows behind the last token stay if all models have the same tokens; mergekit cuts them "
+        "off",
+    )
+    if wanted == "union":
+        yield place, "new tokens come in the order of models and ids; mergekit's order changes"
