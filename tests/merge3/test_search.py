@@ -430,7 +430,7 @@ def test_missing_extras(
 
 
 def test_the_embedded_suite_is_for_the_embedded_words(pool: PoolOnDisk, tmp_path: Path) -> None:
-    with pytest.raises(ScoreError, match=r"tokenizer is not the embedded pool's.*Give a suite"):
+    with pytest.raises(ScoreError, match=r"is not that of the embedded pool.*Give a suite"):
         SearchRun(load_recipe(recipe_of(pool)), tmp_path / "out", Options(), SETTINGS).run()
 
 

@@ -1,7 +1,7 @@
 """Evaluation calls: candidates proposed by a strategy are made, scored and journalled.
 
 A tuning, a guide: section and a calibrate: section spend their calls here. What the journal of an
-interrupted run holds is not asked again.
+interrupted run holds is not scored again.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Calls:
         """Evaluate candidates; those evaluated before are answered by the journal."""
         first = len(self.made)
         if first + len(proposals) > self.budget:
-            raise AssertionError("a strategy asked for more calls than there are")
+            raise AssertionError("a strategy made more calls than there are")
         numbered = list(enumerate(proposals, first))
         missing = [(i, p) for i, p in numbered if not self._replays(i, p)]
         dense = all(proposal.repair is None for _, proposal in missing)

@@ -238,7 +238,7 @@ def measure_of(
 
 
 def _fits_memory(evaluate: Mapping[str, Any], recipe: Recipe, options: Options) -> bool:
-    """Whether candidates need not be stored to be scored: torch asks them, and no command."""
+    """Whether candidates need not be stored to be scored: torch scores them, and no command."""
     suite_scorer(evaluate, "calibration", recipe.folder, options)  # its keys are checked
     suite, _ = suite_and_how(evaluate, recipe.folder, options)
     plain = evaluate.get("backend", "hf") == "hf" and "splits" not in evaluate

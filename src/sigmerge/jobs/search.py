@@ -113,11 +113,11 @@ class SearchJob:
 
     @property
     def candidate_bytes(self) -> int:
-        """A candidate in float32, and the model it is copied into to be asked."""
+        """A candidate in float32, and the model that it is copied into."""
         return 8 * sum(tensor.size for tensor in self.base.pool.layout.tensors.values())
 
     def respondents(self) -> dict[str, dict[str, Any] | None]:
-        """Who answers all items: the endpoints, stored already, and plain merges by recipe."""
+        """Models that answer all items: the endpoints, which are stored, and plain merges."""
         if not self.settings.fits:
             return {}
         merges = {
@@ -306,7 +306,7 @@ def _check_nano(model: Path, nano: Path) -> None:
     words, file = nano / "tokenizer.json", model / "tokenizer.json"
     if not file.exists() or len(set(sha256([words, file]).values())) > 1:
         raise ScoreError(
-            f"{model}: its tokenizer is not the embedded pool's, whose items the suite nano asks. "
+            f"{model}: its tokenizer is not that of the embedded pool, for which suite: nano is. "
             "Give a suite for this pool: --suite, or suite: in the recipe's search: section."
         )
 

@@ -63,7 +63,7 @@ class PerThread:
 
 
 class SuiteScorer:
-    """The items of a suite's split, through its own harnesses; a search asks for calibration only.
+    """The items of a suite's split, through its harnesses; a search reads calibration items only.
 
     An item is worth the metric that counts for its benchmark, or one minus it where less is better.
     """
@@ -131,7 +131,7 @@ class SuiteScorer:
 
 
 class _Asked:
-    """One thread's model, and the harnesses that ask it."""
+    """One thread's model, and the harnesses that score it."""
 
     def __init__(self, model: Path, suite: BenchmarkSuite, how: How) -> None:
         from sigmerge.evaluation.run import Evaluation
