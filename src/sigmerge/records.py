@@ -11,10 +11,12 @@ A file without `schema` was written before records were versioned; it is read as
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sigmerge.errors import RecipeError, SigmergeError
@@ -23,6 +25,8 @@ from sigmerge.method.deficit import DomainScores
 
 PLAN, PROVENANCE, RECIPE, PAGE = "plan.json", "provenance.json", "recipe.yaml", "report.html"
 
+LONGEST_CELL = 200
+"""Characters of a value that a notebook shows."""
 PerLayer = tuple[tuple[float, ...], ...]
 _Record = TypeVar("_Record", bound="Record")
 
@@ -35,6 +39,16 @@ class Part(BaseModel):
     def as_json(self) -> dict[str, Any]:
         """Plain values under the names that files use; what is None is left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def _repr_html_(self) -> str:
+        """A table of names and values for a notebook; long values are cut."""
+        row = Markup("<tr><th style='text-align: left'>{}</th><td>{}</td></tr>")
+        rows = [
+            row.format(name, text if len(text) <= LONGEST_CELL else f"{text[:LONGEST_CELL]} …")
+            for name, value in self.as_json().items()
+            for text in [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
+        ]
+        return str(Markup("<table>{}</table>").format(Markup("").join(rows)))
 
 
 class Record(Part):

@@ -17,12 +17,13 @@ import sigmerge
 from sigmerge import api, results
 from sigmerge.checkpoints.verify import Finding, Report
 from sigmerge.evaluation.run import Result
+from sigmerge.experiments import runner
 from sigmerge.experiments.analyze import Analyzed
 from sigmerge.experiments.anchors import Ranked, RankedAnchor, RankedPool
 from sigmerge.jobs import options
 from sigmerge.nano.files import POOL
 from sigmerge.probing.generate import Usage
-from sigmerge.records import Part, Winner
+from sigmerge.records import GuardVerdict, Part, Winner
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/python-api.md").read_text(encoding="utf-8")
@@ -262,8 +263,19 @@ def test_an_analysis_displays_its_page_in_a_frame(tmp_path: Path) -> None:
     assert displayed(found).words == ["tables"]
 
 
+def test_other_records_display_their_names_and_values() -> None:
+    guard = GuardVerdict(verdict="<worse>", before=0.5, scores={"math": 0.25}, kept="anchor")
+    shown = Reader(guard._repr_html_())
+    assert shown.words == [
+        "verdict", "<worse>", "before", "0.5", "scores", '{"math": 0.25}', "kept", "anchor",
+    ]  # fmt: skip
+    assert shown.tags.count("tr") == 4 and "worse" not in shown.tags
+    long = guard.model_copy(update={"verdict": "x" * 1000})
+    assert Reader(long._repr_html_()).words[1] == "x" * 200 + " …"
+
+
 DISPLAYED = (results, options, sys.modules[Result.__module__], sys.modules[Analyzed.__module__],
-             sys.modules[Ranked.__module__])  # fmt: skip
+             sys.modules[Ranked.__module__], runner)  # fmt: skip
 
 
 def test_every_verb_returns_what_a_notebook_displays() -> None:
@@ -274,7 +286,7 @@ def test_every_verb_returns_what_a_notebook_displays() -> None:
         - {"load_recipe", "operator", "parameter", "report", "describe"}
     }
     assert len(returned) >= 14
-    for name in returned - {"SuiteResult"}:
+    for name in returned:
         assert hasattr(kinds[name], "_repr_html_"), name
 
 
