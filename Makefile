@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
 
-# Tests that need no forward pass, no browser and no other tool.
+# Tests that need no forward pass, no browser and no other tool, but for those marked slow.
 FAST := tests/method tests/kernels tests/operators tests/files tests/engine tests/checkpoints \
         tests/test_architecture.py tests/test_recipe.py tests/docs/test_architecture_page.py
 
@@ -40,7 +40,7 @@ browser:
 	else echo "Browser tests are skipped: install chromium and chromium-driver to run them"; fi
 
 check: lint
-	$(BIN)/pytest -n auto --maxprocesses 4 $(FAST)
+	$(BIN)/pytest -n auto --maxprocesses 4 -m "not slow" $(FAST)
 
 test: lint browser
 	$(BIN)/pytest -n auto --maxprocesses 4

@@ -212,6 +212,7 @@ def test_each_next_block_is_read_ahead() -> None:
         assert len(asked) == 3
 
 
+@pytest.mark.slow
 def test_thirty_merges_leave_no_thread(pool: PoolOnDisk, tmp_path: Path) -> None:
     merged(pool, "linear", tmp_path / "first", threads=2)
     before = threading.active_count()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from numba.core.caching import Cache
 
 from sigmerge.kernels import jit
@@ -30,6 +31,7 @@ def test_numba_still_has_what_the_shortcut_replaces() -> None:
     assert narrow_bf16._cache.load_overload.__func__ is jit._load_overload
 
 
+@pytest.mark.slow
 def test_the_second_process_loads_what_the_first_compiled(tmp_path: Path) -> None:
     env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", SCRIPT]
@@ -51,6 +53,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_the_second_merge_loads_no_compiler(tmp_path: Path) -> None:
     """Nor SciPy's algebra, which the compiler loads; both take longer than many a merge."""
     pool = make_pool(tmp_path / "pool")

@@ -293,6 +293,7 @@ def test_every_dare_survivor_is_the_entry_over_one_minus_p() -> None:
     assert 400 < kept.sum() < 600
 
 
+@pytest.mark.slow
 def test_the_mean_of_dare_over_many_seeds_is_the_task_vector() -> None:
     vector = np.array([1, -2, 3, -4, 5, -6, 7, -8], np.float32)
     seeds = 3000

@@ -431,6 +431,7 @@ class Packed(Measured):
         return make()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["regmean", "lot", "cat"])
 @pytest.mark.parametrize("shape", [(1200, 400), (300, 600)])
 def test_memory_stays_below_what_a_dry_run_says(method: str, shape: tuple[int, int]) -> None:
