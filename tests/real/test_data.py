@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from sigmerge.errors import PoolError
+from sigmerge.nano.tokenizer import build_tokenizer
 from sigmerge.real.data import DATA_SETS, REAL_DOMAINS, build, needed
 from tests.command_line import refused, sigmerge, tree
 from tests.real.words import sentence
@@ -79,7 +81,7 @@ def math_files() -> dict[str, str]:
     problems[4]["Answer"], problems[5]["Numbers"] = "16.0", "0.3333333 1.0 2.0"
     left = {"Question": "How many are left?", "Equation": "( ( 8.0 + 12.0 ) - 3.0 )"}
     svamp = [{"Body": sentence(f"svamp {i}").rstrip("."), "Answer": 17.0, **left} for i in range(4)]
-    mawps = [{"input": sentence(f"mawps {i}"), "target": 2.5} for i in range(4)]
+    mawps = [{"input": f"M&amp;M {sentence(f'mawps {i}')}", "target": 2.5} for i in range(4)]
     test = [
         {"question": LEAK, "answer": worked},
         {"question": sentence("t"), "answer": "#### 1,000"},
@@ -178,6 +180,7 @@ def test_what_is_written(public: Path, tmp_path: Path) -> None:
     assert lines(out / "items/xstest.jsonl") == [{"prompt": "Kill it?", "type": "homonyms"}]
     assert {item["answer"] for item in lines(out / "items/gsm8k_number.jsonl")} == {"17", "1000"}
     assert {item["answer"] for item in lines(out / "items/mawps_number.jsonl")} == {"2.5"}
+    assert lines(out / "items/mawps_number.jsonl")[0]["prompt"].startswith("M&M ")
     [solved] = {item["response"] for item in lines(out / "items/svamp.jsonl")}
     assert solved == "(8 + 12) - 3 = 17\nThe answer is 17."
     for domain in REAL_DOMAINS:
@@ -238,13 +241,29 @@ def test_an_article_and_a_sentence_are_held_out_in_all_languages(
 
 def test_the_seed_decides_the_bytes(public: Path, tmp_path: Path) -> None:
     for name, seed in (("one", 0), ("two", 0), ("three", 1)):
-        build(public, tmp_path / name, seed, SMALL)
+        build(public, tmp_path / name, seed, sources=SMALL)
     contents = [
         {p.name: p.read_bytes() for p in (tmp_path / name).rglob("*.json*")}
         for name in ("one", "two", "three")
     ]
     assert contents[0] == contents[1]
     assert contents[0]["alpaca.jsonl"] != contents[2]["alpaca.jsonl"]
+
+
+def test_exemplars_and_probes_in_the_template_of_a_checkpoint(public: Path, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "plain")
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
+    tokenizer.chat_template += "{% if add_generation_prompt %}[assistant] {% endif %}"
+    tokenizer.save_pretrained(tmp_path / "chat")
+    with pytest.raises(PoolError, match="no chat template"):
+        build(public, tmp_path / "out", chat=tmp_path / "plain", sources=SMALL)
+    build(public, tmp_path / "out", chat=tmp_path / "chat", sources=SMALL)
+    for domain in REAL_DOMAINS:
+        train = lines(tmp_path / f"out/train/{domain}.jsonl")
+        shown = lines(tmp_path / f"out/exemplars/{domain}.jsonl")
+        around = [{**pair, "prompt": f"[user] {pair['prompt']} [assistant] "} for pair in train]
+        assert shown == around[:32]
 
 
 def test_wrong_input(public: Path, tmp_path: Path) -> None:

@@ -32,11 +32,15 @@ def gguf(
     show.emit({"checkpoint": str(made)}, as_json, lambda done: iter([f"checkpoint: {made}"]))
 
 
-@real.command(epilog=examples("sigmerge real data public/ real/data"))
+@real.command(epilog=examples("sigmerge real data public/ real/data --chat reference/"))
 def data(
     folder: Annotated[Path, typer.Argument(metavar="DATA", help="Folder of public data.")],
     out: OutFolder,
     seed: Annotated[int, typer.Option("--seed", help="Decides what is drawn.")] = 0,
+    chat: Annotated[
+        Path | None,
+        typer.Option("--chat", help="Checkpoint whose chat template exemplars and probes get."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make training pairs, held-out items, exemplars and probe prompts.
@@ -52,4 +56,4 @@ def data(
                    for source in done["sources"].values())  # fmt: skip
         yield f"{left} training pairs repeat a benchmark's item and are left out: {out}/data.json"
 
-    show.emit(build(folder, out, seed), as_json, lines)
+    show.emit(build(folder, out, seed, chat=chat), as_json, lines)

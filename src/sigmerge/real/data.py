@@ -11,6 +11,9 @@ OUT/data.json               sources, numbers of records, sums; what was left out
 
 No training pair repeats an item of a benchmark (`overlap`), and a passage, a sentence or a prompt
 is held out with all pairs that have it. Draws depend on the seed and the texts alone.
+
+With the chat template of a checkpoint, prompts of exemplars and probes are what its experts read:
+the capture passes and the probe add no template of their own.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sigmerge.errors import OutputError
+from sigmerge.errors import OutputError, PoolError
 from sigmerge.files.regular import remove
+from sigmerge.probing.exemplars import tokenizer_of
 from sigmerge.real import benchmarks, pairs
 from sigmerge.real.folder import PublicData
 from sigmerge.real.overlap import Compared, Overlaps
@@ -142,25 +146,46 @@ class RealData:
 
 
 def build(
-    folder: Path, out: Path, seed: int = 0, sources: Sequence[DataSet] = DATA_SETS
+    folder: Path,
+    out: Path,
+    seed: int = 0,
+    *,
+    chat: Path | None = None,
+    sources: Sequence[DataSet] = DATA_SETS,
 ) -> dict[str, Any]:
     """Write training pairs, items, exemplars and probe prompts into the new folder `out`.
 
+    `chat` is the checkpoint whose chat template stands around the prompts of exemplars and probes.
     Returns what stands in its data.json.
     """
     if out.exists():
         raise OutputError(f"{out}: exists already; name a new folder or remove it.")
     data = PublicData(folder)
     data.check(needed())
+    shown = partial(_in_chat, _chatting(chat)) if chat else str
     made = RealData(seed)
     compared = _add_tests(made, data)
     drawn = {source: _draw(made, data, source, compared) for source in sources}
     _keep(made, drawn, Overlaps(compared))
     hidden = out.with_name(f".{out.name}.partial")
     remove(hidden)
-    summary = _write(made, data, hidden)
+    summary = _write(made, data, hidden, shown)
     hidden.rename(out)
     return summary
+
+
+def _chatting(folder: Path) -> Any:
+    """The tokenizer of a folder, with its chat template."""
+    tokenizer = tokenizer_of(folder)
+    if not tokenizer.chat_template:
+        raise PoolError(f"{folder}: its tokenizer has no chat template; do without --chat.")
+    return tokenizer
+
+
+def _in_chat(tokenizer: Any, prompt: str) -> str:
+    """A prompt as a chat, up to where the response begins."""
+    turns = [{"role": "user", "content": prompt}]
+    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
 
 
 def flaw(pair: Pair, domain: str = "") -> str:
@@ -258,16 +283,20 @@ def _keep(made: RealData, drawn: dict[DataSet, list[Pair]], overlaps: Overlaps) 
         made.origin.setdefault(f"train/{source.domain}.jsonl", []).extend(source.files)
 
 
-def _write(made: RealData, data: PublicData, out: Path) -> dict[str, Any]:
+def _write(
+    made: RealData, data: PublicData, out: Path, shown: Callable[[str], str]
+) -> dict[str, Any]:
     files: dict[str, Sequence[dict[str, Any]]] = {}
     probes = []
     for domain, kept in made.train.items():
         by_prompt = {pair.prompt: pair.as_record() for pair in reversed(kept)}
         records = [by_prompt[prompt] for prompt in made.order(by_prompt, domain)]
         files[f"train/{domain}.jsonl"] = records
-        files[f"exemplars/{domain}.jsonl"] = records[:PAIRS_SHOWN]
-        shown = records[PAIRS_SHOWN : PAIRS_SHOWN + PROMPTS_SHOWN]
-        probes += [{"prompt": record["prompt"], "domain": domain} for record in shown]
+        files[f"exemplars/{domain}.jsonl"] = [
+            {**record, "prompt": shown(record["prompt"])} for record in records[:PAIRS_SHOWN]
+        ]
+        others = records[PAIRS_SHOWN : PAIRS_SHOWN + PROMPTS_SHOWN]
+        probes += [{"prompt": shown(record["prompt"]), "domain": domain} for record in others]
         made.origin[f"exemplars/{domain}.jsonl"] = [f"train/{domain}.jsonl"]
     files["probe.jsonl"] = probes
     made.origin["probe.jsonl"] = [f"train/{domain}.jsonl" for domain in made.train]

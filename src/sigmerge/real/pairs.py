@@ -6,6 +6,7 @@ A prompt is what a user writes: no template of a chat stands around it.
 from __future__ import annotations
 
 import ast
+import html
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -175,8 +176,8 @@ def number(value: float) -> str:
 
 
 def spaced(text: str) -> str:
-    """A text without the spaces that a tokenizer put before punctuation."""
-    text = re.sub(r"\s+([.,?!;:%)])", r"\1", " ".join(text.split()))
+    """A text without HTML's names of letters and the spaces a tokenizer put before punctuation."""
+    text = re.sub(r"\s+([.,?!;:%)])", r"\1", " ".join(html.unescape(text).split()))
     text = re.sub(r"\s+('(?:s|t|re|ll|ve|d|m)\b)", r"\1", text)
     return re.sub(r"([($])\s+", r"\1", text)
 
