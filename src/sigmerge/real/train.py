@@ -32,10 +32,10 @@ from sigmerge.files.regular import remove
 from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.progress import Progress
 
-REFERENCE, RECORDS = "reference", "training"
+_REFERENCE, RECORDS = "reference", "training"
 COPIED = ("items", "exemplars", "probe.jsonl", "data.json")
 """What a pool takes over from the data beside the checkpoints."""
-IGNORED = -100
+_IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class RealTraining:
 
     def _copy(self) -> None:
         """The reference and what comes with the data; each whole or not at all."""
-        places = {self.out / REFERENCE: self.reference}
+        places = {self.out / _REFERENCE: self.reference}
         places |= {self.out / name: self.data / name for name in COPIED}
         for place, source in places.items():
             if place.exists() or not source.exists():
@@ -164,11 +164,11 @@ class RealTraining:
         write_json(self.out / RECORDS / f"{domain}.json", record)
 
 
-Pair = tuple[list[int], int]
+_Pair = tuple[list[int], int]
 """Tokens of prompt and response, and how many are the prompt's."""
 
 
-def tokenized(tokenizer: Any, file: Path, longest: int) -> list[Pair]:
+def tokenized(tokenizer: Any, file: Path, longest: int) -> list[_Pair]:
     """The pairs of a file, prompts in the chat template, responses with their end token."""
     pairs = []
     for exemplar in read_exemplars(file, what="training pairs"):
@@ -191,7 +191,7 @@ def tokenized(tokenizer: Any, file: Path, longest: int) -> list[Pair]:
 
 def fit(
     model: Any,
-    pairs: Sequence[Pair],
+    pairs: Sequence[_Pair],
     padding: int,
     settings: FineTuning,
     domain: str,
@@ -211,7 +211,7 @@ def fit(
             # Padding stands at the ends of rows, where no token of theirs looks.
             logits = model(input_ids=ids.to(device)).logits[:, :-1]
         loss = cross_entropy(
-            logits.float().flatten(0, 1), labels[:, 1:].to(device).flatten(), ignore_index=IGNORED
+            logits.float().flatten(0, 1), labels[:, 1:].to(device).flatten(), ignore_index=_IGNORED
         )
         optimizer.zero_grad()
         loss.backward()
@@ -237,11 +237,11 @@ def _draws(pairs: int, settings: FineTuning, domain: str) -> list[list[int]]:
     return [order[i * settings.batch : (i + 1) * settings.batch] for i in range(settings.steps)]
 
 
-def _batch(pairs: Sequence[Pair], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(pairs: Sequence[_Pair], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token rows padded at their ends, and labels on the responses alone."""
     widest = max(len(ids) for ids, _ in pairs)
     ids = torch.full((len(pairs), widest), padding)
-    labels = torch.full_like(ids, IGNORED)
+    labels = torch.full_like(ids, _IGNORED)
     for row, (tokens, begin) in enumerate(pairs):
         ids[row, : len(tokens)] = torch.tensor(tokens)
         labels[row, begin : len(tokens)] = ids[row, begin : len(tokens)]
