@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sigmerge.checkpoints import written
 from sigmerge.checkpoints.written import ShardBytes, Written
-from sigmerge.files import digests
+from sigmerge.files import digests, regular
 from sigmerge.kernels.checksum import checksum
 
 HEADER, SIZES = 5, {"a": 9, "b": 0, "c": 40, "d": 16, "e": 1}
@@ -27,14 +29,16 @@ def short_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @contextmanager
-def opened(file: Path, threads: int) -> Iterator[tuple[Written, dict[str, ShardBytes], int]]:
+def opened(
+    file: Path, threads: int, durable: bool = False
+) -> Iterator[tuple[Written, dict[str, ShardBytes], int]]:
     places, at = {}, HEADER
     for name, size in SIZES.items():
         places[name], at = ShardBytes(0, at, size), at + size
     handle = os.open(file, os.O_CREAT | os.O_RDWR)
     os.pwrite(handle, b"\1" * HEADER, 0)
     os.ftruncate(handle, at)
-    made = Written(places, [handle], [at], threads)
+    made = Written(places, [handle], [at], threads, durable=durable)
     try:
         yield made, places, handle
     finally:
@@ -61,3 +65,84 @@ def test_digests_are_those_of_the_file(tmp_path: Path, seed: int, threads: int) 
         (found,) = made.sha256()
     assert found == digests.sha256([file])[file]
     assert found.startswith(digests.TREE)
+
+
+class AtOnce:
+    """In the place of threads, so that what is hashed too early is hashed wrongly every time."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.begun: list[int] = []
+
+    def submit(self, hash_: Callable[[Any], bytes], piece: Any) -> Future[bytes]:
+        self.begun.append(piece.begin)
+        done: Future[bytes] = Future()
+        done.set_result(hash_(piece))
+        return done
+
+    def shutdown(self, **_: object) -> None:
+        pass
+
+
+def pieces_of(place: ShardBytes) -> set[int]:
+    """Where the pieces begin that hold a byte of a tensor, byte by byte."""
+    return {byte // 16 * 16 for byte in range(place.begin, place.begin + place.nbytes)}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_piece_is_hashed_when_its_last_tensor_is_complete_and_again_when_one_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng, file = np.random.default_rng(seed), tmp_path / "shard"
+    monkeypatch.setattr(written, "ThreadPoolExecutor", AtOnce)
+    with opened(file, 1) as (made, places, handle):
+        pool: Any = made._hasher._pool
+        complete: set[str] = set()
+        for name in [*rng.permutation(list(SIZES)), *rng.choice(list(SIZES), 4)]:
+            pool.begun.clear()
+            put(made, places[name], handle, name, rng.bytes(SIZES[name]))
+            complete.add(name)
+            lacking = set[int]().union(*(pieces_of(places[n]) for n in set(SIZES) - complete))
+            assert sorted(pool.begun) == sorted(pieces_of(places[name]) - lacking)
+        pool.begun.clear()
+        (found,) = made.sha256()
+        assert pool.begun == []  # every piece has a tensor, and all of them were hashed
+    assert found == digests.sha256([file])[file]
+
+
+def test_a_tensor_that_is_written_in_two_parts_is_complete_with_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(written, "ThreadPoolExecutor", AtOnce)
+    with opened(tmp_path / "shard", 1) as (made, places, handle):
+        pool: Any = made._hasher._pool
+        for position, size in ((0, 25), (25, 15)):
+            assert "c" in made.missing() and pool.begun == []
+            os.pwrite(handle, bytes(size), places["c"].begin + position)
+            made.note("c", position, size, checksum(memoryview(bytes(size))))
+            made.fresh(["c"])
+        assert "c" not in made.missing()
+        assert pool.begun == [16, 32]  # 14 … 53 is c's; d and a have bytes in the outer pieces
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_disk_gets_every_piece_early_if_the_result_is_to_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        regular, "_sync_range", lambda: lambda handle, begin, size, how: asked.append((begin, size))
+    )
+    with opened(tmp_path / "shard", 2, durable) as (made, places, handle):
+        for name, size in SIZES.items():
+            put(made, places[name], handle, name, bytes(size))
+        made.sha256()
+    end = HEADER + sum(SIZES.values())
+    whole = [(begin, min(16, end - begin)) for begin in range(0, end, 16)]
+    assert sorted(asked) == (whole if durable else [])
+
+
+def test_asking_the_disk_for_what_is_no_file_does_no_harm(tmp_path: Path) -> None:
+    one, other = os.pipe()
+    regular.begin_sync(other, 0, 100)
+    os.close(one)
+    os.close(other)

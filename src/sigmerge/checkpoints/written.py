@@ -4,7 +4,8 @@ Every piece leaves a checksum of the bytes in memory, before the system has them
 back shows whether the shards hold what was written: after an interruption, and before publishing.
 A checksum detects accidents: a truncated, zeroed or mixed-up shard. SHA-256 identifies the result.
 It is computed piece by piece of a shard (see files/digests.py) as soon as the tensors in a piece
-are complete, from pages that the system still holds, while other tensors are made.
+are complete, from pages that the system still holds, while other tensors are made. The disk gets a
+piece at the same time, so that little is left to be written when the result is synced.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from sigmerge.files.digests import LEAF, combined
+from sigmerge.files.regular import begin_sync
 from sigmerge.kernels.checksum import checksum
 
 READ_BACK = 1 << 20
@@ -52,11 +54,13 @@ class Written:
         handles: Sequence[int],
         sizes: Sequence[int],
         threads: int,
+        *,
+        durable: bool = False,
     ) -> None:
         self._places, self._handles = places, handles
         self._tensors = {name: _Tensor() for name in places}
         self._lock = threading.Lock()
-        self._hasher = _Hasher(places, handles, sizes, threads)
+        self._hasher = _Hasher(places, handles, sizes, threads, durable)
 
     def note(self, tensor: str, position: int, nbytes: int, found: int) -> None:
         """A piece that was written, and its checksum; one at the same position is replaced."""
@@ -169,16 +173,17 @@ class _Hasher:
         handles: Sequence[int],
         sizes: Sequence[int],
         threads: int,
+        durable: bool,
     ) -> None:
-        self._handles = handles
+        self._handles, self._durable = handles, durable
         self._pieces = [
             [_HashedPiece(shard, at, min(at + LEAF, size)) for at in range(0, size, LEAF)]
             for shard, size in enumerate(sizes)
         ]
         self._of = {name: self._touched(place) for name, place in places.items()}
-        for pieces in self._of.values():
+        for name, pieces in self._of.items():
             for piece in pieces:
-                piece.incomplete += 1
+                piece.tensors.add(name)
         self._complete: set[str] = set()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="sigmerge-digests")
@@ -190,18 +195,13 @@ class _Hasher:
                 return
             self._complete.add(tensor)
             for piece in self._of[tensor]:
-                piece.incomplete -= 1
-                if not piece.incomplete:
+                if piece.tensors <= self._complete:
                     piece.digest = self._pool.submit(self._hash, piece)
 
     def rewritten(self, tensor: str) -> None:
-        """This tensor changes; what was hashed of it is forgotten."""
+        """This tensor changes; what was hashed of it is hashed again when it is complete."""
         with self._lock:
-            if tensor in self._complete:
-                self._complete.discard(tensor)
-                for piece in self._of[tensor]:
-                    piece.incomplete += 1
-                    piece.digest = None
+            self._complete.discard(tensor)
 
     def digests(self) -> list[str]:
         """By shard; all tensors must be complete."""
@@ -223,6 +223,8 @@ class _Hasher:
         return pieces[first : last + 1] if place.nbytes else []
 
     def _hash(self, piece: _HashedPiece) -> bytes:
+        if self._durable:
+            begin_sync(self._handles[piece.shard], piece.begin, piece.end - piece.begin)
         value, at = hashlib.sha256(), piece.begin
         buffer = memoryview(bytearray(READ_BACK))
         while at < piece.end:
@@ -241,6 +243,6 @@ class _HashedPiece:
     shard: int
     begin: int
     end: int
-    incomplete: int = 0
-    """Tensors in it that are still to be written."""
+    tensors: set[str] = field(default_factory=set)
+    """Those that have bytes in it."""
     digest: Future[bytes] | None = None

@@ -257,7 +257,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe.text)
         plan = _plan(job, output.done, options)
-        plan.write(output.partial / RECORDS_FOLDER / PLAN)
+        plan.write(output.partial / RECORDS_FOLDER / PLAN, durable=False)
         provenance = Provenance(
             inputs=inputs.digested(options),
             outputs=output.digests,
@@ -270,7 +270,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
             wall_seconds=meter.wall_seconds,
             peak_memory_bytes=meter.peak_memory_bytes,
         )
-        provenance.write(output.partial / RECORDS_FOLDER / PROVENANCE)
+        provenance.write(output.partial / RECORDS_FOLDER / PROVENANCE, durable=False)
         output.publish()
     return Merged(out=str(output.final), plan=plan, provenance=provenance)
 

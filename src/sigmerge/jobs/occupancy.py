@@ -147,7 +147,7 @@ def run_occupancy(
         notes = [f"Repaired with sigmerge, variant {plan.variant}."]
         output.text("README.md", model_card("SigMerge repair", pool, recipe, notes))
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe)
-        plan.write(output.partial / RECORDS_FOLDER / PLAN)
+        plan.write(output.partial / RECORDS_FOLDER / PLAN, durable=False)
         provenance = Provenance(
             inputs=_lasting(inputs.digested(options), plan),
             outputs=output.digests,
@@ -160,7 +160,7 @@ def run_occupancy(
             wall_seconds=meter.wall_seconds,
             peak_memory_bytes=meter.peak_memory_bytes,
         )
-        provenance.write(output.partial / RECORDS_FOLDER / PROVENANCE)
+        provenance.write(output.partial / RECORDS_FOLDER / PROVENANCE, durable=False)
         output.publish()
     return Merged(out=str(output.final), plan=plan, provenance=provenance)
 
