@@ -2,7 +2,7 @@
 
     python -m fuzz.kills --count 1000
     python -m fuzz.kills --count 40 --command run --command suite
-    python -m fuzz.kills --every --command run
+    python -m fuzz.kills --every --command run --command methods
 
 A third of the kills are at a system call (before or after the n-th of its kind), a third before the
 n-th change to files of any kind, a third at a moment by chance. With --every a command is killed
@@ -37,6 +37,7 @@ from pathlib import Path
 import numpy as np
 from tests.faults import job
 
+from fuzz.corpus import RECIPES, text
 from fuzz.targets import pool
 from sigmerge.cli.main import main as sigmerge
 from sigmerge.experiments.runner import STORE
@@ -92,6 +93,10 @@ def commands(root: Path) -> dict[str, Command]:
         "repairs: {ablation: [equal_share]}\nvariants_on: [mean]\n"
     )
     how = ("OUT", "--threads", "2", "--overwrite")
+    methods = {}
+    for name in RECIPES:
+        (root / f"{name}.yaml").write_text(text(name))
+        methods[name] = Command(("merge", str(root / f"{name}.yaml"), *how))
     here(Command(("merge", str(recipe), *how)), root / "anchor")
     return {
         "write": Command(),
@@ -101,6 +106,7 @@ def commands(root: Path) -> dict[str, Command]:
         "run": Command(("run", str(repaired), *how), "run.json", ("anchor", "repaired")),
         "search": Command(("search", str(searched), *how[:-1]), "search.json", ("winner",)),
         "suite": Command(("suite", str(suite), *how[:-1]), stores=True),
+        **methods,
     }
 
 
@@ -278,7 +284,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1e9, help="end after so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", action="store_true", help="before every change, in turn")
-    parser.add_argument("--command", action="append", help="only this one; may be repeated")
+    parser.add_argument(
+        "--command",
+        action="append",
+        help="only this one; may be repeated; methods are all recipes of fuzz/corpus.py",
+    )
     options = parser.parse_args()
     failed, kinds, began = 0, Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as home:
@@ -286,8 +296,9 @@ def main() -> int:
         (root / "tmp").mkdir()
         os.environ["SIGMERGE_CACHE"] = str(root / "cache")
         os.environ["TMPDIR"] = tempfile.tempdir = str(root / "tmp")
+        named = options.command
         known = {n: c for n, c in commands(root / "input").items()
-                 if not options.command or n in options.command}  # fmt: skip
+                 if not named or n in named or (n in RECIPES and "methods" in named)}  # fmt: skip
         if "search" in known:
             import torch
 

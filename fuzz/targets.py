@@ -10,12 +10,14 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from fuzz.corpus import RECIPES, text
 from fuzz.mutations import mutate_folder
 from sigmerge import api
 from sigmerge.checkpoints.companions import companion_files, vocabulary
@@ -98,6 +100,14 @@ def pool(folder: Path) -> None:
     (folder / "recipe.yaml").write_text("\n".join(recipe) + "\n")
 
 
+def recipes(folder: Path) -> None:
+    """The pool, with a recipe for every method."""
+    pool(folder)
+    (folder / "recipe.yaml").unlink()
+    for name in RECIPES:
+        (folder / f"{name}.yaml").write_text(text(name))
+
+
 def _header(folder: Path) -> None:
     for file in sorted(folder.glob("*.safetensors")):
         for tensor in read_header(file).values():
@@ -120,9 +130,17 @@ def _recipe(folder: Path) -> None:
     load_recipe(folder / "recipe.yaml")
 
 
-def _merge(folder: Path) -> None:
+def _methods(folder: Path) -> None:
+    """One of the recipes; which, the damage decides, so that a number repeats it."""
+    files = [file for file in sorted(folder.rglob("*")) if is_regular(file)]
+    content = b"".join(file.read_bytes() for file in files if not file.is_symlink())
+    names = [f"{name}.yaml" for name in RECIPES]
+    _merge(folder, names[zlib.crc32(content) % len(names)])
+
+
+def _merge(folder: Path, recipe: str = "recipe.yaml") -> None:
     out = folder / "out"
-    api.merge(folder / "recipe.yaml", out, threads=1)
+    api.merge(folder / recipe, out, threads=1)
     report = verify_result(out, None, None)
     assert not [f for f in report.findings if f.check in ("headers", "numbers")], report.findings
     for file in out.rglob("*"):
@@ -285,6 +303,7 @@ TARGETS = {
     "pool": Target(pool, _pool, "pool"),
     "recipe": Target(pool, _recipe, "recipe.yaml", kinds=False),
     "merge": Target(pool, _merge, "."),
+    "methods": Target(recipes, _methods, "."),
     "resume": Target(_interrupted, _resume, "."),
     "statistics": Target(_statistics, _read_statistics),
     "digests": Target(_notes, _digest, kinds=False),

@@ -237,6 +237,15 @@ def test_what_is_remembered_of_evaluations_stops_none(
     assert len(lines) == 1 and "results.sqlite" in lines[0], ran.err
 
 
+def test_a_repair_whose_recipe_gives_shares_ends_well(shared: PoolOnDisk, tmp_path: Path) -> None:
+    """There are no deficits to be printed; the command once failed after it had published."""
+    section = {"shares": dict.fromkeys(DOMAINS, 0.3), "capacity": 0.2}
+    recipe = shared.write(shared.recipe("linear", repair=section))
+    ran = command("merge", recipe, tmp_path / "out")
+    assert ran.code == 0, ran.err
+    assert "math: share 0.3" in ran.out and "deficit" not in ran.out
+
+
 @pytest.mark.parametrize("purpose", ["anchor", "candidate", "level", "calibrate", "guide"])
 @pytest.mark.parametrize("kind", ["fifo", "link", "file"])
 def test_strange_things_under_the_names_of_work_folders(

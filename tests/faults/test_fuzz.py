@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fuzz.corpus import PARAMETERS
+
+from sigmerge.operators.table import OPERATORS, operator
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -19,3 +23,9 @@ def test_every_target_reads_an_input() -> None:
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "0 failures" in ran.stdout.splitlines()[-1]
+
+
+def test_every_method_is_fuzzed_and_killed() -> None:
+    """But those that read exemplars, and the same methods under other names."""
+    read = {name for name in OPERATORS if operator(name).needs}
+    assert set(PARAMETERS) == set(OPERATORS) - read

@@ -237,10 +237,9 @@ def merged_lines(result: Any) -> Iterator[str]:
         yield f"continued an interrupted run: {len(provenance.blocks_resumed)} blocks were there"
     for domain in getattr(plan, "order", ()):
         claimed = sum(row[plan.domains.index(domain)] for row in plan.claimed)
-        yield (
-            f"  {domain}: deficit {100 * plan.deficit[domain]:.2f} points, "
-            f"share {plan.share[domain]:.3f}, {claimed:,} coordinates"
-        )
+        measured = plan.deficit.get(domain)  # a recipe that gives shares has no scores
+        lost = "" if measured is None else f"deficit {100 * measured:.2f} points, "
+        yield f"  {domain}: {lost}share {plan.share[domain]:.3f}, {claimed:,} coordinates"
     yield from guard_lines(getattr(plan, "guard", None))
     yield from (f"warning: {text}" for text in plan.warnings)
 
