@@ -85,7 +85,21 @@ def run_input(name: str, target: Target, sound: Copies, place: Path, seed: int, 
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def fuzz(name: str, seconds: float, seed: int, only: int | None, keep: Path | None) -> Count:
+@dataclass(frozen=True)
+class Extent:
+    """Which inputs of a target: so many, or those of so many seconds, or a single one."""
+
+    seconds: float
+    inputs: int | None
+    only: int | None
+
+    def ended(self, count: int, until: float) -> bool:
+        if self.only is not None:
+            return count == 1
+        return count == self.inputs if self.inputs is not None else time.monotonic() >= until
+
+
+def fuzz(name: str, extent: Extent, seed: int, keep: Path | None) -> Count:
     target, count = TARGETS[name], Count()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as home:
         root = Path(home)
@@ -98,9 +112,9 @@ def fuzz(name: str, seconds: float, seed: int, only: int | None, keep: Path | No
         target.run(root / "input")  # compiles and loads, which counts for no input
         shutil.rmtree(root / "input")
         before = {entry.name for entry in root.iterdir()} | {"cache"}
-        end = time.monotonic() + seconds
-        number = 0 if only is None else only
-        while time.monotonic() < end or (only is not None and count.inputs == 0):
+        until = time.monotonic() + extent.seconds
+        number = extent.only or 0
+        while not extent.ended(count.inputs, until):
             place, began = root / "input", time.monotonic()
             try:
                 outcome = run_input(name, target, sound, place, seed, number)
@@ -111,15 +125,13 @@ def fuzz(name: str, seconds: float, seed: int, only: int | None, keep: Path | No
             except (Exception, TooSlow) as error:
                 line = f"{type(error).__name__}: {error}".splitlines()[0][:200]
                 count.failed.append((number, line))
-                if only is not None:
+                if extent.only is not None:
                     traceback.print_exc()
                 if keep:
                     shutil.copytree(place, keep / f"{name}-{number}", symlinks=True)
             count.slowest = max(count.slowest, time.monotonic() - began)
             shutil.rmtree(place, ignore_errors=True)
             number += 1
-            if only is not None:
-                break
         os.chdir("/")
     return count
 
@@ -127,6 +139,7 @@ def fuzz(name: str, seconds: float, seed: int, only: int | None, keep: Path | No
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="for all targets together")
+    parser.add_argument("--inputs", type=int, help="of each target, however long they take")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", choices=TARGETS, action="append")
     parser.add_argument("--only", type=int, help="the number of one input")
@@ -136,11 +149,11 @@ def main() -> int:
     signal.signal(signal.SIGALRM, _alarm)
     signal.signal(signal.SIGPROF, _alarm)
     chosen = options.target or list(TARGETS)
-    seconds = 60 * options.minutes / len(chosen)
+    extent = Extent(60 * options.minutes / len(chosen), options.inputs, options.only)
     print(f"{'target':<12}{'inputs':>9}{'accepted':>10}{'refused':>9}{'failed':>8}{'slowest':>11}")
     failed = total = 0
     for name in chosen:
-        count = fuzz(name, seconds, options.seed, options.only, options.keep)
+        count = fuzz(name, extent, options.seed, options.keep)
         print(f"{name:<12}{count.inputs:>9}{count.accepted:>10}{count.refused:>9}"
               f"{len(count.failed):>8}{1000 * count.slowest:>8.0f} ms", flush=True)  # fmt: skip
         for number, line in count.failed[:10]:
