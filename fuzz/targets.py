@@ -131,11 +131,12 @@ def _recipe(folder: Path) -> None:
 
 
 def _methods(folder: Path) -> None:
-    """One of the recipes; which, the damage decides, so that a number repeats it."""
+    """A damaged recipe; if the pool is damaged, a recipe that the damage decides."""
     files = [file for file in sorted(folder.rglob("*")) if is_regular(file)]
-    content = b"".join(file.read_bytes() for file in files if not file.is_symlink())
-    names = [f"{name}.yaml" for name in RECIPES]
-    _merge(folder, names[zlib.crc32(content) % len(names)])
+    content = {file.name: file.read_bytes() for file in files if not file.is_symlink()}
+    damaged = [name for name in RECIPES if content.get(f"{name}.yaml") != text(name).encode()]
+    drawn = list(RECIPES)[zlib.crc32(b"".join(content.values())) % len(RECIPES)]
+    _merge(folder, f"{damaged[0] if damaged else drawn}.yaml")
 
 
 def _merge(folder: Path, recipe: str = "recipe.yaml") -> None:
