@@ -81,6 +81,8 @@ def test_fractions() -> None:
     assert ours.retained_fraction(0.40, 0.40, 0.60) == 0
     assert ours.retained_fraction(0.60, 0.40, 0.60) == 1
     assert math.isnan(ours.retained_fraction(0.5, 0.4, 0.4))
+    assert math.isnan(ours.retained_fraction(0.5, 0.4, 0.3))  # no part of a loss is a gain
+    assert math.isnan(ours.retained_fraction(0.5, 0.3, 0.1 + 0.2))  # rounding gains nothing
 
 
 def test_t_interval_is_the_one_of_students_test() -> None:
@@ -106,6 +108,24 @@ def test_ranks_within_cells() -> None:
     assert ours.average_ranks(cells) == pytest.approx({"a": 4 / 3, "b": 5 / 3})
     assert ours.first_places(cells) == {"a": 2, "b": 1}
     assert ours.first_places([{"a": 0.5, "b": 0.5}]) == {"a": 1, "b": 1}
+
+
+def test_what_only_rounding_tells_apart_is_equal() -> None:
+    """0.1 + 0.2 is 0.30000000000000004: a rank that follows it would follow no item."""
+    low, high = 0.3, 0.1 + 0.2
+    assert low < high
+    assert ours.spearman([1, 2, 3, 4], [low, high, 0.4, 0.5]) == ours.spearman(
+        [1, 2, 3, 4], [low, low, 0.4, 0.5]
+    )
+    assert math.isnan(ours.spearman([1, 2, 3], [low, high, low]))
+    assert ours.cell_ranks({"a": low, "b": high, "c": 0.2}) == {"a": 1.5, "b": 1.5, "c": 3.0}
+    assert ours.first_places([{"a": low, "b": high, "c": 0.2}]) == {"a": 1, "b": 1, "c": 0}
+    assert ours.wins([high], [low]) == ours.Count(0, 1)
+    assert ours.rank_preservation([low, high], [0.1, 0.2]) == ours.Count(0, 1)
+    assert ours.regret([low, high, 0.2], [0.9, 0.5, 0.1]).strongest == 0
+    assert ours.share_order({"a": low, "b": high, "c": 0.4}) == ["c", "a", "b"]
+    tied = ours.wilcoxon([0, 0, 0.5], [low, high, 0])
+    assert tied == exact_signed_rank(np.array([0.3, 0.3, -0.5]))
 
 
 def test_wins_counts_every_pair_and_no_ties() -> None:

@@ -80,7 +80,7 @@ def tables(results: Results) -> dict[str, Table]:
     return {table.label: table for table in made}
 
 
-def cells(table: Table, *start: str) -> list:
+def cells(table: Table, *start: str | int) -> list:
     """The rest of the one row that starts so, as plain numbers."""
     (row,) = [row for row in table.rows if tuple(row[: len(start)]) == start]
     return [cell.value if isinstance(cell, As) else cell for cell in row[len(start) :]]
@@ -288,7 +288,7 @@ def test_partitions(tables: dict[str, Table]) -> None:
     same = sorted(DOMAINS, key=lambda d: -share[d]) == sorted(
         DOMAINS, key=lambda d: -other.signals.share[d]
     )
-    assert cells(tables["partitions"], POOLS[0], "TIES", "partition 1") == [
+    assert cells(tables["partitions"], POOLS[0], "TIES", 0, "partition 1") == [
         pytest.approx(move),
         same,
     ]
@@ -388,9 +388,13 @@ def test_forms() -> None:
     assert rows[1] == ["a_b|c", "-0.01234", "9.5367e-07", "0.5 (-0.25)"]
     assert rows[2] == ["none", "", "0.0625", "0.5"]
     text = latex(table)
-    assert r"a\_b|c & $-$1.23 & 9.5e-07 & 50.00 ($-$25.00) \\" in text
+    assert r"a\_b\textbar{}c & $-$1.23 & 9.5e-07 & 50.00 ($-$25.00) \\" in text
     assert r"\caption{A \& B}" in text and r"\label{tab:t}" in text
     assert printed(-0.00000001, "points") == "+0.00"
+    assert printed(0.21025, "percent") == printed(0.21025 + 3e-17, "percent") == "21.02"
+    unusual = Table("t", "", [Column("a"), Column("b", "number")], [["1 < 2 → 3", float("nan")]])
+    assert r"1 $<$ 2 $\to$ 3 & -- \\" in latex(unusual)
+    assert csv_text(unusual).splitlines()[1] == "1 < 2 → 3,"
     assert printed(True, "text") == "yes"
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from sigmerge.analysis.results import NotInStore, Results
+from sigmerge.analysis.results import PAIR, NotInStore, Results
+from sigmerge.analysis.statistics import DECIMALS, anchor_statistics, share_order, share_shift
 from sigmerge.method.conflict import VIEWS
 
 
@@ -81,7 +83,7 @@ def _sweep(
 ) -> Sweep:
     values = sorted(by_value)
     scores = {
-        name: [float(np.mean(by_value[value][name])) for value in values]
+        name: [round(float(np.mean(by_value[value][name])), DECIMALS) for value in values]
         for name in [results.macro_name, *results.domains]
         if all(name in by_value[value] for value in values)
     }
@@ -111,3 +113,64 @@ def metric_changes(results: Results) -> pl.DataFrame:
     before = results.metrics.filter(pl.col("kind") == "anchor").select(*place, before="value")
     rows = after.join(before, on=place, how="inner", maintain_order="left")
     return rows.with_columns(gain=pl.col("after") - pl.col("before"))
+
+
+def cells(results: Results) -> list[dict[str, float]]:
+    """All methods within each pool-domain cell; ours is the pool's best repaired checkpoint."""
+    best = results.main.sort("after", descending=True, maintain_order=True).group_by("pool").first()
+    runs = {*best["run"], *results.baselines["run"]}
+    chosen = results.by_domain.filter(pl.col("run").is_in(runs))
+    found = [
+        dict(zip(cell["method"], cell["score"], strict=True))
+        for _, cell in chosen.group_by("pool", "domain", maintain_order=True)
+    ]
+    methods = set(chosen["method"])
+    whole = [cell for cell in found if set(cell) == methods]
+    if not whole:
+        raise NotInStore("no pool-domain cell has scores of all methods")
+    return whole
+
+
+def known_before(results: Results) -> pl.DataFrame:
+    """One row per main pair: the nine statistics of its anchor, and what the repair made of it."""
+    known = results.main_by_domain.drop_nulls("gap_before")
+    rows = []
+    for (pool, anchor), cell in known.group_by("pool", "anchor", maintain_order=True):
+        nine = anchor_statistics(cell["before"], cell["gap_before"])
+        made = {
+            "gain": cell["gain"].mean(),
+            "score after": cell["after"].mean(),
+            "gap after": cell["gap_after"].mean(),
+        }
+        rows.append({"pool": pool, "anchor": anchor, **nine, **made})
+    if len(rows) < 3:
+        raise NotInStore("fewer than three anchors have scores of experts beside them")
+    return pl.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class MovedShares:
+    """The shares of an anchor under another partition, against those of the primary one."""
+
+    pool: str
+    anchor: str
+    anchor_seed: int
+    partition: str
+    move: float
+    same_order: bool
+
+
+def moved_shares(results: Results) -> list[MovedShares]:
+    """Every anchor run under every other partition."""
+    place_of = itemgetter(*PAIR)
+    primary = {place_of(run): run["share"] for run in results.signals("default")}
+    found = []
+    for run in results.signals("partition"):
+        place = place_of(run)
+        share, other = primary.get(place), run["share"]
+        if share and other:
+            same = share_order(share) == share_order(other)
+            found.append(MovedShares(*place, run["setting"], share_shift(share, other), same))
+    if not found:
+        raise NotInStore("the store holds no deficits under another partition")
+    return found

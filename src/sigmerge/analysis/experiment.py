@@ -97,7 +97,11 @@ def headline(results: Results) -> list[tuple[str, str, str]]:
     if not triples.is_empty():
         gap, left = triples["gap_before"].to_numpy().mean(), triples["gap_after"].to_numpy().mean()
         facts.append(
-            ("Residual gap", f"{100 * gap:.2f} → {100 * left:.2f}", "points, before and after")
+            (
+                "Residual gap",
+                f"{printed(gap, 'percent')} → {printed(left, 'percent')}",
+                "points, before and after",
+            )
         )
         rank = statistics.spearman(triples["gap_before"], triples["gain"])
         if not math.isnan(rank):

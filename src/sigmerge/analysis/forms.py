@@ -78,8 +78,10 @@ def printed(value: Cell, form: Form) -> str:
         "count": (1, 0),
     }[form]
     sign = "+" if form == "points" else ""
-    # Adding zero turns −0.0 into 0.0.
-    return f"{round(scale * value, decimals) + 0.0:{sign}.{decimals}f}".replace("-", "−")
+    # Halves are made equal first: 21.025 is printed alike however it was summed. Adding zero turns
+    # −0.0 into 0.0.
+    shown = round(round(scale * value, 9), decimals) + 0.0
+    return f"{shown:{sign}.{decimals}f}".replace("-", "−")
 
 
 def markdown(table: Table) -> str:
@@ -104,10 +106,10 @@ def csv_text(table: Table) -> str:
 
 def _exact(cell: Cell) -> object:
     if isinstance(cell, As):
-        return "" if cell.value is None else cell.value
+        return _exact(cell.value)
     if isinstance(cell, Changed):
         return f"{cell.score!r} ({cell.change!r})"
-    return "" if cell is None else cell
+    return "" if cell is None or cell != cell else cell
 
 
 _TEX = {
@@ -126,6 +128,11 @@ _TEX = {
     "ρ": r"$\rho$",
     "Δ": r"$\Delta$",
     "–": "--",
+    "→": r"$\to$",
+    "³": r"$^3$",
+    "<": "$<$",
+    ">": "$>$",
+    "|": r"\textbar{}",
 }
 
 

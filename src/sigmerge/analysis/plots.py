@@ -306,6 +306,11 @@ def directional(results: Results) -> list[Plot]:
         for place, setting in enumerate(settings):
             if setting in here:
                 _retained_bar(axis, place, here[setting])
+        if not axis.patches:
+            axis.annotate(
+                "the default repair gains nothing here", (0.5, 0.5), xycoords="axes fraction",
+                ha="center", color=SOFT,
+            )  # fmt: skip
         axis.axhline(0, color=SOFT, lw=0.8)
         axis.axhline(100, color=SOFT, lw=0.8, ls="--")
         axis.set_xticks(
@@ -316,6 +321,7 @@ def directional(results: Results) -> list[Plot]:
             rotation_mode="anchor",
         )
         axis.set_title(f"({chr(97 + k % 26)}) {pool}, {anchors}")
+        axis.set_xlim(-0.65, len(settings) - 0.35)
         axis.margins(y=0.1)
     _label_left(axes[0], "retained part of the gain (%)")
     caption = (
@@ -330,7 +336,6 @@ def _retained_bar(axis: Axes, place: int, row: Mapping[str, Any]) -> None:
         100 * statistics.retained_fraction(v, row["before"], row["default"]) for v in row["values"]
     ]
     if any(map(math.isnan, kept)):
-        axis.annotate("–", (place, 0), ha="center")
         return
     summary = statistics.seed_summary(kept)
     error = None if len(kept) == 1 else summary.std

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sigmerge.analysis.statistics import DECIMALS
 from sigmerge.errors import MissingExtra, ScoreError
 from sigmerge.method.deficit import residual_gap
 
@@ -94,7 +95,7 @@ class Results:
     def checkpoints(self) -> DataFrame:
         """One row per scored run: macro score and mean gap (null without experts)."""
         return self.by_domain.group_by("run", *RUN_COLUMNS, maintain_order=True).agg(
-            macro=pl.col("score").mean(),
+            macro=pl.col("score").mean().round(DECIMALS),
             gap=pl.when(pl.col("gap").null_count() == 0).then(pl.col("gap").mean()).first(),
         )
 
@@ -112,7 +113,7 @@ class Results:
             {score: "after", "gap": "gap_after"}
         )
         joined = made.join(anchors, on=[*PAIR, *extra], how="inner", maintain_order="left")
-        return joined.with_columns(gain=pl.col("after") - pl.col("before"))
+        return joined.with_columns(gain=(pl.col("after") - pl.col("before")).round(DECIMALS))
 
     @cached_property
     def pairs(self) -> DataFrame:
@@ -165,7 +166,7 @@ class Results:
             per_seed.with_columns(anchors=label)
             .group_by("pool", "anchors", "setting", *extra, maintain_order=True)
             .agg(
-                pl.col("before", "after", "default").mean(),
+                pl.col("before", "after", "default").mean().round(DECIMALS),
                 seeds=pl.len(),
                 values=pl.col("after"),
             )

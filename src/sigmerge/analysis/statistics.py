@@ -1,7 +1,8 @@
 """The statistics of the paper, each one small function under the paper's name.
 
 Scores are fractions. Every correlation is Spearman's: all correlations that the paper's tables let
-one recompute are (`docs/results/published.md`).
+one recompute are (`docs/results/published.md`). Numbers within 1e-12 are equal: they are sums of
+the same fractions in another order, and no rank and no sign comes from rounding.
 """
 
 from __future__ import annotations
@@ -11,8 +12,16 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
+
+DECIMALS = 12
+"""Decimals to which numbers are compared."""
+
+
+def _level(values: ArrayLike) -> NDArray[np.float64]:
+    """The numbers with what rounding made equal made equal."""
+    return np.round(np.asarray(values, dtype=float), DECIMALS)
 
 
 @dataclass(frozen=True)
@@ -54,10 +63,8 @@ def wilcoxon(before: ArrayLike, after: ArrayLike) -> float:
     Pairs that do not differ are left out, as Wilcoxon and SciPy do. Equal sizes share their mean
     rank, and p is then the part of all 2^n sign patterns that are as extreme: SciPy's exact
     distribution knows no shared ranks, and its permutation test cannot list so many patterns.
-    Differences within 1e-12 are equal: they are sums of the same fractions in another order.
     """
-    difference = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
-    difference = np.round(difference, 12)
+    difference = _level(np.asarray(after, dtype=float) - np.asarray(before, dtype=float))
     difference = difference[difference != 0]
     if not difference.size:
         return float("nan")
@@ -75,7 +82,7 @@ def wilcoxon(before: ArrayLike, after: ArrayLike) -> float:
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Rank correlation; NaN where one side is constant or fewer than three points are there."""
-    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    a, b = _level(x), _level(y)
     if a.size < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
     return float(stats.spearmanr(a, b).statistic)
@@ -88,9 +95,9 @@ def recovered_fraction(deficit: ArrayLike, gain: ArrayLike) -> float:
 
 
 def retained_fraction(control: float, anchor: float, default: float) -> float:
-    """(control − anchor) / (default − anchor); NaN where the default gains nothing."""
+    """(control − anchor) / (default − anchor); NaN where the default gains nothing or loses."""
     gain = default - anchor
-    return (control - anchor) / gain if abs(gain) > 1e-12 else float("nan")
+    return (control - anchor) / gain if _level(gain) > 0 else float("nan")
 
 
 def t_interval(values: ArrayLike, level: float = 0.95) -> tuple[float, float]:
@@ -114,7 +121,7 @@ def seed_summary(values: ArrayLike) -> SeedSummary:
 
 def cell_ranks(scores: Mapping[str, float]) -> dict[str, float]:
     """Ranks of the methods within one pool-domain cell, 1 the best; ties share their mean rank."""
-    ranks = stats.rankdata([-score for score in scores.values()], method="average")
+    ranks = stats.rankdata(-_level(list(scores.values())), method="average")
     return dict(zip(scores, map(float, ranks), strict=True))
 
 
@@ -126,13 +133,13 @@ def average_ranks(cells: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def first_places(cells: Sequence[Mapping[str, float]]) -> dict[str, int]:
     """How many cells each method leads alone or with others."""
-    best = [max(cell.values()) for cell in cells]
-    return {m: sum(c[m] == b for c, b in zip(cells, best, strict=True)) for m in cells[0]}
+    level = [dict(zip(cell, _level(list(cell.values())), strict=True)) for cell in cells]
+    return {m: sum(bool(c[m] == max(c.values())) for c in level) for m in cells[0]}
 
 
 def wins(ours: ArrayLike, others: ArrayLike) -> Count:
     """Pairs (one of ours, one of the others) in which ours scores higher."""
-    mine, theirs = np.asarray(ours, dtype=float), np.asarray(others, dtype=float)
+    mine, theirs = _level(ours), _level(others)
     return Count(int((mine[:, None] > theirs[None, :]).sum()), mine.size * theirs.size)
 
 
@@ -176,7 +183,7 @@ def anchor_statistics(scores: ArrayLike, gaps: ArrayLike) -> dict[str, float]:
 
 def rank_preservation(before: ArrayLike, after: ArrayLike) -> Count:
     """Pairs of anchors that keep their order across the repair; a tie on one side is no order."""
-    start, end = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+    start, end = _level(before), _level(after)
     pairs = list(combinations(range(start.size), 2))
     kept = sum((start[i] - start[j]) * (end[i] - end[j]) > 0 for i, j in pairs)
     return Count(int(kept), len(pairs))
@@ -184,7 +191,7 @@ def rank_preservation(before: ArrayLike, after: ArrayLike) -> Count:
 
 def regret(before: ArrayLike, after: ArrayLike) -> Regret:
     """The three selection rules of one pool: strongest, random and weakest anchor."""
-    start, end = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+    start, end = _level(before), _level(after)
     given_up = end.max() - end
     return Regret(
         strongest=float(given_up[start.argmax()]),
@@ -195,7 +202,7 @@ def regret(before: ArrayLike, after: ArrayLike) -> Regret:
 
 def share_order(share: Mapping[str, float]) -> list[str]:
     """Domains in the order in which they claim: largest share first, ties as listed."""
-    return sorted(share, key=lambda domain: -share[domain])
+    return sorted(share, key=lambda domain: -round(share[domain], DECIMALS))
 
 
 def share_shift(primary: Mapping[str, float], other: Mapping[str, float]) -> float:

@@ -17,7 +17,10 @@ from sigmerge.analysis.claims import claims
 from sigmerge.analysis.derived import (
     SWEPT,
     Skipped,
+    cells,
+    known_before,
     metric_changes,
+    moved_shares,
     profiles,
     sweeps,
     words,
@@ -254,22 +257,6 @@ def baseline_domains(results: Results) -> list[Table]:
     return [Table("baseline_dom", "Baselines by domain", columns, rows)]
 
 
-def cells(results: Results) -> list[dict[str, float]]:
-    """All methods within each pool-domain cell; ours is the pool's best repaired checkpoint."""
-    best = results.main.sort("after", descending=True, maintain_order=True).group_by("pool").first()
-    runs = {*best["run"], *results.baselines["run"]}
-    chosen = results.by_domain.filter(pl.col("run").is_in(runs))
-    found = [
-        dict(zip(cell["method"], cell["score"], strict=True))
-        for _, cell in chosen.group_by("pool", "domain", maintain_order=True)
-    ]
-    methods = set(chosen["method"])
-    whole = [cell for cell in found if set(cell) == methods]
-    if not whole:
-        raise NotInStore("no pool-domain cell has scores of all methods")
-    return whole
-
-
 def ranks(results: Results) -> list[Table]:
     within = cells(results)
     average, first = statistics.average_ranks(within), statistics.first_places(within)
@@ -419,7 +406,7 @@ def single_view(results: Results) -> list[Table]:
             for r in here
         ]
         if floor is not None:
-            rows.append([*place, "uniform capacity", floor, floor - whole, 0.0])
+            rows.append([*place, "uniform capacity", floor, floor - whole, part(floor)])
     columns = (
         Column("pool"),
         Column("anchor"),
@@ -655,22 +642,11 @@ def anchor_regret(results: Results) -> list[Table]:
 
 def anchor_statistics(results: Results) -> list[Table]:
     """Correlation of each of the nine with the gain, the repaired score and the repaired gap."""
-    known = results.main_by_domain.drop_nulls("gap_before")
-    frames = []
-    for (pool, anchor), cell in known.group_by("pool", "anchor", maintain_order=True):
-        nine = statistics.anchor_statistics(cell["before"], cell["gap_before"])
-        targets = {
-            "gain": cell["gain"].mean(),
-            "score after": cell["after"].mean(),
-            "gap after": cell["gap_after"].mean(),
-        }
-        frames.append({"pool": pool, "anchor": anchor, **nine, **targets})
-    if len(frames) < 3:
-        raise NotInStore("fewer than three anchors have scores of experts beside them")
-    frame = pl.DataFrame(frames)
+    frame = known_before(results)
     rows: list[list[Cell]] = []
-    for name in list(nine):
-        for target in ("gain", "score after", "gap after"):
+    targets = ("gain", "score after", "gap after")
+    for name in frame.columns:
+        for target in targets if name not in ("pool", "anchor", *targets) else ():
             within = [frame.filter(pl.col("pool") == pool) for pool in results.pools]
             rows.append(
                 [
@@ -706,28 +682,14 @@ def view_correlations(results: Results) -> list[Table]:
 
 
 def partitions(results: Results) -> list[Table]:
-    primary = {
-        (r["pool"], r["anchor"], r["anchor_seed"]): r["share"] for r in results.signals("default")
-    }
-    rows: list[list[Cell]] = []
-    for run in results.signals("partition"):
-        share = primary.get((run["pool"], run["anchor"], run["anchor_seed"]))
-        if share and run["share"]:
-            same = statistics.share_order(share) == statistics.share_order(run["share"])
-            rows.append(
-                [
-                    run["pool"],
-                    run["anchor"],
-                    run["setting"],
-                    statistics.share_shift(share, run["share"]),
-                    same,
-                ]
-            )
-    if not rows:
-        raise NotInStore("the store holds no deficits under another partition")
+    rows: list[list[Cell]] = [
+        [moved.pool, moved.anchor, moved.anchor_seed, moved.partition, moved.move, moved.same_order]
+        for moved in moved_shares(results)
+    ]
     columns = (
         Column("pool"),
         Column("anchor"),
+        Column("seed", "count"),
         Column("partition"),
         Column("largest move of a share", "number"),
         Column("claim order unchanged"),
