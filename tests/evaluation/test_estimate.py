@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from sigmerge.cli.evaluation_lines import estimate_line
 from sigmerge.errors import MissingExtra, ScoreError
 from sigmerge.evaluation.costs import ItemCost, Speed
 from sigmerge.evaluation.estimate import estimate, timed
-from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.suite import load_suite
+from sigmerge.evaluation.sources import Data, Item
+from sigmerge.evaluation.suite import load_suite, nano_suite
+from sigmerge.nano.files import POOL
 from sigmerge.probing import generate
 from sigmerge.probing.generate import HfModel, Sampling, Usage, load_model
 from tests.evaluation.tiny import write_tiny
@@ -69,6 +71,23 @@ def test_a_real_model_is_timed(folder: Path):
     _, usage = model.generate([i.record["prompt"] for i in ITEMS["said"]], Sampling(40))
     assert found["tokens_at_most"] >= usage.generated_tokens
     assert (found["items"], found["items_to_score"]) == (24, 24)
+
+
+def test_the_tokens_of_the_embedded_items_are_counted_and_nothing_is_timed():
+    """Against the tokenizer; timing a few items would take longer than the answers."""
+
+    def load() -> HfModel:
+        raise AssertionError("no model is needed")
+
+    suite = nano_suite()
+    name, mark = next(iter(suite.benchmarks.items()))
+    items = mark.load(name, Data.default(None, False), suite.folder)
+    found = estimate(suite, {name: items}, {name: items}, load)
+    tokenizer = AutoTokenizer.from_pretrained(POOL / "reference")
+    texts = [f"{item.record['prompt']} {item.record['answer']}" for item in items]
+    assert found["tokens_at_most"] >= sum(map(len, tokenizer(texts)["input_ids"]))
+    assert found["tokens_at_most"] <= sum(len(text.split()) + 5 for text in texts)
+    assert found["seconds"] is None
 
 
 def test_nothing_is_loaded_when_nothing_is_left_to_score():

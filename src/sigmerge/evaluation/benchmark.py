@@ -76,6 +76,8 @@ class Benchmark(StrictSection):
     """Whether only one thread at a time may score."""
     own_splits: ClassVar[bool] = False
     """Whether the records bring their splits."""
+    timed: ClassVar[bool] = True
+    """Whether a few items are timed before the rest; no where that takes longer than the rest."""
     weights: ClassVar[str] = "auto"
     """The type of the weights that the harness is defined for."""
     sources: ClassVar[frozenset[str]] = frozenset(

@@ -52,16 +52,18 @@ def estimate(
 
     Without `load` nothing is timed.
     """
-    pairs = [
-        (found, item)
+    counted = {
+        name: [(found, item) for item in items
+               if (found := suite.benchmarks[name].cost(item)) is not None]
         for name, items in missing.items()
-        for item in items
-        if (found := suite.benchmarks[name].cost(item)) is not None
-    ]
+    }  # fmt: skip
+    pairs = [pair for name in missing if suite.benchmarks[name].timed for pair in counted[name]]
     result: dict[str, Any] = {
         "items": sum(map(len, chosen.values())),
         "items_to_score": sum(map(len, missing.values())),
-        "tokens_at_most": round(sum(c.read + c.answers * c.longest for c, _ in pairs)),
+        "tokens_at_most": round(
+            sum(c.read + c.answers * c.longest for each in counted.values() for c, _ in each)
+        ),
         "seconds": None,
     }
     if pairs and load is not None:

@@ -12,8 +12,10 @@ from pydantic import Field
 
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer, Metric
+from sigmerge.evaluation.costs import ItemCost
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.store import Scored
+from sigmerge.nano.facts import LONGEST_ANSWER
 from sigmerge.nano.files import NANO_SPLITS, POOL, load_items
 from sigmerge.probing.generate import HfModel, LoadedModel, Usage
 from sigmerge.probing.threads import one_torch_thread
@@ -24,6 +26,7 @@ class Nano(Benchmark):
 
     group: ClassVar[int | None] = None
     own_splits: ClassVar[bool] = True
+    timed: ClassVar[bool] = False
     weights: ClassVar[str] = "float32"
     sources: ClassVar[frozenset[str]] = Benchmark.sources | {"pool"}
 
@@ -45,6 +48,10 @@ class Nano(Benchmark):
             ]
         except (OSError, ValueError, TypeError) as error:
             raise ScoreError(f"{name}: {pool} is no nano pool ({error}).") from None
+
+    def cost(self, item: Item) -> ItemCost:
+        """A token is a word; one more begins the prompt, and one ends the answer."""
+        return ItemCost(len(item.record["prompt"].split()) + 1, longest=LONGEST_ANSWER + 1)
 
     def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
         return NanoScorer(self, asked.model)
