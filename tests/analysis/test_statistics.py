@@ -41,7 +41,7 @@ def test_wilcoxon_is_exact_and_two_sided(seed: int) -> None:
     assert found == pytest.approx(exact_signed_rank(difference))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_wilcoxon_is_exact_with_ties_and_zeros(seed: int) -> None:
     """Against all sign patterns, and against SciPy's test, which lists them too."""
     draw = np.random.default_rng(seed)
@@ -121,6 +121,7 @@ def test_what_only_rounding_tells_apart_is_equal() -> None:
     assert ours.cell_ranks({"a": low, "b": high, "c": 0.2}) == {"a": 1.5, "b": 1.5, "c": 3.0}
     assert ours.first_places([{"a": low, "b": high, "c": 0.2}]) == {"a": 1, "b": 1, "c": 0}
     assert ours.wins([high], [low]) == ours.Count(0, 1)
+    assert ours.wins([0.3 + 4e-13, 0.3 + 2e-12], [0.3]) == ours.Count(1, 2)
     assert ours.rank_preservation([low, high], [0.1, 0.2]) == ours.Count(0, 1)
     assert ours.regret([low, high, 0.2], [0.9, 0.5, 0.1]).strongest == 0
     assert ours.share_order({"a": low, "b": high, "c": 0.4}) == ["c", "a", "b"]

@@ -90,6 +90,9 @@ def test_anchors_are_ranked_by_calibration_scores(
     by_recipe = package.anchors(pool.write(recipe), threads=1)
     names = {row.anchor for row in by_recipe.pools[0].anchors}
     assert names == {"linear", "task_arithmetic", "ties", "dare_linear", "dare_ties"}
+    assert by_recipe.pools[0].left_out == ("fisher", "regmean")
+    said = sigmerge("anchors", pool.write(recipe))
+    assert "not ranked: fisher, regmean; give every model exemplars:" in said.out
     assert not list(tmp_path.glob(".anchors-*"))
 
 

@@ -149,7 +149,7 @@ def view_correlations(views: Mapping[str, Sequence[float]]) -> dict[tuple[str, s
 
 
 def entropy(share: ArrayLike) -> float:
-    """Of the shares, in nats; a share of zero adds nothing."""
+    """Of the shares (or of what they are the parts of), in nats; a share of zero adds nothing."""
     return float(stats.entropy(np.asarray(share, dtype=float))) if np.any(share) else 0.0
 
 
@@ -164,10 +164,10 @@ def gini(share: ArrayLike) -> float:
 def anchor_statistics(scores: ArrayLike, gaps: ArrayLike) -> dict[str, float]:
     """The nine statistics of an anchor that are known before any repair (App. anchor selection).
 
-    `scores` and `gaps` list its domains. Deviations are of a sample (ddof 1).
+    `scores` and `gaps` list its domains. Deviations are of a sample (ddof 1). Shares are gaps over
+    their sum, which entropy and Gini coefficient do not depend on.
     """
     score, gap = np.asarray(scores, dtype=float), np.asarray(gaps, dtype=float)
-    share = gap / gap.sum() if gap.sum() > 0 else gap
     return {
         "macro": float(score.mean()),
         "gap mean": float(gap.mean()),
@@ -175,8 +175,8 @@ def anchor_statistics(scores: ArrayLike, gaps: ArrayLike) -> dict[str, float]:
         "gap min": float(gap.min()),
         "gap std": float(gap.std(ddof=1)) if gap.size > 1 else 0.0,
         "domains without gap": float((gap == 0).sum()),
-        "share entropy": entropy(share),
-        "share gini": gini(share),
+        "share entropy": entropy(gap),
+        "share gini": gini(gap),
         "score range": float(np.ptp(score)),
     }
 

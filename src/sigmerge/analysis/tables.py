@@ -724,7 +724,8 @@ def statements(results: Results) -> list[Table]:
         raise NotInStore("the store holds nothing that the paper makes a statement about")
     rows: list[list[Cell]] = [[c.text, c.paper, c.here, "yes" if c.holds else "NO"] for c in found]
     columns = [Column(title) for title in ("statement", "the paper", "here", "holds here")]
-    return [Table("statements", "The paper's main statements, asked of these runs", columns, rows)]
+    caption = "The paper's main statements on these runs; several numbers are one for each pool"
+    return [Table("statements", caption, columns, rows)]
 
 
 TABLE_BUILDERS: dict[str, Callable[[Results], list[Table]]] = {

@@ -147,10 +147,13 @@ def _anchor_lines(result: Any) -> Iterator[str]:
     for pool in result.pools:
         names = list(pool.anchors[0].statistics)
         yield f"{pool.pool}: repair the first"
-        yield "  ".join([f"{'anchor':20}", *(f"{name:>19}" for name in names)])
+        width = max(len(row.anchor) for row in pool.anchors)
+        yield "  ".join([f"{'anchor':{width}}", *(f"{name:>6}" for name in names)])
         for row in pool.anchors:
-            values = (f"{row.statistics[name]:19.4f}" for name in names)
-            yield "  ".join([f"{row.anchor:20}", *values])
+            values = (f"{row.statistics[name]:{max(6, len(name))}.4f}" for name in names)
+            yield "  ".join([f"{row.anchor:{width}}", *values])
+        if pool.left_out:
+            yield f"not ranked: {', '.join(pool.left_out)}; give every model exemplars:"
     yield "How repairing the strongest anchor did on measured pools, in points of the mean score:"
     for name, found in result.evidence["pools"].items():
         lost = {rule: 100 * value for rule, value in found["regret"].items()}

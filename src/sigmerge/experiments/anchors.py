@@ -40,10 +40,14 @@ class RankedAnchor(Part):
 
 
 class RankedPool(Part):
-    """The anchors of a pool, the one to repair first."""
+    """The anchors of a pool, the one to repair first.
+
+    `left_out` are those of the paper that read exemplars, where the pool has none.
+    """
 
     pool: str
     anchors: tuple[RankedAnchor, ...]
+    left_out: tuple[str, ...] = ()
 
 
 class Ranked(Part):
@@ -96,10 +100,19 @@ class AnchorsJob:
     def run(self) -> Ranked:
         found = self.check()
         ranked = tuple(
-            RankedPool(pool=plan.name, anchors=tuple(self._ranked(plan))) for plan in found
+            RankedPool(
+                pool=plan.name, anchors=tuple(self._ranked(plan)), left_out=self._left_out(plan)
+            )
+            for plan in found
         )
         evidence = read_json_object(EVIDENCE, "results of selection rules")
         return Ranked(pools=ranked, evidence=evidence)
+
+    def _left_out(self, plan: PoolPlan) -> tuple[str, ...]:
+        ranked = {method.content()["merge_method"] for method in self.suite.anchors}
+        if plan.place.exemplars is not None:
+            return ()
+        return tuple(n for n in PAPERS_ANCHORS if operator(n).needs and n not in ranked)
 
     def _ranked(self, plan: PoolPlan) -> list[RankedAnchor]:
         from sigmerge.analysis.statistics import anchor_statistics

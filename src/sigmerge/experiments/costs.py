@@ -45,12 +45,13 @@ def merge_cost(recipe: Recipe, folder: Path, captures: Sequence[Path]) -> BuildC
     parts = [_capture_seconds(place) for place in captures]
     whole = None if provenance.blocks_resumed else provenance.wall_seconds
     seconds = _sum([whole, *parts])
-    on_cuda = recipe.capture.device.startswith("cuda")
+    captured_on_gpu = recipe.capture.device.startswith("cuda")
+    without = 0.0 if on_gpu(recipe) else None
     captured: Mapping[str, Any] = read_plan(records / PLAN).capture or {}
     shown = captured.get("exemplars", {})
     return BuildCost(
         wall_seconds=seconds,
-        gpu_seconds=(_sum(parts) if on_cuda else 0.0) if on_gpu(recipe) else None,
+        gpu_seconds=_sum(parts) if captured_on_gpu and parts else without,
         spent_seconds=seconds,
         forward_calls=len(shown),
         unlabelled=sum(shown.values()),
@@ -63,11 +64,13 @@ def _capture_seconds(place: Path) -> float | None:
 
 
 def _search_cost(found: SearchRecord, gpu: bool) -> BuildCost:
+    """Candidates that answer side by side share the GPU: their seconds are not added up."""
     labelled, each = sum(found.labelled_items.values()), sum(found.items_per_call.values())
-    seconds = None if found.asked_seconds is None else found.wall_seconds
+    asked = found.asked_seconds
+    seconds = None if asked is None else found.wall_seconds
     return BuildCost(
         wall_seconds=seconds,
-        gpu_seconds=found.asked_seconds if gpu else None,
+        gpu_seconds=min(asked, found.wall_seconds) if gpu and asked is not None else None,
         spent_seconds=seconds,
         evaluation_calls=found.evaluation_calls,
         labelled=labelled,
@@ -92,7 +95,7 @@ def repair_cost(job: RepairJob, made: Merged, anchor: MeasuredScores, shared: Sh
     probe = recipe.repair.probe if recipe.repair else None
     return BuildCost(
         wall_seconds=_sum([whole, shared.profile_seconds, counted]),
-        gpu_seconds=counted if on_gpu(recipe) else None,
+        gpu_seconds=_sum([counted]) if on_gpu(recipe) else None,
         spent_seconds=_sum([whole, shared.profile_seconds, *(look.seconds for look in looks)]),
         forward_calls=experts if probe else 0,
         evaluation_calls=len(plan.domains),

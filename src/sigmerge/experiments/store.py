@@ -83,8 +83,9 @@ class BuildCost:
 
     As the paper counts (ruling 25): a repair is the pool's profile, one scoring of the anchor and
     the claims; the experts' own scores are there. What begins with `spent` counts those too, and
-    every candidate. Work that an earlier run left is counted as if it were done now. None: not
-    measured, since an interrupted run did a part of it; `gpu_seconds`: since no GPU is there.
+    every candidate. Work that an earlier run left is counted as if it were done now. `gpu_seconds`
+    are those in which models answered or were captured on a GPU. None: not measured, since an
+    interrupted run did a part of it, or since no GPU is there.
     """
 
     wall_seconds: float | None = None

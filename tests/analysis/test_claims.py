@@ -1,0 +1,253 @@
+"""The paper's statements about another experiment, against plain loops over its records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from sigmerge.analysis.claims import CheckedStatement, claims
+from sigmerge.analysis.results import Results
+from sigmerge.experiments.store import StoredRun, create
+from tests.analysis import experiment
+from tests.analysis.experiment import DOMAINS, POOLS
+from tests.analysis.test_tables import (
+    RECORDS,
+    domain_scores,
+    find,
+    gap,
+    macro,
+    pair,
+    pairs,
+    strongest,
+)
+
+USED = POOLS[:2]
+
+
+@pytest.fixture(scope="module")
+def found(results: Results) -> dict[str, CheckedStatement]:
+    return {claim.text: claim for claim in claims(results)}
+
+
+def points(*values: float) -> str:
+    return ", ".join(f"{100 * value:+.2f}".replace("-", "−") for value in values)
+
+
+def signed(*values: float) -> str:
+    return ", ".join(f"{value:+.2f}".replace("-", "−") for value in values)
+
+
+def baselines(pool: str) -> list[StoredRun]:
+    return [r for r in RECORDS if r.kind == "baseline" and r.pool.name == pool and r.seed == 0]
+
+
+def test_the_gains(found: dict[str, CheckedStatement]) -> None:
+    before, after = zip(
+        *[(macro(b), macro(a)) for pool in USED for b, a in pairs(pool)], strict=True
+    )
+    gain = np.subtract(after, before)
+    assert found["Every anchor improves"].here == f"{(gain > 0).sum()} of {len(gain)}"
+    assert found["The mean gain is positive"].here == points(gain.mean())
+    p = stats.wilcoxon(gain, method="exact").pvalue
+    assert found["The gain is no chance (Wilcoxon, two-sided)"].here == f"{p:.2g}"
+    spans = []
+    for pool in USED:
+        each = [macro(a) - macro(b) for b, a in (pair(pool, "DARE", seed) for seed in range(3))]
+        spans.append(max(each) - min(each))
+    moved = found["Over seeds of an anchor the gain moves less than the smallest gain"]
+    assert moved.here == f"{100 * max(spans):.2f} against {100 * min(gain):.2f}"
+    assert moved.holds == (max(spans) < min(gain))
+
+
+def test_the_gaps(found: dict[str, CheckedStatement]) -> None:
+    before, after = (fmean(gap(r[k]) for pool in USED for r in pairs(pool)) for k in (0, 1))
+    shown = f"{100 * before:.2f} → {100 * after:.2f}"
+    assert found["The residual gap falls"].here == shown
+
+    def correlation(*chosen: str) -> float:
+        rows = [
+            (max(0.0, strongest(pool)[d] - domain_scores(b)[d]),
+             domain_scores(a)[d] - domain_scores(b)[d])
+            for pool in chosen for b, a in pairs(pool) for d in DOMAINS
+        ]  # fmt: skip
+        return stats.spearmanr(*zip(*rows, strict=True)).statistic
+
+    assert found["Domains gain where they lack (Spearman)"].here == signed(correlation(*USED))
+    each = [correlation(pool) for pool in USED]
+    assert found["So they do within every pool"].here == signed(*each)
+
+
+def test_the_other_methods(found: dict[str, CheckedStatement]) -> None:
+    best = {pool: max((after for _, after in pairs(pool)), key=macro) for pool in USED}
+    margin = [macro(best[pool]) - max(map(macro, baselines(pool))) for pool in USED]
+    text = "The best repaired anchor beats every baseline, on every pool"
+    assert (found[text].here, found[text].holds) == (points(*margin), min(margin) > 0)
+    ranks: dict[str, list[int]] = {}
+    for pool in USED:
+        for d in DOMAINS:
+            cell = {r.method: domain_scores(r)[d] for r in (best[pool], *baselines(pool))}
+            for method, score in cell.items():
+                ranks.setdefault(method, []).append(1 + sum(o > score for o in cell.values()))
+    ours = ranks.pop("sigmerge")
+    nearest = min(map(fmean, ranks.values()))
+    text = "The best repaired anchor has the best average rank of all methods"
+    assert found[text].here == f"{fmean(ours):.2f} against {nearest:.2f} of the next"
+    assert found[text].holds == (fmean(ours) < nearest)
+    assert found["It leads most pool-domain cells"].here == f"{ours.count(1)} of 10"
+    won = [macro(a) > macro(o) for pool in USED for _, a in pairs(pool) for o in baselines(pool)]
+    text = "Repaired anchors beat baselines in most pairs"
+    assert found[text].here == f"{sum(won)} of {len(won)}"
+    assert found[text].holds == (2 * sum(won) > len(won))
+
+
+def test_the_variants(found: dict[str, CheckedStatement]) -> None:
+    def lost(kind: str, setting: str, against: int = 1) -> list[float]:
+        return [
+            fmean(map(macro, find(pool, kind, setting, "DARE")))
+            - macro(pair(pool, "DARE")[against])
+            for pool in USED
+        ]
+
+    for kind, settings in (("ablation", experiment.ABLATIONS), ("control", experiment.CONTROLS)):
+        for setting in settings:
+            text = f"{setting.replace('_', ' ')} is worse than the default on every pool"
+            if text in found:
+                assert found[text].here == points(*lost(kind, setting))
+                assert found[text].holds == (max(lost(kind, setting)) < 0)
+    assert sum("is worse than the default" in text for text in found) == 7
+    moved = lost("control", "all_random", 0)
+    text = "all random gives back the anchor (within 0.1 points)"
+    assert (found[text].here, found[text].holds) == (points(*moved), max(map(abs, moved)) <= 0.001)
+    views = [each for setting in experiment.VIEWS for each in lost("view", setting)]
+    reached = sum(each >= 0 for each in views)
+    assert found["No single view reaches all three"].here == f"{reached} of 6 do"
+    orders = list(zip(*(lost("order", setting) for setting in experiment.ORDERS), strict=True))
+    text = "Another claim order costs something, and little (under 1 point)"
+    assert found[text].here == points(
+        *(each for place in zip(*orders, strict=True) for each in place)
+    )
+    assert found[text].holds == all(-0.01 < each <= 0 for place in orders for each in place)
+
+
+def test_the_constants(found: dict[str, CheckedStatement]) -> None:
+    for constant, name in (("c_min", "C_min"), ("c_max", "C_max"), ("scale", "λ")):
+        usual, best = experiment.CONSTANTS[constant], []
+        for pool in USED:
+            score = {usual: macro(pair(pool, "DARE")[1])}
+            for value in experiment.SWEEPS[constant]:
+                [run] = find(pool, "sweep", f"{constant}={value:g}", "DARE")
+                score[value] = macro(run)
+            best.append(max(score, key=lambda value: score[value]))
+        claim = found[f"{name} = {usual:g} is the best value tried"]
+        assert claim.here == ", ".join(f"{value:g}" for value in best)
+        assert claim.holds == (set(best) == {usual})
+
+
+def test_the_partitions(found: dict[str, CheckedStatement]) -> None:
+    """An anchor counts where no partition changes its order; of its seeds the first."""
+    same = []
+    for pool in USED:
+        for anchor in experiment.ANCHORS:
+            runs = [pair(pool, anchor)[1]]
+            runs += [r for k in (1, 2) for r in find(pool, "partition", f"partition {k}", anchor)]
+            orders = {tuple(sorted(DOMAINS, key=lambda d: -r.signals.share[d])) for r in runs}
+            same.append(len(orders) == 1)
+    claim = found["Other partitions give an anchor the same claim order"]
+    assert (claim.here, claim.holds) == (f"{sum(same)} of 10", all(same))
+
+
+def test_the_choice_of_an_anchor(found: dict[str, CheckedStatement]) -> None:
+    kept, all_pairs, lost, drawn = 0, 0, [], []
+    for pool in USED:
+        scores = [(macro(b), macro(a)) for b, a in pairs(pool)]
+        for (b1, a1), (b2, a2) in combinations(scores, 2):
+            kept, all_pairs = kept + ((b1 < b2) == (a1 < a2)), all_pairs + 1
+        best = max(after for _, after in scores)
+        lost.append(best - max(scores)[1])
+        drawn.append(best - fmean(after for _, after in scores))
+    text = "Most pairs of anchors keep their order across the repair"
+    assert (found[text].here, found[text].holds) == (f"{kept} of 20", 2 * kept > 20)
+    claim = found["Repairing the strongest anchor gives up less than repairing one at random"]
+    assert claim.here == f"{100 * fmean(lost):.2f} against {100 * fmean(drawn):.2f}"
+    assert claim.holds == (fmean(lost) < fmean(drawn))
+
+
+def stored(folder: Path, change: Callable[[StoredRun], StoredRun]) -> dict[str, CheckedStatement]:
+    """The statements about one pool whose runs are changed."""
+    with create(folder / "s") as store:
+        for record in RECORDS:
+            if record.pool.name == POOLS[0]:
+                store.append(change(record))
+    return {claim.text: claim for claim in claims(experiment.read(folder / "s"))}
+
+
+def moved(record: StoredRun, points: float, domains: tuple[str, ...] = DOMAINS) -> StoredRun:
+    scores = tuple(
+        replace(s, value=min(1.0, max(0.0, s.value + points))) if s.domain in domains else s
+        for s in record.scores
+    )
+    return replace(record, scores=scores)
+
+
+def test_a_repair_that_hurts_upholds_nothing(tmp_path: Path) -> None:
+    found = stored(tmp_path, lambda r: moved(r, -0.3) if r.kind == "default" else r)
+    for text in (
+        "Every anchor improves",
+        "The mean gain is positive",
+        "Over seeds of an anchor the gain moves less than the smallest gain",
+        "The residual gap falls",
+        "The best repaired anchor beats every baseline, on every pool",
+        "The best repaired anchor has the best average rank of all methods",
+        "It leads most pool-domain cells",
+        "Repaired anchors beat baselines in most pairs",
+        "equal share is worse than the default on every pool",
+        "No single view reaches all three",
+        "Another claim order costs something, and little (under 1 point)",
+        "C_max = 0.45 is the best value tried",
+    ):
+        assert not found[text].holds, text
+
+
+def test_runs_that_are_the_default_cost_nothing(tmp_path: Path) -> None:
+    """Orders and sweep points with the default's scores: no loss, and the default is a best."""
+    default = pair(POOLS[0], "DARE")[1].scores
+    found = stored(
+        tmp_path,
+        lambda r: replace(r, scores=default) if r.kind in ("order", "sweep", "view") else r,
+    )
+    assert found["Another claim order costs something, and little (under 1 point)"].holds
+    for name in ("C_min = 0.1", "C_max = 0.45", "λ = 0.6"):
+        assert found[f"{name} is the best value tried"].holds
+    assert found["No single view reaches all three"].here == "3 of 3 do"
+
+
+def test_an_order_that_costs_two_points_costs_too_much(tmp_path: Path) -> None:
+    default = pair(POOLS[0], "DARE")[1]
+    less = moved(default, -0.02).scores
+    found = stored(tmp_path, lambda r: replace(r, scores=less) if r.kind == "order" else r)
+    claim = found["Another claim order costs something, and little (under 1 point)"]
+    assert (claim.here, claim.holds) == ("−2.00, −2.00", False)
+
+
+def test_a_statistic_that_orders_the_gains_predicts_them(tmp_path: Path) -> None:
+    """Anchors that differ in their scores alone, and gain the more the weaker they are."""
+    level = {name: 0.02 * k for k, name in enumerate(experiment.ANCHORS)}
+    first = find(POOLS[0], "anchor", "", "Linear")[0]
+
+    def change(record: StoredRun) -> StoredRun:
+        if record.kind not in ("anchor", "default"):
+            return record
+        extra = level[record.anchor] if record.kind == "anchor" else 0.1
+        return moved(replace(record, scores=first.scores), extra)
+
+    claim = stored(tmp_path, change)[
+        "No statistic of the anchor predicts the gain with one sign on every pool"
+    ]
+    assert claim.here != "0 of 9 do" and not claim.holds

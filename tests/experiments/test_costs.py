@@ -1,0 +1,122 @@
+"""Seconds on a GPU: what is counted where one is, without one here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sigmerge as package
+from sigmerge.checkpoints.statistics import DONE
+from sigmerge.experiments.costs import _search_cost, merge_cost, on_gpu
+from sigmerge.recipe import load_recipe
+from sigmerge.records import SearchRecord, Winner
+from tests.experiments.test_suite import definition, rewritten, rows
+from tests.pools import PoolOnDisk, make_pool
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> PoolOnDisk:
+    return make_pool(tmp_path / "pool", layers=2, dtype="bf16")
+
+
+def test_who_answers_on_a_gpu(pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of a suite of benchmarks, where torch has a GPU; a command may answer anywhere."""
+    asked, commanded = (
+        load_recipe(pool.recipe("linear") | {"repair": how})
+        for how in ({"evaluate": {"suite": "nano"}}, {"command": "score {checkpoint}"})
+    )
+    for there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert on_gpu(asked) is there
+        assert on_gpu(commanded) is on_gpu(load_recipe(pool.recipe("linear"))) is False
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert on_gpu(asked) is False
+
+
+def test_a_repair_counts_the_look_at_its_anchor(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the program that scores, which sleeps, answered on a GPU."""
+    monkeypatch.setattr("sigmerge.experiments.costs.on_gpu", lambda recipe: True)
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    nap = 0.1
+    content = definition(pool, anchors=[{"name": "mean", "merge_method": "linear"}], repairs={})
+    rewritten(
+        tmp_path / "score.py", "import hashlib", f"import time; time.sleep({nap})\nimport hashlib"
+    )
+    package.suite(content, tmp_path / "out", threads=1)
+    found = {row["kind"]: row for row in rows(tmp_path / "out")}
+    assert found["expert"]["gpu_seconds"] is None  # nothing is built
+    assert found["anchor"]["gpu_seconds"] == found["baseline"]["gpu_seconds"] == 0
+    repair = found["default"]
+    assert nap < repair["gpu_seconds"] < repair["wall_seconds"]
+    assert repair["spent_seconds"] > repair["gpu_seconds"] + 3 * nap  # the looks at the experts
+
+
+@pytest.mark.parametrize(
+    ("device", "captures", "expected"),
+    [
+        ("cuda", [{"seconds": 2.5}, {"seconds": 1.0}], 3.5),
+        ("cuda", [{"seconds": 2.5}, {}], None),  # the second was interrupted
+        ("cuda", [], None),  # no GPU here, and nothing was captured
+        ("cpu", [{"seconds": 2.5}], None),
+    ],
+)
+def test_captures_on_a_gpu_are_counted(
+    pool: PoolOnDisk,
+    tmp_path: Path,
+    device: str,
+    captures: list[dict[str, float]],
+    expected: float | None,
+) -> None:
+    recipe = pool.recipe("linear") | {"capture": {"device": device}}
+    folders = [tmp_path / f"capture-{number}" for number in range(len(captures))]
+    for folder, content in zip(folders, captures, strict=True):
+        folder.mkdir()
+        (folder / DONE).write_text(json.dumps(content))
+    merged = package.merge(recipe, tmp_path / "merged", threads=1)
+    cost = merge_cost(load_recipe(recipe), Path(merged.out), folders)
+    assert cost.gpu_seconds == expected
+    known = [content.get("seconds") for content in captures]
+    if None in known:
+        assert cost.wall_seconds is None
+    else:
+        whole = sum(known) + merged.provenance.wall_seconds
+        assert cost.wall_seconds == pytest.approx(whole, abs=1e-3)
+
+
+def searched(**more: Any) -> SearchRecord:
+    given = {
+        "out": "out", "winner": "out/winner", "operator": "ties", "experts": ("a", "b"),
+        "settings": {}, "evaluation_calls": 240, "ability_runs": 4,
+        "labelled_items": {"a": 100, "b": 50}, "items_per_call": {"a": 20, "b": 10},
+        "candidates_in_flight": 4,
+        "best": Winner(candidate=0, settings={}, estimates={"a": 0.5}, estimate=0.5),
+        "best_by_generation": (0.5,), "test": {}, "held_out_error": {}, "replayed": 0,
+        "wall_seconds": 60.0, "peak_memory_bytes": 0, "asked_seconds": 40.0,
+    }  # fmt: skip
+    return SearchRecord(**{**given, **more})
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "expected"),
+    [
+        (40.0, True, 40.0),
+        (160.0, True, 60.0),  # four answered side by side: no longer than the search
+        (None, True, None),  # another run began it
+        (40.0, False, None),
+    ],
+)
+def test_a_search_is_on_the_gpu_no_longer_than_it_runs(
+    asked: float | None, gpu: bool, expected: float | None
+) -> None:
+    cost = _search_cost(searched(asked_seconds=asked), gpu)
+    assert cost.gpu_seconds == expected
+    assert cost.wall_seconds == (None if asked is None else 60.0)
+    assert (cost.evaluation_calls, cost.labelled, cost.iterations) == (240, 150, 240)
+    assert (cost.spent_calls, cost.spent_labelled) == (244, 240 * 30 + 4 * 150)
