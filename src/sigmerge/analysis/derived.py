@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -162,15 +161,17 @@ class MovedShares:
 
 def moved_shares(results: Results) -> list[MovedShares]:
     """Every anchor run under every other partition."""
-    place_of = itemgetter(*PAIR)
-    primary = {place_of(run): run["share"] for run in results.signals("default")}
+    primary = {
+        (run["pool"], run["anchor"], run["anchor_seed"]): run["share"]
+        for run in results.signals("default")
+    }
     found = []
     for run in results.signals("partition"):
-        place = place_of(run)
-        share, other = primary.get(place), run["share"]
+        pool, anchor, seed, other = (run[key] for key in (*PAIR, "share"))
+        share = primary.get((pool, anchor, seed))
         if share and other:
-            same = share_order(share) == share_order(other)
-            found.append(MovedShares(*place, run["setting"], share_shift(share, other), same))
+            same, move = share_order(share) == share_order(other), share_shift(share, other)
+            found.append(MovedShares(pool, anchor, seed, run["setting"], move, same))
     if not found:
         raise NotInStore("the store holds no deficits under another partition")
     return found
