@@ -78,7 +78,7 @@ def _extracted_lines(done: Any) -> Iterator[str]:
 
 @app.command(epilog=examples("sigmerge migrate mergekit.yaml"))
 def migrate(recipe: RecipeFile, as_json: Json = False) -> None:
-    """Print what a mergekit recipe gives here that differs from mergekit."""
+    """Print what differs from mergekit when a recipe runs here."""
     from sigmerge.recipe.migration import migration
 
     show.emit(migration(recipe), as_json, _changed_lines)
