@@ -40,6 +40,8 @@ REAL_DOMAINS = ("math", "instruction", "coding", "multilingual", "safety")
 PAIRS_SHOWN, PROMPTS_SHOWN = 32, 20
 """Exemplars and probe prompts of a domain."""
 LONGEST_PROMPT, LONGEST_RESPONSE = 300, 200
+LONGEST_TEXT = 1300
+"""Characters of a prompt: of few words, it may still be long."""
 MBPP_TRAINING = range(601, 975)
 _NO_OUTPUT = re.compile(r"<?no ?output>?\.?", re.IGNORECASE)
 _MARKUP = re.compile(r"</?(?:a|b|i|p|br|td|tr|ul|li|h\d|div|img|span|body|html|table)\b[^>]*>"
@@ -77,7 +79,7 @@ def _instructions(
     return DataSet(name, domain, (file,), read, most, held, items)
 
 
-_XQUAD = tuple(f"xquad/xquad.{code}.json" for code in ("es", "de", "ru"))
+_XQUAD = tuple(f"xquad/xquad.{code}.json" for code in ("es", "de"))
 _MULTI30K = tuple(f"multi30k/train.{code}" for code in ("en", "de", "fr"))
 _GERMAN = "alpaca_de/translated_tasks_de_openai_12k.json"
 _GPTEACHER = "gpteacher/codegen-instruct.json"
@@ -196,6 +198,8 @@ def flaw(pair: Pair, domain: str = "") -> str:
         return "no output"
     if len(pair.prompt.split()) > LONGEST_PROMPT:
         return f"a prompt of over {LONGEST_PROMPT} words"
+    if len(pair.prompt) > LONGEST_TEXT:
+        return f"a prompt of over {LONGEST_TEXT} characters"
     if len(pair.response.split()) > LONGEST_RESPONSE:
         return f"a response of over {LONGEST_RESPONSE} words"
     if domain != "coding" and _MARKUP.search(f"{pair.prompt}\n{pair.response}"):

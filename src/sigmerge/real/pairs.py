@@ -18,7 +18,7 @@ from sigmerge.real.overlap import Compared
 
 _LANGUAGES = {"de": "German", "fr": "French", "es": "Spanish", "ru": "Russian"}
 _TATOEBA = {"fr": "fra", "es": "spa", "de": "deu", "ru": "rus"}
-_QUESTION = {"es": "Pregunta", "de": "Frage", "ru": "Вопрос"}
+_QUESTION = {"es": "Pregunta", "de": "Frage"}
 _NO_INPUT = re.compile(r"(?:\W*(?:no|none|keine?)[\s_]*(?:input|eingabe)?\W*)?", re.IGNORECASE)
 
 _REMARK = re.compile(r"\btranslat(?:ion|ed?|es)\b|\bGerman\b|\bNote:|\bSorry,|\bAs an AI\b")
@@ -120,17 +120,17 @@ def mbpp(data: PublicData, file: str, ids: Callable[[int], bool]) -> Iterator[Pa
             yield Pair(prompt, program, task, f"{task}\n{test}")
 
 
-def xquad(data: PublicData, languages: tuple[str, ...] = ("es", "de", "ru")) -> Iterator[Pair]:
-    """Passage and question, and the answer's words. An article is one group in all languages."""
-    for language in languages:
-        for number_, article in enumerate(data.records(f"xquad/xquad.{language}.json", "data")):
+def xquad(data: PublicData) -> Iterator[Pair]:
+    """Passage and question, and the answer's words. An article is one group in both languages."""
+    for language in _QUESTION:
+        for place, article in enumerate(data.records(f"xquad/xquad.{language}.json", "data")):
             for paragraph in article["paragraphs"]:
                 passage = paragraph["context"].replace("\ufeff", "").strip()
                 for asked in paragraph["qas"]:
                     question = asked["question"].strip()
                     prompt = f"{passage}\n\n{_QUESTION[language]}: {question}"
                     answer = asked["answers"][0]["text"].strip()
-                    yield Pair(prompt, answer, str(number_), f"{passage}\n{question}")
+                    yield Pair(prompt, answer, str(place), f"{passage}\n{question}")
 
 
 def translations(pairs: Mapping[str, tuple[list[str], list[str]]]) -> Iterator[Pair]:
