@@ -56,7 +56,10 @@ def test_the_gains(found: dict[str, CheckedStatement]) -> None:
     assert found["Every anchor improves"].here == f"{(gain > 0).sum()} of {len(gain)}"
     assert found["The mean gain is positive"].here == points(gain.mean())
     p = stats.wilcoxon(gain, method="exact").pvalue
-    assert found["The gain is no chance (Wilcoxon, two-sided)"].here == f"{p:.2g}"
+    chance = found["The gain is no chance (Wilcoxon, two-sided)"]
+    assert (chance.here, chance.holds) == (f"{p:.2g}", p < 0.05)
+    assert found["Every anchor improves"].holds == (min(gain) > 0)
+    assert found["The mean gain is positive"].holds
     spans = []
     for pool in USED:
         each = [macro(a) - macro(b) for b, a in (pair(pool, "DARE", seed) for seed in range(3))]
@@ -69,7 +72,8 @@ def test_the_gains(found: dict[str, CheckedStatement]) -> None:
 def test_the_gaps(found: dict[str, CheckedStatement]) -> None:
     before, after = (fmean(gap(r[k]) for pool in USED for r in pairs(pool)) for k in (0, 1))
     shown = f"{100 * before:.2f} → {100 * after:.2f}"
-    assert found["The residual gap falls"].here == shown
+    assert (found["The residual gap falls"].here, after < before) == (shown, True)
+    assert found["The residual gap falls"].holds
 
     def correlation(*chosen: str) -> float:
         rows = [
@@ -81,7 +85,8 @@ def test_the_gaps(found: dict[str, CheckedStatement]) -> None:
 
     assert found["Domains gain where they lack (Spearman)"].here == signed(correlation(*USED))
     each = [correlation(pool) for pool in USED]
-    assert found["So they do within every pool"].here == signed(*each)
+    within = found["So they do within every pool"]
+    assert (within.here, within.holds) == (signed(*each), min(each) > 0)
 
 
 def test_the_other_methods(found: dict[str, CheckedStatement]) -> None:
@@ -177,11 +182,13 @@ def test_the_choice_of_an_anchor(found: dict[str, CheckedStatement]) -> None:
     assert claim.holds == (fmean(lost) < fmean(drawn))
 
 
-def stored(folder: Path, change: Callable[[StoredRun], StoredRun]) -> dict[str, CheckedStatement]:
-    """The statements about one pool whose runs are changed."""
+def stored(
+    folder: Path, change: Callable[[StoredRun], StoredRun], pools: tuple[str, ...] = POOLS[:1]
+) -> dict[str, CheckedStatement]:
+    """The statements about pools whose runs are changed."""
     with create(folder / "s") as store:
         for record in RECORDS:
-            if record.pool.name == POOLS[0]:
+            if record.pool.name in pools:
                 store.append(change(record))
     return {claim.text: claim for claim in claims(experiment.read(folder / "s"))}
 
@@ -211,6 +218,47 @@ def test_a_repair_that_hurts_upholds_nothing(tmp_path: Path) -> None:
         "C_max = 0.45 is the best value tried",
     ):
         assert not found[text].holds, text
+
+
+def test_one_pool_that_differs_is_enough(tmp_path: Path) -> None:
+    """On the second pool the repair loses what it gained."""
+
+    def change(record: StoredRun) -> StoredRun:
+        if record.kind != "default" or record.pool.name == USED[0]:
+            return record
+        before = pair(USED[1], record.anchor, record.anchor_seed)[0]
+        turned = tuple(
+            replace(a, value=2 * b.value - a.value)
+            for a, b in zip(record.scores, before.scores, strict=True)
+        )
+        return replace(record, scores=turned)
+
+    (tmp_path / "first").mkdir()
+    first, both = stored(tmp_path / "first", change), stored(tmp_path, change, USED)
+    for text in (
+        "Every anchor improves",
+        "So they do within every pool",
+        "equal share is worse than the default on every pool",
+        "inverted share is worse than the default on every pool",
+        "The best repaired anchor beats every baseline, on every pool",
+    ):
+        assert first[text].holds and not both[text].holds, text
+
+
+def test_seeds_that_agree_on_one_pool_do_not_speak_for_another(tmp_path: Path) -> None:
+    def change(record: StoredRun) -> StoredRun:
+        if record.kind not in ("anchor", "default") or record.anchor != "DARE":
+            return record
+        if record.pool.name == USED[0]:
+            return replace(record, scores=pair(USED[0], "DARE")[record.kind == "default"].scores)
+        last = (record.kind, record.anchor_seed) == ("default", 2)
+        return moved(record, 0.3) if last else record
+
+    text = "Over seeds of an anchor the gain moves less than the smallest gain"
+    (tmp_path / "first").mkdir()
+    first = stored(tmp_path / "first", change)[text]
+    assert first.here.startswith("0.00 against") and first.holds
+    assert not stored(tmp_path, change, USED)[text].holds
 
 
 def test_runs_that_are_the_default_cost_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from matplotlib.container import ErrorbarContainer
 from sigmerge.analysis.experiment import Analysis
 from sigmerge.analysis.plots import Plot, _wrapped, make_plots
 from sigmerge.analysis.results import Results
+from sigmerge.experiments.store import create
 from tests.analysis import experiment
 from tests.analysis.experiment import ANCHORS, DOMAINS, POOLS
 
@@ -106,6 +108,33 @@ def test_a_point_for_every_triple_and_a_star_for_every_domain(plots: dict[str, P
                 if line.get_marker() == "o" and line.get_color() == star.get_color()
             ]
             assert star.get_ydata()[0] == max(line.get_ydata())
+
+
+def changed(folder: Path, kinds: tuple[str, ...], points: float) -> dict[str, Plot]:
+    """The figures of one pool whose runs of these kinds have the default's scores and so much."""
+    records = experiment.records(1)
+    [default] = [r for r in records if (r.kind, r.anchor, r.anchor_seed) == ("default", "DARE", 0)]
+    scores = tuple(replace(score, value=score.value + points) for score in default.scores)
+    with create(folder / "s") as store:
+        for r in records:
+            store.append(replace(r, scores=scores) if r.kind in kinds else r)
+    return {plot.label: plot for plot in make_plots(experiment.read(folder / "s"))[0]}
+
+
+def test_no_star_leaves_the_default_for_a_value_that_is_level(tmp_path: Path) -> None:
+    figure = changed(tmp_path, ("sweep",), 0.0)["sensitivity"].figure
+    for axis, usual in zip(figure.axes, experiment.CONSTANTS.values(), strict=True):
+        stars = [line for line in axis.get_lines() if line.get_marker() == "*"]
+        assert {line.get_xdata()[0] for line in stars} == {usual}
+
+
+def test_no_part_of_a_loss_is_drawn_as_a_part_of_a_gain(tmp_path: Path) -> None:
+    """Anchors that score higher than the repair: what a control retains of that is nothing."""
+    plots = changed(tmp_path, ("anchor",), 0.1)
+    assert not plots["directional"].figure.axes[0].patches
+    assert "the default repair gains nothing here" in words(plots["directional"])
+    labels = [word for word in words(plots["deficit_gain"]).splitlines() if word.endswith("%")]
+    assert labels and all(label.startswith("−") for label in labels)
 
 
 def test_error_bars_only_where_there_are_seeds(plots: dict[str, Plot]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from scipy import stats
 
 from sigmerge.analysis.forms import (
     As,
@@ -140,6 +142,19 @@ def test_residual_gap(tables: dict[str, Table]) -> None:
     assert cells(table, "All")[:2] == pytest.approx([fmean(m[k] for m in means) for k in (0, 1)])
 
 
+def test_without_a_reference_of_every_domain_there_is_no_mean_gap(tmp_path: Path) -> None:
+    with create(tmp_path / "s") as store:
+        for r in RECORDS:
+            known = tuple(s for s in r.scores if s.domain != "safety")
+            store.append(replace(r, scores=known) if r.kind == "expert" else r)
+    partial = experiment.read(tmp_path / "s")
+    assert partial.main["gap_before"].to_list() == [None] * partial.main.height
+    made, skipped = make_tables(partial)
+    assert "residual_gap" in {item.label for item in skipped}
+    [recovered] = [table for table in made if table.label == "recovered"]
+    assert [row[0] for row in recovered.rows] == list(DOMAINS[:-1])
+
+
 def test_recovered_fractions(tables: dict[str, Table]) -> None:
     for domain in DOMAINS:
         deficits, gains = [], []
@@ -152,7 +167,8 @@ def test_recovered_fractions(tables: dict[str, Table]) -> None:
         assert found[:3] == pytest.approx(
             [fmean(deficits), fmean(gains), fmean(gains) / fmean(deficits)]
         )
-        assert found[3] < found[2] < found[4]
+        interval = stats.ttest_1samp(gains, 0).confidence_interval(0.95)
+        assert found[3:] == pytest.approx([end / fmean(deficits) for end in interval])
 
 
 def test_domain_tables(tables: dict[str, Table]) -> None:
@@ -184,13 +200,17 @@ def test_controls_average_over_seeds_and_compare_with_anchor_and_default(
         before, default = pair(pool, "DARE")
         for setting in experiment.CONTROLS:
             scores = [macro(r) for r in find(pool, "control", setting, "DARE")]
-            mean, sd, delta, kept, *_, seeds = cells(
+            mean, sd, delta, kept, *ends, seeds = cells(
                 tables["directional_full"], pool, "DARE", setting.replace("_", " ")
             )
             assert (mean, delta) == pytest.approx((fmean(scores), fmean(scores) - macro(default)))
             whole = macro(default) - macro(before)
             assert kept == pytest.approx((fmean(scores) - macro(before)) / whole)
             assert seeds == len(scores)
+            if seeds > 1:
+                parts = [(score - macro(before)) / whole for score in scores]
+                interval = stats.ttest_1samp(parts, 0).confidence_interval(0.95)
+                assert ends == pytest.approx(list(interval))
             assert sd == (pytest.approx(stdev(scores)) if len(scores) > 1 else None)
 
 

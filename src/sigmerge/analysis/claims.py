@@ -150,10 +150,8 @@ def constants(results: Results) -> _Statements:
         best = []
         for sweep in sweeps(results):
             if sweep.constant == constant:
-                score = dict(zip(sweep.values, sweep.scores[results.macro_name], strict=True))
                 default = sweep.default
-                level = score[default] == max(score.values())
-                best.append(default if level else max(score, key=lambda value: score[value]))
+                best.append(sweep.best(results.macro_name))
         if best:
             yield CheckedStatement(
                 f"{name} = {default:g} is the best value tried",

@@ -39,6 +39,11 @@ class Sweep:
     values: Sequence[float]
     scores: Mapping[str, Sequence[float]]  # macro name or domain -> score at each value
 
+    def best(self, name: str) -> float:
+        """The value with the highest score; the default where no other is above it."""
+        score = dict(zip(self.values, self.scores[name], strict=True))
+        return max(self.values, key=lambda value: (score[value], value == self.default))
+
 
 def sweeps(results: Results) -> list[Sweep]:
     """The sweeps of the store. A run belongs to the constant in which it differs from default."""

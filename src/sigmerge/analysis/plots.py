@@ -277,7 +277,7 @@ def _recovered_bars(axis: Axes, results: Results, known: pl.DataFrame) -> None:
         )
         axis.bar(k + 0.2, gain.mean(), 0.38, color=colours[domain])
         part = statistics.recovered_fraction(deficit, gain)
-        text = "–" if math.isnan(part) else f"{100 * part:.0f}%"
+        text = "–" if math.isnan(part) else f"{100 * part:.0f}%".replace("-", "−")
         top = max(deficit.mean(), gain.mean(), 0)
         axis.annotate(text, (k, top), (0, 3), textcoords="offset points", ha="center", fontsize=8)
     axis.set_xticks(
@@ -527,7 +527,7 @@ def _sweep_panel(axis: Axes, sweep: Sweep, results: Results) -> None:
         axis.plot(
             sweep.values, change, "-o", ms=3, lw=wide, color=colours[name], label=name, zorder=3
         )
-        best = int(change.argmax())
+        best = list(sweep.values).index(sweep.best(name))
         axis.plot(
             sweep.values[best],
             change[best],
