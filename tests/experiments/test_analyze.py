@@ -30,6 +30,11 @@ def test_a_suite_is_analysed(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert (tmp_path / "pages/index.html").exists()
     improved = next(s for s in ran.json["statements"] if s["text"] == "Every anchor improves")
     assert improved["here"].endswith("of 2")
+    again = sigmerge("analyze", tmp_path / "out", "--json")
+    assert Path(again.json["out"]) == tmp_path / "out/analysis"
+    page = (tmp_path / "out/analysis/index.html").read_bytes()
+    assert package.suite(definition(pool), tmp_path / "out", threads=1).made == 0  # it goes on
+    assert (tmp_path / "out/analysis/index.html").read_bytes() == page
     rules_file = json.loads((tmp_path / "pages/anchor_rules.json").read_text())
     assert rules_file["pools"]["pool"]["anchors"] == 2
 

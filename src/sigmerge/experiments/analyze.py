@@ -10,7 +10,7 @@ from typing import Any
 
 from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import MissingExtra
-from sigmerge.experiments.store import STORE, open_read_only
+from sigmerge.experiments.store import ANALYSIS, STORE, open_read_only
 from sigmerge.files.documents import write_json
 from sigmerge.jobs.options import Description, Step
 from sigmerge.records import Part
@@ -63,7 +63,7 @@ class AnalyzeJob:
 
     @property
     def folder(self) -> Path:
-        return self.out or self.file.parent / "analysis"
+        return self.out or self.file.parent / ANALYSIS
 
     def describe(self) -> Description:
         """The runs that the store holds, and where their analysis goes."""

@@ -3,6 +3,7 @@
     OUT/results.sqlite   the store; `sigmerge analyze` reads it
     OUT/suite.yaml       the suite as it is run; a folder holds one suite
     OUT/overview.json    what runs now, what is done, how long the rest may take
+    OUT/analysis/        tables and figures, where `sigmerge analyze` wrote them
     OUT/work/            checkpoints that are not scored yet; gone when the suite is done
 
 Interrupted, the same command goes on with the runs that are missing and ends in the same store.
@@ -24,7 +25,7 @@ from sigmerge.experiments.group import GROUP_NAME, UNSCORED, Maker
 from sigmerge.experiments.plan import Group, PoolPlan, plans
 from sigmerge.experiments.scoring import check_domains
 from sigmerge.experiments.side_by_side import Team
-from sigmerge.experiments.store import STORE, RunStore, create, open_read_only
+from sigmerge.experiments.store import ANALYSIS, STORE, RunStore, create, open_read_only
 from sigmerge.experiments.suite import ExperimentSuite
 from sigmerge.files.documents import whole, write_json
 from sigmerge.files.regular import remove
@@ -42,6 +43,7 @@ SUITE_FOLDER = WorkFolder(
     (),
     last=DEFINITION,
     work=(UNSCORED, GROUP_NAME),
+    beside=(ANALYSIS,),
 )
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 STORE = "results.sqlite"
 """The name of the store in the folder of a suite."""
+ANALYSIS = "analysis"
+"""The name of the folder beside a store that its analysis is written to."""
 SCHEMA = 2
 """Version of the tables. A store of another version is refused."""
 

@@ -77,6 +77,7 @@ class WorkFolder:
     """What a command writes into its folder: files, checkpoints, and the file written last.
 
     `work` is a folder that exists while the command runs, and how all that lies in it is named.
+    `beside` are folders that other commands write there; they are left alone.
     """
 
     what: str
@@ -84,6 +85,7 @@ class WorkFolder:
     checkpoints: tuple[str, ...]
     last: str
     work: tuple[str, str] | None = None
+    beside: tuple[str, ...] = ()
 
     def check(self, out: Path, overwrite: bool, inputs: Iterable[Path]) -> None:
         """Refuse a folder with an input or foreign file in it; a finished one without overwrite."""
@@ -97,7 +99,7 @@ class WorkFolder:
                 raise OutputError(f"{out}: holds an input, {folder}; choose a new folder.")
         names = sorted(file.name for file in out.iterdir()) if out.exists() else []
         for name in names:
-            if not self._ours(out / name):
+            if name not in self.beside and not self._ours(out / name):
                 raise OutputError(
                     f"{out}: holds {name}, which no {self.what} wrote; choose a new folder."
                 )
