@@ -32,7 +32,7 @@ import pytest
 SECONDS = 240
 """A mutant that takes more processor time is killed: it loops."""
 EXAMPLES = 25
-"""Of every property that does not set its own number."""
+"""Of every property, at most."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -131,6 +131,18 @@ def survives(module: str, source: str, tests: Sequence[str]) -> bool:
     return os.waitstatus_to_exitcode(status) == 0
 
 
+class _FewExamples:
+    """A plugin of pytest: no property runs more examples than these."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            test = getattr(item, "obj", None)
+            wanted = getattr(test, "_hypothesis_internal_use_settings", None)
+            if wanted is not None and wanted.max_examples > EXAMPLES:
+                fewer = hypothesis.settings(wanted, max_examples=EXAMPLES)
+                test._hypothesis_internal_use_settings = fewer  # type: ignore[union-attr]
+
+
 def _run(module: str, file: Path, tests: Sequence[str]) -> None:
     """In the child: run the tests without a word, and leave with their verdict."""
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
@@ -140,7 +152,8 @@ def _run(module: str, file: Path, tests: Sequence[str]) -> None:
     os.dup2(null, 2)
     try:
         install(module, file)
-        verdict = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+        how = ("-x", "-q", "-p", "no:cacheprovider")
+        verdict = int(pytest.main([*how, *tests], [_FewExamples()]))
     except BaseException:
         verdict = 1
     os._exit(verdict)
