@@ -362,10 +362,8 @@ def extract(
     """
     from sigmerge.jobs.extract import ExtractJob
 
-    def run(how: Options) -> Extracted:
-        return ExtractJob(Path(model), Path(base), Path(out), how, rank, energy).run()
-
-    return _with_progress(how, run)
+    folders = Path(model), Path(base), Path(out)
+    return _with_progress(how, lambda o: _done(ExtractJob(*folders, o, rank, energy)))
 
 
 def describe(
@@ -391,7 +389,7 @@ def describe(
 
 DESCRIBED: tuple[Callable[..., object], ...] = (
     merge, capture, profile, deficits, repair, replay, run, search, tune, demo, evaluate, suite,
-    analyze, anchors,
+    analyze, anchors, extract,
 )  # fmt: skip
 """The verbs whose jobs can be described: all that write, but for one file from another."""
 
