@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 import sigmerge
+from sigmerge.errors import OutputError
 from sigmerge.files.locks import only_writer
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Options
@@ -214,6 +216,25 @@ def test_two_searches_at_once(tmp_path: Path) -> None:
         ran = command("search", recipe, out, "--overwrite")
     assert ran.code == 4 and "another process is writing this search" in ran.err
     assert (out / "search.jsonl").read_text() == '{"the first": "one"}\n'
+
+
+def test_two_tunings_at_once(shared: PoolOnDisk, tmp_path: Path) -> None:
+    recipe, out = shared.recipe("linear"), tmp_path / "tuned"
+    with (
+        only_writer(tmp_path / ".tuned.lock", "held by the first"),
+        pytest.raises(OutputError, match="another process is writing this tuning"),
+    ):
+        sigmerge.tune(recipe, out, calls=8, score=by_weights)
+    assert list(out.iterdir()) == []
+
+
+def test_threads_end_with_their_merge(shared: PoolOnDisk, tmp_path: Path) -> None:
+    recipe = repaired(shared)
+    sigmerge.run(recipe, tmp_path / "first", threads=3)
+    before = threading.active_count()
+    for name in ("second", "third"):
+        sigmerge.run(recipe, tmp_path / name, threads=3)
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("state", ["garbled", "unwritable"])

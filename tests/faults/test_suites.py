@@ -10,6 +10,7 @@ import sigmerge
 from sigmerge.errors import OutputError
 from sigmerge.experiments.group import UNSCORED
 from sigmerge.experiments.runner import DEFINITION
+from sigmerge.files.locks import only_writer
 from tests.experiments.test_suite import definition, export
 from tests.pools import PoolOnDisk, make_pool
 
@@ -46,6 +47,17 @@ def test_behind_a_damaged_definition_another_suite_is_recognised(
     with pytest.raises(OutputError, match="another suite"):
         sigmerge.suite(other, out, threads=1)
     assert (out / DEFINITION).read_text() == "{"
+
+
+def test_two_suites_at_once(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """The second neither writes nor reads what the first has."""
+    out = tmp_path / "out"
+    with (
+        only_writer(tmp_path / ".out.lock", "held by the first"),
+        pytest.raises(OutputError, match="another process is writing this suite"),
+    ):
+        sigmerge.suite(definition(pool, **SMALL), out, threads=1)
+    assert list(out.iterdir()) == []
 
 
 def test_what_a_killed_suite_had_not_scored_goes(pool: PoolOnDisk, tmp_path: Path) -> None:
