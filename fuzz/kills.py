@@ -92,6 +92,9 @@ def commands(root: Path) -> dict[str, Command]:
         "   parameters: {weight: 0.4, density: 0.5}}]\n"
         "repairs: {ablation: [equal_share]}\nvariants_on: [mean]\n"
     )
+    guided = root / "guided.yaml"
+    scored = f"guide: {{calls: 3, command: 'sh {script} {{checkpoint}} x'}}\n"
+    guided.write_text(text("task_arithmetic") + scored)
     how = ("OUT", "--threads", "2", "--overwrite")
     methods = {}
     for name in RECIPES:
@@ -102,6 +105,7 @@ def commands(root: Path) -> dict[str, Command]:
         "write": Command(),
         "merge": Command(("merge", str(recipe), *how, "--max-shard-size", "200")),
         "merge, repaired": Command(("merge", str(repaired), *how)),
+        "merge, guided": Command(("merge", str(guided), *how)),
         "repair": Command(("repair", str(repaired), *how, "--anchor", str(root / "anchor"))),
         "run": Command(("run", str(repaired), *how), "run.json", ("anchor", "repaired")),
         "search": Command(("search", str(searched), *how[:-1]), "search.json", ("winner",)),
