@@ -257,6 +257,7 @@ NESTED = [
     "probe build",
     *(f"nano {n}" for n in ["train", "verify"]),
     "real data",
+    "real train",
 ]
 
 

@@ -215,6 +215,7 @@ WRONG: dict[str, tuple[int, str]] = {
     "nano train": (2, "nano train"),
     "nano verify": (3, "nano verify occupied"),
     "real data": (5, "real data occupied out"),
+    "real train": (3, "real train missing occupied out"),
 }
 """Command -> its exit status on wrong input."""
 RIGHT = (

@@ -57,3 +57,38 @@ def data(
         yield f"{left} training pairs repeat a benchmark's item and are left out: {out}/data.json"
 
     show.emit(build(folder, out, seed, chat=chat), as_json, lines)
+
+
+@real.command(
+    epilog=examples(
+        "sigmerge real train reference/ real/data pool/ --device cuda",
+        "sigmerge real train reference/ real/data mild/ --steps 150 --rate 5e-5 --seed 1",
+    )
+)
+def train(
+    reference: Annotated[Path, typer.Argument(help="Checkpoint that every expert starts from.")],
+    data: Annotated[Path, typer.Argument(help="What `sigmerge real data` made.")],
+    out: OutFolder,
+    steps: Annotated[int, typer.Option("--steps", help="Batches of each expert.")] = 300,
+    rate: Annotated[float, typer.Option("--rate", help="Peak learning rate.")] = 2e-4,
+    batch: Annotated[int, typer.Option("--batch", help="Pairs of a batch.")] = 32,
+    seed: Annotated[int, typer.Option("--seed", help="Decides the order of the pairs.")] = 0,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option("--device", help="Where it is trained.")
+    ] = "cpu",
+    expert: Annotated[
+        list[str] | None, typer.Option("--expert", help="Only this domain; repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune one expert a domain into a pool.
+
+    An expert that is there already is not trained again, so a run that was cut off goes on.
+    """
+    from sigmerge.real.train import FineTuning, RealTraining
+
+    settings = FineTuning(steps=steps, rate=rate, batch=batch, seed=seed)
+    job = RealTraining(reference, data, out, settings, device, tuple(expert or ()))
+    with show.progress(as_json) as progress:
+        pool = job.run(progress)
+    show.emit({"pool": str(pool)}, as_json, lambda done: iter([f"pool: {pool}"]))

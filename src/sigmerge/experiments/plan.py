@@ -105,6 +105,10 @@ class PoolPlan:
             for name, path in place.experts.items()
         ]
         probe = {"probe": str(place.probe)} if place.probe else {}
+        if (device := self.suite.section.device) != "cpu":
+            probe["device"] = device
+            if shown:
+                own["capture"] = {"device": device, **own.get("capture", {})}
         dtype = {"dtype": self.suite.section.dtype} if self.suite.section.dtype else {}
         return {
             **own,

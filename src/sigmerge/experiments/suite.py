@@ -125,6 +125,7 @@ class SuiteSection(Section):
     pools: list[str | PoolSection] = []
     experts: list[str] | None = None
     probe: str | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
     exemplars: str | None = None
     evaluate: dict[str, Any] | None = None
     command: str | None = None
@@ -235,7 +236,8 @@ class ExperimentSuite:
     @property
     def key(self) -> str:
         """Names what is run on each pool; pools can be added to a store."""
-        return content_key([self.section.model_dump(exclude={"pools"})])
+        usual = {"device"} if self.section.device == "cpu" else set()
+        return content_key([self.section.model_dump(exclude={"pools", *usual})])
 
     @property
     def anchors(self) -> list[MethodSection]:

@@ -31,6 +31,7 @@ from sigmerge.kernels.signature import signature
 from sigmerge.method import conflict
 from sigmerge.operators.base import Chunk, Pass, Passes, Site
 from sigmerge.probing.exemplars import check_same_vocabulary, read_prompts
+from sigmerge.probing.loading import checked_device
 from sigmerge.recipe import Recipe
 from sigmerge.results import Profile
 
@@ -96,6 +97,7 @@ def describe_profile(recipe: Recipe, pool: Pool, options: Options) -> Step:
     probe = recipe.repair.probe if recipe.repair else None
     if probe is not None:
         facts["probe_prompts"] = len(read_prompts(recipe.folder / probe))
+        checked_device(_device(recipe))
         _check_vocabularies(pool, options)
         largest = max(4 * sum(t.size for t in e.tensors.values()) for e in pool.experts.values())
         memory = LIBRARIES + min(largest, free_memory())
@@ -115,7 +117,7 @@ def measure_profile(
     views = _weight_views(pool, options, again)
     probe = recipe.repair.probe if recipe.repair else None
     if probe is not None:
-        views["representation"] = _representation(recipe.folder / probe, pool, options, again)
+        views["representation"] = _representation(recipe, pool, options, again)
     ordered: Views = {name: views[name] for name in conflict.VIEWS if name in views}
     return MeasuredViews(ordered, coordinates.astype(np.int64))
 
@@ -182,12 +184,17 @@ def _signature(pool: Pool, options: Options) -> tuple[Any, Any]:
     return dots, mass
 
 
-def _representation(probe_file: Path, pool: Pool, options: Options, again: bool) -> Array:
+def _device(recipe: Recipe) -> str:
+    return recipe.repair.device if recipe.repair else "cpu"
+
+
+def _representation(recipe: Recipe, pool: Pool, options: Options, again: bool) -> Array:
     """The representation view: each expert is loaded and run once, one after the other.
 
     All experts read the prompts through the reference's tokenizer (ruling 23).
     """
-    prompts = read_prompts(probe_file)
+    assert recipe.repair is not None and recipe.repair.probe is not None
+    prompts, device = read_prompts(recipe.folder / recipe.repair.probe), _device(recipe)
     _check_vocabularies(pool, options)
     tokenizer = _tokenizer(pool)
     read_by = sha256(tokenizer_files(tokenizer))
@@ -198,11 +205,12 @@ def _representation(probe_file: Path, pool: Pool, options: Options, again: bool)
         key = content_key([
             "gram", PROBE_FORMAT, prompts, " ".join(sorted(weight_digests(expert, options))),
             sha256([config])[config], *(f"{f.name} {digest}" for f, digest in read_by.items()),
+            *([] if device == "cpu" else [device]),
         ])  # fmt: skip
         note = beside(pool.layout.path, f"gram-{key}.npy")
         gram = None if again else _kept_gram(note, pool.stack.depth)
         if gram is None:
-            gram = _probed(expert, tokenizer, prompts, options)
+            gram = _probed(expert, tokenizer, prompts, options, device)
             if len(gram) != pool.stack.depth:
                 raise PoolError(
                     f"{name}: {len(gram)} blocks ran on the probe, the tensor names show "
@@ -251,14 +259,20 @@ def _check_vocabularies(pool: Pool, options: Options) -> None:
     check_same_vocabulary(folders, options.trust_remote_code)
 
 
-def _probed(expert: Checkpoint, tokenizer: Path, prompts: list[str], options: Options) -> Array:
+def _probed(
+    expert: Checkpoint, tokenizer: Path, prompts: list[str], options: Options, device: str
+) -> Array:
     """An expert's Grams; layers that memory does not hold in float32 stay on the disk."""
     from sigmerge.probing.hidden import probe
 
     needed = 4 * sum(tensor.size for tensor in expert.tensors.values())
-    if needed < 0.8 * free_memory():
+    if needed < 0.8 * free_memory() or device != "cpu":
         return probe(
-            expert.place, prompts, tokenizer=tokenizer, trust_remote_code=options.trust_remote_code
+            expert.place,
+            prompts,
+            tokenizer=tokenizer,
+            device=device,
+            trust_remote_code=options.trust_remote_code,
         )
     room = beside(expert.path, "")
     room.mkdir(parents=True, exist_ok=True)

@@ -228,7 +228,9 @@ class TuneJob:
             "settings": self.section.model_dump(),
             "seed": self.recipe.seed,
             "anchors": self._fingerprints(),
-            "repair": self._repair.model_dump(include={"c_min", "c_max", "probe", "reference"}),
+            "repair": self._repair.model_dump(
+                include={"c_min", "c_max", "probe", "device", "reference"}
+            ),
             "scorer": self.measure.name,
         }
 

@@ -19,7 +19,7 @@ from sigmerge.checkpoints.adapters import home_of
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.method.conflict import prompt_gram
 from sigmerge.probing.bounded import bounded
-from sigmerge.probing.loading import put_adapter, unloadable
+from sigmerge.probing.loading import checked_device, put_adapter, unloadable
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,7 @@ def probe(
     tokenizer: str | Path | None = None,
     batch_size: int = 8,
     max_length: int = 256,
+    device: str = "cpu",
     offload_folder: str | Path | None = None,
     trust_remote_code: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -41,8 +42,8 @@ def probe(
 
     H_i holds, per prompt, the output of block i averaged over the prompt's tokens. Prompts are read
     by the tokenizer in the folder `tokenizer`, by default the expert's own. The pass computes in
-    float32. With `offload_folder`, layers that do not fit the memory are kept there. `progress` is
-    called with (prompts done, prompts in all).
+    float32 on the `device`. With `offload_folder`, what does not fit the memory is kept there.
+    `progress` is called with (prompts done, prompts in all).
     """
     try:
         import torch
@@ -66,6 +67,8 @@ def probe(
     except (OSError, ValueError) as error:
         raise unloadable(folder, "the probe pass", error) from error
     put_adapter(model, Path(folder))
+    if offload_folder is None:
+        model.to(checked_device(device))
     tokens = reader(list(prompts), truncation=True, max_length=max_length)["input_ids"]
     if empty := [number for number, ids in enumerate(tokens, start=1) if not ids]:
         where = tokenizer or folder

@@ -10,7 +10,7 @@ from sigmerge.checkpoints.adapters import home_of
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import FormedValues
-from sigmerge.errors import PoolError
+from sigmerge.errors import PoolError, RecipeError
 
 
 def unloadable(folder: Path | str, purpose: str, error: Exception) -> PoolError:
@@ -70,3 +70,18 @@ def _parameter(name: str, parameters: Mapping[str, Any]) -> str | None:
     """The parameter of a stored tensor, whose name may lack the model's own prefix."""
     ends = [n for n in parameters if n == name or n.endswith(f".{name}")]
     return name if name in parameters else ends[0] if len(ends) == 1 else None
+
+
+def checked_device(device: str) -> str:
+    """A device that is there, or a clear error."""
+    kind = device.partition(":")[0]
+    if kind == "cpu":
+        return device
+    if kind != "cuda":
+        raise RecipeError(f"device: {device!r} is none; there are cpu and cuda.")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RecipeError("device: cuda is set, and torch finds no GPU; use cpu, or a machine "
+                          "that has one.")  # fmt: skip
+    return device

@@ -11,11 +11,11 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.source import PoolSource
-from sigmerge.errors import MissingExtra, PoolError, RecipeError
+from sigmerge.errors import MissingExtra, PoolError
 from sigmerge.probing.bounded import bounded
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.hidden import decoder_blocks
-from sigmerge.probing.loading import renaming, unloadable
+from sigmerge.probing.loading import checked_device, renaming, unloadable
 
 if TYPE_CHECKING:
     import torch
@@ -248,16 +248,3 @@ def _move_constants(model: nn.Module, device: str) -> None:
         for name, value in part.named_buffers(recurse=False):
             if value.device.type != "meta":
                 part._buffers[name] = value.to(device)
-
-
-def checked_device(device: str) -> str:
-    """A device that is there, or a clear error."""
-    import torch
-
-    kind = device.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise RecipeError(f"device: {device!r} is none; there are cpu and cuda.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise RecipeError("device: cuda is set, and torch finds no GPU; use cpu, or "
-                          "capture on a machine that has one.")  # fmt: skip
-    return device

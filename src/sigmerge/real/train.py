@@ -36,6 +36,8 @@ _REFERENCE, RECORDS = "reference", "training"
 COPIED = ("items", "exemplars", "probe.jsonl", "data.json")
 """What a pool takes over from the data beside the checkpoints."""
 _IGNORED = -100
+WINDOW = 16
+"""Batches among which rows are sorted by their length."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class FineTuning:
 
     steps: int = 300
     rate: float = 2e-4
-    batch: int = 64
-    longest: int = 512
+    batch: int = 32
+    longest: int = 384
     """Tokens of a pair at most; a longer one loses its end."""
     warmup: int = 20
     seed: int = 0
@@ -140,6 +142,7 @@ class RealTraining:
 
     def _train(self, domain: str, progress: Progress) -> None:
         began = time.perf_counter()
+        transformers.utils.logging.disable_progress_bar()  # ours reports how far it is
         tokenizer: Any = AutoTokenizer.from_pretrained(self.reference, local_files_only=True)
         model: Any = AutoModelForCausalLM.from_pretrained(
             self.reference, dtype=torch.float32, local_files_only=True
@@ -201,11 +204,15 @@ def fit(
     model.train()
     device = model.device
     optimizer = torch.optim.AdamW(
-        model.parameters(), settings.rate, betas=(0.9, 0.98), weight_decay=0.0
+        model.parameters(),
+        settings.rate,
+        betas=(0.9, 0.98),
+        weight_decay=0.0,
+        fused=device.type == "cuda",
     )
     decay = torch.optim.lr_scheduler.LambdaLR(optimizer, settings.factor)
     tenth, losses, log = max(1, settings.steps // 10), [], []
-    for step, rows in enumerate(_draws(len(pairs), settings, domain), 1):
+    for step, rows in enumerate(_draws(pairs, settings, domain), 1):
         ids, labels = _batch([pairs[row] for row in rows], padding)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             # Padding stands at the ends of rows, where no token of theirs looks.
@@ -227,14 +234,23 @@ def fit(
     return log
 
 
-def _draws(pairs: int, settings: FineTuning, domain: str) -> list[list[int]]:
-    """The rows of every batch: one shuffled pass over the data after another."""
+def _draws(pairs: Sequence[_Pair], settings: FineTuning, domain: str) -> list[list[int]]:
+    """The rows of every batch: one shuffled pass over the data after another.
+
+    Within a window of batches, rows of like length go together, so that little is padded.
+    """
     number = int.from_bytes(domain.encode()[:6], "big")
     generator = torch.Generator().manual_seed(settings.seed + number)
     order: list[int] = []
     while len(order) < settings.steps * settings.batch:
-        order += torch.randperm(pairs, generator=generator).tolist()
-    return [order[i * settings.batch : (i + 1) * settings.batch] for i in range(settings.steps)]
+        order += torch.randperm(len(pairs), generator=generator).tolist()
+    batches: list[list[int]] = []
+    for begin in range(0, settings.steps * settings.batch, WINDOW * settings.batch):
+        window = order[begin : begin + WINDOW * settings.batch]
+        window.sort(key=lambda row: len(pairs[row][0]))
+        some = [window[i : i + settings.batch] for i in range(0, len(window), settings.batch)]
+        batches += [some[i] for i in torch.randperm(len(some), generator=generator).tolist()]
+    return batches[: settings.steps]
 
 
 def _batch(pairs: Sequence[_Pair], padding: int) -> tuple[torch.Tensor, torch.Tensor]:

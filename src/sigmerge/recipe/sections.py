@@ -233,7 +233,7 @@ class RepairSection(Section):
 
     `shares` by domain and `capacity` of every layer, or one for all, take the place of scores and
     profile: the repair then decides nothing and needs neither. `scale: calibrated` is short for
-    `calibrate: {}`.
+    `calibrate: {}`. On another `device` the probe's last bits differ.
     """
 
     c_min: float = Field(0.10, ge=0, le=1)
@@ -242,6 +242,7 @@ class RepairSection(Section):
     update: Literal["add", "replace"] = "add"
     calibrate: CalibrateSection | None = None
     probe: str | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
     scores: str | dict[str, Any] | None = None
     command: str | None = None
     evaluate: dict[str, Any] | None = None
