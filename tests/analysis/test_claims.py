@@ -23,6 +23,7 @@ from tests.analysis.test_tables import (
     find,
     gap,
     macro,
+    nine,
     pair,
     pairs,
     strongest,
@@ -180,6 +181,21 @@ def test_the_choice_of_an_anchor(found: dict[str, CheckedStatement]) -> None:
     claim = found["Repairing the strongest anchor gives up less than repairing one at random"]
     assert claim.here == f"{100 * fmean(lost):.2f} against {100 * fmean(drawn):.2f}"
     assert claim.holds == (fmean(lost) < fmean(drawn))
+
+
+def test_the_prediction(found: dict[str, CheckedStatement]) -> None:
+    each = []
+    for pool in USED:
+        gain = [macro(after) - macro(before) for before, after in pairs(pool)]
+        columns = zip(*(nine(pool, before) for before, _ in pairs(pool)), strict=True)
+        each.append([
+            stats.spearmanr(column, gain).statistic if len(set(column)) > 1 else 0.0
+            for column in columns
+        ])  # fmt: skip
+    one, other = each
+    stable = sum(a * b > 0 and min(abs(a), abs(b)) > 0.11 for a, b in zip(one, other, strict=True))
+    claim = found["No statistic of the anchor predicts the gain with one sign on every pool"]
+    assert (claim.here, claim.holds) == (f"{stable} of 9 do", stable == 0)
 
 
 def stored(

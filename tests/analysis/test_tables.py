@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -294,6 +296,69 @@ def test_regret(tables: dict[str, Table]) -> None:
             assert cells(tables["anchor_regret"], rule)[k] == pytest.approx(lost)
 
 
+def nine(pool: str, record: StoredRun) -> list[float]:
+    """The statistics of an anchor, by their definitions."""
+    scores = list(domain_scores(record).values())
+    gaps = [max(0.0, strongest(pool)[d] - q) for d, q in domain_scores(record).items()]
+    share = [each / sum(gaps) for each in gaps]
+    gini = sum(abs(a - b) for a in share for b in share) / (2 * len(share) * sum(share))
+    entropy = -sum(each * math.log(each) for each in share if each > 0)
+    return [fmean(scores), fmean(gaps), max(gaps), min(gaps), stdev(gaps), gaps.count(0.0),
+            entropy, gini, max(scores) - min(scores)]  # fmt: skip
+
+
+def test_what_is_known_before_the_repair(tables: dict[str, Table]) -> None:
+    table = tables["anchor_statistics"]
+    names = list(dict.fromkeys(row[0] for row in table.rows))
+    known = {pool: [nine(pool, before) for before, _ in pairs(pool)] for pool in POOLS[:2]}
+    targets = {
+        "gain": lambda before, after: macro(after) - macro(before),
+        "score after": lambda before, after: macro(after),
+        "gap after": lambda before, after: gap(after),
+    }
+    for target, made in targets.items():
+        reached = {pool: [made(*each) for each in pairs(pool)] for pool in POOLS[:2]}
+        for k, name in enumerate(names):
+            for place, chosen in enumerate((POOLS[:2], POOLS[:1], POOLS[1:2])):
+                x = [row[k] for pool in chosen for row in known[pool]]
+                y = [value for pool in chosen for value in reached[pool]]
+                expected = stats.spearmanr(x, y).statistic if len(set(x)) > 1 else math.nan
+                found = cells(table, name, target)[place]
+                assert found == pytest.approx(expected, nan_ok=True), (name, target, chosen)
+
+
+def test_the_views_are_compared_over_layers(tables: dict[str, Table]) -> None:
+    views = pair(POOLS[0], "Linear")[1].signals.views
+    for a, b in (("representation", "direction"), ("direction", "sign")):
+        expected = stats.spearmanr(views[a], views[b]).statistic
+        found = cells(tables["view_correlations"], POOLS[0], f"{a} – {b}")
+        assert found == [pytest.approx(expected)]
+
+
+def test_paired_statistics(tables: dict[str, Table]) -> None:
+    for name, chosen in (("All", POOLS[:2]), (POOLS[1], POOLS[1:2])):
+        both = [(macro(b), macro(a)) for pool in chosen for b, a in pairs(pool)]
+        gain = [after - before for before, after in both]
+        triples = [
+            (max(0.0, strongest(pool)[d] - domain_scores(b)[d]),
+             domain_scores(a)[d] - domain_scores(b)[d])
+            for pool in chosen for b, a in pairs(pool) for d in DOMAINS
+        ]  # fmt: skip
+        kept = [
+            (macro(b1) < macro(b2)) == (macro(a1) < macro(a2))
+            for pool in chosen for (b1, a1), (b2, a2) in combinations(pairs(pool), 2)
+        ]  # fmt: skip
+        improved, *numbers, order = cells(tables["paired_statistics"], name)
+        assert improved == f"{sum(each > 0 for each in gain)} of {len(gain)}"
+        assert order == f"{sum(kept)} of {len(kept)}"
+        assert numbers == pytest.approx([
+            fmean(gain), min(gain), max(gain),
+            fmean((after - before) / before for before, after in both),
+            stats.wilcoxon(gain, method="exact").pvalue,
+            stats.spearmanr(*zip(*triples, strict=True)).statistic,
+        ])  # fmt: skip
+
+
 def test_partitions(tables: dict[str, Table]) -> None:
     (other,) = [
         r
@@ -348,6 +413,24 @@ def test_ranks_take_the_best_checkpoint_of_each_pool(tables: dict[str, Table]) -
     row = cells(tables["ranks"], "sigmerge")
     assert row[0] == pytest.approx(fmean(ranks))
     assert row[1] == f"{ranks.count(1)} of 10"
+
+
+def test_only_cells_with_all_methods_are_ranked(tmp_path: Path) -> None:
+    """A baseline that was not run on the second pool: the cells of the first are left."""
+    missing = lambda r: not (r.method == "CABS" and r.pool.name == POOLS[1])  # noqa: E731
+    made, _ = make_tables(experiment.read(experiment.make_store(tmp_path / "s", missing, 2)))
+    [table] = [each for each in made if each.label == "ranks"]
+    assert {row[2].split(" of ")[1] for row in table.rows} == {"5"}
+    assert {row[0] for row in table.rows} == {"sigmerge", *experiment.BASELINES}
+
+
+@pytest.mark.parametrize(("anchors", "missing"), [(("TA", "TIES"), 1), (("TA", "TIES", "DARE"), 0)])
+def test_a_correlation_over_anchors_needs_three(
+    tmp_path: Path, anchors: tuple[str, ...], missing: int
+) -> None:
+    kept = lambda r: r.kind == "expert" or r.anchor in anchors  # noqa: E731
+    _, skipped = make_tables(experiment.read(experiment.make_store(tmp_path / "s", kept, 1)))
+    assert [item.label for item in skipped].count("anchor_statistics") == missing
 
 
 def test_another_split_gives_other_numbers(store: Path, results: Results) -> None:

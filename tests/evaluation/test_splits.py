@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigmerge.errors import ScoreError
+from sigmerge.errors import OutputError, ScoreError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.suite import load_suite
@@ -263,3 +263,16 @@ def test_another_seed_divides_all_records_anew_and_verifies(tmp_path: Path):
     assert any(
         "not the one that the seed gives" in text for text in splits.verify(one, suite, data)
     )
+
+
+def test_no_other_file_and_no_other_division_is_replaced(tmp_path: Path):
+    file, foreign = tmp_path / "splits.json", tmp_path / "thesis.txt"
+    made = verb.build("nano", file, seed=1)
+    before = file.read_bytes()
+    assert verb.build("nano", file, seed=1) == made
+    with pytest.raises(OutputError, match="holds another division"):
+        verb.build("nano", file, seed=2)
+    foreign.write_text("mine")
+    with pytest.raises(ScoreError, match=r"thesis\.txt"):
+        verb.build("nano", foreign)
+    assert (file.read_bytes(), foreign.read_text()) == (before, "mine")

@@ -145,7 +145,9 @@ def read(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("benchmarks"), dict):
         raise ScoreError(f"{file}: is no split file; `sigmerge splits build` writes one.")
     if problems := [*_malformed(content)]:
-        raise ScoreError(f"{file}: is a damaged split file; build it again:", problems)
+        raise ScoreError(
+            f"{file}: is a damaged split file; remove it and build it again:", problems
+        )
     return content
 
 

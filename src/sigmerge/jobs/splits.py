@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sigmerge.errors import ScoreError
+from sigmerge.errors import OutputError, ScoreError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.sources import Data, NoSource
 from sigmerge.evaluation.suite import load_suite
@@ -21,12 +21,16 @@ def build(
 ) -> dict[str, Any]:
     """Write the split file of a suite for the benchmarks whose records are here.
 
-    A `seed` divides all records anew, to see how much depends on the division.
+    A `seed` divides all records anew, to see how much depends on the division. No other file, and
+    no other division, is replaced: scores may rest on it.
     """
     loaded = load_suite(suite)
     items, absent = splits.load_available(loaded, Data.default(data, hub))
     content = splits.build(loaded, items, seed)
-    splits.write(content, file)
+    if not file.exists():
+        splits.write(content, file)
+    elif splits.read(file) != content:
+        raise OutputError(f"{file}: holds another division; remove it, or choose a new file.")
     return {"file": str(file), "absent": absent, **summary(content)}
 
 
@@ -41,7 +45,7 @@ def verify(
     for name in left_out:
         try:
             loaded.benchmarks[name].load(name, source, loaded.folder)
-            problems.append(f"{name}: is missing, though its records are here; build it again")
+            problems.append(f"{name}: is missing, though its records are here; build a new file")
         except NoSource as error:
             absent[name] = str(error)
     if problems:
