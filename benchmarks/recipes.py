@@ -2,16 +2,18 @@
 
     python -m benchmarks.recipes [--only slerp,ties] [--page docs/results/recipes.md]
 
-`benchmarks/corpus` has one file a method, several documents each, in the style of what is found in
-model cards. Both tools get every document unchanged, on the same tiny models. Where it asks for
-bfloat16 or float16, mergekit computes in that type and sigmerge in float32; so the numbers are
-compared a second time with `dtype: float32` in both. Methods that draw at random cannot agree value
-by value: there the size of the merged task vector is compared.
+`benchmarks/corpus` has one file a method, and one each for adapters and for tokenizers, several
+documents in a file, in the style of what is found in model cards. Both tools get every document
+unchanged, on the same tiny models. Where it asks for bfloat16 or float16, mergekit computes in that
+type and sigmerge in float32; so the numbers are compared a second time with `dtype: float32` in
+both. Methods that draw at random cannot agree value by value: there the size of the merged task
+vector is compared. Rows of embeddings are compared by token.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -24,12 +26,26 @@ from typing import Any
 
 import numpy as np
 import yaml
-from tests.pools import draw, read_weights, shapes, write_member
+from tests.adapters import write_adapter
+from tests.pools import HIDDEN, draw, read_weights, shapes, write_member
 
 import sigmerge
+from sigmerge.checkpoints.companions import vocabulary
 
 CORPUS = Path(__file__).parent / "corpus"
 MODELS = ("math", "code", "chat", "story")
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "math-lora": {},
+    "code-lora": {"modules": ("gate_proj", "up_proj", "down_proj"), "use_rslora": True, "rank": 8},
+    "chat-lora": {"dora": True, "modules": ("q_proj", "o_proj")},
+}
+SHARED = [f"w{i}" for i in range(3, 40)]
+WORDS = {
+    "poet": (["<pad>", "<s>", "</s>", *SHARED, "moon", "sea"], ["<|im_start|>", "<|im_end|>"]),
+    "clerk": (["<s>", "</s>", "<pad>", "ledger", *SHARED[::-2], "sea"], ["<|invoice|>"]),
+}
+"""Models with tokens of their own: words, and tokens that were added."""
+TOKEN_ROWS = ("model.embed_tokens.weight", "lm_head.weight")
 LAYERS = 8
 ULPS = 16
 """Units in the last place of a tensor's largest value by which two float32 results may differ."""
@@ -44,6 +60,10 @@ class Case:
     method: str
     name: str
     recipe: dict[str, Any]
+
+    @property
+    def moves_rows(self) -> bool:
+        return "tokenizer" in self.recipe or "tokenizer_source" in self.recipe
 
     @property
     def random(self) -> bool:
@@ -94,6 +114,27 @@ def make_models(folder: Path) -> None:
         moved = draw(shapes("llama", LAYERS), 100 + i, 0.02)
         weights = {tensor: values + moved[tensor] for tensor, values in base.items()}
         write_member(folder / name, weights, layers=LAYERS, tokenizer=True)
+    for i, (name, kind) in enumerate(ADAPTERS.items()):
+        write_adapter(folder / name, folder / "base", base, seed=i, **kind)
+    for i, (name, (words, added)) in enumerate(WORDS.items()):
+        named = shapes("llama", LAYERS)
+        named |= dict.fromkeys(TOKEN_ROWS, (len(words) + len(added), HIDDEN))
+        place = write_member(folder / name, draw(named, 200 + i), layers=LAYERS)
+        config = json.loads((place / "config.json").read_text())
+        config["vocab_size"] = len(words) + len(added)
+        (place / "config.json").write_text(json.dumps(config))
+        _write_tokenizer(place, words, added)
+
+
+def _write_tokenizer(folder: Path, words: list[str], added: list[str]) -> None:
+    from tokenizers import AddedToken, Tokenizer
+    from tokenizers.models import WordLevel
+
+    made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    made.add_special_tokens([AddedToken(token, special=True) for token in added])
+    made.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def run_ours(recipe: dict[str, Any], out: Path) -> str:
@@ -109,7 +150,10 @@ def run_theirs(recipe: dict[str, Any], out: Path) -> str:
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
 
-    options = MergeOptions(write_model_card=False, quiet=True, random_seed=0)
+    cache = str(out.with_name(f"{out.name}-adapters"))
+    options = MergeOptions(
+        write_model_card=False, quiet=True, random_seed=0, lora_merge_cache=cache
+    )
     try:
         run_merge(MergeConfiguration.model_validate(recipe), str(out), options)
     except Exception as error:
@@ -125,7 +169,25 @@ def outcome(case: Case, work: Path) -> Outcome:
     wide = {**case.recipe, "dtype": "float32", "out_dtype": "float32"}
     run_theirs(wide, work / "theirs32")
     run_ours(wide, work / "ours32")
-    return _compared(case, read_weights(work / "ours32"), read_weights(work / "theirs32"))
+    weights = [read_weights(work / name) for name in ("ours32", "theirs32")]
+    if case.moves_rows:
+        weights = [
+            _by_token(one, work / name)
+            for one, name in zip(weights, ("ours32", "theirs32"), strict=True)
+        ]
+    return _compared(case, *weights)
+
+
+def _by_token(weights: Any, folder: Path) -> Any:
+    """The weights with embedding rows in the order of their tokens, and padding last."""
+    words = vocabulary(folder)
+    assert isinstance(words, dict)
+    order = [words[token] for token in sorted(words)]
+    moved = {
+        name: np.concatenate([weights[name][order], weights[name][len(order) :]])
+        for name in TOKEN_ROWS
+    }
+    return {**weights, **moved}
 
 
 def _compared(case: Case, ours: Any, theirs: Any) -> Outcome:
@@ -138,7 +200,11 @@ def _compared(case: Case, ours: Any, theirs: Any) -> Outcome:
     total = sum(some.size for some in apart.values())
     base = read_weights(Path("base"))
     sizes = [
-        sum(float(np.abs(merged[n] - base[n]).sum()) for n in base if n in merged)
+        sum(
+            float(np.abs(merged[n] - v).sum())
+            for n, v in base.items()
+            if n in merged and merged[n].shape == v.shape
+        )
         for merged in (ours, theirs)
     ]
     size = abs(sizes[0] / sizes[1] - 1) if sizes[1] else 0.0
@@ -176,6 +242,9 @@ def page(found: list[Outcome], command: str) -> str:
         f"{SIZE:.0%};",
         f"- for arcee_fusion in all but {TURNED:.1%} of the values: mergekit rounds divergences of "
         "rows to float32, and a score at the threshold can turn over.",
+        "",
+        "Among them are adapters (LoRA, rsLoRA, DoRA) and models with other vocabularies, whose "
+        "embedding rows are compared by token.",
         "",
         "The models are stored in float32, where magnitudes do not tie. Differences of bfloat16 "
         "weights tie often; sigmerge keeps the lowest index, mergekit what its sort leaves first.",

@@ -323,3 +323,11 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{sys.executable} -m sigmerge operators | head -1; exit ${{PIPESTATUS[0]}}"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert ran.returncode == 0 and "Traceback" not in ran.stderr
+
+
+def test_a_repair_by_given_shares_prints_them(pool: PoolOnDisk) -> None:
+    repair = {"shares": {"math": 0.6, "coding": 0.4}, "capacity": 0.2}
+    recipe = pool.recipe("task_arithmetic", repair=repair)
+    recipe["models"] = recipe["models"][:2]
+    ran = sigmerge("merge", pool.write(recipe), pool.root / "shared")
+    assert ran.code == 0 and "math: share 0.600," in ran.out

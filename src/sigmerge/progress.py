@@ -14,11 +14,13 @@ from sigmerge.words import size
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, amount done, amount in all)."""
+EVERY = 60.0
+"""Seconds between two lines."""
 
 
 @contextmanager
 def shown(given: Progress | None = None) -> Iterator[Progress]:
-    """The given callable; else a bar where it can be shown; else a callable that does nothing."""
+    """The given callable; else a bar where it can be shown; else a line now and then."""
     if given is not None:
         yield given
     elif _in_notebook():
@@ -27,7 +29,19 @@ def shown(given: Progress | None = None) -> Iterator[Progress]:
         with _bar() as update:
             yield update
     else:
-        yield lambda stage, done, total: None
+        yield _Lines()
+
+
+class _Lines:
+    """Where no bar can be shown, a line on the error stream every minute."""
+
+    def __init__(self) -> None:
+        self._last = monotonic()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if monotonic() - self._last >= EVERY:
+            self._last = monotonic()
+            print(f"{stage}: {_amount(done, total)}", file=sys.stderr, flush=True)
 
 
 def _in_notebook() -> bool:

@@ -155,7 +155,7 @@ def test_an_expert_with_another_vocabulary_is_refused_by_its_first_difference(
     tmp_path: Path,
 ) -> None:
     pool = make_pool(tmp_path / "pool", layers=2, tokenizer=True)
-    (pool.root / "probe.jsonl").write_text(json.dumps({"prompt": "w5 w6 w7"}))
+    (pool.root / "probe.jsonl").write_text('{"prompt": "w5 w6 w7"}\n{"prompt": "w8 w9"}\n')
     name, folder = next(iter(pool.experts.items()))
     first, _ = _permuted(folder)
     file = pool.write(recipe(pool, probe="probe.jsonl"))
@@ -180,7 +180,7 @@ def test_all_experts_read_the_probe_through_the_references_tokenizer(tmp_path: P
 
 
 def test_a_dry_run_counts_the_memory_of_the_probe(pool: PoolOnDisk) -> None:
-    (pool.root / "probe.jsonl").write_text(json.dumps({"prompt": "w5 w6 w7"}))
+    (pool.root / "probe.jsonl").write_text('{"prompt": "w5 w6 w7"}\n{"prompt": "w8 w9"}\n')
     file = pool.write(recipe(pool, probe="probe.jsonl"))
     plain = ProfileJob(sigmerge.load_recipe(pool.write(recipe(pool), "p.yaml")), Options())
     probed = ProfileJob(sigmerge.load_recipe(file), Options())

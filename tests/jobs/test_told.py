@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sigmerge
+from sigmerge import progress
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.recipe import load_recipe
+from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool, read_weights, write_member
 
 
@@ -118,3 +122,75 @@ def test_the_card_names_what_was_merged(pool: PoolOnDisk, tmp_path: Path) -> Non
     sigmerge.merge(recipe, tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
     assert "base_model:\n- reference\n- owner/tuned\n- coding\n" in card
+
+
+def test_an_empty_section_is_noted(pool: PoolOnDisk) -> None:
+    notes = load_recipe({**pool.recipe("ties"), "repair": None}).notes
+    assert "repair: is empty, and does nothing" in notes
+
+
+def test_experts_with_the_same_weights_are_noted(pool: PoolOnDisk, tmp_path: Path) -> None:
+    shutil.copytree(pool.experts["math"], tmp_path / "twin")
+    recipe = pool.recipe("task_arithmetic")
+    recipe["models"].append({"model": str(tmp_path / "twin"), "parameters": {"weight": 0.1}})
+    made = sigmerge.merge(recipe, tmp_path / "out")
+    assert made.warnings == ("math and twin hold the same weights",)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [
+        ("--scale", "-3", "- --scale: must be greater than or equal to 0"),
+        ("--c-min", "3", "- --c-min: must be less than or equal to 1"),
+        ("--c-min", "0.9", "- --c-min: c_min 0.9 exceeds c_max 0.45"),
+    ],
+)
+def test_a_wrong_flag_is_not_a_line_of_the_recipe(
+    pool: PoolOnDisk, flag: str, value: str, told: str
+) -> None:
+    recipe = pool.write(pool.recipe("ties", repair={"shares": {"math": 1}, "capacity": 0.1}))
+    ran = command("merge", recipe, pool.root / "out", flag, value)
+    assert ran.code == 2 and told in ran.err and "line" not in ran.err
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_probe_needs_prompts_that_differ(pool: PoolOnDisk, count: int) -> None:
+    (pool.root / "probe.jsonl").write_text('{"prompt": "w3 w4"}\n' * count)
+    recipe = pool.recipe("ties", repair={"probe": "probe.jsonl"})
+    with pytest.raises(RecipeError, match="all of these are the same"):
+        sigmerge.profile(pool.write(recipe))
+
+
+def test_a_dry_run_looks_at_the_disk(pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        full = type(shutil.disk_usage("/"))(10**6, 10**6, 0)
+        patch.setattr(shutil, "disk_usage", lambda path: full)
+        with pytest.raises(OutputError, match=r"needs .* the disk has 0 B free"):
+            sigmerge.describe(sigmerge.merge, pool.recipe("ties"), pool.root / "out")
+
+
+def test_what_an_error_leaves_is_named(pool: PoolOnDisk, tmp_path: Path) -> None:
+    weights = read_weights(pool.experts["math"])
+    weights["model.layers.1.mlp.down_proj.weight"][0, 0] = np.nan
+    broken = write_member(tmp_path / "broken", weights)
+    recipe = pool.recipe("task_arithmetic")
+    recipe["models"][0]["model"] = str(broken)
+    with pytest.raises(PoolError, match=r"kept in \.out\.partial beside it"):
+        sigmerge.merge(recipe, tmp_path / "out", threads=1)
+    assert (tmp_path / ".out.partial").is_dir()
+    weights["lm_head.weight"][0, 0] = np.nan
+    recipe["models"][0]["model"] = str(write_member(tmp_path / "all-broken", weights))
+    with pytest.raises(PoolError, match=r"pass --allow-nonfinite\.$"):
+        sigmerge.merge(recipe, tmp_path / "nothing", threads=1)
+    assert not (tmp_path / ".nothing.partial").exists()
+
+
+def test_progress_where_no_bar_can_be_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 10.0, 61.0, 61.0, 70.0])
+    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    with progress.shown() as update:
+        for done in (1, 2, 3):
+            update("merging", done, 3)
+    assert capsys.readouterr().err == "merging: 2/3\n"

@@ -75,7 +75,7 @@ class AdaptedTensor(FormedTensor):
         else:
             left = values(self.b, first * rank, last * rank).reshape(-1, rank)
             right = values(self.a, 0, self.a.size).reshape(rank, columns)
-        left, right = np.ascontiguousarray(left), np.ascontiguousarray(right)
+        left, right = (np.ascontiguousarray(factor, np.float64) for factor in (left, right))
         add_low_rank(left, right, self.scale, start - first * columns, out)
 
     def _factors(self, values: Values, magnitude: Tensor) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,15 @@ def _equal_to_reference(pool: Pool) -> list[str]:
         f"{name}: every tensor equals the reference's; it is a copy, not an expert"
         for name, expert in pool.experts.items()
         if _same_weights(pool.reference, expert)
+    ]
+
+
+def twins(pool: Pool) -> list[str]:
+    """Notes about experts that hold the same weights: each counts, and no two differ."""
+    return [
+        f"{one} and {other} hold the same weights"
+        for (one, first), (other, second) in combinations(pool.experts.items(), 2)
+        if first.tensors.keys() == second.tensors.keys() and _same_weights(first, second)
     ]
 
 

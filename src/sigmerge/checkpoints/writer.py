@@ -27,7 +27,7 @@ from sigmerge import words
 from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, SINGLE, Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE, encode_header
 from sigmerge.checkpoints.written import ShardBytes, Written
-from sigmerge.errors import OutputError, PoolError
+from sigmerge.errors import OutputError, PoolError, SigmergeError
 from sigmerge.files.exchange import exchange
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.locks import only_writer
@@ -157,6 +157,15 @@ def check_target(final: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> N
             )
 
 
+def check_space(final: Path, needed: int) -> None:
+    """Raise if the disk of a folder, which need not be there yet, has less free."""
+    place = next(folder for folder in (final, *final.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise OutputError(f"{final}: needs {words.size(needed)}, the disk has {words.size(free)} "
+                          "free.")  # fmt: skip
+
+
 class Output:
     """The folder while it is written. Use as a context manager; `publish` makes it real.
 
@@ -200,7 +209,16 @@ class Output:
     def __enter__(self) -> Output:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        """After an error finished blocks stay, and the message names them; else nothing stays."""
+        if isinstance(error, SigmergeError) and self.partial.exists():
+            if self.done:
+                error.args = (
+                    f"{error}\nWhat is finished is kept in {self.partial.name} beside it; the same "
+                    "command continues from there.",
+                )
+            else:
+                remove(self.partial)
         self._stack.close()
 
     def write(self, tensor: str, start: int, raw: np.ndarray[Any, Any]) -> None:
@@ -358,11 +376,7 @@ class Output:
         for name, size in zip(self.layout.files, self.layout.sizes, strict=True):
             file = self.partial / name
             needed += size - (file.stat().st_blocks * 512 if file.exists() else 0)
-        free = shutil.disk_usage(self.partial).free
-        if needed > free:
-            raise OutputError(
-                f"{self.final}: needs {words.size(needed)}, the disk has {words.size(free)} free."
-            )
+        check_space(self.final, needed)
 
     def _open_shard(self, number: int) -> int:
         file = self.partial / self.layout.files[number]

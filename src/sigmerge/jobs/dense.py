@@ -17,7 +17,7 @@ from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.companions import companion_files, copy_companions, model_card
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import Pool, twins
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.statistics import StatisticsFolders
 from sigmerge.checkpoints.writer import Layout, parse_size, plan_layout
@@ -169,7 +169,7 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
     if problems:
         raise RecipeError(f"{recipe.method}: the parameters do not fit:", problems)
     dtypes = written_dtypes(recipe, pool)
-    notes = (*idle_settings(recipe, sites), *mixed_precision(recipe, pool, dtypes))
+    notes = (*idle_settings(recipe, sites), *mixed_precision(recipe, pool, dtypes), *twins(pool))
     recipe = replace(recipe, notes=(*recipe.notes, *notes))
     tensors = [
         (name, dtypes[name], stored.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sigmerge.checkpoints.writer import check_target
+from sigmerge.checkpoints.writer import check_space, check_target
 from sigmerge.errors import SigmergeError
 from sigmerge.files.regular import remove
 from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
@@ -39,6 +39,7 @@ class MergeJob:
     def describe(self) -> Description:
         self.check()
         steps = anchor_and_repair(self.recipe, self.options, self.score)
+        check_space(self.out, sum(step.bytes_to_write for step in steps))
         return Description(steps, self.options.threads)
 
     def run(self) -> Merged:

@@ -19,7 +19,7 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
 from sigmerge.engine.stream import Stream
 from sigmerge.engine.workers import Workers
-from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.errors import PoolError, RecipeError, SigmergeError
 from sigmerge.files.cache import beside, keep_bytes, keep_json, kept_json
 from sigmerge.files.digests import sha256
 from sigmerge.files.documents import content_key, read_bytes
@@ -96,7 +96,7 @@ def describe_profile(recipe: Recipe, pool: Pool, options: Options) -> Step:
     memory = INTERPRETER
     probe = recipe.repair.probe if recipe.repair else None
     if probe is not None:
-        facts["probe_prompts"] = len(read_prompts(recipe.folder / probe))
+        facts["probe_prompts"] = len(probe_prompts(recipe.folder / probe))
         checked_device(_device(recipe))
         _check_vocabularies(pool, options)
         largest = max(4 * sum(t.size for t in e.tensors.values()) for e in pool.experts.values())
@@ -194,7 +194,7 @@ def _representation(recipe: Recipe, pool: Pool, options: Options, again: bool) -
     All experts read the prompts through the reference's tokenizer (ruling 23).
     """
     assert recipe.repair is not None and recipe.repair.probe is not None
-    prompts, device = read_prompts(recipe.folder / recipe.repair.probe), _device(recipe)
+    prompts, device = probe_prompts(recipe.folder / recipe.repair.probe), _device(recipe)
     _check_vocabularies(pool, options)
     tokenizer = _tokenizer(pool)
     read_by = sha256(tokenizer_files(tokenizer))
@@ -220,6 +220,17 @@ def _representation(recipe: Recipe, pool: Pool, options: Options, again: bool) -
         grams.append(gram)
     options.progress("probing experts", len(pool.experts), len(pool.experts))
     return conflict.representation_view(np.stack(grams))
+
+
+def probe_prompts(file: Path) -> list[str]:
+    """The prompts of a probe. The representation view compares prompts: one alone shows nothing."""
+    prompts = read_prompts(file)
+    if len(set(prompts)) < 2:
+        raise RecipeError(
+            f"{file}: the representation view compares prompts, and all of these are the same; "
+            "give two that differ at least, or leave probe: out."
+        )
+    return prompts
 
 
 def _kept_gram(note: Path, depth: int) -> Array | None:

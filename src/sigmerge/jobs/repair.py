@@ -17,7 +17,7 @@ import yaml
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool
-from sigmerge.checkpoints.writer import check_target
+from sigmerge.checkpoints.writer import check_space, check_target
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError, ScoreError
 from sigmerge.files.digests import are_plain
@@ -42,7 +42,12 @@ from sigmerge.jobs.pools import (
     recipe_of,
     weight_digests,
 )
-from sigmerge.jobs.profile import MeasuredViews, describe_profile, measure_profile
+from sigmerge.jobs.profile import (
+    MeasuredViews,
+    describe_profile,
+    measure_profile,
+    probe_prompts,
+)
 from sigmerge.jobs.scores import (
     CheckpointScorer,
     DomainScores,
@@ -55,7 +60,6 @@ from sigmerge.jobs.scores import (
 from sigmerge.jobs.work_folder import hidden
 from sigmerge.method import deficit
 from sigmerge.method.controls import VARIANTS, Allocation, allocate
-from sigmerge.probing.exemplars import read_prompts
 from sigmerge.recipe import Recipe, RepairSection, load_recipe
 from sigmerge.records import (
     PLAN,
@@ -122,6 +126,7 @@ class RepairJob:
         pool = open_repair_pool(self.recipe, self.options)
         open_anchor(self.anchor, pool, self.options)
         steps = repair_steps(self.recipe, pool, self.options, self.score)
+        check_space(self.out, sum(step.bytes_to_write for step in steps))
         return Description(steps, self.options.threads)
 
     def run(self) -> Merged:
@@ -304,7 +309,7 @@ def check_repair(recipe: Recipe, options: Options, score: ScoreFunction | None =
     if section.probe is None and VARIANTS[section.variant].views == ("representation",):
         raise RecipeError(f"variant: {section.variant} needs the representation view; give probe:.")
     if section.probe is not None:
-        read_prompts(recipe.folder / section.probe)
+        probe_prompts(recipe.folder / section.probe)
     if scorer is None:
         score_table(recipe, None, None, options)
 

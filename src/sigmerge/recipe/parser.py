@@ -109,6 +109,7 @@ class _Parser:
         self.notes: list[str] = []
         self.lines: dict[Place, int] = {}
         self.remote: dict[Path, tuple[Place, str]] = {}
+        self.flags: dict[str, str] = {}
 
     def problem(self, path: Place, message: str) -> None:
         line, place = self._place(path)
@@ -123,6 +124,10 @@ class _Parser:
             self.note(f"{self._place(path)[1]}: passed over, as mergekit does: {message}")
 
     def _place(self, path: Place) -> tuple[int | None, str]:
+        if path[:1] == ("repair",) and self.flags:
+            asked = [flag for key, flag in self.flags.items() if key in path[1:]]
+            if asked or path == ("repair",):
+                return None, ", ".join(asked or self.flags.values())
         line = next(
             (self.lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.lines), None
         )
@@ -222,6 +227,7 @@ class _Parser:
             raise RecipeError(
                 f"{self.where}: has no repair: section, so {', '.join(repair)} cannot be changed."
             )
+        self.flags = {key: f"--{key.replace('_', '-')}" for key in repair}
         changed = {**data, "repair": {**data["repair"], **repair}}
         self.text = yaml.safe_dump(changed, sort_keys=False, allow_unicode=True)
         return changed
@@ -247,6 +253,9 @@ class _Parser:
             self.problem((), "models is missing: no expert is listed")
         elif data.get("models") == []:
             self.problem(("models",), "no expert is listed")
+        for key in ("repair", "guide", "search", "tune"):
+            if key in data and data[key] is None:
+                self.note(f"{key}: is empty, and does nothing")
         capture = {} if top.capture is None else top.capture
         return _Sections(
             top,
