@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 import sigmerge as package
-from sigmerge.experiments.plan import plans
+from sigmerge.experiments.plan import _reads_exemplars, plans
 from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.experiments.suite import SHIPPED_EXPERIMENTS, load_suite
 from sigmerge.jobs.options import Options
@@ -504,6 +504,45 @@ def test_whatever_decides_a_score_is_in_the_pools_key(pool: PoolOnDisk) -> None:
     moved = folder.rename(folder.with_name("elsewhere"))
     evaluated_content["evaluate"]["suite"] = str(moved / "words.yaml")
     assert key() == keys[-1]
+
+
+def test_pools_of_one_folder_name_are_told_apart_by_their_parents(tmp_path: Path) -> None:
+    folders = [tmp_path / name / "pool" for name in ("a", "b", "c/a")]
+    pools = [make_pool(folder, layers=2) for folder in folders]
+    suite = load_suite(definition(pools[0]), folders)
+    assert [plan.name for plan in plans(suite, Options(threads=1))] == [
+        "a/pool",
+        "b/pool",
+        "a/pool 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "reads"),
+    [({"merge_method": "fisher"}, True), ({"merge_method": "linear"}, False),
+     ({"merge_method": "lines", "parameters": {"on": "regmean"}}, True),
+     ({"merge_method": "lines", "parameters": {True: "regmean"}}, True),
+     ({"merge_method": "lines", "parameters": {"on": "ties"}}, False)],
+)  # fmt: skip
+def test_a_key_has_exemplars_where_the_operator_reads_them(method: Any, reads: bool) -> None:
+    assert _reads_exemplars(method) is reads
+
+
+def test_a_probe_is_in_the_keys_of_repairs_alone(pool: PoolOnDisk) -> None:
+    probe = pool.root.parent / "probe.jsonl"
+    content = definition(pool, probe=str(probe))
+
+    def keys(prompt: str) -> dict[tuple[str, int], str]:
+        probe.write_text(json.dumps({"prompt": prompt}))
+        [plan] = plans(load_suite(content), Options(threads=1))
+        rows = [run.record for group in plan.groups() for run in group.runs]
+        return {(row.kind, row.position): row.recipe_key for row in rows}
+
+    before, after = keys("one"), keys("two")
+    changed = {kind for (kind, at), key in after.items() if key != before[kind, at]}
+    kept = {kind for (kind, at), key in after.items() if key == before[kind, at]}
+    assert changed == {"default", "ablation", "control", "sweep", "ours"}
+    assert kept == {"anchor", "baseline"}
 
 
 def test_the_program_that_scores_is_in_the_pools_key(pool: PoolOnDisk) -> None:

@@ -379,6 +379,22 @@ def test_threads_do_not_matter(mask_seed):
     assert alone.mass == together.mass
 
 
+def test_tiles_go_to_the_threads_in_few_parts():
+    """A call of a kernel costs more than a short tile."""
+    parts = []
+
+    def run(task, some):
+        handed = list(some)
+        parts.append(len(handed))
+        assert handed[0][0] == 0 and handed[-1][1] == len(pool.tiles)
+        return map(task, handed)
+
+    pool = Pool(bf16_pool(2, 10_000), even(10_000, 20))
+    claims = claim(pool, [1, 0], [3000, 2000], run=run)
+    assert np.array_equal(claims.owner, claim(pool, [1, 0], [3000, 2000]).owner)
+    assert len(pool.tiles) == 500 and 1 < max(parts) <= occupancy.PARTS
+
+
 @pytest.mark.parametrize("mask_seed", [None, 1])
 def test_a_second_round_claims_from_what_is_left(mask_seed):
     size = 5000
