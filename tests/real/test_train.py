@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.digests import sha256
 from sigmerge.jobs.options import silent
+from sigmerge.real import train as training
 from sigmerge.real.train import FineTuning, RealTraining, fit, tokenized
 from tests.evaluation.tiny import write_tiny
 
@@ -87,6 +89,36 @@ def test_only_responses_are_learnt(made: RealTraining) -> None:
     one = FineTuning(steps=1, rate=1e-9, batch=3, warmup=0)
     [first] = fit(model, pairs, tokenizer.eos_token_id, one, "math", silent)
     assert first["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-3)
+
+
+def test_a_batch_that_does_not_fit_is_halved(
+    made: RealTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same losses and, but for rounding, the same weights in pieces of two pairs."""
+    tokenizer = AutoTokenizer.from_pretrained(made.reference)
+    pairs = tokenized(tokenizer, made.data / "train/math.jsonl", 64)
+    few = replace(SETTINGS, steps=4, rate=1e-3)
+    trained, rows, real, most = [], [], training._batch, [8]
+
+    def limited(some: Any, padding: int) -> Any:
+        if len(some) > most[0]:
+            raise torch.OutOfMemoryError("full")
+        rows.append(len(some))
+        return real(some, padding)
+
+    monkeypatch.setattr(training, "_batch", limited)
+    for most[0] in (8, 2):
+        model = AutoModelForCausalLM.from_pretrained(made.reference, dtype=torch.float32)
+        losses = fit(model, pairs, tokenizer.eos_token_id, few, "math", silent)
+        trained.append((losses, model.get_input_embeddings().weight.detach()))
+    assert rows == [8] * 4 + [2] * 16
+    assert [line["loss"] for line in trained[0][0]] == pytest.approx(
+        [line["loss"] for line in trained[1][0]], abs=1e-3
+    )
+    assert torch.allclose(trained[0][1], trained[1][1], atol=1e-4)
+    most[0] = 0
+    with pytest.raises(PoolError, match="not even one pair"):
+        fit(model, pairs, tokenizer.eos_token_id, few, "math", silent)
 
 
 def test_wrong_input(made: RealTraining, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def read_texts(
         raise ScoreError("A likelihood benchmark reads logits, which the hf backend has; use it.")
     start = time.perf_counter()
     special = not (templated and model.tokenizer.chat_template)
-    rows = [_row(model.tokenizer, *pair, longest, special, ends) for pair in pairs]
+    rows = _rows(model.tokenizer, pairs, longest, special, ends)
     # Rows of like length side by side need little padding.
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i].ids), i))
     found: dict[int, ReadText] = {}
@@ -62,18 +62,22 @@ def read_texts(
     return [found[i] for i in range(len(rows))], usage
 
 
-def _row(
-    tokenizer: Any, prompt: str, text: str, longest: int, special: bool, ends: bool
-) -> PairTokens:
-    first = tokenizer(prompt, add_special_tokens=special)["input_ids"]
-    last = tokenizer(text, add_special_tokens=False)["input_ids"]
-    last = [*last, *([tokenizer.eos_token_id] if ends else [])][: longest - 1]
-    first = first[len(first) + len(last) - longest :] if len(first) + len(last) > longest else first
-    if not first or not last:
-        raise ScoreError(
-            f"A likelihood needs a prompt and a text; of {prompt!r}, {text!r} one is empty."
-        )
-    return PairTokens([*first, *last], len(first))
+def _rows(
+    tokenizer: Any, pairs: Sequence[tuple[str, str]], longest: int, special: bool, ends: bool
+) -> list[PairTokens]:
+    end = [tokenizer.eos_token_id] if ends else []
+    prompts = tokenizer([prompt for prompt, _ in pairs], add_special_tokens=special)["input_ids"]
+    texts = tokenizer([text for _, text in pairs], add_special_tokens=False)["input_ids"]
+    rows = []
+    for pair, first, last in zip(pairs, prompts, texts, strict=True):
+        last = [*last, *end][: longest - 1]
+        first = first[max(0, len(first) + len(last) - longest) :]
+        if not first or not last:
+            raise ScoreError(
+                f"A likelihood needs a prompt and a text; of {pair[0]!r}, {pair[1]!r} one is empty."
+            )
+        rows.append(PairTokens([*first, *last], len(first)))
+    return rows
 
 
 def _fitting(model: HfModel, rows: Sequence[PairTokens], left: Sequence[int]) -> list[PairTokens]:

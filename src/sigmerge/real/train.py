@@ -211,27 +211,50 @@ def fit(
         fused=device.type == "cuda",
     )
     decay = torch.optim.lr_scheduler.LambdaLR(optimizer, settings.factor)
-    tenth, losses, log = max(1, settings.steps // 10), [], []
+    tenth, log, at_once = max(1, settings.steps // 10), [], settings.batch
+    losses: list[torch.Tensor] = []
     for step, rows in enumerate(_draws(pairs, settings, domain), 1):
-        ids, labels = _batch([pairs[row] for row in rows], padding)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            # Padding stands at the ends of rows, where no token of theirs looks.
-            logits = model(input_ids=ids.to(device)).logits[:, :-1]
-        loss = cross_entropy(
-            logits.float().flatten(0, 1), labels[:, 1:].to(device).flatten(), ignore_index=_IGNORED
-        )
-        optimizer.zero_grad()
-        loss.backward()
+        some = [pairs[row] for row in rows]
+        while True:
+            optimizer.zero_grad()
+            try:
+                losses.append(_backward(model, some, padding, at_once))
+                break
+            except torch.OutOfMemoryError:
+                if at_once == 1:
+                    raise PoolError(
+                        f"{domain}: not even one pair of {settings.longest} tokens fits the "
+                        "memory of the device; use one with more."
+                    ) from None
+                at_once //= 2
+                torch.cuda.empty_cache()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         decay.step()
-        losses.append(loss.detach())
         if step % tenth == 0:
             mean = float(torch.stack(losses).mean())
             log.append({"step": step, "loss": round(mean, 4)})
             losses.clear()
             progress(domain, step, settings.steps)
     return log
+
+
+def _backward(model: Any, pairs: Sequence[_Pair], padding: int, at_once: int) -> torch.Tensor:
+    """Add the gradients of a batch, `at_once` pairs at a time; its mean loss over all tokens."""
+    device, total = model.device, torch.zeros((), device=model.device)
+    tokens = sum(len(ids) - begin for ids, begin in pairs)
+    for start in range(0, len(pairs), at_once):
+        ids, labels = _batch(pairs[start : start + at_once], padding)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            # Padding stands at the ends of rows, where no token of theirs looks.
+            logits = model(input_ids=ids.to(device)).logits[:, :-1]
+        wanted = labels[:, 1:].to(device).flatten()
+        summed = cross_entropy(
+            logits.float().flatten(0, 1), wanted, ignore_index=_IGNORED, reduction="sum"
+        )
+        (summed / tokens).backward()
+        total += summed.detach() / tokens
+    return total
 
 
 def _draws(pairs: Sequence[_Pair], settings: FineTuning, domain: str) -> list[list[int]]:
