@@ -45,7 +45,15 @@ from sigmerge.experiments.store import create
 from sigmerge.files.scratch import NEW, PREFIX, remove_stale
 from sigmerge.nano.files import POOL, REFERENCE
 
-TIMES = ("provenance.json", "report.html", "run.json", "search.json", "overview.json", STORE)
+TIMES = (
+    "provenance.json",
+    "report.html",
+    "run.json",
+    "search.json",
+    "tune.json",
+    "overview.json",
+    STORE,
+)
 """Files that hold times, or what was resumed."""
 
 
@@ -95,6 +103,8 @@ def commands(root: Path) -> dict[str, Command]:
     guided = root / "guided.yaml"
     scored = f"guide: {{calls: 3, command: 'sh {script} {{checkpoint}} x'}}\n"
     guided.write_text(text("task_arithmetic") + scored)
+    tuned = root / "tune.yaml"
+    tuned.write_text(guided.read_text().replace("guide: {calls: 3, ", "repair: {"))
     how = ("OUT", "--threads", "2", "--overwrite")
     methods = {}
     for name in RECIPES:
@@ -109,6 +119,7 @@ def commands(root: Path) -> dict[str, Command]:
         "repair": Command(("repair", str(repaired), *how, "--anchor", str(root / "anchor"))),
         "run": Command(("run", str(repaired), *how), "run.json", ("anchor", "repaired")),
         "search": Command(("search", str(searched), *how[:-1]), "search.json", ("winner",)),
+        "tune": Command(("tune", str(tuned), *how[:-1], "--calls", "6"), "tune.json", ("winner",)),
         "suite": Command(("suite", str(suite), *how[:-1]), stores=True),
         **methods,
     }
