@@ -172,6 +172,7 @@ def test_the_nine_statistics_of_an_anchor() -> None:
         }
     )
     assert len(found) == 9
+    assert ours.anchor_statistics([0.5], [0.3])["gap std"] == 0  # one domain does not deviate
 
 
 def test_rank_preservation_counts_concordant_pairs() -> None:
@@ -180,6 +181,7 @@ def test_rank_preservation_counts_concordant_pairs() -> None:
     tau = stats.kendalltau(before, after).statistic  # (concordant − discordant) / all
     assert found == ours.Count(round((1 + tau) / 2 * 21), 21)
     assert ours.rank_preservation([1, 1, 2], [1, 2, 3]) == ours.Count(2, 3)
+    assert ours.rank_preservation([2, 1], [1, 1]) == ours.Count(0, 1)
 
 
 def test_regret_of_the_three_rules() -> None:

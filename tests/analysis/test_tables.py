@@ -141,7 +141,8 @@ def test_residual_gap(tables: dict[str, Table]) -> None:
         before, after = (fmean(gap(r[k]) for r in pairs(pool)) for k in (0, 1))
         assert cells(table, pool) == pytest.approx([before, after, after - before])
         means.append((before, after))
-    assert cells(table, "All")[:2] == pytest.approx([fmean(m[k] for m in means) for k in (0, 1)])
+    before, after = (fmean(m[k] for m in means) for k in (0, 1))
+    assert cells(table, "All") == pytest.approx([before, after, after - before])
 
 
 def test_without_a_reference_of_every_domain_there_is_no_mean_gap(tmp_path: Path) -> None:
@@ -413,6 +414,27 @@ def test_ranks_take_the_best_checkpoint_of_each_pool(tables: dict[str, Table]) -
     row = cells(tables["ranks"], "sigmerge")
     assert row[0] == pytest.approx(fmean(ranks))
     assert row[1] == f"{ranks.count(1)} of 10"
+    average = [each[1] for each in tables["ranks"].rows]
+    assert average == sorted(average)
+    for method in experiment.BASELINES:
+        won = [
+            macro(after) > macro(other)
+            for other in RECORDS
+            if other.kind == "baseline" and (other.method, other.seed) == (method, 0)
+            for _, after in pairs(other.pool.name)
+        ]
+        assert cells(tables["ranks"], method)[2] == f"{sum(won)} of {len(won)}"
+
+
+def test_a_pair_that_is_level_did_not_improve(tmp_path: Path) -> None:
+    before, after = pair(POOLS[0], "TA")
+    with create(tmp_path / "s") as store:
+        for r in RECORDS:
+            store.append(replace(r, scores=before.scores) if r is after else r)
+    made, _ = make_tables(experiment.read(tmp_path / "s"))
+    by_label = {table.label: table for table in made}
+    assert cells(by_label["paired_statistics"], "All")[0] == "9 of 10"
+    assert "9 of 10" in cells(by_label["statements"], "Every anchor improves")
 
 
 def test_only_cells_with_all_methods_are_ranked(tmp_path: Path) -> None:
