@@ -295,6 +295,9 @@ def test_regret(tables: dict[str, Table]) -> None:
         }
         for rule, lost in given_up.items():
             assert cells(tables["anchor_regret"], rule)[k] == pytest.approx(lost)
+    for rule in ("strongest anchor", "random anchor", "weakest anchor"):
+        *each, mean = cells(tables["anchor_regret"], rule)
+        assert mean == pytest.approx(fmean(each))
 
 
 def nine(pool: str, record: StoredRun) -> list[float]:
