@@ -351,7 +351,7 @@ def test_what_a_method_gets_wrong_is_reported_of_the_suite(
 
 def test_shipped_suites_load_and_hold_the_papers_grid() -> None:
     names = {file.stem for file in SHIPPED_EXPERIMENTS.glob("*.yaml")}
-    assert names == {"nano-study", "nano-compare", "nano-paper", "paper"}
+    assert names == {"nano-study", "nano-compare", "nano-paper", "paper", "real"}
     for name in names:
         assert load_suite(name).section.name == name
     for name in ("paper", "nano-paper"):
@@ -437,7 +437,7 @@ def test_the_papers_suite_passes_a_dry_run_on_folders_of_the_true_shapes(
         for domain in DOMAINS:
             hollow(tmp_path / "MergeBench" / f"{Path(reference).name}_{domain}", shape)
     assert [round(size / 1e9, 2) for size in sizes] == [3.21, 8.03, 2.61]
-    (tmp_path / "probe.jsonl").write_text('{"prompt": "w3 w4"}\n')
+    (tmp_path / "probe.jsonl").write_text('{"prompt": "w3 w4"}\n{"prompt": "w5"}\n')
     for domain in DOMAINS:
         (tmp_path / "exemplars").mkdir(exist_ok=True)
         (tmp_path / f"exemplars/{domain}.jsonl").write_text('{"prompt": "w3", "response": "w4"}\n')
@@ -526,6 +526,22 @@ def test_pools_of_one_folder_name_are_told_apart_by_their_parents(tmp_path: Path
 )  # fmt: skip
 def test_a_key_has_exemplars_where_the_operator_reads_them(method: Any, reads: bool) -> None:
     assert _reads_exemplars(method) is reads
+
+
+@pytest.mark.parametrize(("dtype", "written"), [({"dtype": "float16"}, "F16"), ({}, None)])
+def test_a_suites_dtype_is_that_of_its_merges(
+    pool: PoolOnDisk, dtype: dict[str, str], written: str | None
+) -> None:
+    [plan] = plans(load_suite(definition(pool, **dtype)), Options(threads=1))
+    assert plan.plain.out_dtype == written
+
+
+def test_runs_are_numbered_in_their_order(pool: PoolOnDisk) -> None:
+    baselines = ["cabs", {"name": "other", "merge_method": "dare_ties", "seeds": [0, 1, 2]}]
+    [plan] = plans(load_suite(definition(pool, baselines=baselines)), Options(threads=1))
+    runs = [run.record for group in plan.groups() for run in group.runs]
+    positions = [row.position for row in (*plan.experts(), *runs)]
+    assert positions == list(range(len(positions))) and runs[-1].kind == "baseline"
 
 
 def test_a_probe_is_in_the_keys_of_repairs_alone(pool: PoolOnDisk) -> None:

@@ -247,8 +247,9 @@ def test_a_guess_is_taken_up_to_its_last_tie(more):
     assert claims.mass[0] == oracle.mass(deltas, 0, masks(claims)[0])
 
 
-def test_a_right_guess_saves_the_exact_passes(monkeypatch):
-    """The quota's last entry is one of many equal ones, which the sample finds."""
+@pytest.mark.parametrize("part", [4, 2])
+def test_a_right_guess_saves_the_exact_passes(monkeypatch, part):
+    """The quota's last entry is one of many equal ones, or their last, which the sample finds."""
     passes, threshold = [], occupancy._Step.threshold
 
     def watched(step, every):
@@ -258,7 +259,7 @@ def test_a_right_guess_saves_the_exact_passes(monkeypatch):
     monkeypatch.setattr(occupancy._Step, "threshold", watched)
     size = 2 * occupancy.SAMPLE * STRIP
     deltas = np.tile(np.array([1.0, 3.0], np.float32), size // 2)[None]
-    claim(Pool(deltas, [(0, size)]), [0], [size // 4])
+    claim(Pool(deltas, [(0, size)]), [0], [size // part])
     assert passes == [occupancy.SAMPLE]
 
 
