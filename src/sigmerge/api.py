@@ -217,11 +217,11 @@ def tune(
     )
 
 
-def demo(out: PathName = "demo-out", **how: Unpack[Keywords]) -> DemoResult:
-    """Merge and repair the embedded pool with every anchor; the rows of the paired table."""
+def demo(out: PathName = "demo-out", *, calls: int = 8, **how: Unpack[Keywords]) -> DemoResult:
+    """Merge and repair the embedded pool with every anchor, then tune it; 0 calls: no tuning."""
     from sigmerge.jobs.demo import DemoJob
 
-    return _with_progress(how, lambda o: _done(DemoJob(Path(out), o)))
+    return _with_progress(how, lambda o: _done(DemoJob(Path(out), o, calls)))
 
 
 def evaluate(

@@ -251,10 +251,20 @@ class PairedLine(Part):
     gap_after: float | None
 
 
+class TunedLine(Part):
+    """Macro-5 of the tuned merge and of the best plain anchor that it was found from."""
+
+    calls: int
+    tuned: float
+    plain: float
+    page: str
+
+
 class DemoResult(Part):
     """The paired table of the demo, and its page."""
 
     rows: tuple[PairedLine, ...]
+    tuned: TunedLine | None = None
     page: str
     out: str
 

@@ -34,12 +34,12 @@ class Interrupt:
 def test_an_interrupted_demo_goes_on(tmp_path: Path) -> None:
     out, whole = tmp_path / "stopped", tmp_path / "whole"
     with pytest.raises(KeyboardInterrupt):
-        sigmerge.demo(out, progress=Interrupt())
+        sigmerge.demo(out, calls=0, progress=Interrupt())
     assert (out / "linear/run.json").exists()
     assert not (out / "ties/run.json").exists()
-    left = sigmerge.describe(sigmerge.demo, out)
+    left = sigmerge.describe(sigmerge.demo, out, calls=0)
     assert [step.facts["operator"] for step in left.steps if step.name == "merge"] == ["ties"]
-    went_on, expected = sigmerge.demo(out), sigmerge.demo(whole)
+    went_on, expected = sigmerge.demo(out, calls=0), sigmerge.demo(whole, calls=0)
     assert went_on.rows == expected.rows
     for name in ANCHORS:
         for weights in ("anchor/model.safetensors", "repaired/model.safetensors"):
@@ -52,7 +52,7 @@ def test_an_interrupted_demo_goes_on(tmp_path: Path) -> None:
 def test_a_run_of_the_users_own_is_not_replaced(tmp_path: Path) -> None:
     sigmerge.run(RECIPES / "linear.yaml", tmp_path / "linear")
     before = (tmp_path / "linear/run.json").read_bytes()
-    sigmerge.demo(tmp_path)
+    sigmerge.demo(tmp_path, calls=0)
     assert (tmp_path / "linear/run.json").read_bytes() == before
 
 

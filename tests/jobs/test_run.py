@@ -231,12 +231,19 @@ def test_a_dry_run_of_a_searched_merge(pool: Path, tmp_path: Path) -> None:
 
 def test_the_demo_on_the_shipped_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "DEMO_ANCHORS", ("linear",))
-    result = sigmerge.demo(tmp_path / "demo")
+    result = sigmerge.demo(tmp_path / "demo", calls=5)
     [row] = result.rows
     assert row.name == "Linear soup"
     assert row.domains == 5
     assert row.gain > 0
     assert Path(result.page).read_text().count("Linear soup") > 0
+    assert result.tuned is not None and result.tuned.calls == 5
+    assert result.tuned.tuned > result.tuned.plain > row.anchor
+    assert (tmp_path / "demo/tuned/winner/model.safetensors").is_file()
+    before = (tmp_path / "demo/tuned/tune.json").read_bytes()
+    (tmp_path / "demo" / "report.html").unlink()  # as if it had been interrupted before its page
+    assert sigmerge.demo(tmp_path / "demo", calls=5).tuned == result.tuned
+    assert (tmp_path / "demo/tuned/tune.json").read_bytes() == before
     with pytest.raises(OutputError, match="finished demo"):
         sigmerge.demo(tmp_path / "demo")
 

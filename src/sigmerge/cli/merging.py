@@ -341,12 +341,15 @@ def search(
 @app.command(epilog=examples("sigmerge demo"))
 def demo(
     out: Annotated[Path, typer.Argument(help="Folder for the results.")] = Path("demo-out"),
+    calls: Annotated[
+        int, typer.Option("--calls", help="Evaluation calls of the tuning; 0: no tuning.", min=0)
+    ] = 8,
     overwrite: Overwrite = False,
     threads: Threads = 0,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Merge and repair the embedded pool with every anchor.
+    """Merge and repair the embedded pool with every anchor, then tune it.
 
     The pool is a bench with synthetic domains, small enough for a laptop; it claims nothing about
     large models.
@@ -354,12 +357,15 @@ def demo(
     from sigmerge.jobs.demo import DemoJob
 
     with show.progress(as_json) as bar:
-        job = DemoJob(out, options(threads, bar, overwrite=overwrite))
+        job = DemoJob(out, options(threads, bar, overwrite=overwrite), calls)
         done = show.do(job, dry_run, goes_on=True)
     if as_json or dry_run:
         show.emit(done, as_json, show.no_lines)
         return
     show.print_table(done.rows)
+    if done.tuned is not None:
+        typer.echo(f"tuned with {done.tuned.calls} evaluation calls: {100 * done.tuned.tuned:.2f}"
+                   f" ({done.tuned.page})")  # fmt: skip
     typer.echo(f"page: {done.page}")
 
 

@@ -1,9 +1,10 @@
-"""`sigmerge demo`: the embedded pool, every anchor with and without repair, one page."""
+"""`sigmerge demo`: the embedded pool, every anchor with and without repair, one page; and tuned."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from sigmerge.analysis.table import paired_row
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
@@ -11,29 +12,37 @@ from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.jobs.options import Description, Options
 from sigmerge.jobs.report import RUN, write_joint_report
 from sigmerge.jobs.run import RUN_FOLDER, RunJob
-from sigmerge.nano.files import RECIPES
-from sigmerge.recipe import Recipe, load_recipe
-from sigmerge.records import PAGE, RECIPE, RunRecord, read
-from sigmerge.results import DemoResult, PairedLine
+from sigmerge.jobs.tune import TUNING_FOLDER, TUNING_RESULT, TuneJob, pool_recipe
+from sigmerge.nano.files import POOL, RECIPES
+from sigmerge.recipe import Recipe, TuneSection, load_recipe
+from sigmerge.records import PAGE, RECIPE, RunRecord, TuneRecord, read
+from sigmerge.results import DemoResult, PairedLine, TunedLine
 
 DEMO_ANCHORS = (
     "linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "fisher", "regmean",
 )  # fmt: skip
 """The paper's seven."""
+DEMO_CALLS = 8
+TUNED = "tuned"
+"""The folder of the tuning."""
 
 
 @dataclass(frozen=True)
 class DemoJob:
-    """The shipped recipes, one run each, and a page about all of them."""
+    """The shipped recipes, one run each, and a page about all of them; then the pool is tuned.
+
+    `calls` is the number of evaluation calls of the tuning; 0 leaves it out.
+    """
 
     out: Path
     options: Options
+    calls: int = DEMO_CALLS
 
     def check(self) -> None:
         """Refuse a folder with anything foreign in it, and a finished demo unless overwritten."""
         folder, overwrite = self.out, self.options.overwrite
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-        foreign = names - {PAGE, *DEMO_ANCHORS}
+        foreign = names - {PAGE, TUNED, *DEMO_ANCHORS}
         if shown := sorted(name for name in foreign if not name.startswith(".")):
             raise OutputError(
                 f"{folder}: holds {shown[0]}, which no demo wrote; choose a new folder."
@@ -44,23 +53,28 @@ class DemoJob:
             raise OutputError(f"{folder}: holds a finished demo; pass --overwrite to run it again.")
         for name in DEMO_ANCHORS:  # every run's folder is checked before the first is cleared
             RUN_FOLDER.check(folder / name, overwrite, ())
+        TUNING_FOLDER.check(folder / TUNED, overwrite, ())
 
     def describe(self) -> Description:
         """The steps of every run; those that an interrupted demo finished are left out."""
         self.check()
-        jobs = [self._job(name) for name in DEMO_ANCHORS if self._kept(name) is None]
-        steps = tuple(step for job in jobs for step in job.describe().steps)
+        found = [self._job(name).describe() for name in DEMO_ANCHORS if self._kept(name) is None]
+        if self.calls and self._tuned() is None:
+            found.append(self._tuning().describe())
+        steps = tuple(step for each in found for step in each.steps)
         return Description(steps, self.options.threads)
 
     def run(self) -> DemoResult:
         self.check()
         (self.out / PAGE).unlink(missing_ok=True)
         records = [self._record(name) for name in DEMO_ANCHORS]
+        tuned = self._tuned() or self._tuning().run() if self.calls else None
         folders = [self.out / name for name in DEMO_ANCHORS]
         title = "The embedded pool, anchor by anchor"
         page = write_joint_report(folders, self.out / PAGE, title)
         return DemoResult(
             rows=tuple(map(_line, records)),
+            tuned=None if tuned is None else _tuned_line(tuned),
             page=str(page.absolute()),
             out=str(self.out.absolute()),
         )
@@ -71,6 +85,15 @@ class DemoJob:
 
     def _kept(self, name: str) -> RunRecord | None:
         return None if self.options.overwrite else _finished(self.out / name, _shipped(name))
+
+    def _tuning(self) -> TuneJob:
+        settings = TuneSection(calls=self.calls)
+        return TuneJob(pool_recipe(POOL), self.out / TUNED, self.options, settings)
+
+    def _tuned(self) -> TuneRecord | None:
+        """The tuning that an interrupted demo finished."""
+        file = self.out / TUNED / TUNING_RESULT
+        return None if self.options.overwrite or not file.exists() else read(TuneRecord, file)
 
     def _job(self, name: str) -> RunJob:
         return RunJob(_shipped(name), self.out / name, self.options)
@@ -101,4 +124,14 @@ def _line(record: RunRecord) -> PairedLine:
         gain=row.gain,
         gap_before=row.gap_before,
         gap_after=row.gap_after,
+    )
+
+
+def _tuned_line(record: TuneRecord) -> TunedLine:
+    assert record.evaluation is not None
+    return TunedLine(
+        calls=len(record.calls),
+        tuned=fmean(record.evaluation.tuned.values()),
+        plain=fmean(record.evaluation.plain.values()),
+        page=str(Path(record.out) / PAGE),
     )
