@@ -1,4 +1,4 @@
-"""Five LoRA experts as they are, and merged into five models first: disk, time and memory.
+"""Five LoRA experts as they are, and merged into five models first: disk, CPU time, memory.
 
     python -m benchmarks.adapters [--quick]
 
@@ -26,7 +26,7 @@ from benchmarks.measure import Cost, best, machine, run, versions
 from benchmarks.pool import QUICK, Shape, make_pool
 from sigmerge.checkpoints.header import encode_header
 
-SHAPE = Shape(layers=8, width=1536, hidden=4096, vocabulary=8000)
+SHAPE = Shape(layers=6, width=768, hidden=2048, vocabulary=8000)
 EXPERTS, RANK = 5, 16
 OUT = Path("bench-out")
 PAGE = Path("docs/results/adapters.md")
@@ -106,7 +106,7 @@ def measure(pools: dict[str, dict[str, str]], method: str, more: dict[str, Any])
         recipe = {"merge_method": named, **base, "models": models, "dtype": "bfloat16", **more}
         outs[pool] = OUT / f"from-{pool}"
         words = command(recipe, OUT / f"{pool}.yaml", outs[pool])
-        costs[pool] = best([run(words) for _ in range(3)])
+        costs[pool] = best([run(words) for _ in range(2)])
     files = [outs[pool] / "model.safetensors" for pool in POOLS]
     return Measured(method, costs, filecmp.cmp(*files, shallow=False))
 
@@ -125,7 +125,7 @@ def page(found: list[Measured], pools: dict[str, dict[str, str]], shape: Shape) 
         f"`python -m benchmarks.adapters`. A generated Llama model of {shape.parameters / 1e6:.0f} "
         f"M parameters in bfloat16 and {EXPERTS} LoRA experts of rank {RANK} in float32, as "
         "adapters and merged into models first (float32, by `passthrough`). Start-up is part of "
-        "every time, files are in the page cache, the best of three runs.",
+        "every time, files are in the page cache, the least of two runs.",
         "",
         f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba')}.",
         "",
@@ -133,14 +133,14 @@ def page(found: list[Measured], pools: dict[str, dict[str, str]], shape: Shape) 
         f"{disk['models'] / 1e6:.0f} MB as models "
         f"({disk['models'] / disk['adapters']:.0f} times as much).",
         "",
-        "| method | experts | wall s | CPU s | peak MB | same bytes |",
-        "|---|---|--:|--:|--:|---|",
+        "| method | experts | CPU s | peak MB | same bytes |",
+        "|---|---|--:|--:|---|",
     ]
     for one in found:
         for pool, cost in one.costs.items():
             same = ("yes" if one.same else "NO") if pool == POOLS[0] else ""
             lines.append(
-                f"| {one.method if pool == POOLS[0] else ''} | {pool} | {cost.wall:.2f} | "
+                f"| {one.method if pool == POOLS[0] else ''} | {pool} | "
                 f"{cost.cpu:.2f} | {cost.memory / 1e6:.0f} | {same} |"
             )
     block = sum(math.prod(sides) for name, _, sides in shape.tensors() if ".layers.0." in name)
