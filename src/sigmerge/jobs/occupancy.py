@@ -49,6 +49,8 @@ from sigmerge.results import Merged
 SMALL = 48 << 20
 """Coordinates of a block up to which two are repaired at a time, so that one fills the threads that
 the end of a pass over the other leaves idle. Larger blocks have long passes, and take memory."""
+COPIED = 1 << 22
+"""Coordinates of what is only copied that one worker takes at a time."""
 Guard = Callable[[Path], GuardVerdict]
 """Looks at a repaired folder before it is published, and decides whether the repair is kept."""
 
@@ -184,7 +186,7 @@ def claim_into(job: OccupancyJob, sink: Sink, options: Options) -> None:
     """The weights of a repaired checkpoint that is not stored."""
     with _sources(job, options) as (source, anchor), Workers(options.threads) as workers:
         write_layers(job, source, anchor, workers, sink, options)
-        copy_outside(job, anchor, sink)
+        copy_outside(job, anchor, workers, sink)
 
 
 @contextmanager
@@ -205,7 +207,7 @@ def _write(
     source, anchor = sources
     with Workers(options.threads) as workers:
         layers = write_layers(job, source, anchor, workers, output, options)
-    copy_outside(job, anchor, output)
+        copy_outside(job, anchor, workers, output)
     copy_companions(output, Pool(job.anchor, {}), None, None)
     return _claimed(layers)
 
@@ -298,14 +300,26 @@ def _write_layer(
     return records
 
 
-def copy_outside(job: OccupancyJob, anchor: PoolSource, output: Sink) -> None:
+def copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, output: Sink) -> None:
     """Everything the repair does not touch is the anchor's, byte for byte."""
     inside = {site.tensor for block in block_sites(job.pool) for site in block}
+    pieces: list[tuple[str, int, int]] = []
     for name, stored in job.anchor.tensors.items():
-        if name not in inside:
-            if stored.floating:
-                anchor.check("anchor", name)
+        if name in inside:
+            continue
+        if not stored.floating or not stored.size:
             output.write_bytes(name, anchor.reader.bytes(stored))
+            continue
+        starts = range(0, stored.size, COPIED)
+        pieces += [(name, start, min(start + COPIED, stored.size)) for start in starts]
+
+    def copy(piece: tuple[str, int, int]) -> None:
+        name, start, stop = piece
+        anchor.not_finite(["anchor"], name, start, stop)
+        output.write(name, start, anchor.raw("anchor", name)[start:stop])
+
+    for _ in workers.map(copy, pieces):
+        pass
 
 
 def _claimed(layers: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:

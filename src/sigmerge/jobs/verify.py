@@ -253,7 +253,7 @@ def _repaired_again(
             job = OccupancyJob.of(plan, pool, anchor)
             write_layers(job, source, reader, workers, sink, options)
             if BEYOND_LAYERS not in sink.done:
-                copy_outside(job, reader, sink)
+                copy_outside(job, reader, workers, sink)
     return sink
 
 
