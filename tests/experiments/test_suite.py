@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 import sigmerge as package
-from sigmerge.experiments.plan import _reads_exemplars, plans
+from sigmerge.experiments.plan import _reads_exemplars, _search_items, plans
 from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.experiments.suite import SHIPPED_EXPERIMENTS, load_suite
 from sigmerge.jobs.options import Options
@@ -542,6 +542,25 @@ def test_runs_are_numbered_in_their_order(pool: PoolOnDisk) -> None:
     runs = [run.record for group in plan.groups() for run in group.runs]
     positions = [row.position for row in (*plan.experts(), *runs)]
     assert positions == list(range(len(positions))) and runs[-1].kind == "baseline"
+
+
+@pytest.mark.parametrize(
+    ("scoring", "searched"),
+    [({"suite": "nano"}, {"suite": "nano"}), ({"suite": "nano", "pool": "p"}, {"suite": "p"}),
+     ({"suite": "own.yaml", "data": "d", "limit": 3}, {"suite": "own.yaml", "data": "d"})],
+)  # fmt: skip
+def test_a_search_uses_the_items_of_the_scoring(scoring: Any, searched: Any) -> None:
+    assert _search_items(scoring) == searched
+
+
+def test_groups_are_named_by_method_and_seed(pool: PoolOnDisk) -> None:
+    [plan] = plans(load_suite(definition(pool)), Options(threads=1))
+    assert [group.label for group in plan.groups()] == [
+        "mean",
+        "dare seed 0",
+        "dare seed 1",
+        "ties",
+    ]
 
 
 def test_a_probe_is_in_the_keys_of_repairs_alone(pool: PoolOnDisk) -> None:
