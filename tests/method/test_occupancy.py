@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmerge.kernels import STRIP, TILE, convert, philox
-from sigmerge.kernels.claim import admit
+from sigmerge.kernels.claim import MAX_DOMAINS, admit
 from sigmerge.kernels.stored import CODE, F32, address_of
 from sigmerge.method import occupancy
 from sigmerge.method.occupancy import Update, admission, claim, edges_of
@@ -261,6 +261,22 @@ def test_a_right_guess_saves_the_exact_passes(monkeypatch, part):
     deltas = np.tile(np.array([1.0, 3.0], np.float32), size // 2)[None]
     claim(Pool(deltas, [(0, size)]), [0], [size // part])
     assert passes == [occupancy.SAMPLE]
+
+
+def test_the_exact_threshold_reads_every_strip():
+    """No value repeats, so no guess is worth a try; the large ones lie in every second strip."""
+    size = 4 * STRIP
+    deltas = np.arange(1, size + 1, dtype=np.float32)[None]
+    deltas[0].reshape(-1, STRIP)[1::2] += size
+    claims = claim(Pool(deltas, [(0, size)]), [0], [size // 3])
+    assert np.array_equal(claims.owner, oracle.claim(deltas, [0], [size // 3]))
+
+
+def test_as_many_domains_as_an_owner_map_has_names():
+    most = int(MAX_DOMAINS)
+    deltas = np.eye(most, dtype=np.float32)
+    claims = claim(Pool(deltas, [(0, most)]), range(most), [1] * most)
+    assert claims.owner.tolist() == list(range(most))
 
 
 # Theorem 1
