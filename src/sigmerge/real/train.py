@@ -33,7 +33,7 @@ from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.progress import Progress
 
 _REFERENCE, RECORDS = "reference", "training"
-COPIED = ("items", "exemplars", "probe.jsonl", "data.json")
+DATA_PARTS = ("items", "exemplars", "probe.jsonl", "data.json")
 """What a pool takes over from the data beside the checkpoints."""
 _IGNORED = -100
 WINDOW = 16
@@ -110,7 +110,7 @@ class RealTraining:
     def _copy(self) -> None:
         """The reference and what comes with the data; each whole or not at all."""
         places = {self.out / _REFERENCE: self.reference}
-        places |= {self.out / name: self.data / name for name in COPIED}
+        places |= {self.out / name: self.data / name for name in DATA_PARTS}
         for place, source in places.items():
             if place.exists() or not source.exists():
                 continue
