@@ -70,12 +70,12 @@ class Kept:
                 each.append(question)
         return [question for each in chosen.values() for question in each]
 
-    def __call__(self, weights: Weights, questions: Sequence[Question]) -> list[int]:
+    def __call__(self, weights: Weights, questions: Sequence[Question]) -> list[float]:
         digest = hashlib.sha256(self.scorer.name.encode())
         for name in sorted(weights):
             digest.update(np.ascontiguousarray(weights[name]).tobytes())
         file = self.folder / f"{digest.hexdigest()[:32]}.json"
-        known: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
+        known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
         missing = [q for q in questions if q.id not in known]
         if missing:
             answers = self.scorer(weights, missing)

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 import sigmerge
-from sigmerge.errors import OutputError
+from sigmerge.errors import OutputError, RecipeError
 from sigmerge.jobs import demo as demo_module
 from sigmerge.nano.files import RECIPES
+from sigmerge.recipe import TuneSection
+from sigmerge.records import TunedScores, TuneRecord
 
 ANCHORS = ("linear", "ties")
 
@@ -61,3 +63,27 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"holds thesis\.tex, which no demo wrote"):
         sigmerge.demo(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_too_few_calls_are_refused_before_anything_is_merged(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="at least 5 evaluation calls, not 3"):
+        sigmerge.demo(tmp_path / "out", calls=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tuning_with_other_calls_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    """An interrupted demo finished its tuning with seven calls."""
+    scores = TunedScores(plain={}, tuned={}, gain=None)
+    settings = TuneSection(calls=7).model_dump()
+    record = TuneRecord(
+        out="", winner="", settings=settings, anchors=(), experts={}, calls=(), expert_runs=0,
+        items_per_call={}, stopped="", plain=0, chosen=0, calibration=scores, replayed=0,
+        wall_seconds=0.0, peak_memory_bytes=0,
+    )  # fmt: skip
+    (tmp_path / "tuned").mkdir()
+    record.write(tmp_path / "tuned/tune.json")
+    (tmp_path / "tuned/tune.jsonl").touch()
+    left = sigmerge.describe(sigmerge.demo, tmp_path, calls=7)
+    assert "tune" not in [step.name for step in left.steps]
+    with pytest.raises(OutputError, match="holds a finished tuning"):
+        sigmerge.describe(sigmerge.demo, tmp_path, calls=8)

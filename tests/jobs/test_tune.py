@@ -264,6 +264,24 @@ def test_floors_and_objectives_reach_the_choice(pool: PoolOnDisk, tmp_path: Path
     assert kept.best.below <= min(call.below for call in kept.calls)
 
 
+def sliced(pool: PoolOnDisk, ranges: list[list[int]], **more: Any) -> Path:
+    """A recipe with a slice for each range of layers."""
+    content = yaml.safe_load(recipe_of(pool).read_text())
+    del content["models"]
+    slices = [
+        {"sources": [{"model": name, "layer_range": each} for name in (*DOMAINS, "reference")]}
+        for each in ranges
+    ]
+    return pool.write({**content, "slices": slices, **more}, "sliced.yaml")
+
+
+def test_a_slice_of_whole_models_is_tuned_as_they_are(pool: PoolOnDisk, tmp_path: Path) -> None:
+    settings = TuneSection(calls=2, anchors=["task_arithmetic"])
+    whole = run(pool, tmp_path / "whole", settings=settings)
+    found = run(pool, tmp_path / "out", recipe=sliced(pool, [[0, 2]]), settings=settings)
+    assert found.calls == whole.calls
+
+
 def test_wrong_input_is_refused_before_anything_is_written(
     pool: PoolOnDisk, tmp_path: Path
 ) -> None:
@@ -282,8 +300,12 @@ def test_wrong_input_is_refused_before_anything_is_written(
         run(pool, out, settings=SETTINGS.changed(calls=3))
     with pytest.raises(RecipeError, match="merge3 needs at least 9 evaluation calls"):
         run(pool, out, settings=SETTINGS.changed(calls=8, method="merge3"))
-    with pytest.raises(RecipeError, match="is no anchor"):
+    with pytest.raises(RecipeError, match="merge3 searches weights, and model_stock has none"):
+        searched = TuneSection(calls=24, method="merge3")
+        run(pool, out, recipe=recipe_of(pool, "model_stock"), settings=searched)
+    with pytest.raises(RecipeError, match="is no anchor") as wrong:
         run(pool, out, settings=SETTINGS.changed(anchors=["regmean"]))
+    assert wrong.value.problems[0].count("task_arithmetic") == 1
     with pytest.raises(RecipeError, match="unknown domain poetry"):
         run(pool, out, settings=SETTINGS.changed(floors={"poetry": 0.9}))
     with pytest.raises(ScoreError, match="no items of this domain"):
@@ -294,6 +316,9 @@ def test_wrong_input_is_refused_before_anything_is_written(
     layered = pool.write(content, "layered.yaml")
     with pytest.raises(RecipeError, match="one weight per expert"):
         run(pool, out, recipe=layered)
+    for ranges in ([[0, 1]], [[0, 2], [1, 2]]):
+        with pytest.raises(RecipeError, match="weights of whole models are tuned, not of layers"):
+            run(pool, out, recipe=sliced(pool, ranges))
     assert not out.exists()
 
 
@@ -356,6 +381,7 @@ def test_the_command_and_its_dry_run(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert "at most 24 calls, 600 items each, method guided" in ran.out
     assert "safety not below 0.95 of its expert" in ran.out
     assert not (tmp_path / "out").exists()
+    assert pool_recipe(POOL, seed=7).seed == 7
     for arguments, message in (
         (["--calls", "3"], "at least 5 evaluation calls"),
         (["--floor", "safety"], "expected DOMAIN=NUMBER"),

@@ -115,10 +115,18 @@ def test_a_repair_must_be_better_than_none():
     assert level.best.setting is None
 
 
-@pytest.mark.parametrize(("items", "made"), [(None, True), (28, True), (25, False)])
-def test_a_repair_must_be_better_than_none_by_more_than_noise(items, made):
-    """Two of n items in each of three domains make a standard error of √⅔/n: 0.029, and 0.033."""
-    state, _ = calibrated(lambda candidate: flat(0.03), calls=5, items=items)
+@pytest.mark.parametrize(
+    ("items", "weights", "made"),
+    [(None, {}, True), (28, {}, True), (25, {}, False), (28, {"math": 1.0}, False),
+     (50, {"math": 1.0}, True)],
+)  # fmt: skip
+def test_a_repair_must_be_better_than_none_by_more_than_noise(items, weights, made):
+    """Two of n items in each of three domains make a standard error of √⅔/n: 0.029, and 0.033.
+
+    That of one domain alone is √2/n: 0.051, and 0.028.
+    """
+    objective = Objective("weighted", weights) if weights else None
+    state, _ = calibrated(lambda candidate: flat(0.03), calls=5, items=items, objective=objective)
     assert (state.best.setting == state.paper) == made
     assert (state.best.setting is None) != made
 
@@ -238,13 +246,23 @@ def test_scores_that_do_not_change_end_it():
     assert len(seen) == CALIBRATION_PATIENCE
 
 
-@pytest.mark.parametrize(("items", "stops"), [(None, False), (28, False), (16, True)])
-def test_it_stops_when_gains_are_within_the_noise(items, stops):
+@pytest.mark.parametrize(
+    ("items", "objective", "stops"),
+    [
+        (None, Objective(), False),
+        (28, Objective(), False),
+        (16, Objective(), True),
+        (28, Objective("weighted", {"math": 1.0}), True),
+        (40, Objective("weighted", {"math": 1.0}), False),
+    ],
+)
+def test_it_stops_when_gains_are_within_the_noise(items, objective, stops):
     """Every call gains 0.005, and CALIBRATION_PATIENCE of them 0.04.
 
-    Two of n items in each of three domains make a standard error of √⅔/n: 0.029, and 0.051.
+    Two of n items in each of three domains make a standard error of √⅔/n: 0.029, and 0.051; that
+    of one domain alone is √2/n: 0.051, and 0.035.
     """
-    state = started(items=items)
+    state = started(items=items, objective=objective)
     for call in range(CALIBRATION_PATIENCE):
         assert not state.stopped
         state = observe(state, flat(0.005 * (call + 1)), items)

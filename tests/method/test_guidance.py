@@ -166,13 +166,26 @@ def test_scores_that_do_not_change_end_it_and_keep_the_recipes_weights():
     assert state.best.weights == (0.4, 0.4)
 
 
-@pytest.mark.parametrize(("items", "stops"), [(None, False), (20, False), (14, True)])
-def test_it_stops_when_gains_are_within_the_noise(items, stops):
+@pytest.mark.parametrize(
+    ("items", "objective", "stops"),
+    [
+        (None, Objective(), False),
+        (17, Objective(), False),
+        (14, Objective(), True),
+        (17, Objective("weighted", {"a": 1.0, "b": 2.0}), True),
+        (18, Objective("weighted", {"a": 1.0, "b": 2.0}), False),
+        (20, Objective("worst"), True),
+        (25, Objective("worst"), False),
+    ],
+)
+def test_it_stops_when_gains_are_within_the_noise(items, objective, stops):
     """Every call gains 0.012, and GUIDANCE_PATIENCE of them 0.06.
 
-    Two of n items in each of two domains make a standard error of 1/n: 0.05, and 0.071.
+    Two of n items in each of two domains make a standard error of 1/n: 0.059, and 0.071. With
+    twice the weight on one it is √10/3n: 0.062, and 0.059; of one domain alone √2/n: 0.071, and
+    0.057.
     """
-    state = begin(named([0.4, 0.4]), named([0.9, 0.9]), 50)
+    state = begin(named([0.4, 0.4]), named([0.9, 0.9]), 50, objective)
     for call in range(guidance.GUIDANCE_PATIENCE + 1):
         assert not state.stopped
         state = observe(state, named([0.1 + 0.012 * call, 0.3 + 0.012 * call]), items)

@@ -11,7 +11,6 @@ from sigmerge.method.objective import (
     Merit,
     Objective,
     check_calls,
-    difference_error,
     paired_error,
 )
 
@@ -88,26 +87,38 @@ def test_a_good_objective_has_no_problem():
     assert whole.problems(DOMAINS) == []
 
 
-def test_the_error_of_a_difference_is_that_of_simulated_items():
+@pytest.mark.parametrize("weights", [None, {"a": 1.0}, {"a": 3.0, "c": 1.0}])
+def test_the_error_of_a_difference_is_that_of_simulated_items(weights):
     """Two candidates that answer the same items, each right by a chance of its own."""
+    objective = Objective("weighted", weights) if weights else Objective()
     rng = np.random.default_rng(0)
     both, items = np.array([0.8, 0.4, 0.6]), [40, 120, 10]
 
     def asked():
         one, other = {}, {}
-        for d, (chance, n) in enumerate(zip(both, items, strict=True)):
+        for d, chance, n in zip("abc", both, items, strict=True):
             shared, alone = rng.random(n) < chance, rng.random((2, n)) < 0.3
             one[d], other[d] = ([1.0 * (shared | each)] for each in alone)
         return Answer({}, one), Answer({}, other)
 
     pairs = [asked() for _ in range(2000)]
     gaps = [
-        np.mean([one.marks[d][0].mean() - other.marks[d][0].mean() for d in one.marks])
+        np.average(
+            [one.marks[d][0].mean() - other.marks[d][0].mean() for d in one.marks],
+            weights=[weights.get(d, 0) for d in one.marks] if weights else None,
+        )
         for one, other in pairs
     ]
-    errors = [difference_error(one, other) ** 2 for one, other in pairs]
+    errors = [objective.error(one, other) ** 2 for one, other in pairs]
     assert math.sqrt(np.mean(errors)) == pytest.approx(np.std(gaps), rel=0.06)
-    assert difference_error(Answer({"a": 1.0}), pairs[0][0]) == 0
+    assert objective.error(Answer({"a": 1.0}), pairs[0][0]) == 0
+
+
+def test_the_error_of_the_worst_domain_is_the_largest():
+    one = Answer({}, {"math": [np.array([1.0, 0, 0, 0])], "safety": [np.array([1.0, 0])]})
+    other = Answer({}, {"math": [np.array([0, 1.0, 0, 0])], "safety": [np.array([1.0, 0])]})
+    # math: variance 1/2 over four items; safety: none.
+    assert Objective("worst").error(one, other) == pytest.approx(math.sqrt(1 / 8))
 
 
 def test_paired_error_counts_the_items_on_which_two_candidates_differ():

@@ -10,7 +10,7 @@ import pytest
 
 from sigmerge.errors import RecipeError
 from sigmerge.method import tuning
-from sigmerge.method.objective import Answer, Objective, difference_error, paired_bootstrap
+from sigmerge.method.objective import Answer, Objective, paired_bootstrap
 from sigmerge.method.tuning import AnchorWeights, Proposal, Tuning
 
 DOMAINS = ("a", "b", "c")
@@ -111,11 +111,24 @@ def answered(scores: Mapping[str, float], number: int, items: int) -> Answer:
     return Answer(scores, {d: [1.0 * (np.arange(items) == number)] for d in scores})
 
 
-@pytest.mark.parametrize(("items", "made"), [(200, True), (10, False)])
-def test_a_repair_must_beat_its_anchor_by_more_than_noise(items: int, made: bool) -> None:
-    """It gains 0.05; two of n items in each of three domains make an error of √⅔/n."""
+@pytest.mark.parametrize(
+    ("items", "objective", "made"),
+    [
+        (200, Objective(), True),
+        (20, Objective(), True),
+        (10, Objective(), False),
+        (20, Objective("weighted", {"a": 1.0}), False),
+    ],
+)
+def test_a_repair_must_beat_its_anchor_by_more_than_noise(
+    items: int, objective: Objective, made: bool
+) -> None:
+    """It gains 0.05; two of n items in each of three domains make an error of √⅔/n.
+
+    That of one domain alone is √2/n.
+    """
     model, state = towards({"x": (0.6, 0.4, 0.5)}, 0.05), tuning.begin(
-        anchors("x"), TARGET, PROFILE, 24
+        anchors("x"), TARGET, PROFILE, 24, objective
     )  # fmt: skip
     while batch := tuning.propose(state):
         first = len(state.made)
@@ -142,7 +155,9 @@ def test_the_leader_goes_to_its_centre_before_it_is_repaired_and_with_the_last_c
         answers = [answered(model(p), len(short.made) + i, 12) for i, p in enumerate(batch)]
         short = tuning.observe(short, answers)
     leader = max(short.made[:5], key=lambda call: call.merit.value)
-    level = [call.proposal.weights for call in short.made[:5] if not leader.beats(call)]
+    level = [
+        call.proposal.weights for call in short.made[:5] if not state.objective.beats(leader, call)
+    ]
     assert len(level) == 4
     assert short.made[5].proposal.weights == pytest.approx(np.mean(level, axis=0))
 
@@ -200,7 +215,7 @@ def test_the_error_of_a_difference_is_that_of_its_benchmarks() -> None:
 
     one, other = answer([1, 1, 0, 0], [1, 0]), answer([1, 0, 0, 1], [1, 0])
     # differences 0, 1, 0, -1: variance 1/2 over 4 items; the other benchmark has none
-    assert difference_error(one, other) == pytest.approx(np.sqrt(0.5 / 4) / 2)
+    assert Objective().error(one, other) == pytest.approx(np.sqrt(0.5 / 4) / 2)
 
 
 def test_the_bootstrap_agrees_with_resampling_items() -> None:

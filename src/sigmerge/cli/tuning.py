@@ -75,7 +75,7 @@ def tune(
     from sigmerge.jobs.tune import TuneJob, pool_recipe
     from sigmerge.recipe import TuneSection
 
-    loaded = pool_recipe(recipe) if recipe.is_dir() else load(recipe, seed)
+    loaded = pool_recipe(recipe, seed) if recipe.is_dir() else load(recipe, seed)
     settings = (loaded.tune or TuneSection()).changed(
         calls=calls, anchors=anchor, method=method, objective=objective,
         weights=_numbers("--weight", weight), floors=_numbers("--floor", floor),

@@ -18,7 +18,7 @@ from sigmerge.jobs.candidates import Measure
 from sigmerge.jobs.options import Options
 from sigmerge.method import deficit
 from sigmerge.method.deficit import Reference
-from sigmerge.method.objective import Answer, Merit, Objective, Vector, difference_error
+from sigmerge.method.objective import Answer, Merit, Objective, Vector
 from sigmerge.method.tuning import Proposal
 from sigmerge.records import TuneCall, TunedRepair
 
@@ -124,7 +124,7 @@ class Calls:
         scores, worth = self.measure.recipe(recipe)
         self._check(index, scores)
         answer = self.measure.answer(scores, worth)
-        error = difference_error(answer, self.answers[self.best]) if self.answers else 0.0
+        error = self.objective.error(answer, self.answers[self.best]) if self.answers else 0.0
         return {
             "call": index,
             "candidate": _identity(recipe),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -12,7 +13,7 @@ from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.jobs.options import Description, Options
 from sigmerge.jobs.report import RUN, write_joint_report
 from sigmerge.jobs.run import RUN_FOLDER, RunJob
-from sigmerge.jobs.tune import TUNING_FOLDER, TUNING_RESULT, TuneJob, pool_recipe
+from sigmerge.jobs.tune import TUNING_RESULT, TuneJob, pool_recipe
 from sigmerge.nano.files import POOL, RECIPES
 from sigmerge.recipe import Recipe, TuneSection, load_recipe
 from sigmerge.records import PAGE, RECIPE, RunRecord, TuneRecord, read
@@ -39,7 +40,7 @@ class DemoJob:
     calls: int = DEMO_CALLS
 
     def check(self) -> None:
-        """Refuse a folder with anything foreign in it, and a finished demo unless overwritten."""
+        """Refuse anything foreign, a finished demo unless overwritten, and a wrong tuning."""
         folder, overwrite = self.out, self.options.overwrite
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
         foreign = names - {PAGE, TUNED, *DEMO_ANCHORS}
@@ -47,20 +48,22 @@ class DemoJob:
             raise OutputError(
                 f"{folder}: holds {shown[0]}, which no demo wrote; choose a new folder."
             )
-        if not (folder / PAGE).exists():
-            return
-        if not overwrite:
-            raise OutputError(f"{folder}: holds a finished demo; pass --overwrite to run it again.")
-        for name in DEMO_ANCHORS:  # every run's folder is checked before the first is cleared
-            RUN_FOLDER.check(folder / name, overwrite, ())
-        TUNING_FOLDER.check(folder / TUNED, overwrite, ())
+        if (folder / PAGE).exists():
+            if not overwrite:
+                raise OutputError(
+                    f"{folder}: holds a finished demo; pass --overwrite to run it again."
+                )
+            for name in DEMO_ANCHORS:  # every run's folder is checked before the first is cleared
+                RUN_FOLDER.check(folder / name, overwrite, ())
+        if self.calls and self._tuned() is None:
+            self._tuning.check()
 
     def describe(self) -> Description:
         """The steps of every run; those that an interrupted demo finished are left out."""
         self.check()
         found = [self._job(name).describe() for name in DEMO_ANCHORS if self._kept(name) is None]
         if self.calls and self._tuned() is None:
-            found.append(self._tuning().describe())
+            found.append(self._tuning.describe())
         steps = tuple(step for each in found for step in each.steps)
         return Description(steps, self.options.threads)
 
@@ -68,7 +71,7 @@ class DemoJob:
         self.check()
         (self.out / PAGE).unlink(missing_ok=True)
         records = [self._record(name) for name in DEMO_ANCHORS]
-        tuned = self._tuned() or self._tuning().run() if self.calls else None
+        tuned = self._tuned() or self._tuning.run() if self.calls else None
         folders = [self.out / name for name in DEMO_ANCHORS]
         title = "The embedded pool, anchor by anchor"
         page = write_joint_report(folders, self.out / PAGE, title)
@@ -86,14 +89,18 @@ class DemoJob:
     def _kept(self, name: str) -> RunRecord | None:
         return None if self.options.overwrite else _finished(self.out / name, _shipped(name))
 
+    @cached_property
     def _tuning(self) -> TuneJob:
         settings = TuneSection(calls=self.calls)
         return TuneJob(pool_recipe(POOL), self.out / TUNED, self.options, settings)
 
     def _tuned(self) -> TuneRecord | None:
-        """The tuning that an interrupted demo finished."""
+        """The tuning that an interrupted demo finished with as many calls."""
         file = self.out / TUNED / TUNING_RESULT
-        return None if self.options.overwrite or not file.exists() else read(TuneRecord, file)
+        if self.options.overwrite or not file.exists():
+            return None
+        record = read(TuneRecord, file)
+        return record if record.settings == self._tuning.section.model_dump() else None
 
     def _job(self, name: str) -> RunJob:
         return RunJob(_shipped(name), self.out / name, self.options)

@@ -28,7 +28,7 @@ from sigmerge.jobs.calls import CALL_LINES, Calls, experts_of, target_of
 from sigmerge.jobs.candidates import Measure, measure_of
 from sigmerge.jobs.dense import plan_dense, run_dense
 from sigmerge.jobs.options import Options, Step, silent
-from sigmerge.jobs.pools import open_repair_pool
+from sigmerge.jobs.pools import open_repair_pool, require_whole
 from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.strategies import Setup, guide
 from sigmerge.jobs.work_folder import hidden, list_records
@@ -88,6 +88,7 @@ class GuideJob:
 
     def header(self, measure: Measure) -> dict[str, Any]:
         """Whose calls a journal holds; calls are only continued under the same header."""
+        require_whole(self.recipe, self.pool)
         plain = load_recipe(self.anchor.recipe(tuple(self.anchor.weights.values())))
         return {
             "settings": self.section.model_dump(exclude={"command", "evaluate"}),

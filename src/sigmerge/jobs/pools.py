@@ -108,6 +108,14 @@ def planned_slices(recipe: Recipe, pool: Pool) -> tuple[PlanSlice, ...]:
     )
 
 
+def require_whole(recipe: Recipe, pool: Pool) -> None:
+    """Refuse a stack of slices: it has no weight per expert that could be moved."""
+    if planned_slices(recipe, pool):
+        raise RecipeError(
+            "slices: the weights of whole models are tuned, not of layers; give them under models:"
+        )
+
+
 def recipe_of(plan: RepairPlan, file: Path) -> Recipe:
     """A recipe that names the checkpoints of a repair; `file` holds its plan."""
     members: dict[str, Any] = {

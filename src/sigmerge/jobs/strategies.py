@@ -198,6 +198,11 @@ def check_method(method: str, anchors: Mapping[str, AnchorRecipe], calls: int, p
 
         require_search()
         _generations(calls - 1)
+        first, anchor = next(iter(anchors.items()))
+        if not anchor.weighted:
+            raise RecipeError(
+                f"merge3 searches weights, and {first} has none: name another anchor."
+            )
     else:
         check_calls(calls, len(anchors) + 1, f"tuning {len(anchors)} anchors")
 

@@ -30,7 +30,7 @@ from sigmerge.jobs.candidates import SCRATCH_ANCHOR, Measure, measure_of
 from sigmerge.jobs.dense import plan_dense
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Description, Options, Step, silent
-from sigmerge.jobs.pools import open_repair_pool
+from sigmerge.jobs.pools import open_repair_pool, require_whole
 from sigmerge.jobs.profile import describe_profile, measure_profile
 from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.strategies import STRATEGIES, Setup, check_method
@@ -57,7 +57,7 @@ TUNING_FOLDER = WorkFolder(
 RESAMPLES = 10_000
 
 
-def pool_recipe(folder: Path) -> Recipe:
+def pool_recipe(folder: Path, seed: int | None = None) -> Recipe:
     """A recipe for a folder with reference/ and one checkpoint folder per expert.
 
     A pool that `nano train` made brings its probe prompts and the items that score it.
@@ -80,7 +80,7 @@ def pool_recipe(folder: Path) -> Recipe:
         "models": [{"model": str(path.absolute()), "name": path.name} for path in experts],
         "parameters": {"weight": 0.4},
         "repair": repair,
-    })  # fmt: skip
+    }, seed=seed)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,7 @@ class TuneJob:
         if problems := self.objective.problems(domains):
             raise RecipeError("The tuning cannot be run:", problems)
         TUNING_FOLDER.check(self.out, self.options.overwrite, self.recipe.inputs)
+        require_whole(self.recipe, self.pool)
         if (self.out / WINNER).exists() and not (self.out / TUNING_JOURNAL).exists():
             raise OutputError(f"{self.out}: holds winner, which no tuning wrote; choose another.")
         self._fingerprints()

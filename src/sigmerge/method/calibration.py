@@ -30,14 +30,7 @@ from jaxtyping import Float64
 
 from sigmerge.errors import RecipeError
 from sigmerge.method.deficit import shares
-from sigmerge.method.objective import (
-    Answer,
-    Merit,
-    Objective,
-    Vector,
-    check_calls,
-    difference_error,
-)
+from sigmerge.method.objective import Answer, Merit, Objective, Vector, check_calls
 
 SCALES: Final[Mapping[str, Vector]] = {"add": (0.3, 0.6, 1.0, 1.5), "replace": (0.3, 0.6, 1.0)}
 """The paper's λ = 0.6 and steps around it; `replace` ends at the expert's own value."""
@@ -91,10 +84,6 @@ class TriedRepair:
     merit: Merit
     answer: Answer
 
-    def beats(self, other: TriedRepair) -> bool:
-        """Whether this is better by more than the noise of the difference."""
-        return self.merit.beats(other.merit, difference_error(self.answer, other.answer))
-
 
 @dataclass(frozen=True)
 class Calibration:
@@ -130,7 +119,7 @@ class Calibration:
         for each in repairs:
             nearer = not best.merit.beats(each.merit) and self._far(each) < self._far(best)
             best = each if each.merit.beats(best.merit) or nearer else best
-        return best if best.beats(plain) else plain
+        return best if self.objective.beats(best, plain) else plain
 
     def _far(self, each: TriedRepair) -> int:
         assert each.setting is not None
@@ -223,7 +212,8 @@ def _advance(state: Calibration) -> Calibration:
     if len(state.tried) > state.calls:
         return replace(state, stopped=f"the {state.calls} calls are spent")
     before, last = state.tried[:-CALIBRATION_PATIENCE], state.tried[-CALIBRATION_PATIENCE:]
-    if before and not any(all(each.beats(other) for other in before) for each in last):
+    beats = state.objective.beats
+    if before and not any(all(beats(each, other) for other in before) for each in last):
         return replace(
             state,
             stopped=f"{CALIBRATION_PATIENCE} calls did not raise the scores by more than their "

@@ -33,14 +33,7 @@ from typing import Final
 import numpy as np
 
 from sigmerge.errors import RecipeError
-from sigmerge.method.objective import (
-    Answer,
-    Merit,
-    Objective,
-    Vector,
-    check_calls,
-    difference_error,
-)
+from sigmerge.method.objective import Answer, Merit, Objective, Vector, check_calls
 
 FIRST_STEP: Final = 5.0
 """η: a deficit of 0.1 above the mean deficit raises its expert's weight by half of the unit."""
@@ -64,10 +57,6 @@ class TriedWeights:
     scores: Vector
     merit: Merit
     answer: Answer
-
-    def beats(self, other: TriedWeights) -> bool:
-        """Whether this is better by more than the noise of the difference."""
-        return self.merit.beats(other.merit, difference_error(self.answer, other.answer))
 
 
 @dataclass(frozen=True)
@@ -115,7 +104,7 @@ class Guidance:
         if self.centre is None or self.at_centre:
             return self.leader
         found = self.tried[self.centre]
-        better = self.best.beats(found) or self.tried[0].merit.beats(found.merit)
+        better = self.objective.beats(self.best, found) or self.tried[0].merit.beats(found.merit)
         return self.leader if better else self.centre
 
 
@@ -188,7 +177,7 @@ def to_centre(state: Guidance) -> Guidance | None:
     """
     if state.leader == 0 or state.centre == len(state.tried) - 1:
         return None
-    level = [each.weights for each in state.tried if not state.best.beats(each)]
+    level = [each.weights for each in state.tried if not state.objective.beats(state.best, each)]
     upcoming = tuple(np.mean(level, axis=0).tolist())
     if _known(upcoming, state.tried):
         return None
@@ -216,7 +205,7 @@ def _advance(state: Guidance) -> Guidance:
         return replace(state, stopped="no deficit is left")
     if left == 0:
         return replace(state, stopped=spent)
-    if _idle(state.tried):
+    if _idle(state):
         return _closed(
             state, f"{GUIDANCE_PATIENCE} calls did not raise the scores by more than their noise"
         )
@@ -237,15 +226,15 @@ def _closed(state: Guidance, why: str) -> Guidance:
     return replace(state, stopped=why) if last is None else replace(last, closing=why)
 
 
-def _idle(tried: Sequence[TriedWeights]) -> bool:
+def _idle(state: Guidance) -> bool:
     """Whether the last calls brought no more than noise, compared with the best before them."""
-    before, last = tried[:-GUIDANCE_PATIENCE], tried[-GUIDANCE_PATIENCE:]
+    before, last = state.tried[:-GUIDANCE_PATIENCE], state.tried[-GUIDANCE_PATIENCE:]
     if not before:
         return False
     best = before[0]
     for each in before:
         best = each if each.merit.beats(best.merit) else best
-    return not any(each.beats(best) for each in last)
+    return not any(state.objective.beats(each, best) for each in last)
 
 
 def _known(weights: Vector, tried: Sequence[TriedWeights]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64
@@ -44,6 +44,17 @@ class Merit(NamedTuple):
         if abs(self.below - other.below) > TOLERANCE:
             return self.below < other.below
         return self.value - other.value > max(margin, TOLERANCE)
+
+
+@runtime_checkable
+class Evaluated(Protocol):
+    """A candidate that answered the items."""
+
+    @property
+    def merit(self) -> Merit: ...
+
+    @property
+    def answer(self) -> Answer: ...
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,23 @@ class Objective:
         gaps = residual_gap(wanted, reached)
         return gaps * self.importance(domains) + self._below(domains, reached, wanted)
 
+    def error(self, one: Answer, other: Answer) -> float:
+        """Standard error of the difference of two values; 0 where only the scores are known.
+
+        The value of `worst` is that of one domain, so the largest error of a domain counts.
+        """
+        if one.marks is None or other.marks is None:
+            return 0.0
+        each = [paired_error(one.marks[d], other.marks[d]) for d in one.marks]
+        if self.kind == "worst":
+            return max(each)
+        counted = self.importance(tuple(one.marks)).tolist()
+        return math.sqrt(sum((w * e) ** 2 for w, e in zip(counted, each, strict=True))) / len(each)
+
+    def beats(self, one: Evaluated, other: Evaluated) -> bool:
+        """Whether one candidate is better than another by more than the noise."""
+        return one.merit.beats(other.merit, self.error(one.answer, other.answer))
+
     def _below(
         self,
         domains: Sequence[str],
@@ -119,9 +147,9 @@ class Objective:
 def paired_error(
     one: Sequence[Float64[np.ndarray, _]], other: Sequence[Float64[np.ndarray, _]]
 ) -> float:
-    """Standard error of the difference of two means over domains, from the same items.
+    """Standard error of the difference of two means over benchmarks, from the same items.
 
-    `one` and `other` have every domain's marks. Two candidates of one pool agree on most
+    `one` and `other` have every benchmark's marks. Two candidates of one pool agree on most
     items, so this is smaller than the error of either mean.
     """
     variance = 0.0
@@ -129,17 +157,6 @@ def paired_error(
         difference = a - b
         variance += float(difference.var()) / difference.size
     return math.sqrt(variance) / len(one)
-
-
-def difference_error(one: Answer, other: Answer) -> float:
-    """Standard error of the difference of two means over domains, each a mean over benchmarks.
-
-    0 where only the scores are known.
-    """
-    if one.marks is None or other.marks is None:
-        return 0.0
-    each = [paired_error(one.marks[d], other.marks[d]) for d in one.marks]
-    return math.sqrt(sum(e * e for e in each)) / len(each)
 
 
 def check_calls(calls: int, least: int, what: str) -> None:

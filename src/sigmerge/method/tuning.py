@@ -25,14 +25,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from sigmerge.method import calibration, guidance
-from sigmerge.method.objective import (
-    Answer,
-    Merit,
-    Objective,
-    Vector,
-    check_calls,
-    difference_error,
-)
+from sigmerge.method.objective import Answer, Merit, Objective, Vector, check_calls
 
 STAGE: Final = 3
 """Guided calls of an anchor between two stages."""
@@ -65,10 +58,6 @@ class EvaluationCall(NamedTuple):
     proposal: Proposal
     answer: Answer
     merit: Merit
-
-    def beats(self, other: EvaluationCall) -> bool:
-        """Whether this is better by more than the noise of the difference."""
-        return self.merit.beats(other.merit, difference_error(self.answer, other.answer))
 
 
 @dataclass(frozen=True)
@@ -105,9 +94,10 @@ class Tuning:
     def best(self) -> int:
         """The call to take, of those made so far."""
         anchor = _best(self, [self.choice(n) for n, guide in self.guides.items() if guide.tried])
-        if self.repaired is None or not self.made[self.repaired].beats(self.made[anchor]):
+        if self.repaired is None:
             return anchor
-        return self.repaired
+        better = self.objective.beats(self.made[self.repaired], self.made[anchor])
+        return self.repaired if better else anchor
 
     def choice(self, name: str) -> int:
         """The call that the guidance of an anchor chooses."""

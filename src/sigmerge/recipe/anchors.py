@@ -74,10 +74,9 @@ def anchors_of(recipe: Recipe, names: Sequence[str] | None) -> dict[str, AnchorR
         )
     own = recipe.method if recipe.operator is not None else None
     chosen = list(dict.fromkeys([*([own] if own else []), *DEFAULT])) if names is None else names
+    known = list(dict.fromkeys([*USUAL, *([own] if own else [])]))
     problems = [
-        f"anchors: {unknown('anchor', name, [*USUAL, *([own] if own else [])])}"
-        for name in chosen
-        if name != own and name not in USUAL
+        f"anchors: {unknown('anchor', name, known)}" for name in chosen if name not in known
     ]
     if not chosen:
         problems.append("anchors: none is listed")
