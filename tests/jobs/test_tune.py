@@ -381,7 +381,6 @@ def test_the_command_and_its_dry_run(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert "at most 24 calls, 600 items each, method guided" in ran.out
     assert "safety not below 0.95 of its expert" in ran.out
     assert not (tmp_path / "out").exists()
-    assert pool_recipe(POOL, seed=7).seed == 7
     for arguments, message in (
         (["--calls", "3"], "at least 5 evaluation calls"),
         (["--floor", "safety"], "expected DOMAIN=NUMBER"),
@@ -390,6 +389,20 @@ def test_the_command_and_its_dry_run(pool: PoolOnDisk, tmp_path: Path) -> None:
         assert failed.code == 2 and message in failed.err
     nothing = command("tune", str(tmp_path), str(tmp_path / "out"))
     assert nothing.code == 2 and "is no pool" in nothing.err
+
+
+def test_the_seed_of_the_command_is_that_of_a_pool_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sigmerge.nano.files import POOL
+
+    seeds, describe = [], TuneJob.describe
+    monkeypatch.setattr(
+        TuneJob, "describe", lambda job: (seeds.append(job.recipe.seed), describe(job))[1]
+    )
+    for given in ([], ["--seed", "7"]):
+        assert command("tune", str(POOL), str(tmp_path / "out"), "--dry-run", *given).code == 0
+    assert seeds == [0, 7]
 
 
 def test_the_page_shows_the_path(whole: Path) -> None:
