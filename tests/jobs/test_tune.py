@@ -23,7 +23,7 @@ from sigmerge.recipe import TuneSection, load_recipe
 from sigmerge.records import TuneRecord, read
 from tests.command_line import sigmerge as command
 from tests.jobs.tuned import SETTINGS, Contested
-from tests.merge3.stub import EACH
+from tests.merge3.stub import EACH, TENSOR
 from tests.pools import EXPERTS, PoolOnDisk, make_pool, read_weights, weight_bytes
 
 DOMAINS = EXPERTS[:3]
@@ -83,6 +83,29 @@ def test_the_journal_has_every_call(whole: Path) -> None:
     assert [c.scores for c in result.calls] == [r["scores"] for r in calls]
     assert [c.error for c in result.calls] == [r["error"] for r in calls]
     assert result.best.value == max(call.value for call in result.calls) == result.calls[-1].best
+
+
+class Partly(Contested):
+    """Answers are worth any number from 0 to 1."""
+
+    def __call__(self, weights: Any, items: Any) -> list[float]:
+        right = super().__call__(weights, items)
+        moved = float(np.abs(weights[TENSOR].ravel() - self.reference).mean())
+        return [r * (0.5 + 0.5 * abs(np.sin(i + 9 * moved))) for i, r in enumerate(right)]
+
+
+def test_answers_may_be_worth_a_part(pool: PoolOnDisk, tmp_path: Path) -> None:
+    settings = TuneSection(calls=5, anchors=["task_arithmetic"])
+    result = run(pool, tmp_path / "out", scorer=Partly(pool.root, DOMAINS), settings=settings)
+    calls = [r for r in recorded(tmp_path / "out") if "call" in r]
+    worth = np.array([[r["answers"][d] for d in DOMAINS] for r in calls])
+    assert ((worth > 0) & (worth < 1)).any()
+    assert [list(c.scores.values()) for c in result.calls] == pytest.approx(worth.mean(2))
+    values = worth.mean((1, 2))
+    for i, call in enumerate(result.calls[1:], start=1):
+        differences = worth[i] - worth[values[:i].argmax()]
+        assert call.error == pytest.approx(np.sqrt(differences.var(1).sum() / EACH) / len(DOMAINS))
+    assert result.calibration.gain.difference == pytest.approx(values[result.chosen] - values[0])
 
 
 def test_the_winner_is_made_again_without_any_evaluation(whole: Path, tmp_path: Path) -> None:

@@ -162,6 +162,52 @@ def test_the_leader_goes_to_its_centre_before_it_is_repaired_and_with_the_last_c
     assert short.made[5].proposal.weights == pytest.approx(np.mean(level, axis=0))
 
 
+def staged(state: Tuning, repaired: Callable[[Tuning], float]) -> tuple[list[str], Tuning]:
+    """The batches of a tuning: a candidate is an anchor, `*` its centre, `+` with a repair.
+
+    Guided calls of an anchor gain 0.02 each, up to twelve; `repaired` is what a repair scores more
+    than the plain anchor. The error of a difference is √⅔/30, 0.027: a call is level with the next,
+    and five calls gain more than noise.
+    """
+    plain, batches = {"w": 0.1, "x": 0.4, "y": 0.3, "z": 0.2}, []
+    while batch := tuning.propose(state):
+        names, answers = [], []
+        for i, proposal in enumerate(batch):
+            guide = state.guides[proposal.anchor]
+            gain = repaired(state) if proposal.repair else 0.02 * min(12, len(guide.tried))
+            scores = dict.fromkeys(DOMAINS, plain[proposal.anchor] + gain)
+            answers.append(answered(scores, len(state.made) + i, 30))
+            mark = "+" if proposal.repair else "*" if guide.at_centre else ""
+            names.append(proposal.anchor + mark)
+        batches.append(" ".join(names))
+        state = tuning.observe(state, answers)
+    return batches, state
+
+
+@pytest.mark.parametrize(
+    ("calls", "batches"),
+    [
+        (8, ["w x y z", "x y", "x", "x*"]),
+        (12, ["w x y z", *["x y"] * 2, *["x"] * 3, "x*"]),
+        (24, ["w x y z", *["x y"] * 3, *["x"] * 4, "x*", *["x+"] * 8, "x"]),
+    ],
+)
+def test_the_budget_is_spent_in_stages(calls: int, batches: list[str]) -> None:
+    """Half of the anchors are guided up to three times, the leader up to its eighth call."""
+    begun = tuning.begin(anchors("w", "x", "y", "z"), TARGET, PROFILE, calls)
+    assert staged(begun, lambda state: -0.2)[0] == batches
+
+
+@pytest.mark.parametrize("later", [-0.2, 0.3])
+def test_a_second_calibration_does_not_forget_the_first(later: float) -> None:
+    """The first repairs are the best of all; those of a better anchor are worse."""
+    begun = tuning.begin(anchors("x"), TARGET, PROFILE, 64)
+    batches, ended = staged(begun, lambda state: 0.4 if state.earlier is None else later)
+    first = batches.index("x+")
+    assert "x" in batches[first:] and batches[-1] == "x+"
+    assert ended.best == first
+
+
 def test_weights_that_are_not_free_are_evaluated_once() -> None:
     fixed = {"x": AnchorWeights(dict.fromkeys(DOMAINS, 1.0), level=False, free=False)}
     ended = run(
