@@ -54,7 +54,7 @@ def test_the_guides_suite_can_be_used():
     text = guide.partition("```yml\n")[2].partition("```")[0]
     suite = load_suite(yaml.safe_load(text))
     assert list(suite.domains) == ["reasoning", "law"]
-    assert list(suite.benchmarks) == ["arc", "rules", "bar", "briefs"]
+    assert list(suite.benchmarks) == ["arc", "rules", "bar", "briefs", "cases"]
 
 
 def _one(**mark: Any) -> dict[str, Any]:

@@ -349,7 +349,7 @@ def demo(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Merge and repair the embedded pool with every anchor, then tune it.
+    """Merge, repair and tune the embedded pool.
 
     The pool is a bench with synthetic domains, small enough for a laptop; it claims nothing about
     large models.

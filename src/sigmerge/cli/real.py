@@ -11,7 +11,7 @@ import typer
 from sigmerge.cli import show
 from sigmerge.cli.app import Json, OutFolder, Overwrite, app, examples
 
-real = typer.Typer(help="A pool of real language models: data.", no_args_is_help=True)
+real = typer.Typer(help="A pool of real language models: data, train.", no_args_is_help=True)
 app.add_typer(real, name="real")
 
 
