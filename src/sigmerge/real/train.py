@@ -29,6 +29,7 @@ from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.digests import sha256
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.files.regular import remove
+from sigmerge.nano.train import Schedule
 from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.progress import Progress
 
@@ -52,11 +53,9 @@ class FineTuning:
     warmup: int = 20
     seed: int = 0
 
-    def factor(self, step: int) -> float:
-        """The part of the peak rate that a step runs at."""
-        if step < self.warmup:
-            return (step + 1) / self.warmup
-        return 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / (self.steps - self.warmup)))
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.steps, self.rate, self.warmup)
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ def fit(
         weight_decay=0.0,
         fused=device.type == "cuda",
     )
-    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, settings.factor)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, settings.schedule.factor)
     tenth, log, at_once = max(1, settings.steps // 10), [], settings.batch
     losses: list[torch.Tensor] = []
     for step, rows in enumerate(_draws(pairs, settings, domain), 1):
