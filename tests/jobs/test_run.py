@@ -22,13 +22,13 @@ from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import plan_search
 from sigmerge.nano.facts import NANO_DOMAINS
-from sigmerge.nano.train import train
 from tests.pools import make_pool, weight_bytes
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("mini") / "pool", size="mini", measure=nano_scores)
+def pool(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy: a repair remembers its profile beside the reference."""
+    return shutil.copytree(mini, tmp_path_factory.mktemp("run") / "pool")
 
 
 def recipe(pool: Path, **repair: Any) -> dict[str, Any]:

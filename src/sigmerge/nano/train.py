@@ -72,7 +72,7 @@ class Size:
 
 
 SIZES = {
-    "mini": Size(64, 2, 176, Schedule(120, 1e-2, 10), Schedule(40, 3e-3, 5), batch=64),
+    "mini": Size(64, 2, 176, Schedule(60, 1e-2, 5), Schedule(10, 3e-3, 2), batch=32),
     "nano": Size(128, 6, 352, Schedule(1500, 1e-3), Schedule(400, 3e-4)),
     "6.7M": Size(256, 8, 688, Schedule(1500, 1e-3), Schedule(400, 3e-4)),
     "26M": Size(512, 8, 1376, Schedule(1500, 1e-3), Schedule(400, 3e-4)),
