@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sigmerge.errors import RecipeError, SigmergeError
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.method.deficit import DomainScores
+from sigmerge.method.objective import amount
 
 PLAN, PROVENANCE, RECIPE, PAGE = "plan.json", "provenance.json", "recipe.yaml", "report.html"
 
@@ -333,6 +334,10 @@ class TuneRecord(Record):
     @property
     def best(self) -> TuneCall:
         return self.calls[self.chosen]
+
+    def amount(self, value: float) -> tuple[str, float]:
+        """What a value of the objective is called where it is shown, and its size."""
+        return amount(self.settings["objective"], value)
 
 
 def read(kind: type[_Record], file: Path, error: type[SigmergeError] = SigmergeError) -> _Record:

@@ -16,6 +16,8 @@ import pytest
 import yaml
 
 import sigmerge
+from sigmerge.analysis.tuning import _scores, _steps
+from sigmerge.cli.show import tune_lines
 from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.tune import TuneJob, pool_recipe
@@ -42,7 +44,7 @@ def recipe_of(pool: PoolOnDisk, method: str = "task_arithmetic", **more: Any) ->
 
 
 def run(pool: PoolOnDisk, out: Path, **more: Any) -> TuneRecord:
-    recipe = load_recipe(more.pop("recipe", recipe_of(pool)))
+    recipe = load_recipe(more.pop("recipe", None) or recipe_of(pool))
     scorer = more.pop("scorer", None) or Contested(pool.root, DOMAINS)
     settings = more.pop("settings", SETTINGS)
     return TuneJob(recipe, out, Options(**{"threads": 1, **more}), settings, scorer=scorer).run()
@@ -278,10 +280,50 @@ def test_the_recipes_own_operator_is_guided(
     assert all((plain[name] == made[name]).all() for name in plain)
 
 
+def test_the_worst_domain_is_shown_as_its_deficit(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """In the progress, on the page and in the last lines; deficits are taken from the journal."""
+    heard: list[tuple[str, int]] = []
+    settings, out = SETTINGS.changed(objective="worst"), tmp_path / "out"
+    result = run(
+        pool, out, settings=settings, progress=lambda stage, done, _: heard.append((stage, done))
+    )
+    _, *rest = recorded(out)
+    target = {d: max(r["scores"][d] for r in rest[:3]) for d in DOMAINS}
+    deficits = [max(target[d] - r["scores"][d] for d in DOMAINS) for r in rest[3:]]
+    assert [-call.value for call in result.calls] == pytest.approx(deficits)
+    shown = [done for stage, done in heard if stage == "best largest deficit, per mille"]
+    assert shown == [round(1000 * d) for d in np.minimum.accumulate(deficits)]
+    assert not any("objective" in stage for stage, _ in heard)
+    plain, last = min(deficits[:3]), min(deficits)
+    steps = _steps(result).grid
+    assert steps.head == ("step", "calls", "largest deficit", "brought")
+    assert steps.rows[0] == ("plain anchors", "3", f"{100 * plain:.2f}", "")
+    assert steps.rows[-1][2] == f"{100 * last:.2f}" and last < plain
+    assert f"largest deficit {100 * deficits[result.chosen]:.2f};" in "\n".join(tune_lines(result))
+
+
+def test_a_step_below_the_floors_is_not_the_best(whole: Path) -> None:
+    made = read(TuneRecord, whole / "tune.json")
+    first = made.calls[0]
+    calls = (
+        first.model_copy(update={"value": 0.7, "below": 0.02}),
+        first.model_copy(update={"value": 0.6, "below": 0.01, "call": 1}),
+        first.model_copy(update={"value": 0.9, "below": 0.03, "call": 2}),
+    )
+    settings = {**made.settings, "floors": {DOMAINS[0]: 0.9}}
+    record = made.model_copy(update={"calls": calls, "settings": settings, "chosen": 1})
+    steps = _steps(record).grid
+    assert steps.head == ("step", "calls", "objective", "below floors", "brought")
+    assert steps.rows == [
+        ("plain anchors", "1", "70.00", "2.00", ""),
+        ("guided weights", "2", "60.00", "1.00", "−10.00"),
+    ]
+    best = [row[3] for row in _scores(record).grid.rows]
+    means = [f"{100 * np.mean(list(call.scores.values())):.2f}" for call in calls]
+    assert best == [means[0], means[1], means[1]]
+
+
 def test_floors_and_objectives_reach_the_choice(pool: PoolOnDisk, tmp_path: Path) -> None:
-    mean = run(pool, tmp_path / "mean")
-    worst = run(pool, tmp_path / "worst", settings=SETTINGS.changed(objective="worst"))
-    assert worst.best.value <= 0 < mean.best.value
     floors = {DOMAINS[2]: 1.0}
     kept = run(pool, tmp_path / "kept", settings=SETTINGS.changed(floors=floors))
     assert kept.best.below <= min(call.below for call in kept.calls)
@@ -345,6 +387,27 @@ def test_wrong_input_is_refused_before_anything_is_written(
     assert not out.exists()
 
 
+def test_what_the_repair_section_says_is_refused_or_noted(pool: PoolOnDisk, tmp_path: Path) -> None:
+    extra = {"variant": "equal_share", "rounds": 2, "admit": 1, "drop": 0.5}
+    with pytest.raises(RecipeError, match="cannot be run") as wrong:
+        run(pool, tmp_path / "out", recipe=recipe_of(pool, repair=extra))
+    assert list(wrong.value.problems) == [
+        f"repair.{key}: a tuned repair has none; leave it out" for key in extra
+    ]
+    assert not (tmp_path / "out").exists()
+    recipe = recipe_of(pool, repair={"scale": 0.6, "guard": "off"}, guide={"calls": 2})
+    settings = TuneSection(calls=2, anchors=["task_arithmetic"])
+    result = run(pool, tmp_path / "out", recipe=recipe, settings=settings)
+    noted = (
+        "The tuning decides, not the recipe: guide, repair.scale.",
+        "guard: off is not used: a tuning never ends below the plain anchor.",
+    )
+    assert result.warnings == noted
+    job = TuneJob(load_recipe(recipe), tmp_path / "no", Options(), settings,
+                  scorer=Contested(pool.root, DOMAINS))  # fmt: skip
+    assert job.describe().steps[-1].notes == noted
+
+
 def test_a_foreign_or_finished_folder_is_kept(
     pool: PoolOnDisk, whole: Path, tmp_path: Path
 ) -> None:
@@ -363,6 +426,26 @@ def test_another_tuning_is_not_continued(pool: PoolOnDisk, tmp_path: Path) -> No
     (out / "tune.json").unlink()
     with pytest.raises(OutputError, match="holds another tuning, which differs in settings"):
         run(pool, out, settings=SETTINGS.changed(calls=12))
+
+
+class Unscored(Contested):
+    """Fails before the first call, so that nothing is measured."""
+
+    def __call__(self, weights: Any, items: Any) -> list[int]:
+        raise ScoreError("no scores today")
+
+
+def test_a_changed_probe_is_named(pool: PoolOnDisk, tmp_path: Path) -> None:
+    out, scorer = tmp_path / "out", Unscored(pool.root, DOMAINS)
+    for name, second, error, message in (
+        ("probe", "b c", ScoreError, "no scores today"),
+        ("moved", "b c", ScoreError, "no scores today"),
+        ("moved", "c b", OutputError, "holds another tuning, which differs in probe;"),
+    ):
+        probe = pool.root / f"{name}.jsonl"
+        probe.write_text(f'{{"prompt": "a b"}}\n{{"prompt": "{second}"}}\n')
+        with pytest.raises(error, match=message):
+            run(pool, out, recipe=recipe_of(pool, repair={"probe": str(probe)}), scorer=scorer)
 
 
 def test_the_recipe_section_is_read_and_checked(pool: PoolOnDisk) -> None:

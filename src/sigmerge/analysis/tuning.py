@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 from sigmerge.analysis import html, svg
 from sigmerge.analysis.figures import Figure, Grid
+from sigmerge.method.objective import Merit
 from sigmerge.records import TuneCall, TunedRepair, TunedScores, TuneRecord
 
 
@@ -67,9 +69,7 @@ def _signed(value: float) -> str:
 def _scores(record: TuneRecord) -> Figure:
     calls = record.calls
     means = [max(0.0, fmean(call.scores.values())) for call in calls]
-    best: list[float] = []
-    for mean in means:
-        best.append(max([mean, *best[-1:]]))
+    best = [means[i] for i in _leaders(calls)]
     tips = [
         svg.tip(
             f"Call {call.call + 1}: {call.anchor}",
@@ -84,8 +84,9 @@ def _scores(record: TuneRecord) -> Figure:
     ]
     return Figure(
         "Score against calls",
-        "The mean score of every candidate on the calibration items, and the best so far. The "
-        "error is the standard error of a candidate's difference to the best call before it.",
+        "The mean score of every candidate on the calibration items, and that of the best so far "
+        "by objective and floors. The error is the standard error of a candidate's difference to "
+        "the best call before it.",
         svg.lines(
             "Score against calls",
             [svg.Line("anchor", means), svg.Line("score", best)],
@@ -126,39 +127,41 @@ def _weights(record: TuneRecord) -> Figure:
 
 def _steps(record: TuneRecord) -> Figure:
     """The best so far after every kind of step."""
-    stages = [("plain anchors", _is_plain), ("guided weights", _is_guided)]
-    stages += [("repair", _is_repair)]
-    rows: list[tuple[str, int, float, float | None]] = []
-    before: float | None = None
-    for name, belongs in stages:
-        values = [c.value for c in record.calls if belongs(record, c)]
-        if values:
-            best = max([*values, *([before] if before is not None else [])])
-            rows.append((name, len(values), best, best - before if before is not None else None))
-            before = best
-    bars = [
-        svg.Bar(
-            name,
-            "accent",
-            max(0.0, best),
-            f"{100 * best:.2f}",
-            svg.tip(name, ("calls", str(count)), ("best", f"{100 * best:.2f}")),
-        )
-        for name, count, best, _ in rows
-    ]
+    stages = {"plain anchors": _is_plain, "guided weights": _is_guided, "repair": _is_repair}
+    aim, _ = record.amount(0.0)
+    floors = bool(record.settings["floors"])
+    bars, rows, best = [], [], list[TuneCall]()
+    for name, belongs in stages.items():
+        calls = [call for call in record.calls if belongs(record, call)]
+        if not calls:
+            continue
+        tried = [*best, *calls]
+        reached = tried[_leaders(tried)[-1]]
+        size = record.amount(reached.value)[1]
+        brought = _signed(size - record.amount(best[0].value)[1]) if best else ""
+        shown = [f"{100 * size:.2f}", *([f"{100 * reached.below:.2f}"] if floors else [])]
+        tip = svg.tip(name, ("calls", str(len(calls))), (aim, shown[0]))
+        bars.append(svg.Bar(name, "accent", size, shown[0], tip))
+        rows.append((name, str(len(calls)), *shown, brought))
+        best = [reached]
     return Figure(
         "What each step brought",
-        "The best objective on the calibration items after the calls of each kind.",
+        f"The {aim} of the best candidate on the calibration items after the calls of each kind."
+        f"{' A candidate within the floors is better than any below them.' if floors else ''}",
         svg.bars("What each step brought", bars),
-        Grid(
-            ("step", "calls", "best", "brought"),
-            [
-                (name, str(count), f"{100 * best:.2f}", _signed(gain) if gain is not None else "")
-                for name, count, best, gain in rows
-            ],
-        ),
+        Grid(("step", "calls", aim, *(["below floors"] if floors else []), "brought"), rows),
         opened=True,
     )
+
+
+def _leaders(calls: Sequence[TuneCall]) -> list[int]:
+    """Which call is the best after each: the floors before the objective, of equals the first."""
+    leaders = [0]
+    for i, call in enumerate(calls[1:], start=1):
+        best = calls[leaders[-1]]
+        better = Merit(call.below, call.value).beats(Merit(best.below, best.value))
+        leaders.append(i if better else leaders[-1])
+    return leaders
 
 
 def _is_plain(record: TuneRecord, call: TuneCall) -> bool:

@@ -338,11 +338,12 @@ def tune_lines(result: Any) -> Iterator[str]:
             f"({scores.gain.items} items, {scores.gain.resamples:,} paired resamples)"
         )
     best = result.best
+    aim, reached = result.amount(best.value)
     yield f"{best.anchor}: " + ", ".join(f"{d} {w:.3f}" for d, w in best.weights.items())
     yield f"repair: {_tuned_repair(best.repair)}"
     yield (
         f"call {best.call + 1} of {len(result.calls)} ({result.replayed} replayed), calibration "
-        f"objective {100 * best.value:.2f}; {result.stopped}"
+        f"{aim} {100 * reached:.2f}; {result.stopped}"
     )
     yield from (f"warning: {text}" for text in result.warnings)
     yield f"winner: {result.winner}"

@@ -18,7 +18,7 @@ from sigmerge.jobs.candidates import Measure
 from sigmerge.jobs.options import Options
 from sigmerge.method import deficit
 from sigmerge.method.deficit import Reference
-from sigmerge.method.objective import Answer, Merit, Objective, Vector
+from sigmerge.method.objective import Answer, Merit, Objective, Vector, amount
 from sigmerge.method.tuning import Proposal
 from sigmerge.records import TuneCall, TunedRepair
 
@@ -163,7 +163,8 @@ class Calls:
                 best=best,
             )
         )
-        self.options.progress("best objective, per mille", round(1000 * best), 1000)
+        name, size = amount(self.objective.kind, best)
+        self.options.progress(f"best {name}, per mille", round(1000 * size), 1000)
         return answer
 
     def _merit(self, index: int) -> Merit:

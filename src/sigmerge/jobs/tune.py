@@ -23,6 +23,7 @@ from sigmerge.analysis.tuning import write_tuning_page
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import OutputError, RecipeError, ScoreError
+from sigmerge.files.documents import content_key
 from sigmerge.files.journal import Journal
 from sigmerge.files.regular import remove
 from sigmerge.jobs.calls import CALL_LINES, Calls, decided_section, experts_of, target_of
@@ -31,7 +32,7 @@ from sigmerge.jobs.dense import plan_dense
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Description, Options, Step, silent
 from sigmerge.jobs.pools import open_repair_pool, require_whole
-from sigmerge.jobs.profile import describe_profile, measure_profile
+from sigmerge.jobs.profile import describe_profile, measure_profile, probe_prompts
 from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.strategies import STRATEGIES, Setup, check_method
 from sigmerge.jobs.work_folder import WorkFolder
@@ -130,9 +131,13 @@ class TuneJob:
     def check(self) -> None:
         """Find every problem of the recipe, the settings, the folder and the scores."""
         domains = list(self.recipe.experts)
-        probe = self._repair.probe is not None
-        check_method(self.section.method, self.anchors, self.section.calls, probe)
-        if problems := self.objective.problems(domains):
+        probed = self._prompts is not None
+        check_method(self.section.method, self.anchors, self.section.calls, probed)
+        problems = self.objective.problems(domains)
+        problems += [
+            f"repair.{key}: a tuned repair has none; leave it out" for key in self._repair.untried
+        ]
+        if problems:
             raise RecipeError("The tuning cannot be run:", problems)
         TUNING_FOLDER.check(self.out, self.options.overwrite, self.recipe.inputs)
         require_whole(self.recipe, self.pool)
@@ -167,6 +172,7 @@ class TuneJob:
             bytes_to_write=self.pool.layout.nbytes,
             peak_memory_bytes=LIBRARIES + 16 * parameters,
             evaluation_calls=self.section.calls,
+            notes=self._unused(),
         )
         profile = describe_profile(self.recipe, self.pool, self.options)
         return Description((profile, step), self.options.threads)
@@ -206,13 +212,23 @@ class TuneJob:
                 calibration=self._scores(calls.answers[plain], calls.answers[chosen]),
                 evaluation=self._evaluation(calls.recipe(plain)),
                 replayed=calls.replayed,
-                warnings=merged,
+                warnings=(*self._unused(), *merged),
                 wall_seconds=meter.wall_seconds,
                 peak_memory_bytes=meter.peak_memory_bytes,
             )
             write_tuning_page(self.out / PAGE, record)
             record.write(self.out / TUNING_RESULT)
         return record
+
+    def _unused(self) -> tuple[str, ...]:
+        """Notes about what the recipe says and the tuning decides instead."""
+        given = [key for key in ("guide", "search") if getattr(self.recipe, key) is not None]
+        chosen = ("scale", "update", "calibrate", "shares", "capacity")
+        given += [f"repair.{key}" for key in chosen if key in self._repair.model_fields_set]
+        notes = [f"The tuning decides, not the recipe: {', '.join(given)}."] if given else []
+        if self._repair.guard == "off":
+            notes.append("guard: off is not used: a tuning never ends below the plain anchor.")
+        return tuple(notes)
 
     def _fingerprints(self) -> dict[str, str]:
         """Identifies the plain anchors; their recipes are checked on the way."""
@@ -230,14 +246,19 @@ class TuneJob:
             "seed": self.recipe.seed,
             "anchors": self._fingerprints(),
             "repair": self._repair.model_dump(
-                include={"c_min", "c_max", "probe", "device", "reference"}
+                include={"c_min", "c_max", "device", "reference", "seed"}
             ),
+            "probe": self._prompts and content_key(probe_prompts(self._prompts)),
             "scorer": self.measure.name,
         }
 
     @property
     def _repair(self) -> RepairSection:
         return self.recipe.repair or RepairSection.model_validate({})
+
+    @property
+    def _prompts(self) -> Path | None:
+        return self.recipe.folder / self._repair.probe if self._repair.probe else None
 
     def _setup(self, experts: Mapping[str, Mapping[str, float]]) -> Setup:
         measured = measure_profile(self.recipe, self.pool, self.options)
@@ -250,7 +271,7 @@ class TuneJob:
             calls=self.section.calls,
             objective=self.objective,
             seed=self.recipe.seed,
-            prompts=self.recipe.folder / section.probe if section.probe else None,
+            prompts=self._prompts,
         )
 
     def _candidate(self, proposal: Proposal) -> dict[str, Any]:

@@ -144,6 +144,14 @@ class Objective:
         return residual_gap(floors * wanted, reached)
 
 
+def amount(kind: str, value: float) -> tuple[str, float]:
+    """What a value of this kind of objective is called where it is shown, and its size.
+
+    `worst` maximises the negative of the largest deficit; what is shown is the deficit.
+    """
+    return ("largest deficit", abs(value)) if kind == "worst" else ("objective", value)
+
+
 def paired_error(
     one: Sequence[Float64[np.ndarray, _]], other: Sequence[Float64[np.ndarray, _]]
 ) -> float:

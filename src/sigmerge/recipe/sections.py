@@ -266,6 +266,12 @@ class RepairSection(Section):
         """How the repair is calibrated; None if it is not."""
         return CalibrateSection() if self.scale == "calibrated" else self.calibrate
 
+    @property
+    def untried(self) -> list[str]:
+        """The keys of this section that no repair chosen by score can have."""
+        usual = {"variant": "default", "rounds": 1, "admit": None, "drop": 0.9}
+        return [key for key, value in usual.items() if getattr(self, key) != value]
+
     @model_validator(mode="after")
     def _consistent(self) -> RepairSection:
         wrong = []
@@ -294,12 +300,7 @@ class RepairSection(Section):
         chosen = {"scale", "update"} if self.calibrate is not None else {"update"}
         given = [key for key in ("scale", "update") if key in chosen & self.model_fields_set]
         wrong = [f"calibrating chooses {key}; leave it out" for key in given]
-        others = {"variant": "default", "rounds": 1, "admit": None}
-        return wrong + [
-            f"a calibrated repair has no {key}; leave it out"
-            for key, usual in others.items()
-            if getattr(self, key) != usual
-        ]
+        return wrong + [f"a calibrated repair has no {key}; leave it out" for key in self.untried]
 
     def _decided_trouble(self, sources: list[str]) -> list[str]:
         if (self.shares is None) != (self.capacity is None):
