@@ -1,4 +1,4 @@
-"""Sound recipes for the pool that is fuzzed and killed: one for every method, and slices."""
+"""Sound recipes for the pools that are fuzzed and killed: one for every method, and slices."""
 
 from __future__ import annotations
 
@@ -84,8 +84,27 @@ SLICED: dict[str, dict[str, Any]] = {
 
 RECIPES = {name: _recipe(name, given) for name, given in PARAMETERS.items()} | SLICED
 
+MEASURED_PARAMETERS: dict[str, dict[str, Any]] = {
+    "fisher": {"weight": [0.3, 0.7], "floor": 1e-5},
+    "regmean": {"off_diagonal": 0.8, "singular": "jitter", "jitter": 1e-5},
+    "cat": {"weight": 0.7, "rank": 2, "trade_off": 4.0, "norm_mask": 3},
+    "lot": {"lambda": 0.8, "normalize_tokens": True},
+}
+"""Of each method that reads exemplars."""
+MEASURED: dict[str, dict[str, Any]] = {
+    name: {
+        **_recipe(name, given),
+        "models": [
+            {"model": model, "name": model[5:], "exemplars": f"{model}.jsonl"}
+            for model in (MATH, CODE)
+        ],
+        "capture": {"limit": 3, "max_length": 8, "folder": "statistics"},
+    }
+    for name, given in MEASURED_PARAMETERS.items()
+}
+
 
 def text(name: str) -> str:
     """A recipe as a file; one line for each of its keys, so that lines can be damaged."""
-    content = {**RECIPES[name], "dtype": "float32", "seed": 3}
+    content = {**{**RECIPES, **MEASURED}[name], "dtype": "float32", "seed": 3}
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in content.items())

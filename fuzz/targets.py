@@ -11,13 +11,14 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from fuzz.corpus import RECIPES, text
+from fuzz.corpus import MEASURED, RECIPES, text
 from fuzz.mutations import mutate_folder
 from sigmerge import api
 from sigmerge.checkpoints.companions import companion_files, vocabulary
@@ -130,13 +131,27 @@ def _recipe(folder: Path) -> None:
     load_recipe(folder / "recipe.yaml")
 
 
-def _methods(folder: Path) -> None:
+def _methods(folder: Path, recipes: Iterable[str] = RECIPES) -> None:
     """A damaged recipe; if the pool is damaged, a recipe that the damage decides."""
     files = [file for file in sorted(folder.rglob("*")) if is_regular(file)]
     content = {file.name: file.read_bytes() for file in files if not file.is_symlink()}
-    damaged = [name for name in RECIPES if content.get(f"{name}.yaml") != text(name).encode()]
-    drawn = list(RECIPES)[zlib.crc32(b"".join(content.values())) % len(RECIPES)]
+    names = list(recipes)
+    damaged = [name for name in names if content.get(f"{name}.yaml") != text(name).encode()]
+    drawn = names[zlib.crc32(b"".join(content.values())) % len(names)]
     _merge(folder, f"{damaged[0] if damaged else drawn}.yaml")
+
+
+def _measurable(folder: Path) -> None:
+    """Models that run, exemplars, and the statistics of both experts for every method."""
+    from tests.probing import models
+
+    models.write_expert(folder / "pool/reference")
+    for seed, name in enumerate(("math", "code")):
+        models.write_expert(folder / "pool" / name, seed=seed, near=folder / "pool/reference")
+        models.write_exemplars(folder / f"pool/{name}.jsonl", seed)
+    for name in MEASURED:
+        (folder / f"{name}.yaml").write_text(text(name))
+        api.capture(folder / f"{name}.yaml", threads=1)
 
 
 def _merge(folder: Path, recipe: str = "recipe.yaml") -> None:
@@ -305,6 +320,7 @@ TARGETS = {
     "recipe": Target(pool, _recipe, "recipe.yaml", kinds=False),
     "merge": Target(pool, _merge, "."),
     "methods": Target(recipes, _methods, "."),
+    "measured": Target(_measurable, partial(_methods, recipes=MEASURED), "."),
     "resume": Target(_interrupted, _resume, "."),
     "statistics": Target(_statistics, _read_statistics),
     "digests": Target(_notes, _digest, kinds=False),

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
 from sigmerge.probing.exemplars import read_prompts, tokenizer_of
+from sigmerge.probing.loading import loading
 from sigmerge.probing.threads import one_torch_thread
 
 DESCENT_STEPS = 100
@@ -59,7 +60,8 @@ def learnt_weights(
 
 
 def _loaded(folder: Path) -> torch.nn.Module:
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with loading(folder, "adamerging"):
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.eval()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from sigmerge.errors import MissingExtra, PoolError, RecipeError
 from sigmerge.files.digests import sha256
 from sigmerge.files.documents import read_json_lines
-from sigmerge.probing.loading import unloadable
+from sigmerge.probing.loading import loading
 
 SHAPE = '{"prompt": "…"} or {"prompt": "…", "response": "…"}'
 
@@ -65,12 +65,10 @@ def tokenizer_of(folder: Path, trust: bool = False) -> Any:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise MissingExtra("transformers", "models", "A capture pass") from error
-    try:
+    with loading(folder, "its tokenizer"):
         return AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trust
         )
-    except (OSError, ValueError) as error:
-        raise unloadable(folder, "its tokenizer", error) from error
 
 
 def check_same_vocabulary(folders: Mapping[str, Path], trust: bool = False) -> None:

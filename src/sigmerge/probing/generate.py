@@ -15,7 +15,7 @@ from sigmerge.engine.machine import free_memory
 from sigmerge.errors import MissingExtra, PoolError, ScoreError
 from sigmerge.files.documents import read_json_object
 from sigmerge.probing.bounded import bounded
-from sigmerge.probing.loading import put_adapter, unloadable
+from sigmerge.probing.loading import loading, put_adapter
 
 _T = TypeVar("_T")
 LONGEST = 2048
@@ -106,14 +106,12 @@ class HfModel:
             raise MissingExtra("transformers", "eval", "Evaluating a checkpoint") from None
         self.torch, self.name = torch, str(folder)
         logging.disable_progress_bar()
-        try:
+        with loading(folder, "evaluation"):
             how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust}
             home = home_of(folder)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(home, **how)
             with bounded(home):
                 model: Any = AutoModelForCausalLM.from_pretrained(home, dtype=dtype, **how)
-        except (OSError, ValueError) as error:
-            raise unloadable(folder, "evaluation", error) from None
         put_adapter(model, folder)
         self.model = model.to(model_device()).eval()
         self.tokenizer.padding_side = "left"

@@ -19,7 +19,7 @@ from sigmerge.checkpoints.adapters import home_of
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.method.conflict import prompt_gram
 from sigmerge.probing.bounded import bounded
-from sigmerge.probing.loading import checked_device, put_adapter, unloadable
+from sigmerge.probing.loading import checked_device, loading, put_adapter
 
 if TYPE_CHECKING:
     import torch
@@ -58,14 +58,12 @@ def probe(
     if offload_folder is not None:
         placement = {"device_map": "auto", "offload_folder": str(offload_folder)}
     home = home_of(Path(folder))
-    try:
+    with loading(folder, "the probe pass"):
         reader = AutoTokenizer.from_pretrained(str(tokenizer or home), **options)
         with bounded(home):
             model: Any = AutoModelForCausalLM.from_pretrained(
                 str(home), dtype=torch.float32, **options, **placement
             )
-    except (OSError, ValueError) as error:
-        raise unloadable(folder, "the probe pass", error) from error
     put_adapter(model, Path(folder))
     if offload_folder is None:
         model.to(checked_device(device))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,27 @@ from sigmerge.checkpoints.adapters import home_of
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import FormedValues
-from sigmerge.errors import PoolError, RecipeError
+from sigmerge.errors import PoolError, RecipeError, SigmergeError
 
 
-def unloadable(folder: Path | str, purpose: str, error: Exception) -> PoolError:
-    """The error of a checkpoint that cannot be loaded, and what to do if it needs its own code."""
-    if "trust_remote_code" in str(error):
-        return PoolError(
-            f"{folder} brings Python code of its own, which is not run unasked. Read it; if you "
-            "trust it, pass --trust-remote-code."
-        )
-    return PoolError(f"{folder} cannot be loaded for {purpose}: {error}")
+@contextmanager
+def loading(folder: Path | str, purpose: str) -> Iterator[None]:
+    """In this context libraries load a checkpoint; PoolError, whatever they raise.
+
+    A damaged configuration or tokenizer makes them raise errors of any kind.
+    """
+    try:
+        yield
+    except SigmergeError:
+        raise
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise PoolError(
+                f"{folder} brings Python code of its own, which is not run unasked. Read it; if "
+                "you trust it, pass --trust-remote-code."
+            ) from error
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        raise PoolError(f"{folder} cannot be loaded for {purpose}: {kind}{error}") from error
 
 
 def renaming(model: Any) -> Callable[[str], str]:

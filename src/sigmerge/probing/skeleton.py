@@ -15,7 +15,7 @@ from sigmerge.errors import MissingExtra, PoolError
 from sigmerge.probing.bounded import bounded
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.hidden import decoder_blocks
-from sigmerge.probing.loading import checked_device, renaming, unloadable
+from sigmerge.probing.loading import checked_device, loading, renaming
 
 if TYPE_CHECKING:
     import torch
@@ -195,16 +195,13 @@ def _empty_model(folder: Path, trust: bool) -> Any:
             where = {"device": "meta"} if func is torch.empty else {}
             return func(*args, **{**(kwargs or {}), **where})
 
-    try:
-        with bounded(folder), EmptyIsNowhere():
-            config = AutoConfig.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=trust
-            )
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, trust_remote_code=trust
-            )
-    except (OSError, ValueError) as error:
-        raise unloadable(folder, "a capture pass", error) from error
+    with loading(folder, "a capture pass"), bounded(folder), EmptyIsNowhere():
+        config = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=trust
+        )
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=trust
+        )
     return model.eval().requires_grad_(False)
 
 
