@@ -49,7 +49,9 @@ from sigmerge.recipe import Recipe, TuneSection, load_recipe
 from sigmerge.recipe.anchors import anchors_of
 
 ROWS = (
-    "merge3-240", "tune-8", "tune-16", "tune-24", "tune-32", "tune-64", "merge3-24", "random-24",
+    "merge3-240", *(f"tune-{calls}" for calls in (8, 16, 24, 32, 64)),
+    *(f"random-{calls}" for calls in (8, 16, 24, 32, 64)),
+    *(f"merge3-{calls}" for calls in (16, 24, 32, 64)),
     "items-25", "items-10", "adamerging",
     *(f"{kind}-{anchor}" for kind in ("alone", "paper", "plain") for anchor in DEMO_ANCHORS),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.verify import verify_result
 from sigmerge.errors import PoolError
 from sigmerge.nano.files import POOL
+from sigmerge.probing.exemplars import tokenizer_of
 from sigmerge.probing.expected import expected_shapes
 from sigmerge.probing.generate import load_model
 from sigmerge.probing.hidden import probe
@@ -50,6 +52,32 @@ def test_a_model_is_built_no_larger_than_its_weights(tmp_path: Path, depth: int)
         probe(folder, ["w1"])
     with pytest.raises(PoolError, match="cannot be loaded"):
         _empty_model(folder, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("config.json", {"rope_parameters": {"rope_type": 5}}),
+        ("tokenizer.json", {"added_tokens": None}),
+        ("tokenizer_config.json", {"tokenizer_class": True}),
+    ],
+)
+def test_whatever_a_library_raises_the_checkpoint_is_named(
+    tmp_path: Path, name: str, changes: dict[str, Any]
+) -> None:
+    """A KeyError, a plain Exception and an AttributeError, found by the fuzzer."""
+    folder = tmp_path / "expert"
+    shutil.copytree(POOL / "reference", folder)
+    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
+    loaders = [lambda: probe(folder, ["w1"]), lambda: load_model(folder, "hf", "float32", None)]
+    loaders.append(
+        (lambda: _empty_model(folder, False))
+        if name == "config.json"
+        else (lambda: tokenizer_of(folder))
+    )
+    for load in loaders:
+        with pytest.raises(PoolError, match=rf"{folder} cannot be loaded for .*: \w+: "):
+            load()
 
 
 def test_another_depth_is_found_not_refused(tmp_path: Path) -> None:
