@@ -35,7 +35,7 @@ _Record = TypeVar("_Record", bound="Record")
 class Part(BaseModel):
     """A part of a record. Keys that a later version added are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, defer_build=True)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values under the names that files use; what is None is left out."""

@@ -6,7 +6,8 @@ import os
 import sys
 import warnings
 from contextvars import copy_context
-from typing import NoReturn, TextIO
+from copy import copy
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import typer
 
@@ -22,6 +23,9 @@ from sigmerge.cli import mergekit, real  # noqa: F401  (the same)
 from sigmerge.cli.app import app
 from sigmerge.errors import SigmergeError, SigmergeWarning
 from sigmerge.words import printable
+
+if TYPE_CHECKING:
+    from typer.models import CommandInfo
 
 _python_shows = warnings.showwarning
 
@@ -42,7 +46,7 @@ def _ended() -> int:
     try:
         # Without standalone mode typer returns the exit code of what it caught itself.
         # What a flag sets for the whole command, such as --rehash, ends with it.
-        code = copy_context().run(app, standalone_mode=False)
+        code = copy_context().run(_named(sys.argv[1:2]), standalone_mode=False)
         return code if isinstance(code, int) else 0
     except SigmergeError as error:
         return _failed(str(error), error.exit_code)
@@ -66,6 +70,25 @@ def _ended() -> int:
             "SIGMERGE_DEBUG=1 shows where it happened; please report it with that.",
             1,
         )
+
+
+def _named(given: list[str]) -> typer.Typer:
+    """The application with the one command that is given; with all, where that names none.
+
+    typer builds every command that it has, which takes longer than many a merge.
+    """
+    commands = [one for one in app.registered_commands if _name(one) in given]
+    groups = [one for one in app.registered_groups if one.name in given]
+    if not commands and not groups:
+        return app
+    one = copy(app)
+    one.registered_commands, one.registered_groups = commands, groups
+    return one
+
+
+def _name(command: CommandInfo) -> str:
+    called = command.name or getattr(command.callback, "__name__", "")
+    return called.replace("_", "-")
 
 
 def _show(

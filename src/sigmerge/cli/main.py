@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 from sigmerge.cli import signals
 
 
 def main() -> None:
     """Run the command of sys.argv; ends in SystemExit."""
     signals.leave_at_once()
+    # No command needs plugins of pydantic's; it would look for them in every installed package.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
     from sigmerge.cli.ending import run
 

@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -54,10 +55,13 @@ class Meter:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("sigmerge", "numpy", "numba"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "source tree"
-    return found
+    packages = {package: _installed(package) for package in ("sigmerge", "numpy", "numba")}
+    return {"python": platform.python_version(), **packages}
+
+
+@cache
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "source tree"

@@ -33,7 +33,7 @@ LARGEST_RECORDS = 1 << 30
 class StrictSection(BaseModel):
     """A section of a suite: unknown keys are errors, and no value is converted."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class File(StrictSection):

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from sigmerge.errors import OutputError
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[int | None]:
+    """Hold the lock of a file, which is made if need be; it ends with the process at the latest.
+
+    Yields the file's handle, or None if another holds the lock.
+    """
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield handle
+    finally:
+        os.close(handle)
 
 
 @contextmanager
@@ -19,21 +36,23 @@ def only_writer(lock_file: Path, message: str) -> Iterator[None]:
     The lock file is removed at the end, while the lock is still held. A process that opened it
     before and locks it afterwards holds a file that no longer has a name; it is refused too.
     """
-    lock = FileLock(lock_file, is_singleton=False)
+    with ExitStack() as stack:
+        try:
+            handle = stack.enter_context(locked(lock_file))
+        except OSError as error:
+            raise OutputError(f"{lock_file}: cannot be written ({error.strerror}).") from None
+        if handle is None or not _names(lock_file, handle):
+            raise OutputError(message)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock_file.unlink()
+
+
+def _names(file: Path, handle: int) -> bool:
+    """Whether the file still has this name."""
     try:
-        lock.acquire(blocking=False)
-        handle = lock._context.lock_file_fd
-        named = handle is not None and os.path.samestat(os.fstat(handle), lock_file.stat())
-    except (Timeout, FileNotFoundError):
-        named = False
-    except OSError as error:
-        raise OutputError(f"{lock_file}: cannot be written ({error.strerror}).") from None
-    if not named:
-        lock.release()
-        raise OutputError(message)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            lock_file.unlink()
-        lock.release()
+        return os.path.samestat(os.fstat(handle), file.stat())
+    except FileNotFoundError:
+        return False

@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
+from sigmerge.files.locks import locked
 from sigmerge.files.regular import remove
 
 PREFIX, NEW, LOCK = "sigmerge-", "sigmerge-new-", "lock"
@@ -28,23 +27,21 @@ def scratch(place: Path | None = None) -> Iterator[Path]:
     place = place or Path(tempfile.gettempdir())
     remove_stale(place)
     outer = Path(tempfile.mkdtemp(prefix=NEW, dir=place))
-    lock = FileLock(outer / LOCK, thread_local=False, is_singleton=False)
-    lock.acquire()
-    outer = outer.rename(outer.with_name(PREFIX + outer.name.removeprefix(NEW)))
-    try:
-        folder = outer / "work"
-        folder.mkdir(mode=0o700)
-        yield folder
-    finally:
-        lock.release()
-        remove(outer, if_possible=True)
+    with locked(outer / LOCK):
+        outer = outer.rename(outer.with_name(PREFIX + outer.name.removeprefix(NEW)))
+        try:
+            folder = outer / "work"
+            folder.mkdir(mode=0o700)
+            yield folder
+        finally:
+            remove(outer, if_possible=True)
 
 
 @cache
 def remove_stale(place: Path) -> None:
     """Remove this user's folders there whose process has ended; done once by every process."""
     for outer in place.glob(f"{PREFIX}*"):
-        with suppress(OSError, Timeout):
+        with suppress(OSError):
             status = outer.lstat()
             mine = status.st_uid == os.getuid() and not outer.is_symlink()
             new = outer.name.startswith(NEW)
@@ -52,5 +49,6 @@ def remove_stale(place: Path) -> None:
                 continue
             if not new and not (outer / LOCK).is_file():  # somebody else's
                 continue
-            with FileLock(outer / LOCK, timeout=0, is_singleton=False):
-                remove(outer, if_possible=True)
+            with locked(outer / LOCK) as held:
+                if held is not None:
+                    remove(outer, if_possible=True)

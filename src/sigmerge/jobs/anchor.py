@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import SigmergeError
 from sigmerge.files.digests import are_plain, sha256
 from sigmerge.files.journal import continues
-from sigmerge.jobs import capture
 from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
-from sigmerge.jobs.guide import GUIDE_JOURNAL, GUIDE_ORIGIN, GuideJob
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import Inputs, other_inputs
-from sigmerge.jobs.scores import ScoreFunction
-from sigmerge.jobs.search import ORIGIN, SEARCH_JOURNAL, plan_search, search_merge
 from sigmerge.recipe import Recipe
 from sigmerge.records import (
     PLAN,
@@ -28,14 +25,23 @@ from sigmerge.records import (
 )
 from sigmerge.results import Merged
 
+if TYPE_CHECKING:
+    from sigmerge.jobs.scores import ScoreFunction
+
+# Searches, guided merges and captures are imported where one is made: most merges need none.
+
 
 def make_anchor(
     recipe: Recipe, out: Path, options: Options, score: ScoreFunction | None = None
 ) -> Merged:
     """The dense merge of a recipe; with search: or guide: its coefficients are found first."""
     if recipe.guide is not None:
+        from sigmerge.jobs.guide import GuideJob
+
         return GuideJob(recipe, options, score).run(out)
     if recipe.search is not None:
+        from sigmerge.jobs.search import search_merge
+
         return search_merge(recipe, out, options)
     return run_dense(plan_dense(recipe, options), out, options)
 
@@ -43,8 +49,12 @@ def make_anchor(
 def describe_anchor(recipe: Recipe, options: Options) -> Step:
     """Making the anchor as a step of a dry run."""
     if recipe.guide is not None:
+        from sigmerge.jobs.guide import GuideJob
+
         return GuideJob(recipe, options).describe()
     if recipe.search is not None:
+        from sigmerge.jobs.search import plan_search
+
         return plan_search(recipe, options).describe(options)
     return plan_dense(recipe, options).describe(options.threads)
 
@@ -54,12 +64,10 @@ def is_current(
 ) -> bool:
     """Whether a stored anchor is what this recipe would make now, from the same files."""
     records = anchor / RECORDS_FOLDER
-    # What was searched or guided keeps the recipe that makes it again, and the one that was given.
-    text = records / (ORIGIN if recipe.search else GUIDE_ORIGIN if recipe.guide else RECIPE)
     try:
         plan = read_plan(records / PLAN)
         provenance = read(Provenance, records / PROVENANCE)
-        same_text = text.read_text(encoding="utf-8") == recipe.text
+        same_text = (records / _given(recipe)).read_text(encoding="utf-8") == recipe.text
     except (OSError, SigmergeError):
         return False
     job = plan_dense(replace(recipe, search=None), options)
@@ -73,6 +81,19 @@ def is_current(
         and _same_statistics(job, plan, options)
         and _same_inputs(job, provenance)
     )
+
+
+def _given(recipe: Recipe) -> str:
+    """The file of the recipe as it was given; a search or guide also keeps the one it ended in."""
+    if recipe.search is not None:
+        from sigmerge.jobs.search import ORIGIN
+
+        return ORIGIN
+    if recipe.guide is not None:
+        from sigmerge.jobs.guide import GUIDE_ORIGIN
+
+        return GUIDE_ORIGIN
+    return RECIPE
 
 
 def _same_files(job: DenseJob, anchor: Path, provenance: Provenance, options: Options) -> bool:
@@ -95,6 +116,8 @@ def _same_search(recipe: Recipe, anchor: Path, options: Options) -> bool:
     """Whether the anchor's own journal was begun as this recipe's would be."""
     if recipe.search is None:
         return True
+    from sigmerge.jobs.search import SEARCH_JOURNAL, plan_search
+
     return continues(
         anchor / RECORDS_FOLDER / SEARCH_JOURNAL, plan_search(recipe, options).header()
     )
@@ -106,6 +129,8 @@ def _same_guide(
     """The same of a guided merge; two callables cannot be compared."""
     if recipe.guide is None:
         return True
+    from sigmerge.jobs.guide import GUIDE_JOURNAL, GuideJob
+
     job = GuideJob(recipe, options, score)
     header = job.header(job.measure(anchor.parent))
     return continues(anchor / RECORDS_FOLDER / GUIDE_JOURNAL, header)
@@ -114,6 +139,8 @@ def _same_guide(
 def _same_statistics(job: DenseJob, plan: Plan, options: Options) -> bool:
     if not job.operator.needs:
         return True
+    from sigmerge.jobs import capture
+
     captures = capture.plan_captures(job.recipe, job.pool, options)
     places = capture.folders(captures, job.recipe, job.pool, options)
     names = {expert: place.name for expert, place in places.items()}

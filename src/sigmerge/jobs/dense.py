@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool, twins
 from sigmerge.checkpoints.source import PoolSource
-from sigmerge.checkpoints.statistics import StatisticsFolders
 from sigmerge.checkpoints.writer import Layout, parse_size, plan_layout
 from sigmerge.engine.beside import beside
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
@@ -27,7 +26,6 @@ from sigmerge.engine.sink import Sink
 from sigmerge.engine.stream import CHUNK, Stream, rounded
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError
-from sigmerge.jobs import capture
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import (
     Inputs,
@@ -48,6 +46,9 @@ from sigmerge.operators.features import peak_bytes
 from sigmerge.recipe import Recipe
 from sigmerge.records import PLAN, PROVENANCE, RECIPE, Plan, Provenance
 from sigmerge.results import Merged
+
+if TYPE_CHECKING:
+    from sigmerge.checkpoints.statistics import StatisticsFolders
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,8 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
     layout = plan_layout(tensors, parse_size(options.max_shard_size))
     exemplars, to_capture = {}, {}
     if operator.needs:
+        from sigmerge.jobs import capture
+
         captures = capture.plan_captures(recipe, pool, options)
         exemplars = {planned.expert: len(planned.exemplars) for planned in captures}
         to_capture = {
@@ -200,6 +203,9 @@ def _dtype(job: DenseJob) -> str | None:
 
 def with_statistics(job: DenseJob, options: Options) -> DenseJob:
     """The job with the statistics that its operator needs, captured now or earlier."""
+    from sigmerge.checkpoints.statistics import StatisticsFolders
+    from sigmerge.jobs import capture
+
     captures = capture.plan_captures(job.recipe, job.pool, options)
     places = capture.folders(captures, job.recipe, job.pool, options)
     again = [

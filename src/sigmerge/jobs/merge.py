@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sigmerge.checkpoints.writer import check_space, check_target
 from sigmerge.errors import SigmergeError
 from sigmerge.files.regular import remove
 from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
-from sigmerge.jobs.guide import GuideJob
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_anchor, open_repair_pool
-from sigmerge.jobs.repair import RepairJob, check_data, check_repair, repair_steps
-from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.work_folder import hidden
 from sigmerge.recipe import Recipe
 from sigmerge.results import Merged
+
+if TYPE_CHECKING:
+    from sigmerge.jobs.scores import ScoreFunction
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,12 @@ class MergeJob:
     def check(self) -> None:
         check_target(self.out, self.options.overwrite, self.recipe.inputs)
         if self.recipe.guide is not None:
+            from sigmerge.jobs.guide import GuideJob
+
             GuideJob(self.recipe, self.options, self.score).check()
         if self.recipe.repair is not None:
+            from sigmerge.jobs.repair import check_data, check_repair
+
             check_repair(self.recipe, self.options, self.score)
             check_data(self.recipe, self.options, self.score)
 
@@ -47,6 +52,8 @@ class MergeJob:
         recipe, options = self.recipe, self.options
         if recipe.repair is None:
             return make_anchor(recipe, self.out, options, self.score)
+        from sigmerge.jobs.repair import RepairJob
+
         if recipe.operator is None:
             return RepairJob(recipe, self.out, options, score=self.score).repair()
         anchor = hidden(self.out, "anchor")
@@ -74,6 +81,8 @@ def anchor_and_repair(
     if recipe.operator is not None or recipe.repair is None:
         steps = (describe_anchor(recipe, options),)
     if recipe.repair is not None:
+        from sigmerge.jobs.repair import repair_steps
+
         pool = open_repair_pool(recipe, options)
         if recipe.operator is None and recipe.anchor is not None:
             open_anchor(recipe.anchor, pool, options)

@@ -3,9 +3,9 @@
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
 from sigmerge.method.deficit import descending
+from sigmerge.method.shapes import Float64, Int64
 
 GUARD: Final = 1e-9
 """A target this close to an integer, relatively, is that integer: 0.45 · 0.2 · 100 is 9, not 10."""

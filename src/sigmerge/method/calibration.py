@@ -26,11 +26,11 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
 
 from sigmerge.errors import RecipeError
 from sigmerge.method.deficit import shares
 from sigmerge.method.objective import Answer, Merit, Objective, Vector, check_calls
+from sigmerge.method.shapes import Float64
 
 SCALES: Final[Mapping[str, Vector]] = {"add": (0.3, 0.6, 1.0, 1.5), "replace": (0.3, 0.6, 1.0)}
 """The paper's λ = 0.6 and steps around it; `replace` ends at the expert's own value."""

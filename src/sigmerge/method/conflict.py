@@ -10,9 +10,9 @@ from itertools import combinations
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float, Float64
 
 from sigmerge.errors import SigmergeError
+from sigmerge.method.shapes import Float, Float64
 
 VIEWS: Final = ("representation", "direction", "sign")
 """r, p and s of Eq. views, in the paper's order."""

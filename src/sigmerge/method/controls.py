@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
 from sigmerge.errors import RecipeError
 from sigmerge.method import budget, conflict, deficit
+from sigmerge.method.shapes import Float64, Int64
 
 ONE_SEED: Final = (0,)
 THREE_SEEDS: Final = (0, 1, 2)

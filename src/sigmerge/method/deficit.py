@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import numpy as np
-from jaxtyping import Float64, Int64
+
+from sigmerge.method.shapes import Float64, Int64
 
 Reference = Literal["strongest", "own"]
 DomainScores = Mapping[str, float]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32
+
+from sigmerge.method.shapes import Float32
 
 
 class LowRank(NamedTuple):

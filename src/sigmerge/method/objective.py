@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float64
 
 from sigmerge.errors import RecipeError
 from sigmerge.method.deficit import TOLERANCE, residual_gap
+from sigmerge.method.shapes import Float64
 
 Vector = tuple[float, ...]
 """One number per domain."""

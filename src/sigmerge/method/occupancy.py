@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float64, Int64, UInt8, UInt64
 
 from sigmerge.kernels import claim as kernels
 from sigmerge.kernels import philox
@@ -28,6 +27,7 @@ from sigmerge.kernels.select import (
     bin_of_rank,
     threshold_of,
 )
+from sigmerge.method.shapes import Float64, Int64, UInt8, UInt64
 
 Addresses: TypeAlias = UInt64[np.ndarray, "members tiles"]
 DtypeCodes: TypeAlias = UInt8[np.ndarray, "members tiles"]

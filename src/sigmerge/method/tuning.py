@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
 
 from sigmerge.method import calibration, guidance
 from sigmerge.method.objective import Answer, Merit, Objective, Vector, check_calls
+from sigmerge.method.shapes import Float64
 
 STAGE: Final = 3
 """Guided calls of an anchor between two stages."""

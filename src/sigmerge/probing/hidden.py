@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float32, Float64
 
 from sigmerge.checkpoints.adapters import home_of
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.method.conflict import prompt_gram
+from sigmerge.method.shapes import Float32, Float64
 from sigmerge.probing.bounded import bounded
 from sigmerge.probing.loading import checked_device, loading, put_adapter
 

@@ -25,7 +25,7 @@ from sigmerge.words import shown, unknown
 class Section(BaseModel):
     """A part of a document that a user wrote: an unknown key or another type is an error."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
 
 class ModelSection(Section):
@@ -168,8 +168,8 @@ class _Aim(Section):
     """
 
     objective: Literal["mean", "worst", "weighted"] = "mean"
-    weights: dict[str, float] = Field(default_factory=dict)
-    floors: dict[str, float] = Field(default_factory=dict)
+    weights: dict[str, float] = {}
+    floors: dict[str, float] = {}
 
     @property
     def aim(self) -> Objective:
@@ -384,8 +384,8 @@ class RecipeSection(Section):
     name: str | None = None
     merge_method: str | None = None
     base_model: str | None = None
-    models: list[Any] = Field(default_factory=list)
-    slices: list[Any] = Field(default_factory=list)
+    models: list[Any] = []
+    slices: list[Any] = []
     modules: dict[str, Any] | None = None
     parameters: dict[str, Any] | None = None
     dtype: Dtype | None = None

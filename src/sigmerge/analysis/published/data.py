@@ -13,7 +13,8 @@ from functools import cached_property
 from importlib import resources
 
 import numpy as np
-from jaxtyping import Float64
+
+from sigmerge.method.shapes import Float64
 
 POOLS = ("Llama-3.2-3B", "Llama-3.1-8B-Instruct", "Gemma-2-2B-it")
 PRINTED_ANCHORS = ("Linear", "TA", "TIES", "DARE", "DARE-TIES", "Fisher", "RegMean")
