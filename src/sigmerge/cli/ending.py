@@ -87,7 +87,7 @@ def _named(given: list[str]) -> typer.Typer:
 
 
 def _name(command: CommandInfo) -> str:
-    called = command.name or getattr(command.callback, "__name__", "")
+    called: str = command.name or getattr(command.callback, "__name__", "")
     return called.replace("_", "-")
 
 
