@@ -87,8 +87,8 @@ def _named(given: list[str]) -> typer.Typer:
 
 
 def _name(command: CommandInfo) -> str:
-    called: str = command.name or getattr(command.callback, "__name__", "")
-    return called.replace("_", "-")
+    assert command.callback is not None  # every command here is a function
+    return (command.name or command.callback.__name__).replace("_", "-")
 
 
 def _show(
