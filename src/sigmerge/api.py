@@ -15,6 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
+from sigmerge.checkpoints.remote import place_of, target
 from sigmerge.jobs.options import Description, Keywords, Options
 from sigmerge.progress import shown
 from sigmerge.recipe import Recipe, load_recipe
@@ -66,7 +67,7 @@ def merge(recipe: RecipeLike, out: PathName, **how: Unpack[Keywords]) -> Merged:
     """Merge as the recipe says into a new folder; repair it if the recipe has a repair: section."""
     from sigmerge.jobs.merge import MergeJob
 
-    return _with_progress(how, lambda o: _done(MergeJob(_recipe(recipe), Path(out), o)))
+    return _with_progress(how, lambda o: _done(MergeJob(_recipe(recipe), target(out), o)))
 
 
 def capture(
@@ -103,7 +104,7 @@ def deficits(
     """
     from sigmerge.jobs.repair import DeficitsJob
 
-    stored = Path(anchor) if anchor is not None else None
+    stored = place_of(anchor) if anchor is not None else None
     return _with_progress(how, lambda o: _done(DeficitsJob(_recipe(recipe), o, stored, score)))
 
 
@@ -122,9 +123,9 @@ def repair(
     """
     from sigmerge.jobs.repair import RepairJob
 
-    stored = Path(anchor) if anchor is not None else None
+    stored = place_of(anchor) if anchor is not None else None
     return _with_progress(
-        how, lambda o: _done(RepairJob(_recipe(recipe), Path(out), o, stored, score))
+        how, lambda o: _done(RepairJob(_recipe(recipe), target(out), o, stored, score))
     )
 
 
@@ -134,8 +135,8 @@ def replay(
     """Make the repair of a plan.json again, byte for byte. It needs no scores and no probe."""
     from sigmerge.jobs.repair import ReplayJob
 
-    stored = Path(anchor) if anchor is not None else None
-    return _with_progress(how, lambda o: _done(ReplayJob(Path(plan), Path(out), o, stored)))
+    stored = place_of(anchor) if anchor is not None else None
+    return _with_progress(how, lambda o: _done(ReplayJob(Path(plan), target(out), o, stored)))
 
 
 def run(

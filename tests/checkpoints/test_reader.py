@@ -37,8 +37,7 @@ def test_all_bytes_of_a_tensor_are_asked_for(
     monkeypatch.setattr(threading, "excepthook", failed)
     monkeypatch.setattr(reader, "AHEAD", 100)
     ahead = reader.Reader()
-    ahead.prefetch(gone)
-    ahead.prefetch(tensor)
+    ahead.prefetch([[gone], [tensor]])
     assert done.wait(20)
     ends = [tensor.begin, *(begin + length for begin, length in asked)]
     assert [begin for begin, _ in asked] == ends[:-1] and len(asked) > 1
@@ -51,7 +50,7 @@ def test_a_closed_reader_leaves_no_thread(tmp_path: Path) -> None:
     for _ in range(5):
         with reader.Reader() as some:
             for tensor in tensors:
-                some.prefetch(tensor)
+                some.prefetch([[tensor]])
             values = some.raw(next(iter(tensors)))
             assert threading.active_count() <= before + 1
     assert threading.active_count() == before

@@ -18,6 +18,7 @@ from sigmerge.checkpoints.header import Tensor, read_header
 from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.errors import PoolError
 from sigmerge.files.documents import read_json_object
+from sigmerge.files.objects import address
 from sigmerge.words import shown
 
 INDEX = "model.safetensors.index.json"
@@ -49,8 +50,13 @@ class Checkpoint:
 
     @property
     def place(self) -> str:
-        """What a recipe calls it: its folder, or `model+adapter`."""
-        return str(self.path) if self.adapter is None else f"{self.path}+{self.adapter}"
+        """What a recipe calls it: its folder or address, or `model+adapter`."""
+        return "+".join(address(part) for part in (self.path, self.adapter) if part)
+
+    @property
+    def here(self) -> str:
+        """The same on this machine, where a stand-in is read in place of a remote folder."""
+        return "+".join(str(part) for part in (self.path, self.adapter) if part)
 
     @property
     def title(self) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import PoolError
+from sigmerge.files.objects import remote_file
 from sigmerge.files.regular import open_regular
 from sigmerge.words import shown
 
@@ -92,7 +93,8 @@ def read_metadata(file: Path) -> dict[str, str]:
 def _raw_header(file: Path) -> tuple[bytes, int]:
     """The header's JSON, and the size of the whole file."""
     with open_regular(file, "a safetensors file", PoolError) as stream:
-        total = os.fstat(stream.fileno()).st_size
+        remote = remote_file(file)
+        total = remote.size if remote else os.fstat(stream.fileno()).st_size
         prefix = stream.read(8)
         length = int.from_bytes(prefix, "little")
         if prefix == b"version ":

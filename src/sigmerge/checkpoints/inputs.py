@@ -4,8 +4,8 @@
     ...                                the job reads the files
     known = digested(before)           the same files with their SHA-256, or a PoolError
 
-A file that was written or replaced in between has other times or another inode, so the digests are
-those of the bytes that the job read.
+A file that was written or replaced in between has other times or another inode, and a remote one
+another version, so the digests are those of the bytes that the job read.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import identity, sha256
+from sigmerge.files.objects import address, remote_file
 
 COARSE, FINE = 2_000_000_000, 20_000_000
 """Nanoseconds within which two writes can leave the same time: of a file system that keeps seconds
@@ -34,6 +35,8 @@ class InputIdentity:
     ctime_ns: int
     inode: int
     device: int
+    version: str = ""
+    """Of a remote file, what its store calls the version of its content."""
     sha256: str | None = None
 
 
@@ -47,12 +50,12 @@ def unchanged(before: Iterable[InputIdentity]) -> None:
     for one in before:
         try:
             same = _identity(one.file) == replace(one, sha256=None)
-        except OSError:
+        except (OSError, PoolError):
             same = False
         if not same:
             raise PoolError(
-                f"{one.file}: changed while it was read. Nothing is published; run the same "
-                "command again when the file does not change any more."
+                f"{address(one.file)}: changed while it was read. Nothing is published; run the "
+                "same command again when the file does not change any more."
             )
 
 
@@ -86,6 +89,9 @@ def fingerprint(members: Mapping[str, Checkpoint], others: Iterable[Path] = ()) 
 
 
 def _identity(file: Path) -> InputIdentity:
+    if remote := remote_file(file):
+        remote = remote.now()
+        return InputIdentity(file, remote.size, 0, 0, 0, 0, remote.version)
     status = file.stat()
     times = status.st_mtime_ns, status.st_ctime_ns
     return InputIdentity(file, status.st_size, *times, status.st_ino, status.st_dev)
@@ -93,6 +99,8 @@ def _identity(file: Path) -> InputIdentity:
 
 def _settled(file: Path) -> InputIdentity:
     """The identity, once a later write would change it; a file just written is waited for."""
+    if remote_file(file):
+        return _identity(file)
     try:
         found = _identity(file)
         grain = FINE if found.ctime_ns % 10**9 else COARSE

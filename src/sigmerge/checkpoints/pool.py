@@ -14,6 +14,7 @@ from sigmerge.checkpoints.folder import HEAD_NAMES, SHOWN, Checkpoint, open_chec
 from sigmerge.checkpoints.formed import FormedTensor
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.errors import PoolError
+from sigmerge.files.objects import open_stored
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ def _same_weights(one: Checkpoint, other: Checkpoint) -> bool:
 def _same_bytes(one: Tensor, other: Tensor, step: int = 1 << 20) -> bool:
     if isinstance(one, FormedTensor) or isinstance(other, FormedTensor):
         return one == other
-    with one.file.open("rb") as left, other.file.open("rb") as right:
+    with open_stored(one.file) as left, open_stored(other.file) as right:
         left.seek(one.begin)
         right.seek(other.begin)
         remaining = one.nbytes

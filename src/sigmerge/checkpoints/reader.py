@@ -1,11 +1,11 @@
-"""Tensor bytes, memory-mapped and handed out in pieces."""
+"""Tensor bytes, handed out in pieces: memory-mapped, or read by range from a remote store."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.checkpoints.ahead import ReadAhead
 from sigmerge.checkpoints.header import Tensor
+from sigmerge.files.objects import RemoteFile, remote_file
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.pages import advise
 
@@ -25,13 +27,16 @@ AHEAD = 4 << 20
 class Reader:
     """Maps each file once. `release` gives pages back, so resident memory follows the work.
 
-    `close` ends the thread that reads ahead; the maps go with the arrays that view them.
+    `close` ends the threads that read ahead; the maps go with the arrays that view them. What is
+    read of a remote file belongs to the array that is returned.
     """
 
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
         self._lock = threading.Lock()
         self._ahead: SimpleQueue[Tensor | None] | None = None
+        self._remote: dict[Path, RemoteFile | None] = {}
+        self._requests: ReadAhead | None = None
 
     def __enter__(self) -> Reader:
         return self
@@ -49,6 +54,15 @@ class Reader:
                 self._ahead.put(None)
                 self._thread.join()
                 self._ahead = None
+            if self._requests is not None:
+                self._requests.close()
+                self._requests = None
+
+    def remote(self, tensor: Tensor) -> RemoteFile | None:
+        """The object that a tensor lies in, where it is in no local file."""
+        if tensor.file not in self._remote:
+            self._remote[tensor.file] = remote_file(tensor.file)
+        return self._remote[tensor.file]
 
     def _map(self, file: Path) -> mmap.mmap:
         with self._lock:
@@ -62,14 +76,36 @@ class Reader:
         dtype = STORAGE[tensor.dtype]
         count = (tensor.size if stop is None else stop) - start
         offset = tensor.begin + start * dtype.itemsize
+        if remote := self.remote(tensor):
+            end = offset + count * dtype.itemsize
+            data = self._requested().read(remote, offset, end)
+            return np.frombuffer(memoryview(data).toreadonly(), dtype)
         view = np.frombuffer(self._map(tensor.file), dtype, count, offset)
         return view if offset % dtype.itemsize == 0 else view.copy()
 
     def bytes(self, tensor: Tensor) -> memoryview:
+        if remote := self.remote(tensor):
+            data = self._requested().read(remote, tensor.begin, tensor.end)
+            return memoryview(data)
         return memoryview(self._map(tensor.file))[tensor.begin : tensor.end]
 
-    def prefetch(self, tensor: Tensor) -> None:
-        """Have the system read ahead, in a thread of its own, which waits for the disk."""
+    def _requested(self) -> ReadAhead:
+        with self._lock:
+            if self._requests is None:
+                self._requests = ReadAhead()
+            return self._requests
+
+    def prefetch(self, turns: Sequence[Sequence[Tensor]]) -> None:
+        """Have tensors read ahead: one turn after another, those of a turn side by side."""
+        remote = [[(f, t) for t in tensors if (f := self.remote(t))] for tensors in turns]
+        if any(remote):
+            self._requested().want(remote)
+        for tensor in (tensor for tensors in turns for tensor in tensors):
+            if self.remote(tensor) is None:
+                self._prefetch_local(tensor)
+
+    def _prefetch_local(self, tensor: Tensor) -> None:
+        """In a thread of its own, which waits for the disk."""
         if not hasattr(os, "posix_fadvise"):
             return
         with self._lock:
@@ -85,7 +121,7 @@ class Reader:
         """These elements will not be needed soon: drop their pages from resident memory."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
-        ranges = [self._pages(*piece) for piece in pieces]
+        ranges = [self._pages(*piece) for piece in pieces if not self.remote(piece[0])]
         advise(np.array(ranges, np.uint64).reshape(-1, 2), mmap.MADV_DONTNEED)
 
     def _pages(self, tensor: Tensor, start: int, stop: int) -> tuple[int, int]:

@@ -8,16 +8,24 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.checkpoints.ahead import AHEAD_BYTES
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.formed import FormedTensor, stored_pieces
 from sigmerge.checkpoints.header import ITEM_SIZE, Tensor
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.errors import PoolError
+from sigmerge.files.objects import remote_file
 from sigmerge.kernels import TILE, Array
-from sigmerge.kernels.convert import WIDEN, all_finite
+from sigmerge.kernels.convert import STORAGE, WIDEN, all_finite
 
 FORMED_AT_ONCE = 16 * TILE
 """Coordinates of a tensor that one worker forms at a time."""
+
+
+def read_ahead(members: Iterable[Checkpoint]) -> int:
+    """Bytes that reading ahead of a remote store takes for these checkpoints at most."""
+    remote = any(remote_file(file) for member in members for file in member.files)
+    return AHEAD_BYTES if remote else 0
 
 
 class FormedValues:
@@ -78,6 +86,16 @@ class PoolSource:
         if not self._formed.fill(stored, start, out) and not self.allow_nonfinite:
             self._refuse(member, tensor, start, out)
 
+    def _lies_here(self, stored: Tensor) -> bool:
+        """Whether a tensor's bytes are in a local file: not formed, and not remote."""
+        return not isinstance(stored, FormedTensor) and self.reader.remote(stored) is None
+
+    def _whole(self, stored: Tensor, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """A run of a tensor that does not lie here, in an array of its own."""
+        if isinstance(stored, FormedTensor):
+            return self._formed(stored, start, stop)
+        return self.reader.raw(stored, start, stop)
+
     def check(self, member: str, tensor: str) -> None:
         """Raise if a tensor that is only copied holds NaN or infinity."""
         self.not_finite([member], tensor, 0, self.members[member].tensors[tensor].size)
@@ -102,40 +120,52 @@ class PoolSource:
     def raw(self, member: str, tensor: str) -> np.ndarray[Any, Any]:
         """A whole tensor as it is stored; nothing is read before it is touched.
 
-        One that is stored nowhere is formed in float32, unless it is held already.
+        One that is stored nowhere is formed in float32, and a remote one is read, unless it is held
+        already.
         """
         key = member, tensor
         if key not in self._raw:
             stored = self.members[member].tensors[tensor]
-            if isinstance(stored, FormedTensor):
-                return self._formed(stored, 0, stored.size)
+            if not self._lies_here(stored):
+                return self._whole(stored, 0, stored.size)
             self._raw[key] = self.reader.raw(stored)
         return self._raw[key]
 
     def piece(self, member: str, tensor: str, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """A run of a tensor as it is stored; of one that is stored nowhere, only this is formed."""
+        """A run of a tensor as it is stored; of one that is not here, only this is made or read."""
         stored = self.members[member].tensors[tensor]
-        if isinstance(stored, FormedTensor) and (member, tensor) not in self._raw:
-            return self._formed(stored, start, stop)
+        if (member, tensor) not in self._raw and not self._lies_here(stored):
+            return self._whole(stored, start, stop)
         return self.raw(member, tensor)[start:stop]
 
     def hold(self, tensors: Sequence[str], run: Callable[..., Iterable[Any]]) -> None:
-        """Form now, by run(function, items), what is stored nowhere; `let_go` ends it."""
+        """Form or read now, by run(function, items), what does not lie here; `let_go` ends it."""
         work: list[tuple[Tensor, int, Array]] = []
         for tensor in tensors:
             for name, member in self.members.items():
                 stored = member.tensors.get(tensor)
-                if isinstance(stored, FormedTensor):
-                    room = self._raw[name, tensor] = np.empty(stored.size, np.float32)
-                    starts = range(0, stored.size, FORMED_AT_ONCE)
-                    work += [(stored, s, room[s : s + FORMED_AT_ONCE]) for s in starts]
-        for _ in run(lambda one: self._formed.fill(*one), work):
+                if stored is None or self._lies_here(stored):
+                    continue
+                formed = isinstance(stored, FormedTensor)
+                kind = np.dtype(np.float32) if formed else STORAGE[stored.dtype]
+                room = self._raw[name, tensor] = np.empty(stored.size, kind)
+                starts = range(0, stored.size, FORMED_AT_ONCE)
+                work += [(stored, s, room[s : s + FORMED_AT_ONCE]) for s in starts]
+
+        def fill(stored: Tensor, start: int, room: Array) -> None:
+            if isinstance(stored, FormedTensor):
+                self._formed.fill(stored, start, room)
+            else:
+                room[:] = self.reader.raw(stored, start, start + room.size)
+
+        for _ in run(lambda one: fill(*one), work):
             pass
 
     def let_go(self, tensors: Iterable[str]) -> None:
         for tensor in tensors:
             for name, member in self.members.items():
-                if isinstance(member.tensors.get(tensor), FormedTensor):
+                stored = member.tensors.get(tensor)
+                if stored is not None and not self._lies_here(stored):
                     self._raw.pop((name, tensor), None)
 
     def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
@@ -152,10 +182,10 @@ class PoolSource:
         self.reader.release(stored_pieces(stored, 0, stored.size))
 
     def prefetch(self, tensors: Iterable[str]) -> None:
-        for tensor in tensors:
-            for stored in self._stored(tensor):
-                for part, _, _ in stored_pieces(stored, 0, stored.size):
-                    self.reader.prefetch(part)
+        self.reader.prefetch([
+            [part for t in self._stored(tensor) for part, _, _ in stored_pieces(t, 0, t.size)]
+            for tensor in tensors
+        ])  # fmt: skip
 
     def _stored(self, tensor: str) -> list[Tensor]:
         """A tensor in all members that have it; members of a stacked model have some layers."""

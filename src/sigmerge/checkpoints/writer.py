@@ -26,13 +26,16 @@ import numpy as np
 from sigmerge import words
 from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, SINGLE, Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE, encode_header
+from sigmerge.checkpoints.remote import check_remote_target, target_url, upload
 from sigmerge.checkpoints.written import ShardBytes, Written
 from sigmerge.errors import OutputError, PoolError, SigmergeError
 from sigmerge.files.exchange import exchange
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.locks import only_writer
+from sigmerge.files.objects import address, stored_size
 from sigmerge.files.regular import open_regular, remove, sync_folder
 from sigmerge.kernels.checksum import checksum
+from sigmerge.progress import Progress
 
 Spec = tuple[str, str, tuple[int, ...]]
 """A tensor to be written: name, safetensors dtype, shape."""
@@ -121,12 +124,12 @@ def mirror_layout(checkpoint: Checkpoint) -> Layout:
     for file in checkpoint.files:
         begins = [t.begin for t in checkpoint.tensors.values() if t.file == file]
         with file.open("rb") as stream:
-            headers.append(stream.read(min(begins, default=file.stat().st_size)))
+            headers.append(stream.read(min(begins, default=stored_size(file))))
     slots = {
         name: Slot(checkpoint.files.index(t.file), t.begin, t.dtype, t.size)
         for name, t in checkpoint.tensors.items()
     }
-    sizes = tuple(file.stat().st_size for file in checkpoint.files)
+    sizes = tuple(stored_size(file) for file in checkpoint.files)
     names = tuple(_within(file, checkpoint.path) for file in checkpoint.files)
     return Layout(names, tuple(headers), sizes, slots)
 
@@ -141,6 +144,9 @@ def check_target(final: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> N
     target = Path(os.path.realpath(final.expanduser()))
     if not final.name or target in (Path.cwd(), Path.home(), Path("/")):
         raise OutputError(f"{final}: choose a new folder for the result.")
+    if (url := target_url(target)) is not None:
+        check_remote_target(url, overwrite, [address(folder) for folder in inputs])
+        return
     for folder in inputs:
         if Path(os.path.realpath(folder)).is_relative_to(target):
             raise OutputError(f"{final}: holds an input, {folder}; choose a new folder.")
@@ -182,10 +188,13 @@ class Output:
         overwrite: bool,
         durable: bool = True,
         threads: int = 1,
+        progress: Progress = lambda stage, done, total: None,
     ) -> None:
         self.final = Path(os.path.realpath(final.expanduser()))
         self.layout, self.overwrite, self.durable = layout, overwrite, durable
-        self._threads = max(1, threads)
+        self._threads, self._progress = max(1, threads), progress
+        self._url = target_url(self.final)
+        self.name = self._url or str(self.final)
         check_target(self.final, overwrite)
         self.partial = self.final.with_name(f".{self.final.name}.partial")
         self._old = self.final.with_name(f".{self.final.name}.old")
@@ -194,7 +203,7 @@ class Output:
         try:
             self.final.parent.mkdir(parents=True, exist_ok=True)
             lock = self.partial.with_name(f"{self.partial.name}.lock")
-            message = f"{self.final}: another run is writing it."
+            message = f"{self.name}: another run is writing it."
             self._stack.enter_context(only_writer(lock, message))
             self._put_right()
             self._open(fingerprint)
@@ -266,7 +275,8 @@ class Output:
         """Put the finished folder in its place, in one step.
 
         Files, folders and the new name are on the disk before this returns. An older result stays
-        until then: the two folders exchange their names.
+        until then: the two folders exchange their names. A result with an address is uploaded; an
+        older one there goes when that begins.
         """
         self._write_index()
         self.digests  # noqa: B018 (stops the run if the shards are not what was written)
@@ -274,6 +284,9 @@ class Output:
         with self._writing():
             if self.durable:
                 sync_tree(self.partial)
+            if self._url is not None:
+                self._upload(self._url)
+                return
             self._journal_stack.close()
             journal = self.partial / _JOURNAL
             journal.unlink()
@@ -285,6 +298,16 @@ class Output:
                 sync_folder(self.final.parent)
         for leftover in (self.partial, self._old):
             remove(leftover, if_possible=True)
+        self._stack.close()
+
+    def _upload(self, url: str) -> None:
+        """The journal stays until all is there: a run that is killed meanwhile goes on."""
+        self._check_untouched()
+        files = {file.relative_to(self.partial).as_posix(): file for file in self._companions()}
+        digests = {n: hashlib.sha256(f.read_bytes()).hexdigest() for n, f in files.items()}
+        upload(self.partial, self.digests | digests, url, self._progress)
+        self._journal_stack.close()
+        remove(self.partial, if_possible=True)
         self._stack.close()
 
     def text(self, name: str, content: str) -> None:

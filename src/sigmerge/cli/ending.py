@@ -108,6 +108,8 @@ def _show(
 
 def _failed(message: str, code: int) -> int:
     """Report an error, unless a signal caused it."""
+    from sigmerge.files.objects import with_addresses
+
     if not signals.arrived():
-        typer.echo(f"error: {printable(message)}", err=True)
+        typer.echo(f"error: {printable(with_addresses(message))}", err=True)
     return code

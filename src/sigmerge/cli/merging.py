@@ -81,6 +81,7 @@ def merge(
     a folder of its own in the new folder, under its name. Interrupted, the same command continues
     where it stopped and ends in the same bytes.
     """
+    from sigmerge.checkpoints.remote import target
     from sigmerge.jobs.merge import MergeJob
     from sigmerge.jobs.several import SeveralJob
     from sigmerge.recipe.documents import several
@@ -99,7 +100,11 @@ def merge(
             trust_remote_code=trust_remote_code, strict=strict,
             durable=not no_fsync, rehash=rehash,
         )  # fmt: skip
-        job = MergeJob(loaded, out, how) if loaded else SeveralJob(recipe, out, how, seed, strict)
+        job = (
+            MergeJob(loaded, target(out), how)
+            if loaded
+            else SeveralJob(recipe, out, how, seed, strict)
+        )
         done = show.do(job, dry_run, goes_on=True)
     if isinstance(done, tuple) and not as_json:
         for one in done:
@@ -182,6 +187,7 @@ def deficits(
     as_json: Json = False,
 ) -> None:
     """Measure what an anchor lost per domain, and the shares."""
+    from sigmerge.checkpoints.remote import place_of
     from sigmerge.jobs.repair import DeficitsJob
 
     with show.progress(as_json) as bar:
@@ -189,7 +195,7 @@ def deficits(
             threads, bar, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
             strict=strict,
         )  # fmt: skip
-        done = show.do(DeficitsJob(load(recipe), how, anchor), dry_run)
+        done = show.do(DeficitsJob(load(recipe), how, anchor and place_of(anchor)), dry_run)
     show.emit(done, as_json, show.deficit_lines)
 
 
@@ -225,6 +231,7 @@ def repair(
 
     The anchor is a checkpoint that any tool made from the recipe's pool.
     """
+    from sigmerge.checkpoints.remote import place_of, target
     from sigmerge.jobs.repair import RepairJob, ReplayJob
 
     if len(paths) != (1 if plan else 2):
@@ -238,10 +245,11 @@ def repair(
             allow_nonfinite=allow_nonfinite, trust_remote_code=trust_remote_code, strict=strict,
             durable=not no_fsync, rehash=rehash,
         )  # fmt: skip
+        stored, out = anchor and place_of(anchor), target(paths[-1])
         job = (
-            ReplayJob(plan, paths[0], how, anchor)
+            ReplayJob(plan, out, how, stored)
             if plan
-            else RepairJob(load(paths[0], seed, None, changes), paths[1], how, anchor)
+            else RepairJob(load(paths[0], seed, None, changes), out, how, stored)
         )
         done = show.do(job, dry_run, goes_on=True)
     show.emit(done, as_json, show.merged_lines)

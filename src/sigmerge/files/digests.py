@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.cache import cache_place, keep_json, kept_json
+from sigmerge.files.objects import RemoteFile, remote_file
 from sigmerge.files.regular import open_regular
 
 GRAIN = 2_000_000_000
@@ -30,6 +31,8 @@ LEAF = 1 << 26
 TREE = "64MiB-tree:"
 
 _BUFFER = 1 << 20
+_REQUEST = 16 << 20
+"""Bytes of a remote file that are requested at a time."""
 
 _rehashed: ContextVar[dict[str, str] | None] = ContextVar("rehashed", default=None)
 
@@ -50,7 +53,12 @@ def rehash_from_now_on() -> None:
 
 
 def identity(file: Path) -> str:
-    """Changes whenever the file is replaced or written: path, inode, size and times."""
+    """Changes whenever the file is replaced or written: path, inode, size and times.
+
+    Of a remote file: address, size and version.
+    """
+    if remote := remote_file(file):
+        return remote.identity
     real = file.resolve()
     return _identity(real, real.stat())
 
@@ -113,6 +121,7 @@ class _File(NamedTuple):
     size: int
     piece: int
     old: bool
+    remote: RemoteFile | None = None
 
     @property
     def note(self) -> Path:
@@ -122,6 +131,9 @@ class _File(NamedTuple):
 
 
 def _begun(file: Path, error: type[SigmergeError], *, plain: bool) -> _File:
+    if remote := remote_file(file):
+        piece = max(remote.size, 1) if plain else LEAF
+        return _File(file, file, remote.identity, remote.size, piece, True, remote)
     with open_regular(file, "a file to hash", error) as stream:
         real, status = file.resolve(), os.fstat(stream.fileno())
     piece = max(status.st_size, 1) if plain else LEAF
@@ -139,6 +151,8 @@ def _hashed(
 
     A file that grows is read to its new end, in its last piece.
     """
+    if one.remote:
+        return _hashed_remote(one.remote, begin, min(begin + one.piece, one.size), progress)
     last = begin + one.piece >= one.size
     value, left = hashlib.sha256(), one.piece
     buffer = memoryview(bytearray(min(_BUFFER, one.piece)))
@@ -151,6 +165,19 @@ def _hashed(
                 progress(count)
         same = _identity(one.file.resolve(), os.fstat(stream.fileno())) == one.key
     return value.digest(), same
+
+
+def _hashed_remote(
+    remote: RemoteFile, begin: int, end: int, progress: Callable[[int], None] | None
+) -> tuple[bytes, bool]:
+    """The same of a remote file, whose version is compared by the caller before and after."""
+    value = hashlib.sha256()
+    for start in range(begin, end, _REQUEST):
+        data = remote.read(start, min(start + _REQUEST, end))
+        value.update(data)
+        if progress:
+            progress(len(data))
+    return value.digest(), remote.now() == remote
 
 
 def _remember(one: _File, digest: str, memory: dict[str, str] | None) -> None:

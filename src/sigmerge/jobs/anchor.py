@@ -10,6 +10,7 @@ from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import SigmergeError
 from sigmerge.files.digests import are_plain, sha256
 from sigmerge.files.journal import continues
+from sigmerge.files.objects import address
 from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import Inputs, other_inputs
@@ -149,9 +150,10 @@ def _same_statistics(job: DenseJob, plan: Plan, options: Options) -> bool:
 
 def _same_inputs(job: DenseJob, provenance: Provenance) -> bool:
     """Whether the inputs are the files that were read, byte for byte."""
-    before = {Path(entry.file): entry.sha256 for entry in provenance.inputs}
+    before = {entry.file: entry.sha256 for entry in provenance.inputs}
     others = other_inputs(job.recipe, bool(job.operator.needs))
     now = Inputs.of(job.pool.members, others).members
-    return before.keys() == now.keys() and before == sha256(
-        before, plain=are_plain(before.values())
-    )
+    if before.keys() != {address(file) for file in now}:
+        return False
+    digests = sha256(now, plain=are_plain(before.values()))
+    return before == {address(file): digest for file, digest in digests.items()}

@@ -18,7 +18,7 @@ from sigmerge.checkpoints.companions import companion_files, copy_companions, mo
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool, twins
-from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.source import PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, parse_size, plan_layout
 from sigmerge.engine.beside import beside
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
@@ -123,6 +123,7 @@ class DenseJob:
             longest = max((size for size in granules if size > TILE), default=0)
             whole = 2 * (experts + 1) * 4 * longest
         merging = INTERPRETER + threads * (scratch + window + counts + whole)
+        merging += read_ahead(self.members.values())
         if not self.to_capture:
             return merging
         # Captures come first, in this process; their libraries stay.
@@ -278,7 +279,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         )
         provenance.write(output.partial / RECORDS_FOLDER / PROVENANCE, durable=False)
         output.publish()
-    return Merged(out=str(output.final), plan=plan, provenance=provenance)
+    return Merged(out=output.name, plan=plan, provenance=provenance)
 
 
 def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
@@ -343,6 +344,7 @@ def _copy_tensor(job: DenseJob, source: PoolSource, output: Sink, name: str) -> 
     member = "reference" if job.pool.reference else next(iter(job.pool.experts))
     lenient = source.allow_nonfinite
     with PoolSource({member: job.pool.layout}, allow_nonfinite=lenient) as origin:
+        origin.prefetch([name])
         for start in range(0, stored.size, TILE):
             values = np.empty(min(TILE, stored.size - start), np.float32)
             origin.fill(member, name, start, values)

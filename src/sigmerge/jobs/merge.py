@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sigmerge.checkpoints.remote import target_url
 from sigmerge.checkpoints.writer import check_space, check_target
-from sigmerge.errors import SigmergeError
+from sigmerge.errors import RecipeError, SigmergeError
 from sigmerge.files.regular import remove
 from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
 from sigmerge.jobs.options import Description, Options, Step
@@ -31,6 +32,10 @@ class MergeJob:
 
     def check(self) -> None:
         check_target(self.out, self.options.overwrite, self.recipe.inputs)
+        found_first = self.recipe.guide is not None or self.recipe.search is not None
+        if found_first and self.recipe.repair is None and (url := target_url(self.out)):
+            raise RecipeError(f"{url}: a merge whose weights are found first goes into a local "
+                              "folder.")  # fmt: skip
         if self.recipe.guide is not None:
             from sigmerge.jobs.guide import GuideJob
 

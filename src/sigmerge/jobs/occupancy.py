@@ -21,7 +21,7 @@ from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.formed import FormedTensor
 from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool
-from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.source import PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, Output, mirror_layout
 from sigmerge.engine.beside import beside
 from sigmerge.engine.layer import LayerBlock, Piece
@@ -109,7 +109,9 @@ def describe_occupancy(pool: Pool) -> Step:
         facts,
         bytes_to_read=sum(m.nbytes for m in pool.members.values()) + pool.layout.nbytes,
         bytes_to_write=pool.layout.nbytes,
-        peak_memory_bytes=INTERPRETER + together * (largest * members + coordinates + formed),
+        peak_memory_bytes=INTERPRETER
+        + read_ahead(pool.members.values())
+        + together * (largest * members + coordinates + formed),
     )
 
 
@@ -164,7 +166,7 @@ def run_occupancy(
         )
         provenance.write(output.partial / RECORDS_FOLDER / PROVENANCE, durable=False)
         output.publish()
-    return Merged(out=str(output.final), plan=plan, provenance=provenance)
+    return Merged(out=output.name, plan=plan, provenance=provenance)
 
 
 def _lasting(inputs: tuple[InputFile, ...], plan: RepairPlan) -> tuple[InputFile, ...]:
@@ -276,7 +278,8 @@ def _write_layer(
     output: Sink,
 ) -> list[dict[str, Any]]:
     names = [site.tensor for site in sites]
-    source.hold(names, workers.map)
+    for one in (source, anchor):
+        one.hold(names, workers.map)
     block = LayerBlock(index, sites, job.domains, source, anchor)
     owner = None
     records = []
@@ -296,7 +299,8 @@ def _write_layer(
 
     for _ in workers.map(write, block.pieces):
         pass
-    source.let_go(names)
+    for one in (source, anchor):
+        one.let_go(names)
     return records
 
 
@@ -310,13 +314,14 @@ def copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, output
         if not stored.floating or not stored.size:
             output.write_bytes(name, anchor.reader.bytes(stored))
             continue
+        anchor.prefetch([name])
         starts = range(0, stored.size, COPIED)
         pieces += [(name, start, min(start + COPIED, stored.size)) for start in starts]
 
     def copy(piece: tuple[str, int, int]) -> None:
         name, start, stop = piece
         anchor.not_finite(["anchor"], name, start, stop)
-        output.write(name, start, anchor.raw("anchor", name)[start:stop])
+        output.write(name, start, anchor.piece("anchor", name, start, stop))
 
     for _ in workers.map(copy, pieces):
         pass

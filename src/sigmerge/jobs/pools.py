@@ -21,6 +21,7 @@ from sigmerge.checkpoints.vocabularies import (
 )
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import sha256
+from sigmerge.files.objects import address
 from sigmerge.jobs.options import Options
 from sigmerge.operators.base import Operator, Site
 from sigmerge.recipe import Recipe, load_recipe
@@ -76,7 +77,7 @@ def _stacked_pool(recipe: Recipe, options: Options, vocabulary: Vocabulary | Non
     }
     if not recipe.slices or (len(recipe.slices) == 1 and _is_plain(recipe.slices[0], members)):
         return None
-    same = [member for member in members.values() if Path(member.place) == recipe.reference]
+    same = [member for member in members.values() if Path(member.here) == recipe.reference]
     home = same[0] if same else next(iter(members.values()))
     if recipe.reference and not same:
         home = open_checkpoint(recipe.reference, allow_pickle=options.allow_pickle)
@@ -342,7 +343,7 @@ class Inputs:
         return tuple(
             InputFile(
                 member=name,
-                file=str(file),
+                file=address(file),
                 size=known[file].size,
                 sha256=str(known[file].sha256),
             )

@@ -279,7 +279,7 @@ def _probed(
     needed = 4 * sum(tensor.size for tensor in expert.tensors.values())
     if needed < 0.8 * free_memory() or device != "cpu":
         return probe(
-            expert.place,
+            expert.here,
             prompts,
             tokenizer=tokenizer,
             device=device,
@@ -289,7 +289,7 @@ def _probed(
     room.mkdir(parents=True, exist_ok=True)
     with scratch(room) as folder:
         return probe(
-            expert.place,
+            expert.here,
             prompts,
             tokenizer=tokenizer,
             offload_folder=str(folder),

@@ -17,6 +17,7 @@ import yaml
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.remote import place_of
 from sigmerge.checkpoints.writer import check_space, check_target
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError, ScoreError
@@ -519,8 +520,8 @@ class ReplayJob:
                 f"{self.plan_file}: the anchor it repaired was not kept; make it again with "
                 "`sigmerge merge` (the recipe without repair:) and pass --anchor FOLDER."
             )
-        check_target(self.out, self.options.overwrite, [*recipe.inputs, Path(path)])
-        stored = open_anchor(Path(path), pool, self.options)
+        check_target(self.out, self.options.overwrite, [*recipe.inputs, place_of(path)])
+        stored = open_anchor(place_of(path), pool, self.options)
         _check_plan(self.plan_file, plan, pool)
         _check_digests(plan, {**pool.members, "anchor": stored}, self.options)
         return plan, pool, stored, f"# replayed from a plan\n{recipe.text}"

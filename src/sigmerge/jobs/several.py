@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
-from sigmerge.errors import RecipeError
+from sigmerge.errors import OutputError, RecipeError
+from sigmerge.files.objects import url_of
 from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Description, Options
@@ -34,6 +35,8 @@ class SeveralJob:
 
     def run(self) -> tuple[Merged, ...]:
         """The results in the order in which they were made. Those that are there are kept."""
+        if url := url_of(self.out):
+            raise OutputError(f"{url}: several recipes go into a local folder.")
         folders: dict[str, Path] = {}
         results = []
         for name, given in several(self.file).items():

@@ -14,6 +14,7 @@ from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.errors import OutputError
 from sigmerge.files.digests import sha256
 from sigmerge.files.locks import only_writer
+from sigmerge.files.objects import url_of
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Options
 from sigmerge.records import PROVENANCE, Provenance, read
@@ -42,6 +43,7 @@ def open_output(out: Path, layout: Layout, fingerprint: str, options: Options) -
         overwrite=options.overwrite,
         durable=options.durable,
         threads=options.threads,
+        progress=options.progress,
     )
 
 
@@ -89,6 +91,9 @@ class WorkFolder:
 
     def check(self, out: Path, overwrite: bool, inputs: Iterable[Path]) -> None:
         """Refuse a folder with an input or foreign file in it; a finished one without overwrite."""
+        if url := url_of(out):
+            raise OutputError(f"{url}: a {self.what} goes into a local folder; only the results of "
+                              "merge and repair are uploaded.")  # fmt: skip
         if out.is_symlink():
             raise OutputError(f"{out}: is a link; name the folder itself, or choose a new one.")
         if out.exists() and not out.is_dir():

@@ -14,6 +14,7 @@ import torch
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
+from sigmerge.checkpoints.remote import with_weights
 from sigmerge.probing.exemplars import read_prompts, tokenizer_of
 from sigmerge.probing.loading import loading
 from sigmerge.probing.threads import one_torch_thread
@@ -61,7 +62,9 @@ def learnt_weights(
 
 def _loaded(folder: Path) -> torch.nn.Module:
     with loading(folder, "adamerging"):
-        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            with_weights(folder), dtype=torch.float32
+        )
     return model.eval()
 
 

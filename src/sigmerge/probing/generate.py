@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sigmerge.checkpoints.adapters import home_of
+from sigmerge.checkpoints.remote import with_weights
 from sigmerge.engine.machine import free_memory
 from sigmerge.errors import MissingExtra, PoolError, ScoreError
 from sigmerge.files.documents import read_json_object
@@ -108,7 +109,7 @@ class HfModel:
         logging.disable_progress_bar()
         with loading(folder, "evaluation"):
             how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust}
-            home = home_of(folder)
+            home = with_weights(home_of(folder))
             self.tokenizer: Any = AutoTokenizer.from_pretrained(home, **how)
             with bounded(home):
                 model: Any = AutoModelForCausalLM.from_pretrained(home, dtype=dtype, **how)

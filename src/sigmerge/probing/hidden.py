@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sigmerge.checkpoints.adapters import home_of
+from sigmerge.checkpoints.remote import with_weights
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.method.conflict import prompt_gram
 from sigmerge.method.shapes import Float32, Float64
@@ -57,7 +58,7 @@ def probe(
     placement: dict[str, Any] = {}
     if offload_folder is not None:
         placement = {"device_map": "auto", "offload_folder": str(offload_folder)}
-    home = home_of(Path(folder))
+    home = with_weights(home_of(Path(folder)))
     with loading(folder, "the probe pass"):
         reader = AutoTokenizer.from_pretrained(str(tokenizer or home), **options)
         with bounded(home):

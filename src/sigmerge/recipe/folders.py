@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 from sigmerge.checkpoints.adapters import split_adapter
-from sigmerge.errors import RecipeError
+from sigmerge.checkpoints.remote import place_of
+from sigmerge.errors import PoolError, RecipeError
+from sigmerge.files.objects import url_of
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?$")
 
@@ -15,8 +17,14 @@ def find_model(text: str, folder: Path) -> Path | None:
     """A local folder, looked for in the working folder and beside the recipe; None for a hub id.
 
     A hub id is `owner/name` whose owner is no local folder; anything else never reaches the hub.
-    `model+adapter` is found part by part, and None if a part is a hub id.
+    `model+adapter` is found part by part, and None if a part is a hub id. An address of a remote
+    store is found by what stands in for it here.
     """
+    if "+" not in text and url_of(text):
+        try:
+            return place_of(text)
+        except PoolError as error:
+            raise RecipeError(str(error)) from None
     try:
         given = Path(text).expanduser()
         tried = list(dict.fromkeys([Path.cwd() / given, folder / given]))

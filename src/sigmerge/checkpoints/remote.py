@@ -1,0 +1,265 @@
+"""Checkpoints in a remote store: what stands in for them here, and how a result gets there.
+
+Reading: `stand_in(url)` is a folder in the cache with the small files of the remote one, and stubs
+of its weight files (see files/objects.py). It belongs to one version of every object. Every part of
+the program that knows folders reads it; tensors come by range from the store.
+
+Writing: `target(url)` is a folder in the cache too. A result is made there as any other, with a
+journal, and `upload` puts it into the store. A marker is there from the first object to the last,
+and the configuration comes last: without it, no tool takes the folder for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sigmerge.errors import OutputError, PoolError
+from sigmerge.files.cache import cache_folder
+from sigmerge.files.documents import write_json
+from sigmerge.files.journal import Journal
+from sigmerge.files.objects import (
+    STAND_IN_RECORD,
+    RemoteFile,
+    described,
+    reaching,
+    remote_file,
+    remote_folder,
+    remote_root,
+    stored_size,
+    url_of,
+)
+from sigmerge.files.regular import remove
+
+COPIED_WHOLE = (
+    ".json", ".jsonl", ".txt", ".md", ".yaml", ".jinja", ".py", ".model", ".tiktoken", ".spm",
+)  # fmt: skip
+"""Files that a stand-in has whole; all others are stubs."""
+LARGEST_COPY = 256 << 20
+"""Bytes of a file that is copied whole."""
+HEADER = 8 + 25_000_000
+"""Bytes of a weight file that a stub has at most."""
+UNFINISHED = "sigmerge/unfinished"
+"""The object that is there while a result is uploaded."""
+UPLOADED_LAST = ("model.safetensors.index.json", "config.json")
+"""Objects that make a folder a checkpoint; they come last."""
+PART = 64 << 20
+"""Bytes of a part of an object that is uploaded in several."""
+
+
+def stand_in(url: str) -> Path:
+    """The folder that stands in for a remote one as it is now."""
+    found = _listed(url)
+    if UNFINISHED in found:
+        raise PoolError(f"{url}: its upload is not finished; run the command that makes it again.")
+    if not found:
+        raise PoolError(f"{url}: no such folder; no object lies there.")
+    content = sorted([name, one.size, one.version] for name, one in found.items())
+    key = hashlib.sha256(json.dumps([url, content]).encode()).hexdigest()[:32]
+    cache_folder("remote")
+    place, name = remote_root() / key, url.rpartition("/")[2]
+    if not (place / STAND_IN_RECORD).exists():
+        _make_stand_in(place, name, url, found)
+    return place / name
+
+
+def _listed(url: str) -> dict[str, RemoteFile]:
+    """The objects of a remote folder, two folders deep, by their names there."""
+    with reaching(url) as (store, path):
+        store.invalidate_cache()
+        entries = store.find(path, maxdepth=2, detail=True)
+        found = {}
+        for where, info in entries.items():
+            name = PurePosixPath(where).relative_to(PurePosixPath(path)).as_posix()
+            if name != "." and ".." not in PurePosixPath(name).parts:
+                found[name] = described(f"{url}/{name}", info)
+    return found
+
+
+def _make_stand_in(place: Path, name: str, url: str, found: Mapping[str, RemoteFile]) -> None:
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as room:
+        stubs = {}
+        for relative, one in found.items():
+            file = Path(room) / place.name / name / relative
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if relative.endswith(COPIED_WHOLE) and one.size <= LARGEST_COPY:
+                file.write_bytes(one.read(0, one.size))
+            else:
+                file.write_bytes(_header(one) if relative.endswith(".safetensors") else b"")
+                stubs[relative] = [one.size, one.version]
+        content = {"url": url, "name": name, "objects": stubs}
+        write_json(Path(room) / place.name / STAND_IN_RECORD, content, durable=False)
+        try:
+            (Path(room) / place.name).rename(place)
+        except OSError:  # another process was first
+            if not (place / STAND_IN_RECORD).exists():
+                raise
+
+
+def _header(one: RemoteFile) -> bytes:
+    """The beginning of a weight file, to the end of its header if that can be right."""
+    prefix = one.read(0, 8)
+    length = 8 + int.from_bytes(prefix, "little")
+    return prefix + (one.read(8, length) if length <= min(one.size, HEADER) else b"")
+
+
+def with_weights(folder: Path) -> Path:
+    """A folder that other programs can load: of a stand-in, a copy with its weights, kept."""
+    found = remote_folder(folder)
+    if found is None:
+        return folder
+    url, own = found
+    copy = own.parent / "whole" / own.name
+    if not copy.exists():
+        with tempfile.TemporaryDirectory(dir=own.parent, prefix=".") as room:
+            made = Path(room) / own.name
+            shutil.copytree(own, made)
+            for file in (file for file in own.rglob("*.safetensors") if remote_file(file)):
+                name = file.relative_to(own).as_posix()
+                with reaching(f"{url}/{name}") as (store, path):
+                    store.get_file(path, str(made / name))
+                if (made / name).stat().st_size != stored_size(file):
+                    raise PoolError(f"{url}/{name}: changed while it was read.")
+            copy.parent.mkdir(exist_ok=True)
+            made.rename(copy)
+    return copy
+
+
+def place_of(name: str | os.PathLike[str]) -> Path:
+    """The folder of an input: a path as it is, an address by its stand-in."""
+    url = url_of(name)
+    return Path(name) if url is None else stand_in(url)
+
+
+def target(name: str | os.PathLike[str]) -> Path:
+    """The folder of a result: a path as it is, an address by the folder that is uploaded."""
+    url = url_of(name)
+    if url is None:
+        return Path(name)
+    if "/" not in url.partition("://")[2]:
+        raise OutputError(f"{url}: choose a folder in it for the result.")
+    cache_folder("remote")
+    key, own = hashlib.sha256(url.encode()).hexdigest()[:32], url.rpartition("/")[2]
+    place = remote_root() / f"{_OUT}{key}"
+    if not (place / STAND_IN_RECORD).exists():
+        place.mkdir(exist_ok=True)
+        write_json(place / STAND_IN_RECORD, {"url": url, "name": own, "objects": {}}, durable=False)
+    return place / own
+
+
+def target_url(final: Path) -> str | None:
+    """The address that a result goes to; None if it stays here."""
+    found = remote_folder(final)
+    if found is None or found[1] != final or not final.parent.name.startswith(_OUT):
+        return None
+    return found[0]
+
+
+def check_remote_target(url: str, overwrite: bool, inputs: Iterable[str]) -> None:
+    """Refuse an address where something finished or foreign lies, or that has to do with inputs."""
+    for one in inputs:
+        if f"{one}/".startswith(f"{url}/"):
+            raise OutputError(f"{url}: holds an input, {one}; choose a new folder.")
+        if f"{url}/".startswith(f"{one}/"):
+            raise OutputError(f"{url}: lies inside an input, {one}; choose another folder.")
+    try:
+        found = _listed(url)
+    except PoolError as error:
+        if "no such" not in str(error):
+            raise OutputError(str(error)) from None
+        _check_bucket(url)
+        return
+    if not found:
+        _check_bucket(url)
+    if not found or UNFINISHED in found:
+        return
+    if not overwrite:
+        raise OutputError(f"{url}: exists already; pass --overwrite to replace it.")
+    if "config.json" not in found:
+        raise OutputError(
+            f"{url}: is not a checkpoint folder, and --overwrite only replaces those."
+        )
+
+
+def _check_bucket(url: str) -> None:
+    """Raise if the bucket of an address is not there; a memory needs none."""
+    with reaching(url, OutputError) as (store, path):
+        bucket = path.lstrip("/").partition("/")[0]
+        if "bucket" not in dir(store) and not hasattr(store, "call_s3"):
+            return
+        if not store.exists(bucket):
+            raise FileNotFoundError(bucket)
+
+
+def upload(
+    folder: Path,
+    digests: Mapping[str, str],
+    url: str,
+    progress: Callable[[str, int, int], None],
+) -> None:
+    """Put a finished folder into the store; an interrupted upload is continued.
+
+    `digests` names its files. Those that an earlier run put there, and that are still there, are
+    not sent again. What lay at the address before goes.
+    """
+    names = sorted(digests, key=_order)
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    with reaching(url, OutputError) as (store, path), Journal(
+        folder.parent / "uploads.jsonl", {"to": url}, [{"name"}], "upload"
+    ) as journal:  # fmt: skip
+        sent = {line["name"]: line for line in journal.records}
+        _drop_parts(store, path)
+        store.pipe_file(f"{path}/{UNFINISHED}", b"The result that goes here is not whole yet.\n")
+        before = _listed(url)
+        done = [name for name in names if _is_there(before.get(name), sent.get(name), digests)]
+        stale = [name for name in before if name not in done and name != UNFINISHED]
+        for name in sorted(stale, key=lambda name: name not in UPLOADED_LAST):
+            store.rm_file(f"{path}/{name}")
+        for name in names:
+            if name not in done:
+                store.put_file(str(folder / name), f"{path}/{name}", chunksize=PART)
+                now = RemoteFile(f"{url}/{name}", 0, "").now()
+                if now.size != sizes[name]:
+                    raise OutputError(f"{url}/{name}: has {now.size} bytes, and {sizes[name]} were "
+                                      "sent. Run the same command again.")  # fmt: skip
+                done.append(name)
+                journal.append({"name": name, "digest": digests[name], "version": now.version})
+            progress("uploading", sum(sizes[name] for name in done), sum(sizes.values()))
+        store.rm_file(f"{path}/{UNFINISHED}")
+        store.invalidate_cache()
+    remove(folder.parent / "uploads.jsonl")
+
+
+def _order(name: str) -> tuple[int, str]:
+    return UPLOADED_LAST.index(name) + 1 if name in UPLOADED_LAST else 0, name
+
+
+def _drop_parts(store: Any, path: str) -> None:
+    """Parts of objects, which a kill ended in the middle, take room in S3 and are no object."""
+    if not hasattr(store, "call_s3"):
+        return
+    bucket, _, folder = path.partition("/")
+    with suppress(PermissionError):
+        listed = store.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{folder}/")
+        for one in listed.get("Uploads", ()):
+            named = {"Bucket": bucket, "Key": one["Key"], "UploadId": one["UploadId"]}
+            store.call_s3("abort_multipart_upload", **named)
+
+
+def _is_there(
+    there: RemoteFile | None, sent: Mapping[str, Any] | None, digests: Mapping[str, str]
+) -> bool:
+    """Whether an object is what an earlier run sent, and what this one would send."""
+    if there is None or sent is None:
+        return False
+    return sent["version"] == there.version and sent["digest"] == digests[sent["name"]]
+
+
+_OUT = "to-"

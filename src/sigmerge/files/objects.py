@@ -1,0 +1,205 @@
+"""Objects of a remote store (s3://, gs://, hf://, …), through fsspec.
+
+A remote checkpoint has a folder in the cache that stands in for it. Small files lie there whole. A
+weight file is a stub there: its header and no data, so that a program which reads it as a file
+stops. `remote_file` says which object a stub stands for.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sigmerge.errors import MissingExtra, PoolError, SigmergeError
+from sigmerge.files.cache import cache_place, kept_json
+
+_URL = re.compile(r"([a-z][a-z0-9]+):/{1,2}([^/].*)")
+_VERSIONS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "mtime", "LastModified", "created")
+"""What stores call that which changes with an object's content, the best first."""
+STAND_IN_RECORD = "objects.json"
+"""Beside the folder that stands in for a remote one: its address, and the objects of its stubs."""
+
+
+def url_of(name: str | os.PathLike[str]) -> str | None:
+    """The address that a name is, or None. A Path has lost a slash, which is put back."""
+    found = _URL.fullmatch(os.fspath(name))
+    return f"{found[1]}://{found[2].rstrip('/')}" if found else None
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """An object as it was when its folder was opened."""
+
+    url: str
+    size: int
+    version: str
+
+    def read(self, begin: int, end: int) -> bytes:
+        """The bytes [begin, end); fewer only if the object ends before."""
+        if begin >= end:
+            return b""
+        with reaching(self.url) as (store, path):
+            return bytes(store.cat_file(path, start=begin, end=end))
+
+    def now(self) -> RemoteFile:
+        """The object as it is now."""
+        with reaching(self.url) as (store, path):
+            store.invalidate_cache()
+            return described(self.url, store.info(path))
+
+    @property
+    def identity(self) -> str:
+        return f"{self.url}|{self.size}|{self.version}"
+
+
+def described(url: str, info: dict[str, Any]) -> RemoteFile:
+    """An object by what its store says of it."""
+    version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
+    return RemoteFile(url, int(info["size"]), version)
+
+
+@contextmanager
+def reaching(url: str, error: type[SigmergeError] = PoolError) -> Iterator[tuple[Any, str]]:
+    """The store of an address, and the path there; what goes wrong with it is an `error`.
+
+    Stores raise exceptions of their own libraries, so all are caught here.
+    """
+    try:
+        yield _store(url)
+    except SigmergeError:
+        raise
+    except FileNotFoundError:
+        raise error(f"{url}: no such object, folder or bucket.") from None
+    except PermissionError as problem:
+        raise error(
+            f"{url}: access is refused ({_line(problem)}). Check the credentials and their rights."
+        ) from None
+    except Exception as problem:
+        if "credentials" in str(problem).lower():
+            raise error(
+                f"{url}: there are no credentials for it ({_line(problem)}). Set them as the "
+                "store's own tools read them, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+            ) from None
+        raise error(f"{url}: the store cannot be used ({_line(problem)}).") from None
+
+
+def _store(url: str) -> tuple[Any, str]:
+    """The file system of an address, and the path in it."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise MissingExtra("fsspec", "storage", f"The address {url}") from None
+    scheme = url.partition(":")[0]
+    try:
+        store, path = url_to_fs(url)
+    except ImportError as problem:
+        if scheme == "s3":
+            raise MissingExtra("s3fs", "storage", f"The address {url}") from None
+        raise PoolError(f"{url}: {_line(problem)}.") from None
+    except ValueError:
+        raise PoolError(f"{url}: no store is called {scheme}; use s3://, gs:// or hf://, or a "
+                        "local folder.") from None  # fmt: skip
+    return store, path
+
+
+def _line(problem: Exception) -> str:
+    text = str(problem).strip() or type(problem).__name__
+    return text.splitlines()[0][:300].rstrip(".")
+
+
+def remote_root() -> Path:
+    """The folder of all stand-ins, as resolved paths name it."""
+    return _real(cache_place("remote"))
+
+
+@cache
+def _real(folder: Path) -> Path:
+    return Path(os.path.realpath(folder))
+
+
+def remote_folder(file: Path) -> tuple[str, Path] | None:
+    """The address of the remote folder behind a stand-in or a file in it, and the stand-in."""
+    root = remote_root()
+    if not file.is_relative_to(root) or len(parts := file.relative_to(root).parts) < 2:
+        return None
+    known = _objects(root / parts[0])
+    folder = root / parts[0] / parts[1]
+    return (known["url"], folder) if known and parts[1] == known["name"] else None
+
+
+def remote_file(file: Path) -> RemoteFile | None:
+    """The object that a stub stands for; None for a file that is what it is."""
+    found = remote_folder(file)
+    if found is None:
+        return None
+    url, folder = found
+    name = file.relative_to(folder).as_posix()
+    stub = _objects(folder.parent)["objects"].get(name)
+    return RemoteFile(f"{url}/{name}", *stub) if stub else None
+
+
+def address(file: Path) -> str:
+    """What a record calls a file or folder: its address where it is a copy of a remote one."""
+    found = remote_folder(file)
+    if found is None:
+        return str(file)
+    url, folder = found
+    return "/".join([url, *file.relative_to(folder).parts])
+
+
+def with_addresses(text: str) -> str:
+    """A message in which stand-ins are called by their addresses."""
+    place = re.compile(rf"{re.escape(str(remote_root()))}/[^/\s]+/[^/\s:;,)+'\"]+")
+    return place.sub(lambda found: address(Path(found[0])), text)
+
+
+@cache
+def _objects(place: Path) -> dict[str, Any]:
+    """What lies beside a stand-in; it is written before anything looks for it, and stays."""
+    return kept_json(place / STAND_IN_RECORD, {"url", "name", "objects"}) or {}
+
+
+def stored_size(file: Path) -> int:
+    """The size of a file, or of the object that it stands for."""
+    remote = remote_file(file)
+    return file.stat().st_size if remote is None else remote.size
+
+
+def open_stored(file: Path) -> BinaryIO:
+    """A stream of a file, or of the object that it stands for."""
+    remote = remote_file(file)
+    if remote is None:
+        return file.open("rb")
+    return io.BufferedReader(_RemoteStream(remote), 1 << 20)
+
+
+class _RemoteStream(io.RawIOBase):
+    """An object from a position on, read request by request."""
+
+    def __init__(self, remote: RemoteFile) -> None:
+        self._remote, self._at = remote, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._remote.size}[whence]
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._at + len(buffer), self._remote.size)
+        data = self._remote.read(self._at, end)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,0 +1,206 @@
+"""A merge from and to a real S3 server: the bytes of the local one, also killed and run again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import sigmerge
+from sigmerge.checkpoints import ahead
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.remote import UNFINISHED, place_of
+from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.jobs.work_folder import WorkFolder
+from tests.command_line import refused
+from tests.command_line import sigmerge as command_line
+from tests.storage.conftest import CREDENTIALS, Remote, files, weights
+
+DENSITY = {"density": (0.3, 0.5, 0.7)}
+SHARD = "8KB"
+DYING = """
+import os, signal, sys
+import sigmerge.checkpoints.remote as remote
+from sigmerge.checkpoints.writer import Output
+import sigmerge
+
+def dying(place, name, at):
+    real, count = getattr(place, name), []
+    def patched(*args, **how):
+        done = real(*args, **how)
+        count.append(1)
+        if len(count) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+    setattr(place, name, patched)
+
+if sys.argv[3] == "merging":
+    dying(Output, "finish", 2)
+else:
+    import s3fs
+    dying(s3fs.S3FileSystem, "put_file", int(sys.argv[3]))
+sigmerge.merge(sys.argv[1], sys.argv[2], threads=2, max_shard_size="8KB")
+"""
+
+
+@pytest.fixture(scope="module")
+def merged(remote: Remote, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The merge of the local pool into a local folder."""
+    out = tmp_path_factory.mktemp("local") / "out"
+    sigmerge.merge(remote.local.recipe("ties", each=DENSITY), out, max_shard_size=SHARD)
+    return weights(files(out))
+
+
+def sectioned(remote: Remote, **top: Any) -> dict[str, Any]:
+    return remote.recipe("ties", each=DENSITY, **top)
+
+
+def test_a_merge_from_and_to_a_bucket_is_the_local_one(
+    remote: Remote, merged: dict[str, bytes]
+) -> None:
+    done = sigmerge.merge(sectioned(remote), "s3://models/out/merged", max_shard_size=SHARD)
+    found = remote.objects("out/merged")
+    assert weights(found) == merged
+    assert len([name for name in found if name.endswith(".safetensors")]) > 1
+    assert UNFINISHED not in found
+    assert done.out == "s3://models/out/merged"
+    record = json.loads(found["sigmerge/provenance.json"])
+    sizes = {f"s3://models/pool/math/{n}": len(d) for n, d in remote.objects("pool/math").items()}
+    named = {one["file"]: one["size"] for one in record["inputs"] if one["member"] == "math"}
+    assert named and named.items() <= sizes.items()
+    plan = json.loads(found["sigmerge/plan.json"])
+    assert plan["experts"]["math"]["path"] == "s3://models/pool/math"
+
+
+@pytest.mark.parametrize("unit", [3000])
+def test_read_ahead_of_any_size_reads_the_same(
+    remote: Remote, tmp_path: Path, merged: dict[str, bytes], monkeypatch: Any, unit: int
+) -> None:
+    monkeypatch.setattr(ahead, "UNIT", unit)
+    monkeypatch.setattr(ahead, "AHEAD_BYTES", 5 * unit)
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    sigmerge.merge(sectioned(remote), tmp_path / "out", max_shard_size=SHARD, threads=2)
+    assert weights(files(tmp_path / "out")) == merged
+
+
+@pytest.mark.parametrize("when", ["merging", "3"])
+def test_killed_and_run_again(
+    remote: Remote, tmp_path: Path, merged: dict[str, bytes], when: str
+) -> None:
+    recipe, folder = tmp_path / "recipe.yaml", f"out/killed-{when}"
+    recipe.write_text(yaml.safe_dump(sectioned(remote)))
+    command = [sys.executable, "-c", DYING, str(recipe), f"s3://models/{folder}", when]
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    left = remote.objects(folder)
+    assert "config.json" not in left
+    if left:
+        with pytest.raises(PoolError, match="its upload is not finished"):
+            place_of(f"s3://models/{folder}")
+    again = sigmerge.merge(recipe, f"s3://models/{folder}", max_shard_size=SHARD)
+    assert weights(remote.objects(folder)) == merged
+    assert UNFINISHED not in remote.objects(folder)
+    assert again.provenance.blocks_resumed
+
+
+def test_a_repair_from_and_to_a_bucket_is_the_local_one(remote: Remote, tmp_path: Path) -> None:
+    scores = {"scores": str(remote.local.root / "scores.json")}
+    local = remote.local.recipe("linear", repair=scores)
+    sigmerge.repair(local, tmp_path / "local", anchor=remote.local.root / "anchor")
+    recipe = remote.local.write(remote.recipe("linear", repair=scores), "remote.yaml")
+    out = ("s3://models/out/repaired", "--anchor", "s3://models/pool/anchor")
+    ran = command_line("repair", recipe, *out, "--json")
+    assert ran.code == 0, ran.err
+    found = remote.objects("out/repaired")
+    assert weights(found) == weights(files(tmp_path / "local"))
+    plan = tmp_path / "plan.json"
+    plan.write_bytes(found["sigmerge/plan.json"])
+    sigmerge.replay(plan, tmp_path / "again")
+    assert weights(files(tmp_path / "again")) == weights(found)
+
+
+def test_an_older_result_is_replaced_only_when_asked(
+    remote: Remote, merged: dict[str, bytes]
+) -> None:
+    remote.bucket.pipe_file("models/old/config.json", b"{}")
+    remote.bucket.pipe_file("models/old/model.safetensors", b"old")
+    with pytest.raises(OutputError, match="exists already; pass --overwrite"):
+        sigmerge.merge(sectioned(remote), "s3://models/old")
+    assert remote.objects("old") == {"config.json": b"{}", "model.safetensors": b"old"}
+    sigmerge.merge(sectioned(remote), "s3://models/old", max_shard_size=SHARD, overwrite=True)
+    assert weights(remote.objects("old")) == merged
+    remote.bucket.pipe_file("models/notes/a.txt", b"mine")
+    with pytest.raises(OutputError, match="is not a checkpoint folder"):
+        sigmerge.merge(sectioned(remote), "s3://models/notes", overwrite=True)
+
+
+def test_an_input_that_changes_meanwhile_stops_the_merge(
+    remote: Remote, tmp_path: Path, monkeypatch: Any
+) -> None:
+    recipe = sectioned(remote)
+    for name, content in remote.objects("pool/math").items():
+        remote.bucket.pipe_file(f"models/changing/{name}", content)
+    recipe["models"][0]["model"] = "s3://models/changing"
+    shard = next(n for n in remote.objects("changing") if n.endswith(".safetensors"))
+
+    def change(stage: str, done: int, total: int) -> None:
+        if stage == "merging" and done == total:
+            content = bytearray(remote.objects("changing")[shard])
+            content[-1] ^= 1
+            remote.bucket.pipe_file(f"models/changing/{shard}", bytes(content))
+
+    with pytest.raises(PoolError, match=f"s3://models/changing/{shard}: changed while"):
+        sigmerge.merge(recipe, "s3://models/out/changed", progress=change)
+    assert remote.objects("out/changed") == {}
+
+
+def test_what_cannot_be_read_or_written_is_an_error(remote: Remote, tmp_path: Path) -> None:
+    recipe = sectioned(remote)
+    recipe["models"][0]["model"] = "s3://nowhere/math"
+    with pytest.raises(RecipeError, match="s3://nowhere/math: no such"):
+        sigmerge.merge(recipe, tmp_path / "out")
+    with pytest.raises(OutputError, match="s3://nowhere/out: no such object, folder or bucket"):
+        sigmerge.merge(sectioned(remote), "s3://nowhere/out")
+    with pytest.raises(OutputError, match="holds an input, s3://models/pool/math"):
+        sigmerge.merge(sectioned(remote), "s3://models/pool/math", overwrite=True)
+    with pytest.raises(OutputError, match="choose a folder in it"):
+        sigmerge.merge(sectioned(remote), "s3://models")
+    with pytest.raises(OutputError, match="a tuning goes into a local folder"):
+        WorkFolder("tuning", (), (), "last").check(Path("s3://models/tuned"), False, [])
+    recipe["models"][0]["model"] = "xyz://bucket/math"
+    with pytest.raises(RecipeError, match="no store is called xyz"):
+        sigmerge.merge(recipe, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_credentials_the_error_says_so(
+    remote: Remote, tmp_path: Path, monkeypatch: Any
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(sectioned(remote)))
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name)
+    type(remote.bucket).clear_instance_cache()
+    try:
+        said = refused(RecipeError.exit_code, "merge", recipe, tmp_path / "out", beside=tmp_path)
+    finally:
+        type(remote.bucket).clear_instance_cache()
+    assert "s3://models/pool/reference: there are no credentials" in said
+
+
+def test_a_model_of_a_bucket_is_loaded_from_a_copy(remote: Remote) -> None:
+    """What is no merge reads whole files: the stubs of a stand-in are no weights."""
+    from sigmerge.checkpoints.remote import with_weights
+    from tests.pools import read_weights
+
+    folder = place_of("s3://models/pool/math")
+    with pytest.raises(Exception, match=r"(?i)incomplete|header|invalid"):
+        read_weights(folder)
+    here, there = read_weights(with_weights(folder)), read_weights(remote.local.experts["math"])
+    assert {n: v.tobytes() for n, v in here.items()} == {n: v.tobytes() for n, v in there.items()}
+    assert open_checkpoint(folder).place == "s3://models/pool/math"
