@@ -27,12 +27,12 @@ import torch
 import transformers
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-from transformers.utils import logging
 
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.nano import files
 from sigmerge.nano.facts import NANO_DOMAINS, Domain, build_all
 from sigmerge.nano.tokenizer import CONTEXT, build_tokenizer, save_tokenizer
+from sigmerge.probing.loading import quiet
 from sigmerge.probing.threads import one_torch_thread
 from sigmerge.progress import Progress
 
@@ -116,7 +116,7 @@ def train(
     table = _tabulate(domains, tokenizer, device)
     log: list[dict[str, Any]] = [_header(seed, size, device, recipe)]
     # One thread: the order of additions, and so every byte, is then that of any machine's CPU.
-    with _deterministic(), _quiet(), one_torch_thread():
+    with _deterministic(), quiet(), one_torch_thread():
         for member in files.MEMBERS:
             log += _train_member(pool, member, recipe, seed, table, tokenizer, progress)
     for member, split in product(files.MEMBERS, files.NANO_SPLITS):
@@ -260,15 +260,3 @@ def _fit(
             if progress:
                 progress(member, step, schedule.steps)
     return log
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars of transformers: a model of this size is read in a blink."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -102,11 +102,9 @@ class HfModel:
         try:
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer
-            from transformers.utils import logging
         except ImportError:
             raise MissingExtra("transformers", "eval", "Evaluating a checkpoint") from None
         self.torch, self.name = torch, str(folder)
-        logging.disable_progress_bar()
         with loading(folder, "evaluation"):
             how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust}
             home = with_weights(home_of(folder))

@@ -49,11 +49,9 @@ def probe(
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
     except ImportError as error:
         raise MissingExtra("transformers", "models", "The representation view") from error
 
-    logging.disable_progress_bar()  # ours reports how far the probe is
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     placement: dict[str, Any] = {}
     if offload_folder is not None:

@@ -21,7 +21,8 @@ def loading(folder: Path | str, purpose: str) -> Iterator[None]:
     A damaged configuration or tokenizer makes them raise errors of any kind.
     """
     try:
-        yield
+        with quiet():
+            yield
     except SigmergeError:
         raise
     except Exception as error:
@@ -32,6 +33,20 @@ def loading(folder: Path | str, purpose: str) -> Iterator[None]:
             ) from error
         kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
         raise PoolError(f"{folder} cannot be loaded for {purpose}: {kind}{error}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers in this context; ours report how far the work is."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def renaming(model: Any) -> Callable[[str], str]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from sigmerge.checkpoints.writer import check_target, put_in_place
 from sigmerge.errors import MissingExtra, PoolError, RecipeError
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.regular import open_regular, remove
+from sigmerge.probing.loading import quiet
 
 ARCHITECTURES = ("llama",)
 STORED_TYPES = ("bfloat16", "float32")
@@ -54,7 +54,7 @@ def convert(file: Path, out: Path, dtype: str = "bfloat16", *, overwrite: bool =
     tensors = _renamed(content.tensors, metadata, file)
     partial, old = (out.with_name(f".{out.name}.{end}") for end in ("partial", "old"))
     remove(partial)
-    with _quiet():
+    with quiet():
         _save_model(tensors, metadata, dtype, partial, file)
         _save_tokenizer(file, metadata, partial)
     put_in_place(partial, out, old)
@@ -218,17 +218,3 @@ def _save_tokenizer(file: Path, metadata: Mapping[str, Any], folder: Path) -> No
     config = {key: value for key, value in config.items() if not key.startswith(("is_l", "local"))}
     config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars of transformers."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -12,7 +12,8 @@ from sigmerge.errors import RecipeError
 from sigmerge.files.yaml_documents import Place, decoded, parse_yaml
 from sigmerge.operators.table import MERGEKIT
 from sigmerge.recipe.documents import several
-from sigmerge.recipe.parser import OWN, load_recipe
+from sigmerge.recipe.parser import load_recipe
+from sigmerge.recipe.reading import OWN
 from sigmerge.recipe.record import Recipe
 
 DRAWN = ("dare_linear", "dare_ties", "della", "della_linear")

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
 
-from sigmerge.checkpoints.adapters import adapter_config, home_of, is_adapter
-from sigmerge.checkpoints.vocabularies import TokenSource, VocabularyRequest
-from sigmerge.errors import PoolError, RecipeError
+from sigmerge.errors import RecipeError
 from sigmerge.files.yaml_documents import decoded, parse_yaml
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import names, operator
-from sigmerge.recipe.folders import find_model
-from sigmerge.recipe.record import Recipe, RecipeModel, RecipeSlice, RecipeSource
+from sigmerge.recipe.members import fetched, with_models
+from sigmerge.recipe.reading import OWN, Reading
+from sigmerge.recipe.record import Recipe, RecipeModel, RecipeSlice
 from sigmerge.recipe.sections import (
     CalibrateSection,
     CaptureSection,
@@ -32,21 +29,15 @@ from sigmerge.recipe.sections import (
     SearchSection,
     SliceSection,
     SourceSection,
-    TokenizerSection,
-    TokenModelSection,
-    TokenRowSection,
     TuneSection,
-    worded,
 )
 from sigmerge.recipe.settings import Conditions, ParameterCheck, Place
+from sigmerge.recipe.slices import check_count, read_slices
 from sigmerge.recipe.space import SPACES
-from sigmerge.words import nearest, shown, unknown
+from sigmerge.recipe.tokenizers import read_chat_template, read_tokenizer
+from sigmerge.words import shown, unknown
 
 OUTPUT_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-OWN = ("preset", "seed", "anchor", "capture", "search", "guide", "repair", "tune")
-"""Keys that mergekit does not have. A file with one of them is no mergekit file."""
-
-_Section = TypeVar("_Section", bound=BaseModel)
 
 
 def load_recipe(
@@ -90,58 +81,7 @@ class _Sections:
     guide: GuideSection | None
 
 
-MERGEKITS = (
-    RecipeSection,
-    ModelSection,
-    SliceSection,
-    SourceSection,
-    ModuleSection,
-    TokenizerSection,
-)
-"""Sections that mergekit has too; it passes over keys there that it does not know."""
-
-
-class _Parser:
-    def __init__(self, text: str, where: str, folder: Path, strict: bool, numbered: bool) -> None:
-        self.text, self.where, self.folder, self.strict = text, where, folder, strict
-        self.numbered = numbered
-        self.problems: dict[str, int] = {}
-        self.notes: list[str] = []
-        self.lines: dict[Place, int] = {}
-        self.remote: dict[Path, tuple[Place, str]] = {}
-        self.flags: dict[str, str] = {}
-
-    def problem(self, path: Place, message: str) -> None:
-        line, place = self._place(path)
-        told = f"{place}: {message}" if path else message
-        self.problems.setdefault(told, line if path and line else 0)
-
-    def passed_over(self, path: Place, message: str) -> None:
-        """What mergekit does not look at: a note in a mergekit file, else a problem."""
-        if self.strict:
-            self.problem(path, message)
-        else:
-            self.note(f"{self._place(path)[1]}: passed over, as mergekit does: {message}")
-
-    def _place(self, path: Place) -> tuple[int | None, str]:
-        if path[:1] == ("repair",) and self.flags:
-            asked = [flag for key, flag in self.flags.items() if key in path[1:]]
-            if asked or path == ("repair",):
-                return None, ", ".join(asked or self.flags.values())
-        line = next(
-            (self.lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.lines), None
-        )
-        return line, f"line {line}, {_dotted(path)}" if line and self.numbered else _dotted(path)
-
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def stop_on_problems(self) -> None:
-        if self.problems:
-            by_line = sorted(self.problems, key=self.problems.__getitem__)
-            raise RecipeError(f"{self.where}: the recipe cannot be run:", by_line)
-
+class _Parser(Reading):
     def parse(self, seed: int | None, repair: Mapping[str, Any]) -> Recipe:
         data = self._changed(self._yaml(), repair)
         self.strict |= any(key in OWN and key != "seed" for key in data)
@@ -155,18 +95,19 @@ class _Parser:
         parameters = {k: v for k, v in (top.parameters or {}).items() if k != "on"}
         # Without an operator nothing can be said about parameters.
         parameters = judge.settings(("parameters",), parameters) if judge else {}
-        reference = self._path(("base_model",), top.base_model) if top.base_model else None
+        reference = self.path(("base_model",), top.base_model) if top.base_model else None
         models = self._models(sections, judge, reference)
         slices: tuple[RecipeSlice, ...] = ()
         if sections.slices:
-            models, slices = self._slices(sections, judge, reference)
+            whole = [k for k in ("search", "guide", "tune") if getattr(sections, k) is not None]
+            models, slices = read_slices(self, sections.slices, judge, reference, whole)
         else:
             models += self._base_in_soup(sections, chosen, reference, models, parameters)
-            self._check_count(chosen, ("models",), len(models))
+            check_count(self, chosen, ("models",), len(models))
         self._check_names(models)
         self._check(sections, chosen, [model.name for model in models])
-        tokenizer, vocabulary = self._tokenizer(sections, reference, models)
-        anchor = self._path(("anchor",), top.anchor) if top.anchor else None
+        tokenizer, vocabulary = read_tokenizer(self, top, reference, models)
+        anchor = self.path(("anchor",), top.anchor) if top.anchor else None
         self.stop_on_problems()
         dtype = top.out_dtype or top.dtype
         recipe = Recipe(
@@ -190,8 +131,8 @@ class _Parser:
             tune=sections.tune,
             guide=sections.guide,
         )
-        recipe = self._with_models(self._fetched(recipe))
-        template = self._chat_template(recipe, top.chat_template)
+        recipe = with_models(self, fetched(self, recipe))
+        template = read_chat_template(self, recipe, top.chat_template)
         self.stop_on_problems()
         return replace(recipe, chat_template=template, notes=tuple(self.notes))
 
@@ -236,14 +177,14 @@ class _Parser:
 
     def _sections(self, data: dict[str, Any]) -> _Sections:
         data = self._without_modules(data)
-        top = self._checked(RecipeSection, data, ())
+        top = self.checked(RecipeSection, data, ())
         if top is None:
             self.stop_on_problems()
         assert top is not None
         if data.get("merge_method") is None:
             self.problem((), f"merge_method is missing; there are: {', '.join(names())}")
         entries = [
-            (i, self._checked(ModelSection, entry, ("models", i)))
+            (i, self.checked(ModelSection, entry, ("models", i)))
             for i, entry in enumerate(top.models)
         ]
         slices = self._slice_sections(top)
@@ -261,11 +202,11 @@ class _Parser:
             top,
             tuple((i, entry) for i, entry in entries if entry is not None),
             slices,
-            self._checked(CaptureSection, capture, ("capture",)) or CaptureSection(),
-            self._optional(SearchSection, top.search, "search"),
-            self._optional(RepairSection, top.repair, "repair"),
-            self._optional(TuneSection, top.tune, "tune"),
-            self._optional(GuideSection, top.guide, "guide"),
+            self.checked(CaptureSection, capture, ("capture",)) or CaptureSection(),
+            self.optional(SearchSection, top.search, "search"),
+            self.optional(RepairSection, top.repair, "repair"),
+            self.optional(TuneSection, top.tune, "tune"),
+            self.optional(GuideSection, top.guide, "guide"),
         )
 
     def _without_modules(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -280,7 +221,7 @@ class _Parser:
             self.problem(("modules",), "must be a mapping with one module; merge others apart")
             return data
         (name,) = modules
-        module = self._checked(ModuleSection, modules[name], ("modules", name))
+        module = self.checked(ModuleSection, modules[name], ("modules", name))
         if module is None:
             return data
         given = module.model_dump(exclude_none=True)
@@ -292,42 +233,17 @@ class _Parser:
     ) -> tuple[tuple[SliceSection, tuple[SourceSection, ...]], ...]:
         found = []
         for i, entry in enumerate(top.slices):
-            piece = self._checked(SliceSection, entry, ("slices", i))
+            piece = self.checked(SliceSection, entry, ("slices", i))
             if piece is None:
                 continue
             sources = [
-                self._checked(SourceSection, source, ("slices", i, "sources", j))
+                self.checked(SourceSection, source, ("slices", i, "sources", j))
                 for j, source in enumerate(piece.sources)
             ]
             if not sources:
                 self.problem(("slices", i, "sources"), "no source is listed")
             found.append((piece, tuple(source for source in sources if source is not None)))
         return tuple(found)
-
-    def _optional(self, kind: type[_Section], data: Any, name: str) -> _Section | None:
-        return None if data is None else self._checked(kind, data, (name,))
-
-    def _checked(self, kind: type[_Section], data: Any, place: Place) -> _Section | None:
-        """The section without its wrong keys, each a problem; None if nothing is left."""
-        try:
-            return kind.model_validate(data)
-        except ValidationError as error:
-            wrong: dict[Place, list[Any]] = {}
-            for item in error.errors():
-                wrong.setdefault(tuple(map(str, item["loc"][:1])), []).append(item)
-        for key, items in wrong.items():
-            told = worded(items, kind.model_fields)
-            extra = kind in MERGEKITS and items[0]["type"] == "extra_forbidden"
-            if extra and nearest(key[-1], kind.model_fields) not in OWN:
-                self.passed_over((*place, *key), told)
-            else:
-                self.problem((*place, *key), told)
-        if not isinstance(data, dict):
-            return None
-        if list(wrong) == [()]:  # every key is right, but they do not agree
-            return kind.model_construct(**data)
-        rest = {key: value for key, value in data.items() if (str(key),) not in wrong}
-        return self._checked(kind, rest, place) if len(rest) < len(data) else None
 
     # Operator and models
 
@@ -368,7 +284,7 @@ class _Parser:
             )
         models: list[RecipeModel] = []
         for i, entry in sections.models:
-            path = self._path(("models", i, "model"), entry.model)
+            path = self.path(("models", i, "model"), entry.model)
             itself = path is not None and path == reference
             if itself and needs:
                 self.note(
@@ -392,85 +308,6 @@ class _Parser:
         if sections.models and not models and not self.problems:
             self.problem(("models",), "no expert is listed, only the base model")
         return models
-
-    def _slices(
-        self, sections: _Sections, judge: ParameterCheck | None, reference: Path | None
-    ) -> tuple[list[RecipeModel], tuple[RecipeSlice, ...]]:
-        """The slices, and the experts in them: all models but the bases of task vectors."""
-        names: dict[Path, str] = {}
-        slices = [
-            self._slice(i, piece, sources, judge, reference, names)
-            for i, (piece, sources) in enumerate(sections.slices)
-        ]
-        experts: dict[str, RecipeModel] = {}
-        single = len(slices) == 1 and not slices[0].parameters
-        for piece in slices:
-            for source in piece.sources:
-                if source.model != piece.base:
-                    own = source.parameters if single else {}
-                    experts.setdefault(source.model, RecipeModel(source.model, source.path, own))
-        for key in ("search", "guide", "tune"):
-            if getattr(sections, key) is not None and not single:
-                self.problem((key,), "needs whole models; give them under models:")
-        return list(experts.values()), tuple(slices)
-
-    def _slice(
-        self,
-        i: int,
-        piece: SliceSection,
-        sources: Sequence[SourceSection],
-        judge: ParameterCheck | None,
-        reference: Path | None,
-        names: dict[Path, str],
-    ) -> RecipeSlice:
-        place: Place = ("slices", i)
-        chosen = judge.operator if judge else None
-        given = piece.parameters or {}
-        shared = judge.settings((*place, "parameters"), given) if judge else {}
-        start = reference
-        if piece.base_model is not None:
-            start = self._path((*place, "base_model"), piece.base_model)
-        found = []
-        for j, source in enumerate(sources):
-            here = (*place, "sources", j)
-            path = self._path((*here, "model"), source.model)
-            own = source.parameters or {}
-            own = judge.settings((*here, "parameters"), own, per_model=True) if judge else {}
-            first, last = source.layer_range
-            if not 0 <= first < last:
-                self.problem((*here, "layer_range"), f"[{first}, {last}] holds no layer")
-            if path is not None:
-                name = names.setdefault(path, source.name or _free_name(path, reference, names))
-                found.append(RecipeSource(name, path, first, last, own))
-        self._check_sources(place, found)
-        needs = chosen is not None and chosen.needs_reference
-        base = next((s.model for s in found if needs and s.path == start), None)
-        if needs and base is None and start is not None and not self.problems:
-            self.problem(
-                (*place, "sources"),
-                f"{chosen.name if chosen else ''} needs the base model among them",
-            )
-        self._check_count(chosen, (*place, "sources"), len(found) - (base is not None))
-        return RecipeSlice(tuple(found), base, shared)
-
-    def _check_sources(self, place: Place, sources: Sequence[RecipeSource]) -> None:
-        lengths = [source.last - source.first for source in sources]
-        if len(set(lengths)) > 1:
-            told = ", ".join(f"{s.model} has {n}" for s, n in zip(sources, lengths, strict=True))
-            self.problem((*place, "sources"), f"must all have as many layers; {told}")
-        models = [source.model for source in sources]
-        for model in sorted({m for m in models if models.count(m) > 1}):
-            self.problem((*place, "sources"), f"{model} stands there twice")
-
-    def _check_count(self, chosen: Operator | None, place: Place, count: int) -> None:
-        """Whether there are as many models as the operator takes."""
-        if chosen is None or self.problems:
-            return
-        most = chosen.most if chosen.most is not None else count
-        if not chosen.least <= count <= most:
-            bound = f"at least {chosen.least}" if count < chosen.least else f"at most {most}"
-            beside = " beside the base model" if chosen.needs_reference else ""
-            self.problem(place, f"{chosen.name} takes {bound}{beside}, and {count} are listed")
 
     def _base_in_soup(
         self,
@@ -601,205 +438,9 @@ class _Parser:
         for told in guide.aim.problems(experts):
             self.problem(place, told)
 
-    # Tokenizers
-
-    def _tokenizer(
-        self, sections: _Sections, reference: Path | None, models: list[RecipeModel]
-    ) -> tuple[Path | None, VocabularyRequest | None]:
-        """The folder of the tokenizer that is taken, and the vocabulary that is asked for."""
-        top = sections.top
-        section = self._optional(TokenizerSection, top.tokenizer, "tokenizer")
-        wanted = top.tokenizer_source
-        place: Place = ("tokenizer_source",)
-        if section is not None:
-            if wanted is not None:
-                self.problem(("tokenizer",), "and tokenizer_source say the same; give one")
-            wanted, place = section.source, ("tokenizer", "source")
-        if wanted is None:
-            return reference, None
-        vocabulary = VocabularyRequest(
-            union=wanted == "union",
-            base=self._member(reference, reference, models),
-            tokens=self._tokens(section, reference, models),
-            pad=section.pad_to_multiple_of if section else None,
-        )
-        if wanted in ("base", "union"):
-            return reference, vocabulary
-        named = [model.path for model in models if wanted == model.name]
-        return (named[0] if named else self._path(place, wanted)), vocabulary
-
-    def _member(
-        self, path: Path | None, reference: Path | None, models: Sequence[RecipeModel]
-    ) -> str | None:
-        """What a pool calls a model; None if it is none of its models."""
-        if path is not None and path == reference:
-            return next((model.name for model in models if model.path == path), "reference")
-        return next((model.name for model in models if model.path == path), None)
-
-    def _tokens(
-        self,
-        section: TokenizerSection | None,
-        reference: Path | None,
-        models: Sequence[RecipeModel],
-    ) -> dict[str, TokenSource]:
-        """Where rows of single tokens come from."""
-        found: dict[str, TokenSource] = {}
-        for token, entry in ((section.tokens or {}) if section else {}).items():
-            place: Place = ("tokenizer", "tokens", token)
-            row = self._checked(TokenRowSection, {} if entry is None else entry, place)
-            if row is None:
-                continue
-            given = row.source
-            if isinstance(given, str):
-                given = {"kind": "model_token", "model": given, "token": token}
-            if given is None:
-                found[token] = TokenSource(force=row.force)
-                continue
-            source = self._checked(TokenModelSection, given, (*place, "source"))
-            if source is None or source.model is None:
-                found[token] = TokenSource(zero=True, force=row.force)
-                continue
-            named = [model.name for model in models if source.model == model.name]
-            path = None if named else self._path((*place, "source"), source.model)
-            name = named[0] if named else self._member(path, reference, models)
-            if name is None and path is not None:
-                self.problem((*place, "source"), f"{source.model} is none of the models")
-            found[token] = TokenSource(
-                name, token=source.token, token_id=source.token_id, force=row.force
-            )
-        return found
-
-    def _chat_template(self, recipe: Recipe, wanted: str | None) -> str | None:
-        """The template that goes before the tokenizer's own."""
-        from sigmerge.checkpoints.companions import chat_template_of
-        from sigmerge.recipe.templates import chat_template
-
-        home = home_of(recipe.tokenizer or recipe.reference or recipe.models[0].path)
-        models = dict.fromkeys(model for model in recipe.inputs if model != recipe.anchor)
-        try:
-            if wanted is not None:
-                return chat_template(wanted, self.folder, models)
-            others = [model.name for model in models if chat_template_of(model)]
-            if others and chat_template_of(home) is None:
-                self.note(
-                    f"{home.name} has no chat template, and neither has the result; to take the "
-                    f"one of {others[0]}, say chat_template: auto"
-                )
-        except (PoolError, RecipeError) as error:
-            self.problem(("chat_template",), str(error))
-        return None
-
-    # Paths
-
-    def _path(self, place: Place, text: str | None) -> Path | None:
-        """A folder. A hub id stands for itself until everything else is known to be right."""
-        assert text is not None
-        try:
-            found = find_model(text, self.folder)
-        except RecipeError as error:
-            self.problem(place, str(error))
-            return None
-        if found is None:
-            found = Path(text)
-            self.remote.setdefault(found, (place, text))
-        return found
-
-    def _fetched(self, recipe: Recipe) -> Recipe:
-        """The recipe with every hub id downloaded; a part of model+adapter may be one."""
-        if not self.remote:
-            return recipe
-        from sigmerge.checkpoints.hub import download
-
-        local: dict[Path, Path] = {}
-        for stand_in, (place, text) in self.remote.items():
-            try:
-                parts = [find_model(part, self.folder) or download(part)
-                         for part in text.split("+")]  # fmt: skip
-                local[stand_in] = Path("+".join(map(str, parts)))
-            except RecipeError as error:
-                self.problem(place, str(error))
-        self.stop_on_problems()
-        return _moved(recipe, lambda path: local.get(path, path))
-
-    def _with_models(self, recipe: Recipe) -> Recipe:
-        """The recipe with `model+adapter` where it names an adapter alone."""
-
-        def whole(path: Path) -> Path:
-            if not is_adapter(path):
-                return path
-            try:
-                return self._with_model(path, recipe.reference)
-            except (PoolError, RecipeError) as error:
-                self.problem((), str(error))
-                return path
-
-        moved = _moved(recipe, whole)
-        self.stop_on_problems()
-        return moved
-
-    def _with_model(self, adapter: Path, reference: Path | None) -> Path:
-        """An adapter behind its model: the one that it names, if that is here, or base_model."""
-        named = adapter_config(adapter).get("base_model_name_or_path")
-        named = named if isinstance(named, str) and named else None
-        found = None
-        if named is not None:
-            with contextlib.suppress(RecipeError):
-                found = find_model(named, self.folder)
-        if found is None and reference is not None and reference != adapter:
-            if named is not None and Path(named).name not in (
-                reference.name,
-                *_hub_name(reference),
-            ):
-                self.note(f"{adapter.name} was trained on {named}, and is read on base_model")
-            found = reference
-        if found is None and named is None:
-            raise RecipeError(f"{adapter}: names no model; write it before it, as model+adapter")
-        if found is None:
-            from sigmerge.checkpoints.hub import download
-
-            assert named is not None
-            found = find_model(named, self.folder) or download(named)
-        return Path(f"{found}+{adapter}")
-
-
-def _moved(recipe: Recipe, move: Callable[[Path], Path]) -> Recipe:
-    """The recipe with other paths."""
-
-    def sources(piece: RecipeSlice) -> tuple[RecipeSource, ...]:
-        return tuple(replace(source, path=move(source.path)) for source in piece.sources)
-
-    return replace(
-        recipe,
-        reference=recipe.reference and move(recipe.reference),
-        models=tuple(replace(model, path=move(model.path)) for model in recipe.models),
-        slices=tuple(replace(piece, sources=sources(piece)) for piece in recipe.slices),
-        tokenizer=recipe.tokenizer and home_of(move(recipe.tokenizer)),
-        anchor=recipe.anchor and move(recipe.anchor),
-    )
-
-
-def _hub_name(folder: Path) -> list[str]:
-    """The name of a folder that is a download of the hub."""
-    parts = [part for part in folder.parts if part.startswith("models--")]
-    return [part.rpartition("--")[2] for part in parts]
-
-
-def _free_name(path: Path, reference: Path | None, names: Mapping[Path, str]) -> str:
-    """A model's name, where the recipe gives none."""
-    name = "base" if path == reference else path.name.partition("@")[0]
-    taken = {"reference", *names.values()}
-    return next(n for n in (name, *(f"{name}-{k}" for k in range(2, 99))) if n not in taken)
-
 
 def _seeded(repair: RepairSection | None, seed: int) -> RepairSection | None:
     """A repair that names no seed of its own draws from the recipe's."""
     if repair is None or "seed" in repair.model_fields_set:
         return repair
     return repair.model_copy(update={"seed": seed})
-
-
-def _dotted(path: Place) -> str:
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text

@@ -1,0 +1,126 @@
+"""A recipe while it is read: its text, the problems and notes found so far, and their lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from sigmerge.errors import RecipeError
+from sigmerge.recipe.folders import find_model
+from sigmerge.recipe.sections import (
+    ModelSection,
+    ModuleSection,
+    RecipeSection,
+    SliceSection,
+    SourceSection,
+    TokenizerSection,
+    worded,
+)
+from sigmerge.recipe.settings import Place
+from sigmerge.words import nearest
+
+OWN = ("preset", "seed", "anchor", "capture", "search", "guide", "repair", "tune")
+"""Keys that mergekit does not have. A file with one of them is no mergekit file."""
+
+MERGEKITS = (
+    RecipeSection,
+    ModelSection,
+    SliceSection,
+    SourceSection,
+    ModuleSection,
+    TokenizerSection,
+)
+"""Sections that mergekit has too; it passes over keys there that it does not know."""
+
+_Section = TypeVar("_Section", bound=BaseModel)
+
+
+class Reading:
+    """Collects what is wrong with a recipe, so that all of it is reported together."""
+
+    def __init__(self, text: str, where: str, folder: Path, strict: bool, numbered: bool) -> None:
+        self.text, self.where, self.folder, self.strict = text, where, folder, strict
+        self.numbered = numbered
+        self.problems: dict[str, int] = {}
+        self.notes: list[str] = []
+        self.lines: dict[Place, int] = {}
+        self.remote: dict[Path, tuple[Place, str]] = {}
+        self.flags: dict[str, str] = {}
+
+    def problem(self, path: Place, message: str) -> None:
+        line, place = self._place(path)
+        told = f"{place}: {message}" if path else message
+        self.problems.setdefault(told, line if path and line else 0)
+
+    def passed_over(self, path: Place, message: str) -> None:
+        """What mergekit does not look at: a note in a mergekit file, else a problem."""
+        if self.strict:
+            self.problem(path, message)
+        else:
+            self.note(f"{self._place(path)[1]}: passed over, as mergekit does: {message}")
+
+    def _place(self, path: Place) -> tuple[int | None, str]:
+        if path[:1] == ("repair",) and self.flags:
+            asked = [flag for key, flag in self.flags.items() if key in path[1:]]
+            if asked or path == ("repair",):
+                return None, ", ".join(asked or self.flags.values())
+        line = next(
+            (self.lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self.lines), None
+        )
+        return line, f"line {line}, {_dotted(path)}" if line and self.numbered else _dotted(path)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def stop_on_problems(self) -> None:
+        if self.problems:
+            by_line = sorted(self.problems, key=self.problems.__getitem__)
+            raise RecipeError(f"{self.where}: the recipe cannot be run:", by_line)
+
+    def optional(self, kind: type[_Section], data: Any, name: str) -> _Section | None:
+        return None if data is None else self.checked(kind, data, (name,))
+
+    def checked(self, kind: type[_Section], data: Any, place: Place) -> _Section | None:
+        """The section without its wrong keys, each a problem; None if nothing is left."""
+        try:
+            return kind.model_validate(data)
+        except ValidationError as error:
+            wrong: dict[Place, list[Any]] = {}
+            for item in error.errors():
+                wrong.setdefault(tuple(map(str, item["loc"][:1])), []).append(item)
+        for key, items in wrong.items():
+            told = worded(items, kind.model_fields)
+            extra = kind in MERGEKITS and items[0]["type"] == "extra_forbidden"
+            if extra and nearest(key[-1], kind.model_fields) not in OWN:
+                self.passed_over((*place, *key), told)
+            else:
+                self.problem((*place, *key), told)
+        if not isinstance(data, dict):
+            return None
+        if list(wrong) == [()]:  # every key is right, but they do not agree
+            return kind.model_construct(**data)
+        rest = {key: value for key, value in data.items() if (str(key),) not in wrong}
+        return self.checked(kind, rest, place) if len(rest) < len(data) else None
+
+    def path(self, place: Place, text: str | None) -> Path | None:
+        """A folder. A hub id stands for itself until everything else is known to be right."""
+        assert text is not None
+        try:
+            found = find_model(text, self.folder)
+        except RecipeError as error:
+            self.problem(place, str(error))
+            return None
+        if found is None:
+            found = Path(text)
+            self.remote.setdefault(found, (place, text))
+        return found
+
+
+def _dotted(path: Place) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text

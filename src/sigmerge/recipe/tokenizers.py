@@ -1,0 +1,106 @@
+"""Which tokenizer, vocabulary and chat template a recipe asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sigmerge.checkpoints.adapters import home_of
+from sigmerge.checkpoints.vocabularies import TokenSource, VocabularyRequest
+from sigmerge.errors import PoolError, RecipeError
+from sigmerge.recipe.reading import Reading
+from sigmerge.recipe.record import Recipe, RecipeModel
+from sigmerge.recipe.sections import (
+    RecipeSection,
+    TokenizerSection,
+    TokenModelSection,
+    TokenRowSection,
+)
+from sigmerge.recipe.settings import Place
+
+
+def read_tokenizer(
+    reading: Reading, top: RecipeSection, reference: Path | None, models: list[RecipeModel]
+) -> tuple[Path | None, VocabularyRequest | None]:
+    """The folder of the tokenizer that is taken, and the vocabulary that is asked for."""
+    section = reading.optional(TokenizerSection, top.tokenizer, "tokenizer")
+    wanted = top.tokenizer_source
+    place: Place = ("tokenizer_source",)
+    if section is not None:
+        if wanted is not None:
+            reading.problem(("tokenizer",), "and tokenizer_source say the same; give one")
+        wanted, place = section.source, ("tokenizer", "source")
+    if wanted is None:
+        return reference, None
+    vocabulary = VocabularyRequest(
+        union=wanted == "union",
+        base=_member(reference, reference, models),
+        tokens=_tokens(reading, section, reference, models),
+        pad=section.pad_to_multiple_of if section else None,
+    )
+    if wanted in ("base", "union"):
+        return reference, vocabulary
+    named = [model.path for model in models if wanted == model.name]
+    return (named[0] if named else reading.path(place, wanted)), vocabulary
+
+
+def _member(path: Path | None, reference: Path | None, models: Sequence[RecipeModel]) -> str | None:
+    """What a pool calls a model; None if it is none of its models."""
+    if path is not None and path == reference:
+        return next((model.name for model in models if model.path == path), "reference")
+    return next((model.name for model in models if model.path == path), None)
+
+
+def _tokens(
+    reading: Reading,
+    section: TokenizerSection | None,
+    reference: Path | None,
+    models: Sequence[RecipeModel],
+) -> dict[str, TokenSource]:
+    """Where rows of single tokens come from."""
+    found: dict[str, TokenSource] = {}
+    for token, entry in ((section.tokens or {}) if section else {}).items():
+        place: Place = ("tokenizer", "tokens", token)
+        row = reading.checked(TokenRowSection, {} if entry is None else entry, place)
+        if row is None:
+            continue
+        given = row.source
+        if isinstance(given, str):
+            given = {"kind": "model_token", "model": given, "token": token}
+        if given is None:
+            found[token] = TokenSource(force=row.force)
+            continue
+        source = reading.checked(TokenModelSection, given, (*place, "source"))
+        if source is None or source.model is None:
+            found[token] = TokenSource(zero=True, force=row.force)
+            continue
+        named = [model.name for model in models if source.model == model.name]
+        path = None if named else reading.path((*place, "source"), source.model)
+        name = named[0] if named else _member(path, reference, models)
+        if name is None and path is not None:
+            reading.problem((*place, "source"), f"{source.model} is none of the models")
+        found[token] = TokenSource(
+            name, token=source.token, token_id=source.token_id, force=row.force
+        )
+    return found
+
+
+def read_chat_template(reading: Reading, recipe: Recipe, wanted: str | None) -> str | None:
+    """The template that goes before the tokenizer's own."""
+    from sigmerge.checkpoints.companions import chat_template_of
+    from sigmerge.recipe.templates import chat_template
+
+    home = home_of(recipe.tokenizer or recipe.reference or recipe.models[0].path)
+    models = dict.fromkeys(model for model in recipe.inputs if model != recipe.anchor)
+    try:
+        if wanted is not None:
+            return chat_template(wanted, reading.folder, models)
+        others = [model.name for model in models if chat_template_of(model)]
+        if others and chat_template_of(home) is None:
+            reading.note(
+                f"{home.name} has no chat template, and neither has the result; to take the "
+                f"one of {others[0]}, say chat_template: auto"
+            )
+    except (PoolError, RecipeError) as error:
+        reading.problem(("chat_template",), str(error))
+    return None
