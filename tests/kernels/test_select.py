@@ -79,6 +79,40 @@ def test_a_wide_range_counts_without_the_last_bits_and_says_which():
     assert left_out[1 << 15] & 255 == 5
 
 
+def test_the_first_magnitude_behind_a_range_lies_above_it():
+    first = 29760 << select.LOW_BITS
+    behind = first + select.LOW_BINS
+    values = np.array([first - 1, first, behind - 1, behind], np.uint32).view(np.float32)
+    counts, _, above = inside_of([values], 29760, 29760)
+    assert above == 1
+    assert np.flatnonzero(counts).tolist() == [0, select.LOW_BINS - 1]
+
+
+@pytest.mark.parametrize("bins", [1, 2, 3, 34, 64])
+def test_a_range_has_a_place_for_every_offset_without_its_last_bits(bins):
+    found = select.range_of(7, 6 + bins)
+    offsets = np.arange(bins * select.LOW_BINS) >> found.shift
+    assert found.places == len(np.unique(offsets)) <= 2 * select.LOW_BINS
+
+
+def test_places_with_a_count_are_kept_and_put_back():
+    rng = np.random.default_rng(3)
+    counts = rng.integers(0, 3, 1000).astype(np.uint32)
+    left_out = rng.integers(1, 1 << 16, 1000).astype(np.uint16)
+    room = np.full((4, 1000), 9, np.uint32)
+    found = select.compress(counts, left_out, room[:3])
+    there = np.flatnonzero(counts)
+    assert room[:3, :found].tolist() == [
+        there.tolist(),
+        *(r[there].tolist() for r in (counts, left_out)),
+    ]
+    assert (room[3] == 9).all()  # nothing is written behind the three rows
+    sums, bits = np.ones(1000, np.int64), np.full(1000, 4, np.uint16)
+    select.spread(room[:3, :found].copy(), sums, bits)
+    assert np.array_equal(sums, 1 + counts.astype(np.int64))
+    assert np.array_equal(bits, np.where(counts > 0, left_out | 4, 4))
+
+
 def test_a_sample_looks_at_one_strip_in_so_many():
     values = np.random.default_rng(0).normal(0, 1, 7 * STRIP - 9).astype(np.float32)
     strips = [values[i * STRIP : (i + 1) * STRIP] for i in (0, 3, 6)]
