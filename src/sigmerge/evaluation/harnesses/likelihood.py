@@ -38,6 +38,7 @@ class Likelihood(Benchmark):
     """
 
     group: ClassVar[int | None] = 256
+    timed: ClassVar[bool] = False
 
     harness: Literal["likelihood"]
     prompt: str = "{prompt}"
