@@ -114,7 +114,7 @@ class Device(StrEnum):
 
 CaptureDevice = Annotated[
     Device | None,
-    typer.Option("--device", help="Where exemplars pass through experts; else as the recipe says."),
+    typer.Option("--device", help="Where weights are merged and exemplars read: cpu or cuda."),
 ]
 
 
@@ -143,6 +143,7 @@ def options(
     strict: bool = False,
     durable: bool = True,
     rehash: bool = False,
+    device: Device | None = None,
 ) -> Options:
     """The options of a job; 0 threads are all cores."""
     from sigmerge.checkpoints.truncation import exit_on_truncation
@@ -162,6 +163,7 @@ def options(
         trust_remote_code=trust_remote_code,
         strict=strict,
         durable=durable,
+        device="cuda" if device is Device.cuda else "cpu",
         progress=progress,
     )
 

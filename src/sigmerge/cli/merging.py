@@ -98,7 +98,7 @@ def merge(
             threads, bar, overwrite=overwrite, max_shard_size=max_shard_size,
             allow_pickle=allow_pickle, allow_nonfinite=allow_nonfinite,
             trust_remote_code=trust_remote_code, strict=strict,
-            durable=not no_fsync, rehash=rehash,
+            durable=not no_fsync, rehash=rehash, device=device,
         )  # fmt: skip
         job = (
             MergeJob(loaded, target(out), how)
@@ -157,6 +157,7 @@ def profile(
     dry_run: DryRun = False,
     allow_pickle: Pickle = False,
     allow_nonfinite: Nonfinite = False,
+    device: CaptureDevice = None,
     trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -169,7 +170,7 @@ def profile(
     with show.progress(as_json) as bar:
         how = options(
             threads, bar, allow_pickle=allow_pickle, allow_nonfinite=allow_nonfinite,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=trust_remote_code, device=device,
         )  # fmt: skip
         done = show.do(ProfileJob(load(recipe), how), dry_run)
     show.emit(done, as_json, show.profile_lines)
@@ -221,6 +222,7 @@ def repair(
     scale: Scale = None,
     allow_pickle: Pickle = False,
     allow_nonfinite: Nonfinite = False,
+    device: CaptureDevice = None,
     trust_remote_code: Trust = False,
     no_fsync: NoFsync = False,
     rehash: Rehash = False,
@@ -243,7 +245,7 @@ def repair(
         how = options(
             threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
             allow_nonfinite=allow_nonfinite, trust_remote_code=trust_remote_code, strict=strict,
-            durable=not no_fsync, rehash=rehash,
+            durable=not no_fsync, rehash=rehash, device=device,
         )  # fmt: skip
         stored, out = anchor and place_of(anchor), target(paths[-1])
         job = (
@@ -287,7 +289,7 @@ def run(
         how = options(
             threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
             allow_nonfinite=allow_nonfinite, trust_remote_code=trust_remote_code, strict=strict,
-            durable=not no_fsync, rehash=rehash,
+            durable=not no_fsync, rehash=rehash, device=device,
         )  # fmt: skip
         done = show.do(RunJob(loaded, out, how), dry_run, goes_on=True)
     show.emit(done, as_json, show.run_lines)

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,6 +29,27 @@ CHUNK = 32 * TILE
 
 SCRATCH_KEPT = 64 * TILE
 """Coordinates of scratch that a thread keeps for the next tile."""
+
+
+class Rows(NamedTuple):
+    """The stored values of a chunk by member: of which tensor, and from which coordinate on."""
+
+    tensor: str
+    start: int
+    members: Sequence[str]
+    values: Sequence[Array]
+
+
+class Device(Protocol):
+    """What passes over chunks in place of the compiled loops, or declines to."""
+
+    def merge(
+        self, rows: Rows, formula: Formula, tile: int, step: int, kind: int, out: Array
+    ) -> bool:
+        """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
+
+    def read(self, kernel: Any, rows: Rows, *arguments: Any) -> bool:
+        """The same as a kernel that reads a chunk; whether it was done."""
 
 
 class Source(Protocol):
@@ -64,6 +85,7 @@ class StreamChunk:
     source: Source
     state: Any = None
     statistics: Any = None
+    device: Device | None = None
     notes: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -83,26 +105,29 @@ class StreamChunk:
         Members are the experts, and the reference last unless it is left out.
         """
         rows = self._stored(reference=reference)
-        fine = kernel(*members(rows), self.start, self.size, *arguments)
-        self._check(fine, reference=reference)
+        if self.device is None or not self.device.read(
+            kernel, self._named(rows, reference), *arguments
+        ):
+            fine = kernel(*members(rows), self.start, self.size, *arguments)
+            self._check(fine, reference=reference)
         self.source.done(self.site.tensor, self.start, self.stop, share)
 
     def merged(self, formula: Formula, dtype: str) -> tuple[Array, bool]:
         """The chunk merged and rounded once, in the calling thread's room; whether it is finite."""
         kind = STORAGE[dtype]
         out = _room(-(-self.size * kind.itemsize // 4)).view(kind)[: self.size]
-        return out, self._run(formula, address_of(out), CODE[kind], self.step, np.zeros(1))
+        return out, self._run(formula, out, CODE[kind], self.step)
 
     def norm(self, formula: Formula, tile: int) -> float:
         """‖τ‖₁ of what a formula gives, added up tile by tile."""
         total = np.zeros(1)
-        self._run(formula, 0, kernels.NORM, tile, total)
+        self._run(formula, total, kernels.NORM, tile)
         return float(total[0])
 
     def lead_of_plus(self, formula: Formula) -> int:
         """How many more coordinates of this chunk elect + than −."""
         lead = np.zeros(1)
-        self._run(formula, 0, kernels.LEAD, self.step, lead)
+        self._run(formula, lead, kernels.LEAD, self.step)
         return int(lead[0])
 
     def tiles(self, less: str | None = None, *, reference: bool = False) -> Iterator[Tile]:
@@ -130,16 +155,26 @@ class StreamChunk:
         self._check(fine, reference=True)
         kernels.add_scaled(tile.out, values[0], np.float32(factor))
 
-    def _run(self, formula: Formula, out: int, kind: int, tile: int, norms: Array) -> bool:
+    def _run(self, formula: Formula, out: Array, kind: int, tile: int) -> bool:
+        """Merge into `out`, which is one float64 for NORM and LEAD; whether all of it is finite."""
         reference = formula.reads_reference
-        strip = max(STRIP // self.granule, 1) * self.granule
-        rows = self._stored(reference=reference)
-        fine, stored = kernels.merge(
-            formula, *members(rows), self.start, self.size, tile, strip, np.uint64(out), kind, norms
-        )
-        self._check(fine, reference=reference)
+        rows, stored = self._stored(reference=reference), True
+        if self.device is None or not self.device.merge(
+            self._named(rows, reference), formula, tile, self.step, kind, out
+        ):
+            strip = max(STRIP // self.granule, 1) * self.granule
+            number = kind in (kernels.NORM, kernels.LEAD)
+            place, norms = (0, out) if number else (address_of(out), np.zeros(1))
+            fine, stored = kernels.merge(
+                formula, *members(rows), self.start, self.size, tile, strip, np.uint64(place),
+                kind, norms,
+            )  # fmt: skip
+            self._check(fine, reference=reference)
         self.source.done(self.site.tensor, self.start, self.stop)
         return bool(stored)
+
+    def _named(self, values: Sequence[Array], reference: bool) -> Rows:
+        return Rows(self.site.tensor, self.start, self._names(reference), values)
 
     def _stored(self, *, reference: bool) -> list[Array]:
         """The members' values; a table of them does not keep them alive while a kernel runs."""
@@ -176,14 +211,27 @@ def _room(size: int) -> Array:
 
 
 def chunks(
-    site: Site, granule: int, source: Source, state: Any = None, statistics: Any = None
+    site: Site,
+    granule: int,
+    source: Source,
+    state: Any = None,
+    statistics: Any = None,
+    device: Device | None = None,
 ) -> list[StreamChunk]:
     """A tensor cut into chunks whose tiles start at multiples of the granule."""
     step = max(TILE // granule, 1) * granule
     length = max(CHUNK // step, 1) * step
     return [
         StreamChunk(
-            site, start, min(site.size, start + length), step, granule, source, state, statistics
+            site,
+            start,
+            min(site.size, start + length),
+            step,
+            granule,
+            source,
+            state,
+            statistics,
+            device,
         )
         for start in range(0, site.size, length)
     ]
@@ -228,6 +276,7 @@ class Stream:
     workers: Workers
     granule: Granule
     statistics: Any = None
+    device: Device | None = None
 
     def survey(self, passes: Passes) -> Any:
         """Drive a generator of passes over the whole model to its result."""
@@ -299,7 +348,12 @@ class Stream:
             chunk
             for site in block
             for chunk in chunks(
-                site, self.granule(site), self.source, states.get(site.tensor), self.statistics
+                site,
+                self.granule(site),
+                self.source,
+                states.get(site.tensor),
+                self.statistics,
+                self.device,
             )
         ]
 

@@ -319,6 +319,7 @@ def merge_blocks(
         workers,
         operator.granule,
         statistics=job.statistics,
+        device=options.gpu(),
     )
     survey = stream.survey(operator.survey(list(job.sites.values()))) if todo else None
     total = sum(slot.nbytes for slot in job.layout.slots.values())

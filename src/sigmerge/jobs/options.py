@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from sigmerge.engine.machine import default_threads
 from sigmerge.progress import Progress
 from sigmerge.words import size
+
+if TYPE_CHECKING:
+    from sigmerge.engine.gpu import Gpu
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -31,7 +34,23 @@ class Options:
     """Whether a result is on the disk before success is reported (fsync)."""
     strict: bool = False
     """Whether a benchmark without data is an error."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where weights are merged and compared."""
     progress: Progress = silent
+
+    def __post_init__(self) -> None:
+        if self.device != "cpu":
+            from sigmerge.probing.loading import checked_device
+
+            checked_device(self.device)
+
+    def gpu(self) -> Gpu | None:
+        """The GPU that passes over weights, if it is to be one."""
+        if self.device == "cpu":
+            return None
+        from sigmerge.engine.gpu import Gpu
+
+        return Gpu(self.device)
 
 
 class Keywords(TypedDict, total=False):
@@ -45,6 +64,7 @@ class Keywords(TypedDict, total=False):
     trust_remote_code: bool
     durable: bool
     strict: bool
+    device: Literal["cpu", "cuda"]
     progress: Progress
 
 

@@ -180,7 +180,7 @@ def _signature(pool: Pool, options: Options) -> tuple[Any, Any]:
         PoolSource(pool.members, allow_nonfinite=options.allow_nonfinite) as source,
         Workers(options.threads) as workers,
     ):
-        Stream(blocks, source, workers, lambda site: 4).survey(passes())
+        Stream(blocks, source, workers, lambda site: 4, device=options.gpu()).survey(passes())
     return dots, mass
 
 

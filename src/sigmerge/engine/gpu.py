@@ -1,0 +1,221 @@
+"""Chunks on a GPU: copied there through pinned memory, passed over by torch, copied back.
+
+Every worker thread has its own stream, so that while one thread's chunk is copied another's is
+computed and a third's is written. What a pass has copied stays on the device for the next pass over
+it, as long as there is room. A chunk that does not fit is taken in ever smaller parts. A pass that
+has no counterpart there, or meets a value that is not finite, is left to the processor's loops.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from sigmerge.engine.stream import Rows
+from sigmerge.errors import PoolError
+from sigmerge.kernels import TILE, Array, tensors
+from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
+
+KEPT_SHARE = 0.4
+"""Part of the free memory in which copies are kept for the next pass."""
+BF16 = np.dtype("<u2")
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Gpu:
+    """Where torch passes over chunks: `cuda`, or `cpu` in tests."""
+
+    def __init__(self, name: str = "cuda", keep: int | None = None) -> None:
+        self._device = torch.device(name)
+        if keep is None:
+            keep = int(KEPT_SHARE * torch.cuda.mem_get_info()[0]) if name == "cuda" else 0
+        self._kept = _Kept(keep)
+        self._local = threading.local()
+
+    def merge(
+        self, rows: Rows, formula: Formula, tile: int, step: int, kind: int, out: Array
+    ) -> bool:
+        """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
+
+        def run(raw: Tensors, length: int) -> bool:
+            left, found = formula, []
+            for begin in range(0, _size(rows), length):
+                part = [row[begin : begin + length] for row in raw]
+                result = tensors.merge(left, part, rows.start + begin, tile, kind)
+                if result is None:
+                    return False
+                found.append(result)
+                if length < _size(rows) and formula.thin == TRIM:
+                    left = left._replace(cuts=tensors.cuts_left(left, part))
+            self._give(found, kind, out)
+            return True
+
+        # A norm is added up by tiles, so its parts are whole ones.
+        return self._fitting(rows, max(tile, step), run, again=kind in (NORM, LEAD))
+
+    def read(self, kernel: Any, rows: Rows, *arguments: Any) -> bool:
+        """The same as a kernel that reads a chunk; whether it was done."""
+        program = tensors.COUNTERPARTS.get(kernel)
+        if program is None:
+            return False
+        results = [each for each in arguments if isinstance(each, np.ndarray)]
+        before = [each.copy() for each in results]
+
+        def restore() -> None:
+            for each, copy in zip(results, before, strict=True):
+                each[...] = copy
+
+        def run(raw: Tensors, length: int) -> bool:
+            restore()  # what a longer part did before it ran out of memory
+            return all(
+                program(
+                    [row[begin : begin + length] for row in raw], rows.start + begin, *arguments
+                )
+                for begin in range(0, _size(rows), length)
+            )
+
+        done = self._fitting(rows, TILE, run, again=True)
+        if not done:
+            restore()
+        return done
+
+    def _fitting(
+        self, rows: Rows, step: int, run: Callable[[Tensors, int], bool], *, again: bool
+    ) -> bool:
+        """Run a pass over a chunk at once or, where memory is short, over ever smaller parts.
+
+        With `again` the chunk's copies are kept for another pass.
+        """
+        length = _size(rows)
+        while True:
+            try:
+                with self._stream():
+                    return run(self._copies(rows, again=again), length)
+            except torch.OutOfMemoryError:
+                if length <= step:
+                    raise PoolError(
+                        f"{rows.tensor}: the GPU's memory does not hold {step:,} coordinates of "
+                        f"{len(rows.members)} checkpoints; free some, or use --device cpu."
+                    ) from None
+            self._kept.clear()
+            torch.cuda.empty_cache()
+            length = max(step, length // 2 // step * step)
+
+    @contextmanager
+    def _stream(self) -> Iterator[None]:
+        """The calling thread's own stream; all that it was given is done in the end."""
+        if self._device.type != "cuda":
+            with torch.inference_mode():
+                yield
+            return
+        if not hasattr(self._local, "stream"):
+            self._local.stream = torch.cuda.Stream()
+        with torch.inference_mode(), torch.cuda.stream(self._local.stream):
+            try:
+                yield
+            finally:
+                self._local.stream.synchronize()
+
+    def _copies(self, rows: Rows, *, again: bool) -> Tensors:
+        """The values on the device: from an earlier pass, or copied now."""
+        keys = [(rows.tensor, rows.start, name) for name in rows.members]
+        found = [self._kept.get(key, last=not again) for key in keys]
+        missing = [values for values, copy in zip(rows.values, found, strict=True) if copy is None]
+        staged = iter(self._staged(missing))
+        for number, key in enumerate(keys):
+            if found[number] is None:
+                found[number] = next(staged).to(self._device, non_blocking=True)
+                if again:
+                    self._kept.put(key, found[number])
+        return found
+
+    def _staged(self, rows: Sequence[Array]) -> list[torch.Tensor]:
+        """Values as torch reads them; for a GPU in the calling thread's pinned memory."""
+        if self._device.type != "cuda":
+            return [_typed(values.copy()) for values in rows]
+        room, offset, staged = self._pinned(sum(values.nbytes for values in rows)), 0, []
+        for values in rows:
+            place = room[offset : offset + values.nbytes].view(values.dtype)
+            np.copyto(place, values)
+            staged.append(_typed(place))
+            offset += values.nbytes
+        return staged
+
+    def _pinned(self, size: int) -> Array:
+        if getattr(self._local, "room", np.empty(0)).size < size:
+            self._local.pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            self._local.room = self._local.pinned.numpy()
+        room: Array = self._local.room
+        return room
+
+    def _give(self, found: Tensors, kind: int, out: Array) -> None:
+        """Results of all parts to where they belong."""
+        if kind == NORM:
+            for part in found:
+                tensors.add_totals(part, out)
+        elif kind == LEAD:
+            out[0] += sum(int(part) for part in found)
+        else:
+            stored = torch.cat(list(found)).view(torch.int32 if out.itemsize == 4 else torch.int16)
+            out[...] = self._fetched(stored).view(out.dtype)
+
+    def _fetched(self, stored: torch.Tensor) -> Array:
+        """The values in memory; those of a GPU in the calling thread's pinned memory."""
+        if self._device.type != "cuda":
+            return stored.numpy()
+        room = self._pinned(stored.nbytes)[: stored.nbytes]
+        place = torch.from_numpy(room).view(stored.dtype)
+        place.copy_(stored, non_blocking=True)
+        self._local.stream.synchronize()
+        return place.numpy()
+
+
+def _size(rows: Rows) -> int:
+    return len(rows.values[0])
+
+
+def _typed(values: Array) -> torch.Tensor:
+    """Stored values as a tensor: bit patterns of bfloat16 as numbers."""
+    if values.dtype == BF16:
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
+
+
+class _Kept:
+    """Copies for the next pass, the least recently used of which make room for new ones."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._size = limit, 0
+        self._copies: OrderedDict[tuple[str, int, str], torch.Tensor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[str, int, str], *, last: bool) -> torch.Tensor | None:
+        """A copy, which the `last` to read it takes away."""
+        with self._lock:
+            copy = self._copies.pop(key, None)
+            if copy is not None and last:
+                self._size -= copy.nbytes
+            elif copy is not None:
+                self._copies[key] = copy
+            return copy
+
+    def put(self, key: tuple[str, int, str], copy: torch.Tensor) -> None:
+        with self._lock:
+            if copy.nbytes > self._limit or key in self._copies:
+                return
+            self._copies[key] = copy
+            self._size += copy.nbytes
+            while self._size > self._limit:
+                self._size -= self._copies.popitem(last=False)[1].nbytes
+
+    def clear(self) -> None:
+        with self._lock:
+            self._copies.clear()
+            self._size = 0

@@ -1,0 +1,342 @@
+"""The passes over a chunk as torch programs, for a GPU: the same bits as the compiled loops.
+
+Every step is an operation of its own that rounds once, in the order of the loops; no multiplication
+is fused with an addition, and nothing is divided by a plain number, which a GPU would replace by a
+product with its reciprocal. Counts are integers. Sums of float64 run in the same lanes. Values that
+are not finite are left to the loops: then a pass returns None or False and has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sigmerge.kernels import LANES, STRIP, Array, geometry, select
+from sigmerge.kernels import merge as loops
+from sigmerge.kernels.merge import ALL, ANY_TIES, DISJOINT, LEAD, NORM, PRUNE, SUM, TRIM, Formula
+from sigmerge.kernels.signature import signature
+from sigmerge.kernels.stored import BF16, F16, F32
+
+Rows: TypeAlias = Sequence[Tensor]
+"""The members' values of a chunk as they are stored, in the order of a kernel's table."""
+
+STORED = {BF16: torch.bfloat16, F16: torch.float16, F32: torch.float32}
+MAGNITUDE = 0x7FFFFFFF
+WORD = 0xFFFFFFFF
+
+
+def merge(formula: Formula, rows: Rows, start: int, tile: int, kind: int) -> Tensor | None:
+    """What `kernels.merge` leaves: stored values, or the lanes of NORM by tile, or LEAD's count.
+
+    None if something is not finite, before or after.
+    """
+    if not _finite(rows):
+        return None
+    experts = len(formula.weights)
+    base = rows[experts].float() if len(rows) > experts else None
+    taken = torch.zeros(len(rows[0]), dtype=torch.bool, device=rows[0].device)
+    thinned = []
+    for d in range(experts):
+        row = rows[d].float()
+        if formula.vectors:
+            row = row - base
+        thinned.append(_thin(formula, d, row, start, taken))
+    if kind == LEAD:
+        sums = _election(formula, thinned)
+        return (sums > 0).sum() - (sums < 0).sum()
+    out = _combine(formula, thinned)
+    for divisor, factor, share in formula.after.tolist():
+        if divisor != 1 or factor != 1:
+            out = out / _number(divisor, out) * factor
+        if share != 0:
+            out = out + base * share
+    if kind == NORM:
+        return lanes(out.abs().double(), tile)
+    stored = out.to(STORED[kind])
+    return stored if _finite([stored]) else None
+
+
+def cuts_left(formula: Formula, rows: Rows) -> Array:
+    """The cuts for the part of a chunk that comes next: the ties kept so far are used up."""
+    cuts = formula.cuts.copy()
+    for d, (cut, ties) in enumerate(formula.cuts.tolist()):
+        if cut != ALL and 0 < ties < ANY_TIES:
+            row = rows[d].float() - rows[-1].float() if formula.vectors else rows[d].float()
+            cuts[d, 1] = max(0, ties - int((_magnitude(row) == cut).sum()))
+    return cuts
+
+
+def _thin(formula: Formula, expert: int, row: Tensor, place: int, taken: Tensor) -> Tensor:
+    if formula.thin == TRIM and formula.cuts[expert, 0] != ALL:
+        return _trim(row, *map(int, formula.cuts[expert]))
+    if formula.thin == loops.DROP and formula.draws[expert, 2] != ALL:
+        first, second, keep = map(int, formula.draws[expert])
+        factor, divisor = map(float, formula.rescale[expert])
+        kept = torch.where(draws((first, second), place, len(row), row.device) < keep, row, 0)
+        kept = kept * factor if factor != 1 else kept
+        return kept / _number(divisor, kept) if divisor != 1 else kept
+    if formula.thin == PRUNE:
+        return _prune(row, taken, *map(int, formula.groups))
+    return row
+
+
+def _trim(row: Tensor, cut: int, ties: int) -> Tensor:
+    """Of the entries on the cut the first `ties` stay."""
+    magnitude = _magnitude(row)
+    kept = magnitude > cut
+    if ties >= ANY_TIES:
+        kept = magnitude >= cut
+    elif ties:
+        tied = magnitude == cut
+        kept |= tied & (tied.cumsum(0) <= ties)
+    return torch.where(kept, row, 0)
+
+
+def _prune(row: Tensor, taken: Tensor, n: int, m: int, overlap: int) -> Tensor:
+    """A group of m keeps its n largest free entries, the lowest index first; as `prune_groups`."""
+    whole = len(row) // m * m
+    grouped, held = row[:whole].view(-1, m), taken[:whole].view(-1, m)
+    magnitude = _magnitude(grouped).long()
+    scores = torch.where(held, -1, magnitude)
+    free = (~held).sum(1, keepdim=True)
+    wanted = torch.full_like(free, min(n, m)) if overlap else free.clamp(max=n)
+    if overlap:
+        scores = torch.where(free < n, torch.where(held, magnitude, 1 << 31), scores)
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    rank = torch.empty_like(order)
+    rank.scatter_(1, order, torch.arange(m, device=row.device).expand_as(order))
+    kept = rank < wanted
+    held |= kept
+    out = torch.zeros_like(row)
+    out[:whole] = torch.where(kept, grouped, 0).flatten()
+    return out
+
+
+def _combine(formula: Formula, rows: Rows) -> Tensor:
+    weights = formula.weights.tolist()
+    if formula.combine == SUM:
+        out = rows[0] * weights[0]
+        for row, weight in zip(rows[1:], weights[1:], strict=True):
+            out = out + row * weight
+        return out
+    if formula.combine == DISJOINT:
+        return _disjoint(formula, rows, weights)
+    total = torch.zeros_like(rows[0])
+    for row, weight in zip(rows, weights, strict=True):
+        total = total + row * weight
+    agreeing, count = torch.zeros_like(total), torch.zeros_like(total)
+    for row, weight in zip(rows, weights, strict=True):
+        entry = row * weight
+        agrees = ((entry > 0) & (total >= 0)) | ((entry < 0) & (total < 0))
+        agreeing = torch.where(agrees, agreeing + entry, agreeing)
+        count = count + agrees
+    return torch.where(count > 0, agreeing / count.clamp(min=1), 0)
+
+
+def _disjoint(formula: Formula, rows: Rows, weights: Sequence[float]) -> Tensor:
+    sums = _election(formula, rows)
+    level = (sums == 0) * float(np.float32(formula.cancelled))
+    sign = torch.where(sums > 0, 1.0, torch.where(sums < 0, -1.0, level))
+    total, share = torch.zeros_like(sums), torch.zeros_like(sums)
+    for row, weight in zip(rows, weights, strict=True):
+        entry = row * weight
+        agrees = entry * sign > 0
+        total = total + torch.where(agrees, entry, 0)
+        share = share + agrees * weight
+    return total / torch.where(share != 0, share, 1) if formula.normalize else total
+
+
+def _election(formula: Formula, rows: Rows) -> Tensor:
+    sums = torch.zeros_like(rows[0])
+    for row, weight in zip(rows, formula.weights.tolist(), strict=True):
+        sums = sums + (row * weight if formula.weighted else row)
+    return sums
+
+
+def count_high(rows: Rows, start: int, experts: Array, every: int, counts: Array) -> bool:
+    """As `select.count_high`."""
+    rows = _sampled(rows, every)
+    if not _finite(rows):
+        return False
+    found = [
+        torch.bincount(magnitude >> select.LOW_BITS, minlength=select.HIGH_BINS)
+        for magnitude in _magnitudes(rows, experts)
+    ]
+    counts += torch.stack(found).cpu().numpy().astype(counts.dtype)
+    return True
+
+
+def count_inside(
+    rows: Rows,
+    start: int,
+    experts: Array,
+    every: int,
+    ranges: Array,
+    counts: Array,
+    left_out: Array,
+    above: Array,
+) -> bool:
+    """As `select.count_inside`."""
+    rows = _sampled(rows, every)
+    if not _finite(rows):
+        return False
+    for row, magnitude in enumerate(_magnitudes(rows, experts)):
+        lowest, width, shift = map(int, ranges[row])
+        inside = (magnitude >= lowest) & (magnitude < lowest + width)
+        above[row] += int((magnitude >= lowest + width).sum())
+        if width == 1:
+            counts[row, 0] += int(inside.sum())
+            continue
+        offsets = magnitude[inside] - lowest
+        places = counts.shape[1]
+        found = torch.bincount(offsets >> shift, minlength=places)
+        counts[row] += found.cpu().numpy().astype(counts.dtype)
+        for bit in range(shift):
+            ones = torch.bincount(offsets[offsets >> bit & 1 == 1] >> shift, minlength=places)
+            set_, clear = (ones > 0).cpu().numpy(), (ones < found).cpu().numpy()
+            left_out[row] |= (set_ << bit | clear << (bit + 8)).astype(left_out.dtype)
+    return True
+
+
+def _norms_of_drop(rows: Rows, start: int, drawn: Array, tile: int, norms: Array) -> bool:
+    if not _finite(rows):
+        return False
+    base, values = rows[-1].float(), []
+    for d, (first, second, keep) in enumerate(drawn.tolist()):
+        row = rows[d].float() - base
+        values.append(row)
+        if keep != ALL:
+            row = torch.where(draws((first, second), start, len(row), row.device) < keep, row, 0)
+        values.append(row)
+    for number, found in enumerate(_totals(lanes(torch.stack(values).abs().double(), tile))):
+        for part in found.tolist():
+            norms[number % 2, number // 2] += part
+    return True
+
+
+def _signature(rows: Rows, start: int, tile: int, dots: Array, mass: Array) -> bool:
+    if not _finite(rows):
+        return False
+    deltas = torch.stack([row.float() for row in rows[:-1]]) - rows[-1].float()
+    _add_products(deltas.double(), tile, dots)
+    high, low = deltas.amax(0).clamp(min=0), deltas.amin(0).clamp(max=0)
+    largest = torch.maximum(high, -low).double()
+    contested = torch.where((high > 0) & (low < 0), largest, 0)
+    for number, found in enumerate(_totals(lanes(torch.stack([contested, largest]), tile))):
+        for part in found.tolist():
+            mass[number] += part
+    return True
+
+
+def _gram(rows: Rows, start: int, vectors: bool, tile: int, dots: Array) -> bool:
+    if not _finite(rows):
+        return False
+    values = torch.stack([row.float() for row in rows[: len(dots)]])
+    _add_products((values - rows[-1].float() if vectors else values).double(), tile, dots)
+    return True
+
+
+def _add_products(values: Tensor, tile: int, dots: Array) -> None:
+    """Inner products of rows, whose float32 factors make them exact; tile by tile."""
+    for a in range(len(values)):
+        for b in range(a, len(values)):
+            for part in _totals(lanes(values[a] * values[b], tile)).tolist():
+                dots[a, b] += part
+                if a != b:
+                    dots[b, a] += part
+
+
+def lanes(values: Tensor, tile: int) -> Tensor:
+    """Sums of float64 (…, size) in lanes: (…, tiles, LANES), entries of a lane in their order."""
+    size = values.shape[-1]
+    tiles = -(-size // tile)
+    long = -(-min(tile, size) // LANES) * LANES
+    if tiles == 1 or long == tile:
+        padded = torch.nn.functional.pad(values, (0, tiles * long - size))
+    else:
+        padded = torch.nn.functional.pad(values, (0, tiles * tile - size))
+        padded = padded.view(*values.shape[:-1], tiles, tile)
+        padded = torch.nn.functional.pad(padded, (0, long - tile))
+    steps = padded.reshape(*values.shape[:-1], tiles, long // LANES, LANES)
+    total = torch.zeros_like(steps[..., 0, :])
+    for step in steps.unbind(-2):
+        total = total + step
+    return total
+
+
+def _totals(found: Tensor) -> Array:
+    """The lanes added from 0 up."""
+    by_lane = found.cpu().numpy()
+    total: Array = np.zeros(by_lane.shape[:-1])
+    for lane in range(LANES):
+        total = total + by_lane[..., lane]
+    return total
+
+
+def add_totals(found: Tensor, norms: Array) -> None:
+    """Tile by tile what `merge` gave for NORM."""
+    for part in _totals(found).tolist():
+        norms[0] += part
+
+
+def draws(key: tuple[int, int], start: int, size: int, device: torch.device) -> Tensor:
+    """`philox.fill` as int64 values from 0 to 2**32 − 1."""
+    first = start // 4
+    counter = torch.arange(first, -(-(start + size) // 4), device=device)
+    words = [counter & WORD, counter >> 32, torch.zeros_like(counter), torch.zeros_like(counter)]
+    k0, k1 = key
+    for _ in range(10):
+        # Products are taken modulo 2**64, and a shift is masked: the sign does not matter.
+        product0, product1 = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [
+            (product1 >> 32 & WORD) ^ words[1] ^ k0,
+            product1 & WORD,
+            (product0 >> 32 & WORD) ^ words[3] ^ k1,
+            product0 & WORD,
+        ]
+        k0, k1 = k0 + 0x9E3779B9 & WORD, k1 + 0xBB67AE85 & WORD
+    drawn = torch.stack(words, 1).flatten()
+    return drawn[start - 4 * first :][:size]
+
+
+def _sampled(rows: Rows, every: int) -> Rows:
+    """One strip in `every`."""
+    if every == 1:
+        return rows
+    period = STRIP * every
+    whole = len(rows[0]) // period * period
+    return [
+        torch.cat([row[:whole].view(-1, period)[:, :STRIP].flatten(), row[whole:][:STRIP]])
+        for row in rows
+    ]
+
+
+def _magnitude(values: Tensor) -> Tensor:
+    return values.view(torch.int32) & MAGNITUDE
+
+
+def _magnitudes(rows: Rows, experts: Array) -> list[Tensor]:
+    base = rows[-1].float()
+    return [_magnitude(rows[d].float() - base) for d in experts.tolist()]
+
+
+def _finite(rows: Rows) -> bool:
+    return bool(torch.stack([torch.isfinite(row).all() for row in rows]).all())
+
+
+def _number(value: float, like: Tensor) -> Tensor:
+    return torch.full((), value, dtype=like.dtype, device=like.device)
+
+
+COUNTERPARTS: dict[Any, Callable[..., bool]] = {
+    select.count_high: count_high,
+    select.count_inside: count_inside,
+    loops.norms_of_drop: _norms_of_drop,
+    signature: _signature,
+    geometry.gram: _gram,
+}
+"""Kernel that reads a chunk -> the same as a torch program: (rows, start, *arguments) -> done."""

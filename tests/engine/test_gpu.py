@@ -1,0 +1,202 @@
+"""torch programs in place of the compiled loops: the same bytes. A GPU runs the same programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sigmerge
+from sigmerge.engine import gpu, stream
+from sigmerge.engine.gpu import Gpu
+from sigmerge.errors import PoolError, RecipeError
+from sigmerge.jobs.options import Options
+from sigmerge.kernels import LANES, philox, tensors
+from sigmerge.kernels.merge import norm
+from tests.engine.test_stream import CASES, WEIGHT
+from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes, write_weights
+
+MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    **CASES,
+    "ties by the majority": ("ties", {"cancelled": "majority"}, {"density": (0.3, 0.5, 0.75)}),
+    "ties summed": ("ties", {"normalize": False, "lambda": 0.3}, {"density": (1.0, 0.0, 0.5)}),
+    "multislerp": ("multislerp", {}, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    """Three types side by side, and many equal magnitudes."""
+    mixed = make_pool(tmp_path_factory.mktemp("pool"), layers=3, dtype="bf16")
+    for folder, dtype in ((mixed.reference, "f32"), (mixed.experts["math"], "f16")):
+        write_weights(folder, read_weights(folder), dtype)
+    return mixed
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Weights pass through torch; which kinds of pass did, and were not declined."""
+    done: list[str] = []
+
+    class Noted(Gpu):
+        def merge(self, *given: Any) -> bool:
+            done.extend(["merge"] * (found := super().merge(*given)))
+            return found
+
+        def read(self, kernel: Any, *given: Any) -> bool:
+            done.extend([kernel.__name__] * (found := super().read(kernel, *given)))
+            return found
+
+    monkeypatch.setattr(Options, "gpu", lambda self: Noted("cpu", 1 << 20))
+    yield done
+
+
+def merged(pool: PoolOnDisk, case: str, out: Path, dtype: str) -> dict[str, bytes]:
+    method, parameters, each = MORE[case]
+    sigmerge.merge(pool.recipe(method, parameters, WEIGHT, each, dtype=dtype), out, threads=3)
+    return weight_bytes(out)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", MORE)
+def test_the_bytes_are_those_of_the_loops(
+    pool: PoolOnDisk, tmp_path: Path, case: str, dtype: str, request: pytest.FixtureRequest
+) -> None:
+    by_loops = merged(pool, case, tmp_path / "loops", dtype)
+    done = request.getfixturevalue("passes")
+    assert merged(pool, case, tmp_path / "torch", dtype) == by_loops
+    assert "gram" in done if case == "multislerp" else "merge" in done
+
+
+@pytest.mark.parametrize("case", ["ties", "ties over the model", "cabs", "dare_linear l1"])
+def test_short_of_memory_a_chunk_is_taken_in_parts(
+    pool: PoolOnDisk, tmp_path: Path, case: str, request: pytest.FixtureRequest
+) -> None:
+    """Passes over more than 96 coordinates find the memory full; ties are handed out in turn."""
+    patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    for module in (stream, gpu):
+        patch.setattr(module, "TILE", 48)
+    by_loops = merged(pool, case, tmp_path / "loops", "bfloat16")
+    done, lengths = request.getfixturevalue("passes"), set()
+
+    def full(program: Any) -> Any:
+        def run(*given: Any) -> Any:
+            rows = next(each for each in given if isinstance(each, list))
+            lengths.add(len(rows[0]))
+            if len(rows[0]) > 96:
+                raise torch.OutOfMemoryError
+            return program(*given)
+
+        return run
+
+    patch.setattr(tensors, "merge", full(tensors.merge))
+    programs = {kernel: full(program) for kernel, program in tensors.COUNTERPARTS.items()}
+    patch.setattr(tensors, "COUNTERPARTS", programs)
+    assert merged(pool, case, tmp_path / "torch", "bfloat16") == by_loops
+    assert max(lengths) > 192 and min(lengths) <= 96 and "merge" in done
+
+
+def test_memory_for_not_even_a_tile_is_an_error(
+    pool: PoolOnDisk, tmp_path: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(tensors, "merge", full)
+    with pytest.raises(PoolError, match=r"does not hold .* coordinates of 4 checkpoints"):
+        merged(pool, "task_arithmetic", tmp_path / "out", "bfloat16")
+    assert not (tmp_path / "out").exists()
+
+
+def test_views_are_those_of_the_loops(pool: PoolOnDisk, request: pytest.FixtureRequest) -> None:
+    recipe = {**pool.recipe("task_arithmetic"), "repair": {}}
+    by_loops = sigmerge.profile(recipe)
+    for note in pool.root.rglob(".sigmerge/*"):
+        note.unlink()
+    done = request.getfixturevalue("passes")
+    by_torch = sigmerge.profile(recipe)
+    assert by_torch == by_loops
+    assert set(done) == {"signature"}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_left_to_the_loops(
+    tmp_path: Path, value: float, request: pytest.FixtureRequest
+) -> None:
+    pool = make_pool(tmp_path / "pool", layers=2)
+    weights = read_weights(pool.experts["math"])
+    name = next(name for name, values in weights.items() if values.ndim == 2)
+    weights[name].ravel()[5] = value
+    write_weights(pool.experts["math"], weights, "f32")
+    recipe = pool.recipe("ties", {}, WEIGHT, {"density": (0.3, 0.5, 0.75)})
+    sigmerge.merge(recipe, tmp_path / "loops", allow_nonfinite=True)
+    done = request.getfixturevalue("passes")
+    sigmerge.merge(recipe, tmp_path / "torch", allow_nonfinite=True)
+    assert weight_bytes(tmp_path / "torch") == weight_bytes(tmp_path / "loops")
+    assert "merge" in done
+    with pytest.raises(PoolError, match=name):
+        sigmerge.merge(recipe, tmp_path / "strict")
+
+
+def test_a_second_pass_takes_the_copies_of_the_first() -> None:
+    values = np.arange(10, dtype=np.float32)
+    rows = stream.Rows("w", 0, ("math", "reference"), (values, values + 1))
+    device = Gpu("cpu", keep=1000)
+    first = device._copies(rows, again=True)
+    again = device._copies(rows, again=True)
+    assert all(a is b for a, b in zip(first, again, strict=True))
+    last = device._copies(rows, again=False)
+    assert all(a is b for a, b in zip(first, last, strict=True))
+    assert device._copies(rows, again=False)[0] is not first[0]
+
+
+def test_copies_make_room_for_later_ones() -> None:
+    kept = gpu._Kept(100)
+    some = {n: torch.zeros(10) for n in range(4)}
+    for number, copy in some.items():
+        kept.put(("w", number, "math"), copy)
+    found = [kept.get(("w", number, "math"), last=True) is not None for number in some]
+    assert found == [False, False, True, True]
+    kept.put(("w", 9, "math"), torch.zeros(26))
+    assert kept.get(("w", 9, "math"), last=True) is None
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, 64), (3, 7), (2**34 + 1, 130), (6, 0)])
+def test_draws_are_those_of_philox(start: int, size: int) -> None:
+    key, drawn = philox.key_of(3, "math"), np.empty(size, np.uint32)
+    philox.fill(key, start, drawn)
+    found = tensors.draws(key, start, size, torch.device("cpu"))
+    assert found.tolist() == drawn.tolist()
+
+
+@pytest.mark.parametrize(("size", "tile"), [(1, 64), (1000, 256), (130, 48), (4097, 4096)])
+def test_sums_have_the_order_of_the_lanes(size: int, tile: int) -> None:
+    values = np.random.default_rng(size).normal(size=size).astype(np.float32) ** 9
+    found, total = tensors.lanes(torch.from_numpy(values).abs().double(), tile), np.zeros(1)
+    assert found.shape == (-(-size // tile), LANES)
+    tensors.add_totals(found, total)
+    expected = 0.0
+    for first in range(0, size, tile):
+        expected += norm(values[first : first + tile])
+    assert total[0] == expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_it_says_so(pool: PoolOnDisk, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="torch finds no GPU"):
+        sigmerge.merge(pool.recipe("linear"), tmp_path / "out", device="cuda")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", MORE)
+def test_a_gpu_gives_the_same_bytes(pool: PoolOnDisk, tmp_path: Path, case: str) -> None:
+    by_loops = merged(pool, case, tmp_path / "loops", "bfloat16")
+    method, parameters, each = MORE[case]
+    recipe = pool.recipe(method, parameters, WEIGHT, each, dtype="bfloat16")
+    sigmerge.merge(recipe, tmp_path / "gpu", device="cuda")
+    assert weight_bytes(tmp_path / "gpu") == by_loops
