@@ -144,7 +144,7 @@ def test_what_is_not_finite_is_left_to_the_loops(
 
 def test_a_second_pass_takes_the_copies_of_the_first() -> None:
     values = np.arange(10, dtype=np.float32)
-    rows = stream.Rows("w", 0, ("math", "reference"), (values, values + 1))
+    rows = stream.StoredRows("w", 0, ("math", "reference"), (values, values + 1))
     device = Gpu("cpu", keep=1000)
     first = device._copies(rows, again=True)
     again = device._copies(rows, again=True)

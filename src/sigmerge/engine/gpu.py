@@ -17,16 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from sigmerge.engine.stream import Rows
+from sigmerge.engine.stream import StoredRows
 from sigmerge.errors import PoolError
 from sigmerge.kernels import TILE, Array, tensors
 from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
+from sigmerge.kernels.stored import BF16, CODE
+from sigmerge.kernels.tensors import Tensors
 
 KEPT_SHARE = 0.4
 """Part of the free memory in which copies are kept for the next pass."""
-BF16 = np.dtype("<u2")
-
-Tensors = Sequence[torch.Tensor]
 
 
 class Gpu:
@@ -40,7 +39,7 @@ class Gpu:
         self._local = threading.local()
 
     def merge(
-        self, rows: Rows, formula: Formula, tile: int, step: int, kind: int, out: Array
+        self, rows: StoredRows, formula: Formula, tile: int, step: int, kind: int, out: Array
     ) -> bool:
         """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
 
@@ -60,7 +59,7 @@ class Gpu:
         # A norm is added up by tiles, so its parts are whole ones.
         return self._fitting(rows, max(tile, step), run, again=kind in (NORM, LEAD))
 
-    def read(self, kernel: Any, rows: Rows, *arguments: Any) -> bool:
+    def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
         """The same as a kernel that reads a chunk; whether it was done."""
         program = tensors.COUNTERPARTS.get(kernel)
         if program is None:
@@ -87,7 +86,7 @@ class Gpu:
         return done
 
     def _fitting(
-        self, rows: Rows, step: int, run: Callable[[Tensors, int], bool], *, again: bool
+        self, rows: StoredRows, step: int, run: Callable[[Tensors, int], bool], *, again: bool
     ) -> bool:
         """Run a pass over a chunk at once or, where memory is short, over ever smaller parts.
 
@@ -123,7 +122,7 @@ class Gpu:
             finally:
                 self._local.stream.synchronize()
 
-    def _copies(self, rows: Rows, *, again: bool) -> Tensors:
+    def _copies(self, rows: StoredRows, *, again: bool) -> Tensors:
         """The values on the device: from an earlier pass, or copied now."""
         keys = [(rows.tensor, rows.start, name) for name in rows.members]
         found = [self._kept.get(key, last=not again) for key in keys]
@@ -177,13 +176,13 @@ class Gpu:
         return place.numpy()
 
 
-def _size(rows: Rows) -> int:
+def _size(rows: StoredRows) -> int:
     return len(rows.values[0])
 
 
 def _typed(values: Array) -> torch.Tensor:
     """Stored values as a tensor: bit patterns of bfloat16 as numbers."""
-    if values.dtype == BF16:
+    if CODE[values.dtype] == BF16:
         return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(values)
 

@@ -31,7 +31,7 @@ SCRATCH_KEPT = 64 * TILE
 """Coordinates of scratch that a thread keeps for the next tile."""
 
 
-class Rows(NamedTuple):
+class StoredRows(NamedTuple):
     """The stored values of a chunk by member: of which tensor, and from which coordinate on."""
 
     tensor: str
@@ -40,15 +40,15 @@ class Rows(NamedTuple):
     values: Sequence[Array]
 
 
-class Device(Protocol):
+class Accelerator(Protocol):
     """What passes over chunks in place of the compiled loops, or declines to."""
 
     def merge(
-        self, rows: Rows, formula: Formula, tile: int, step: int, kind: int, out: Array
+        self, rows: StoredRows, formula: Formula, tile: int, step: int, kind: int, out: Array
     ) -> bool:
         """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
 
-    def read(self, kernel: Any, rows: Rows, *arguments: Any) -> bool:
+    def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
         """The same as a kernel that reads a chunk; whether it was done."""
 
 
@@ -85,7 +85,7 @@ class StreamChunk:
     source: Source
     state: Any = None
     statistics: Any = None
-    device: Device | None = None
+    device: Accelerator | None = None
     notes: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -173,8 +173,8 @@ class StreamChunk:
         self.source.done(self.site.tensor, self.start, self.stop)
         return bool(stored)
 
-    def _named(self, values: Sequence[Array], reference: bool) -> Rows:
-        return Rows(self.site.tensor, self.start, self._names(reference), values)
+    def _named(self, values: Sequence[Array], reference: bool) -> StoredRows:
+        return StoredRows(self.site.tensor, self.start, self._names(reference), values)
 
     def _stored(self, *, reference: bool) -> list[Array]:
         """The members' values; a table of them does not keep them alive while a kernel runs."""
@@ -216,7 +216,7 @@ def chunks(
     source: Source,
     state: Any = None,
     statistics: Any = None,
-    device: Device | None = None,
+    device: Accelerator | None = None,
 ) -> list[StreamChunk]:
     """A tensor cut into chunks whose tiles start at multiples of the granule."""
     step = max(TILE // granule, 1) * granule
@@ -276,7 +276,7 @@ class Stream:
     workers: Workers
     granule: Granule
     statistics: Any = None
-    device: Device | None = None
+    device: Accelerator | None = None
 
     def survey(self, passes: Passes) -> Any:
         """Drive a generator of passes over the whole model to its result."""

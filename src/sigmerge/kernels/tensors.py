@@ -21,15 +21,14 @@ from sigmerge.kernels.merge import ALL, ANY_TIES, DISJOINT, LEAD, NORM, PRUNE, S
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, F16, F32
 
-Rows: TypeAlias = Sequence[Tensor]
+Tensors: TypeAlias = Sequence[Tensor]
 """The members' values of a chunk as they are stored, in the order of a kernel's table."""
 
 STORED = {BF16: torch.bfloat16, F16: torch.float16, F32: torch.float32}
-MAGNITUDE = 0x7FFFFFFF
-WORD = 0xFFFFFFFF
+LOW_WORD = 0xFFFFFFFF
 
 
-def merge(formula: Formula, rows: Rows, start: int, tile: int, kind: int) -> Tensor | None:
+def merge(formula: Formula, rows: Tensors, start: int, tile: int, kind: int) -> Tensor | None:
     """What `kernels.merge` leaves: stored values, or the lanes of NORM by tile, or LEAD's count.
 
     None if something is not finite, before or after.
@@ -60,7 +59,7 @@ def merge(formula: Formula, rows: Rows, start: int, tile: int, kind: int) -> Ten
     return stored if _finite([stored]) else None
 
 
-def cuts_left(formula: Formula, rows: Rows) -> Array:
+def cuts_left(formula: Formula, rows: Tensors) -> Array:
     """The cuts for the part of a chunk that comes next: the ties kept so far are used up."""
     cuts = formula.cuts.copy()
     for d, (cut, ties) in enumerate(formula.cuts.tolist()):
@@ -116,7 +115,7 @@ def _prune(row: Tensor, taken: Tensor, n: int, m: int, overlap: int) -> Tensor:
     return out
 
 
-def _combine(formula: Formula, rows: Rows) -> Tensor:
+def _combine(formula: Formula, rows: Tensors) -> Tensor:
     weights = formula.weights.tolist()
     if formula.combine == SUM:
         out = rows[0] * weights[0]
@@ -137,7 +136,7 @@ def _combine(formula: Formula, rows: Rows) -> Tensor:
     return torch.where(count > 0, agreeing / count.clamp(min=1), 0)
 
 
-def _disjoint(formula: Formula, rows: Rows, weights: Sequence[float]) -> Tensor:
+def _disjoint(formula: Formula, rows: Tensors, weights: Sequence[float]) -> Tensor:
     sums = _election(formula, rows)
     level = (sums == 0) * float(np.float32(formula.cancelled))
     sign = torch.where(sums > 0, 1.0, torch.where(sums < 0, -1.0, level))
@@ -150,14 +149,14 @@ def _disjoint(formula: Formula, rows: Rows, weights: Sequence[float]) -> Tensor:
     return total / torch.where(share != 0, share, 1) if formula.normalize else total
 
 
-def _election(formula: Formula, rows: Rows) -> Tensor:
+def _election(formula: Formula, rows: Tensors) -> Tensor:
     sums = torch.zeros_like(rows[0])
     for row, weight in zip(rows, formula.weights.tolist(), strict=True):
         sums = sums + (row * weight if formula.weighted else row)
     return sums
 
 
-def count_high(rows: Rows, start: int, experts: Array, every: int, counts: Array) -> bool:
+def count_high(rows: Tensors, start: int, experts: Array, every: int, counts: Array) -> bool:
     """As `select.count_high`."""
     rows = _sampled(rows, every)
     if not _finite(rows):
@@ -171,7 +170,7 @@ def count_high(rows: Rows, start: int, experts: Array, every: int, counts: Array
 
 
 def count_inside(
-    rows: Rows,
+    rows: Tensors,
     start: int,
     experts: Array,
     every: int,
@@ -202,7 +201,7 @@ def count_inside(
     return True
 
 
-def _norms_of_drop(rows: Rows, start: int, drawn: Array, tile: int, norms: Array) -> bool:
+def _norms_of_drop(rows: Tensors, start: int, drawn: Array, tile: int, norms: Array) -> bool:
     if not _finite(rows):
         return False
     base, values = rows[-1].float(), []
@@ -218,7 +217,7 @@ def _norms_of_drop(rows: Rows, start: int, drawn: Array, tile: int, norms: Array
     return True
 
 
-def _signature(rows: Rows, start: int, tile: int, dots: Array, mass: Array) -> bool:
+def _signature(rows: Tensors, start: int, tile: int, dots: Array, mass: Array) -> bool:
     if not _finite(rows):
         return False
     deltas = torch.stack([row.float() for row in rows[:-1]]) - rows[-1].float()
@@ -232,7 +231,7 @@ def _signature(rows: Rows, start: int, tile: int, dots: Array, mass: Array) -> b
     return True
 
 
-def _gram(rows: Rows, start: int, vectors: bool, tile: int, dots: Array) -> bool:
+def _gram(rows: Tensors, start: int, vectors: bool, tile: int, dots: Array) -> bool:
     if not _finite(rows):
         return False
     values = torch.stack([row.float() for row in rows[: len(dots)]])
@@ -287,23 +286,24 @@ def draws(key: tuple[int, int], start: int, size: int, device: torch.device) -> 
     """`philox.fill` as int64 values from 0 to 2**32 − 1."""
     first = start // 4
     counter = torch.arange(first, -(-(start + size) // 4), device=device)
-    words = [counter & WORD, counter >> 32, torch.zeros_like(counter), torch.zeros_like(counter)]
+    nothing = torch.zeros_like(counter)
+    words = [counter & LOW_WORD, counter >> 32, nothing, nothing]
     k0, k1 = key
     for _ in range(10):
         # Products are taken modulo 2**64, and a shift is masked: the sign does not matter.
         product0, product1 = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
         words = [
-            (product1 >> 32 & WORD) ^ words[1] ^ k0,
-            product1 & WORD,
-            (product0 >> 32 & WORD) ^ words[3] ^ k1,
-            product0 & WORD,
+            (product1 >> 32 & LOW_WORD) ^ words[1] ^ k0,
+            product1 & LOW_WORD,
+            (product0 >> 32 & LOW_WORD) ^ words[3] ^ k1,
+            product0 & LOW_WORD,
         ]
-        k0, k1 = k0 + 0x9E3779B9 & WORD, k1 + 0xBB67AE85 & WORD
+        k0, k1 = k0 + 0x9E3779B9 & LOW_WORD, k1 + 0xBB67AE85 & LOW_WORD
     drawn = torch.stack(words, 1).flatten()
     return drawn[start - 4 * first :][:size]
 
 
-def _sampled(rows: Rows, every: int) -> Rows:
+def _sampled(rows: Tensors, every: int) -> Tensors:
     """One strip in `every`."""
     if every == 1:
         return rows
@@ -316,15 +316,15 @@ def _sampled(rows: Rows, every: int) -> Rows:
 
 
 def _magnitude(values: Tensor) -> Tensor:
-    return values.view(torch.int32) & MAGNITUDE
+    return values.view(torch.int32) & int(select.MAGNITUDE)
 
 
-def _magnitudes(rows: Rows, experts: Array) -> list[Tensor]:
+def _magnitudes(rows: Tensors, experts: Array) -> list[Tensor]:
     base = rows[-1].float()
     return [_magnitude(rows[d].float() - base) for d in experts.tolist()]
 
 
-def _finite(rows: Rows) -> bool:
+def _finite(rows: Tensors) -> bool:
     return bool(torch.stack([torch.isfinite(row).all() for row in rows]).all())
 
 
