@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +15,11 @@ from sigmerge.checkpoints.ahead import AHEAD_BYTES
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.formed import FormedTensor, stored_pieces
 from sigmerge.checkpoints.header import ITEM_SIZE, Tensor
+from sigmerge.checkpoints.links import is_there
 from sigmerge.checkpoints.reader import Reader
+from sigmerge.checkpoints.remote import place_of
 from sigmerge.errors import PoolError
-from sigmerge.files.objects import remote_file
+from sigmerge.files.objects import remote_file, remote_folder
 from sigmerge.kernels import TILE, Array
 from sigmerge.kernels.convert import STORAGE, WIDEN, all_finite
 
@@ -26,6 +31,40 @@ def read_ahead(members: Iterable[Checkpoint]) -> int:
     """Bytes that reading ahead of a remote store takes for these checkpoints at most."""
     remote = any(remote_file(file) for member in members for file in member.files)
     return AHEAD_BYTES if remote else 0
+
+
+@dataclass(frozen=True)
+class OpenMembers:
+    """Opens checkpoints in another process, which may be on another machine.
+
+    Local folders must lie there under the same names; remote ones get a stand-in there.
+    """
+
+    members: Mapping[str, Checkpoint]
+    allow_nonfinite: bool
+    addresses: Mapping[Path, str]
+    """Where the stand-ins among their folders come from."""
+
+    @classmethod
+    def of(cls, members: Mapping[str, Checkpoint], *, allow_nonfinite: bool) -> OpenMembers:
+        folders = [f for m in members.values() for f in (m.path, m.adapter) if f]
+        remote = {folder: found[0] for folder in folders if (found := remote_folder(folder))}
+        return cls(members, allow_nonfinite, remote)
+
+    def __call__(self) -> PoolSource:
+        for member in self.members.values():
+            for folder in (member.path, member.adapter):
+                if folder is not None and not is_there(folder):
+                    self._bring(folder)
+        return PoolSource(dict(self.members), allow_nonfinite=self.allow_nonfinite)
+
+    def _bring(self, folder: Path) -> None:
+        url = self.addresses.get(folder)
+        if url is None or place_of(url) != folder:
+            raise PoolError(
+                f"{folder}: is not there on {platform.node()}. Workers on other machines read the "
+                "same paths (a shared file system, an equal SIGMERGE_CACHE), or addresses."
+            )
 
 
 class FormedValues:
@@ -79,6 +118,11 @@ class PoolSource:
     @property
     def bytes_read(self) -> int:
         return int(self._read)
+
+    def read_elsewhere(self, count: int) -> None:
+        """These bytes were read for this job by another process."""
+        with self._lock:
+            self._read += count
 
     def fill(self, member: str, tensor: str, start: int, out: np.ndarray[Any, Any]) -> None:
         """Write float32 values of a tensor from `start` on into `out`."""

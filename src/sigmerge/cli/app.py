@@ -107,6 +107,21 @@ Scale = Annotated[
 ]
 
 
+class EngineKind(StrEnum):
+    local = "local"
+    ray = "ray"
+
+
+EngineFlag = Annotated[
+    EngineKind,
+    typer.Option("--engine", help="What runs the blocks: threads here, or tasks of a Ray cluster."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option("--address", help="Of the Ray cluster, HOST:PORT or auto; else one is started."),
+]
+
+
 class Device(StrEnum):
     cpu = "cpu"
     cuda = "cuda"
@@ -144,6 +159,8 @@ def options(
     durable: bool = True,
     rehash: bool = False,
     device: Device | None = None,
+    engine: EngineKind = EngineKind.local,
+    address: str | None = None,
 ) -> Options:
     """The options of a job; 0 threads are all cores."""
     from sigmerge.checkpoints.truncation import exit_on_truncation
@@ -165,6 +182,8 @@ def options(
         durable=durable,
         device="cuda" if device is Device.cuda else "cpu",
         progress=progress,
+        engine=engine.value,
+        address=address,
     )
 
 

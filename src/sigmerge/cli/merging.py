@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sigmerge.cli import show
 from sigmerge.cli.app import (
+    Address,
     AnchorFolder,
     CaptureDevice,
     CMax,
     CMin,
+    Device,
     DryRun,
+    EngineFlag,
+    EngineKind,
     Json,
     NoFsync,
     Nonfinite,
@@ -35,6 +40,9 @@ from sigmerge.cli.app import (
     options,
     repair_changes,
 )
+
+if TYPE_CHECKING:
+    from sigmerge.jobs.options import Options
 
 RECIPE_EXAMPLE = """
 \b
@@ -73,6 +81,8 @@ def merge(
     no_fsync: NoFsync = False,
     rehash: Rehash = False,
     strict: StrictData = False,
+    engine: EngineFlag = EngineKind.local,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Merge the checkpoints a recipe names into one new folder.
@@ -81,36 +91,44 @@ def merge(
     a folder of its own in the new folder, under its name. Interrupted, the same command continues
     where it stopped and ends in the same bytes.
     """
-    from sigmerge.checkpoints.remote import target
-    from sigmerge.jobs.merge import MergeJob
-    from sigmerge.jobs.several import SeveralJob
-    from sigmerge.recipe.documents import several
-
     changes = repair_changes(variant, c_min, c_max, scale)
-    parts = several(recipe)
-    if parts and (changes or device):
-        from sigmerge.errors import RecipeError
-
-        raise RecipeError(f"{recipe}: holds several recipes; a flag cannot change all of them.")
-    loaded = None if parts else load(recipe, seed, device, changes, strict)
+    job_of = _merging(recipe, out, seed, device, changes, strict)
     with show.progress(as_json) as bar:
         how = options(
             threads, bar, overwrite=overwrite, max_shard_size=max_shard_size,
             allow_pickle=allow_pickle, allow_nonfinite=allow_nonfinite,
             trust_remote_code=trust_remote_code, strict=strict,
-            durable=not no_fsync, rehash=rehash, device=device,
+            durable=not no_fsync, rehash=rehash, device=device, engine=engine, address=address,
         )  # fmt: skip
-        job = (
-            MergeJob(loaded, target(out), how)
-            if loaded
-            else SeveralJob(recipe, out, how, seed, strict)
-        )
-        done = show.do(job, dry_run, goes_on=True)
+        done = show.do(job_of(how), dry_run, goes_on=True)
     if isinstance(done, tuple) and not as_json:
         for one in done:
             show.emit(one, as_json, show.merged_lines)
     else:
         show.emit(done, as_json, show.merged_lines)
+
+
+def _merging(
+    recipe: Path,
+    out: Path,
+    seed: int | None,
+    device: Device | None,
+    changes: Mapping[str, Any],
+    strict: bool,
+) -> Callable[[Options], Any]:
+    """The job of a file with one recipe or several, when it is known how it is done."""
+    from sigmerge.checkpoints.remote import target
+    from sigmerge.errors import RecipeError
+    from sigmerge.jobs.merge import MergeJob
+    from sigmerge.jobs.several import SeveralJob
+    from sigmerge.recipe.documents import several
+
+    if not several(recipe):
+        loaded = load(recipe, seed, device, changes, strict)
+        return lambda how: MergeJob(loaded, target(out), how)
+    if changes or device:
+        raise RecipeError(f"{recipe}: holds several recipes; a flag cannot change all of them.")
+    return lambda how: SeveralJob(recipe, out, how, seed, strict)
 
 
 @app.command(
@@ -159,6 +177,8 @@ def profile(
     allow_nonfinite: Nonfinite = False,
     device: CaptureDevice = None,
     trust_remote_code: Trust = False,
+    engine: EngineFlag = EngineKind.local,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Measure how contested each layer is, and its capacity.
@@ -170,7 +190,7 @@ def profile(
     with show.progress(as_json) as bar:
         how = options(
             threads, bar, allow_pickle=allow_pickle, allow_nonfinite=allow_nonfinite,
-            trust_remote_code=trust_remote_code, device=device,
+            trust_remote_code=trust_remote_code, device=device, engine=engine, address=address,
         )  # fmt: skip
         done = show.do(ProfileJob(load(recipe), how), dry_run)
     show.emit(done, as_json, show.profile_lines)
@@ -227,6 +247,8 @@ def repair(
     no_fsync: NoFsync = False,
     rehash: Rehash = False,
     strict: StrictData = False,
+    engine: EngineFlag = EngineKind.local,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Give a stored merge back what it took from each domain.
@@ -245,7 +267,7 @@ def repair(
         how = options(
             threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
             allow_nonfinite=allow_nonfinite, trust_remote_code=trust_remote_code, strict=strict,
-            durable=not no_fsync, rehash=rehash, device=device,
+            durable=not no_fsync, rehash=rehash, device=device, engine=engine, address=address,
         )  # fmt: skip
         stored, out = anchor and place_of(anchor), target(paths[-1])
         job = (
@@ -276,6 +298,8 @@ def run(
     no_fsync: NoFsync = False,
     rehash: Rehash = False,
     strict: StrictData = False,
+    engine: EngineFlag = EngineKind.local,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Merge, score, repair, score again, and write a report.
@@ -289,7 +313,7 @@ def run(
         how = options(
             threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
             allow_nonfinite=allow_nonfinite, trust_remote_code=trust_remote_code, strict=strict,
-            durable=not no_fsync, rehash=rehash, device=device,
+            durable=not no_fsync, rehash=rehash, device=device, engine=engine, address=address,
         )  # fmt: skip
         done = show.do(RunJob(loaded, out, how), dry_run, goes_on=True)
     show.emit(done, as_json, show.run_lines)

@@ -284,12 +284,16 @@ class Stream:
         def run(step: Pass) -> Any:
             total = None
             for block in self.ahead(self.blocks):
-                states = self.prepare(block, step.prepare) if step.prepare else {}
-                for part in self._map(step.visit, self._chunks(block, states)):
+                for part in self.parts(step, block):
                     total = step.fold(total, part)
             return total
 
-        return _drive(passes, run)
+        return drive(passes, run)
+
+    def parts(self, step: Pass, block: Sequence[Site]) -> Iterator[Any]:
+        """The results of a pass for all chunks of a block, in order."""
+        states = self.prepare(block, step.prepare) if step.prepare else {}
+        return self._map(step.visit, self._chunks(block, states))
 
     def prepare(self, block: Sequence[Site], passes: Callable[[Site], Passes]) -> dict[str, Any]:
         """Drive the passes of all tensors of a block side by side; their results by name."""
@@ -419,7 +423,8 @@ def _overflows(raw: Array, dtype: str) -> Any:
     return (raw & 0x7F80) == 0x7F80 if dtype == "BF16" else ~np.isfinite(raw)
 
 
-def _drive(passes: Generator[Pass, Any, Any], run: Callable[[Pass], Any]) -> Any:
+def drive(passes: Generator[Pass, Any, Any], run: Callable[[Pass], Any]) -> Any:
+    """Run every pass of a generator, and send it the result; returns what the generator does."""
     reply = None
     while True:
         try:

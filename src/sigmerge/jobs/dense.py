@@ -18,7 +18,7 @@ from sigmerge.checkpoints.companions import companion_files, copy_companions, mo
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool, twins
-from sigmerge.checkpoints.source import PoolSource, read_ahead
+from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, parse_size, plan_layout
 from sigmerge.engine.beside import beside
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
@@ -269,7 +269,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
             inputs=inputs.digested(options),
             outputs=output.digests,
             versions=versions(),
-            engine=f"local, {options.threads} threads",
+            engine=options.engine_name,
             bytes_read=source.bytes_read,
             bytes_written=job.layout.nbytes,
             blocks_resumed=tuple(resumed),
@@ -313,14 +313,7 @@ def merge_blocks(
         ((key, names) for key, names in pool.blocks() if key not in output.done),
         key=lambda block: job.layout.place(block[1]),
     )
-    stream = Stream(
-        [[job.sites[name] for name in names if name in job.sites] for _, names in pool.blocks()],
-        source,
-        workers,
-        operator.granule,
-        statistics=job.statistics,
-        device=options.gpu(),
-    )
+    stream = _stream(job, source, workers, options)
     survey = stream.survey(operator.survey(list(job.sites.values()))) if todo else None
     total = sum(slot.nbytes for slot in job.layout.slots.values())
     written = total - sum(job.layout.slots[n].nbytes for _, names in todo for n in names)
@@ -334,6 +327,24 @@ def merge_blocks(
         output.finish(key, notes or None, names)
         written += sum(job.layout.slots[name].nbytes for name in names)
         options.progress("merging", written, total)
+
+
+def _stream(job: DenseJob, source: PoolSource, workers: Workers, options: Options) -> Stream:
+    """The job's blocks, to be passed over by the threads of this process or by a cluster."""
+    named = [[n for n in names if n in job.sites] for _, names in job.pool.blocks()]
+    blocks = [[job.sites[name] for name in names] for names in named]
+    how = (blocks, source, workers, job.operator.granule, job.statistics)
+    if (cluster := options.cluster) is None:
+        return Stream(*how, device=options.gpu())
+    from sigmerge.engine.cluster import ClusterStream
+
+    largest = max(sum(job.layout.slots[name].nbytes for name in names) for names in named)
+    return ClusterStream(
+        *how,
+        cluster=cluster,
+        open_source=OpenMembers.of(job.members, allow_nonfinite=options.allow_nonfinite),
+        memory=job.peak_memory(cluster.threads) + largest,
+    )
 
 
 def _copy_tensor(job: DenseJob, source: PoolSource, output: Sink, name: str) -> None:

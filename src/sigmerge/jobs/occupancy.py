@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.formed import FormedTensor
 from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool
-from sigmerge.checkpoints.source import PoolSource, read_ahead
+from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, Output, mirror_layout
 from sigmerge.engine.beside import beside
 from sigmerge.engine.layer import LayerBlock, Piece
@@ -45,6 +45,10 @@ from sigmerge.records import (
     Round,
 )
 from sigmerge.results import Merged
+
+if TYPE_CHECKING:
+    from sigmerge.engine.cluster import Cluster
+    from sigmerge.kernels import Array
 
 SMALL = 48 << 20
 """Coordinates of a block up to which two are repaired at a time, so that one fills the threads that
@@ -156,7 +160,7 @@ def run_occupancy(
             inputs=_lasting(inputs.digested(options), plan),
             outputs=output.digests,
             versions=versions(),
-            engine=f"local, {options.threads} threads",
+            engine=options.engine_name,
             bytes_read=sum(source.bytes_read for source in sources),
             bytes_written=job.layout.nbytes,
             blocks_resumed=tuple(resumed),
@@ -260,12 +264,48 @@ def write_layers(
         return _write_layer(job, index, blocks[index], source, anchor, workers, output)
 
     two = max(sum(site.size for site in sites) for sites in blocks) <= SMALL
-    records = workers.overlap(layer, ahead(todo, prefetch), most=2 if two else 1)
+    if (cluster := options.cluster) is not None:
+        records = _layers_on(cluster, job, todo, source, output, options)
+    else:
+        records = workers.overlap(layer, ahead(todo, prefetch), most=2 if two else 1)
     for index, record in zip(todo, records, strict=True):
         output.finish(keys[index], record, [site.tensor for site in blocks[index]])
         written += sizes[index]
         options.progress("repairing", written, sum(sizes))
     return [output.done[key] for key in keys]
+
+
+def _layers_on(
+    cluster: Cluster,
+    job: OccupancyJob,
+    todo: Sequence[int],
+    source: PoolSource,
+    output: Sink,
+    options: Options,
+) -> Iterator[list[dict[str, Any]]]:
+    """Layers as tasks of a cluster; what they return is written here."""
+    members = OpenMembers.of(job.pool.members, allow_nonfinite=options.allow_nonfinite)
+    anchor = OpenMembers.of({"anchor": job.anchor}, allow_nonfinite=options.allow_nonfinite)
+    layer = partial(_layer_elsewhere, job, members, anchor, cluster.threads)
+    memory = describe_occupancy(job.pool).peak_memory_bytes
+    done = cluster.map(layer, todo, lambda index: f"repair: layer {index}", memory=memory)
+    for record, pieces, read in done:
+        for piece in pieces:
+            output.write(*piece)
+        source.read_elsewhere(read)
+        yield record
+
+
+def _layer_elsewhere(
+    job: OccupancyJob, members: OpenMembers, anchor: OpenMembers, threads: int, index: int
+) -> tuple[list[dict[str, Any]], list[tuple[str, int, Array]], int]:
+    """One layer in a task: what was claimed, its values, and the bytes read for them."""
+    from sigmerge.engine.cluster import Pieces
+
+    pieces, sites = Pieces(), block_sites(job.pool)[index]
+    with members() as source, anchor() as start, Workers(threads) as workers:
+        record = _write_layer(job, index, sites, source, start, workers, pieces)
+        return record, pieces.written, source.bytes_read + start.bytes_read
 
 
 def _write_layer(

@@ -6,10 +6,12 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from sigmerge.engine.machine import default_threads
+from sigmerge.errors import SigmergeError
 from sigmerge.progress import Progress
 from sigmerge.words import size
 
 if TYPE_CHECKING:
+    from sigmerge.engine.cluster import Cluster
     from sigmerge.engine.gpu import Gpu
 
 
@@ -37,12 +39,39 @@ class Options:
     device: Literal["cpu", "cuda"] = "cpu"
     """Where weights are merged and compared."""
     progress: Progress = silent
+    engine: Literal["local", "ray"] = "local"
+    """What runs the blocks of a job: threads of this process, or tasks of a Ray cluster."""
+    address: str | None = None
+    """Of the Ray cluster, HOST:PORT or auto; None: one on this machine."""
 
     def __post_init__(self) -> None:
+        if self.engine not in ("local", "ray"):
+            raise SigmergeError(f"engine: {self.engine!r} is none; there are local and ray.")
+        if self.address is not None and self.engine != "ray":
+            raise SigmergeError("--address is that of a Ray cluster; pass --engine ray with it.")
         if self.device != "cpu":
             from sigmerge.probing.loading import checked_device
 
             checked_device(self.device)
+            if self.engine == "ray":
+                raise SigmergeError(
+                    "--engine ray passes over weights on cores; leave --device out."
+                )
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The cluster that the job runs on; None if it runs here."""
+        if self.engine == "local":
+            return None
+        from sigmerge.engine.cluster import connect
+
+        return connect(self.address, self.threads)
+
+    @property
+    def engine_name(self) -> str:
+        """What ran the job, for its record."""
+        cluster = self.cluster
+        return f"local, {self.threads} threads" if cluster is None else cluster.name
 
     def gpu(self) -> Gpu | None:
         """The GPU that passes over weights, if it is to be one."""
@@ -66,6 +95,8 @@ class Keywords(TypedDict, total=False):
     strict: bool
     device: Literal["cpu", "cuda"]
     progress: Progress
+    engine: Literal["local", "ray"]
+    address: str | None
 
 
 @dataclass(frozen=True)

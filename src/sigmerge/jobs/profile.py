@@ -15,9 +15,9 @@ import numpy as np
 from sigmerge.checkpoints.companions import tokenizer_files, vocabulary
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool
-from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.source import OpenMembers, PoolSource
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
-from sigmerge.engine.stream import Stream
+from sigmerge.engine.stream import CHUNK, Stream
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError, SigmergeError
 from sigmerge.files.cache import beside, keep_bytes, keep_json, kept_json
@@ -180,8 +180,35 @@ def _signature(pool: Pool, options: Options) -> tuple[Any, Any]:
         PoolSource(pool.members, allow_nonfinite=options.allow_nonfinite) as source,
         Workers(options.threads) as workers,
     ):
-        Stream(blocks, source, workers, lambda site: 4, device=options.gpu()).survey(passes())
+        _stream(pool, blocks, source, workers, options).survey(passes())
     return dots, mass
+
+
+def _stream(
+    pool: Pool,
+    blocks: list[list[Site]],
+    source: PoolSource,
+    workers: Workers,
+    options: Options,
+) -> Stream:
+    """The blocks, to be passed over by the threads of this process or by a cluster."""
+    if (cluster := options.cluster) is None:
+        return Stream(blocks, source, workers, _granule, device=options.gpu())
+    from sigmerge.engine.cluster import ClusterStream
+
+    return ClusterStream(
+        blocks,
+        source,
+        workers,
+        _granule,
+        cluster=cluster,
+        open_source=OpenMembers.of(pool.members, allow_nonfinite=options.allow_nonfinite),
+        memory=INTERPRETER + cluster.threads * (len(pool.experts) + 1) * 4 * CHUNK,
+    )
+
+
+def _granule(site: Site) -> int:
+    return 4
 
 
 def _device(recipe: Recipe) -> str:

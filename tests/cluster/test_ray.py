@@ -1,0 +1,197 @@
+"""Jobs on a Ray cluster of two nodes, which run on this machine: the bytes of a local run.
+
+Workers are real processes. They are killed, and a node leaves, while tasks run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sigmerge
+from sigmerge.engine import cluster
+from sigmerge.engine.cluster import Cluster, connect
+from sigmerge.errors import OutputError, SigmergeError
+from tests.command_line import refused
+from tests.pools import PoolOnDisk, make_pool, weight_bytes
+from tests.storage.conftest import SCORES
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """A cluster of two nodes with two cores each, which this process uses."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster as Nodes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        room = {"num_cpus": 2, "object_store_memory": 80 << 20}
+        made = Nodes(initialize_head=True, head_node_args={**room, "include_dashboard": False})
+        made.add_node(**room)
+        ray.init(made.address, log_to_driver=False, logging_level="error")
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    root = tmp_path_factory.mktemp("cluster")
+    made = make_pool(root, layers=4, dtype="bf16", shards=(1, 2, 1, 3), spread=0.002)
+    (root / "scores.json").write_text(json.dumps(SCORES))
+    sigmerge.merge(made.recipe("linear"), root / "anchor", threads=1)
+    return made
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {k: v for k, v in weight_bytes(folder).items() if k.endswith(".safetensors")}
+
+
+def repaired(pool: PoolOnDisk) -> dict[str, Any]:
+    return pool.recipe("linear", repair={"scores": str(pool.root / "scores.json")})
+
+
+@pytest.mark.parametrize(("method", "threads"), [("ties", 1), ("dare_linear", 2), ("slerp", 1)])
+def test_a_merge_is_the_local_one(
+    nodes: Any, pool: PoolOnDisk, tmp_path: Path, method: str, threads: int
+) -> None:
+    """By four workers with a core each, or two with two."""
+    each = {"density": (0.3, 0.5, 0.7)} if method != "slerp" else {}
+    recipe = pool.recipe(method, {"t": 0.3} if method == "slerp" else None, each=each)
+    if method == "slerp":
+        recipe["models"] = [{"model": m["model"]} for m in recipe["models"][:1]]
+    done = {}
+    for engine in ("local", "ray"):
+        out = tmp_path / engine
+        how: dict[str, Any] = {"threads": threads, "engine": engine, "max_shard_size": "9KB"}
+        done[engine] = sigmerge.merge(recipe, out, **how)
+    assert weights(tmp_path / "ray") == weights(tmp_path / "local")
+    ran = done["ray"].provenance
+    assert ran.engine == "ray, 2 nodes, 4 cores"
+    assert ran.bytes_read == done["local"].provenance.bytes_read > 0
+
+
+def test_a_repair_and_its_profile_are_the_local_ones(
+    nodes: Any, pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles = {}
+    for engine in ("local", "ray"):
+        kept = pool.root / ".sigmerge"
+        kept.rename(tmp_path / f"before-{engine}") if kept.exists() else None
+        how: dict[str, Any] = {"threads": 2, "engine": engine}
+        sigmerge.repair(repaired(pool), tmp_path / engine, anchor=pool.root / "anchor", **how)
+        profiles[engine] = {f.name: f.read_bytes() for f in kept.glob("signature-*")}
+    assert weights(tmp_path / "ray") == weights(tmp_path / "local")
+    assert weights(tmp_path / "ray") != weights(pool.root / "anchor")
+    assert profiles["ray"] == profiles["local"] and profiles["ray"]
+
+
+def _square(folder: Path, fatal: set[int], number: int) -> int:
+    """Kills the process that it runs in, the first time that it has one of these numbers."""
+    if number in fatal:
+        mark = folder / str(number)
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def test_a_killed_worker_is_replaced_and_the_order_stays(nodes: Any, tmp_path: Path) -> None:
+    square = partial(_square, tmp_path, {3})
+    found = connect(None, 1).map(square, range(9), str)
+    assert list(found) == [n * n for n in range(9)]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def _dies(number: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_task_that_kills_every_worker_is_given_up(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "RETRIES", 0)
+    with pytest.raises(SigmergeError, match=r"lost a task 1 times .* run the same command again"):
+        list(connect(None, 1).map(_dies, [1], str))
+
+
+def test_a_merge_whose_worker_is_killed(
+    nodes: Any, pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first task of a block ends its own process; the second does the work."""
+    recipe = pool.recipe("task_arithmetic")
+    sigmerge.merge(recipe, tmp_path / "local", threads=1)
+    real, marks = Cluster.map, tmp_path / "marks"
+    marks.mkdir()
+
+    def deadly(self: Cluster, function: Any, items: Any, label: Any, **how: Any) -> Any:
+        return real(self, partial(_first_dies, marks, function, label), items, label, **how)
+
+    monkeypatch.setattr(Cluster, "map", deadly)
+    sigmerge.merge(recipe, tmp_path / "ray", threads=1, engine="ray")
+    assert weights(tmp_path / "ray") == weights(tmp_path / "local")
+    assert len(list(marks.iterdir())) == 1
+
+
+def _first_dies(marks: Path, function: Any, label: Any, item: Any) -> Any:
+    mark = marks / label(item).replace("/", "-")
+    if "layer 2" in mark.name and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return function(item)
+
+
+def test_an_error_of_a_task_is_the_error_of_the_job(
+    nodes: Any, pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(connect(None, 1).map(lambda n: 1 // n, [1, 0], str))
+    recipe = pool.recipe("task_arithmetic", weight=(1e9, 1e9, 1e9), dtype="float16")
+    with pytest.raises(OutputError, match=r"layers\.0.*is not finite in F16"):
+        sigmerge.merge(recipe, tmp_path / "out", threads=1, engine="ray")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(
+        SigmergeError, match=r"No node of the cluster has 1 cores and 1000000\.0 GB"
+    ):
+        list(connect(None, 1).map(_dies, [1], str, memory=10**15))
+
+
+def test_an_address_nobody_listens_at(pool: PoolOnDisk, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    recipe = pool.write(pool.recipe("linear"), "address.yaml")
+    where = ("--engine", "ray", "--address", f"127.0.0.1:{port}")
+    said = refused(1, "merge", recipe, tmp_path / "out", *where, beside=tmp_path)
+    assert "nobody listens there" in said
+    said = refused(1, "merge", recipe, tmp_path / "out", "--address", "auto", beside=tmp_path)
+    assert "pass --engine ray" in said
+
+
+def _slow(seconds: float, number: int) -> tuple[int, str]:
+    import ray
+
+    time.sleep(seconds)
+    return number, ray.get_runtime_context().get_node_id()
+
+
+def test_a_node_that_leaves(nodes: Any, pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Its tasks, and results that lay there, are made again by the other node."""
+    results = connect(None, 1).map(partial(_slow, 0.3), range(8), str)
+    first = next(results)
+    nodes.remove_node(nodes.worker_nodes.copy().pop())
+    rest = list(results)
+    assert [number for number, _ in (first, *rest)] == list(range(8))
+    sigmerge.merge(pool.recipe("linear"), tmp_path / "ray", threads=2, engine="ray")
+    assert weights(tmp_path / "ray") == weights(pool.root / "anchor")
