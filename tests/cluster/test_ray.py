@@ -158,7 +158,7 @@ def test_an_error_of_a_task_is_the_error_of_the_job(
     with pytest.raises(ZeroDivisionError):
         list(connect(None, 1).map(lambda n: 1 // n, [1, 0], str))
     recipe = pool.recipe("task_arithmetic", weight=(1e9, 1e9, 1e9), dtype="float16")
-    with pytest.raises(OutputError, match=r"layers\.0.*is not finite in F16"):
+    with pytest.raises(OutputError, match="is not finite in F16"):
         sigmerge.merge(recipe, tmp_path / "out", threads=1, engine="ray")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(
