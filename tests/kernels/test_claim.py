@@ -42,9 +42,11 @@ class OneTile:
             np.array(key, np.int64),
         )
 
-    def mark(self, owner: np.ndarray, threshold: int) -> tuple[int, int, float]:
+    def mark(
+        self, owner: np.ndarray, threshold: int, before: claim.Settlement = claim.SETTLED
+    ) -> tuple[int, int, float]:
         counts, mass = np.zeros((1, 2), np.int64), np.zeros(1)
-        assert claim.mark(self.table, owner, 0, 1, threshold, counts, mass) == -1
+        assert claim.mark(self.table, owner, 0, 1, before, threshold, counts, mass) == -1
         return int(counts[0, 0]), int(counts[0, 1]), float(mass[0])
 
     def admit(
@@ -62,6 +64,11 @@ class OneTile:
         return values
 
 
+def halves(bits: np.ndarray) -> np.ndarray:
+    """Where `count_high` counts: two places for an upper half, the second if the lower is not 0."""
+    return 2 * (bits >> select.LOW_BITS) + (bits % select.LOW_BINS != 0)
+
+
 def pattern(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
 
@@ -72,12 +79,12 @@ def test_histograms_count_free_coordinates_only(size):
     one = OneTile(score)
     free = score[owner >= claim.ABOVE]
     for high in (0, pattern(2.0**-13) >> select.LOW_BITS):
-        counted = np.zeros(select.HIGH_BINS, np.int64), np.zeros(select.LOW_BINS, np.int64)
-        expected = np.zeros(select.HIGH_BINS, np.int64), np.zeros(select.LOW_BINS, np.int64)
-        claim.count_high(one.table, owner, 0, 1, 1, counted[0])
-        claim.count_low(one.table, owner, 0, 1, 1, high, counted[1])
+        counted = np.zeros(2 * select.HIGH_BINS, np.uint32), np.zeros(select.LOW_BINS, np.uint32)
+        expected = np.zeros(2 * select.HIGH_BINS, np.int64), np.zeros(select.LOW_BINS, np.int64)
+        claim.count_high(one.table, owner, 0, 1, 1, claim.SETTLED, counted[0])
+        claim.count_low(one.table, owner, 0, 1, 1, claim.SETTLED, high, counted[1])
         bits = np.abs(free).view(np.uint32)
-        np.add.at(expected[0], bits >> select.LOW_BITS, 1)
+        np.add.at(expected[0], halves(bits), 1)
         np.add.at(expected[1], bits[bits >> select.LOW_BITS == high] % select.LOW_BINS, 1)
         assert np.array_equal(counted[0], expected[0])
         assert np.array_equal(counted[1], expected[1])
@@ -90,10 +97,10 @@ def test_a_sample_counts_one_strip_in_so_many():
     seen = np.zeros(score.size, bool)
     for first in (0, 3, 6):
         seen[first * strip : (first + 1) * strip] = True
-    counted, expected = np.zeros((2, select.HIGH_BINS), np.int64)
-    claim.count_high(one.table, owner, 0, 1, 3, counted)
+    counted, expected = np.zeros((2, 2 * select.HIGH_BINS), np.uint32)
+    claim.count_high(one.table, owner, 0, 1, 3, claim.SETTLED, counted)
     bits = np.abs(score[seen & (owner >= claim.ABOVE)]).view(np.uint32)
-    np.add.at(expected, bits >> select.LOW_BITS, 1)
+    np.add.at(expected, halves(bits), 1)
     assert np.array_equal(counted, expected)
 
 
@@ -144,7 +151,8 @@ def test_mass_is_added_in_lanes():
 def test_settle_admits_the_first_ties(ties):
     a, t, f = claim.ABOVE, claim.TIED, claim.FREE
     owner = np.array([t, 0, a, t, f, t, 1, a, t], np.uint8)
-    claim.settle(np.array([0, 9]), owner, 0, 1, 7, np.array([ties]), np.array([[2, 4]]))
+    marks = claim.Settlement(7, np.array([ties]), np.array([[2, 4]]))
+    claim.settle(np.array([0, 9]), owner, 0, 1, marks)
     tied = [7] * ties + [255] * (4 - ties)
     assert owner.tolist() == [tied[0], 0, 7, tied[1], 255, tied[2], 1, 7, tied[3]]
 
@@ -164,6 +172,25 @@ def test_all_ties_are_handed_out_without_reading_behind_the_owners():
         assert owner.tolist() == [7, 7, 7]
     finally:
         libc.mprotect(behind, ctypes.c_size_t(page), mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("share", [0, 0.5, 1])
+def test_marking_settles_what_was_claimed_before(size, share):
+    score, owner = tile(size), owners(size)
+    found = [[np.sum(owner == claim.ABOVE), np.sum(owner == claim.TIED)]]
+    before = claim.Settlement(7, np.array([int(share * found[0][1])]), np.array(found))
+    settled = owner.copy()
+    claim.settle(np.array([0, size]), settled, 0, 1, before)
+    one, cut = OneTile(score), pattern(2.0**-13)
+    if share != 0.5:  # a sample may count ties that are claimed where others of their tile are not
+        for count, more in ((claim.count_high, ()), (claim.count_low, (0,))):
+            late, early = np.zeros((2, 2 * select.HIGH_BINS), np.uint32)
+            count(one.table, owner, 0, 1, 1, before, *more, late)
+            count(one.table, settled, 0, 1, 1, claim.SETTLED, *more, early)
+            assert np.array_equal(late, early)
+    assert one.mark(owner, cut, before) == one.mark(settled, cut)
+    assert np.array_equal(owner, settled)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -14,7 +14,7 @@ from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.stored import CODE, address_of
 from sigmerge.operators.base import Site
 
-PIECE = 16
+PIECE = 8
 """Tiles of one tensor that one worker rewrites at a time."""
 
 

@@ -6,7 +6,8 @@ strip by strip, so that it never leaves the first-level cache.
 The owner map is one byte per coordinate: a domain's index, or FREE. While a domain claims, the free
 coordinates carry two provisional codes as well, ABOVE and TIED, so that a claim whose threshold was
 guessed can be marked again, and ties can be counted over all tiles before the first of them is
-handed out. Every code from ABOVE on is therefore free.
+handed out. Every code from ABOVE on is therefore free, until a domain's marks are settled; that
+happens while the next domain marks, tile by tile, so that it takes no pass of its own.
 
 Magnitudes are the 31-bit patterns of select.py; no selection reads a score as a number, so random
 bits serve as well as task vectors do.
@@ -49,6 +50,20 @@ class TileTable(NamedTuple):
     key: Array
 
 
+class Settlement(NamedTuple):
+    """What a domain claims of its marks: those above, and the first ties[t] of tile t.
+
+    `counts` is what `mark` found. Without tiles there is nothing to settle.
+    """
+
+    domain: int
+    ties: Array
+    counts: Array
+
+
+SETTLED: Final = Settlement(0, np.zeros(0, np.int64), np.zeros((0, 2), np.int64))
+
+
 @kernel
 def _score(table: TileTable, tile: int, begin: int, room: Array, out: Array) -> bool:
     """What a strip is ranked by: Δ_d or random bits; False if not all that was read is finite."""
@@ -69,13 +84,35 @@ def _score(table: TileTable, tile: int, begin: int, room: Array, out: Array) -> 
 
 
 @kernel
+def _least_free(before: Settlement, tile: int) -> np.uint8:
+    """The least code of a free coordinate, when `before` is not settled yet.
+
+    Of a tile some of whose ties are claimed, all count as free: few tiles, which a sample may have.
+    """
+    if before.ties.size == 0:
+        return ABOVE
+    return FREE if before.ties[tile] == before.counts[tile, 1] else TIED
+
+
+@kernel
 def count_high(
-    table: TileTable, owner: Array, first: int, last: int, every: int, histogram: Array
+    table: TileTable,
+    owner: Array,
+    first: int,
+    last: int,
+    every: int,
+    before: Settlement,
+    histogram: Array,
 ) -> None:
-    """Count the upper bits of free coordinates' magnitudes in one strip in `every` of each tile."""
+    """Count the upper bits of free coordinates' magnitudes in one strip in `every` of each tile.
+
+    Two counts for each: magnitudes whose lower bits are all zero, and others. Differences of
+    bfloat16 numbers are mostly of the first kind, and need not be counted by lower bits.
+    """
     room, deltas = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
     for tile in range(first, last):
         here = owner[table.edges[tile] : table.edges[tile + 1]]
+        least = _least_free(before, tile)
         for begin in range(0, here.size, STRIP * every):
             mine = here[begin : begin + STRIP]
             delta = deltas[: mine.size]
@@ -83,19 +120,29 @@ def count_high(
             bits = delta.view(np.uint32)
             for i in range(mine.size):
                 # Adding 0 or 1 keeps the loop free of a branch that no one can predict.
-                bin_ = (bits[i] & MAGNITUDE) >> np.uint32(LOW_BITS)
-                histogram[bin_] += np.int64(mine[i] >= ABOVE)
+                magnitude = bits[i] & MAGNITUDE
+                other = np.uint32(magnitude & np.uint32(LOW_BINS - 1) != np.uint32(0))
+                place = ((magnitude >> np.uint32(LOW_BITS)) << np.uint32(1)) | other
+                histogram[place] += np.uint32(mine[i] >= least)
 
 
 @kernel
 def count_low(
-    table: TileTable, owner: Array, first: int, last: int, every: int, high: int, histogram: Array
+    table: TileTable,
+    owner: Array,
+    first: int,
+    last: int,
+    every: int,
+    before: Settlement,
+    high: int,
+    histogram: Array,
 ) -> None:
-    """The same for the lower bits of magnitudes whose upper bits are `high`."""
+    """The same, one count each, for the lower bits of magnitudes whose upper bits are `high`."""
     room, deltas = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
     inside, wanted = np.empty(STRIP, np.uint16), np.uint32(high)
     for tile in range(first, last):
         here = owner[table.edges[tile] : table.edges[tile + 1]]
+        least = _least_free(before, tile)
         for begin in range(0, here.size, STRIP * every):
             mine = here[begin : begin + STRIP]
             delta = deltas[: mine.size]
@@ -104,9 +151,9 @@ def count_low(
             for i in range(mine.size):
                 magnitude = bits[i] & MAGNITUDE
                 inside[count] = magnitude & np.uint32(LOW_BINS - 1)
-                count += (magnitude >> np.uint32(LOW_BITS) == wanted) & (mine[i] >= ABOVE)
+                count += (magnitude >> np.uint32(LOW_BITS) == wanted) & (mine[i] >= least)
             for i in range(count):
-                histogram[inside[i]] += 1
+                histogram[inside[i]] += np.uint32(1)
 
 
 @kernel
@@ -152,11 +199,12 @@ def mark(
     owner: Array,
     first: int,
     last: int,
+    before: Settlement,
     threshold: int,
     counts: Array,
     mass: Array,
 ) -> int:
-    """Mark the free coordinates ABOVE the threshold, TIED with it, or FREE.
+    """Settle what was claimed `before`; mark the free ABOVE the threshold, TIED with it, or FREE.
 
     Row t of `counts` becomes how many of tile t are above and how many tied, mass[t] the sum of
     |score| over those above. Returns the first tile on which something read is not finite, or -1.
@@ -165,6 +213,8 @@ def mark(
     lanes, wrong = np.empty(_LANES), -1
     for tile in range(first, last):
         here = owner[table.edges[tile] : table.edges[tile + 1]]
+        if before.ties.size:
+            _settle(here, np.uint8(before.domain), before.ties[tile], before.counts[tile, 1])
         lanes[:] = 0
         counts[tile, 0], counts[tile, 1] = 0, 0
         for begin in range(0, here.size, STRIP):
@@ -181,16 +231,11 @@ def mark(
 
 
 @kernel
-def settle(
-    edges: Array, owner: Array, first: int, last: int, domain: int, ties: Array, counts: Array
-) -> None:
-    """Hand the marked coordinates out: those above and the first ties[t] of tile t are claimed.
-
-    The other ties are free again. `counts` is what `mark` found.
-    """
+def settle(edges: Array, owner: Array, first: int, last: int, marks: Settlement) -> None:
+    """Hand the marked coordinates out; the ties that are left over are free again."""
     for tile in range(first, last):
         here = owner[edges[tile] : edges[tile + 1]]
-        _settle(here, np.uint8(domain), ties[tile], counts[tile, 1])
+        _settle(here, np.uint8(marks.domain), marks.ties[tile], marks.counts[tile, 1])
 
 
 @kernel

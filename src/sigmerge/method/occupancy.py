@@ -27,7 +27,7 @@ from sigmerge.kernels.select import (
     bin_of_rank,
     threshold_of,
 )
-from sigmerge.method.shapes import Float64, Int64, UInt8, UInt64
+from sigmerge.method.shapes import Float64, Int64, UInt8, UInt32, UInt64
 
 Addresses: TypeAlias = UInt64[np.ndarray, "members tiles"]
 DtypeCodes: TypeAlias = UInt8[np.ndarray, "members tiles"]
@@ -127,12 +127,16 @@ def claim(
         free = sum(int(np.count_nonzero(owner[a:b] == kernels.FREE)) for a, b in block.tiles)
     _check(block, order, quota, owner, free)
     support, mass = [0] * len(quota), [0.0] * len(quota)
+    step = None
     for domain in order:
         if quota[domain]:
-            step = _Step(block, owner, domain, quota[domain], free, mask_seed, run)
+            before = step.left if step else kernels.SETTLED
+            step = _Step(block, owner, domain, quota[domain], free, mask_seed, run, before)
             support[domain], mass[domain] = step.claim()
             block.claimed(domain)
         free -= quota[domain]
+    if step:
+        step.settle()
     return Claims(owner, tuple(quota), tuple(support), tuple(mass))
 
 
@@ -193,9 +197,12 @@ class _Marks(NamedTuple):
     mass: Float64[np.ndarray, tiles]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Step:
-    """Step r of the claim order: one domain takes its quota from the free coordinates R_r."""
+    """Step r of the claim order: one domain takes its quota from the free coordinates R_r.
+
+    `left` is what is left to settle: of the step before, and once it has claimed, its own.
+    """
 
     block: Block
     owner: Owner
@@ -204,6 +211,7 @@ class _Step:
     free: int
     mask_seed: int | None
     run: MapLike
+    left: kernels.Settlement
 
     def claim(self) -> tuple[int, float]:
         """Claim, and return the support and the admitted mass."""
@@ -213,26 +221,29 @@ class _Step:
         ties = np.clip(room - before, 0, marks.counts[:, 1])
         if self.mask_seed is not None:
             return self.settle_mask(marks, ties)
-        self.settle(self.domain, ties, marks)
+        self.left = kernels.Settlement(self.domain, ties, marks.counts)
         # What lies above a threshold is not zero, and the ties all have its value.
         value = float(np.uint32(threshold).view(np.float32))
         tied = int(ties.sum())
         support = self.wanted if threshold else self.wanted - tied
         return support, math.fsum([*marks.mass.tolist(), tied * value])
 
-    def settle(self, code: int, ties: Counts, marks: _Marks) -> None:
-        arguments = (code, ties, marks.counts)
-        self.each(PARTS, lambda *part: kernels.settle(self.table.edges, *part, *arguments))
+    def settle(self) -> None:
+        """Settle what is left in a pass of its own."""
+        left, self.left = self.left, kernels.SETTLED
+        if left.ties.size:
+            self.each(PARTS, lambda *part: kernels.settle(self.table.edges, *part, left))
 
     def settle_mask(self, marks: _Marks, ties: Counts) -> tuple[int, float]:
         """A random score says nothing about Δ, so support and mass are read off what it chose."""
-        self.settle(int(kernels.ABOVE), ties, marks)
+        self.left = kernels.Settlement(int(kernels.ABOVE), ties, marks.counts)
+        self.settle()
         support = np.zeros(len(ties), np.int64)
         found = (int(kernels.ABOVE), support, marks.mass)
         delta = self.table._replace(key=_NO_KEY)
         self.each(PARTS, lambda *part: self.check(kernels.tally(delta, *part, *found)))
-        nothing = _Marks(np.zeros_like(marks.counts), marks.mass)
-        self.settle(self.domain, np.zeros_like(ties), nothing)
+        nothing = np.zeros_like(marks.counts)
+        self.left = kernels.Settlement(self.domain, np.zeros_like(ties), nothing)
         return int(support.sum()), math.fsum(marks.mass.tolist())
 
     def mark(self) -> tuple[int, _Marks]:
@@ -244,32 +255,37 @@ class _Step:
         """
         if self.wanted == self.free:
             return 0, self.marked(0)
-        guess, share = self.threshold(SAMPLE)
+        guess, share = self.threshold(SAMPLE) if self.mask_seed is None else (0, 0.0)
         if share >= WORTH_A_GUESS:
             marks = self.marked(guess)
             above, tied = marks.counts.sum(axis=0)
             if above < self.wanted <= above + tied:
                 return guess, marks
+        self.settle()
         exact, _ = self.threshold(1)
         return exact, self.marked(exact)
 
     def threshold(self, every: int) -> tuple[int, float]:
         """The magnitude at the quota's place in one strip of `every`, and the share that has it."""
-        high = self.histogram(HIGH_BINS, kernels.count_high, every)
+        high = self.histogram(2 * HIGH_BINS, kernels.count_high, every, self.left)
         seen = int(high.sum())
         if not seen:
             return 0, 0.0
         rank = -(-self.wanted * seen // self.free)
-        upper, rank = bin_of_rank(high, rank)
-        low = self.histogram(LOW_BINS, kernels.count_low, every, upper)
+        place, rank = bin_of_rank(high, rank)
+        upper, others = divmod(int(place), 2)
+        if not others:
+            return threshold_of(upper, 0), int(high[place]) / seen
+        low = self.histogram(LOW_BINS, kernels.count_low, every, self.left, upper)
         lower, _ = bin_of_rank(low, rank)
         return threshold_of(upper, lower), int(low[lower]) / seen
 
     def marked(self, threshold: int) -> _Marks:
         tiles = len(self.block.tiles)
         marks = _Marks(np.zeros((tiles, 2), np.int64), np.zeros(tiles))
-        found = (threshold, *marks)
+        found = (self.left, threshold, *marks)
         self.each(PARTS, lambda *part: self.check(kernels.mark(self.table, *part, *found)))
+        self.left = kernels.SETTLED
         return marks
 
     def check(self, tile: int) -> None:
@@ -277,11 +293,11 @@ class _Step:
         if tile >= 0:
             self.block.not_finite(self.domain, tile)
 
-    def histogram(self, bins: int, count: Callable[..., None], *arguments: int) -> Counts:
-        """The counts of all tiles added up."""
+    def histogram(self, bins: int, count: Callable[..., None], *arguments: Any) -> Counts:
+        """The counts of all tiles added up; those of a part of a block fit into 32 bits."""
 
-        def part(*some: Any) -> Counts:
-            counts = np.zeros(bins, np.int64)
+        def part(*some: Any) -> UInt32[np.ndarray, bins]:
+            counts = np.zeros(bins, np.uint32)
             count(self.table, *some, *arguments, counts)
             return counts
 

@@ -10,8 +10,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING or "jaxtyping" in sys.modules:
-    from jaxtyping import Float, Float32, Float64, Int64, UInt8, UInt64
+    from jaxtyping import Float, Float32, Float64, Int64, UInt8, UInt32, UInt64
 else:
-    Float = Float32 = Float64 = Int64 = UInt8 = UInt64 = Annotated
+    Float = Float32 = Float64 = Int64 = UInt8 = UInt32 = UInt64 = Annotated
 
-__all__ = ["Float", "Float32", "Float64", "Int64", "UInt8", "UInt64"]
+__all__ = ["Float", "Float32", "Float64", "Int64", "UInt8", "UInt32", "UInt64"]
