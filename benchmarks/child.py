@@ -19,7 +19,7 @@ def main() -> int:
     wall = time.perf_counter() - start
     cpu = usage.ru_utime + usage.ru_stime
     with open(report, "w") as stream:  # noqa: PTH123 (pathlib would be another megabyte)
-        stream.write(f"{wall} {cpu} {usage.ru_maxrss * 1024}")
+        stream.write(f"{wall} {cpu} {usage.ru_maxrss * 1024} {usage.ru_nvcsw}")
     return os.waitstatus_to_exitcode(status)
 
 

@@ -12,11 +12,15 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """Seconds of wall and CPU time (user and system), peak resident bytes."""
+    """Seconds of wall and CPU time (user and system), peak resident bytes.
+
+    `switches`: how often a thread gave its core up, to wait for a lock, a page or other threads.
+    """
 
     wall: float
     cpu: float
     memory: float
+    switches: float
 
 
 class CommandFailed(Exception):

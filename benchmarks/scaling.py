@@ -1,23 +1,32 @@
 """How merges and repairs scale with threads: wall and CPU seconds beside the floor.
 
     python -m benchmarks.scaling [--layers 32] [--threads 1,2,4] [--folder /dev/shm/scaling]
+    python -m benchmarks.scaling --folder /dev/shm/scaling --budget 330 --section scaling.md
 
 A generated Llama pool in bfloat16, a reference and five experts, all in the page cache; every run
 is a command from its start to its end. With 32 layers, the default, the pool has 1.59 B parameters
 and takes 19 GB, its results some more. *read* reads the inputs and nothing else, *copy* also writes
 as many bytes as a result has, from as many threads.
+
+All cores come first, then one, then the others. The second command above ends after about six
+minutes on 16 cores, whatever it has measured by then: no run is begun after `--budget` seconds, and
+what is missing is a dash. The section is written anew after every run, so that a run which is
+stopped leaves what it measured. Where mergekit-yaml is installed, the same merges by mergekit come
+last: on the GPU if there is one, else on all cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,6 +46,8 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 BARS = {"linear": 1.2, "task_arithmetic": 1.5, "ties": 4.0, "dare_ties": 4.0, "repair": 4.0}
 """Wall seconds at 16 threads on the pool of 1.59 B parameters."""
+TIMES_MERGEKIT = {"linear": 8.0, "task_arithmetic": 8.0, "ties": 30.0, "dare_ties": 15.0}
+"""On two cores; with more, five times its speed on a GPU."""
 SPEEDUP = 9.0
 """16 threads against one, for TIES, DARE-TIES and the repair."""
 SIGMERGE = [sys.executable, "-c", "from sigmerge.cli import main; main()"]
@@ -83,6 +94,14 @@ class Bench:
         (self.out / "result").rename(self.out / "anchor")
         return self.command("repair", len(os.sched_getaffinity(0)))
 
+    def mergekit(self, method: str) -> Cost:
+        """mergekit's own merge of the same file; with its start-up, as ours."""
+        target, found = self.out / "result", shutil.which("mergekit-yaml")
+        assert found is not None
+        shutil.rmtree(target, ignore_errors=True)
+        command = [found, self.recipe(method), target, "--no-copy-tokenizer"]
+        return run([*command, *(["--cuda"] if shutil.which("nvidia-smi") else [])])
+
     def floor(self, threads: int, *, write: bool) -> Cost:
         target = self.out / "copy"
         target.unlink(missing_ok=True)
@@ -102,38 +121,64 @@ class Bench:
             shutil.rmtree(self.out / "cache" / name, ignore_errors=True)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Table:
-    """Rows of costs by number of threads, and first runs at the most threads."""
+    """Costs by what was run and the number of threads; of first runs, and of mergekit's."""
 
     rows: dict[str, dict[int, Cost]]
-    first: dict[str, Cost]
-    installed: Cost
+    first: dict[str, Cost] = field(default_factory=dict)
+    mergekit: dict[str, Cost] = field(default_factory=dict)
+    installed: Cost | None = None
 
 
-def measure(bench: Bench, threads: Sequence[int], repeat: int) -> Table:
-    most = max(threads)
-    installed = bench.command("ties", most)
+def in_order(threads: Iterable[int]) -> list[int]:
+    """All, one, then the others from the most on: the order of what they show."""
+    most, *others = sorted(set(threads), reverse=True)
+    return [most, *sorted(others, key=lambda count: (count > 1, -count))]
+
+
+def measure(
+    bench: Bench, threads: Sequence[int], repeat: int, until: float, report: Callable[[Table], None]
+) -> Table:
+    """Run after run until a time of `time.perf_counter`; the table is reported after each."""
+    methods, most = (*METHODS, "repair"), max(threads)
+    table = Table({name: {} for name in (*methods, "read", "copy")})
+
+    def note(name: str, row: dict[Any, Cost], key: Any, runs: Iterable[Callable[[], Cost]]) -> None:
+        found = [work() for work in runs if time.perf_counter() < until]
+        if found:
+            row[key] = best(found)
+            cost = row[key]
+            print(f"{name}: {cost.wall:.2f} s, CPU {cost.cpu:.1f} s, {cost.memory / 1e6:.0f} MB, "
+                  f"{cost.switches:.0f} switches", flush=True)  # fmt: skip
+            report(table)
+
+    table.installed = bench.command("ties", most)
     bench.profile()
-    rows: dict[str, dict[int, Cost]] = {name: {} for name in (*METHODS, "repair", "read", "copy")}
-    first = {}
-    for what in (*METHODS, "repair"):
-        bench.forget("SIGMERGE_CACHE")
-        first[what] = bench.command(what, most)
-        for count in threads:
-            # One thread takes long, and noise is little beside it.
-            times = 1 if count < most else repeat
-            rows[what][count] = best(bench.command(what, count) for _ in range(times))
-            print(f"{what}, {count} threads: {rows[what][count]}", flush=True)
-    for count in threads:
-        rows["read"][count] = best(bench.floor(count, write=False) for _ in range(repeat))
-        rows["copy"][count] = best(bench.floor(count, write=True) for _ in range(repeat))
-    return Table(rows, first, installed)
+    for count in in_order(threads):
+        for what in methods:
+            again = partial(bench.command, what, count)
+            if count == most:
+                bench.forget("SIGMERGE_CACHE")
+                note(f"{what}, first run", table.first, what, [again])
+            # A run on few threads takes long, and noise is little beside it.
+            times = repeat if count == most else 1
+            note(f"{what}, {count} threads", table.rows[what], count, [again] * times)
+        for what, write in (("read", False), ("copy", True)):
+            floor = partial(bench.floor, count, write=write)
+            note(f"{what}, {count} threads", table.rows[what], count, [floor] * repeat)
+    if shutil.which("mergekit-yaml"):
+        for what in METHODS:
+            note(f"mergekit, {what}", table.mergekit, what, [partial(bench.mergekit, what)])
+    return table
 
 
 def bars(table: Table, shape: Shape) -> Iterator[tuple[bool, str]]:
     for what in BARS:
         row = table.rows[what]
+        if not row:
+            yield False, f"{what}: not measured"
+            continue
         most = max(row)
         wall = row[most].wall
         if shape.layers == 32 and most == 16:
@@ -150,40 +195,54 @@ def bars(table: Table, shape: Shape) -> Iterator[tuple[bool, str]]:
         yield not slower, f"{what}: more threads are never slower{but}"
         ratio = table.first[what].wall / wall
         yield ratio <= 1.5, f"{what}: first run on a pool {ratio:.2f}× the second (bar 1.5×)"
+        if what in table.mergekit:
+            ratio = table.mergekit[what].wall / wall
+            bar = TIMES_MERGEKIT[what] if most <= 4 else 5.0
+            yield ratio >= bar, f"{what}: {ratio:.1f} times as fast as mergekit (bar {bar:g})"
 
 
 def section(bench: Bench, table: Table, command: str) -> str:
-    shape = bench.pool.shape
-    counts = sorted(table.rows["read"])
+    shape, cores = bench.pool.shape, len(os.sched_getaffinity(0))
+    counts = sorted({count for row in table.rows.values() for count in row})
     size = shape.parameters
-    cells = {
-        what: " | ".join(f"{row[c].wall:.2f} ({row[c].cpu:.1f})" for c in counts)
-        for what, row in table.rows.items()
-    }
-    ns = {
-        what: f"{1e9 * min(cost.cpu for cost in row.values()) / size:.1f}"
-        for what, row in table.rows.items()
-    }
-    first = {what: f"{cost.wall:.2f} ({cost.cpu:.1f})" for what, cost in table.first.items()}
+    gigabytes = 2 * size * (EXPERTS + 1) / 1e9
+    lines = [_line(what, row, counts, table, gigabytes) for what, row in table.rows.items()]
+    installed = table.installed
+    assert installed is not None
     return "\n".join([
-        f"## {len(os.sched_getaffinity(0))} cores",
+        f"## {cores} cores",
         "",
         f"`{command}`: {size / 1e9:.2f} B parameters, {EXPERTS} experts and their reference, "
-        f"{2 * size * (EXPERTS + 1) / 1e9:.1f} GB.",
+        f"{gigabytes:.1f} GB. The load of the machine was {os.getloadavg()[0]:.1f} at the end.",
         "",
         f"Machine: {machine()}. {versions('numpy', 'numba')}.",
         "",
-        f"| | {' | '.join(map(str, counts))} | first run | CPU ns per coordinate |",
-        f"|---|{'--:|' * (len(counts) + 2)}",
-        *(f"| {what} | {cells[what]} | {first.get(what, '')} | {ns[what]} |" for what in cells),
+        f"| | {' | '.join(map(str, counts))} | first run | mergekit | peak MB | switches per GB |"
+        " CPU ns per coordinate |",
+        f"|---|{'--:|' * (len(counts) + 5)}",
+        *lines,
         "",
         "Wall seconds (CPU seconds) by threads; *first run*: inputs not hashed before, most "
-        f"threads. With nothing compiled either, TIES took {table.installed.wall:.2f} "
-        f"({table.installed.cpu:.1f}). Start-up is part of all of them.",
+        "threads; *switches*: how often a thread gave its core up, by GB of inputs, most threads. "
+        f"With nothing compiled either, TIES took {installed.wall:.2f} ({installed.cpu:.1f}). "
+        "Start-up is part of all of them.",
         "",
         *(f"- {'PASS' if met else 'MISS'} {text}" for met, text in bars(table, shape)),
         "",
     ])  # fmt: skip
+
+
+def _line(
+    what: str, row: dict[int, Cost], counts: Sequence[int], table: Table, gigabytes: float
+) -> str:
+    """A row of the table; what was not measured is a dash."""
+    costs = [*(row.get(count) for count in counts), table.first.get(what), table.mergekit.get(what)]
+    cells = [f"{cost.wall:.2f} ({cost.cpu:.1f})" if cost else "—" for cost in costs]
+    most = row.get(max(counts, default=0))
+    cells += [f"{most.memory / 1e6:.0f}", f"{most.switches / gigabytes:.0f}"] if most else ["—"] * 2
+    coordinates = gigabytes * 1e9 / 2 / (EXPERTS + 1)
+    least = min((cost.cpu for cost in row.values()), default=math.nan)
+    return f"| {what} | {' | '.join(cells)} | {1e9 * least / coordinates:.1f} |"
 
 
 def keep(text: str) -> None:
@@ -207,7 +266,7 @@ coordinate, with E experts stored in 16 bits:
 | task arithmetic, DARE without rescaling by norms, CABS | one | 2 (E + 1) | 2 |
 | DARE, rescaled by norms | norms, merge | 4 (E + 1) | 2 |
 | TIES | two sixteenths, counts, merge | 4.25 (E + 1) | 2 |
-| repair | per claiming domain two sixteenths and marks, then the update | 4.5 E + 2 (E + 2) | 2 |
+| repair | per claiming domain a sixteenth and marks, then the update | 4.25 E + 2 (E + 2) | 2 |
 
 TIES, and a claim of the repair, take two more passes where the sample did not find the range of the
 threshold. The last column of each table is what a method computed for one coordinate with its five
@@ -223,30 +282,35 @@ def counts_up_to(cores: int) -> list[int]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--threads", help="comma-separated; default 1, 2, 4, … all")
     parser.add_argument("--folder", type=Path, default=Path("bench-pool/scaling"))
     parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds, pool included")
     parser.add_argument("--section", type=Path, help="write the section there, not the document")
     options = parser.parse_args(arguments)
     cores = len(os.sched_getaffinity(0))
     threads = (
         [int(c) for c in options.threads.split(",")] if options.threads else counts_up_to(cores)
     )
-    shape = Shape(options.layers, 2048, 5632, options.vocabulary)
+    shape = Shape(options.layers, options.width, 11 * options.width // 4, options.vocabulary)
     start = time.perf_counter()
     bench = Bench(make_pool(options.folder / "pool", shape, EXPERTS), options.folder / "out")
     shutil.rmtree(bench.out, ignore_errors=True)
     bench.out.mkdir(parents=True)
     print(f"pool: {time.perf_counter() - start:.1f} s", flush=True)
-    table = measure(bench, threads, options.repeat)
     given = " ".join(sys.argv[1:] if arguments is None else arguments)
-    text = section(bench, table, f"python -m benchmarks.scaling {given}".strip())
-    print(text)
-    if options.section:
-        options.section.write_text(text, encoding="utf-8")
-    else:
-        keep(text)
+    command = f"python -m benchmarks.scaling {given}".strip()
+
+    def report(found: Table) -> None:
+        if options.section:
+            options.section.write_text(section(bench, found, command), encoding="utf-8")
+
+    table = measure(bench, threads, options.repeat, start + options.budget, report)
+    print(section(bench, table, command))
+    if not options.section:
+        keep(section(bench, table, command))
     shutil.rmtree(bench.out)
     return 0 if all(met for met, _ in bars(table, shape)) else 1
 

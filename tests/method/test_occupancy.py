@@ -410,6 +410,7 @@ def test_tiles_go_to_the_threads_in_few_parts():
     claims = claim(pool, [1, 0], [3000, 2000], run=run)
     assert np.array_equal(claims.owner, claim(pool, [1, 0], [3000, 2000]).owner)
     assert len(pool.tiles) == 500 and 1 < max(parts) <= occupancy.PARTS
+    assert len(parts) == 2 + 2 + 1  # a sample and the marks of each, and what the last claimed
 
 
 @pytest.mark.parametrize("mask_seed", [None, 1])
