@@ -168,7 +168,8 @@ def test_all_ties_are_handed_out_without_reading_behind_the_owners():
     try:
         owner = whole[page - 3 : page]
         owner[:] = [claim.TIED, claim.ABOVE, claim.TIED]
-        claim.settle(np.array([0, 3]), owner, 0, 1, 7, np.array([2]), np.array([[1, 2]]))
+        marks = claim.Settlement(7, np.array([2]), np.array([[1, 2]]))
+        claim.settle(np.array([0, 3]), owner, 0, 1, marks)
         assert owner.tolist() == [7, 7, 7]
     finally:
         libc.mprotect(behind, ctypes.c_size_t(page), mmap.PROT_READ | mmap.PROT_WRITE)
