@@ -14,6 +14,12 @@ from sigmerge.words import size
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, amount done, amount in all)."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """A progress that nobody looks at."""
+
+
 EVERY = 60.0
 """Seconds between two lines."""
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from sigmerge.api import merge, repair
 from sigmerge.checkpoints.header import encode_header
-from sigmerge.jobs.options import silent
+from sigmerge.progress import silent
 
 TENSORS: list[tuple[str, str, tuple[int, ...]]] = [
     (f"model.layers.{i}.mlp.up_proj.weight", "BF16", (32, 16)) for i in range(2)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.digests import sha256
-from sigmerge.jobs.options import silent
+from sigmerge.progress import silent
 from sigmerge.real import train as training
 from sigmerge.real.train import FineTuning, RealTraining, fit, tokenized
 from tests.evaluation.tiny import write_tiny
@@ -42,6 +42,19 @@ def answer(folder: Path, prompt: str) -> str:
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     new = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
     return str(tokenizer.decode(new, skip_special_tokens=True))
+
+
+def test_experts_trained_side_by_side_are_those_trained_in_turn(
+    made: RealTraining, tmp_path: Path
+) -> None:
+    short = replace(made, settings=replace(SETTINGS, steps=4))
+    one = replace(short, out=tmp_path / "one").run(silent)
+    seen: list[tuple[str, int, int]] = []
+    two = replace(short, out=tmp_path / "two", jobs=2).run(lambda *at: seen.append(at))
+    for domain in ("math", "safety"):
+        file = f"{domain}/model.safetensors"
+        assert (one / file).read_bytes() == (two / file).read_bytes()
+    assert seen == [("experts", 1, 2), ("experts", 2, 2)]
 
 
 def test_every_expert_learns_its_own_answer(made: RealTraining) -> None:

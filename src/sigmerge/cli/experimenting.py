@@ -23,7 +23,7 @@ from sigmerge.cli.app import (
 )
 
 SuiteSource = Annotated[
-    str, typer.Argument(help="nano-study, nano-compare, nano-paper, paper, or a suite's YAML file.")
+    str, typer.Argument(help="nano-study, nano-compare, nano-paper, paper, real, or a YAML file.")
 ]
 PoolFolders = Annotated[
     list[Path] | None,

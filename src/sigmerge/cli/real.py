@@ -61,7 +61,7 @@ def data(
 
 @real.command(
     epilog=examples(
-        "sigmerge real train reference/ real/data pool/ --device cuda",
+        "sigmerge real train reference/ real/data pool/ --device cuda --jobs 5",
         "sigmerge real train reference/ real/data mild/ --steps 150 --rate 5e-5 --seed 1",
     )
 )
@@ -79,6 +79,9 @@ def train(
     expert: Annotated[
         list[str] | None, typer.Option("--expert", help="Only this domain; repeatable.")
     ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, help="Experts that are trained side by side.")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Fine-tune one expert a domain into a pool.
@@ -88,7 +91,7 @@ def train(
     from sigmerge.real.train import FineTuning, RealTraining
 
     settings = FineTuning(steps=steps, rate=rate, batch=batch, seed=seed)
-    job = RealTraining(reference, data, out, settings, device, tuple(expert or ()))
+    job = RealTraining(reference, data, out, settings, device, tuple(expert or ()), jobs)
     with show.progress(as_json) as progress:
         pool = job.run(progress)
     show.emit({"pool": str(pool)}, as_json, lambda done: iter([f"pool: {pool}"]))

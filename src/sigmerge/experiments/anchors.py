@@ -23,10 +23,11 @@ from sigmerge.experiments.suite import PAPERS_ANCHORS, ExperimentSuite, load_sui
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.anchor import make_anchor
-from sigmerge.jobs.options import Description, Options, silent
+from sigmerge.jobs.options import Description, Options
 from sigmerge.jobs.scores import scorer_of
 from sigmerge.method.deficit import residual_gap
 from sigmerge.operators.table import operator
+from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.records import Part
 

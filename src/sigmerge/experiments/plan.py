@@ -15,9 +15,10 @@ from sigmerge.experiments.store import RunKind, StoredPool, StoredRun
 from sigmerge.experiments.suite import ExperimentSuite, MethodSection, PoolPlace, RepairSetting
 from sigmerge.files.digests import sha256
 from sigmerge.files.documents import content_key
-from sigmerge.jobs.options import Options, silent
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import weight_digests
 from sigmerge.operators.table import operator
+from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
 
 

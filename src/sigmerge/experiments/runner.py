@@ -29,11 +29,12 @@ from sigmerge.experiments.store import ANALYSIS, STORE, RunStore, create, open_r
 from sigmerge.experiments.suite import ExperimentSuite
 from sigmerge.files.documents import whole, write_json
 from sigmerge.files.regular import remove
-from sigmerge.jobs.options import Description, Options, silent
+from sigmerge.jobs.options import Description, Options
 from sigmerge.jobs.repair import check_repair
 from sigmerge.jobs.scores import scorer_of
 from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.merge3.evolve import require_search
+from sigmerge.progress import silent
 from sigmerge.records import Part
 
 DEFINITION, OVERVIEW = "suite.yaml", "overview.json"

@@ -19,7 +19,7 @@ from sigmerge.files.regular import remove
 from sigmerge.jobs.decided import decided_job
 from sigmerge.jobs.dense import merge_blocks, plan_dense, run_dense, with_statistics
 from sigmerge.jobs.occupancy import claim_into, write_candidate
-from sigmerge.jobs.options import Options, silent
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import (
     CheckpointScorer,
     ScoreFunction,
@@ -29,6 +29,7 @@ from sigmerge.jobs.scores import (
 )
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
 from sigmerge.method.objective import Answer
+from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:

@@ -27,13 +27,14 @@ from sigmerge.files.regular import remove, sync_folder
 from sigmerge.jobs.calls import CALL_LINES, Calls, experts_of, target_of
 from sigmerge.jobs.candidates import Measure, measure_of
 from sigmerge.jobs.dense import plan_dense, run_dense
-from sigmerge.jobs.options import Options, Step, silent
+from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import open_repair_pool, require_whole
 from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.strategies import Setup, guide
 from sigmerge.jobs.work_folder import hidden, list_records
 from sigmerge.method.deficit import Reference
 from sigmerge.method.tuning import Proposal
+from sigmerge.progress import silent
 from sigmerge.recipe import GuideSection, Recipe, RepairSection, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
 from sigmerge.records import PLAN, read_plan

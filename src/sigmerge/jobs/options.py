@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from sigmerge.engine.machine import default_threads
 from sigmerge.errors import SigmergeError
-from sigmerge.progress import Progress
+from sigmerge.progress import Progress, silent
 from sigmerge.words import size
 
 if TYPE_CHECKING:
     from sigmerge.engine.cluster import Cluster
     from sigmerge.engine.gpu import Gpu
-
-
-def silent(stage: str, done: int, total: int) -> None:
-    pass
 
 
 @dataclass(frozen=True)

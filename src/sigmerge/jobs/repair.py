@@ -33,7 +33,7 @@ from sigmerge.jobs.occupancy import (
     run_occupancy,
     write_candidate,
 )
-from sigmerge.jobs.options import Description, Options, Step, silent
+from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import (
     block_sites,
     member,
@@ -61,6 +61,7 @@ from sigmerge.jobs.scores import (
 from sigmerge.jobs.work_folder import hidden
 from sigmerge.method import deficit
 from sigmerge.method.controls import VARIANTS, Allocation, allocate
+from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, RepairSection, load_recipe
 from sigmerge.records import (
     PLAN,

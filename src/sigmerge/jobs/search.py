@@ -35,11 +35,12 @@ from sigmerge.files.digests import sha256
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.regular import remove, sync_folder
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
-from sigmerge.jobs.options import Description, Options, Step, silent
+from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.work_folder import WorkFolder, hidden, list_records
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
 from sigmerge.merge3.evolve import ScoredGenotype, best, evolve, require_search
 from sigmerge.operators.table import operator
+from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, SearchSection, load_recipe
 from sigmerge.recipe.space import Genotype, Space, space_of
 from sigmerge.recipe.template import Template, candidate_seed, template

@@ -30,7 +30,7 @@ from sigmerge.jobs.calls import CALL_LINES, Calls, decided_section, experts_of, 
 from sigmerge.jobs.candidates import SCRATCH_ANCHOR, Measure, measure_of
 from sigmerge.jobs.dense import plan_dense
 from sigmerge.jobs.merge import MergeJob
-from sigmerge.jobs.options import Description, Options, Step, silent
+from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_repair_pool, require_whole
 from sigmerge.jobs.profile import describe_profile, measure_profile, probe_prompts
 from sigmerge.jobs.scores import ScoreFunction
@@ -39,6 +39,7 @@ from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.method import conflict
 from sigmerge.method.objective import Answer, Objective, paired_bootstrap
 from sigmerge.method.tuning import Proposal
+from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, RepairSection, TuneSection, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
 from sigmerge.records import (

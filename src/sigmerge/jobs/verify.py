@@ -25,10 +25,11 @@ from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
 from sigmerge.jobs.occupancy import OccupancyJob, copy_outside, write_layers
-from sigmerge.jobs.options import Options, silent
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_anchor, open_repair_pool, recipe_of
 from sigmerge.kernels import Array
 from sigmerge.probing.expected import expected_shapes
+from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.records import (
     PLAN,

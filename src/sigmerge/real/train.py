@@ -13,9 +13,11 @@ an order of its own, so the same command need not give the same bytes there.
 from __future__ import annotations
 
 import math
+import multiprocessing
 import shutil
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.files.regular import remove
 from sigmerge.nano.train import Schedule
 from sigmerge.probing.exemplars import read_exemplars
-from sigmerge.progress import Progress
+from sigmerge.progress import Progress, silent
 
 _REFERENCE, RECORDS = "reference", "training"
 DATA_PARTS = ("items", "exemplars", "probe.jsonl", "data.json")
@@ -69,6 +71,8 @@ class RealTraining:
     device: str = "cpu"
     domains: tuple[str, ...] = ()
     """The experts to train now; all of which there is data, if empty."""
+    jobs: int = 1
+    """Processes that train experts side by side, on one device."""
 
     def check(self) -> list[str]:
         """Find what is missing before anything is loaded; returns the domains."""
@@ -101,9 +105,18 @@ class RealTraining:
         domains = self.check()
         (self.out / RECORDS).mkdir(parents=True, exist_ok=True)
         self._copy()
-        for domain in domains:
-            if self._record(domain) is None:
+        todo = [domain for domain in domains if self._record(domain) is None]
+        if self.jobs == 1 or len(todo) < 2:
+            for domain in todo:
                 self._train(domain, progress)
+            return self.out
+        # New processes, not forks: those of a process that uses CUDA may hang.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(self.jobs, len(todo)), context) as pool:
+            training = [pool.submit(self._train, domain, silent) for domain in todo]
+            for done, future in enumerate(as_completed(training), 1):
+                future.result()
+                progress("experts", done, len(todo))
         return self.out
 
     def _copy(self) -> None:
