@@ -45,6 +45,19 @@ def test_the_larger_of_two_stacks_is_the_decoder() -> None:
     assert find_stack(names) == Stack("language_model.model.layers.", 2)
 
 
+@pytest.mark.parametrize(
+    ("encoder", "decoder"),
+    [("model.visual.blocks.", "model.layers."), ("encoder.block.", "decoder.block."),
+     ("vision_model.encoder.layers.", "language_model.model.layers.")],
+)  # fmt: skip
+def test_a_larger_encoder_is_not_the_decoder(encoder: str, decoder: str) -> None:
+    names = [(f"{encoder}{i}.w", 100) for i in range(8)]
+    names += [("projector.0.w", 30), ("projector.2.w", 30)]
+    assert find_stack(names) == Stack(encoder, 8)
+    names += [(f"{decoder}{i}.w", 100) for i in range(2)]
+    assert find_stack(names) == Stack(decoder, 2)
+
+
 @pytest.mark.parametrize(("present", "gap"), [((0, 2), 1), ((1, 2), 0), ((0, 1, 999999999), 2)])
 def test_a_stack_with_a_gap_says_where(present: tuple[int, ...], gap: int) -> None:
     stack = find_stack([(f"layers.{i}.w", 5) for i in present])

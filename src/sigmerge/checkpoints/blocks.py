@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+ENCODERS = ("encoder", "vision", "visual", "image", "audio")
+"""What names of stacks say that read pictures, sound or the text to answer."""
 LONGEST_INDEX = 9
 """Digits of the largest block number."""
 
@@ -49,7 +51,7 @@ class Stack:
 
 
 def find_stack(sizes: Iterable[tuple[str, int]]) -> Stack:
-    """The stack that holds most coordinates.
+    """The stack that holds most coordinates; an encoder only where no other holds a tenth of it.
 
     Only the first number in a name counts, so the experts of a mixture stay in their block.
     No stack at all gives depth 0: everything is outside.
@@ -62,6 +64,12 @@ def find_stack(sizes: Iterable[tuple[str, int]]) -> Stack:
             indices[found[0]].add(found[1])
     if not indices:
         return Stack("", 0)
-    prefix = max(sorted(indices), key=lambda candidate: weight[candidate])
+    least = max(weight.values()) / 10  # a projector between two stacks is none
+    deciding = [
+        prefix
+        for prefix in indices
+        if weight[prefix] >= least and not any(word in prefix for word in ENCODERS)
+    ]
+    prefix = max(sorted(deciding or indices), key=lambda candidate: weight[candidate])
     seen = indices[prefix]
     return Stack(prefix, len(seen), next((i for i in range(len(seen)) if i not in seen), None))

@@ -93,11 +93,24 @@ def chat_template_of(folder: Path) -> str | None:
 
 def merged_config(config: dict[str, Any], untied: bool, dtype: str | None) -> dict[str, Any]:
     """The reference's configuration, true to what is written: dtype and tied head."""
-    merged = dict(config)
+    merged = _changed(config, untied, dtype)
+    if dtype and not {"dtype", "torch_dtype"} & config.keys():
+        merged["torch_dtype"] = TORCH_NAMES[dtype]
+    return {**merged, "tie_word_embeddings": False} if untied else merged
+
+
+def _changed(config: dict[str, Any], untied: bool, dtype: str | None) -> dict[str, Any]:
+    """A configuration, and those of the models in it, with what they say about dtype and head."""
+    merged = {
+        key: _changed(value, untied, dtype)
+        if key.endswith("_config") and isinstance(value, dict)
+        else value
+        for key, value in config.items()
+    }
     if dtype:
-        present = [key for key in ("dtype", "torch_dtype") if key in merged]
-        merged |= dict.fromkeys(present or ["torch_dtype"], TORCH_NAMES[dtype])
-    if untied:
+        present = [key for key in ("dtype", "torch_dtype") if key in config]
+        merged |= dict.fromkeys(present, TORCH_NAMES[dtype])
+    if untied and "tie_word_embeddings" in config:
         merged["tie_word_embeddings"] = False
     return merged
 

@@ -29,8 +29,15 @@ SHOWN = 12
 """Lines of one kind that an error lists."""
 SHORT = 300
 """Characters of a name that an error shows."""
-HEAD_NAMES = ("lm_head.weight", "embed_out.weight", "output.weight")
-EMBEDDING_SUFFIXES = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "embeddings.weight")
+HEAD_NAMES = ("lm_head.weight", "embed_out.weight", "output.weight", "head.weight")
+EMBEDDING_SUFFIXES = (
+    "embed_tokens.weight", "wte.weight", "embed_in.weight", "embeddings.weight", "shared.weight",
+)  # fmt: skip
+
+
+def is_head(name: str) -> bool:
+    """Whether a tensor is an output head; that of a model inside another has a longer name."""
+    return name in HEAD_NAMES or name.endswith(".lm_head.weight")
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Checkpoint:
     @property
     def head(self) -> str | None:
         """The output head's own tensor, if the checkpoint stores one."""
-        return next((name for name in HEAD_NAMES if name in self.tensors), None)
+        return min(filter(is_head, self.tensors), key=len, default=None)
 
     @property
     def embedding(self) -> str | None:

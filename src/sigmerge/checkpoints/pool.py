@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.checkpoints.blocks import Stack
-from sigmerge.checkpoints.folder import HEAD_NAMES, SHOWN, Checkpoint, open_checkpoint
+from sigmerge.checkpoints.folder import SHOWN, Checkpoint, is_head, open_checkpoint
 from sigmerge.checkpoints.formed import FormedTensor
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.errors import PoolError
@@ -132,7 +132,7 @@ def _rebuilt(pool: Pool, members: dict[str, Checkpoint], untied: bool) -> Pool:
 
 
 def _without_head(member: Checkpoint) -> Checkpoint:
-    kept = {name: tensor for name, tensor in member.tensors.items() if name not in HEAD_NAMES}
+    kept = {name: tensor for name, tensor in member.tensors.items() if not is_head(name)}
     return replace(member, tensors=kept)
 
 

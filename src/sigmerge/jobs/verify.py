@@ -28,7 +28,7 @@ from sigmerge.jobs.occupancy import OccupancyJob, copy_outside, write_layers
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_anchor, open_repair_pool, recipe_of
 from sigmerge.kernels import Array
-from sigmerge.probing.expected import expected_shapes
+from sigmerge.probing.expected import architecture_problems
 from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.records import (
@@ -80,7 +80,7 @@ class VerifyJob:
             folder,
             dict(provenance.outputs) or None,
             {Path(entry.file): entry.sha256 for entry in provenance.inputs} or None,
-            expected=expected_shapes(folder),
+            architecture=architecture_problems(folder),
             threads=self.options.threads,
             progress=self.options.progress,
         )

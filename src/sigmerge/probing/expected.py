@@ -1,27 +1,65 @@
-"""The tensors that an architecture has, without weights: what `sigmerge verify` compares with."""
+"""Whether transformers finds in a folder what its model needs: `sigmerge verify` reports it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.probing.bounded import bounded
+from sigmerge.probing.loading import model_class, quiet
 
 
-def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]] | str:
-    """Names and shapes as transformers builds the model; a text where it cannot, and why.
+def architecture_problems(folder: Path) -> list[tuple[str, str]] | str:
+    """Tensors with what is wrong about them; a text where transformers cannot say, and why.
 
-    Code that a checkpoint brings along is not run.
+    transformers loads the model from tensors that have a shape and no values, so that what it
+    renames, joins or ties counts as it does when the folder is used. Code that a checkpoint brings
+    along is not run.
     """
     try:
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
+        from transformers.utils import logging
     except ImportError:
         return "transformers is not installed"
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # it reports in a table what is returned here
     try:
-        with bounded(folder), torch.device("meta"):
+        with quiet(), bounded(folder):
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            model = AutoModelForCausalLM.from_config(config)
+            stored = open_checkpoint(folder).tensors
+            weights = {n: torch.empty(t.shape, device="meta") for n, t in stored.items()}
+            kind = _class_of(config)
+            _, found = kind.from_pretrained(
+                None, config=config, state_dict=weights, device_map="meta",
+                output_loading_info=True, ignore_mismatched_sizes=True,
+            )  # fmt: skip
     except Exception as error:  # whatever a foreign configuration makes a library do
+        if "conversion of the weights" in str(error):
+            return [("weights", "transformers cannot join them; some are missing or of another "
+                     "shape")]  # fmt: skip
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return f"transformers cannot build the model ({reason[:300]})"
-    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    finally:
+        logging.set_verbosity(level)
+    return sorted(_problems(found))
+
+
+def _class_of(config: Any) -> Any:
+    """The class itself: an auto class takes no weights from memory."""
+    found = model_class(config)._model_mapping[type(config)]
+    if not isinstance(found, tuple | list):
+        return found
+    named = set(config.architectures or ())
+    return next((one for one in found if one.__name__ in named), found[0])
+
+
+def _problems(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in found["missing_keys"]:
+        yield name, "is missing"
+    for name in found["unexpected_keys"]:
+        yield name, "is no tensor of the architecture"
+    for name, shape, wanted in found["mismatched_keys"]:
+        yield name, f"shape {list(shape)}, not {list(wanted)}"

@@ -15,8 +15,7 @@ from sigmerge.checkpoints.remote import with_weights
 from sigmerge.engine.machine import free_memory
 from sigmerge.errors import MissingExtra, PoolError, ScoreError
 from sigmerge.files.documents import read_json_object
-from sigmerge.probing.bounded import bounded
-from sigmerge.probing.loading import loading, put_adapter
+from sigmerge.probing.loading import load_pretrained, loading, put_adapter
 
 _T = TypeVar("_T")
 LONGEST = 2048
@@ -101,7 +100,7 @@ class HfModel:
     ) -> None:
         try:
             import torch
-            from transformers import AutoModelForCausalLM, AutoTokenizer
+            from transformers import AutoTokenizer
         except ImportError:
             raise MissingExtra("transformers", "eval", "Evaluating a checkpoint") from None
         self.torch, self.name = torch, str(folder)
@@ -109,8 +108,7 @@ class HfModel:
             how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust}
             home = with_weights(home_of(folder))
             self.tokenizer: Any = AutoTokenizer.from_pretrained(home, **how)
-            with bounded(home):
-                model: Any = AutoModelForCausalLM.from_pretrained(home, dtype=dtype, **how)
+            model = load_pretrained(home, trust, dtype=dtype)
         put_adapter(model, folder)
         self.model = model.to(model_device()).eval()
         self.tokenizer.padding_side = "left"
@@ -173,7 +171,9 @@ class HfModel:
             list(prompts), return_tensors="pt", padding=True, add_special_tokens=special
         )
         inputs = {k: inputs[k].to(self.model.device) for k in ("input_ids", "attention_mask")}
-        width = inputs["input_ids"].shape[1]
+        # An encoder-decoder answers with one token to begin by, others with the prompt.
+        apart = self.model.config.is_encoder_decoder
+        width = 1 if apart else inputs["input_ids"].shape[1]
         longest = sampling.max_new_tokens or max(1, (sampling.max_length or width + 64) - width)
         how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None}
         if sampling.temperature:

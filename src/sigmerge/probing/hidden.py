@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sigmerge.checkpoints.adapters import home_of
+from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.checkpoints.remote import with_weights
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.method.conflict import prompt_gram
 from sigmerge.method.shapes import Float32, Float64
-from sigmerge.probing.bounded import bounded
-from sigmerge.probing.loading import checked_device, loading, put_adapter
+from sigmerge.probing.loading import checked_device, load_pretrained, loading, put_adapter
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def probe(
     """
     try:
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
     except ImportError as error:
         raise MissingExtra("transformers", "models", "The representation view") from error
 
@@ -59,10 +59,7 @@ def probe(
     home = with_weights(home_of(Path(folder)))
     with loading(folder, "the probe pass"):
         reader = AutoTokenizer.from_pretrained(str(tokenizer or home), **options)
-        with bounded(home):
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                str(home), dtype=torch.float32, **options, **placement
-            )
+        model = load_pretrained(home, trust_remote_code, dtype=torch.float32, **placement)
     put_adapter(model, Path(folder))
     if offload_folder is None:
         model.to(checked_device(device))
@@ -99,7 +96,7 @@ def _pooled_states(
             ids, mask = _padded([tokens[index] for index in batch], device)
             with _recorded(blocks, mask) as means:
                 # The head is left out: its logits are never read and can be larger than a block.
-                model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+                model.base_model(**_inputs(model, ids, mask), use_cache=False)
             pooled.append(np.stack(means))
             if progress is not None:
                 progress(start + len(batch), len(tokens))
@@ -145,21 +142,22 @@ def _recorded(blocks: nn.ModuleList, mask: torch.Tensor) -> Iterator[list[np.nda
             handle.remove()
 
 
+def _inputs(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A text as a model takes it; an encoder-decoder reads it and writes it."""
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+    return inputs
+
+
 def decoder_blocks(model: Any) -> nn.ModuleList:
-    """The numbered decoder blocks: of the lists as long as the model is deep, the largest.
+    """The numbered decoder blocks, found as in a checkpoint: from the parameters' names.
 
     The last entry of the model's own `hidden_states` would be after the final norm, so hooks
     read the blocks themselves.
     """
-    from torch import nn
-
-    depth = model.config.get_text_config().num_hidden_layers
-    stacks = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList) and len(module) == depth
-    ]
-    if not stacks:
-        kind = type(model).__name__
-        raise PoolError(f"{kind} has no list of {depth} decoder blocks; it cannot be probed.")
-    return max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()))
+    stack = find_stack((name, weight.numel()) for name, weight in model.named_parameters())
+    if not stack.depth:
+        raise PoolError(f"{type(model).__name__} has no numbered blocks; it cannot be probed.")
+    blocks: nn.ModuleList = model.get_submodule(stack.prefix.removesuffix("."))
+    return blocks

@@ -12,6 +12,7 @@ from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import FormedValues
 from sigmerge.errors import PoolError, RecipeError, SigmergeError
+from sigmerge.probing.bounded import bounded
 
 
 @contextmanager
@@ -47,6 +48,37 @@ def quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+HEADS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM")
+"""Kinds of models that answer with logits: of text, of text beside pictures, encoder-decoder."""
+
+
+def model_class(config: Any) -> Any:
+    """What transformers builds models of a configuration by: the kind that `architectures` names.
+
+    Without such an entry it is the first kind that knows the configuration, a causal model first.
+    """
+    import transformers
+
+    kinds = [getattr(transformers, name) for name in HEADS if hasattr(transformers, name)]
+    named = set(getattr(config, "architectures", None) or ())
+    known = {kind: kind._model_mapping.get(type(config), None) for kind in kinds}
+    for kind, classes in known.items():
+        some = classes if isinstance(classes, tuple | list) else (classes,)
+        if named & {one.__name__ for one in some if one is not None}:
+            return kind
+    return next((kind for kind, classes in known.items() if classes is not None), kinds[0])
+
+
+def load_pretrained(folder: Path, trust: bool, **how: Any) -> Any:
+    """The model of a folder, with its weights."""
+    from transformers import AutoConfig
+
+    options = {"local_files_only": True, "trust_remote_code": trust}
+    with bounded(folder):
+        config = AutoConfig.from_pretrained(str(folder), **options)
+        return model_class(config).from_pretrained(str(folder), **options, **how)
 
 
 def renaming(model: Any) -> Callable[[str], str]:

@@ -46,6 +46,11 @@ def read_texts(
     """
     if not isinstance(model, HfModel):
         raise ScoreError("A likelihood benchmark reads logits, which the hf backend has; use it.")
+    if model.model.config.is_encoder_decoder:
+        raise ScoreError(
+            f"{model.name} is an encoder-decoder; a likelihood benchmark reads prompt and text as "
+            "one. Give a benchmark that generates."
+        )
     start = time.perf_counter()
     special = not (templated and model.tokenizer.chat_template)
     rows = _rows(model.tokenizer, pairs, longest, special, ends)

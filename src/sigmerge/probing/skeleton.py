@@ -15,7 +15,7 @@ from sigmerge.errors import MissingExtra, PoolError
 from sigmerge.probing.bounded import bounded
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.hidden import decoder_blocks
-from sigmerge.probing.loading import checked_device, loading, renaming
+from sigmerge.probing.loading import checked_device, loading, model_class, renaming
 
 if TYPE_CHECKING:
     import torch
@@ -186,7 +186,7 @@ def _empty_model(folder: Path, trust: bool) -> Any:
     try:
         import torch
         from torch.overrides import TorchFunctionMode
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
     except ImportError as error:
         raise MissingExtra("transformers", "models", "A capture pass") from error
 
@@ -199,7 +199,7 @@ def _empty_model(folder: Path, trust: bool) -> Any:
         config = AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trust
         )
-        model = AutoModelForCausalLM.from_config(
+        model = model_class(config).from_config(
             config, dtype=torch.float32, trust_remote_code=trust
         )
     return model.eval().requires_grad_(False)
