@@ -78,6 +78,20 @@ class Round(Part):
     share: DomainScores = {}
 
 
+class ScoreNoise(Part):
+    """How many items the score of a domain rests on, and what their number leaves open.
+
+    The others are standard errors of the scores, `gain` that of the repaired merge's less the
+    anchor's, which answered the same items.
+    """
+
+    items: Mapping[str, int]
+    experts: Mapping[str, DomainScores]
+    anchor: DomainScores
+    repaired: DomainScores = {}
+    gain: DomainScores = {}
+
+
 class ScoreTable(Part):
     """Q_d of every expert and of the anchor on the calibration items.
 
@@ -87,6 +101,7 @@ class ScoreTable(Part):
     experts: Mapping[str, DomainScores]
     anchor: DomainScores
     missing: Mapping[str, tuple[str, ...]] = {}
+    noise: ScoreNoise | None = None
 
 
 class GuardVerdict(Part):
@@ -239,6 +254,7 @@ class PairedScores(Part):
     anchor: DomainScores = {}
     repaired: DomainScores | None = None
     missing: Mapping[str, tuple[str, ...]] = {}
+    noise: ScoreNoise | None = None
 
 
 class RunRecord(Record):

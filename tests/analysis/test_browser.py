@@ -74,6 +74,12 @@ class Browser:
     def js(self, script: str):
         return self.driver.execute_script(script)
 
+    def wait(self, script: str) -> None:
+        """Until the script returns what is true; layout and scrolling take a moment."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self.driver, 20).until(lambda _: self.js(script))
+
     def log(self, kind: str) -> list[dict]:
         return self.driver.get_log(kind)
 
@@ -273,6 +279,33 @@ def test_an_experiments_page_shows_what_matters(
         "return [...document.querySelectorAll('.plots img')].map(i => i.clientWidth)"
     )
     assert len(sizes) == 11 and min(sizes) > 700
+
+
+def test_a_table_that_is_cut_off_says_so(browser: Browser, demo: Path):
+    hints = "return [...document.querySelectorAll('.more')].filter(e => e.offsetParent).length"
+    browser.open(demo, width=390)
+    assert browser.js(hints)
+    browser.js("for (const t of document.querySelectorAll('.scroll')) t.scrollLeft = 9999")
+    browser.wait(f"{hints} === 0")
+    browser.open(demo, width=1200)
+    browser.wait(f"{hints} === 0")
+
+
+def test_a_finger_reads_the_exact_value(browser: Browser, demo: Path):
+    browser.open(demo, width=390)
+    browser.js(
+        "document.querySelector('.run:not([hidden]) .band').scrollIntoView({block: 'center'})"
+    )
+    browser.wait("return scrollY > 0")
+    at = browser.js(
+        "const r = document.querySelector('.run:not([hidden]) .band').getBoundingClientRect();"
+        "return {x: r.x + r.width / 2, y: r.y + r.height / 2}"
+    )
+    for kind, points in (("touchStart", [at]), ("touchEnd", [])):
+        event = {"type": kind, "touchPoints": points}
+        browser.driver.execute_cdp_cmd("Input.dispatchTouchEvent", event)
+    browser.wait("return !document.getElementById('tip').hidden")
+    assert "anchor" in browser.driver.find_element("id", "tip").text
 
 
 def test_tabs_show_one_run_at_a_time(browser: Browser, demo: Path, pictures: Path):

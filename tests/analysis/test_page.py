@@ -14,7 +14,7 @@ import pytest
 from sigmerge.analysis.page import PageRun, render, write_page
 from sigmerge.analysis.svg import nice_ticks
 from sigmerge.errors import MissingExtra
-from sigmerge.records import PairedScores, Plan, Provenance, RepairPlan
+from sigmerge.records import PairedScores, Plan, Provenance, RepairPlan, ScoreNoise
 from tests.analysis import samples
 
 HOSTILE = """</script><script>alert("x")</script><img src=x onerror='alert(1)'>&"""
@@ -59,8 +59,45 @@ def test_full_page_has_every_figure():
     # Each with its table.
     assert page.count("<figure>") == page.count("<summary>Exact values</summary>")
     assert "merge_method: ties" in page
-    assert "393.75 MiB" in page and "4.2 s" in page
+    assert "413 MB" in page and "4.2 s" in page
     assert "role=tab" not in page.split("<script>")[0]
+
+
+def noisy(gain: float) -> PageRun:
+    """A run with the same gain on every domain, and 95 % intervals of ± 3.92 points around each."""
+    errors = dict.fromkeys(samples.DOMAINS, 0.02)
+    experts = dict.fromkeys(samples.DOMAINS, errors)
+    anchor = dict.fromkeys(samples.DOMAINS, 0.5)
+    repaired = dict.fromkeys(samples.DOMAINS, 0.5 + gain)
+    noise = ScoreNoise(items=dict.fromkeys(samples.DOMAINS, 480), experts=experts, anchor=errors,
+                       repaired=errors, gain=errors)  # fmt: skip
+    scores = PairedScores(experts={"math": dict.fromkeys(samples.DOMAINS, 0.9)}, anchor=anchor,
+                          repaired=repaired, noise=noise)  # fmt: skip
+    return replace(samples.run("TIES"), scores=scores, calibration=None, seconds=75.0)
+
+
+def test_a_gain_within_its_interval_has_no_colour():
+    small, large = render([noisy(0.01)]), render([noisy(0.09)])
+    assert '<td class="up">+9.00 <small>± 3.9</small></td>' in large
+    assert "<td>+1.00 <small>± 3.9</small></td>" in small
+    assert 'class="value up"' in large and 'class="value up"' not in small
+    assert '<dd class="up">+9.00 ± 1.8</dd>' in large  # five domains: 3.92 / √5
+    assert '<dd class="level">+1.00 ± 1.8</dd>' in small
+    assert "which is within its 95 % interval" in small
+    assert "<td>480</td>" in small and "on 2,400 items" in small
+
+
+def test_words_are_explained_and_settings_are_readable():
+    page = render([replace(noisy(0.01), recipe=f"{samples.RECIPE}  evaluate: {{suite: nano}}\n")])
+    text = page.split("<script>")[0]
+    for words in (
+        "Macro-5, the mean of 5 domain scores", "An anchor is a merge before its repair",
+        "coordinates, each for one domain alone", "what an expert learnt at a claimed coordinate",
+        "evaluate (suite nano)", "1 min 15 s", "the whole run; 4.2 s for its last step",
+    ):  # fmt: skip
+        assert words in text, words
+    assert "{&#39;" not in text and "iB<" not in text
+    assert not re.search(r"\d (B|kB|GB)<", text)
 
 
 def test_several_runs_share_an_overview():

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -18,7 +19,7 @@ from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.cli.show import description_lines
 from sigmerge.errors import OutputError, ScoreError, SigmergeError
 from sigmerge.evaluation import splits
-from sigmerge.evaluation.aggregate import summarise
+from sigmerge.evaluation.aggregate import standard_error, summarise
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import evaluate as run
 from sigmerge.evaluation.sources import Data
@@ -176,6 +177,32 @@ def test_domain_and_macro_are_unweighted_means():
     assert found.judges == ["keyword"]
     assert found.missing["math"] == ["gsm8k"]
     assert found.missing["safety"] == ["wildguardtest", "xstest", "do_anything_now"]
+
+
+def test_item_scores_have_the_mean_and_the_spread_of_the_score():
+    """Of plain items those of numpy; of items with lists the spread that resampling items has."""
+    suite = load_suite("mergebench")
+    rng = np.random.default_rng(0)
+    plain = rng.integers(0, 2, 60).astype(float).tolist()
+    found = summarise(suite, {"harmbench": [Scored({"harm": v}) for v in plain]})
+    assert found.item_scores["safety"] == [[1.0 - v for v in plain]]
+    error = standard_error(found.item_scores["safety"])
+    assert error == pytest.approx(np.std(plain, ddof=1) / np.sqrt(60))
+    lists = [rng.integers(0, 2, rng.integers(1, 4)).astype(float).tolist() for _ in range(200)]
+    keys = [m.key for m in suite.benchmarks["ifeval"].metrics.values()]
+    found = summarise(suite, {"ifeval": [Scored(dict.fromkeys(keys, v)) for v in lists]})
+    (items,) = found.item_scores["instruction"]
+    assert np.mean(items) == pytest.approx(found.domains["instruction"])
+    drawn = [[lists[i] for i in rng.integers(0, 200, 200)] for _ in range(2000)]
+    resampled = np.std([np.mean(np.concatenate(each)) for each in drawn])
+    assert standard_error([items]) == pytest.approx(resampled, rel=0.1)
+    both = standard_error([items, found.item_scores["instruction"][0]])
+    assert both == pytest.approx(standard_error([items]) / np.sqrt(2))
+
+
+def test_items_that_agree_leave_the_doubt_of_one_item():
+    assert standard_error([[1.0] * 100]) == pytest.approx(0.01)
+    assert standard_error([[1.0]]) is None
 
 
 def test_residual_gaps_are_to_the_strongest_expert():

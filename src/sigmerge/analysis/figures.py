@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from sigmerge.analysis import svg
-from sigmerge.analysis.table import PairedRow, percent, points
+from sigmerge.analysis.table import PairedRow, between, direction, margin, percent, points
 from sigmerge.method.deficit import DomainScores, best_scores
 from sigmerge.records import PairedScores, PerLayer, Plan, RepairPlan
 
@@ -102,15 +102,18 @@ def overview(rows: Sequence[PairedRow]) -> Figure:
             None,
             points(row.gain),
             svg.tip(row.name, *_paired_facts(row)),
+            direction(row.gain, row.noise.gain if row.noise else None),
+            margin(row.noise.repaired if row.noise else None),
         )
         for row in rows
     ]
     head = ("anchor", "before", "after", "gain")
-    cells = [(r.name, percent(r.anchor), percent(r.repaired), points(r.gain)) for r in rows]
+    cells = [(r.name, *_macro_cells(r)) for r in rows]
     return Figure(
         f"Macro-{rows[0].domains} of each anchor, before and after repair",
-        "The ring is the anchor, the disc the repaired merge, in percent. On the right the gain "
-        "in points.",
+        "The ring is the anchor, the disc the repaired merge, in percent; the thin line is the "
+        "repaired merge's 95 % interval. On the right the gain in points, in colour where it is "
+        "beyond its own interval.",
         svg.pairs("Macro score of each anchor before and after repair", marks),
         Grid(head, cells),
     )
@@ -121,13 +124,40 @@ def score_grid(scores: PairedScores | None) -> Grid | None:
     if scores is None or not scores.anchor:
         return None
     repaired, best = scores.repaired or {}, best_scores(scores.experts)
-    rows = []
+    noise, rows = scores.noise, []
     for domain, before in scores.anchor.items():
         after = repaired.get(domain)
         gain = None if after is None else after - before
-        values = (percent(best.get(domain)), percent(before), percent(after), points(gain))
+        values = [percent(best.get(domain)), percent(before), percent(after), points(gain)]
+        if noise is not None:
+            errors = (
+                _strongest_error(scores, domain),
+                *(found.get(domain) for found in (noise.anchor, noise.repaired, noise.gain)),
+            )
+            values = [between(*pair) for pair in zip(values, errors, strict=True)]
+            values = [f"{noise.items.get(domain, 0):,}", *values]
         rows.append((domain, *values))
-    return Grid(("domain", "strongest", "anchor", "repaired", "gain"), rows)
+    items = ("items",) if noise is not None else ()
+    return Grid(("domain", *items, "strongest", "anchor", "repaired", "gain"), rows)
+
+
+def _strongest_error(scores: PairedScores, domain: str) -> float | None:
+    """The standard error of the score that the domain's strongest expert has."""
+    scored = {name: row[domain] for name, row in scores.experts.items() if domain in row}
+    if not scored or scores.noise is None:
+        return None
+    strongest = max(scored, key=lambda name: scored[name])
+    return scores.noise.experts.get(strongest, {}).get(domain)
+
+
+def _macro_cells(row: PairedRow) -> tuple[str, str, str]:
+    """Macro score before and after, and the gain, each with its interval."""
+    noise = row.noise
+    return (
+        between(percent(row.anchor), noise.anchor if noise else None),
+        between(percent(row.repaired), noise.repaired if noise else None),
+        between(points(row.gain), noise.gain if noise else None),
+    )
 
 
 def paired_scores(scores: PairedScores, kinds: DomainClasses) -> Figure | None:
@@ -135,24 +165,33 @@ def paired_scores(scores: PairedScores, kinds: DomainClasses) -> Figure | None:
     if not grid:
         return None
     anchor, repaired, best = scores.anchor, scores.repaired or {}, best_scores(scores.experts)
-    marks = [
-        svg.BeforeAfter(
+    noise = scores.noise
+    marks = []
+    for domain, *values in grid.rows:
+        gain = repaired[domain] - anchor[domain] if domain in repaired else None
+        mark = svg.BeforeAfter(
             domain,
             kinds[domain],
             anchor[domain],
             repaired.get(domain),
             best.get(domain),
-            values[-1],
+            points(gain),
             svg.tip(domain, *zip(grid.head[1:], values, strict=True)),
+            direction(gain, noise.gain.get(domain) if noise else None),
+            margin((noise.repaired if repaired else noise.anchor).get(domain)) if noise else None,
         )
-        for domain, *values in grid.rows
-    ]
+        marks.append(mark)
     return Figure(
         "Scores per domain",
         _scores_caption(anchor, repaired, best),
         svg.pairs("Scores per domain", marks),
         grid,
-        [("key-ring", "anchor"), ("key-disc", "repaired"), ("key-goal", "strongest expert")],
+        [
+            ("key-ring", "anchor"),
+            ("key-disc", "repaired"),
+            ("key-goal", "strongest expert"),
+            *([("key-whisker", "95 % interval")] if noise else []),
+        ],
         opened=True,
     )
 
@@ -217,7 +256,7 @@ def conflict(plan: Drawn) -> Figure | None:
         "Conflict over depth",
         f"The experts disagree most in layer {high} (S̄ = {scores[high]:.2f}) and least in layer "
         f"{low} ({scores[low]:.2f}). Views are drawn min-max scaled over layers, as they enter "
-        "the mean S̄; hover and table give them as measured.",
+        "the mean S̄; a touch and the table give them as measured.",
         svg.lines("Conflict over depth", [*series, svg.Line("score", scores)], tips),
         Grid(("layer", *views, "conflict S̄"), cells),
         [("key-score", "conflict S̄"), *((f"key-view {name}", name) for name in views)],
@@ -413,9 +452,7 @@ def _layer_grid(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
 
 def _paired_facts(row: PairedRow) -> list[tuple[str, str]]:
     return [
-        ("anchor", percent(row.anchor)),
-        ("repaired", percent(row.repaired)),
-        ("gain", points(row.gain)),
+        *zip(("anchor", "repaired", "gain"), _macro_cells(row), strict=True),
         ("residual gap", f"{percent(row.gap_before)} → {percent(row.gap_after)}"),
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from importlib import resources
 from typing import Any
 
@@ -25,10 +26,19 @@ def page(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["direction"] = cell_direction
     style, script = _asset("page.css"), _asset("page.js")
     return environment.get_template(template).render(
         policy=_policy(style, script), style=Markup(style), script=Markup(script), **values
     )
+
+
+def cell_direction(cell: str) -> str:
+    """The class of a printed cell: a gain or a loss, unless it lies within its interval."""
+    found = re.fullmatch(r"([+−])([\d.]+)(?: ± ([\d.]+))?", cell)
+    if found is None or float(found[2]) <= float(found[3] or 0.0):
+        return ""
+    return "up" if found[1] == "+" else "down"
 
 
 def _asset(name: str) -> str:

@@ -56,13 +56,26 @@ function show(event) {
   tip.replaceChildren(...mark.dataset.tip.split("\n").map(row));
   const { width, height } = tip.getBoundingClientRect();
   const left = Math.min(event.clientX + 14, innerWidth - width - 8);
-  const above = event.clientY - height - 14;
+  const above = event.clientY - height - (event.pointerType === "touch" ? 34 : 14);
   tip.style.left = `${Math.max(8, left)}px`;
   tip.style.top = `${above < 8 ? event.clientY + 18 : above}px`;
 }
 document.addEventListener("pointermove", show);
 document.addEventListener("pointerdown", show);
 document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+
+// A table that goes on beyond its right edge says so, until the reader has seen its end.
+function hint(table) {
+  const words = table.nextElementSibling;
+  if (!words || !words.classList.contains("more")) return;
+  words.hidden = table.scrollWidth - table.clientWidth - table.scrollLeft < 4;
+}
+const wide = [...document.querySelectorAll(".scroll")];
+const sized = new ResizeObserver((entries) => entries.forEach((entry) => hint(entry.target)));
+for (const table of wide) {
+  sized.observe(table);
+  table.addEventListener("scroll", () => hint(table), { passive: true });
+}
 
 // The recipe to copy; where the clipboard is barred, the text is selected instead.
 for (const button of document.querySelectorAll(".copy")) {

@@ -23,7 +23,7 @@ from sigmerge.analysis.figures import (
     score_grid,
     sections,
 )
-from sigmerge.analysis.table import PairedRow, paired_row, percent, points
+from sigmerge.analysis.table import PairedRow, between, direction, paired_row, percent, points
 from sigmerge.files.documents import whole
 from sigmerge.records import PairedScores, Plan, Provenance, RepairPlan
 
@@ -34,6 +34,7 @@ class PageRun:
 
     plan    of the repair; of a dense merge, or None, when nothing was repaired
     scores  on the evaluation split; `calibration`: on the calibration split
+    seconds that the whole run took: merge, scores, profile, repair, scores again
     """
 
     name: str
@@ -43,6 +44,7 @@ class PageRun:
     scores: PairedScores | None = None
     calibration: PairedScores | None = None
     warnings: Sequence[str] = ()
+    seconds: float | None = None
 
     @property
     def repair(self) -> RepairPlan | None:
@@ -126,17 +128,35 @@ def _lead(rows: Sequence[PairedRow]) -> str:
         if len(paired) > 1
         else "The repair changed"
     )
-    words = f"{subject} Macro-{mean.domains} by {points(mean.gain)} points"
+    words = (
+        f"{subject} Macro-{mean.domains}, the mean of {mean.domains} domain scores, by "
+        f"{points(mean.gain)} points"
+    )
     if mean.gap_before is not None and mean.gap_after is not None:
         words += (
             f" and the residual gap to the strongest experts from {percent(mean.gap_before)} "
             f"to {percent(mean.gap_after)}"
         )
-    return f"{words}."
+    sure = [direction(row.gain, row.noise.gain) for row in paired if row.noise]
+    if len(sure) == len(paired) > 1:
+        beyond = sum(each == "up" for each in sure)
+        words += f"; {beyond} gains are beyond their 95 % interval"
+    elif sure == ["level"]:
+        words += ", which is within its 95 % interval"
+    return f"{words}. An anchor is a merge before its repair."
 
 
 def _paired_grid(rows: Sequence[PairedRow]) -> Grid:
-    return Grid(table.headings(rows), [table.cells(row) for row in table.with_mean(rows)])
+    return Grid(table.headings(rows), [_with_intervals(row) for row in table.with_mean(rows)])
+
+
+def _with_intervals(row: PairedRow) -> tuple[str, ...]:
+    name, anchor, repaired, gain, *gaps = table.cells(row)
+    if row.noise is None:
+        return name, anchor, repaired, gain, *gaps
+    errors = row.noise.anchor, row.noise.repaired, row.noise.gain
+    pairs = zip((anchor, repaired, gain), errors, strict=True)
+    return name, *(between(*pair) for pair in pairs), *gaps
 
 
 def _overview(rows: Sequence[PairedRow]) -> Figure | None:
@@ -159,12 +179,15 @@ def _view(run: PageRun, kinds: Mapping[str, str]) -> RunView:
         files=_files(run.provenance),
         recipe=run.recipe.strip(),
         gain=points(gain) if gain is not None else "",
-        mood="level" if not gain else "up" if gain > 0 else "down",
+        mood=direction(gain, row.noise.gain if row and row.noise else None),
     )
 
 
 def _tags(run: PageRun) -> list[tuple[str, str]]:
-    repair = [("variant", run.repair.variant), ("scale λ", run.repair.scale)] if run.repair else []
+    repair: list[tuple[str, object]] = []
+    if run.repair:
+        scale = f"{run.repair.scale} of what an expert learnt at a claimed coordinate"
+        repair = [("variant", run.repair.variant), ("scale λ: added is", scale)]
     seed = [("seed", run.plan.seed)] if run.plan else []
     return [(label, str(value)) for label, value in (*repair, *seed)]
 
@@ -173,22 +196,43 @@ def _headline(row: PairedRow | None, run: PageRun) -> list[tuple[str, str, str]]
     """The few numbers to take away."""
     facts = []
     if row:
-        name = f"Macro-{row.domains}"
+        name, noise = f"Macro-{row.domains}", row.noise
+        items = f" on {noise.items:,} items" if noise else ""
+        mean = f"mean of {row.domains} domains{items}, in percent"
+        first = between(percent(row.anchor), noise.anchor if noise else None)
         if row.repaired is None:
-            facts.append((name, percent(row.anchor), "the merge, in percent"))
+            facts.append((name, first, f"the merge: {mean}"))
         else:
-            facts.append((name, percent(row.repaired), f"anchor {percent(row.anchor)}"))
-            facts.append(("Gain", points(row.gain), "points"))
+            after = between(percent(row.repaired), noise.repaired if noise else None)
+            facts.append((name, after, f"{mean}; anchor, before the repair: {first}"))
+            gain = between(points(row.gain), noise.gain if noise else None)
+            facts.append(("Gain", gain, "points" + ("; ± is a 95 % interval" if noise else "")))
         if row.gap_after is not None:
-            facts.append(("Residual gap", percent(row.gap_after), f"was {percent(row.gap_before)}"))
+            beside = f"behind the strongest experts; was {percent(row.gap_before)}"
+            facts.append(("Residual gap", percent(row.gap_after), beside))
     plan = run.repair
     if plan and plan.claimed and plan.coordinates:
         part = sum(map(sum, plan.claimed)) / sum(plan.coordinates)
-        facts.append(("Claimed", f"{percent(part)} %", "of the layers' coordinates"))
-    if run.provenance:
-        memory = f"{_bytes(run.provenance.peak_memory_bytes)} peak memory"
-        facts.append(("Time", _duration(run.provenance.wall_seconds), memory))
+        facts.append(
+            (
+                "Claimed",
+                f"{percent(part)} %",
+                "of the layers' weights: each was changed for one domain",
+            )
+        )
+    facts += _time(run)
     return facts
+
+
+def _time(run: PageRun) -> list[tuple[str, str, str]]:
+    """The whole run's time where it is known, else that of the last step; and memory."""
+    if run.provenance is None:
+        return [] if run.seconds is None else [("Time", _duration(run.seconds), "the whole run")]
+    memory = f"{_bytes(run.provenance.peak_memory_bytes)} peak memory"
+    step = _duration(run.provenance.wall_seconds)
+    if run.seconds is None:
+        return [("Time", step, memory)]
+    return [("Time", _duration(run.seconds), f"the whole run; {step} for its last step, {memory}")]
 
 
 def _notices(run: PageRun, row: PairedRow | None) -> list[Notice]:
@@ -237,7 +281,18 @@ def _ingredients(recipe: str) -> Grid | None:
 def _settings(values: object) -> str:
     if not isinstance(values, dict):
         return ""
-    return ", ".join(f"{key} {value}" for key, value in values.items())
+    return ", ".join(f"{key} {_setting(value)}" for key, value in values.items())
+
+
+def _setting(value: object) -> str:
+    """A value as a reader writes it: no braces, brackets or quotes of Python."""
+    if isinstance(value, dict):
+        return f"({_settings(value)})"
+    if isinstance(value, list):
+        return " ".join(_setting(each) for each in value)
+    return (
+        {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    )
 
 
 def _costs(provenance: Provenance | None) -> list[tuple[str, str]]:
@@ -245,6 +300,8 @@ def _costs(provenance: Provenance | None) -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
     for key, value in (provenance.as_json() if provenance else {}).items():
         label = key.replace("_", " ")
+        if key in ("schema", "outputs"):  # the files have a table of their own
+            continue
         if isinstance(value, Mapping):
             facts += [(str(name), str(version)) for name, version in value.items()]
         elif key.endswith("_seconds"):
@@ -260,15 +317,12 @@ def _files(provenance: Provenance | None) -> Grid | None:
     if provenance is None or not provenance.inputs:
         return None
     rows = [(f.member, f.file, _bytes(f.size), f.sha256[:16]) for f in provenance.inputs]
+    rows += [("result", name, "", digest[:16]) for name, digest in provenance.outputs.items()]
     return Grid(("what", "file", "size", "sha256 (begins)"), rows, wordy=True)
 
 
 def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1024
-    return f"{count:.2f} TiB"
+    return f"{count / 1e6:,.3g} MB" if count < 1e8 else f"{count / 1e6:,.0f} MB"
 
 
 def _duration(seconds: float) -> str:

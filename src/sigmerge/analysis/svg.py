@@ -51,6 +51,8 @@ class BeforeAfter:
     goal: float | None
     printed: str
     tip: Tip
+    direction: str  # "up", "down" or "level"
+    margin: float | None = None  # half of the interval around the last of before and after
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,12 @@ def pairs(title: str, rows: Sequence[BeforeAfter]) -> Markup:
     """Before (ring) and after (disc) on one scale, joined; a tick marks the goal."""
     tall, top, room = 34.0, 4.0, 56.0
     marks = [m for p in rows for m in (p.before, p.after, p.goal) if m is not None]
+    marks += [
+        min(max((p.before if p.after is None else p.after) + side * p.margin, 0.0), 1.0)
+        for p in rows
+        if p.margin is not None
+        for side in (-1, 1)
+    ]
     ticks = nice_ticks(min(marks), max(*marks, min(marks) + 0.05))  # whole percents stay apart
     bottom = top + tall * len(rows)
     scale = (CHART_WIDTH - GUTTER - room - 8) / (ticks[-1] - ticks[0])
@@ -220,7 +228,7 @@ def pairs(title: str, rows: Sequence[BeforeAfter]) -> Markup:
             _hit(0, top + tall * i, CHART_WIDTH, tall),
             *_name(pair.label, pair.kind, middle),
             *_dumbbell(pair, middle, column),
-            text(CHART_WIDTH - 4, middle + 4, pair.printed, f"value {_direction(pair)}", "end"),
+            text(CHART_WIDTH - 4, middle + 4, pair.printed, f"value {pair.direction}", "end"),
         ]
         parts.append(tag("g", *band, kind="band", data_tip=pair.tip))
     return drawing(bottom + 26, title, parts)
@@ -308,12 +316,6 @@ def _depth(count: int, column: Sequence[float], bottom: float, over: str = "laye
     return [*shown, text((column[0] + column[-1]) / 2, bottom + 32, over, "tick", "middle")]
 
 
-def _direction(pair: BeforeAfter) -> str:
-    if pair.after is None or pair.after == pair.before:
-        return "level"
-    return "up" if pair.after > pair.before else "down"
-
-
 def _dumbbell(pair: BeforeAfter, middle: float, column: AxisPosition) -> list[Markup]:
     marks = []
     if pair.goal is not None:
@@ -323,6 +325,11 @@ def _dumbbell(pair: BeforeAfter, middle: float, column: AxisPosition) -> list[Ma
     if pair.after is not None:
         at = {"x1": column(pair.before), "x2": column(pair.after), "y1": middle, "y2": middle}
         marks.append(tag("line", **at, kind=f"rod {pair.kind}"))
+    if pair.margin is not None:
+        last = pair.before if pair.after is None else pair.after
+        ends = [column(min(max(last + side, 0.0), 1.0)) for side in (-pair.margin, pair.margin)]
+        at = {"x1": ends[0], "x2": ends[1], "y1": middle + 9, "y2": middle + 9}
+        marks.append(tag("line", **at, kind=f"whisker {pair.kind}"))
     marks.append(tag("circle", cx=column(pair.before), cy=middle, r=5.0, kind=f"ring {pair.kind}"))
     if pair.after is not None:
         disc = tag("circle", cx=column(pair.after), cy=middle, r=5.5, kind=f"fill {pair.kind}")

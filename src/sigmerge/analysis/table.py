@@ -7,6 +7,7 @@ expert of the pool, g_d = max(0, Q_d(strongest) − Q_d(merge)).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -20,6 +21,16 @@ from sigmerge.records import PairedScores
 
 
 @dataclass(frozen=True)
+class MacroNoise:
+    """The items behind a row, and the standard errors that they leave; None where not known."""
+
+    items: int
+    anchor: float | None
+    repaired: float | None
+    gain: float | None
+
+
+@dataclass(frozen=True)
 class PairedRow:
     """One anchor and its repair, as fractions; None where nothing was measured."""
 
@@ -29,6 +40,7 @@ class PairedRow:
     repaired: float | None = None
     gap_before: float | None = None
     gap_after: float | None = None
+    noise: MacroNoise | None = None
 
     @property
     def gain(self) -> float | None:
@@ -63,7 +75,22 @@ def paired_row(name: str, scores: PairedScores) -> PairedRow:
         repaired=macro(repaired) if repaired else None,
         gap_before=mean_gap(experts, anchor) if experts else None,
         gap_after=mean_gap(experts, repaired) if experts and repaired else None,
+        noise=_macro_noise(scores),
     )
+
+
+def _macro_noise(scores: PairedScores) -> MacroNoise | None:
+    noise = scores.noise
+    if noise is None:
+        return None
+
+    def error(domains: DomainScores) -> float | None:
+        if set(domains) != set(scores.anchor):
+            return None
+        return math.sqrt(sum(e * e for e in domains.values())) / len(domains)
+
+    both = error(noise.anchor), error(noise.repaired), error(noise.gain)
+    return MacroNoise(sum(noise.items.values()), *both)
 
 
 def mean_row(rows: Sequence[PairedRow], name: str = "mean") -> PairedRow:
@@ -91,6 +118,23 @@ def percent(fraction: float | None) -> str:
 def points(difference: float | None) -> str:
     """A difference of two scores in percent points, signed."""
     return "–" if difference is None else f"{100 * difference:+.2f}".replace("-", "−")
+
+
+def margin(error: float | None) -> float | None:
+    """Half of a 95 % interval around a score with this standard error."""
+    return None if error is None else 1.96 * error
+
+
+def between(printed: str, error: float | None) -> str:
+    """A printed number with half of its 95 % interval, in points, where that is known."""
+    return printed if error is None else f"{printed} ± {100 * 1.96 * error:.1f}"
+
+
+def direction(gain: float | None, error: float | None = None) -> str:
+    """Whether a gain is one: "up", "down", or "level" if it lies within its 95 % interval."""
+    if not gain or abs(gain) <= (margin(error) or 0.0):
+        return "level"
+    return "up" if gain > 0 else "down"
 
 
 def headings(rows: Sequence[PairedRow]) -> tuple[str, ...]:

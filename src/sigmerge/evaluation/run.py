@@ -47,8 +47,8 @@ class Result(Summary):
     sandbox: str | None
 
     def as_json(self) -> dict[str, Any]:
-        """The content of a result file."""
-        return asdict(self)
+        """The content of a result file; the store has the items."""
+        return {name: value for name, value in asdict(self).items() if name != "item_scores"}
 
     def _repr_html_(self) -> str:
         from sigmerge.analysis.figures import Grid

@@ -37,6 +37,7 @@ def page_of(folder: Path, record: RunRecord | None = None) -> PageRun:
         record.evaluation,
         record.calibration,
         record.warnings,
+        record.wall_seconds,
     )
 
 

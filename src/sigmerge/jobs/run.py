@@ -84,6 +84,7 @@ class RunJob:
                 anchor=plan.scores.anchor,
                 repaired=verdict.scores,
                 missing=plan.scores.missing,
+                noise=plan.scores.noise,
             )
             write_json(out / "calibration.json", calibration.as_json())
             evaluation = self._evaluation(anchor, repaired)

@@ -9,7 +9,7 @@ suite keeps every item itself. Scores of a callable are not kept: nothing identi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.aggregate import standard_error
 from sigmerge.evaluation.command_line import named_files, run_command
 from sigmerge.evaluation.store import checkpoint_key
 from sigmerge.files.cache import cache_place, keep_json, kept_json
@@ -27,7 +28,7 @@ from sigmerge.files.documents import parse_json, read_json_object
 from sigmerge.jobs.options import Options, Step
 from sigmerge.method.deficit import DomainScores, check_scores
 from sigmerge.recipe import Recipe
-from sigmerge.records import PairedScores, ScoreTable
+from sigmerge.records import PairedScores, ScoreNoise, ScoreTable
 
 if TYPE_CHECKING:
     from sigmerge.evaluation.how import How
@@ -62,6 +63,8 @@ class MeasuredScores:
     missing: Mapping[str, tuple[str, ...]]
     metrics: tuple[MetricScore, ...] = ()
     seconds: float = 0.0
+    items: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    """By domain and benchmark, the items' own scores, where a suite measured them."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +220,9 @@ def _suite_scorer(
         missing = {d: tuple(n) for d, n in result.missing.items()}
         metrics = tuple(_metrics(suite, result))
         return MeasuredScores(
-            dict(result.domains), missing, metrics, result.usage_of_results.seconds
-        )
+            dict(result.domains), missing, metrics, result.usage_of_results.seconds,
+            result.item_scores,
+        )  # fmt: skip
 
     return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure, check)
 
@@ -277,6 +281,7 @@ def score_table(
             experts={name: found.scores for name, found in zip(domains, experts, strict=True)},
             anchor=of_anchor.scores,
             missing=of_anchor.missing,
+            noise=_noise(dict(zip(domains, experts, strict=True)), of_anchor),
         )
         where = scorer.name
     elif section.scores is not None:
@@ -311,12 +316,44 @@ def paired_scores(
     folders = {**{f"expert {name}": path for name, path in recipe.experts.items()},
                "anchor": anchor, "repaired": repaired}  # fmt: skip
     measured = each(folders, scorer, "evaluating", options)
+    experts = {name: measured[f"expert {name}"] for name in recipe.experts}
     return PairedScores(
-        experts={name: measured[f"expert {name}"].scores for name in recipe.experts},
+        experts={name: found.scores for name, found in experts.items()},
         anchor=measured["anchor"].scores,
         repaired=measured["repaired"].scores,
         missing=measured["anchor"].missing,
+        noise=_noise(experts, measured["anchor"], measured["repaired"]),
     )
+
+
+def _noise(
+    experts: Mapping[str, MeasuredScores],
+    anchor: MeasuredScores,
+    repaired: MeasuredScores | None = None,
+) -> ScoreNoise | None:
+    """What the number of items leaves open; None where the items are not known."""
+    if not anchor.items:
+        return None
+    gains = {
+        domain: [
+            [after - before for before, after in zip(*pair, strict=True)]
+            for pair in zip(marks, repaired.items[domain], strict=True)
+        ]
+        for domain, marks in (anchor.items.items() if repaired else ())
+        if repaired
+    }
+    return ScoreNoise(
+        items={domain: sum(map(len, marks)) for domain, marks in anchor.items.items()},
+        experts={name: _errors(found.items) for name, found in experts.items()},
+        anchor=_errors(anchor.items),
+        repaired=_errors(repaired.items if repaired else {}),
+        gain=_errors(gains),
+    )
+
+
+def _errors(items: Mapping[str, Sequence[Sequence[float]]]) -> DomainScores:
+    found = {domain: standard_error(marks) for domain, marks in items.items()}
+    return {domain: error for domain, error in found.items() if error is not None}
 
 
 def missing_notes(missing: Mapping[str, tuple[str, ...]]) -> list[str]:
