@@ -244,10 +244,14 @@ def evaluate(
     trust_remote_code: bool = False,
     strict: bool = False,
     out: PathName | None = None,
+    answers: PathName | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     announce: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Result:
-    """Score a checkpoint on a suite. Items that were scored before are not scored again."""
+    """Score a checkpoint on a suite. Items that were scored before are not scored again.
+
+    `out` is a file for the result, `answers` one for what the model said to every item.
+    """
     from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Data
     from sigmerge.jobs.evaluate import EvaluateJob
@@ -267,6 +271,7 @@ def evaluate(
             trust_remote_code=trust_remote_code,
             progress=bar,
             strict=strict,
+            answers=_path(answers),
             announce=announce or (lambda estimate: None),
         )
         return _done(EvaluateJob(Path(checkpoint), suite, split, how, _path(out)))

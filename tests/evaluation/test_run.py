@@ -30,6 +30,7 @@ from sigmerge.jobs.evaluate import EvaluateJob
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import suite_scorer
 from sigmerge.method.deficit import residual_gaps
+from sigmerge.probing.generate import Sampling, load_model
 from tests.evaluation.scored import evaluate
 from tests.evaluation.tiny import write_tiny
 
@@ -292,6 +293,30 @@ def test_another_program_scores_again(place: Path, tmp_path: Path):
         result = evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r")
         found.append((result["macro"], result["reused_items"]))
     assert found == [(0.25, 0), (0.5, 0), (0.5, 0)]
+
+
+def test_answers_are_written_and_named(place: Path, tmp_path: Path):
+    """All items of a run, also those that the store had; and the command line says where."""
+    file = tmp_path / "new/answers.jsonl"
+    how = {"store": tmp_path / "r.sqlite", "answers": file}
+    found = evaluate(place / "tiny", str(place / "own.yaml"), "all", limit=2, **how)
+    assert f"answers: {file}" in "\n".join(evaluation_lines(found, file))
+    assert "pass --answers FILE" in "\n".join(evaluation_lines(found))
+    evaluate(place / "tiny", str(place / "own.yaml"), "all", **how)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    items, _ = splits.load_available(load_suite(place / "own.yaml"), Data())
+    assert [(row["benchmark"], row["record"]) for row in rows] == [
+        (name, item.record) for name, each in items.items() for item in each
+    ]
+    said = [row for row in rows if row["benchmark"] == "said"]
+    assert said and all(isinstance(row["output"], str) for row in said)
+    model = load_model(place / "tiny", "hf", "auto", None)
+    sampling = Sampling(load_suite(place / "own.yaml").benchmarks["said"].max_new_tokens)
+    ((answer,), _) = model.generate([said[0]["record"]["prompt"]], sampling)
+    assert said[0]["output"] == answer[0]
+    with pytest.raises(OutputError, match=r"--answers: .* cannot be written"):
+        evaluate(place / "tiny", str(place / "own.yaml"), "all", store=tmp_path / "r.sqlite",
+                 answers=tmp_path)  # fmt: skip
 
 
 def test_a_split_file_with_fewer_benchmarks_is_told(place: Path, tmp_path: Path):

@@ -172,9 +172,17 @@ WRONG: dict[str, tuple[Sliced, str]] = {
          "merge_method": "passthrough"},
         "slices: and models: both say what is merged",
     ),
+    "no module": ({"modules": {}, "merge_method": "passthrough"}, "modules: must be a mapping"),
     "two modules": (
-        {"modules": {"a": {}, "b": {}}, "merge_method": "passthrough"},
-        "modules: must be a mapping with one module",
+        {"modules": {"eyes": {"models": [{"model": MATH}]},
+                     "text": {"models": [{"model": CODING}]}},
+         "merge_method": "passthrough"},
+        r"modules\.text: is not merged as eyes is.*by what its tensors are called",
+    ),
+    "slices of two modules": (
+        {"modules": {name: {"slices": [piece(source(MATH, 0, 3))]} for name in ("eyes", "text")},
+         "merge_method": "passthrough"},
+        r"modules\.eyes\.slices: the layers of several modules cannot be stacked",
     ),
 }  # fmt: skip
 
@@ -184,6 +192,16 @@ def test_wrong_slices(pool: PoolOnDisk, tmp_path: Path, wrong: str) -> None:
     recipe, words = WRONG[wrong]
     with pytest.raises((RecipeError, PoolError), match=words):
         sigmerge.merge(placed(recipe, pool), tmp_path / "out")
+
+
+def test_modules_that_are_merged_alike_are_the_model(pool: PoolOnDisk, tmp_path: Path) -> None:
+    models = {
+        "models": [{"model": m, "parameters": {"weight": w}} for m, w in ((MATH, 1), (CODING, 2))]
+    }
+    for name, given in (("plain", models), ("parts", {"modules": {"a": models, "b": models}})):
+        sigmerge.merge(placed({**given, "merge_method": "linear"}, pool), tmp_path / name)
+    one, two = read_weights(tmp_path / "plain"), read_weights(tmp_path / "parts")
+    assert one.keys() == two.keys() and all(np.array_equal(one[n], two[n]) for n in one)
 
 
 REPAIR = {"shares": {"math": 0.6, "coding": 0.4}, "capacity": 0.1}

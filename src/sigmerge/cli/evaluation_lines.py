@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sigmerge.results import Aggregated
 
 
@@ -37,7 +39,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def evaluation_lines(result: Mapping[str, Any]) -> Iterator[str]:
+def evaluation_lines(result: Mapping[str, Any], answers: Path | None = None) -> Iterator[str]:
     for name, metrics in result["benchmarks"].items():
         numbers = "  ".join(f"{metric} {100 * value:.2f}" for metric, value in metrics.items())
         items, unparsed = result["items"][name], result["unparsed"].get(name)
@@ -59,6 +61,7 @@ def evaluation_lines(result: Mapping[str, Any]) -> Iterator[str]:
         f"{used['generated_tokens']:,} generated in {used['seconds']:.1f} s; "
         f"{result['reused_items']:,} items were scored before"
     )
+    yield f"answers: {answers or 'pass --answers FILE to read what the model said'}"
 
 
 def aggregate_lines(result: Aggregated) -> Iterator[str]:

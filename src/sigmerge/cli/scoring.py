@@ -69,6 +69,9 @@ def evaluate(
         Path | None, typer.Option("--store", help="SQLite file of results; default: user cache.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the result here.")] = None,
+    answers: Annotated[
+        Path | None, typer.Option("--answers", help="Write what the model answered, as JSON lines.")
+    ] = None,
     trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -89,10 +92,10 @@ def evaluate(
             data=Data.default(data, hub), splits=splits_file, store=store, limit=limit,
             only=tuple(only or ()), backend=backend, dtype=dtype, batch_size=batch_size or None,
             judge=judge, allow_code=allow_code, trust_remote_code=trust_remote_code, progress=bar,
-            strict=strict, announce=announce,
+            strict=strict, announce=announce, answers=answers,
         )  # fmt: skip
         result = show.do(EvaluateJob(checkpoint, suite, split, how, out), dry_run, goes_on=True)
-    show.emit(result, as_json, lambda done: lines.evaluation_lines(done.as_json()))
+    show.emit(result, as_json, lambda done: lines.evaluation_lines(done.as_json(), answers))
 
 
 @app.command(

@@ -18,7 +18,8 @@ LOADING_DTYPES = ("auto", "float32", "bfloat16", "float16")
 class How:
     """`progress` is called with (benchmark, items done, items in all), `announce` with the cost.
 
-    `strict` makes a benchmark without records an error.
+    `strict` makes a benchmark without records an error. `answers` is a file for what the model
+    answered, a line for each item.
     """
 
     data: Data = field(default_factory=Data.default)
@@ -34,6 +35,7 @@ class How:
     allow_code: bool = False
     allow_pickle: bool = False
     trust_remote_code: bool = False
+    answers: Path | None = None
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
     announce: Callable[[Mapping[str, Any]], None] = lambda estimate: None
 

@@ -6,7 +6,8 @@ one starts, so a killed evaluation goes on where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import AnswerStore, Key, Scored, checkpoint_key, settings_key
 from sigmerge.evaluation.suite import BenchmarkSuite, load_suite, nano_suite
 from sigmerge.files.cache import cache_place
+from sigmerge.files.documents import whole
 from sigmerge.files.scratch import scratch
 from sigmerge.probing.generate import LoadedModel, Usage, load_model
 
@@ -90,6 +92,8 @@ def evaluate(
             known[name] |= run.score(name, chosen[name], open_items[name], keys[name], store)
         usage = sum((store.usage(keys[n], wanted[n]) for n in chosen), Usage())
     results = {name: [known[name][item.id] for item in chosen[name]] for name in chosen}
+    if how.answers is not None:
+        _write_answers(how.answers, chosen, results)
     return Result(
         **vars(summarise(loaded, results)),
         checkpoint=str(checkpoint),
@@ -103,6 +107,17 @@ def evaluate(
         usage_of_results=usage,
         sandbox=run.sandbox,
     )
+
+
+def _write_answers(
+    file: Path, chosen: Mapping[str, Sequence[Item]], results: Mapping[str, Sequence[Scored]]
+) -> None:
+    """One JSON object a line: the benchmark, the record, the model's output and its scores."""
+    with whole(file) as partial, partial.open("w", encoding="utf-8") as lines:
+        for name, items in chosen.items():
+            for item, scored in zip(items, results[name], strict=True):
+                row = {"benchmark": name, "item": item.id, "record": item.record, **asdict(scored)}
+                lines.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
 
 
 def describe(

@@ -29,8 +29,7 @@ class EvaluateJob:
         """Items, tokens and what is in the store already; the model is not loaded."""
         from sigmerge.evaluation.run import describe
 
-        if self.out is not None:
-            _require_writable(self.out)
+        self._check_files()
         facts = describe(self.checkpoint, self.suite, self.split, self.how)
         weights = open_checkpoint(self.checkpoint, allow_pickle=self.how.allow_pickle).nbytes
         step = Step(
@@ -43,18 +42,25 @@ class EvaluateJob:
         return Description((step,), 1)
 
     def run(self) -> Result:
-        if self.out is not None:
-            _require_writable(self.out)
-            self.out.parent.mkdir(parents=True, exist_ok=True)
+        for _, file in self._check_files():
+            file.parent.mkdir(parents=True, exist_ok=True)
         result = evaluate(self.checkpoint, self.suite, self.split, self.how)
         if self.out is not None:
             write_json(self.out, result.as_json())
         return result
 
+    def _check_files(self) -> list[tuple[str, Path]]:
+        """The files to write besides the store, by the flag that names each."""
+        named = (("--out", self.out), ("--answers", self.how.answers))
+        files = [(flag, file) for flag, file in named if file is not None]
+        for flag, file in files:
+            _require_writable(flag, file)
+        return files
 
-def _require_writable(file: Path) -> None:
+
+def _require_writable(flag: str, file: Path) -> None:
     """OutputError if the result could not be written after hours of work. Makes no folder."""
     place = next(folder for folder in file.absolute().parents if folder.exists())
     if file.is_dir() or not place.is_dir() or not os.access(place, os.W_OK):
         why = "it is a folder" if file.is_dir() else f"{place} is no folder that can be written to"
-        raise OutputError(f"--out: {file} cannot be written; {why}.")
+        raise OutputError(f"{flag}: {file} cannot be written; {why}.")

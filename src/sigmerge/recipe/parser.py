@@ -210,18 +210,32 @@ class _Parser(Reading):
         )
 
     def _without_modules(self, data: dict[str, Any]) -> dict[str, Any]:
-        """A single module stands for the model: its keys go to the top level."""
+        """Modules that are merged alike stand for the model: their keys go to the top level."""
         data = {k: v for k, v in data.items() if v is not None or k not in ("slices", "modules")}
         if "output_slices" in data and "slices" not in data:  # its name in mergekit's old files
             data["slices"] = data.pop("output_slices")
         modules = data.pop("modules", None)
         if modules is None:
             return data
-        if not isinstance(modules, dict) or len(modules) != 1:
-            self.problem(("modules",), "must be a mapping with one module; merge others apart")
+        if not isinstance(modules, dict) or not modules:
+            self.problem(("modules",), "must be a mapping from names of modules to their models")
             return data
-        (name,) = modules
+        name, *others = modules
+        if differing := [other for other in others if modules[other] != modules[name]]:
+            self.problem(
+                ("modules", differing[0]),
+                f"is not merged as {name} is, and a recipe merges all parts of a model alike. "
+                "Write models: instead of modules:, and give a part values of its own by what its "
+                "tensors are called: weight: [{filter: vision_tower, value: 0.2}, {value: 0.5}]",
+            )
+            return data
         module = self.checked(ModuleSection, modules[name], ("modules", name))
+        if module is not None and others and module.slices:
+            self.problem(
+                ("modules", name, "slices"),
+                "the layers of several modules cannot be stacked in one recipe; write models:, or "
+                "slices: of one module",
+            )
         if module is None:
             return data
         given = module.model_dump(exclude_none=True)

@@ -53,7 +53,7 @@ class SliceSection(Section):
 
 
 class ModuleSection(Section):
-    """mergekit's form for models of several modules; here there is one."""
+    """mergekit's form for a part of a model; here all parts are merged alike."""
 
     slices: list[Any] | None = None
     models: list[Any] | None = None
