@@ -84,7 +84,11 @@ class Sides:
 
     def __init__(self, pool: BenchPool, method: str) -> None:
         self.pool, self.method = pool, method
-        self.recipe = write_recipe(pool, method, OUT / f"{pool.folder.name}-{method}.yaml")
+        self.recipe = self._recipe()
+
+    def _recipe(self) -> Path:
+        file = OUT / f"{self.pool.folder.name}-{self.method}.yaml"
+        return write_recipe(self.pool, self.method, file)
 
     def sigmerge(self, *, first: bool = False) -> Cost:
         cache = OUT / "cache"
@@ -124,10 +128,10 @@ class Sides:
         return path
 
 
-def measure(pool: BenchPool, method: str, repeat: int | None, mergekit: bool) -> Result:
+def measured(
+    sides: Sides, tiny: Sides, repeat: int | None, mergekit: bool, from_disk: bool
+) -> Result:
     """Sides take turns, so that a busy moment of the machine does not fall on one of them."""
-    tiny = Sides(make_pool(OUT / "tiny", TINY), method)
-    sides = Sides(pool, method)
     first = sides.sigmerge(first=True)
     ours, starts, floors, theirs = [], [], [], []
     for turn in range(repeat or 3):
@@ -138,10 +142,10 @@ def measure(pool: BenchPool, method: str, repeat: int | None, mergekit: bool) ->
             theirs.append(sides.mergekit())
     other = best(theirs) if theirs else None
     cold = None
-    if method in NEAR_FLOOR:
+    if from_disk:
         pairs = [sides.cold() for _ in range(repeat or 3)]
         cold = best(ours for ours, _ in pairs), best(floor for _, floor in pairs)
-    return Result(method, first, best(ours), best(starts), best(floors), other, cold)
+    return Result(sides.method, first, best(ours), best(starts), best(floors), other, cold)
 
 
 def startup(mergekit: bool) -> Iterator[tuple[str, Cost]]:
@@ -242,10 +246,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-mergekit", action="store_true", help="leave mergekit out")
     options = parser.parse_args(arguments)
     shape, folder = (QUICK, "quick") if options.quick else (HALF_BILLION, "half-billion")
-    pool = make_pool(Path("bench-pool") / folder, shape)
+    pool, tiny = make_pool(Path("bench-pool") / folder, shape), make_pool(OUT / "tiny", TINY)
     results = []
     for method in options.methods.split(","):
-        results.append(measure(pool, method, options.repeat, not options.no_mergekit))
+        sides, small = Sides(pool, method), Sides(tiny, method)
+        both, cold = not options.no_mergekit, method in NEAR_FLOOR
+        results.append(measured(sides, small, options.repeat, both, cold))
         print("\n".join(table(results[-1:])), flush=True)
     text = document(pool, results, list(startup(not options.no_mergekit)))
     print(text)

@@ -213,13 +213,8 @@ def _headline(row: PairedRow | None, run: PageRun) -> list[tuple[str, str, str]]
     plan = run.repair
     if plan and plan.claimed and plan.coordinates:
         part = sum(map(sum, plan.claimed)) / sum(plan.coordinates)
-        facts.append(
-            (
-                "Claimed",
-                f"{percent(part)} %",
-                "of the layers' weights: each was changed for one domain",
-            )
-        )
+        beside = "of the layers' coordinates, each for one domain alone"
+        facts.append(("Claimed", f"{percent(part)} %", beside))
     facts += _time(run)
     return facts
 
