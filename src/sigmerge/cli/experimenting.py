@@ -10,7 +10,10 @@ import typer
 
 from sigmerge.cli import show
 from sigmerge.cli.app import (
+    Address,
     DryRun,
+    EngineFlag,
+    EngineKind,
     Json,
     OutFolder,
     Pickle,
@@ -49,6 +52,8 @@ def suite(
     trust_remote_code: Trust = False,
     strict: StrictData = False,
     dry_run: DryRun = False,
+    engine: EngineFlag = EngineKind.local,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Run pools × anchors × settings into one store.
@@ -66,6 +71,8 @@ def suite(
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
             strict=strict,
+            engine=engine,
+            address=address,
         )
         job = SuiteJob(load_suite(source, pool or ()), out, how, jobs)
         result = show.do(job, dry_run, goes_on=True)

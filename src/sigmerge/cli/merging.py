@@ -150,6 +150,8 @@ def capture(
     allow_pickle: Pickle = False,
     device: CaptureDevice = None,
     trust_remote_code: Trust = False,
+    engine: EngineFlag = EngineKind.local,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Measure the statistics that the recipe's operator needs.
@@ -163,7 +165,10 @@ def capture(
 
     loaded = load(recipe, None, device)
     with show.progress(as_json) as bar:
-        how = options(threads, bar, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+        how = options(
+            threads, bar, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
+            engine=engine, address=address,
+        )  # fmt: skip
         done = show.do(CaptureJob(loaded, how, expert or (), out), dry_run, goes_on=True)
     show.emit(done, as_json, show.capture_lines)
 
@@ -351,6 +356,8 @@ def search(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start over.")] = False,
     threads: Threads = 0,
     dry_run: DryRun = False,
+    engine: EngineFlag = EngineKind.local,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Search a merge's coefficients by evolution (MERGE³).
@@ -367,7 +374,7 @@ def search(
         estimator=estimator, extraction=extraction,
     )  # fmt: skip
     with show.progress(as_json) as bar:
-        how = options(threads, bar, overwrite=overwrite)
+        how = options(threads, bar, overwrite=overwrite, engine=engine, address=address)
         done = show.do(SearchRun(loaded, out, how, settings, suite), dry_run, goes_on=True)
     show.emit(done, as_json, show.search_lines)
 

@@ -10,7 +10,10 @@ import typer
 
 from sigmerge.cli import show
 from sigmerge.cli.app import (
+    Address,
     DryRun,
+    EngineFlag,
+    EngineKind,
     Json,
     OutFolder,
     Pickle,
@@ -65,6 +68,8 @@ def tune(
     allow_pickle: Pickle = False,
     trust_remote_code: Trust = False,
     strict: StrictData = False,
+    engine: EngineFlag = EngineKind.local,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Find the strongest merge of a pool in a few evaluation calls.
@@ -83,7 +88,7 @@ def tune(
     with show.progress(as_json) as bar:
         how = options(
             threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code, strict=strict,
+            trust_remote_code=trust_remote_code, strict=strict, engine=engine, address=address,
         )  # fmt: skip
         done = show.do(TuneJob(loaded, out, how, settings), dry_run, goes_on=True)
     show.emit(done, as_json, show.tune_lines)

@@ -14,11 +14,13 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from sigmerge.engine.machine import CORES
 from sigmerge.engine.stream import Granule, Source, Stream, Write, drive
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, SigmergeError
@@ -27,8 +29,6 @@ from sigmerge.operators.base import Operator, Pass, Passes, Site
 
 RETRIES = 3
 """How often a task is run again whose worker or node was lost."""
-CORES = 4
-"""Cores of one task at most."""
 PATIENCE = 5.0
 """Seconds that an address has to answer."""
 
@@ -104,6 +104,22 @@ class Cluster:
         finally:
             for ref in waiting:
                 self._ray.cancel(ref)
+
+    def submit(self, label: str, function: Callable[..., _Result], *given: Any) -> Future[_Result]:
+        """function(*given) as a task; its result, or its error, in a future."""
+        needs = {"num_cpus": self.threads, "num_gpus": 0, "name": label}
+        ref = self._ray.remote(**needs, max_retries=RETRIES)(function).remote(*given)
+        done: Future[_Result] = Future()
+        done.set_running_or_notify_cancel()
+
+        def pass_on(_: Any) -> None:
+            try:
+                done.set_result(self._result(ref))
+            except BaseException as error:
+                done.set_exception(error)
+
+        ref.future().add_done_callback(pass_on)
+        return done
 
     def _result(self, ref: Any) -> Any:
         errors = self._ray.exceptions

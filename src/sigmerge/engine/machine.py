@@ -14,6 +14,8 @@ from pathlib import Path
 
 INTERPRETER = 250_000_000
 """Resident bytes of Python with the libraries loaded, before any tensor."""
+CORES = 4
+"""Cores that one task of a cluster takes at most."""
 LIBRARIES = 600_000_000
 """Resident bytes of Python with torch and transformers loaded, before any tensor."""
 

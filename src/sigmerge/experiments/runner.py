@@ -178,7 +178,7 @@ class _Running:
             for number, group in enumerate(each)
             if not {run.record.key for run in group.runs} <= done
         ]
-        if self.jobs > 1:
+        if self.jobs > 1 or self.options.engine != "local":
             self._side_by_side(missing)
         else:
             self._one_by_one(missing)
@@ -196,12 +196,14 @@ class _Running:
                 self._overview(label)
 
     def _side_by_side(self, missing: list[tuple[PoolPlan, int, Group]]) -> None:
-        quiet = replace(self.options, progress=silent)
+        quiet, cluster = self.options.in_a_task, self.options.cluster
 
         def shared_by(processes: int) -> Options:
+            if cluster is not None:
+                return quiet
             return replace(quiet, threads=max(1, quiet.threads // min(processes, self.jobs)))
 
-        with Team(self.jobs, self.out) as team:
+        with Team(self.jobs, self.out, cluster) as team:
             how, first = shared_by(len(self.pools)), {}
             for plan in self.pools:
                 numbers = [number for other, number, _ in missing if other is plan]

@@ -1,4 +1,7 @@
-"""Processes that make the runs of a suite side by side, each writing the store by itself."""
+"""Processes, or tasks of a cluster, that make the runs of a suite side by side.
+
+Each writes the store by itself, so all must see its folder.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sigmerge.experiments.costs import Shared
 from sigmerge.experiments.group import Maker
 from sigmerge.experiments.plan import PoolPlan
 from sigmerge.experiments.store import STORE, create
 from sigmerge.jobs.options import Options
+
+if TYPE_CHECKING:
+    from sigmerge.engine.cluster import Cluster
 
 LOOK_SECONDS = 1.0
 """How often a waiting process checks, and at most how long a process outlives its parent."""
@@ -24,30 +30,39 @@ LOOK_SECONDS = 1.0
 class Team:
     """Open it with `with`. An error of one process ends the others after what they make."""
 
-    def __init__(self, jobs: int, out: Path) -> None:
+    def __init__(self, jobs: int, out: Path, cluster: Cluster | None = None) -> None:
+        self._out, self._jobs, self._cluster = out, jobs, cluster
+        if cluster is not None:
+            return
         # New processes, not forks: those of a process with threads, or with CUDA, may hang.
         self._pool = ProcessPoolExecutor(
             jobs, multiprocessing.get_context("spawn"), initializer=_end_with_parent
         )
-        self._out, self._jobs = out, jobs
 
     def __enter__(self) -> Team:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        if self._cluster is None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _submit(self, label: str, function: Callable[..., Any], *given: Any) -> Future[Any]:
+        if self._cluster is None:
+            return self._pool.submit(function, *given)
+        return self._cluster.submit(label, function, *given)
 
     def prepare(
         self, plan: PoolPlan, numbers: Sequence[int], options: Options
     ) -> Future[Shared | None]:
         """Scores of the experts, and what these groups of the pool share."""
-        return self._pool.submit(_prepare, self._out, plan, numbers, options)
+        return self._submit(f"suite: {plan.name}", _prepare, self._out, plan, numbers, options)
 
     def make(
         self, plan: PoolPlan, number: int, shared: Shared | None, options: Options
     ) -> Future[None]:
         """The runs of one group."""
-        return self._pool.submit(_make, self._out, plan, number, shared, options)
+        label = f"suite: {plan.name}, group {number}"
+        return self._submit(label, _make, self._out, plan, number, shared, options)
 
     def wait(self, futures: Mapping[str, Future[Any]]) -> Iterator[str]:
         """Until all are done: at every look, which are at work."""

@@ -6,15 +6,16 @@ interrupted run holds is not scored again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError, ScoreError
 from sigmerge.files.journal import Journal
-from sigmerge.jobs.candidates import Measure
+from sigmerge.jobs.candidates import Measure, Worths
 from sigmerge.jobs.options import Options
 from sigmerge.method import deficit
 from sigmerge.method.deficit import Reference
@@ -92,7 +93,7 @@ class Calls:
         dense = all(proposal.repair is None for _, proposal in missing)
         together = len(missing) if dense and self.measure.side_by_side else 1
         with Workers(max(1, min(together, self.options.threads))) as team:
-            for record in team.map(lambda pair: self._evaluated(*pair), missing):
+            for record in self._records(team, missing, apart=together > 1):
                 self.journal.append(record)
                 self._called[record["call"]] = record
                 self.options.progress(self.stage, record["call"] + 1, self.budget)
@@ -119,9 +120,32 @@ class Calls:
             )
         return True
 
+    def _records(
+        self, team: Workers, missing: Sequence[tuple[int, Proposal]], *, apart: bool
+    ) -> Iterator[dict[str, Any]]:
+        """The records of calls in order: by threads, or by tasks of a cluster if they may be."""
+        cluster = self.options.cluster
+        if cluster is None or not apart:
+            yield from team.map(lambda pair: self._evaluated(*pair), missing)
+            return
+        recipes = [(index, self.recipe_of(proposal)) for index, proposal in missing]
+        measured = cluster.map(
+            partial(_measured, self.measure), recipes, lambda pair: f"{self.stage}: call {pair[0]}"
+        )
+        for (index, recipe), (scores, worth) in zip(recipes, measured, strict=True):
+            yield self._record(index, recipe, scores, worth)
+
     def _evaluated(self, index: int, proposal: Proposal) -> dict[str, Any]:
         recipe = self.recipe_of(proposal)
-        scores, worth = self.measure.recipe(recipe)
+        return self._record(index, recipe, *self.measure.recipe(recipe))
+
+    def _record(
+        self,
+        index: int,
+        recipe: Mapping[str, Any],
+        scores: dict[str, float],
+        worth: Worths | None,
+    ) -> dict[str, Any]:
         self._check(index, scores)
         answer = self.measure.answer(scores, worth)
         error = self.objective.error(answer, self.answers[self.best]) if self.answers else 0.0
@@ -171,6 +195,12 @@ class Calls:
         domains = tuple(self.target)
         scores: Vector = tuple(self.answers[index].scores[d] for d in domains)
         return self.objective.merit(domains, scores, tuple(self.target.values()))
+
+
+def _measured(
+    measure: Measure, pair: tuple[int, Mapping[str, Any]]
+) -> tuple[dict[str, float], Worths | None]:
+    return measure.recipe(pair[1])
 
 
 def tuned_repair(proposal: Proposal, domains: Sequence[str]) -> TunedRepair | None:

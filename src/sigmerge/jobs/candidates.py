@@ -132,7 +132,7 @@ class MemoryMeasure:
         limit: int | None = None,
     ) -> None:
         self.scorer, self.pool = scorer, pool
-        self.options = replace(options, overwrite=True, progress=silent, durable=False)
+        self.options = replace(options.in_a_task, overwrite=True, durable=False)
         self.questions: dict[str, list[Question]] = {}
         for question in scorer.questions():
             each = self.questions.setdefault(question.benchmark, [])

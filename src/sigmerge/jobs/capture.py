@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
@@ -246,11 +247,22 @@ def run_captures(
 ) -> dict[str, Path]:
     """The folders of all experts' statistics; what is not there yet is captured now."""
     places = places or folders(planned, recipe, pool, options)
-    for one in planned:
-        if not is_finished(places[one.expert]):
-            _claim(places[one.expert])
-            _run(one, recipe, pool, options, places[one.expert])
+    missing = [(one, places[one.expert]) for one in planned if not is_finished(places[one.expert])]
+    if (cluster := options.cluster) is not None:
+        task = partial(_capture_one, recipe, pool, options.in_a_task)
+        done = cluster.map(task, missing, lambda pair: f"capture {pair[0].expert}")
+        for number, _ in enumerate(done, start=1):
+            options.progress("capturing experts", number, len(missing))
+        return dict(places)
+    for pair in missing:
+        _capture_one(recipe, pool, options, pair)
     return dict(places)
+
+
+def _capture_one(recipe: Recipe, pool: Pool, options: Options, pair: tuple[Capture, Path]) -> None:
+    planned, place = pair
+    _claim(place)
+    _run(planned, recipe, pool, options, place)
 
 
 def longest(planned: Capture, recipe: Recipe) -> int:

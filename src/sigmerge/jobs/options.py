@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from sigmerge.engine.machine import default_threads
+from sigmerge.engine.machine import CORES, default_threads
 from sigmerge.errors import SigmergeError
 from sigmerge.progress import Progress, silent
 from sigmerge.words import size
@@ -62,6 +62,12 @@ class Options:
         from sigmerge.engine.cluster import connect
 
         return connect(self.address, self.threads)
+
+    @property
+    def in_a_task(self) -> Options:
+        """The same in a task of the cluster: there is none inside it, and nobody to report to."""
+        threads = self.threads if self.engine == "local" else min(self.threads, CORES)
+        return replace(self, engine="local", address=None, progress=silent, threads=threads)
 
     @property
     def engine_name(self) -> str:

@@ -15,7 +15,7 @@ the merge, and the search's own files lie in its sigmerge/ folder.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -398,6 +398,18 @@ class _Search:
         self.replayed = len(self.called)
         self.begun, self.asked = bool(records), list[float]()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A task of a cluster scores a model; the journal stays where it is."""
+        return self.__dict__ | {"journal": None, "team": None, "options": self.options.in_a_task}
+
+    def _map(
+        self, function: Callable[[Any], dict[str, Any]], items: Sequence[Any], what: str
+    ) -> Iterator[dict[str, Any]]:
+        """The records of models, by threads here or tasks of a cluster."""
+        if (cluster := self.options.cluster) is None:
+            return self.team.map(function, items)
+        return cluster.map(function, items, lambda item: f"{what} {item}"[:100])
+
     def examine(self) -> dict[str, Answers]:
         """The answers of all respondents to all items."""
         respondents, members = self.job.respondents(), self.job.base.pool.members
@@ -408,7 +420,7 @@ class _Search:
             return {"respondent": name, "answers": self._ask(weights, self.job.questions)}
 
         missing = [name for name in respondents if name not in self.examined]
-        for record in self.team.map(ask, missing):
+        for record in self._map(ask, missing, "ability of"):
             self.journal.append(record)
             self.examined[record["respondent"]] = record
             self.options.progress("abilities", len(self.examined), len(respondents))
@@ -427,7 +439,10 @@ class _Search:
                     "gives it; another version of pymoo wrote it. Pass --overwrite to start over."
                 )
         missing = [pair for pair in numbered if pair[0] not in self.called]
-        for record in self.team.map(lambda pair: self._evaluate(*pair, models), missing):
+        scored = self._map(
+            lambda pair: self._evaluate(pair[0], pair[1], models), missing, "candidate"
+        )
+        for record in scored:
             self.journal.append(record)
             self.called[record["candidate"]] = record
             self.options.progress(

@@ -93,6 +93,15 @@ class SuiteScorer:
         self._asked = PerThread(lambda: _Asked(model, suite, self.how))
         self._one = threading.Lock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process loads models of its own."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("_asked", "_one")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._asked = PerThread(lambda: _Asked(self.model, self.suite, self.how))
+        self._one = threading.Lock()
+
     @property
     def name(self) -> str:
         from sigmerge.evaluation.run import Evaluation
