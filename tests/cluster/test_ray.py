@@ -31,6 +31,7 @@ from tests.jobs import tuned
 from tests.jobs.tuned import Contested
 from tests.merge3 import stub
 from tests.pools import PoolOnDisk, make_pool, weight_bytes
+from tests.probing import models
 from tests.storage.conftest import DOMAINS, SCORES
 
 pytestmark = pytest.mark.slow
@@ -183,6 +184,21 @@ def test_candidates_are_scored_by_tasks_as_they_are_by_threads(
         one, two = (tmp_path / f"{what}-{engine}" for engine in ("local", "ray"))
         assert _journal(two / f"{what}.jsonl") == _journal(one / f"{what}.jsonl")
         assert weights(two / "winner") == weights(one / "winner")
+
+
+def test_captures_by_tasks_and_a_merge_that_reads_them(nodes: Any, tmp_path: Path) -> None:
+    for engine in ("local", "ray"):
+        root = tmp_path / engine
+        models.write_expert(root / "reference")
+        for seed, name in enumerate(("math", "coding"), start=1):
+            models.write_expert(root / name, seed=seed, near=root / "reference")
+            models.write_exemplars(root / f"{name}.jsonl", seed, count=4)
+        listed = [{"model": str(root / n), "exemplars": str(root / f"{n}.jsonl")}
+                  for n in ("math", "coding")]  # fmt: skip
+        recipe = {"merge_method": "regmean", "base_model": str(root / "reference"),
+                  "models": listed}  # fmt: skip
+        sigmerge.merge(recipe, root / "out", threads=1, engine=engine)
+    assert weights(tmp_path / "ray/out") == weights(tmp_path / "local/out")
 
 
 def test_a_suite_by_tasks_ends_in_the_same_store(nodes: Any, tmp_path: Path) -> None:

@@ -133,6 +133,14 @@ class StatisticsFolders:
         self._made: OrderedDict[Hashable, _Cell] = OrderedDict()
         self._lock = threading.Lock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process reads the same folders, and derives what it needs by itself."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("_made", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._made, self._lock = OrderedDict(), threading.Lock()
+
     def measured(self, tensor: str) -> str:
         """What is known about a tensor of every expert."""
         kinds = {e[tensor].kind if tensor in e else "" for e in self._entries.values()}
