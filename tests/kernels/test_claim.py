@@ -79,8 +79,8 @@ def test_histograms_count_free_coordinates_only(size):
     one = OneTile(score)
     free = score[owner >= claim.ABOVE]
     for high in (0, pattern(2.0**-13) >> select.LOW_BITS):
-        counted = np.zeros(2 * select.HIGH_BINS, np.uint32), np.zeros(select.LOW_BINS, np.uint32)
-        expected = np.zeros(2 * select.HIGH_BINS, np.int64), np.zeros(select.LOW_BINS, np.int64)
+        counted = np.zeros(select.HIGH_PLACES, np.uint32), np.zeros(select.LOW_BINS, np.uint32)
+        expected = np.zeros(select.HIGH_PLACES, np.int64), np.zeros(select.LOW_BINS, np.int64)
         claim.count_high(one.table, owner, 0, 1, 1, claim.SETTLED, counted[0])
         claim.count_low(one.table, owner, 0, 1, 1, claim.SETTLED, high, counted[1])
         bits = np.abs(free).view(np.uint32)
@@ -97,7 +97,7 @@ def test_a_sample_counts_one_strip_in_so_many():
     seen = np.zeros(score.size, bool)
     for first in (0, 3, 6):
         seen[first * strip : (first + 1) * strip] = True
-    counted, expected = np.zeros((2, 2 * select.HIGH_BINS), np.uint32)
+    counted, expected = np.zeros((2, select.HIGH_PLACES), np.uint32)
     claim.count_high(one.table, owner, 0, 1, 3, claim.SETTLED, counted)
     bits = np.abs(score[seen & (owner >= claim.ABOVE)]).view(np.uint32)
     np.add.at(expected, halves(bits), 1)
@@ -186,7 +186,7 @@ def test_marking_settles_what_was_claimed_before(size, share):
     one, cut = OneTile(score), pattern(2.0**-13)
     if share != 0.5:  # a sample may count ties that are claimed where others of their tile are not
         for count, more in ((claim.count_high, ()), (claim.count_low, (0,))):
-            late, early = np.zeros((2, 2 * select.HIGH_BINS), np.uint32)
+            late, early = np.zeros((2, select.HIGH_PLACES), np.uint32)
             count(one.table, owner, 0, 1, 1, before, *more, late)
             count(one.table, settled, 0, 1, 1, claim.SETTLED, *more, early)
             assert np.array_equal(late, early)

@@ -24,6 +24,8 @@ from sigmerge.kernels.jit import kernel
 from sigmerge.kernels.stored import load, load_less
 
 HIGH_BINS = 1 << 16
+HIGH_PLACES = 2 * HIGH_BINS
+"""Counts of `count_high`: by upper bits, first where all lower bits are zero, then the others."""
 LOW_BINS = 1 << 15
 LOW_BITS = 15
 MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
@@ -48,13 +50,22 @@ class Cut(NamedTuple):
 
 
 @kernel
+def high_place(bits: np.uint32) -> np.uint32:
+    """Where `count_high` counts a pattern. The order of places is that of magnitudes."""
+    magnitude = np.uint32(bits & MAGNITUDE)
+    others = np.uint32(magnitude & np.uint32(LOW_BINS - 1) != np.uint32(0))
+    return np.uint32(((magnitude >> np.uint32(LOW_BITS)) << np.uint32(1)) | others)
+
+
+@kernel
 def count_high(
     addresses: Array, kinds: Array, start: int, size: int, experts: Array, every: int, counts: Array
 ) -> bool:
-    """Count the upper 16 bits of |Δ_d|'s patterns, one row of 65536 bins per wanted expert.
+    """Count the upper 16 bits of |Δ_d|'s patterns, one row of HIGH_PLACES per wanted expert.
 
-    Only one strip in `every` is looked at. Members are all experts and the reference; returns
-    whether everything read is finite.
+    Differences of bfloat16 numbers have few bits: most are counted in the first place of a bin,
+    where all have one pattern. Only one strip in `every` is looked at. Members are all experts and
+    the reference; returns whether everything read is finite.
     """
     room, base, fine = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32), True
     for begin in range(0, size, STRIP * every):
@@ -66,7 +77,7 @@ def count_high(
             fine &= load_less(addresses[d], kinds[d], begin, less, delta)
             bits, histogram = delta.view(np.uint32), counts[row]
             for i in range(count):
-                histogram[(bits[i] & MAGNITUDE) >> np.uint32(LOW_BITS)] += np.uint32(1)
+                histogram[high_place(bits[i])] += np.uint32(1)
     return fine
 
 
@@ -197,11 +208,14 @@ def bin_of_rank(histogram: Array, k: int) -> tuple[int, int]:
 
 
 def bins_around(sample: Array, share: float) -> tuple[int, int]:
-    """The first and last bin in which the entry at this share of the top lies, by a sample."""
+    """The first and last bin in which the entry at this share of the top lies, by a sample.
+
+    `sample` is what `count_high` counted.
+    """
     seen = int(sample.sum())
     last, _ = bin_of_rank(sample, max(1, int(share * seen) - slack(seen)))
     first, _ = bin_of_rank(sample, min(seen, int(share * seen) + slack(seen)))
-    return first, last
+    return first // 2, last // 2
 
 
 def slack(seen: int) -> int:

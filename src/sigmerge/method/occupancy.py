@@ -20,7 +20,7 @@ import numpy as np
 from sigmerge.kernels import claim as kernels
 from sigmerge.kernels import philox
 from sigmerge.kernels.select import (
-    HIGH_BINS,
+    HIGH_PLACES,
     LOW_BINS,
     SAMPLE,
     WORTH_A_GUESS,
@@ -267,7 +267,7 @@ class _Step:
 
     def threshold(self, every: int) -> tuple[int, float]:
         """The magnitude at the quota's place in one strip of `every`, and the share that has it."""
-        high = self.histogram(2 * HIGH_BINS, kernels.count_high, every, self.left)
+        high = self.histogram(HIGH_PLACES, kernels.count_high, every, self.left)
         seen = int(high.sum())
         if not seen:
             return 0, 0.0

@@ -184,7 +184,7 @@ def find_cuts(ranks: Sequence[int], size: int) -> Passes:
         yield from _counted(found.missing(guesses), around, found)
     if missing := found.missing(wanted):
         high = yield from _high(missing, 1)
-        bins = {d: select.bin_of_rank(high[d], rank)[0] for d, rank in missing.items()}
+        bins = {d: select.bin_of_rank(high[d], rank)[0] // 2 for d, rank in missing.items()}
         ranges = {d: select.range_of(place, place) for d, place in bins.items()}
         yield from _counted(missing, ranges, found)
     cuts = [found.cuts.get(d, UNCUT if rank else KEEP_NONE) for d, rank in enumerate(ranks)]
@@ -210,16 +210,17 @@ class Found(NamedTuple):
 
 
 def _high(wanted: Mapping[int, int], every: int) -> Passes:
-    """By expert the counts of the upper halves of patterns, in one strip of `every`."""
+    """By expert the counts of `select.count_high` in one strip of `every`."""
     counts = yield Pass(partial(_count_high, experts=np.array(list(wanted)), every=every), _add)
     return dict(zip(wanted, counts, strict=True))
 
 
-def _add(total: Array | None, part: Array) -> Array:
+def _add(total: Array | None, part: list[Array]) -> Array:
     """Counts of a chunk fit into 32 bits, those of a model do not."""
     if total is None:
-        return part.astype(np.int64)
-    total += part
+        total = np.zeros((len(part), select.HIGH_PLACES), np.int64)
+    for row, kept in zip(total, part, strict=True):
+        select.spread(kept, row, _NOTHING_LEFT_OUT)
     return total
 
 
@@ -228,18 +229,25 @@ def _guesses(wanted: Mapping[int, int], size: int, sample: Mapping[int, Array]) 
 
     As good as sure: a count of all entries shows whether it is true.
     """
-    bins, ranks = {}, {}
+    ranges, ranks, guesses = {}, {}, {}
+
+    def guess(d: int, pattern: int, ties: int, level: int) -> None:
+        slack = select.slack(int(sample[d].sum()))
+        if slack < ties <= level - slack:
+            guesses[d] = select.Range(pattern, 1, 0)
+
     for d, rank in wanted.items():
         seen = int(sample[d].sum())
-        bins[d], ranks[d] = select.bin_of_rank(sample[d], -(-rank * seen // size))
-    ranges = {d: select.range_of(place, place) for d, place in bins.items()}
+        place, left = select.bin_of_rank(sample[d], -(-rank * seen // size))
+        if place % 2 == 0:  # one pattern
+            guess(d, select.threshold_of(place // 2, 0), left, int(sample[d][place]))
+        else:
+            ranges[d], ranks[d] = select.range_of(place // 2, place // 2), left
     counted = yield from _inside(ranges, select.SAMPLE)
-    guesses = {}
     for d, part in counted.items():
         pattern, cut, level = part.cut(ranks[d])
-        slack = select.slack(int(sample[d].sum()))
-        if cut is not None and slack < cut.ties <= level - slack:
-            guesses[d] = select.Range(pattern, 1, 0)
+        if cut is not None:
+            guess(d, pattern, cut.ties, level)
     return guesses
 
 
@@ -314,10 +322,15 @@ class Inside(NamedTuple):
             yield start, int(kept[1, at]) if there else 0
 
 
-def _count_high(chunk: Chunk, experts: Array, every: int) -> Array:
-    counts = np.zeros((len(experts), select.HIGH_BINS), np.uint32)
+def _count_high(chunk: Chunk, experts: Array, every: int) -> list[Array]:
+    """By expert the places that have entries, as (place, count, nothing)."""
+    counts = np.zeros((len(experts), select.HIGH_PLACES), np.uint32)
     chunk.read(select.count_high, experts, every, counts, share=1 / every)
-    return counts
+    room = np.empty((3, select.HIGH_PLACES + 1), np.uint32)
+    return [room[:, : select.compress(row, _NOTHING_LEFT_OUT, room)].copy() for row in counts]
+
+
+_NOTHING_LEFT_OUT = np.zeros(select.HIGH_PLACES, np.uint16)
 
 
 def _count_inside(
