@@ -269,10 +269,10 @@ coordinate, with E experts stored in 16 bits:
 | TIES | a sixteenth, counts, merge | 4.125 (E + 1) | 2 |
 | repair | per claiming domain a sixteenth and marks, then the update | 4.25 E + 2 (E + 2) | 2 |
 
-TIES, and a claim of the repair, take another sixteenth where the threshold is no multiple of few
-bits, as it is among differences of bfloat16 numbers, and two more passes where the sample did not
-find the range of the threshold. The last column of each table is what a method computed for one coordinate with its five
-experts, start-up and system calls included.
+TIES, and a claim of the repair, take another sixteenth where the threshold has more than nine
+significant bits, which differences of bfloat16 numbers seldom have, and two more passes where the
+sample did not find the range of the threshold. The last column of each table is what a method
+computed for one coordinate with its five experts, start-up and system calls included.
 """
 
 
