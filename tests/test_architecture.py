@@ -74,13 +74,18 @@ def test_the_maths_knows_no_paths_devices_or_yaml(name: str) -> None:
     assert offences(room(name), forbidden) == []
 
 
+DEVICE = {"tensors.py": ("torch",), "tensor_claims.py": ("torch",),
+          "triton_sums.py": ("torch", "triton")}  # fmt: skip
+"""Kernels for a GPU, and what they are written in."""
+
+
 def test_kernels_know_numbers_only() -> None:
     allowed = (*sys.stdlib_module_names, "numpy", "numba", "sigmerge.kernels")
     strangers = [
         f"{file.name} imports {name}"
         for file in room("kernels")
         for name in imports(file)
-        if not within(name, (*allowed, "torch") if file.name == "tensors.py" else allowed)
+        if not within(name, (*allowed, *DEVICE.get(file.name, ())))
     ]
     assert strangers == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,63 @@ def test_views_are_those_of_the_loops(pool: PoolOnDisk, request: pytest.FixtureR
     by_torch = sigmerge.profile(recipe)
     assert by_torch == by_loops
     assert set(done) == {"signature"}
+
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "random mask": {"variant": "random_mask", "seed": 3},
+    "sparse": {"variant": "sparse_update", "seed": 3},
+    "replace": {"update": "replace", "scale": 0.7},
+    "replace whole": {"update": "replace", "scale": 1.0},
+    "twice": {"rounds": 2},
+    "nearly all": {"c_min": 0.9, "c_max": 0.99},
+}
+
+
+@pytest.mark.parametrize("case", SECTIONS)
+def test_repairs_are_those_of_the_loops(
+    pool: PoolOnDisk, tmp_path: Path, case: str, request: pytest.FixtureRequest
+) -> None:
+    """Tiles of 40 coordinates, so that ties are handed out over many."""
+    patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    patch.setattr("sigmerge.engine.layer.CLAIM_TILE", 40)
+    patch.setattr("sigmerge.method.occupancy.PARTS", 6)
+    patch.setattr("sigmerge.engine.layer.PIECE", 4)
+    domains = list(pool.experts)
+
+    def score(folder: Path) -> dict[str, float]:
+        """Of experts each its own domain; of others what their bytes say."""
+        if folder.name in domains:
+            return {d: 0.9 if d == folder.name else 0.4 for d in domains}
+        digest = sha256(b"".join(weight_bytes(folder).values())).digest()
+        return {d: 0.5 + digest[i] / 1024 for i, d in enumerate(domains)}
+
+    anchor = tmp_path / "anchor"
+    recipe = pool.recipe("task_arithmetic", {}, WEIGHT)
+    sigmerge.merge(recipe, anchor)
+    recipe["repair"] = {"guard": "off", **SECTIONS[case]}
+    how: dict[str, Any] = {"anchor": anchor, "threads": 2, "score": score}
+    made = sigmerge.repair(recipe, tmp_path / "loops", **how)
+    runs: list[int] = []
+
+    class Short(Gpu):
+        """Memory for two tiles at most."""
+
+        def _halved(self, first: int, last: int, program: Any) -> None:
+            def one(first: int, last: int) -> None:
+                runs.append(last - first)
+                if last - first > 2:
+                    raise torch.OutOfMemoryError
+                program(first, last)
+
+            super()._halved(first, last, one)
+
+    patch.setattr(Options, "gpu", lambda self: Short("cpu", 1 << 20))
+    again = sigmerge.repair(recipe, tmp_path / "torch", **how)
+    assert weight_bytes(tmp_path / "torch") == weight_bytes(tmp_path / "loops")
+    assert again.plan.admitted_mass == made.plan.admitted_mass
+    assert again.plan.support == made.plan.support
+    assert max(runs) > 2 and min(runs) <= 2
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -8,10 +8,12 @@ has no counterpart there, or meets a value that is not finite, is left to the pr
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,11 +23,14 @@ from sigmerge.engine.stream import StoredRows
 from sigmerge.errors import PoolError
 from sigmerge.kernels import TILE, Array, tensors
 from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
-from sigmerge.kernels.stored import BF16, CODE
+from sigmerge.kernels.stored import BF16, CODE, F32
+from sigmerge.kernels.tensor_claims import TensorClaims
 from sigmerge.kernels.tensors import Tensors
 
 KEPT_SHARE = 0.4
 """Part of the free memory in which copies are kept for the next pass."""
+BLOCKS = 4
+"""Blocks of a repair that share that room."""
 
 
 class Gpu:
@@ -35,7 +40,7 @@ class Gpu:
         self._device = torch.device(name)
         if keep is None:
             keep = int(KEPT_SHARE * torch.cuda.mem_get_info()[0]) if name == "cuda" else 0
-        self._kept = _Kept(keep)
+        self._keep, self._kept = keep, _Kept(keep)
         self._local = threading.local()
 
     def merge(
@@ -84,6 +89,49 @@ class Gpu:
         if not done:
             restore()
         return done
+
+    def claims(self) -> TensorClaims:
+        """The loops of a repair on this device, for one block, whose copies they keep."""
+        kept = _Kept(self._keep // BLOCKS)
+
+        def values(address: int, kind: int, sizes: Sequence[int]) -> torch.Tensor:
+            raw = _at(address, kind, sum(sizes))
+            places = [address + raw.itemsize * before for before in accumulate(sizes, initial=0)]
+            keys = [("", place, "") for place in places[:-1]]
+            found = [copy for key in keys if (copy := kept.get(key, last=False)) is not None]
+            if len(found) == len(keys):
+                return torch.cat(found)
+            [staged] = self._staged([raw])
+            copy = staged.to(self._device, non_blocking=True)
+            for key, part in zip(keys, copy.split(list(sizes)), strict=True):
+                kept.put(key, part)
+            if self._device.type == "cuda":
+                self._local.stream.synchronize()  # the pinned memory is used again
+            return copy
+
+        return TensorClaims(self._device, values, self._give_to, self._halved)
+
+    def _give_to(self, values: torch.Tensor, address: int) -> None:
+        out = _at(address, F32 if values.element_size() == 4 else BF16, len(values))
+        self._give([values], BF16, out)
+
+    def _halved(self, first: int, last: int, program: Callable[[int, int], None]) -> None:
+        """Run a program over tiles at once or, where memory is short, over halves of them."""
+        try:
+            with self._stream():
+                program(first, last)
+            return
+        except torch.OutOfMemoryError:
+            if last - first == 1:
+                raise PoolError(
+                    "The GPU's memory does not hold one tile of a repair; free some, or use "
+                    "--device cpu."
+                ) from None
+        self._kept.clear()
+        torch.cuda.empty_cache()
+        middle = (first + last) // 2
+        self._halved(first, middle, program)
+        self._halved(middle, last, program)
 
     def _fitting(
         self, rows: StoredRows, step: int, run: Callable[[Tensors, int], bool], *, again: bool
@@ -174,6 +222,13 @@ class Gpu:
         place.copy_(stored, non_blocking=True)
         self._local.stream.synchronize()
         return place.numpy()
+
+
+def _at(address: int, kind: int, count: int) -> Array:
+    """The values in memory at an address."""
+    dtype: np.dtype[Any] = next(np.dtype(key) for key, code in CODE.items() if code == kind)
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memory, dtype)
 
 
 def _size(rows: StoredRows) -> int:

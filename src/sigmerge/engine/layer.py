@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sigmerge.engine.stream import Source, rounded
-from sigmerge.kernels import Array
-from sigmerge.kernels.claim import CLAIM_TILE, Admission, admit
+from sigmerge.kernels import Array, claim
+from sigmerge.kernels.claim import CLAIM_TILE, Admission
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.stored import CODE, address_of
 from sigmerge.operators.base import Site
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 class LayerBlock:
     """Layer `index`: its domains, tiles, addresses, and the pieces in which it is rewritten.
 
-    `anchor` is the source of one member, called "anchor".
+    `anchor` is the source of one member, called "anchor"; `loops` pass over the tiles.
     """
 
     def __init__(
@@ -46,8 +46,9 @@ class LayerBlock:
         domains: Sequence[str],
         source: Stored,
         anchor: Source,
+        loops: Any = claim,
     ) -> None:
-        self.index, self.domains = index, domains
+        self.index, self.domains, self.loops = index, domains, loops
         self._sites, self._source, self._anchor = sites, source, anchor
         self.tiles: list[tuple[int, int]] = []
         self.pieces: list[Piece] = []
@@ -114,7 +115,7 @@ class LayerBlock:
     def _admit(self, piece: Piece, update: Admission, owner: Any, dtype: str) -> tuple[Array, bool]:
         kind = STORAGE[dtype]
         out = np.empty(piece.size, kind)
-        fine, stored = admit(
+        fine, stored = self.loops.admit(
             update,
             self.edges,
             owner,

@@ -32,6 +32,7 @@ from sigmerge.engine.workers import Workers
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import Inputs, block_sites
 from sigmerge.jobs.work_folder import open_output
+from sigmerge.kernels import claim as compiled
 from sigmerge.method.occupancy import Update, admission, claim
 from sigmerge.operators.base import Site
 from sigmerge.records import (
@@ -260,8 +261,12 @@ def write_layers(
 
     todo = [index for index, key in enumerate(keys) if key not in output.done]
 
+    # What is not finite has no order but that of its bits, which a GPU need not keep.
+    gpu = None if options.allow_nonfinite else options.gpu()
+
     def layer(index: int) -> list[dict[str, Any]]:
-        return _write_layer(job, index, blocks[index], source, anchor, workers, output)
+        loops = gpu.claims() if gpu else compiled
+        return _write_layer(job, index, blocks[index], source, anchor, workers, output, loops)
 
     two = max(sum(site.size for site in sites) for sites in blocks) <= SMALL
     if (cluster := options.cluster) is not None:
@@ -316,17 +321,18 @@ def _write_layer(
     anchor: PoolSource,
     workers: Workers,
     output: Sink,
+    loops: Any = compiled,
 ) -> list[dict[str, Any]]:
     names = [site.tensor for site in sites]
     for one in (source, anchor):
         one.hold(names, workers.map)
-    block = LayerBlock(index, sites, job.domains, source, anchor)
+    block = LayerBlock(index, sites, job.domains, source, anchor, loops)
     owner = None
     records = []
     for turn in job.rounds:
         order = [job.domains.index(domain) for domain in turn.order]
         claims = claim(block, order, turn.quota[index], owner=owner, mask_seed=job.mask_seed,
-                       run=workers.map)  # fmt: skip
+                       run=workers.map, loops=loops)  # fmt: skip
         owner = claims.owner
         records.append({"claimed": claims.claimed, "support": claims.support, "mass": claims.mass})
     assert owner is not None

@@ -64,6 +64,15 @@ class Settlement(NamedTuple):
 SETTLED: Final = Settlement(0, np.zeros(0, np.int64), np.zeros((0, 2), np.int64))
 
 
+def free_map(size: int) -> Array:
+    """An owner map of which nothing is claimed."""
+    return np.full(size, FREE, np.uint8)
+
+
+def count_free(owner: Array) -> int:
+    return int(np.count_nonzero(owner == FREE))
+
+
 @kernel
 def _score(table: TileTable, tile: int, begin: int, room: Array, out: Array) -> bool:
     """What a strip is ranked by: Δ_d or random bits; False if not all that was read is finite."""

@@ -217,7 +217,7 @@ def _norms_of_drop(rows: Tensors, start: int, drawn: Array, tile: int, norms: Ar
         if keep != ALL:
             row = torch.where(draws((first, second), start, len(row), row.device) < keep, row, 0)
         values.append(row)
-    for number, found in enumerate(_totals(lanes(torch.stack(values).abs().double(), tile))):
+    for number, found in enumerate(totals(lanes(torch.stack(values).abs().double(), tile))):
         for part in found.tolist():
             norms[number % 2, number // 2] += part
     return True
@@ -231,7 +231,7 @@ def _signature(rows: Tensors, start: int, tile: int, dots: Array, mass: Array) -
     high, low = deltas.amax(0).clamp(min=0), deltas.amin(0).clamp(max=0)
     largest = torch.maximum(high, -low).double()
     contested = torch.where((high > 0) & (low < 0), largest, 0)
-    for number, found in enumerate(_totals(lanes(torch.stack([contested, largest]), tile))):
+    for number, found in enumerate(totals(lanes(torch.stack([contested, largest]), tile))):
         for part in found.tolist():
             mass[number] += part
     return True
@@ -249,7 +249,7 @@ def _add_products(values: Tensor, tile: int, dots: Array) -> None:
     """Inner products of rows, whose float32 factors make them exact; tile by tile."""
     for a in range(len(values)):
         for b in range(a, len(values)):
-            for part in _totals(lanes(values[a] * values[b], tile)).tolist():
+            for part in totals(lanes(values[a] * values[b], tile)).tolist():
                 dots[a, b] += part
                 if a != b:
                     dots[b, a] += part
@@ -267,13 +267,17 @@ def lanes(values: Tensor, tile: int) -> Tensor:
         padded = padded.view(*values.shape[:-1], tiles, tile)
         padded = torch.nn.functional.pad(padded, (0, long - tile))
     steps = padded.reshape(*values.shape[:-1], tiles, long // LANES, LANES)
+    if values.is_cuda:
+        from sigmerge.kernels.triton_sums import lane_sums
+
+        return lane_sums(steps)
     total = torch.zeros_like(steps[..., 0, :])
     for step in steps.unbind(-2):
         total = total + step
     return total
 
 
-def _totals(found: Tensor) -> Array:
+def totals(found: Tensor) -> Array:
     """The lanes added from 0 up."""
     by_lane = found.cpu().numpy()
     total: Array = np.zeros(by_lane.shape[:-1])
@@ -284,7 +288,7 @@ def _totals(found: Tensor) -> Array:
 
 def add_totals(found: Tensor, norms: Array) -> None:
     """Tile by tile what `merge` gave for NORM."""
-    for part in _totals(found).tolist():
+    for part in totals(found).tolist():
         norms[0] += part
 
 

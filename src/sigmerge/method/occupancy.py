@@ -31,7 +31,8 @@ from sigmerge.method.shapes import Float64, Int64, UInt8, UInt32, UInt64
 
 Addresses: TypeAlias = UInt64[np.ndarray, "members tiles"]
 DtypeCodes: TypeAlias = UInt8[np.ndarray, "members tiles"]
-Owner: TypeAlias = UInt8[np.ndarray, "n"]
+Owner: TypeAlias = UInt8[Any, "n"]
+"""One byte a coordinate, in memory or on a device."""
 Counts: TypeAlias = Int64[np.ndarray, "bins"]
 MapLike: TypeAlias = Callable[..., Iterable[Any]]
 """Like `map`: applies a function to every item and returns the results in the items' order."""
@@ -114,24 +115,26 @@ def claim(
     owner: Owner | None = None,
     mask_seed: int | None = None,
     run: MapLike = map,
+    loops: Any = kernels,
 ) -> Claims:
     """Lines 12–17 of Algorithm 1 for one layer, without the update.
 
     With `owner`, a further round (ours): what it holds stays claimed, and it is continued in place.
     With `mask_seed`, the equal-budget random mask (ruling 16): the same quotas, by random score.
+    `loops` pass over the tiles, compiled ones or others by the same names.
     """
     free = block.size
     if owner is None:
-        owner = np.full(block.size, kernels.FREE, np.uint8)
+        owner = loops.free_map(block.size)
     else:
-        free = sum(int(np.count_nonzero(owner[a:b] == kernels.FREE)) for a, b in block.tiles)
+        free = sum(loops.count_free(owner[a:b]) for a, b in block.tiles)
     _check(block, order, quota, owner, free)
     support, mass = [0] * len(quota), [0.0] * len(quota)
     step = None
     for domain in order:
         if quota[domain]:
             before = step.left if step else kernels.SETTLED
-            step = _Step(block, owner, domain, quota[domain], free, mask_seed, run, before)
+            step = _Step(block, owner, domain, quota[domain], free, mask_seed, run, loops, before)
             support[domain], mass[domain] = step.claim()
             block.claimed(domain)
         free -= quota[domain]
@@ -176,9 +179,9 @@ def _check(
             f"layer {block.index}: {len(block.domains)} domains, but an owner map of one byte per "
             f"coordinate holds at most {kernels.MAX_DOMAINS}"
         )
-    if owner.size != block.size:
+    if len(owner) != block.size:
         raise ValueError(
-            f"layer {block.index}: the owner map has {owner.size} coordinates, not {block.size}"
+            f"layer {block.index}: the owner map has {len(owner)} coordinates, not {block.size}"
         )
     for domain in order:
         if not 0 <= quota[domain] <= free:
@@ -211,6 +214,7 @@ class _Step:
     free: int
     mask_seed: int | None
     run: MapLike
+    loops: Any
     left: kernels.Settlement
 
     def claim(self) -> tuple[int, float]:
@@ -232,7 +236,7 @@ class _Step:
         """Settle what is left in a pass of its own."""
         left, self.left = self.left, kernels.SETTLED
         if left.ties.size:
-            self.each(PARTS, lambda *part: kernels.settle(self.table.edges, *part, left))
+            self.each(PARTS, lambda *part: self.loops.settle(self.table.edges, *part, left))
 
     def settle_mask(self, marks: _Marks, ties: Counts) -> tuple[int, float]:
         """A random score says nothing about Δ, so support and mass are read off what it chose."""
@@ -241,7 +245,7 @@ class _Step:
         support = np.zeros(len(ties), np.int64)
         found = (int(kernels.ABOVE), support, marks.mass)
         delta = self.table._replace(key=_NO_KEY)
-        self.each(PARTS, lambda *part: self.check(kernels.tally(delta, *part, *found)))
+        self.each(PARTS, lambda *part: self.check(self.loops.tally(delta, *part, *found)))
         nothing = np.zeros_like(marks.counts)
         self.left = kernels.Settlement(self.domain, np.zeros_like(ties), nothing)
         return int(support.sum()), math.fsum(marks.mass.tolist())
@@ -267,7 +271,7 @@ class _Step:
 
     def threshold(self, every: int) -> tuple[int, float]:
         """The magnitude at the quota's place in one strip of `every`, and the share that has it."""
-        high = self.histogram(HIGH_PLACES, kernels.count_high, every, self.left)
+        high = self.histogram(HIGH_PLACES, self.loops.count_high, every, self.left)
         seen = int(high.sum())
         if not seen:
             return 0, 0.0
@@ -276,7 +280,7 @@ class _Step:
         upper, others = divmod(int(place), 2)
         if not others:
             return threshold_of(upper, 0), int(high[place]) / seen
-        low = self.histogram(LOW_BINS, kernels.count_low, every, self.left, upper)
+        low = self.histogram(LOW_BINS, self.loops.count_low, every, self.left, upper)
         lower, _ = bin_of_rank(low, rank)
         return threshold_of(upper, lower), int(low[lower]) / seen
 
@@ -284,7 +288,7 @@ class _Step:
         tiles = len(self.block.tiles)
         marks = _Marks(np.zeros((tiles, 2), np.int64), np.zeros(tiles))
         found = (self.left, threshold, *marks)
-        self.each(PARTS, lambda *part: self.check(kernels.mark(self.table, *part, *found)))
+        self.each(PARTS, lambda *part: self.check(self.loops.mark(self.table, *part, *found)))
         self.left = kernels.SETTLED
         return marks
 

@@ -1,0 +1,263 @@
+"""The loops of `claim` as torch programs, for a GPU: the same counts, marks and values.
+
+The owner map is a tensor on the device. Stored values are found by their addresses, as the loops
+find them, and `StoredTiles` copies them. A run of tiles is taken at once; nothing is changed before all
+of it is computed, so that a run that does not fit the memory can be taken again in halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sigmerge.kernels import Array, claim, tensors
+from sigmerge.kernels.claim import Admission, Settlement, TileTable
+from sigmerge.kernels.select import HIGH_BINS, LOW_BINS, LOW_BITS, MAGNITUDE
+from sigmerge.kernels.stored import F32
+
+StoredTiles: TypeAlias = Callable[[int, int, list[int]], Tensor]
+"""(address, type by code, sizes of tiles that follow one another) -> their stored values, on the
+device."""
+Give: TypeAlias = Callable[[Tensor, int], None]
+"""(values, address): copies them there."""
+Halving: TypeAlias = Callable[[int, int, Callable[[int, int], None]], None]
+"""(first, last, program): runs program(first, last), or where memory is short both halves."""
+_ABOVE, _TIED, _FREE = int(claim.ABOVE), int(claim.TIED), int(claim.FREE)
+
+
+class TensorClaims:
+    """What `sigmerge.kernels.claim` has, by the same names."""
+
+    def __init__(
+        self, device: torch.device, values: StoredTiles, give: Give, halving: Halving
+    ) -> None:
+        self._device, self._values, self._give, self._halving = device, values, give, halving
+
+    def free_map(self, size: int) -> Tensor:
+        return torch.full((size,), _FREE, dtype=torch.uint8, device=self._device)
+
+    def count_free(self, owner: Tensor) -> int:
+        return int((owner == _FREE).sum())
+
+    def count_high(
+        self,
+        table: TileTable,
+        owner: Tensor,
+        first: int,
+        last: int,
+        every: int,
+        before: Settlement,
+        histogram: Array,
+    ) -> None:
+        """Of all strips, whatever `every` says: a guess is then sure."""
+
+        def one(first: int, last: int) -> None:
+            magnitude = self._free(table, owner, first, last, before)
+            other = (magnitude & LOW_BINS - 1) != 0
+            found = torch.bincount(magnitude >> LOW_BITS << 1 | other, minlength=2 * HIGH_BINS)
+            np.add(histogram, found.cpu().numpy(), out=histogram, casting="unsafe")
+
+        self._halving(first, last, one)
+
+    def count_low(
+        self,
+        table: TileTable,
+        owner: Tensor,
+        first: int,
+        last: int,
+        every: int,
+        before: Settlement,
+        high: int,
+        histogram: Array,
+    ) -> None:
+        def one(first: int, last: int) -> None:
+            magnitude = self._free(table, owner, first, last, before)
+            low = magnitude[magnitude >> LOW_BITS == high] & LOW_BINS - 1
+            found = torch.bincount(low, minlength=LOW_BINS)
+            np.add(histogram, found.cpu().numpy(), out=histogram, casting="unsafe")
+
+        self._halving(first, last, one)
+
+    def mark(
+        self,
+        table: TileTable,
+        owner: Tensor,
+        first: int,
+        last: int,
+        before: Settlement,
+        threshold: int,
+        counts: Array,
+        mass: Array,
+    ) -> int:
+        wrong: list[int] = []
+
+        def one(first: int, last: int) -> None:
+            edges = table.edges[first : last + 1]
+            score, here = self._score(table, first, last), owner[edges[0] : edges[-1]]
+            settled = _settled(here, edges, before, first, last)
+            magnitude = score.view(torch.int32) & int(MAGNITUDE)
+            code = torch.where(magnitude == threshold, _TIED, _FREE)
+            code = torch.where(magnitude > threshold, _ABOVE, code).to(torch.uint8)
+            marked = torch.where(settled >= _ABOVE, code, settled)
+            above, tied = marked == _ABOVE, marked == _TIED
+            found = torch.stack([_by_tile(above, edges), _by_tile(tied, edges)], 1)
+            sums = _mass(score, above, edges) if not table.key[0] else np.zeros(last - first)
+            wrong.extend(first + tile for tile in _not_finite(table, score, edges))
+            counts[first:last] = found.cpu().numpy()
+            mass[first:last] = sums
+            here.copy_(marked)
+
+        self._halving(first, last, one)
+        return min(wrong, default=-1)
+
+    def settle(self, edges: Array, owner: Tensor, first: int, last: int, marks: Settlement) -> None:
+        def one(first: int, last: int) -> None:
+            here = owner[edges[first] : edges[last]]
+            here.copy_(_settled(here, edges[first : last + 1], marks, first, last))
+
+        self._halving(first, last, one)
+
+    def tally(
+        self,
+        table: TileTable,
+        owner: Tensor,
+        first: int,
+        last: int,
+        code: int,
+        support: Array,
+        mass: Array,
+    ) -> int:
+        wrong: list[int] = []
+
+        def one(first: int, last: int) -> None:
+            edges = table.edges[first : last + 1]
+            score = self._score(table, first, last)
+            own = owner[edges[0] : edges[-1]] == code
+            found = _by_tile(own & (score != 0), edges)
+            wrong.extend(first + tile for tile in _not_finite(table, score, edges))
+            mass[first:last] = _mass(score, own, edges)
+            support[first:last] = found.cpu().numpy()
+
+        self._halving(first, last, one)
+        return min(wrong, default=-1)
+
+    def admit(
+        self,
+        update: Admission,
+        edges: Array,
+        owner: Tensor,
+        first: int,
+        last: int,
+        addresses: Array,
+        kinds: Array,
+        out: np.uint64,
+        kind: int,
+    ) -> tuple[bool, bool]:
+        fine, width, base = [True, True], 4 if kind == F32 else 2, int(edges[first])
+
+        def one(first: int, last: int) -> None:
+            def values(member: int) -> Tensor:
+                return self._run(addresses[member], kinds[member], edges, first, last)
+
+            mine, some = owner[edges[first] : edges[last]], values(-1)
+            fine[0] &= bool(torch.isfinite(some).all())
+            scale = float(np.float32(update.scale))
+            for row, domain in enumerate(update.domains.tolist()):
+                own = values(domain)
+                chosen = mine == domain
+                if update.form == claim.REPLACE:
+                    moved = own if scale == 1 else some + (own - some) * scale
+                else:
+                    moved = some + (own - values(-2)) * scale
+                if update.form == claim.SPARSE:
+                    key, start = (int(update.keys[row, 0]), int(update.keys[row, 1])), edges[first]
+                    drawn = tensors.draws(key, int(start), len(mine), self._device)
+                    chosen &= drawn >= update.below
+                some = torch.where(chosen, moved, some)
+            stored = some.to(tensors.STORED[kind])
+            fine[1] &= bool(torch.isfinite(stored).all())
+            self._give(stored, int(out) + width * (int(edges[first]) - base))
+
+        self._halving(first, last, one)
+        return fine[0], fine[1]
+
+    def _free(
+        self, table: TileTable, owner: Tensor, first: int, last: int, before: Settlement
+    ) -> Tensor:
+        """Magnitudes of the free coordinates."""
+        edges = table.edges[first : last + 1]
+        settled = _settled(owner[edges[0] : edges[-1]], edges, before, first, last)
+        magnitude = self._score(table, first, last).view(torch.int32) & int(MAGNITUDE)
+        return magnitude[settled >= _ABOVE]
+
+    def _score(self, table: TileTable, first: int, last: int) -> Tensor:
+        edges = table.edges
+        if table.key[0]:
+            key, start = (int(table.key[1]), int(table.key[2])), int(edges[first])
+            drawn = tensors.draws(key, start, int(edges[last]) - start, self._device)
+            return drawn.to(torch.int32).view(torch.float32)
+        own = self._run(table.expert, table.expert_kinds, edges, first, last)
+        return own - self._run(table.reference, table.reference_kinds, edges, first, last)
+
+    def _run(self, addresses: Array, kinds: Array, edges: Array, first: int, last: int) -> Tensor:
+        """float32 values of a run of tiles; those that follow one another are copied at once."""
+        pieces, begin = [], first
+        for tile in range(first + 1, last + 1):
+            size = int(edges[tile]) - int(edges[begin])
+            width = 4 if kinds[begin] == F32 else 2
+            goes_on = (
+                tile < last
+                and kinds[tile] == kinds[begin]
+                and (int(addresses[tile]) == int(addresses[begin]) + width * size)
+            )
+            if not goes_on:
+                sizes = np.diff(edges[begin : tile + 1]).tolist()
+                found = self._values(int(addresses[begin]), int(kinds[begin]), sizes)
+                pieces.append(found.float())
+                begin = tile
+        return torch.cat(pieces)
+
+
+def _settled(here: Tensor, edges: Array, marks: Settlement, first: int, last: int) -> Tensor:
+    """The codes after the marks of a domain are handed out; see `claim.settle`."""
+    if not marks.ties.size:
+        return here
+    tied = here == _TIED
+    rank = tied.cumsum(0)
+    starts = torch.as_tensor(edges[:-1] - edges[0], device=here.device)
+    earlier = torch.where(starts > 0, rank[(starts - 1).clamp(min=0)], 0)
+    allowed = earlier + torch.as_tensor(marks.ties[first:last], device=here.device)
+    sizes = torch.as_tensor(np.diff(edges), device=here.device)
+    allowed = torch.repeat_interleave(allowed, sizes, output_size=len(here))
+    claimed = (here == _ABOVE) | (tied & (rank <= allowed))
+    left = torch.where(tied, _FREE, here)
+    return torch.where(claimed, marks.domain, left).to(torch.uint8)
+
+
+def _by_tile(chosen: Tensor, edges: Array) -> Tensor:
+    """How many of each tile are chosen."""
+    ends = torch.as_tensor(edges[1:] - edges[0] - 1, device=chosen.device)
+    until = chosen.cumsum(0)[ends]
+    return torch.diff(until, prepend=torch.zeros_like(until[:1]))
+
+
+def _mass(score: Tensor, chosen: Tensor, edges: Array) -> Array:
+    """Σ|score| over the chosen of each tile, in the order of the lanes."""
+    values = torch.where(chosen, score.abs(), 0)
+    sizes = np.diff(edges).tolist()
+    rows = torch.zeros((len(sizes), max(sizes)), dtype=torch.float64, device=score.device)
+    for row, part in zip(rows, values.split(sizes), strict=True):
+        row[: len(part)] = part
+    return tensors.totals(tensors.lanes(rows, rows.shape[1]))[:, 0]
+
+
+def _not_finite(table: TileTable, score: Tensor, edges: Array) -> list[int]:
+    """The first tile of a run on which something is not finite."""
+    if table.key[0] or bool(torch.isfinite(score).all()):
+        return []
+    parts = score.split(np.diff(edges).tolist())
+    return [tile for tile, part in enumerate(parts) if not torch.isfinite(part).all()][:1]
