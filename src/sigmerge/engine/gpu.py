@@ -226,8 +226,8 @@ class Gpu:
 
 def _at(address: int, kind: int, count: int) -> Array:
     """The values in memory at an address."""
-    dtype: np.dtype[Any] = next(np.dtype(key) for key, code in CODE.items() if code == kind)
-    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    dtype = next(dtype for dtype, code in CODE.items() if code == kind)
+    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     return np.frombuffer(memory, dtype)
 
 

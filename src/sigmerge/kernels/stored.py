@@ -29,7 +29,11 @@ from sigmerge.kernels.jit import kernel
 BF16: Final = 0
 F16: Final = 1
 F32: Final = 2
-CODE: Final = {np.dtype("<u2"): BF16, np.dtype("<f2"): F16, np.dtype("<f4"): F32}
+CODE: Final[dict[np.dtype[Any], int]] = {
+    np.dtype("<u2"): BF16,
+    np.dtype("<f2"): F16,
+    np.dtype("<f4"): F32,
+}
 """The type that stored bytes are viewed as -> its code."""
 
 

@@ -1,8 +1,8 @@
 """The loops of `claim` as torch programs, for a GPU: the same counts, marks and values.
 
 The owner map is a tensor on the device. Stored values are found by their addresses, as the loops
-find them, and `StoredTiles` copies them. A run of tiles is taken at once; nothing is changed before all
-of it is computed, so that a run that does not fit the memory can be taken again in halves.
+find them. A run of tiles is taken at once; nothing is changed before all of it is computed, so that
+a run that does not fit the memory can be taken again in halves.
 """
 
 from __future__ import annotations
