@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sigmerge.kernels import Array, claim, tensors
 from sigmerge.kernels.claim import Admission, Settlement, TileTable
-from sigmerge.kernels.select import HIGH_BINS, LOW_BINS, LOW_BITS, MAGNITUDE
+from sigmerge.kernels.select import HIGH_PLACES, LOW_BINS, LOW_BITS, MAGNITUDE
 from sigmerge.kernels.stored import F32
 
 StoredTiles: TypeAlias = Callable[[int, int, list[int]], Tensor]
@@ -57,8 +57,7 @@ class TensorClaims:
 
         def one(first: int, last: int) -> None:
             magnitude = self._free(table, owner, first, last, before)
-            other = (magnitude & LOW_BINS - 1) != 0
-            found = torch.bincount(magnitude >> LOW_BITS << 1 | other, minlength=2 * HIGH_BINS)
+            found = torch.bincount(tensors.high_place(magnitude), minlength=HIGH_PLACES)
             np.add(histogram, found.cpu().numpy(), out=histogram, casting="unsafe")
 
         self._halving(first, last, one)

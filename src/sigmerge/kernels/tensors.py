@@ -162,14 +162,14 @@ def count_high(rows: Tensors, start: int, experts: Array, every: int, counts: Ar
     if not _finite(rows):
         return False
     found = [
-        torch.bincount(_high_place(magnitude), minlength=select.HIGH_PLACES)
+        torch.bincount(high_place(magnitude), minlength=select.HIGH_PLACES)
         for magnitude in _magnitudes(rows, experts)
     ]
     counts += torch.stack(found).cpu().numpy().astype(counts.dtype)
     return True
 
 
-def _high_place(magnitude: Any) -> Any:
+def high_place(magnitude: Any) -> Any:
     """As `select.high_place`."""
     others = magnitude & (select.LOW_BINS - 1) != 0
     return 2 * (magnitude >> select.LOW_BITS) + others
