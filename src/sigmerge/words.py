@@ -52,3 +52,12 @@ def printable(text: str) -> str:
         char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def duration(seconds: float) -> str:
+    """A time for people, to two digits."""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.2g} {unit}" if seconds < 100 * length else (
+                f"{seconds / length:.0f} {unit}")  # fmt: skip
+    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"

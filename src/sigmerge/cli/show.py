@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from sigmerge.cli.signals import resumable
-from sigmerge.words import printable, size
+from sigmerge.words import duration, printable, size
 
 
 def operator_row(chosen: Any) -> dict[str, Any]:
@@ -73,6 +73,14 @@ def description_lines(description: Any) -> Iterator[str]:
     yield f"writes  {size(description.bytes_to_write)}"
     peak = size(description.peak_memory_bytes)
     yield f"memory  at most {peak} with {description.threads} threads"
+    if description.seconds is not None:
+        from sigmerge.engine.speed import DISK
+
+        moved = (description.bytes_to_read + description.bytes_to_write) / DISK
+        yield (
+            f"time    about {duration(description.seconds)} with the inputs in memory, "
+            f"{duration(moved)} at least from a disk of {DISK / 1e9:g} GB/s (docs/scale.md)"
+        )
     if description.evaluation_calls:
         yield f"scoring {description.evaluation_calls} evaluation calls"
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from sigmerge.engine.machine import CORES, default_threads
+from sigmerge.engine.speed import seconds
 from sigmerge.errors import SigmergeError
 from sigmerge.progress import Progress, silent
 from sigmerge.words import size
@@ -113,6 +114,15 @@ class Step:
     evaluation_calls: int = 0
     notes: tuple[str, ...] = ()
 
+    def seconds(self, threads: int) -> float | None:
+        """Wall seconds as they were measured elsewhere, the inputs in memory; None if not known."""
+        experts, coordinates = self.facts.get("experts"), self.facts.get("coordinates")
+        if self.name not in ("merge", "profile", "repair") or not isinstance(coordinates, int):
+            return None
+        assert isinstance(experts, dict)
+        what = str(self.facts["operator"]) if self.name == "merge" else self.name
+        return seconds(what, coordinates, len(experts), threads)
+
 
 @dataclass(frozen=True)
 class Description:
@@ -127,8 +137,15 @@ class Description:
         return {
             **{name: getattr(self, name) for name in sums},
             "threads": self.threads,
+            "seconds": self.seconds,
             "steps": [asdict(step) for step in self.steps],
         }
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the steps whose time can be estimated; None if there are none."""
+        known = [s for step in self.steps if (s := step.seconds(self.threads)) is not None]
+        return sum(known) if known else None
 
     def _repr_html_(self) -> str:
         from sigmerge.analysis.figures import Grid

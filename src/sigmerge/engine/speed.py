@@ -1,0 +1,42 @@
+"""How long passes over weights take: measured on two machines, scaled to coordinates and cores.
+
+docs/scale.md has the machines, and what the model leaves out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class PassSpeed(NamedTuple):
+    """Nanoseconds a coordinate with five experts: of one core, and where threads wait."""
+
+    core: float
+    waiting: float
+
+
+SPEEDS = {
+    "linear": PassSpeed(12.6, 1.2),
+    "task_arithmetic": PassSpeed(13.8, 1.4),
+    "dare_ties": PassSpeed(32.7, 1.1),
+    "ties": PassSpeed(31.4, 2.8),
+    "profile": PassSpeed(14.4, 1.2),
+    "repair": PassSpeed(27.0, 4.6),
+}
+"""Of docs/results/scaling.md (16 cores, CPU and wall seconds of 1.59 B coordinates); the profile of
+docs/results/repair.md (2 cores, 430 M coordinates)."""
+MEASURED_EXPERTS = 5
+START = 1.0
+"""Seconds until the first block."""
+DISK = 1.7e9
+"""Bytes a second, read and written: the floor of docs/results/repair.md, from disk."""
+
+
+def seconds(what: str, coordinates: int, experts: int, threads: int) -> float:
+    """Wall seconds of a merge by an operator, a profile or a repair, its inputs in memory.
+
+    An operator that was not measured counts as TIES, which takes most passes of those that were.
+    """
+    speed = SPEEDS.get(what, SPEEDS["ties"])
+    each = (speed.core / threads + speed.waiting) * (experts + 1) / (MEASURED_EXPERTS + 1)
+    return START + each * coordinates / 1e9

@@ -1,0 +1,58 @@
+"""The page about scale is what its command prints, and the speeds give back what was measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sigmerge.engine.speed import seconds
+from sigmerge.words import duration
+from tests.command_line import sigmerge
+from tests.pools import make_pool
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_what_its_command_prints() -> None:
+    command = [sys.executable, "-m", "benchmarks.scale"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (ROOT / "docs/scale.md").read_text(encoding="utf-8") == ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("what", "coordinates", "threads", "wall"),
+    [  # docs/results/scaling.md on 16 cores, docs/results/repair.md on 2
+        ("linear", 1.59e9, 16, 4.2),
+        ("task_arithmetic", 1.59e9, 16, 4.6),
+        ("ties", 1.59e9, 16, 8.6),
+        ("dare_ties", 1.59e9, 16, 6.0),
+        ("repair", 1.59e9, 16, 11.0),
+        ("profile", 0.43e9, 2, 4.59),
+    ],
+)
+def test_what_was_measured_is_estimated(
+    what: str, coordinates: float, threads: int, wall: float
+) -> None:
+    assert seconds(what, int(coordinates), 5, threads) == pytest.approx(wall, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [(0.5, "0.5 s"), (66, "66 s"), (119.6, "120 s"), (120, "2 min"), (7199, "120 min"),
+     (7200, "2 h"), (400_000, "111 h")],
+)  # fmt: skip
+def test_a_duration_for_people(given: float, shown: str) -> None:
+    assert duration(given) == shown
+
+
+def test_a_dry_run_estimates_the_time(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", layers=2)
+    recipe = pool.write(pool.recipe("ties", each={"density": (0.3, 0.5, 0.7)}))
+    ran = sigmerge("merge", recipe, tmp_path / "out", "--dry-run", "--threads", "2")
+    assert "time    about 1 s with the inputs in memory, " in ran.out
+    counted = sigmerge("merge", recipe, tmp_path / "out", "--dry-run", "--threads", "2", "--json")
+    facts = counted.json["steps"][0]["facts"]
+    assert counted.json["seconds"] == seconds("ties", facts["coordinates"], 3, 2)
