@@ -6,7 +6,7 @@
 A generated Llama pool in bfloat16, a reference and five experts, all in the page cache; every run
 is a command from its start to its end. With 32 layers, the default, the pool has 1.59 B parameters
 and takes 19 GB, its results some more. *read* reads the inputs and nothing else, *copy* also writes
-as many bytes as a result has, from as many threads.
+as many bytes as a result has, from as many threads, *map* the same through a map of the file.
 
 All cores come first, then one, then the others. The second command above ends after about six
 minutes on 16 cores, whatever it has measured by then: no run is begun after `--budget` seconds, and
@@ -50,6 +50,7 @@ TIMES_MERGEKIT = {"linear": 8.0, "task_arithmetic": 8.0, "ties": 30.0, "dare_tie
 """On two cores; with more, five times its speed on a GPU."""
 SPEEDUP = 9.0
 """16 threads against one, for TIES, DARE-TIES and the repair."""
+FLOORS = ("read", "copy", "map")
 SIGMERGE = [sys.executable, "-c", "from sigmerge.cli import main; main()"]
 
 
@@ -102,12 +103,14 @@ class Bench:
         command = [found, self.recipe(method), target, "--no-copy-tokenizer"]
         return run([*command, *(["--cuda"] if shutil.which("nvidia-smi") else [])])
 
-    def floor(self, threads: int, *, write: bool) -> Cost:
+    def floor(self, threads: int, how: str) -> Cost:
+        """The least a merge must do; *map* writes through a map of the file, *copy* by calls."""
         target = self.out / "copy"
         target.unlink(missing_ok=True)
         command = [sys.executable, "-S", "-m", "benchmarks.floor", str(threads)]
         files = [self.pool.weights(member) for member in self.pool.members]
-        cost = run([*command, target if write else "-", *files])
+        given = {"read": "-", "copy": str(target), "map": f"map:{target}"}[how]
+        cost = run([*command, given, *files])
         target.unlink(missing_ok=True)
         return cost
 
@@ -142,7 +145,7 @@ def measure(
 ) -> Table:
     """Run after run until a time of `time.perf_counter`; the table is reported after each."""
     methods, most = (*METHODS, "repair"), max(threads)
-    table = Table({name: {} for name in (*methods, "read", "copy")})
+    table = Table({name: {} for name in (*methods, *FLOORS)})
 
     def note(name: str, row: dict[Any, Cost], key: Any, runs: Iterable[Callable[[], Cost]]) -> None:
         found = [work() for work in runs if time.perf_counter() < until]
@@ -165,8 +168,8 @@ def measure(
             # A run on few threads takes long, and noise is little beside it.
             times = repeat if count == most else 1
             note(f"{what}, {count} threads", table.rows[what], count, [again] * times)
-        for what, write in (("read", False), ("copy", True)):
-            floor = partial(bench.floor, count, write=write)
+        for what in FLOORS:
+            floor = partial(bench.floor, count, what)
             note(f"{what}, {count} threads", table.rows[what], count, [floor] * repeat)
     if shutil.which("mergekit-yaml"):
         for what in METHODS:
