@@ -57,13 +57,16 @@ class Meter:
 
 
 def versions() -> dict[str, str]:
-    packages = {package: _installed(package) for package in ("sigmerge", "numpy", "numba")}
-    return {"python": platform.python_version(), **packages}
+    import numba  # whoever reports its version has loaded it
+    import numpy as np
+
+    found = {"sigmerge": _sigmerge(), "numpy": np.__version__, "numba": numba.__version__}
+    return {"python": platform.python_version(), **found}
 
 
 @cache
-def _installed(package: str) -> str:
+def _sigmerge() -> str:
     try:
-        return version(package)
+        return version("sigmerge")
     except PackageNotFoundError:
         return "source tree"

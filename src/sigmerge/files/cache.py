@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 def cache_place(name: str) -> Path:
     """A folder in SIGMERGE_CACHE, or in the user's cache folder; it need not exist."""
-    root = os.environ.get("SIGMERGE_CACHE") or platformdirs.user_cache_dir("sigmerge")
-    return Path(root) / name
+    return Path(os.environ.get("SIGMERGE_CACHE") or _users()) / name
+
+
+@cache
+def _users() -> str:
+    return platformdirs.user_cache_dir("sigmerge")
 
 
 def cache_folder(name: str) -> Path:
