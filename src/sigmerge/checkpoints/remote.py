@@ -189,12 +189,10 @@ def check_remote_target(url: str, overwrite: bool, inputs: Iterable[str]) -> Non
 
 
 def _check_bucket(url: str) -> None:
-    """Raise if the bucket of an address is not there; a memory needs none."""
+    """Raise if the bucket of an S3 address is not there; other stores say so when they are used."""
     with reaching(url, OutputError) as (store, path):
-        bucket = path.lstrip("/").partition("/")[0]
-        if "bucket" not in dir(store) and not hasattr(store, "call_s3"):
-            return
-        if not store.exists(bucket):
+        bucket = path.partition("/")[0]
+        if hasattr(store, "call_s3") and not store.exists(bucket):
             raise FileNotFoundError(bucket)
 
 
