@@ -52,7 +52,7 @@ finally:
     print("LOADED", *sorted(sys.modules), file=sys.stderr)
 """
 
-COMPILER = ("numba.cpython.heapq", "numba.np.arrayobj", "scipy.linalg")
+COMPILER = ("numba.cpython.heapq", "scipy.linalg")
 """Of numba, and what only its compiler loads: it takes longer than many a merge."""
 OTHERS = (
     "torch", "transformers", "safetensors", "jinja2", "jaxtyping", "asyncio", "sqlite3",

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
 from numba import njit
-from numba.core import environment
 from numba.core.caching import Cache
 from numba.core.ccallback import CFunc
-from numba.core.environment import Environment
 from numba.core.runtime import rtsys
 
 
@@ -25,24 +22,6 @@ def _load_overload(self: Any, signature: Any, target_context: Any) -> Any:
     with self._guard_against_spurious_io_errors():
         return self._load_overload(signature, target_context)
 
-
-def _rebuild_env(module: str, constants: Any, name: str) -> Any:
-    """As numba's own, but without loading numba's module of arrays for its names.
-
-    It belongs to the compiler, and takes long to load. Allocations in our kernels come from there,
-    and the environment of compiled code is read for its constants only.
-    """
-    if module == _ARRAYS and module not in sys.modules and name not in Environment._memo:
-        rebuilt = Environment({"__name__": module})
-        rebuilt.consts[:] = constants
-        rebuilt.env_name = name
-        Environment._memo[name] = rebuilt
-    return _numbas_rebuild_env(module, constants, name)
-
-
-_ARRAYS = "numba.np.arrayobj"
-_numbas_rebuild_env = environment._rebuild_env
-environment._rebuild_env = _rebuild_env
 
 _SHORTCUT = hasattr(Cache, "_load_overload") and hasattr(Cache, "_guard_against_spurious_io_errors")
 
