@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 from transformers.pytorch_utils import Conv1D  # noqa: E402
 
@@ -237,14 +237,76 @@ def test_transposed_weights_are_marked(expert: Path, tmp_path: Path) -> None:
 
 
 def test_stacked_experts_of_a_mixture_are_not_measured(tmp_path: Path) -> None:
-    """The layers around them are. Experts that are joined on loading are refused by name."""
+    """The layers around them are, also where the experts are stored apart and joined on loading."""
     models.write_expert(tmp_path / "moe", "gpt_oss")
     found = features(tmp_path / "moe", tokens_of(), tmp_path / "out")
     assert found.measured("model.layers.0.self_attn.q_proj.weight") == "gram"
     assert found.measured("model.layers.0.mlp.experts.gate_up_proj") == ""
     models.write_expert(tmp_path / "mixtral", "mixtral")
-    with pytest.raises(PoolError, match=r"layers\.0\.mlp\.experts\.gate_up_proj, which is not"):
-        features(tmp_path / "mixtral", tokens_of(), tmp_path / "none")
+    found = features(tmp_path / "mixtral", tokens_of(), tmp_path / "joined")
+    grams, _ = in_one_go(tmp_path / "mixtral", tokens_of())
+    name = "model.layers.2.self_attn.o_proj.weight"
+    np.testing.assert_allclose(found.gram("e", name), grams[name], **CLOSE)
+    assert found.measured("model.layers.0.block_sparse_moe.experts.0.w1.weight") == ""
+
+
+def test_fisher_of_experts_that_are_joined_on_loading(tmp_path: Path) -> None:
+    """Under the names that are stored: w1 and w3 are the halves of one parameter, w2 another."""
+    models.write_expert(tmp_path / "mixtral", "mixtral")
+    tokens = tokens_of()
+    found = fisher(tmp_path / "mixtral", tokens, tmp_path / "out")
+    wanted = by_autograd(tmp_path / "mixtral", tokens, "argmax")
+    for layer, number in ((0, 0), (1, 2), (2, 1)):
+        both = wanted[f"model.layers.{layer}.mlp.experts.gate_up_proj"][number]
+        parts = {"w1": both[:24], "w3": both[24:],
+                 "w2": wanted[f"model.layers.{layer}.mlp.experts.down_proj"][number]}  # fmt: skip
+        for part, values in parts.items():
+            name = f"model.layers.{layer}.block_sparse_moe.experts.{number}.{part}.weight"
+            got = found.fisher("e", name, 0, values.size).reshape(values.shape)
+            np.testing.assert_allclose(got, values, rtol=1e-3, atol=1e-6 * values.max() + 1e-12)
+
+
+def test_fisher_of_a_model_with_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text model is stored under names that transformers turns around."""
+    kind = transformers.AutoModelForImageTextToText
+    eyes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "image_size": 16, "patch_size": 8}  # fmt: skip
+    config = transformers.LlavaConfig(
+        text_config=models.CONFIGS["llama"](), image_token_index=23,
+        vision_config=transformers.CLIPVisionConfig(**eyes),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = kind.from_config(config)
+    for parameter in model.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "eyes")
+    monkeypatch.setattr(models, "load", lambda folder: kind.from_pretrained(folder).eval())
+    tokens = tokens_of(count=2)
+    found = fisher(tmp_path / "eyes", tokens, tmp_path / "out")
+    wanted = by_autograd(tmp_path / "eyes", tokens, "argmax")
+    turned = {"language_model.model.layers.1.mlp.up_proj.weight":
+              "model.language_model.layers.1.mlp.up_proj.weight",
+              "language_model.lm_head.weight": "lm_head.weight"}  # fmt: skip
+    for stored, name in turned.items():
+        got = found.fisher("e", stored, 0, wanted[name].size).reshape(wanted[name].shape)
+        np.testing.assert_allclose(got, wanted[name], rtol=1e-3, atol=1e-6 * wanted[name].max())
+    total = np.sqrt(sum(np.square(values).sum() for values in wanted.values()))
+    assert found.fisher_norm("e") == pytest.approx(total, rel=1e-4)
+
+
+def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
+    shape = {
+        "vocab_size": 24,
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 24,
+        "num_layers": 2,
+        "num_heads": 2,
+    }
+    config = transformers.T5Config(**shape)
+    transformers.AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / "t5")
+    with pytest.raises(PoolError, match="is an encoder-decoder, of which no statistics"):
+        features(tmp_path / "t5", tokens_of(count=1), tmp_path / "none")
 
 
 def test_a_layer_that_only_some_texts_reach() -> None:

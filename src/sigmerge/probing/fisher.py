@@ -167,10 +167,11 @@ class _Squares:
     ) -> None:
         import torch
 
-        names = [model.tensor(part, local) for local, _ in module.named_parameters()]
+        self.model, self.part = model, part
+        names = [local for local, _ in module.named_parameters()]
         self.sums = {
-            name: torch.zeros_like(weight, requires_grad=False)
-            for name, weight in zip(names, weights, strict=False)
+            local: torch.zeros_like(weight, requires_grad=False)
+            for local, weight in zip(names, weights, strict=False)
         }
 
     def add(self, gradients: Gradients) -> None:
@@ -182,7 +183,11 @@ class _Squares:
                     total += gradient * gradient
 
     def write(self, file: Path, exemplars: int) -> None:
-        arrays = {name: (total / exemplars).cpu().numpy() for name, total in self.sums.items()}
+        arrays = {
+            name: values.cpu().contiguous().numpy()
+            for local, total in self.sums.items()
+            for name, values in self.model.stored(self.part, local, total / exemplars).items()
+        }
         write_block(file, {name: Entry("fisher", name, exemplars) for name in arrays}, arrays)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,54 @@ def renaming(model: Any) -> Callable[[str], str]:
         return stored
 
     return renamed
+
+
+def joins(model: Any, names: Iterable[str]) -> Iterator[tuple[str, Any, str, str]]:
+    """Names that are joined to one parameter: each with what joins it, its role, and the result."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter
+    except ImportError:  # before version 5, models were stored as they are
+        return
+    rules = [r for r in get_model_conversion_mapping(model) or () if isinstance(r, WeightConverter)]
+    for name in names:
+        for rule in rules:
+            target, pattern = rule.rename_source_key(name)
+            if pattern is not None:
+                yield name, rule, pattern, target
+                break
+
+
+@dataclass
+class JoinedTensors:
+    """The tensors that transformers joins to one parameter by its rule, and takes apart again.
+
+    `members` are their stored names and roles, by the name that transformers gives each.
+    """
+
+    target: str
+    rule: Any
+    model: Any
+    members: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def load(self, read: Callable[[str], Any]) -> Any:
+        import torch
+
+        rule = deepcopy(self.rule)
+        for name, (stored, pattern) in self.members.items():
+            rule.add_tensor(self.target, name, pattern, torch.from_numpy(read(stored)))
+        made = rule.convert(self.target, model=self.model, config=self.model.config)[self.target]
+        return made[0] if isinstance(made, list) else made
+
+    def apart(self, values: Any) -> dict[str, Any]:
+        rule = self.rule.reverse_transform()
+        name, pattern = rule.rename_source_key(self.target)
+        rule.add_tensor(name, self.target, pattern, values)
+        made = rule.convert(name, model=self.model, config=self.model.config)
+        return {
+            self.members[name][0]: value[0] if isinstance(value, list) else value
+            for name, value in made.items()
+        }
 
 
 def put_adapter(model: Any, path: Path) -> None:

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import MissingExtra, PoolError
 from sigmerge.probing.bounded import bounded
 from sigmerge.probing.exemplars import Tokens
 from sigmerge.probing.hidden import decoder_blocks
-from sigmerge.probing.loading import checked_device, loading, model_class, renaming
+from sigmerge.probing.loading import (
+    JoinedTensors,
+    checked_device,
+    joins,
+    loading,
+    model_class,
+    renaming,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -62,11 +70,14 @@ class Skeleton:
     ) -> None:
         self.device = checked_device(device)
         model = _empty_model(expert.path, trust)
+        if model.config.is_encoder_decoder:
+            raise PoolError(f"{expert.path} is an encoder-decoder, of which no statistics are "
+                            "captured; take an operator that reads no data.")  # fmt: skip
         _move_constants(model, self.device)
         stack = decoder_blocks(model)
         names = {id(module): name for name, module in model.named_modules()}
         self._read = read
-        self._stored = StoredNames(names[id(stack)], expert, renaming(model))
+        self._stored = StoredNames(model, expert)
         every = list(model.named_parameters(remove_duplicate=False))
         first = {id(weight): name for name, weight in reversed(every)}
         self._ties = {name: first[id(weight)] for name, weight in every}
@@ -86,15 +97,18 @@ class Skeleton:
         """The checkpoint's name of a parameter of a part."""
         return self._stored(self._ties[self._full(part, local)])
 
+    def stored(self, part: ModelPart, local: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Values of a parameter under the names of the tensors that it was made of."""
+        return self._stored.apart(self._ties[self._full(part, local)], values)
+
     @contextmanager
     def loaded(self, part: ModelPart, gradients: bool = False) -> Iterator[nn.Module]:
         """A part with its weights; with `gradients`, their gradients can be computed."""
-        import torch
 
         module = self._parts[part][0]
 
         def load(name: str, _: torch.Tensor) -> torch.Tensor:
-            return torch.from_numpy(self._read(self._stored(name))).to(self.device)
+            return self._stored.load(name, self._read).to(self.device)
 
         self._fill(part, load, gradients)
         yield module
@@ -157,28 +171,43 @@ class Skeleton:
 
 
 class StoredNames:
-    """Names in a checkpoint for names in a model.
+    """Tensors in a checkpoint for parameters of a model.
 
-    The former may lack the model's own prefix, or be older ones that transformers renames.
+    They may lack the model's own prefix, or have older names, which transformers renames; and
+    several may be joined to one parameter, as the experts of a mixture are.
     """
 
-    def __init__(self, stack: str, checkpoint: Checkpoint, renamed: Callable[[str], str]) -> None:
-        prefix = checkpoint.stack.prefix
-        if not f"{stack}.".endswith(prefix) or not prefix:
-            raise PoolError(
-                f"{checkpoint.path}: its blocks are stored under {prefix or 'no number'}, the "
-                f"model has them under {stack}.; it cannot be captured."
-            )
-        self._extra = f"{stack}.".removesuffix(prefix)
+    def __init__(self, model: Any, checkpoint: Checkpoint) -> None:
+        renamed, known = renaming(model), {name for name, _ in model.named_parameters()}
         self._path = checkpoint.path
-        self._names = {renamed(stored): stored for stored in checkpoint.tensors}
+        self._names: dict[str, str] = {}
+        self._joined: dict[str, JoinedTensors] = {}
+        for stored in sorted(checkpoint.tensors, key=natural):
+            name = renamed(stored)
+            self._names[name] = self._names[f"{model.base_model_prefix}.{name}"] = stored
+        for name, converter, pattern, target in joins(model, self._names):
+            if target in known:
+                group = self._joined.setdefault(target, JoinedTensors(target, converter, model))
+                group.members[name] = self._names[name], pattern
 
     def __call__(self, name: str) -> str:
-        wanted = name.removeprefix(self._extra)
-        if wanted not in self._names:
-            raise PoolError(f"{self._path}: the model needs {wanted}, which is not stored under "
+        if name not in self._names:
+            raise PoolError(f"{self._path}: the model needs {name}, which is not stored under "
                             "that name; it cannot be captured.")  # fmt: skip
-        return self._names[wanted]
+        return self._names[name]
+
+    def load(self, name: str, read: Read) -> torch.Tensor:
+        """The values of a parameter."""
+        import torch
+
+        if name in self._joined and name not in self._names:
+            return self._joined[name].load(read)
+        return torch.from_numpy(read(self(name)))
+
+    def apart(self, name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        if name in self._joined and name not in self._names:
+            return self._joined[name].apart(values)
+        return {self(name): values}
 
 
 def _empty_model(folder: Path, trust: bool) -> Any:
