@@ -184,7 +184,7 @@ def table(results: list[Result]) -> Iterator[str]:
         ours, theirs = result.sigmerge, result.mergekit
         ratios = " | | "
         if theirs:
-            ratios = " | ".join(f"{b / a:.1f}×" for a, b in zip(ours, theirs, strict=True))
+            ratios = " | ".join(f"{b / a:.1f}×" for a, b in zip(ours[:3], theirs[:3], strict=True))
         without, whole = result.near()
         near = f"{whole:.2f}× | {without:.2f}×"
         yield f"| {result.method} | sigmerge | {_cells(ours)} | {ratios} | {near} |"
