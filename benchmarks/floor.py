@@ -3,6 +3,7 @@
 `python -S -m benchmarks.floor THREADS OUT INPUT …`; a child that benchmarks measure. With "-"
 for OUT nothing is written. `map:OUT` is written through a map of the file, not by calls: the system
 gives the lock of a file that is written to one thread at a time, and a map needs none.
+With --fsync at the end, what was written is on the disk, too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def copy(inputs: list[int], out: int, mapped: memoryview | None, begin: int, end
 
 
 def main() -> None:
-    threads, target, names = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    synced = sys.argv[-1] == "--fsync"
+    threads, target = int(sys.argv[1]), sys.argv[2]
+    names = sys.argv[3 : len(sys.argv) - synced]
     inputs = [os.open(name, os.O_RDONLY) for name in names]
     file = target.removeprefix("map:")
     out = -1 if target == "-" else os.open(file, os.O_CREAT | os.O_RDWR | os.O_TRUNC)
@@ -48,6 +51,8 @@ def main() -> None:
         worker.start()
     for worker in workers:
         worker.join()
+    if synced:
+        os.fsync(out)
 
 
 if __name__ == "__main__":

@@ -1,48 +1,58 @@
 """What it costs that a published result is right: fsync, and reading back with digests.
 
     python -m benchmarks.trust [--size quick|half-billion] [--method linear] [--repeat N]
+    python -m benchmarks.trust --out /dev/shm/trust
 
 The same merge, each time a command started from cold with the inputs on the disk: as it is; with
 `--no-fsync`; and with neither fsync nor checksums, reading back and digests of the outputs, which
 no option turns off, so that this side is the command with those parts replaced. The sides take
 turns. Seconds are the least of each side; the ratio is the median over turns of what a side took
 to what the bare side took in the same turn, since other work on the machine changes between turns.
-Digests of the inputs are kept between runs; the last side computes them anew (`--rehash`).
+Digests of the inputs are kept between runs; one side computes them anew (`--rehash`).
+
+The last two sides are the floor: the same inputs are read and as many bytes are written, without
+fsync and with it. What fsync adds there is the disk's own time, which no program can save. With
+`--out` on a file system in memory fsync costs nothing, and what is left is what is computed.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NoReturn
 
-from benchmarks.dense import BIN, METHODS, OUT, write_recipe
+from benchmarks.dense import BIN, METHODS, OUT, THREADS, Sides, write_recipe
 from benchmarks.measure import Cost, best, drop, machine, run, versions
 from benchmarks.pool import HALF_BILLION, QUICK, BenchPool, make_pool
+from sigmerge.files.regular import remove
 
 SIZES = {"quick": QUICK, "half-billion": HALF_BILLION}
 BAR = 1.05
 """fsync and digests may add 5 % to a merge from disk."""
 
-FULL, UNSYNCED, BARE, REHASHED = (
+FULL, UNSYNCED, BARE, REHASHED, FLOOR, SYNCED_FLOOR = (
     "as it is",
     "without fsync",
     "without fsync, reading back and digests",
     "as it is, inputs hashed again",
+    "floor",
+    "floor, with fsync",
 )
 
 
-def commands(recipe: Path, out: Path) -> dict[str, list[str | Path]]:
+def commands(recipe: Path, out: Path, inputs: Sequence[Path]) -> dict[str, list[str | Path]]:
     merge = [BIN / "sigmerge", "merge", recipe, out]
+    floor = [sys.executable, "-S", "-m", "benchmarks.floor", str(THREADS), out, *inputs]
     return {
         FULL: merge,
         UNSYNCED: [*merge, "--no-fsync"],
         BARE: [sys.executable, "-m", "benchmarks.trust", "--bare", recipe, out],
         REHASHED: [*merge, "--rehash"],
+        FLOOR: floor,
+        SYNCED_FLOOR: [*floor, "--fsync"],
     }
 
 
@@ -59,18 +69,21 @@ def bare(recipe: str, out: str) -> NoReturn:
     sigmerge()
 
 
-def measure(pool: BenchPool, method: str, repeat: int) -> dict[str, list[Cost]]:
-    recipe, out = write_recipe(pool, method, OUT / f"trust-{method}.yaml"), OUT / "trust"
+def measure(pool: BenchPool, method: str, repeat: int, folder: Path) -> dict[str, list[Cost]]:
+    recipe, out = write_recipe(pool, method, OUT / f"trust-{method}.yaml"), folder / "trust"
+    folder.mkdir(parents=True, exist_ok=True)
     env = {name: str((OUT / "cache" / name).resolve())
            for name in ("SIGMERGE_CACHE", "NUMBA_CACHE_DIR")}  # fmt: skip
-    sides, costs = commands(recipe, out), dict[str, list[Cost]]()
+    sides = commands(recipe, out, Sides(pool, method).files)
+    costs = dict[str, list[Cost]]()
     for turn in range(repeat + 1):
         for side, command in sides.items():
-            shutil.rmtree(out, ignore_errors=True)
+            remove(out)
             drop([pool.weights(member) for member in pool.members])
             cost = run(command, env)
             if turn:  # the first compiles kernels and fills the cache
                 costs.setdefault(side, []).append(cost)
+    remove(out)
     return costs
 
 
@@ -115,12 +128,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", choices=SIZES, default="half-billion")
     parser.add_argument("--method", choices=METHODS, default="linear")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=OUT, help="where results are written")
     parser.add_argument("--bare", nargs=2, metavar=("RECIPE", "OUT"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.bare:
         bare(*options.bare)
     pool = make_pool(Path("bench-pool") / options.size, SIZES[options.size])
-    found = measure(pool, options.method, options.repeat)
+    found = measure(pool, options.method, options.repeat, options.out)
     print(document(pool, options.method, found, options.repeat))
     return 0 if all(met for met, _ in bars(found)) else 1
 
