@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from numba.core.caching import Cache
 
+import sigmerge
 from sigmerge.kernels import jit
 from sigmerge.kernels.convert import narrow_bf16
 from tests.pools import make_pool
@@ -41,6 +43,35 @@ def test_the_second_process_loads_what_the_first_compiled(tmp_path: Path) -> Non
     )
     assert first[0] == "0" and second[0] == "1"
     assert first[1] == "True" and second[1] == "False"  # the compiler was loaded, then was not
+
+
+OUTLIERS = """
+import numpy as np
+from sigmerge.kernels.thinning import cut_out
+values = np.array([1, 2, 3], np.float32)
+cut_out(values, 0x40000000, 1, 0x7F000000, 0)
+print(values.tolist())
+"""
+
+
+@pytest.mark.slow
+def test_a_kernel_is_compiled_again_when_one_that_it_calls_has_changed(tmp_path: Path) -> None:
+    """cut_out calls trim of another file; numba by itself would go on with what it compiled."""
+    package = shutil.copytree(Path(sigmerge.__file__).parent, tmp_path / "src/sigmerge",
+                              ignore=shutil.ignore_patterns("__pycache__", "pool"))  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def printed() -> str:
+        command = [sys.executable, "-c", OUTLIERS]
+        return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+
+    assert printed() == "[0.0, 2.0, 3.0]\n"
+    source = (package / "kernels/merge.py").read_text()
+    before = "bits[i] = bits[i] if magnitude >= cut else np.int32(0)"
+    assert source.count(before) == 1
+    changed = source.replace(before, before.replace("np.int32(0)", "bits[i]"))
+    (package / "kernels/merge.py").write_text(changed)
+    assert printed() == "[1.0, 2.0, 3.0]\n"
 
 
 MERGE = """

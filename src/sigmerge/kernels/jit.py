@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -41,9 +44,20 @@ def callback(function: Callable[..., Any], result: Any, *arguments: Any) -> int:
 
 
 def _shortened(compiled: Any) -> Any:
-    if _SHORTCUT and isinstance(compiled._cache, Cache):
-        compiled._cache.load_overload = MethodType(_load_overload, compiled._cache)
+    cache = compiled._cache
+    if isinstance(cache, Cache):
+        # numba looks at the kernel's own file alone, and the code of others is part of it.
+        cache._cache_file._source_stamp = (cache._cache_file._source_stamp, _sources())
+        if _SHORTCUT:
+            cache.load_overload = MethodType(_load_overload, cache)
     return compiled
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of all kernels: compiled code of other ones is not used again."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 inlined = njit(cache=True, nogil=True, inline="always")
