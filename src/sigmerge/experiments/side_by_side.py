@@ -5,15 +5,12 @@ Each writes the store by itself, so all must see its folder.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sigmerge.engine.processes import process_pool
 from sigmerge.experiments.costs import Shared
 from sigmerge.experiments.group import Maker
 from sigmerge.experiments.plan import PoolPlan
@@ -23,8 +20,8 @@ from sigmerge.jobs.options import Options
 if TYPE_CHECKING:
     from sigmerge.engine.cluster import Cluster
 
-LOOK_SECONDS = 1.0
-"""How often a waiting process checks, and at most how long a process outlives its parent."""
+WAIT_SECONDS = 1.0
+"""How often the waiting process says what runs."""
 
 
 class Team:
@@ -34,10 +31,7 @@ class Team:
         self._out, self._jobs, self._cluster = out, jobs, cluster
         if cluster is not None:
             return
-        # New processes, not forks: those of a process with threads, or with CUDA, may hang.
-        self._pool = ProcessPoolExecutor(
-            jobs, multiprocessing.get_context("spawn"), initializer=_end_with_parent
-        )
+        self._pool = process_pool(jobs)
 
     def __enter__(self) -> Team:
         return self
@@ -70,7 +64,7 @@ class Team:
         while left:
             at_work = [name for name, future in futures.items() if future.running()]
             yield ", ".join(at_work[: self._jobs])  # one more counts as running: it is the next
-            done, left = wait(left, LOOK_SECONDS, FIRST_EXCEPTION)
+            done, left = wait(left, WAIT_SECONDS, FIRST_EXCEPTION)
             for future in done:
                 future.result()
 
@@ -88,15 +82,3 @@ def _make(out: Path, plan: PoolPlan, number: int, shared: Shared | None, options
         group = list(plan.groups())[number]
         for _ in Maker(store, plan, options, shared).group(group, out):
             pass
-
-
-def _end_with_parent() -> None:
-    """A process that was killed cannot end its children: each looks whether it is still there."""
-    parent = os.getppid()
-
-    def look() -> None:
-        while os.getppid() == parent:
-            time.sleep(LOOK_SECONDS / 5)
-        os._exit(1)
-
-    threading.Thread(target=look, daemon=True).start()

@@ -13,11 +13,10 @@ an order of its own, so the same command need not give the same bytes there.
 from __future__ import annotations
 
 import math
-import multiprocessing
 import shutil
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import transformers
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sigmerge.engine.processes import process_pool
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.digests import sha256
 from sigmerge.files.documents import read_json_object, write_json
@@ -110,9 +110,7 @@ class RealTraining:
             for domain in todo:
                 self._train(domain, progress)
             return self.out
-        # New processes, not forks: those of a process that uses CUDA may hang.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(self.jobs, len(todo)), context) as pool:
+        with process_pool(min(self.jobs, len(todo))) as pool:
             training = [pool.submit(self._train, domain, silent) for domain in todo]
             for done, future in enumerate(as_completed(training), 1):
                 future.result()
