@@ -40,10 +40,10 @@ browser:
 	else echo "Browser tests are skipped: install chromium and chromium-driver to run them"; fi
 
 check: lint
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup -m "not slow" $(FAST)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(FAST)
 
 test: lint browser
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

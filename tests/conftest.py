@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,6 @@ from filelock import FileLock
 from jaxtyping import install_import_hook
 
 install_import_hook("sigmerge.method", "beartype.beartype")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share what their file makes once run in one process (--dist loadgroup)."""
-    for path, tests in groupby(items, lambda item: item.path):
-        if 'scope="module"' in path.read_text(encoding="utf-8"):
-            for item in tests:
-                item.add_marker(pytest.mark.xdist_group(str(path)))
 
 
 @pytest.fixture(autouse=True, scope="session")
