@@ -196,7 +196,7 @@ class Gpu:
         return staged
 
     def _pinned(self, size: int) -> Array:
-        if getattr(self._local, "room", np.empty(0)).size < size:
+        if not hasattr(self._local, "room") or self._local.room.size < size:
             self._local.pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
             self._local.room = self._local.pinned.numpy()
         room: Array = self._local.room
