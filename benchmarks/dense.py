@@ -14,7 +14,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -237,14 +237,21 @@ def document(pool: BenchPool, results: list[Result], starts: list[tuple[str, Cos
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, print and write the document; 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.dense", description=__doc__)
+def asked(
+    name: str, description: str | None, methods: Iterable[str], arguments: list[str] | None
+) -> argparse.Namespace:
+    """The flags of a benchmark of methods beside mergekit."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument("--quick", action="store_true", help="a small pool; writes no document")
     parser.add_argument("--repeat", type=int, help="runs of every side, mergekit included")
-    parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated")
+    parser.add_argument("--methods", default=",".join(methods), help="comma-separated")
     parser.add_argument("--no-mergekit", action="store_true", help="leave mergekit out")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print and write the document; 1 if a bar is missed."""
+    options = asked("dense", __doc__, METHODS, arguments)
     shape, folder = (QUICK, "quick") if options.quick else (HALF_BILLION, "half-billion")
     pool, tiny = make_pool(Path("bench-pool") / folder, shape), make_pool(OUT / "tiny", TINY)
     results = []

@@ -7,7 +7,6 @@ As `benchmarks.dense`: commands started from cold, files in the page cache, the 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.dense import OUT, THREADS, Result, Sides, measured, table
+from benchmarks.dense import OUT, THREADS, Result, Sides, asked, measured, table
 from benchmarks.measure import machine, versions
 from benchmarks.pool import HALF_BILLION, QUICK, TINY, BenchPool, make_pool
 
@@ -118,12 +117,7 @@ def document(pool: BenchPool, results: list[Result]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print and write the document; 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.methods", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a small pool; writes no document")
-    parser.add_argument("--repeat", type=int, help="runs of every side, mergekit included")
-    parser.add_argument("--methods", default=",".join(RECIPES), help="comma-separated")
-    parser.add_argument("--no-mergekit", action="store_true", help="leave mergekit out")
-    options = parser.parse_args(arguments)
+    options = asked("methods", __doc__, RECIPES, arguments)
     shape, folder = (QUICK, "quick") if options.quick else (HALF_BILLION, "half-billion")
     pool, tiny = make_pool(Path("bench-pool") / folder, shape), make_pool(OUT / "tiny", TINY)
     results = []

@@ -18,6 +18,7 @@ from sigmerge.errors import PoolError, RecipeError
 from sigmerge.jobs.options import Options
 from sigmerge.kernels import LANES, philox, tensors
 from sigmerge.kernels.merge import norm
+from tests.command_line import sigmerge as command
 from tests.engine.test_stream import CASES, WEIGHT
 from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes, write_weights
 
@@ -247,6 +248,22 @@ def test_sums_have_the_order_of_the_lanes(size: int, tile: int) -> None:
 def test_without_a_gpu_it_says_so(pool: PoolOnDisk, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="torch finds no GPU"):
         sigmerge.merge(pool.recipe("linear"), tmp_path / "out", device="cuda")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize(
+    "words", [("merge", "out"), ("merge", "out", "--dry-run"), ("profile",), ("repair", "out"),
+              ("run", "out")],
+)  # fmt: skip
+def test_the_flag_of_every_verb_asks_for_a_gpu(
+    pool: PoolOnDisk, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    verb, *rest = words
+    recipe = pool.write({**pool.recipe("linear"), "repair": {}}, "gpu.yaml")
+    places = [tmp_path / word if word == "out" else word for word in rest]
+    ran = command(verb, recipe, *places, "--device", "cuda")
+    assert ran.code == 2 and "torch finds no GPU" in ran.err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -90,6 +90,19 @@ def test_the_tokens_of_the_embedded_items_are_counted_and_nothing_is_timed():
     assert found["seconds"] is None
 
 
+def test_texts_that_are_only_read_are_not_timed_by_writing():
+    def load() -> HfModel:
+        raise AssertionError("no model is needed")
+
+    read = {
+        "harness": "likelihood", "files": "x", "response": "answer",
+        "metrics": {"accuracy": "token_accuracy"},
+    }  # fmt: skip
+    suite = load_suite({"name": "own", "domains": {"a": {"said": read}}})
+    found = estimate(suite, ITEMS, ITEMS, load)
+    assert found["items_to_score"] == 24 and found["seconds"] is None
+
+
 def test_nothing_is_loaded_when_nothing_is_left_to_score():
     def load() -> HfModel:
         raise AssertionError("no model is needed")

@@ -8,6 +8,7 @@ a run that does not fit the memory can be taken again in halves.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from sigmerge.kernels import Array, claim, tensors
 from sigmerge.kernels.claim import Admission, Settlement, TileTable
-from sigmerge.kernels.select import HIGH_PLACES, LOW_BINS, LOW_BITS, MAGNITUDE
+from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE
 from sigmerge.kernels.stored import F32
 
 StoredTiles: TypeAlias = Callable[[int, int, list[int]], Tensor]
@@ -54,13 +55,8 @@ class TensorClaims:
         histogram: Array,
     ) -> None:
         """Of all strips, whatever `every` says: a guess is then sure."""
-
-        def one(first: int, last: int) -> None:
-            magnitude = self._free(table, owner, first, last, before)
-            found = torch.bincount(tensors.high_place(magnitude), minlength=HIGH_PLACES)
-            np.add(histogram, found.cpu().numpy(), out=histogram, casting="unsafe")
-
-        self._halving(first, last, one)
+        free = partial(self._free, table, owner, before=before)
+        self._count(first, last, lambda *run: tensors.high_place(free(*run)), histogram)
 
     def count_low(
         self,
@@ -73,10 +69,19 @@ class TensorClaims:
         high: int,
         histogram: Array,
     ) -> None:
-        def one(first: int, last: int) -> None:
+        def low(first: int, last: int) -> Tensor:
             magnitude = self._free(table, owner, first, last, before)
-            low = magnitude[magnitude >> LOW_BITS == high] & LOW_BINS - 1
-            found = torch.bincount(low, minlength=LOW_BINS)
+            return magnitude[magnitude >> LOW_BITS == high] & LOW_BINS - 1
+
+        self._count(first, last, low, histogram)
+
+    def _count(
+        self, first: int, last: int, places: Callable[[int, int], Tensor], histogram: Array
+    ) -> None:
+        """Add how often each place comes in a run of tiles."""
+
+        def one(first: int, last: int) -> None:
+            found = torch.bincount(places(first, last), minlength=len(histogram))
             np.add(histogram, found.cpu().numpy(), out=histogram, casting="unsafe")
 
         self._halving(first, last, one)
