@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,7 +10,7 @@ from sigmerge.kernels import LANES
 
 
 @triton.jit
-def _add(values: Any, out: Any, steps: Any, lanes: tl.constexpr) -> None:
+def _add(values, out, steps, lanes: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton reads types
     """One row: entries of a lane from the first to the last."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, lanes)
