@@ -31,6 +31,7 @@ from tests.pools import HIDDEN, draw, read_weights, shapes, write_member
 
 import sigmerge
 from sigmerge.checkpoints.companions import vocabulary
+from sigmerge.errors import SigmergeError
 
 CORPUS = Path(__file__).parent / "corpus"
 MODELS = ("math", "code", "chat", "story")
@@ -140,7 +141,7 @@ def _write_tokenizer(folder: Path, words: list[str], added: list[str]) -> None:
 def run_ours(recipe: dict[str, Any], out: Path) -> str:
     try:
         sigmerge.merge(recipe, out, threads=1, durable=False)
-    except sigmerge.SigmergeError as error:
+    except SigmergeError as error:
         return str(error)
     return ""
 

@@ -5,6 +5,7 @@ The same file goes through both programs, in float32.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from sigmerge.errors import RecipeError
 from sigmerge.operators.table import MERGEKIT, operator
 from sigmerge.recipe import load_recipe
 from sigmerge.recipe.settings import FAMILY
-from tests.jobs.test_mergekit_parity import agree, both, identical
-from tests.pools import PoolOnDisk, make_pool, write_tokenizer
+from tests.adapters import write_adapter
+from tests.jobs.test_mergekit_parity import agree, both, identical, run_mergekit
+from tests.pools import PoolOnDisk, make_pool, read_weights, write_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,10 @@ def test_a_soup_with_the_base_model_is_not_repaired(pool: PoolOnDisk) -> None:
         ("ties", {"rescale": True, "density": 0.4}),
         ("task_arithmetic", {"density": 0.3, "rescale": True, "normalize": "true"}),
         ("task_arithmetic", {"weight": ["5e-1", 1], "lambda": "11e-1"}),
+        (
+            "ramplus_tl",
+            {"alpha": [0.1, 0.9], "r": [{"filter": "mlp", "value": 0.2}, {"value": 0.4}]},
+        ),
         ("linear", {"normalize": [False, True], "density": 0.5, "lambda": 3, "int8_mask": True}),
     ],
 )
@@ -148,6 +154,70 @@ def test_every_key_of_mergekit_is_known(pool: PoolOnDisk) -> None:
         with pytest.raises(RecipeError) as error:
             load_recipe(recipe)
         assert "is no key here" not in str(error.value), key
+
+
+# How models are written.
+
+
+def test_folders_of_one_name_and_one_called_reference(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Runs of a trainer: math/checkpoint-500 and coding/checkpoint-500."""
+    for place, expert in (("a/run", "math"), ("b/run", "coding"), ("reference", "safety")):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        shutil.copytree(pool.experts[expert], tmp_path / place)
+    models = [{"model": str(tmp_path / place), "parameters": {"weight": 0.3}}
+              for place in ("a/run", "b/run", "reference")]  # fmt: skip
+    recipe = pool.recipe("task_arithmetic", dtype="float32") | {"models": models}
+    identical(*both(pool, recipe, tmp_path))
+    assert list(load_recipe(recipe).experts) == ["run", "run-2", "reference-2"]
+
+
+def test_names_of_domains_are_never_made_up(pool: PoolOnDisk, tmp_path: Path) -> None:
+    recipe = pool.recipe("task_arithmetic", repair={"scores": "scores.json"})
+    shutil.copytree(pool.experts["coding"], tmp_path / "math")
+    recipe["models"][1]["model"] = str(tmp_path / "math")
+    with pytest.raises(RecipeError, match="two experts are called 'math'; give each a name"):
+        load_recipe(recipe)
+
+
+def test_one_model_twice_is_refused_by_both(pool: PoolOnDisk, tmp_path: Path) -> None:
+    recipe = pool.recipe("linear", dtype="float32") | {"base_model": None}
+    recipe["models"].append(recipe["models"][0])
+    with pytest.raises(ValueError, match="Duplicate merge inputs"):
+        run_mergekit(recipe, tmp_path / "theirs")
+    with pytest.raises(RecipeError, match=r"models\[3\]: .*math is listed twice"):
+        load_recipe(recipe)
+
+
+def test_mergekits_long_form_of_a_model(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """mergekit writes it into its own records where a path has a space."""
+    spaced = shutil.copytree(pool.experts["math"], tmp_path / "my model")
+    adapter = write_adapter(tmp_path / "lora", pool.reference, read_weights(pool.reference))
+    long = {"path": str(adapter), "revision": None}
+    names = [{"model": {"path": str(spaced)}}, {"model": str(pool.reference), "lora": long}]
+    models = [{"model": name, "parameters": {"weight": 0.5}} for name in names]
+    recipe = {"merge_method": "linear", "models": models, "dtype": "float32"}
+    agree(*both(pool, recipe, tmp_path), ulps=2)
+
+
+def test_an_architecture_that_is_put_in_place_of_a_models_own_is_refused(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("ties")
+    named = {"model": recipe["models"][0]["model"], "override_architecture": "MistralForCausalLM"}
+    recipe["models"][0]["model"] = named
+    with pytest.raises(RecipeError) as error:
+        load_recipe(recipe)
+    (problem,) = error.value.problems
+    assert "models[0].model: override_architecture is not followed" in problem
+
+
+def test_numbers_and_truth_values_may_be_texts(pool: PoolOnDisk, tmp_path: Path) -> None:
+    math = str(pool.experts["math"])
+    recipe = {
+        "merge_method": "passthrough", "models": None, "dtype": "float32", "base_model": math,
+        "slices": [{"sources": [{"model": math, "layer_range": ["0", "2"]}]}],
+        "tokenizer": {"source": "base", "pad_to_multiple_of": "8",
+                      "tokens": {"w3": {"source": {"kind": "zero"}, "force": "yes"}}},
+    }  # fmt: skip
+    identical(*both(pool, recipe, tmp_path))
 
 
 # Precision.

@@ -56,18 +56,24 @@ def our_masks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield drawn
 
 
-def both(pool: PoolOnDisk, recipe: dict[str, Any] | str, out: Path) -> tuple[Any, Any]:
-    """Weights from sigmerge and from mergekit for one and the same file."""
+def run_mergekit(recipe: dict[str, Any], out: Path) -> None:
     from mergekit.config import MergeConfiguration
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
 
+    cache = str(out.with_name("adapters"))
+    options = MergeOptions(
+        copy_tokenizer=False, write_model_card=False, quiet=True, lora_merge_cache=cache
+    )
+    run_merge(MergeConfiguration.model_validate(recipe), str(out), options)
+
+
+def both(pool: PoolOnDisk, recipe: dict[str, Any] | str, out: Path) -> tuple[Any, Any]:
+    """Weights from sigmerge and from mergekit for one and the same file."""
     file = out / "recipe.yaml"
     file.write_text(recipe if isinstance(recipe, str) else yaml.safe_dump(recipe))
     sigmerge.merge(file, out / "ours", threads=1)
-    content = MergeConfiguration.model_validate(yaml.safe_load(file.read_text()))
-    options = MergeOptions(copy_tokenizer=False, write_model_card=False, quiet=True)
-    run_merge(content, str(out / "theirs"), options)
+    run_mergekit(yaml.safe_load(file.read_text()), out / "theirs")
     return read_weights(out / "ours"), read_weights(out / "theirs")
 
 

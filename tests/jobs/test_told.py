@@ -106,6 +106,34 @@ def test_filters_and_densities_that_do_nothing(pool: PoolOnDisk, tmp_path: Path)
     assert notes(plain, tmp_path / "plain") == ""
 
 
+@pytest.mark.parametrize("last", [2, 1], ids=["whole models", "some layers"])
+def test_a_filter_that_does_nothing_in_slices(pool: PoolOnDisk, tmp_path: Path, last: int) -> None:
+    """Most recipes of slerp have slices."""
+    sources = [{"model": str(folder), "layer_range": [0, last]}
+               for folder in (pool.reference, pool.experts["math"])]  # fmt: skip
+    t = [{"filter": "self_attn", "value": [0, 1]}, {"filter": "mpl", "value": 0.2}, {"value": 0.5}]
+    recipe = {
+        "merge_method": "slerp", "base_model": str(pool.reference), "parameters": {"t": t},
+        "slices": [{"sources": sources}],
+    }  # fmt: skip
+    assert notes(recipe, tmp_path / "out") == "filter: mpl matches no tensor"
+
+
+def test_the_base_of_an_arc_is_not_called_left_out(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("slerp", {"t": 0.5})
+    recipe["models"] = [{"model": str(f)} for f in (pool.reference, pool.experts["math"])]
+    assert load_recipe(recipe).notes == ()
+
+
+def test_a_wrong_key_is_told_once(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("ties")
+    recipe["models"][0]["model"] = ["math"]
+    with pytest.raises(RecipeError) as error:
+        load_recipe(recipe)
+    (problem,) = error.value.problems
+    assert problem.startswith("models[0].model: must be a valid string")
+
+
 def test_a_weight_without_a_fallback_is_missing(pool: PoolOnDisk, tmp_path: Path) -> None:
     recipe = pool.recipe("ties")
     recipe["models"][0]["parameters"]["weight"] = [{"filter": "mlp", "value": 0.5}]

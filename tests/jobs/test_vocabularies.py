@@ -181,6 +181,31 @@ def test_equal_vocabularies_keep_their_padding(models: dict[str, Path], tmp_path
     assert read_weights(tmp_path / "out")[EMBEDDING].shape == twin[EMBEDDING].shape
 
 
+@pytest.mark.parametrize("longer", ["base", "expert"])
+def test_the_same_tokens_in_embeddings_of_different_sizes(
+    models: dict[str, Path], tmp_path: Path, longer: str
+) -> None:
+    """Fine-tuning tools pad an embedding to a multiple: the tokens are the same, the rows not."""
+    rows = len(WORDS["base"]) + PADDING["base"]
+    named = {n: (rows + 4, 16) if n in (EMBEDDING, HEAD) else s for n, s in shapes().items()}
+    padded = write_member(tmp_path / "padded", draw(named, 9))
+    config = json.loads((models["base"] / "config.json").read_text())
+    (padded / "config.json").write_text(json.dumps({**config, "vocab_size": rows + 4}))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (padded / file).write_bytes((models["base"] / file).read_bytes())
+    expert, base = ("base", "padded") if longer == "base" else ("padded", "base")
+    recipe = {
+        "merge_method": "task_arithmetic", "base_model": f"{{{base}}}", "dtype": "float32",
+        "models": [{"model": f"{{{expert}}}", "parameters": {"weight": 0.4}}],
+        "tokenizer_source": "base",
+    }  # fmt: skip
+    ours, theirs = both({**models, "padded": padded}, recipe, tmp_path)
+    mine, other = read_weights(ours), read_weights(theirs)
+    for name, values in other.items():
+        np.testing.assert_array_equal(mine[name], values, err_msg=name)
+    assert json.loads((ours / "config.json").read_text())["vocab_size"] == len(mine[EMBEDDING])
+
+
 def test_an_adapter_is_moved_too_and_verify_computes_all_of_it_again(
     models: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sigmerge.checkpoints.companions import added_tokens, vocabulary
-from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.folder import Checkpoint, read_json
 from sigmerge.checkpoints.formed import FormedTensor, TensorRun, Values
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.errors import PoolError
@@ -156,6 +156,8 @@ def plan_vocabulary(
     usual = vocabulary(base)
     taken = vocabulary(home)
     same = all(each is None or each == taken for each in (*found.values(), usual))
+    sizes = [size_of(read_json(folder / "config.json")) for folder in members.values()]
+    same &= all(size == sizes[0] for size in sizes)
     if same and not request.tokens and not request.pad:
         return None
     known = {name: _by_token(each or usual, members[name]) for name, each in found.items()}
@@ -244,6 +246,13 @@ def _rows_by_token(
         bias = f"{member.head.removesuffix('.weight')}.bias"
         if bias in member.tensors:
             yield bias, behind
+
+
+def size_of(config: Mapping[str, Any]) -> int | None:
+    """The size of the vocabulary that a configuration names, or that of the model in it."""
+    inner = config.get("text_config")
+    found = config.get("vocab_size")
+    return size_of(inner) if found is None and isinstance(inner, dict) else found
 
 
 def with_size(config: Mapping[str, Any], rows: int) -> dict[str, Any]:

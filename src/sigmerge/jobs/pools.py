@@ -231,8 +231,11 @@ def mixed_precision(recipe: Recipe, pool: Pool, written: Mapping[str, str]) -> l
             "dtype: in the recipe says otherwise"]  # fmt: skip
 
 
-def idle_settings(recipe: Recipe, sites: Mapping[str, Site]) -> list[str]:
+def idle_settings(recipe: Recipe, pool: Pool, sites: Mapping[str, Site]) -> list[str]:
     """Notes about filters that match no tensor, and experts of which nothing is kept."""
+    names = set(sites)
+    if pool.output is not None:  # filters of a source see the names that its tensors have there
+        names |= {t.name for e in pool.experts.values() for t in e.tensors.values()}
     scopes = [recipe.parameters, *(model.parameters for model in recipe.models)]
     scopes += [piece.parameters for piece in recipe.slices]
     scopes += [source.parameters for piece in recipe.slices for source in piece.sources]
@@ -247,7 +250,7 @@ def idle_settings(recipe: Recipe, sites: Mapping[str, Site]) -> list[str]:
     notes = [
         f"filter: {pattern} matches no tensor"
         for pattern in sorted(str(pattern) for pattern in patterns)
-        if not recipe.slices and not any(pattern in tensor for tensor in sites)
+        if not any(pattern in name for name in names)
     ]
     # A density for each expert; a user's operator may call something else by that name.
     thinned = [s for s in sites.values() if isinstance(s.settings.get("density"), tuple)]

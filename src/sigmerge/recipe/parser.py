@@ -32,7 +32,7 @@ from sigmerge.recipe.sections import (
     TuneSection,
 )
 from sigmerge.recipe.settings import Conditions, ParameterCheck, Place
-from sigmerge.recipe.slices import check_count, read_slices
+from sigmerge.recipe.slices import check_count, free_name, read_slices
 from sigmerge.recipe.space import SPACES
 from sigmerge.recipe.tokenizers import read_chat_template, read_tokenizer
 from sigmerge.words import shown, unknown
@@ -211,7 +211,11 @@ class _Parser(Reading):
 
     def _without_modules(self, data: dict[str, Any]) -> dict[str, Any]:
         """Modules that are merged alike stand for the model: their keys go to the top level."""
-        data = {k: v for k, v in data.items() if v is not None or k not in ("slices", "modules")}
+        data = {
+            k: v
+            for k, v in data.items()
+            if v is not None or k not in ("models", "slices", "modules")
+        }
         if "output_slices" in data and "slices" not in data:  # its name in mergekit's old files
             data["slices"] = data.pop("output_slices")
         modules = data.pop("modules", None)
@@ -297,14 +301,16 @@ class _Parser(Reading):
                 "were tuned from",
             )
         models: list[RecipeModel] = []
+        given = {entry.name for _, entry in sections.models if entry.name}
         for i, entry in sections.models:
             path = self.path(("models", i, "model"), entry.model)
             itself = path is not None and path == reference
             if itself and needs:
-                self.note(
-                    f"{entry.model} is the base model; its entry under models: has "
-                    f"no task vector and is left out"
-                )
+                if chosen is None or chosen.most != 1:  # else its place is plain: slerp's start
+                    self.note(
+                        f"{entry.model} is the base model; its entry under models: has "
+                        f"no task vector and is left out"
+                    )
                 continue
             if itself and sections.repair is not None:
                 self.problem(
@@ -316,12 +322,28 @@ class _Parser(Reading):
             own = entry.parameters or {}
             own = judge.settings(("models", i, "parameters"), own, per_model=True) if judge else {}
             exemplars = self._exemplars(i, entry, chosen)
-            if path is not None:
-                default = "base" if itself else path.name.partition("@")[0]
-                models.append(RecipeModel(entry.name or default, path, own, exemplars))
+            if path is not None and any(model.path == path for model in models):
+                self.problem(("models", i), f"{entry.model} is listed twice")
+            elif path is not None:
+                name = entry.name or self._name(path, reference, given, models, sections)
+                models.append(RecipeModel(name, path, own, exemplars))
         if sections.models and not models and not self.problems:
             self.problem(("models",), "no expert is listed, only the base model")
         return models
+
+    def _name(
+        self,
+        path: Path,
+        reference: Path | None,
+        given: set[str],
+        models: Sequence[RecipeModel],
+        sections: _Sections,
+    ) -> str:
+        """A model's name, where the recipe gives none. A domain is called by it, so it is fixed."""
+        domains = (sections.repair, sections.guide, sections.search, sections.tune)
+        if any(section is not None for section in domains):
+            return free_name(path, reference, ())
+        return free_name(path, reference, ["reference", *given, *(model.name for model in models)])
 
     def _base_in_soup(
         self,
@@ -365,7 +387,8 @@ class _Parser(Reading):
             f"{top.base_model} is one more model of the soup, {how}as in mergekit; {instead} to "
             "leave it out"
         )
-        return [RecipeModel("base", reference, {})]
+        taken = [model.name for model in models]
+        return [RecipeModel(free_name(reference, reference, taken), reference, {})]
 
     def _check_names(self, models: list[RecipeModel]) -> None:
         names = [model.name for model in models]
@@ -394,7 +417,8 @@ class _Parser(Reading):
     def _check(self, sections: _Sections, chosen: Operator | None, names: Sequence[str]) -> None:
         """Checks that need several sections."""
         top, given = sections.top, sections.top.parameters or {}
-        for name in ("outside", "alpha", "scope") if chosen else ():
+        whole = ["outside", "scope", *(["alpha"] if top.merge_method == "lines" else [])]
+        for name in whole if chosen else ():
             if isinstance(given.get(name), list | dict):
                 self.problem(("parameters", name), "has one value for the whole model")
         if chosen and given.get("outside") == "reference" and not top.base_model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,27 +84,34 @@ class Reading:
     def optional(self, kind: type[_Section], data: Any, name: str) -> _Section | None:
         return None if data is None else self.checked(kind, data, (name,))
 
-    def checked(self, kind: type[_Section], data: Any, place: Place) -> _Section | None:
-        """The section without its wrong keys, each a problem; None if nothing is left."""
+    def checked(
+        self, kind: type[_Section], data: Any, place: Place, told: Collection[Place] = ()
+    ) -> _Section | None:
+        """The section without its wrong keys, each a problem; None if nothing is left.
+
+        `told` are keys that were wrong before, and so are missing now.
+        """
         try:
             return kind.model_validate(data)
         except ValidationError as error:
             wrong: dict[Place, list[Any]] = {}
             for item in error.errors():
-                wrong.setdefault(tuple(map(str, item["loc"][:1])), []).append(item)
+                key = tuple(map(str, item["loc"][:1]))
+                if key not in told:
+                    wrong.setdefault(key, []).append(item)
         for key, items in wrong.items():
-            told = worded(items, kind.model_fields)
+            message = worded(items, kind.model_fields)
             extra = kind in MERGEKITS and items[0]["type"] == "extra_forbidden"
             if extra and nearest(key[-1], kind.model_fields) not in OWN:
-                self.passed_over((*place, *key), told)
+                self.passed_over((*place, *key), message)
             else:
-                self.problem((*place, *key), told)
+                self.problem((*place, *key), message)
         if not isinstance(data, dict):
             return None
         if list(wrong) == [()]:  # every key is right, but they do not agree
             return kind.model_construct(**data)
         rest = {key: value for key, value in data.items() if (str(key),) not in wrong}
-        return self.checked(kind, rest, place) if len(rest) < len(data) else None
+        return self.checked(kind, rest, place, {*told, *wrong}) if len(rest) < len(data) else None
 
     def path(self, place: Place, text: str | None) -> Path | None:
         """A folder. A hub id stands for itself until everything else is known to be right."""

@@ -28,8 +28,31 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
 
+def _model_text(given: Any) -> Any:
+    """A model as one text, also where a file has mergekit's long form of it."""
+    if not isinstance(given, dict):
+        return given
+    if given.get("override_architecture"):
+        raise ValueError("override_architecture is not followed; change the model's config.json")
+    ends = {"@": ("path", "revision"), "+": ("model", "lora")}
+    between = "@" if "path" in given else "+"
+    parts = [_model_text(given.get(key)) for key in ends[between]]
+    parts = [part for part in parts if part is not None]
+    if set(given) - {*ends[between], "override_architecture"} or not all(
+        isinstance(part, str) for part in parts
+    ):
+        raise ValueError("a model is a text, or a mapping with model and lora")
+    return between.join(parts)
+
+
+ModelName = Annotated[str, BeforeValidator(_model_text)]
+Truth = Annotated[bool, Field(strict=False)]
+Count = Annotated[int, Field(strict=False)]
+"""What mergekit takes as a text too."""
+
+
 class ModelSection(Section):
-    model: str
+    model: ModelName
     name: str | None = None
     exemplars: str | None = None
     parameters: dict[str, Any] | None = None
@@ -38,8 +61,8 @@ class ModelSection(Section):
 class SourceSection(Section):
     """One source of a slice: layers `layer_range[0]` … `layer_range[1]` − 1 of a model."""
 
-    model: str
-    layer_range: list[int] = Field(min_length=2, max_length=2)
+    model: ModelName
+    layer_range: list[Count] = Field(min_length=2, max_length=2)
     name: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -48,7 +71,7 @@ class SliceSection(Section):
     """A run of layers of the result; its sources are merged layer by layer."""
 
     sources: list[Any]
-    base_model: str | None = None
+    base_model: ModelName | None = None
     parameters: dict[str, Any] | None = None
 
 
@@ -348,25 +371,25 @@ Dtype = Annotated[
 class TokenizerSection(Section):
     """mergekit's long form of `tokenizer_source`."""
 
-    source: str = "union"
+    source: ModelName = "union"
     tokens: dict[str, Any] | None = None
-    pad_to_multiple_of: Annotated[int, Field(ge=1)] | None = None
+    pad_to_multiple_of: Annotated[Count, Field(ge=1)] | None = None
 
 
 class TokenRowSection(Section):
     """The row that a token gets in models that lack it, or, with `force`, in all."""
 
     source: Any = None
-    force: bool = False
+    force: Truth = False
 
 
 class TokenModelSection(Section):
     """A row by what it holds: zero, or a model's row of a token or of an id."""
 
     kind: Literal["zero", "model_token"]
-    model: str | None = None
+    model: ModelName | None = None
     token: str | None = None
-    token_id: Annotated[int, Field(ge=0)] | None = None
+    token_id: Annotated[Count, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> TokenModelSection:
@@ -383,14 +406,14 @@ class RecipeSection(Section):
 
     name: str | None = None
     merge_method: str | None = None
-    base_model: str | None = None
+    base_model: ModelName | None = None
     models: list[Any] = []
     slices: list[Any] = []
     modules: dict[str, Any] | None = None
     parameters: dict[str, Any] | None = None
     dtype: Dtype | None = None
     out_dtype: Dtype | None = None
-    tokenizer_source: str | None = None
+    tokenizer_source: ModelName | None = None
     tokenizer: Any = None
     chat_template: str | None = None
     preset: Literal["mergekit", "paper"] = "mergekit"

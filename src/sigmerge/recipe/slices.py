@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, count
 from pathlib import Path
 
 from sigmerge.operators.base import Operator
@@ -66,7 +67,9 @@ def _slice(
         if not 0 <= first < last:
             reading.problem((*here, "layer_range"), f"[{first}, {last}] holds no layer")
         if path is not None:
-            name = names.setdefault(path, source.name or _free_name(path, reference, names))
+            name = names.setdefault(
+                path, source.name or free_name(path, reference, ["reference", *names.values()])
+            )
             found.append(RecipeSource(name, path, first, last, own))
     _check_sources(reading, place, found)
     needs = chosen is not None and chosen.needs_reference
@@ -101,8 +104,8 @@ def check_count(reading: Reading, chosen: Operator | None, place: Place, count: 
         reading.problem(place, f"{chosen.name} takes {bound}{beside}, and {count} are listed")
 
 
-def _free_name(path: Path, reference: Path | None, names: Mapping[Path, str]) -> str:
-    """A model's name, where the recipe gives none."""
+def free_name(path: Path, reference: Path | None, taken: Iterable[str]) -> str:
+    """A model's name, where the recipe gives none: its folder's, numbered where that is taken."""
     name = "base" if path == reference else path.name.partition("@")[0]
-    taken = {"reference", *names.values()}
-    return next(n for n in (name, *(f"{name}-{k}" for k in range(2, 99))) if n not in taken)
+    numbered = (f"{name}-{k}" for k in count(2))
+    return next(n for n in chain([name], numbered) if n not in set(taken))
