@@ -165,6 +165,31 @@ def test_where_head_and_embedding_are_one_tensor_they_stay_one(tmp_path: Path) -
     np.testing.assert_array_equal(stored_weights(opened)["lm_head.weight"], whole["lm_head.weight"])
 
 
+@pytest.mark.parametrize("tying", [False, True])
+def test_a_trained_embedding_leaves_the_head_it_was_tied_to(tmp_path: Path, tying: bool) -> None:
+    """PEFT trains a copy of the embedding; unless told otherwise, the head stays as it was."""
+    import torch
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    reference = make_pool(tmp_path, experts=1, tied=True).reference
+    model = AutoModelForCausalLM.from_pretrained(reference, dtype="float32")
+    settings = LoraConfig(
+        target_modules=["q_proj"], modules_to_save=["embed_tokens"], ensure_weight_tying=tying
+    )
+    made = get_peft_model(model, settings)
+    with torch.no_grad():
+        made.get_input_embeddings().weight.add_(0.1)
+    made.save_pretrained(tmp_path / "adapter")
+    again = AutoModelForCausalLM.from_pretrained(reference, dtype="float32")
+    theirs = PeftModel.from_pretrained(again, str(tmp_path / "adapter")).merge_and_unload()
+    both = f"{reference}+{tmp_path / 'adapter'}"
+    sigmerge.merge({"merge_method": "passthrough", "models": [{"model": both}]}, tmp_path / "out")
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="float32")
+    prompt = torch.tensor([[1, 5, 9]])
+    torch.testing.assert_close(ours(prompt).logits, theirs(prompt).logits)
+
+
 def test_an_adapter_is_read_on_its_model_or_on_the_base_model(pools: Pools) -> None:
     folder = pools.adapters["math"]
     both = Path(f"{pools.reference}+{folder}")

@@ -221,6 +221,21 @@ def replaced_whole(adapter: Adapter) -> set[str]:
     return set(_sorted_out(adapter.tensors, [])[1])
 
 
+def saves_embedding(adapter: Adapter, embedding: Tensor) -> bool:
+    """Whether an adapter brings an embedding of that shape, trained as one of `modules_to_save`.
+
+    PEFT trains a copy of it, and a head that was tied to it stays as it was.
+    """
+    named = adapter.config.get("modules_to_save")
+    saved = tuple(f"{module}.weight" for module in named) if isinstance(named, list) else ()
+    whole = _sorted_out(adapter.tensors, [])[1]
+    return any(
+        name.endswith(saved) and tensor.shape == embedding.shape
+        for name, tensor in whole.items()
+        if _target(name, {embedding.name: embedding}, {})
+    )
+
+
 def _sorted_out(
     tensors: Mapping[str, Tensor], problems: list[str]
 ) -> tuple[dict[str, _Module], dict[str, Tensor]]:

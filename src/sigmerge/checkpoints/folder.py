@@ -11,6 +11,7 @@ from sigmerge.checkpoints.adapters import (
     adapted_tensors,
     open_adapter,
     replaced_whole,
+    saves_embedding,
     split_adapter,
 )
 from sigmerge.checkpoints.blocks import Stack, find_stack
@@ -97,13 +98,15 @@ def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
 def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkpoint:
     """A model with an adapter's update. Where head and embedding are one tensor, they stay one.
 
-    Only an adapter that brings a head of its own parts the two.
+    Only an adapter that brings a head or an embedding of its own parts the two.
     """
     adapter = open_adapter(folder, allow_pickle)
     tied = model.head is None or bool(model.config.get("tie_word_embeddings"))
     tensors, config, shared = dict(model.tensors), dict(model.config), {}
     if tied and model.embedding is not None:
         own = replaced_whole(adapter) & set(HEAD_NAMES)
+        if not own and saves_embedding(adapter, model.tensors[model.embedding]):
+            own = {"embed_out.weight" if "embed_in." in model.embedding else "lm_head.weight"}
         for head in HEAD_NAMES:  # a stored copy of the embedding does not follow its update
             tensors.pop(head, None)
             shared[head] = model.embedding
