@@ -37,6 +37,11 @@ def unknown(what: str, name: Any, known: Iterable[str]) -> str:
     return f"{shown(name)} is no {what}; {did_you_mean(name, known)}"
 
 
+def counted(number: int, noun: str) -> str:
+    """So many of something."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def size(count: float) -> str:
     """Bytes in the largest unit that leaves a number of one or more."""
     for unit in ("B", "kB", "MB"):

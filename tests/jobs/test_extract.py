@@ -10,7 +10,7 @@ import pytest
 
 import sigmerge
 from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.errors import OutputError, PoolError
+from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.merge3.candidate import stored_weights
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool, read_weights
@@ -76,15 +76,31 @@ def test_peft_reads_it(pool: PoolOnDisk, tmp_path: Path) -> None:
         np.testing.assert_allclose(weights[name].numpy(), values, atol=1e-6, err_msg=name)
 
 
+def test_peft_answers_as_the_model_that_was_extracted(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Also where head and embedding are one tensor, as in gpt2."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    sigmerge.extract(pool.experts["math"], tmp_path / "out", base=pool.reference, energy=1.0)
+    model = AutoModelForCausalLM.from_pretrained(pool.reference)
+    made = PeftModel.from_pretrained(model, str(tmp_path / "out"))
+    tuned = AutoModelForCausalLM.from_pretrained(pool.experts["math"])
+    prompt = torch.tensor([[1, 5, 9]])
+    torch.testing.assert_close(made(prompt).logits, tuned(prompt).logits, atol=2e-6, rtol=1e-4)
+
+
 def test_wrong_input(pool: PoolOnDisk, tmp_path: Path) -> None:
     math = pool.experts["math"]
     with pytest.raises(PoolError, match="nothing to extract"):
         sigmerge.extract(pool.reference, tmp_path / "out", base=pool.reference)
-    with pytest.raises(OutputError, match="is an input"):
-        sigmerge.extract(math, math, base=pool.reference)
-    with pytest.raises(OutputError, match="--rank: must be 1 or more"):
+    with pytest.raises(OutputError, match="lies inside an input"):
+        sigmerge.extract(math, math / "adapter", base=pool.reference)
+    with pytest.raises(OutputError, match="holds an input"):
+        sigmerge.extract(math, math.parent, base=pool.reference)
+    with pytest.raises(RecipeError, match="--rank: must be 1 or more"):
         sigmerge.extract(math, tmp_path / "out", base=pool.reference, rank=0)
-    with pytest.raises(OutputError, match="--energy: must lie between 0 and 1"):
+    with pytest.raises(RecipeError, match="--energy: must lie between 0 and 1"):
         sigmerge.extract(math, tmp_path / "out", base=pool.reference, energy=1.5)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("mine")

@@ -10,6 +10,7 @@ import yaml
 import sigmerge
 from sigmerge.errors import RecipeError
 from sigmerge.recipe.documents import several
+from tests.adapters import merged, write_adapter
 from tests.command_line import refused
 from tests.command_line import sigmerge as run
 from tests.pools import PoolOnDisk, make_pool, read_weights
@@ -57,6 +58,51 @@ def test_a_file_of_one_recipe_is_no_file_of_several(pool: PoolOnDisk, tmp_path: 
     file = tmp_path / "one.yaml"
     file.write_text("---\n" + yaml.safe_dump(pool.recipe("ties")))
     assert several(file) == {}
+
+
+@pytest.mark.parametrize("start", ["---", "--- # the next", "---\r", "...\n---"])
+def test_how_documents_begin(tmp_path: Path, start: str) -> None:
+    file = tmp_path / "several.yaml"
+    text = f"name: one\nchat_template: |\n  --- x\n{start}\nname: two\nmodels: []\n"
+    file.write_bytes(text.encode())
+    assert list(several(file)) == ["one", "two"]
+
+
+def test_a_later_recipe_that_is_wrong_is_told_before_the_first_is_merged(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    recipes = [pool.recipe("ties", name="one"), pool.recipe("ties", dtype="float8", name="two")]
+    file = tmp_path / "several.yaml"
+    file.write_text("---\n".join(map(yaml.safe_dump, recipes)))
+    said = refused(2, "merge", file, tmp_path / "out", beside=tmp_path)
+    assert "dtype: must be" in said and not (tmp_path / "out").exists()
+
+
+def test_the_result_of_another_recipe_with_an_adapter(pool: PoolOnDisk, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "lora", pool.reference, read_weights(pool.reference))
+    half = pool.recipe("ties", {"density": 0.5}, name="half")
+    last = {"merge_method": "passthrough", "models": [{"model": "half+lora"}]}
+    file = tmp_path / "several.yaml"
+    file.write_text("---\n".join(map(yaml.safe_dump, (last, half))))
+    done("merge", file, tmp_path / "out")
+    wanted = merged(read_weights(tmp_path / "out/half"), adapter)
+    ours = read_weights(tmp_path / "out/merged")
+    assert all((ours[name] == values).all() for name, values in wanted.items())
+
+
+def test_a_dry_run_says_what_is_merged_later(pool: PoolOnDisk, tmp_path: Path) -> None:
+    said = done("merge", written(pool), tmp_path / "out", "--dry-run")
+    assert "merge: ties of 3 experts" in said and "later: recipe merged, merges half" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_beside_the_recipe(pool: PoolOnDisk, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    file = tmp_path / "several.yaml"
+    file.write_text("name: one\nchat_template: own.jinja\n---\nname: two\nchat_template: auto\n")
+    found = several(file)
+    assert found["one"]["chat_template"] == str(tmp_path / "own.jinja")
+    assert found["two"]["chat_template"] == "auto"
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,11 @@ class Adapter:
     tensors: Mapping[str, Tensor]
     files: tuple[Path, ...]
 
+    def without(self, names: tuple[str, ...]) -> Adapter:
+        """The adapter without weights of these names that it brings whole."""
+        kept = {name: tensor for name, tensor in self.tensors.items() if not name.endswith(names)}
+        return replace(self, tensors=kept)
+
 
 def split_adapter(path: Path) -> tuple[Path, Path | None]:
     """The model and the adapter of `model+adapter`; a folder whose name has a + is a folder."""

@@ -41,6 +41,11 @@ def is_head(name: str) -> bool:
     return name in HEAD_NAMES or name.endswith(".lm_head.weight")
 
 
+def tied_head(embedding: str) -> str:
+    """What the head is called in a model that stores the embedding only."""
+    return "embed_out.weight" if "embed_in." in embedding else "lm_head.weight"
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """`path` is the folder of the configuration; with an `adapter`, tensors are formed with it."""
@@ -104,9 +109,13 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
     tied = model.head is None or bool(model.config.get("tie_word_embeddings"))
     tensors, config, shared = dict(model.tensors), dict(model.config), {}
     if tied and model.embedding is not None:
+        saved = saves_embedding(adapter, model.tensors[model.embedding])
+        if saved and adapter.config.get("ensure_weight_tying"):  # the head is a copy of it
+            adapter = adapter.without(HEAD_NAMES)
+            saved = False
         own = replaced_whole(adapter) & set(HEAD_NAMES)
-        if not own and saves_embedding(adapter, model.tensors[model.embedding]):
-            own = {"embed_out.weight" if "embed_in." in model.embedding else "lm_head.weight"}
+        if not own and saved:
+            own = {tied_head(model.embedding)}
         for head in HEAD_NAMES:  # a stored copy of the embedding does not follow its update
             tensors.pop(head, None)
             shared[head] = model.embedding

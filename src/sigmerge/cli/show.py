@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from sigmerge.cli.signals import resumable
-from sigmerge.words import duration, printable, size
+from sigmerge.words import counted, duration, printable, size
 
 
 def operator_row(chosen: Any) -> dict[str, Any]:
@@ -61,6 +61,8 @@ def spelled(value: Any) -> str:
         return ", ".join(f"{name} {spelled(each)}" for name, each in value.items()) or "none"
     if isinstance(value, list | tuple):
         return ", ".join(map(spelled, value)) or "none"
+    if isinstance(value, float) and len(f"{value}") > 8:  # a point of a gradient
+        return f"{value:.4g}"
     return "none" if value is None else f"{value}"
 
 
@@ -88,7 +90,8 @@ def description_lines(description: Any) -> Iterator[str]:
 def _merge_step(step: Any) -> Iterator[str]:
     facts = step.facts
     yield (
-        f"merge: {facts['operator']} of {len(facts['experts'])} experts, {facts['layers']} layers, "
+        f"merge: {facts['operator']} of {counted(len(facts['experts']), 'expert')}, "
+        f"{facts['layers']} layers, "
         f"{facts['coordinates']:,} coordinates in {facts['merged_tensors']} tensors"
     )
     yield f"  reads {size(step.bytes_to_read)} per pass"
@@ -103,7 +106,7 @@ def _merge_step(step: Any) -> Iterator[str]:
 def _repair_step(step: Any) -> Iterator[str]:
     facts = step.facts
     yield (
-        f"repair: {len(facts['experts'])} experts, {facts['layers']} layers, "
+        f"repair: {counted(len(facts['experts']), 'expert')}, {facts['layers']} layers, "
         f"{facts['coordinates']:,} coordinates may be claimed; reads {size(step.bytes_to_read)}, "
         f"writes {size(step.bytes_to_write)}"
     )

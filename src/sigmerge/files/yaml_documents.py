@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,20 @@ def parse_yaml(text: str, where: str, error: type[SigmergeError] = SigmergeError
     except RecursionError:  # an alias inside what it stands for, through a key
         raise error(f"{where}: YAML nested too deeply.") from None
     return Yaml(value, lines, tuple(twice))
+
+
+def documents(text: str) -> list[str]:
+    """The YAML documents of a text, each with the line that begins it."""
+    loader, starts = _Limited(text), []
+    try:
+        while loader.check_token():
+            token = loader.get_token()
+            if isinstance(token, yaml.DocumentStartToken):
+                starts.append(token.start_mark.index)
+    except yaml.YAMLError:  # which is reported where the text is parsed
+        return [text]
+    edges = [0, *starts, len(text)]
+    return [text[begin:end] for begin, end in pairwise(edges) if text[begin:end].strip()]
 
 
 class _Limited(yaml.SafeLoader):

@@ -46,6 +46,7 @@ from sigmerge.operators.features import peak_bytes
 from sigmerge.recipe import Recipe
 from sigmerge.records import PLAN, PROVENANCE, RECIPE, Plan, Provenance
 from sigmerge.results import Merged
+from sigmerge.words import counted
 
 if TYPE_CHECKING:
     from sigmerge.checkpoints.statistics import StatisticsFolders
@@ -261,7 +262,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
             merge_blocks(job, source, workers, output, options)
             hashed()
         copy_companions(output, pool, recipe.tokenizer, _dtype(job), recipe.chat_template)
-        title = f"{job.operator.title} of {len(pool.experts)} experts"
+        title = f"{job.operator.title} of {counted(len(pool.experts), 'expert')}"
         output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe.text)
         plan = _plan(job, output.done, options)

@@ -14,14 +14,14 @@ import numpy as np
 
 from sigmerge.checkpoints.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, split_adapter
 from sigmerge.checkpoints.blocks import natural
-from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
+from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint, tied_head
 from sigmerge.checkpoints.header import encode_header
 from sigmerge.checkpoints.pool import Pool, differences, with_heads
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import put_in_place, sync_tree
 from sigmerge.engine.machine import INTERPRETER
 from sigmerge.engine.workers import Workers
-from sigmerge.errors import OutputError, PoolError
+from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.locks import only_writer
 from sigmerge.files.regular import remove, sync_folder
 from sigmerge.jobs.options import Description, Options, Step
@@ -76,12 +76,14 @@ class ExtractJob:
 
     def check(self) -> Pool:
         if self.rank is not None and self.rank < 1:
-            raise OutputError(f"--rank: must be 1 or more, not {self.rank}.")
+            raise RecipeError(f"--rank: must be 1 or more, not {self.rank}.")
         if self.energy is not None and not 0 < self.energy <= 1:
-            raise OutputError(f"--energy: must lie between 0 and 1, not {self.energy:g}.")
+            raise RecipeError(f"--energy: must lie between 0 and 1, not {self.energy:g}.")
         for folder in (f for path in (self.model, self.base) for f in split_adapter(path) if f):
-            if self.out.resolve() == folder.resolve():
-                raise OutputError(f"{self.out}: is an input; choose a new folder.")
+            if self.out.resolve().is_relative_to(folder.resolve()):
+                raise OutputError(f"{self.out}: lies inside an input, {folder}; choose another.")
+            if folder.resolve().is_relative_to(self.out.resolve()):
+                raise OutputError(f"{self.out}: holds an input, {folder}; choose another folder.")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             if not (self.out / ADAPTER_CONFIG).exists():
                 raise OutputError(f"{self.out}: is no adapter; choose a new folder.")
@@ -174,7 +176,7 @@ class ExtractJob:
                     found.factors[name.removesuffix(".weight")] = low
                 if whole is not None:
                     found.whole[name] = whole
-        return _with_bias_owners(found, layout)
+        return _with_head(_with_bias_owners(found, layout), layout)
 
     def _write(self, folder: Path, layout: Checkpoint, found: _Found) -> int:
         tensors = found.tensors()
@@ -213,6 +215,13 @@ def _with_bias_owners(found: _Found, layout: Checkpoint) -> _Found:
     return found
 
 
+def _with_head(found: _Found, layout: Checkpoint) -> _Found:
+    """PEFT's copy of an embedding has no part in its head: a head that is tied is stored too."""
+    if layout.head is None and layout.embedding in found.whole:
+        found.whole[tied_head(layout.embedding)] = found.whole[layout.embedding]
+    return found
+
+
 def adapter_settings(
     layout: Checkpoint, factors: Mapping[str, LowRank], whole: list[str], base: str
 ) -> dict[str, Any]:
@@ -238,5 +247,6 @@ def adapter_settings(
         "use_rslora": False,
         "use_dora": False,
         "init_lora_weights": True,
+        "ensure_weight_tying": layout.head is None,
         "inference_mode": True,
     }

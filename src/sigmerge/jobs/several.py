@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
-from sigmerge.errors import OutputError, RecipeError
+from sigmerge.errors import OutputError
 from sigmerge.files.objects import url_of
 from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.merge import MergeJob
-from sigmerge.jobs.options import Description, Options
+from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.recipe import load_recipe
-from sigmerge.recipe.documents import several, with_folders
+from sigmerge.recipe.documents import needed, several, with_folders
 from sigmerge.records import PLAN, PROVENANCE, Provenance, read, read_plan
 from sigmerge.results import Merged
 
@@ -28,15 +29,31 @@ class SeveralJob:
     strict: bool = False
 
     def describe(self) -> Description:
-        raise RecipeError(
-            f"{self.file}: holds several recipes, and later ones merge what earlier ones make; "
-            "a dry run needs a file with one recipe."
-        )
+        """The merges of what is there; those of what others make are named."""
+        self._check()
+        steps: list[Step] = []
+        for name, given in several(self.file).items():
+            if needs := sorted(needed(given, several(self.file))):
+                steps.append(Step("later", {"recipe": name, "merges": needs}))
+            else:
+                recipe = load_recipe(given, seed=self.seed, strict=self.strict)
+                steps += MergeJob(recipe, self.out / name, self.options).describe().steps
+        return Description(tuple(steps), self.options.threads)
+
+    def _check(self) -> None:
+        """Read all recipes before the first is merged; empty folders stand for their results."""
+        found = several(self.file)
+        with TemporaryDirectory() as scratch:
+            places = {name: Path(scratch) / name for name in found}
+            for name, place in places.items():
+                place.mkdir()
+                load_recipe(with_folders(found[name], places), seed=self.seed, strict=self.strict)
 
     def run(self) -> tuple[Merged, ...]:
         """The results in the order in which they were made. Those that are there are kept."""
         if url := url_of(self.out):
             raise OutputError(f"{url}: several recipes go into a local folder.")
+        self._check()
         folders: dict[str, Path] = {}
         results = []
         for name, given in several(self.file).items():

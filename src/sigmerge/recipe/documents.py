@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import RecipeError
-from sigmerge.files.yaml_documents import decoded, parse_yaml
+from sigmerge.files.yaml_documents import decoded, documents, parse_yaml
 from sigmerge.recipe.folders import find_model
 
 LAST = "merged"
 """What the recipe without a name is called; there may be one."""
 MODEL_KEYS = ("model", "base_model", "tokenizer_source", "source", "anchor")
 """Keys whose values are models."""
+FILE_KEYS = ("chat_template", "exemplars", "probe", "scores")
+"""Keys whose values may be files beside the recipe."""
 
 
 def several(file: Path) -> dict[str, dict[str, Any]]:
@@ -24,7 +25,7 @@ def several(file: Path) -> dict[str, dict[str, Any]]:
     Their paths are absolute; a model that is the name of another recipe stays a name.
     """
     text = decoded(file, "a recipe in YAML", RecipeError)
-    parts = [part for part in re.split(r"(?m)^---[ \t]*$", text) if part.strip()]
+    parts = documents(text) if "---" in text else [text]
     if len(parts) < 2:
         return {}
     found: dict[str, dict[str, Any]] = {}
@@ -42,13 +43,19 @@ def several(file: Path) -> dict[str, dict[str, Any]]:
     return _in_order(file, found) if len(found) > 1 else {}
 
 
+def needed(recipe: Mapping[str, Any], names: Iterable[str]) -> set[str]:
+    """The names of recipes whose results a recipe merges."""
+    used: set[str] = set()
+    _placed(dict(recipe), set(names), Path(), used)
+    return used
+
+
 def _in_order(file: Path, found: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     folder = file.expanduser().resolve().parent
     placed, needs = {}, {}
     for name, recipe in found.items():
-        used: set[str] = set()
+        needs[name] = used = set[str]()
         placed[name] = _placed(recipe, set(found) - {name}, folder, used)
-        needs[name] = used
     try:
         order = list(TopologicalSorter(needs).static_order())
     except CycleError as error:
@@ -64,12 +71,19 @@ def _placed(node: Any, names: set[str], folder: Path, used: set[str]) -> Any:
     if not isinstance(node, dict):
         return node
     result = {key: _placed(value, names, folder, used) for key, value in node.items()}
+    for key in FILE_KEYS:
+        given = result.get(key)
+        if isinstance(given, str) and "{" not in given and (folder / given).is_file():
+            result[key] = str(folder / given)
     for key in MODEL_KEYS:
         given = result.get(key)
         if not isinstance(given, str) or given in ("base", "union"):
             continue
-        if given in names:
-            used.add(given)
+        model, plus, adapter = given.partition("+")
+        if model in names:
+            used.add(model)
+            local = find_model(adapter, folder) if plus else None
+            result[key] = f"{model}+{local}" if local else given
         elif (local := find_model(given, folder)) is not None:
             result[key] = str(local)
     return result
@@ -83,6 +97,7 @@ def with_folders(node: Any, folders: Mapping[str, Path]) -> Any:
         return node
     result = {key: with_folders(value, folders) for key, value in node.items()}
     for key in MODEL_KEYS:
-        if isinstance(name := result.get(key), str) and name in folders:
-            result[key] = str(folders[name])
+        name, plus, adapter = str(result.get(key)).partition("+")
+        if name in folders:
+            result[key] = f"{folders[name]}{plus}{adapter}"
     return result
