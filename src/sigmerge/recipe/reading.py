@@ -96,7 +96,7 @@ class Reading:
         except ValidationError as error:
             wrong: dict[Place, list[Any]] = {}
             for item in error.errors():
-                key = tuple(map(str, item["loc"][:1]))
+                key: Place = tuple(map(str, item["loc"][:1]))
                 if key not in told:
                     wrong.setdefault(key, []).append(item)
         for key, items in wrong.items():

@@ -47,7 +47,7 @@ def _model_text(given: Any) -> Any:
 
 ModelName = Annotated[str, BeforeValidator(_model_text)]
 Truth = Annotated[bool, Field(strict=False)]
-Count = Annotated[int, Field(strict=False)]
+Whole = Annotated[int, Field(strict=False)]
 """What mergekit takes as a text too."""
 
 
@@ -62,7 +62,7 @@ class SourceSection(Section):
     """One source of a slice: layers `layer_range[0]` … `layer_range[1]` − 1 of a model."""
 
     model: ModelName
-    layer_range: list[Count] = Field(min_length=2, max_length=2)
+    layer_range: list[Whole] = Field(min_length=2, max_length=2)
     name: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -373,7 +373,7 @@ class TokenizerSection(Section):
 
     source: ModelName = "union"
     tokens: dict[str, Any] | None = None
-    pad_to_multiple_of: Annotated[Count, Field(ge=1)] | None = None
+    pad_to_multiple_of: Annotated[Whole, Field(ge=1)] | None = None
 
 
 class TokenRowSection(Section):
@@ -389,7 +389,7 @@ class TokenModelSection(Section):
     kind: Literal["zero", "model_token"]
     model: ModelName | None = None
     token: str | None = None
-    token_id: Annotated[Count, Field(ge=0)] | None = None
+    token_id: Annotated[Whole, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> TokenModelSection:
