@@ -47,6 +47,8 @@ class Gpu:
         self, rows: StoredRows, formula: Formula, tile: int, step: int, kind: int, out: Array
     ) -> bool:
         """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
+        if formula.thin in tensors.LEFT_TO_LOOPS:
+            return False
 
         def run(raw: Tensors, length: int) -> bool:
             left, found = formula, []

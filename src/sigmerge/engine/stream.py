@@ -92,6 +92,11 @@ class StreamChunk:
     def size(self) -> int:
         return self.stop - self.start
 
+    @property
+    def strip(self) -> int:
+        """Coordinates that a kernel takes at a time, in whole granules."""
+        return max(STRIP // self.granule, 1) * self.granule
+
     def read(
         self,
         kernel: Callable[..., bool],
@@ -162,11 +167,10 @@ class StreamChunk:
         if self.device is None or not self.device.merge(
             self._named(rows, reference), formula, tile, self.step, kind, out
         ):
-            strip = max(STRIP // self.granule, 1) * self.granule
             number = kind in (kernels.NORM, kernels.LEAD)
             place, norms = (0, out) if number else (address_of(out), np.zeros(1))
             fine, stored = kernels.merge(
-                formula, *members(rows), self.start, self.size, tile, strip, np.uint64(place),
+                formula, *members(rows), self.start, self.size, tile, self.strip, np.uint64(place),
                 kind, norms,
             )  # fmt: skip
             self._check(fine, reference=reference)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from sigmerge.kernels import LANES, Array
+from sigmerge.kernels import LANES, STRIP, Array
 from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.stored import load, load_less
+from sigmerge.kernels.thinning import ALL, trim
 
 
 @kernel
@@ -14,13 +16,13 @@ def variance(values: Array, out: Array) -> None:
     rows = len(values)
     mean, total = np.zeros(out.size), np.zeros(out.size)
     for d in range(rows):
-        row = values[d]
+        row = values[d, : out.size]
         for i in range(out.size):
             mean[i] += np.float64(row[i])
     for i in range(out.size):
         mean[i] /= rows
     for d in range(rows):
-        row = values[d]
+        row = values[d, : out.size]
         for i in range(out.size):
             apart = np.float64(row[i]) - mean[i]
             total[i] += apart * apart
@@ -29,28 +31,92 @@ def variance(values: Array, out: Array) -> None:
 
 
 @kernel
-def clear_where_zero(values: Array, chosen: Array) -> None:
-    """Zero every row where `chosen` is zero."""
+def keep_varying(values: Array, threshold: int, ties: int, room: Array) -> int:
+    """Zero the coordinates whose variance lies below a cut; as `trim`."""
+    if threshold == ALL:
+        return ties
+    variance(values, room)
+    left = int(trim(room, threshold, ties))
     for d in range(len(values)):
-        for i in range(chosen.size):
-            values[d, i] = values[d, i] if chosen[i] != 0 else np.float32(0)
+        row = values[d, : room.size]
+        for i in range(room.size):
+            row[i] = row[i] if room[i] != 0 else np.float32(0)
+    return left
 
 
 @kernel
-def agreeing_mean(values: Array, weights: Array, out: Array) -> None:
-    """The weighted mean of the entries whose sign is that of their plain sum; a sum of 0 is +."""
-    rows = len(values)
-    for i in range(out.size):
-        total = np.float32(0)
-        for d in range(rows):
-            total += values[d, i]
-        sign = np.float32(1) if total >= 0 else np.float32(-1)
-        merged, share = np.float32(0), np.float32(0)
-        for d in range(rows):
-            if values[d, i] * sign > 0:
-                merged += values[d, i] * weights[d]
-                share += weights[d]
-        out[i] = merged / max(share, np.float32(1e-6))
+def count_variances(
+    addresses: Array, kinds: Array, start: int, size: int, upper: int, counts: Array
+) -> bool:
+    """Count the task vectors' variances by the upper 16 bits of their 31-bit pattern, or the lower.
+
+    The lower 15 of those whose upper bits are `upper`, unless that is −1; then the last place
+    counts zeros. Members are the experts and the reference; returns whether all is finite.
+    """
+    rows, base = np.empty((len(addresses) - 1, STRIP), np.float32), np.empty(STRIP, np.float32)
+    spread, fine, zeros = np.empty(STRIP, np.float32), True, 0
+    for begin in range(0, size, STRIP):
+        count = min(STRIP, size - begin)
+        fine &= _load_vectors(addresses, kinds, begin, base[:count], rows)
+        variance(rows, spread[:count])
+        bits = spread[:count].view(np.uint32)
+        if upper < 0:
+            for i in range(count):
+                counts[bits[i] >> np.uint32(15)] += 1
+            for i in range(count):
+                zeros += int(bits[i] == 0)
+        else:
+            for i in range(count):
+                if np.int64(bits[i] >> np.uint32(15)) == upper:
+                    counts[bits[i] & np.uint32(0x7FFF)] += 1
+    if upper < 0:
+        counts[-1] += zeros
+    return fine
+
+
+@kernel
+def squares_of_varying(
+    addresses: Array,
+    kinds: Array,
+    start: int,
+    size: int,
+    threshold: int,
+    ties: int,
+    tile: int,
+    total: Array,
+) -> bool:
+    """Add each task vector's Σ Δ² over what `keep_varying` keeps: float64, in lanes of a tile.
+
+    Members are the experts and the reference; returns whether everything read is finite.
+    """
+    rows, base = np.empty((len(total), STRIP), np.float32), np.empty(STRIP, np.float32)
+    room, lanes, fine = np.empty(STRIP, np.float32), np.empty((len(total), LANES)), True
+    for first in range(0, size, tile):
+        lanes[:] = 0
+        last = min(first + tile, size)
+        for begin in range(first, last, STRIP):
+            count = min(STRIP, last - begin)
+            fine &= _load_vectors(addresses, kinds, begin, base[:count], rows)
+            ties = keep_varying(rows, threshold, ties, room[:count])
+            for d in range(len(total)):
+                sums = lanes[d]
+                for some in range(0, count, LANES):
+                    part = rows[d, some : min(some + LANES, count)]
+                    for i in range(part.size):
+                        sums[i] += np.float64(part[i]) * np.float64(part[i])
+        for d in range(len(total)):
+            for i in range(LANES):
+                total[d] += lanes[d, i]
+    return fine
+
+
+@kernel
+def _load_vectors(addresses: Array, kinds: Array, begin: int, base: Array, rows: Array) -> bool:
+    """Task vectors from `begin` on into the front of rows; `base` gets the reference."""
+    fine = load(addresses[-1], kinds[-1], begin, base)
+    for d in range(len(rows)):
+        fine &= load_less(addresses[d], kinds[d], begin, base, rows[d, : base.size])
+    return bool(fine)
 
 
 @kernel
@@ -151,35 +217,3 @@ def key_value(key: int) -> np.float32:
     """The float32 of an ordered key: keys are in the order of the numbers."""
     bits = key & 0x7FFFFFFF if key >> 31 else ~key & 0xFFFFFFFF
     return np.array([bits], np.uint32).view(np.float32)[0]
-
-
-@kernel
-def count_patterns(values: Array, upper: int, counts: Array) -> None:
-    """Count magnitudes by the upper 16 bits of their 31-bit pattern, or by the lower 15.
-
-    The lower ones of those whose upper bits are `upper`, unless that is −1; then the last place
-    counts zeros.
-    """
-    bits = values.view(np.uint32)
-    for i in range(bits.size):
-        pattern = bits[i] & np.uint32(0x7FFFFFFF)
-        if upper < 0:
-            counts[pattern >> np.uint32(15)] += 1
-            counts[-1] += int(pattern == 0)
-        elif np.int64(pattern >> np.uint32(15)) == upper:
-            counts[pattern & np.uint32(0x7FFF)] += 1
-
-
-@kernel
-def add_squares(values: Array, total: Array) -> None:
-    """Σ v² of every row in float64, in lanes."""
-    lanes = np.empty(LANES)
-    for d in range(len(values)):
-        lanes[:] = 0
-        row = values[d]
-        for begin in range(0, row.size, LANES):
-            part = row[begin : begin + LANES]
-            for i in range(part.size):
-                lanes[i] += np.float64(part[i]) * np.float64(part[i])
-        for i in range(LANES):
-            total[d] += lanes[i]

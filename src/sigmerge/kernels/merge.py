@@ -11,40 +11,54 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import LANES, STRIP, Array
+from sigmerge.kernels import LANES, Array
+from sigmerge.kernels.coordinates import keep_varying
 from sigmerge.kernels.jit import kernel
-from sigmerge.kernels.philox import fill
-from sigmerge.kernels.stored import keep_from, load, load_less, load_less_from, save
+from sigmerge.kernels.stored import load, load_less, load_less_from, save
+from sigmerge.kernels.thinning import (
+    ALL,
+    ANY_TIES,
+    clear_top,
+    drop,
+    prune_by_rank,
+    prune_groups,
+    trim,
+)
 
-KEEP_ALL, TRIM, DROP, PRUNE = 0, 1, 2, 3
-SUM, DISJOINT, OVERLAPS = 0, 1, 2
+KEEP_ALL, TRIM, DROP, PRUNE, BAND, RANK, SELECT = 0, 1, 2, 3, 4, 5, 6
+SUM, DISJOINT, OVERLAPS, AGREEING = 0, 1, 2, 3
 NORM: Final = 3
 LEAD: Final = 4
 """Kinds of output beside the stored types, which are one number and no values: the ℓ1 norm of the
 result; how many more coordinates elect + than −."""
-ALL: Final = -1
-"""A threshold or bound of an expert that keeps all its entries."""
-ANY_TIES: Final = 2**62
-"""More ties than there can be."""
 
 
 class Formula(NamedTuple):
     """What is done on every strip, in this order.
 
-    `vectors`: rows are θ_d − θ_ref rather than θ_d. `thin` is one of KEEP_ALL, TRIM, DROP, PRUNE;
-    `combine` one of SUM, DISJOINT, OVERLAPS; both say below which tables they read.
-    `after`, one row (divisor, factor, share) a step: τ / divisor · factor + share · θ_ref.
+    `vectors`: rows are θ_d − θ_ref rather than θ_d. `thin` is one of KEEP_ALL, TRIM, DROP, PRUNE,
+    BAND, RANK and SELECT; `combine` one of SUM, DISJOINT, OVERLAPS and AGREEING; both say below
+    which tables they read. `after`, one row (divisor, factor, share) a step:
+    τ / divisor · factor + share · θ_ref.
     """
 
     weights: Array
     vectors: bool
     thin: int
     cuts: Array
-    """TRIM: int64 (experts, 2), the magnitude pattern of the least entry and how many ties stay."""
+    """TRIM, BAND: int64 (experts, 2), the magnitude pattern of the least entry and how many ties
+    stay. SELECT: one row, the same of the variances of coordinates."""
+    outliers: Array
+    """BAND: as cuts, of the entries that are too large to stay."""
     draws: Array
-    """DROP: int64 (experts, 3), the two key words and the bound below which a draw keeps."""
+    """DROP, RANK: int64 (experts, 3), the two key words and the bound below which a draw keeps; of
+    RANK only whether it is ALL or zero."""
+    odds: Array
+    """RANK: float64 (experts, 2), the probabilities to keep the smallest entry and the largest."""
+    axis: Array
+    """RANK: int64 (length, inner, whether a survivor is divided by its probability)."""
     rescale: Array
-    """DROP: float32 (experts, 2), what survivors are multiplied with and divided by."""
+    """float32 (experts, 2), what survivors are multiplied with and divided by."""
     groups: Array
     """PRUNE: int64 (n, m, whether a full group is filled up from taken entries)."""
     combine: int
@@ -75,10 +89,14 @@ def formula(
     weights: Array,
     *,
     vectors: bool = True,
+    thin: int = KEEP_ALL,
     cuts: Array | None = None,
+    outliers: Array | None = None,
     draws: Array | None = None,
+    odds: Array | None = None,
+    axis: tuple[int, int, bool] = (1, 1, False),
     rescale: Array | None = None,
-    groups: tuple[int, int, bool] | None = None,
+    groups: tuple[int, int, bool] = (0, 1, False),
     combine: int = SUM,
     weighted: bool = False,
     normalize: bool = False,
@@ -86,19 +104,19 @@ def formula(
     divisor: float = 1.0,
     factor: float = 1.0,
 ) -> Formula:
-    """What is given decides how rows are thinned out; at most one of cuts, draws and groups."""
-    thin = (
-        TRIM if cuts is not None else DROP if draws is not None else PRUNE if groups else KEEP_ALL
-    )
+    """A formula of the tables that its steps read; the others are of no effect."""
     experts = len(weights)
     return Formula(
         weights,
         vectors,
         thin,
         np.zeros((experts, 2), np.int64) if cuts is None else cuts,
+        np.zeros((experts, 2), np.int64) if outliers is None else outliers,
         np.zeros((experts, 3), np.int64) if draws is None else draws,
+        np.ones((experts, 2)) if odds is None else odds,
+        np.array(axis, np.int64),
         np.ones((experts, 2), np.float32) if rescale is None else rescale,
-        np.array(groups or (0, 1, 0), np.int64),
+        np.array(groups, np.int64),
         combine,
         weighted,
         normalize,
@@ -131,8 +149,7 @@ def merge(
     total, reference = np.empty(strip, np.float32), np.empty(strip, np.float32)
     sign, share = np.empty(strip, np.float32), np.empty(strip, np.float32)
     taken, lanes = np.empty(strip, np.uint8), np.empty(LANES)
-    ties = formula.cuts[:, 1].copy()
-    fine, stored = True, True
+    ties, fine, stored = _ties(formula), True, True
     for first in range(0, size, tile):
         lanes[:] = 0
         last = min(first + tile, size)
@@ -143,15 +160,18 @@ def merge(
                 fine &= load(addresses[experts], kinds[experts], begin, base)
             taken[:] = 0
             for d in range(experts):
-                row, least = rows[d, :count], _least(formula, d, ties[d])
+                row, least = rows[d, :count], _least(formula, d, ties[d, 0])
                 if least > 0:
                     fine &= load_less_from(addresses[d], kinds[d], begin, base, least, row)
-                    continue
-                if formula.vectors:
+                elif formula.vectors:
                     fine &= load_less(addresses[d], kinds[d], begin, base, row)
                 else:
                     fine &= load(addresses[d], kinds[d], begin, row)
-                ties[d] = _thin(formula, d, row, start + begin, ties[d], taken[:count])
+                _thin(formula, d, row, start + begin, least > 0, ties[d], taken[:count])
+                _rescale(row, formula.rescale[d, 0], formula.rescale[d, 1])
+            if formula.thin == SELECT:
+                cut = formula.cuts[0, 0]
+                ties[0, 0] = keep_varying(rows, cut, ties[0, 0], share[:count])
             if kind == LEAD:
                 norms[0] += lead_of_plus(rows, formula.weights, formula.weighted, sign[:count])
                 continue
@@ -170,9 +190,18 @@ def merge(
 
 
 @kernel
+def _ties(formula: Formula) -> Array:
+    """How many ties every expert may still keep at its cut, and lose at its outliers'."""
+    ties = np.empty((len(formula.weights), 2), np.int64)
+    ties[:, 0], ties[:, 1] = formula.cuts[:, 1], formula.outliers[:, 1]
+    return ties
+
+
+@kernel
 def _least(formula: Formula, expert: int, ties: int) -> np.int32:
-    """The least magnitude's pattern that an expert keeps; 0 if that is not all that trims it."""
-    if formula.thin != TRIM or not formula.vectors or formula.cuts[expert, 0] == ALL:
+    """The least magnitude's pattern that an expert keeps; 0 if a cut is not all that trims it."""
+    cuts = (formula.thin == TRIM) | (formula.thin == BAND)
+    if not cuts or not formula.vectors or formula.cuts[expert, 0] == ALL:
         return np.int32(0)
     if ties == 0:
         return np.int32(min(formula.cuts[expert, 0], 0x7FFFFFFE) + 1)
@@ -180,17 +209,36 @@ def _least(formula: Formula, expert: int, ties: int) -> np.int32:
 
 
 @kernel
-def _thin(formula: Formula, expert: int, row: Array, place: int, ties: int, taken: Array) -> int:
-    """Zero what an expert loses before the combination; returns the ties it may still keep."""
-    if formula.thin == TRIM and formula.cuts[expert, 0] != ALL:
-        return int(trim(row, formula.cuts[expert, 0], ties))
-    if formula.thin == DROP and formula.draws[expert, 2] != ALL:
+def _thin(
+    formula: Formula, expert: int, row: Array, place: int, cut: bool, ties: Array, taken: Array
+) -> None:
+    """Zero what an expert loses before the combination; `cut` if that below its cut is zero."""
+    if (formula.thin == TRIM) | (formula.thin == BAND):
+        if not cut and formula.cuts[expert, 0] != ALL:
+            ties[0] = trim(row, formula.cuts[expert, 0], ties[0])
+        if formula.thin == BAND:
+            ties[1] = clear_top(row, formula.outliers[expert, 0], ties[1])
+    elif (formula.thin == DROP) | (formula.thin == RANK):
         key = (formula.draws[expert, 0], formula.draws[expert, 1])
-        factor, divisor = formula.rescale[expert, 0], formula.rescale[expert, 1]
-        drop(row, key, place, formula.draws[expert, 2], factor, divisor)
-    if formula.thin == PRUNE:
+        bound = formula.draws[expert, 2]
+        if formula.thin == RANK and bound > 0:
+            odds, length, inner = formula.odds[expert], formula.axis[0], formula.axis[1]
+            inverse = formula.axis[2] != 0
+            prune_by_rank(row, length, inner, key, place, odds[0], odds[1], inverse)
+        elif bound != ALL:
+            drop(row, key, place, bound)
+    elif formula.thin == PRUNE:
         prune_groups(row, taken, formula.groups[0], formula.groups[1], formula.groups[2] != 0)
-    return ties
+
+
+@kernel
+def _rescale(row: Array, factor: np.float32, divisor: np.float32) -> None:
+    if factor != 1:
+        for i in range(row.size):
+            row[i] *= factor
+    if divisor != 1:
+        for i in range(row.size):
+            row[i] /= divisor
 
 
 @kernel
@@ -208,36 +256,43 @@ def _combine(formula: Formula, rows: Array, out: Array, sign: Array, share: Arra
             sign,
             share,
         )
-    else:
+    elif formula.combine == OVERLAPS:
         merge_overlaps(rows, formula.weights, out)
+    else:
+        agreeing_mean(rows, formula.weights, out, sign, share)
 
 
 @kernel
-def norms_of_drop(
-    addresses: Array, kinds: Array, start: int, size: int, draws: Array, tile: int, norms: Array
+def norms_of_thinning(
+    addresses: Array,
+    kinds: Array,
+    start: int,
+    size: int,
+    formula: Formula,
+    tile: int,
+    strip: int,
+    norms: Array,
 ) -> bool:
-    """Add the ℓ1 norms of task vectors before and after dropping to (2, experts); finite?
+    """Add the ℓ1 norms of task vectors before and after thinning to (2, experts); finite?
 
-    `draws` as in `Formula`; members are the experts and the reference.
+    Members are the experts and the reference.
     """
-    experts = len(draws)
-    lanes = np.empty((2, experts, LANES))
-    drawn, base = np.empty(STRIP, np.uint32), np.empty(STRIP, np.float32)
-    row, fine = np.empty(STRIP, np.float32), True
+    experts = len(formula.weights)
+    lanes, taken = np.empty((2, experts, LANES)), np.zeros(strip, np.uint8)
+    base, row = np.empty(strip, np.float32), np.empty(strip, np.float32)
+    ties, fine = _ties(formula), True
     for first in range(0, size, tile):
         lanes[:] = 0
         last = min(first + tile, size)
-        for begin in range(first, last, STRIP):
-            count = min(STRIP, last - begin)
+        for begin in range(first, last, strip):
+            count, shift = min(strip, last - begin), (begin - first) % LANES
             some, less = row[:count], base[:count]
             fine &= load(addresses[experts], kinds[experts], begin, less)
             for d in range(experts):
                 fine &= load_less(addresses[d], kinds[d], begin, less, some)
-                _add_magnitudes(some, lanes[0, d], 0)
-                if draws[d, 2] != ALL:
-                    fill((draws[d, 0], draws[d, 1]), start + begin, drawn[:count])
-                    _keep(some, drawn[:count], draws[d, 2])
-                _add_magnitudes(some, lanes[1, d], 0)
+                _add_magnitudes(some, lanes[0, d], shift)
+                _thin(formula, d, some, start + begin, False, ties[d], taken[:count])
+                _add_magnitudes(some, lanes[1, d], shift)
         for d in range(experts):
             norms[0, d] += _total(lanes[0, d])
             norms[1, d] += _total(lanes[1, d])
@@ -289,59 +344,6 @@ def scale(out: Array, divisor: float, factor: float) -> None:
         return
     for i in range(out.size):
         out[i] = out[i] / below * above
-
-
-@kernel
-def trim(values: Array, threshold: int, ties: int) -> int:
-    """Zero what lies below a cut; of the entries equal to it only the first `ties` stay.
-
-    Returns how many ties may still be kept further on.
-    """
-    bits, cut = values.view(np.int32), np.int32(threshold)
-    if ties == 0:
-        keep_from(values, np.int32(min(threshold, 0x7FFFFFFE) + 1))
-        return 0
-    tied = np.int32(0)
-    for i in range(bits.size):
-        magnitude = bits[i] & np.int32(0x7FFFFFFF)
-        tied = np.int32(tied + np.int32(magnitude == cut))
-        bits[i] = bits[i] if magnitude >= cut else np.int32(0)
-    if tied <= ties:
-        return ties - int(tied)
-    for i in range(bits.size):
-        if bits[i] & np.int32(0x7FFFFFFF) == cut:
-            bits[i] = bits[i] if ties > 0 else np.int32(0)
-            ties -= ties > 0
-    return ties
-
-
-@kernel
-def drop(
-    values: Array, key: tuple[int, int], start: int, keep: int, multiplier: float, divisor: float
-) -> None:
-    """Keep an entry if its draw lies below `keep` (out of 2**32), rescaled; zero the others."""
-    drawn = np.empty(values.size, np.uint32)
-    factor, below = np.float32(multiplier), np.float32(divisor)
-    fill(key, start, drawn)
-    _keep(values, drawn, keep)
-    if factor != 1:
-        for i in range(values.size):
-            values[i] *= factor
-    if below != 1:
-        for i in range(values.size):
-            values[i] /= below
-
-
-@kernel
-def _keep(values: Array, draws: Array, keep: int) -> None:
-    """Zero the entries whose draw does not lie below `keep` (at most 2**32)."""
-    if keep <= 0:
-        values[:] = 0
-        return
-    bits, last = values.view(np.uint32), np.uint32(keep - 1)
-    for i in range(bits.size):
-        # A factor of 0 or 1, since a store under a condition does not run in vectors.
-        bits[i] = np.uint32(bits[i] * np.uint32(draws[i] <= last))
 
 
 @kernel
@@ -415,66 +417,6 @@ def _add_agreeing(
 
 
 @kernel
-def prune_groups(values: Array, taken: Array, n: int, m: int, overlap: bool) -> None:
-    """n:m pruning (CABS) of one expert's tile, in place: a group keeps its n largest free entries.
-
-    Free means not `taken` by an earlier expert. With `overlap`, a group that runs out of free
-    entries fills up from taken ones. Ties go to the lowest index. A tail shorter than m is zeroed.
-    """
-    bits = values.view(np.uint32)
-    scores = np.empty(m, np.int64)
-    whole = values.size // m * m
-    for base in range(0, whole, m):
-        free = 0
-        for i in range(m):
-            magnitude = np.int64(bits[base + i] & np.uint32(0x7FFFFFFF))
-            scores[i] = magnitude if taken[base + i] == 0 else np.int64(-1)
-            free += taken[base + i] == 0
-        if overlap and free < n:
-            # Every free entry first: they rank above all magnitudes, taken ones by magnitude.
-            for i in range(m):
-                magnitude = np.int64(bits[base + i] & np.uint32(0x7FFFFFFF))
-                scores[i] = magnitude if taken[base + i] != 0 else np.int64(1) << 31
-        _keep_largest(scores, min(n, m if overlap else free))
-        for i in range(m):
-            kept = scores[i] == KEPT_SCORE
-            bits[base + i] = bits[base + i] if kept else np.uint32(0)
-            taken[base + i] |= np.uint8(kept)
-    bits[whole:] = 0
-
-
-KEPT_SCORE = -2
-
-
-@kernel
-def _keep_largest(scores: Array, count: int) -> None:
-    """Overwrite the `count` largest scores (all ≥ 0) by KEPT, the lowest index first among equals.
-
-    The count-th largest score is built bit by bit from the top: a handful of vectorised counts.
-    """
-    if count == 0:
-        return
-    threshold = np.int64(0)
-    for bit in range(31, -1, -1):
-        candidate = threshold | (np.int64(1) << bit)
-        reached = 0
-        for i in range(scores.size):
-            reached += scores[i] >= candidate
-        if reached >= count:
-            threshold = candidate
-    above = 0
-    for i in range(scores.size):
-        above += scores[i] > threshold
-    ties = count - above
-    for i in range(scores.size):
-        if scores[i] > threshold:
-            scores[i] = KEPT_SCORE
-        elif scores[i] == threshold and ties > 0:
-            scores[i] = KEPT_SCORE
-            ties -= 1
-
-
-@kernel
 def merge_overlaps(values: Array, weights: Array, out: Array) -> None:
     """One claimant: its weighted entry. Several: the mean of those that agree with their sum."""
     experts = len(values)
@@ -489,3 +431,23 @@ def merge_overlaps(values: Array, weights: Array, out: Array) -> None:
                 agreeing += entry
                 count += 1
         out[i] = agreeing / np.float32(count) if count > 0 else np.float32(0)
+
+
+@kernel
+def agreeing_mean(values: Array, weights: Array, out: Array, sign: Array, share: Array) -> None:
+    """The weighted mean of the entries whose sign is that of their plain sum; a sum of 0 is +.
+
+    `sign` and `share` are room.
+    """
+    out[:], share[:] = 0, 0
+    _election(values, weights, False, sign)
+    for i in range(sign.size):
+        sign[i] = np.float32(1) if sign[i] >= 0 else np.float32(-1)
+    for d in range(len(values)):
+        row, weight = values[d, : out.size], weights[d]
+        for i in range(out.size):
+            agrees = row[i] * sign[i] > 0
+            out[i] += row[i] * weight if agrees else np.float32(0)
+            share[i] += weight if agrees else np.float32(0)
+    for i in range(out.size):
+        out[i] /= max(share[i], np.float32(1e-6))

@@ -17,13 +17,29 @@ from torch import Tensor
 
 from sigmerge.kernels import LANES, STRIP, Array, geometry, select
 from sigmerge.kernels import merge as loops
-from sigmerge.kernels.merge import ALL, ANY_TIES, DISJOINT, LEAD, NORM, PRUNE, SUM, TRIM, Formula
+from sigmerge.kernels.merge import (
+    ALL,
+    ANY_TIES,
+    BAND,
+    DISJOINT,
+    DROP,
+    LEAD,
+    NORM,
+    PRUNE,
+    RANK,
+    SELECT,
+    SUM,
+    TRIM,
+    Formula,
+)
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, F16, F32
 
 Tensors: TypeAlias = Sequence[Tensor]
 """The members' values of a chunk as they are stored, in the order of a kernel's table."""
 
+LEFT_TO_LOOPS = {BAND, RANK, SELECT}
+"""Ways of thinning that have no program here."""
 STORED = {BF16: torch.bfloat16, F16: torch.float16, F32: torch.float32}
 LOW_WORD = 0xFFFFFFFF
 
@@ -43,7 +59,9 @@ def merge(formula: Formula, rows: Tensors, start: int, tile: int, kind: int) -> 
         row = rows[d].float()
         if formula.vectors:
             row = row - base
-        thinned.append(_thin(formula, d, row, start, taken))
+        thinned.append(
+            _rescaled(_thin(formula, d, row, start, taken), *formula.rescale[d].tolist())
+        )
     if kind == LEAD:
         sums = _election(formula, thinned)
         return (sums > 0).sum() - (sums < 0).sum()
@@ -72,15 +90,17 @@ def cuts_left(formula: Formula, rows: Tensors) -> Array:
 def _thin(formula: Formula, expert: int, row: Tensor, place: int, taken: Tensor) -> Tensor:
     if formula.thin == TRIM and formula.cuts[expert, 0] != ALL:
         return _trim(row, *map(int, formula.cuts[expert]))
-    if formula.thin == loops.DROP and formula.draws[expert, 2] != ALL:
+    if formula.thin == DROP and formula.draws[expert, 2] != ALL:
         first, second, keep = map(int, formula.draws[expert])
-        factor, divisor = map(float, formula.rescale[expert])
-        kept = torch.where(draws((first, second), place, len(row), row.device) < keep, row, 0)
-        kept = kept * factor if factor != 1 else kept
-        return kept / _number(divisor, kept) if divisor != 1 else kept
+        return torch.where(draws((first, second), place, len(row), row.device) < keep, row, 0)
     if formula.thin == PRUNE:
         return _prune(row, taken, *map(int, formula.groups))
     return row
+
+
+def _rescaled(row: Tensor, factor: float, divisor: float) -> Tensor:
+    row = row * factor if factor != 1 else row
+    return row / _number(divisor, row) if divisor != 1 else row
 
 
 def _trim(row: Tensor, cut: int, ties: int) -> Tensor:
@@ -207,16 +227,16 @@ def count_inside(
     return True
 
 
-def _norms_of_drop(rows: Tensors, start: int, drawn: Array, tile: int, norms: Array) -> bool:
-    if not _finite(rows):
+def _norms_of_thinning(
+    rows: Tensors, start: int, formula: Formula, tile: int, strip: int, norms: Array
+) -> bool:
+    """Of draws alone: what a cut keeps depends on the parts of a chunk before."""
+    if formula.thin != DROP or not _finite(rows):
         return False
     base, values = rows[-1].float(), []
-    for d, (first, second, keep) in enumerate(drawn.tolist()):
+    for d in range(len(formula.weights)):
         row = rows[d].float() - base
-        values.append(row)
-        if keep != ALL:
-            row = torch.where(draws((first, second), start, len(row), row.device) < keep, row, 0)
-        values.append(row)
+        values += [row, _thin(formula, d, row, start, row)]
     for number, found in enumerate(totals(lanes(torch.stack(values).abs().double(), tile))):
         for part in found.tolist():
             norms[number % 2, number // 2] += part
@@ -345,7 +365,7 @@ def _number(value: float, like: Tensor) -> Tensor:
 COUNTERPARTS: dict[Any, Callable[..., bool]] = {
     select.count_high: count_high,
     select.count_inside: count_inside,
-    loops.norms_of_drop: _norms_of_drop,
+    loops.norms_of_thinning: _norms_of_thinning,
     signature: _signature,
     geometry.gram: _gram,
 }

@@ -1,4 +1,4 @@
-"""Thinning a task vector out: by two cuts, or at random with the odds of an entry's rank."""
+"""Thinning a task vector out: by cuts, at random, by groups, or at random with the odds of a rank."""
 
 from __future__ import annotations
 
@@ -8,26 +8,131 @@ import numpy as np
 
 from sigmerge.kernels import Array
 from sigmerge.kernels.jit import kernel
-from sigmerge.kernels.merge import trim
 from sigmerge.kernels.philox import fill
+from sigmerge.kernels.stored import keep_from
 
-DIGIT: Final = 256
+ALL: Final = -1
+"""A threshold or bound of an expert that keeps all its entries."""
+ANY_TIES: Final = 2**62
+"""More ties than there can be."""
+MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+DIGIT: Final = 11
+"""Bits of a key that one pass of a sort looks at, at most."""
 
 
 @kernel
-def cut_out(
-    values: Array, threshold: int, ties: int, outlier: int, outlier_ties: int
-) -> tuple[int, int]:
-    """Keep what lies in the larger top and not in the smaller; thresholds and ties as in `trim`.
+def trim(values: Array, threshold: int, ties: int) -> int:
+    """Zero what lies below a cut; of the entries equal to it only the first `ties` stay.
 
-    Returns the ties of both that may still be kept further on.
+    Returns how many ties may still be kept further on.
     """
-    largest = values.copy()
-    outlier_ties = int(trim(largest, outlier, outlier_ties))
-    ties = int(trim(values, threshold, ties))
-    for i in range(values.size):
-        values[i] = values[i] if largest[i] == 0 else np.float32(0)
-    return ties, outlier_ties
+    bits, cut = values.view(np.int32), np.int32(threshold)
+    if ties == 0:
+        keep_from(values, np.int32(min(threshold, 0x7FFFFFFE) + 1))
+        return 0
+    tied = np.int32(0)
+    for i in range(bits.size):
+        magnitude = bits[i] & np.int32(0x7FFFFFFF)
+        tied = np.int32(tied + np.int32(magnitude == cut))
+        bits[i] = bits[i] if magnitude >= cut else np.int32(0)
+    if tied <= ties:
+        return ties - int(tied)
+    for i in range(bits.size):
+        if bits[i] & np.int32(0x7FFFFFFF) == cut:
+            bits[i] = bits[i] if ties > 0 else np.int32(0)
+            ties -= ties > 0
+    return ties
+
+
+@kernel
+def clear_top(values: Array, threshold: int, ties: int) -> int:
+    """Zero what lies above a cut, and the first `ties` of the entries equal to it; as `trim`."""
+    bits, cut = values.view(np.int32), np.int32(threshold)
+    if 0 < ties < ANY_TIES:
+        for i in range(bits.size):
+            magnitude = bits[i] & np.int32(0x7FFFFFFF)
+            tied = magnitude == cut and ties > 0
+            ties -= int(tied)
+            bits[i] = np.int32(0) if magnitude > cut or tied else bits[i]
+        return ties
+    most = np.int32(cut - np.int32(ties > 0))
+    for i in range(bits.size):
+        bits[i] = np.int32(bits[i] * np.int32(bits[i] & np.int32(0x7FFFFFFF) <= most))
+    return ties
+
+
+@kernel
+def drop(values: Array, key: tuple[int, int], start: int, keep: int) -> None:
+    """Keep an entry if its draw lies below `keep` (at most 2**32); zero the others."""
+    if keep <= 0:
+        values[:] = 0
+        return
+    drawn = np.empty(values.size, np.uint32)
+    fill(key, start, drawn)
+    bits, last = values.view(np.uint32), np.uint32(keep - 1)
+    for i in range(bits.size):
+        # A factor of 0 or 1, since a store under a condition does not run in vectors.
+        bits[i] = np.uint32(bits[i] * np.uint32(drawn[i] <= last))
+
+
+@kernel
+def prune_groups(values: Array, taken: Array, n: int, m: int, overlap: bool) -> None:
+    """n:m pruning (CABS) of one expert's tile, in place: a group keeps its n largest free entries.
+
+    Free means not `taken` by an earlier expert. With `overlap`, a group that runs out of free
+    entries fills up from taken ones. Ties go to the lowest index. A tail shorter than m is zeroed.
+    """
+    bits = values.view(np.uint32)
+    scores = np.empty(m, np.int64)
+    whole = values.size // m * m
+    for base in range(0, whole, m):
+        free = 0
+        for i in range(m):
+            magnitude = np.int64(bits[base + i] & np.uint32(0x7FFFFFFF))
+            scores[i] = magnitude if taken[base + i] == 0 else np.int64(-1)
+            free += taken[base + i] == 0
+        if overlap and free < n:
+            # Every free entry first: they rank above all magnitudes, taken ones by magnitude.
+            for i in range(m):
+                magnitude = np.int64(bits[base + i] & np.uint32(0x7FFFFFFF))
+                scores[i] = magnitude if taken[base + i] != 0 else np.int64(1) << 31
+        _keep_largest(scores, min(n, m if overlap else free))
+        for i in range(m):
+            kept = scores[i] == KEPT_SCORE
+            bits[base + i] = bits[base + i] if kept else np.uint32(0)
+            taken[base + i] |= np.uint8(kept)
+    bits[whole:] = 0
+
+
+KEPT_SCORE = -2
+
+
+@kernel
+def _keep_largest(scores: Array, count: int) -> None:
+    """Overwrite the `count` largest scores (all ≥ 0) by KEPT, the lowest index first among equals.
+
+    The count-th largest score is built bit by bit from the top: a handful of vectorised counts.
+    """
+    if count == 0:
+        return
+    threshold = np.int64(0)
+    for bit in range(31, -1, -1):
+        candidate = threshold | (np.int64(1) << bit)
+        reached = 0
+        for i in range(scores.size):
+            reached += scores[i] >= candidate
+        if reached >= count:
+            threshold = candidate
+    above = 0
+    for i in range(scores.size):
+        above += scores[i] > threshold
+    ties = count - above
+    for i in range(scores.size):
+        if scores[i] > threshold:
+            scores[i] = KEPT_SCORE
+        elif scores[i] == threshold and ties > 0:
+            scores[i] = KEPT_SCORE
+            ties -= 1
 
 
 @kernel
@@ -47,39 +152,81 @@ def prune_by_rank(
     is divided by its probability. Seen along the axis `values` are (outer, length, inner), and
     `start` is the flat index of the first.
     """
-    drawn = np.empty(values.size, np.uint32)
+    drawn, bits = np.empty(values.size, np.uint32), values.view(np.uint32)
     fill(key, start, drawn)
-    bits = values.view(np.uint32)
-    order, room = np.empty(length, np.uint64), np.empty(length, np.uint64)
+    rows = np.empty((4, length), np.uint32)
+    keys, ranks, order = rows[0], rows[1], rows[2:]
     step = (most - least) / (length - 1) if length > 1 else 0.0
+    odds = np.empty(length)
+    for rank in range(length):
+        odds[rank] = least + step * rank
     for vector in range(values.size // length):
         first = vector // inner * length * inner + vector % inner
         for k in range(length):
-            magnitude = bits[first + k * inner] & np.uint32(0x7FFFFFFF)
-            order[k] = (np.uint64(magnitude) << np.uint64(32)) | np.uint64(k)
-        _sort(order, room)
-        for rank in range(length):
-            place = first + np.int64(order[rank] & np.uint64(0xFFFFFFFF)) * inner
-            probability = least + step * rank
-            if np.float64(drawn[place]) >= probability * 4294967296.0:
-                values[place] = 0
-            elif inverse:
+            keys[k] = bits[first + k * inner] & MAGNITUDE
+        _rank(keys, order, ranks)
+        for k in range(length):
+            place, probability = first + k * inner, odds[ranks[k]]
+            if inverse:
                 values[place] /= np.float32(probability)
+            kept = np.float64(drawn[place]) < probability * 4294967296.0
+            bits[place] = np.uint32(bits[place] * np.uint32(kept))
 
 
 @kernel
-def _sort(entries: Array, room: Array) -> None:
-    """Sort by the upper 32 bits, equal ones as they come: four passes of counting a byte."""
-    counts = np.empty(DIGIT + 1, np.int64)
-    for byte in range(4):
-        shift = np.uint64(32 + 8 * byte)
-        counts[:] = 0
-        for i in range(entries.size):
-            counts[np.int64((entries[i] >> shift) & np.uint64(0xFF)) + 1] += 1
-        for digit in range(DIGIT):
-            counts[digit + 1] += counts[digit]
-        for i in range(entries.size):
-            own = np.int64((entries[i] >> shift) & np.uint64(0xFF))
-            room[counts[own]] = entries[i]
-            counts[own] += 1
-        entries[:] = room
+def _rank(keys: Array, order: Array, ranks: Array) -> None:
+    """The rank of every key, equal ones by index. Changes the keys; two rows of `order` are room.
+
+    Sorts by counting, a digit at a time; the last pass leaves ranks.
+    """
+    length, bits = keys.size, _squeeze(keys)
+    passes = max(1, -(-bits // DIGIT))
+    width = np.uint32(-(-bits // passes))
+    mask = np.uint32((np.uint32(1) << width) - np.uint32(1))
+    source, target = order[0], order[1]
+    for i in range(length):
+        source[i] = np.uint32(i)
+    for number in range(passes):
+        shift = np.uint32(number * width)
+        places = np.zeros(1 << width, np.uint32)
+        for i in range(length):
+            places[(keys[i] >> shift) & mask] += np.uint32(1)
+        before = np.uint32(0)
+        for digit in range(places.size):
+            before, places[digit] = np.uint32(before + places[digit]), before
+        last = number == passes - 1
+        for i in range(length):
+            k = source[i]
+            digit = (keys[k] >> shift) & mask
+            place = places[digit]
+            places[digit] = np.uint32(place + np.uint32(1))
+            if last:
+                ranks[k] = place
+            else:
+                target[place] = k
+        source, target = target, source
+
+
+@kernel
+def _squeeze(keys: Array) -> int:
+    """Make keys small in the same order; returns how many bits the highest has.
+
+    Bits that are zero in all of them go, and the gap between zero and the lowest other key.
+    """
+    lowest, highest, ones = np.uint32(0xFFFFFFFF), np.uint32(0), np.uint32(0)
+    for i in range(keys.size):
+        lowest = min(lowest, np.uint32(keys[i] - np.uint32(1)))
+        highest = max(highest, keys[i])
+        ones = np.uint32(ones | keys[i])
+    if ones == 0:
+        return 0
+    shift = np.uint32(0)
+    while (ones >> shift) & np.uint32(1) == 0:
+        shift += np.uint32(1)
+    gap = np.uint32(lowest >> shift)
+    for i in range(keys.size):
+        keys[i] = np.uint32((keys[i] >> shift) - gap) if keys[i] != 0 else np.uint32(0)
+    left = 0
+    while np.int64((highest >> shift) - gap) >> left:
+        left += 1
+    return left

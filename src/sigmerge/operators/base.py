@@ -123,6 +123,10 @@ class Chunk(Protocol):
     """Coordinates of a tile."""
 
     @property
+    def strip(self) -> int:
+        """Coordinates that a kernel takes at a time, in whole granules."""
+
+    @property
     def size(self) -> int:
         """Coordinates of the chunk."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sigmerge.kernels import thinning
-from sigmerge.operators.base import MATCH_L1, Chunk, Parameter, Passes, Site, Tile
-from sigmerge.operators.thinned import Thin, Thinned, family
+import numpy as np
+
+from sigmerge.kernels import merge as kernels
+from sigmerge.operators.base import MATCH_L1, Chunk, Parameter, Passes, Site
+from sigmerge.operators.thinned import Thinned, family
 from sigmerge.operators.ties import allowances, cuts_of, find_cuts
 
 MIDDLE_DENSITY = Parameter("density", float, "fraction of entries kept", 1.0, 1.0, True, 0, 1)
@@ -33,17 +35,9 @@ class Breadcrumbs(Thinned):
             found.append(allowances(cuts, tied) if tied else cuts)
         return found
 
-    def thinner(self, chunk: Chunk, found: Any) -> Thin:
-        kept, outliers = (cuts_of(cuts, chunk) for cuts in found)
-        ties = [[cut.ties for cut in cuts] for cuts in (kept, outliers)]
-
-        def thin(tile: Tile) -> None:
-            for d, row in enumerate(tile.experts):
-                ties[0][d], ties[1][d] = thinning.cut_out(
-                    row, kept[d].threshold, ties[0][d], outliers[d].threshold, ties[1][d]
-                )
-
-        return thin
+    def thinning(self, chunk: Chunk, found: Any) -> dict[str, Any]:
+        kept, outliers = (np.array(cuts_of(cuts, chunk), np.int64) for cuts in found)
+        return {"thin": kernels.BAND, "cuts": kept, "outliers": outliers}
 
 
 class BreadcrumbsTies(Breadcrumbs):

@@ -69,6 +69,7 @@ class Cabs(Operator):
             chunk.notes["tail"] = site.size % site.settings["m"]
         return kernels.formula(
             site.weights(),
+            thin=kernels.PRUNE,
             groups=(_kept(site), site.settings["m"], fill),
             combine=kernels.OVERLAPS if fill else kernels.SUM,
         )

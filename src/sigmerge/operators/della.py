@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sigmerge.kernels import thinning
+import numpy as np
+
+from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.philox import key_of
-from sigmerge.operators.base import Chunk, Parameter, Site, Tile
-from sigmerge.operators.thinned import Thin, Thinned, family
+from sigmerge.operators.base import Chunk, Parameter, Site
+from sigmerge.operators.thinned import Thinned, family
 
 RANKED_DENSITY = Parameter("density", float, "mean odds to keep an entry", 1.0, 1.0, True, 0, 1)
 RANKED_EPSILON = Parameter(
@@ -50,25 +52,21 @@ class DellaLinear(Thinned):
     def granule(self, site: Site) -> int:
         return math.prod(site.shape[1:]) if len(site.shape) > 1 else site.size
 
-    def thinner(self, chunk: Chunk, found: Any) -> Thin:
+    def thinning(self, chunk: Chunk, found: Any) -> dict[str, Any]:
         site = chunk.site
         shape = site.shape if len(site.shape) > 1 else (1, site.size)
-        length, inner = shape[1], math.prod(shape[2:])
-        settings, inverse = site.settings, site.settings["rescale"] == "inverse"
-        keys = [key_of(site.seed, "della", expert, site.tensor) for expert in site.experts]
-
-        def thin(tile: Tile) -> None:
-            for d, row in enumerate(tile.experts):
-                density, epsilon = settings["density"][d], settings["epsilon"][d]
-                if density <= 0:
-                    row[:] = 0
-                elif density < 1:
-                    thinning.prune_by_rank(
-                        row, length, inner, keys[d], tile.start,
-                        density - epsilon, density + epsilon, inverse,
-                    )  # fmt: skip
-
-        return thin
+        density, epsilon = (np.array(site.settings[name]) for name in ("density", "epsilon"))
+        inverse = site.settings["rescale"] == "inverse"
+        return {
+            "thin": kernels.RANK,
+            "draws": np.array([
+                [*key_of(site.seed, "della", expert, site.tensor),
+                 kernels.ALL if share >= 1 else share > 0]
+                for expert, share in zip(site.experts, density, strict=True)
+            ], np.int64),
+            "odds": np.stack([density - epsilon, density + epsilon], 1),
+            "axis": (shape[1], math.prod(shape[2:]), inverse),
+        }  # fmt: skip
 
 
 class Della(DellaLinear):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from sigmerge.kernels import Array, coordinates, select
 from sigmerge.kernels import merge as kernels
+from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
     INT8_MASK,
     OUTSIDE,
@@ -18,9 +18,9 @@ from sigmerge.operators.base import (
     Pass,
     Passes,
     Site,
-    Tile,
     add,
 )
+from sigmerge.operators.ties import KEEP_NONE, UNCUT
 
 
 class Sce(Operator):
@@ -47,11 +47,10 @@ class Sce(Operator):
         weights = np.full(means.size, 1 / means.size) if even else means / means.sum()
         return cuts, weights.astype(np.float32)
 
-    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
+    def formula(self, chunk: Chunk, survey: Any) -> Formula:
         cuts, weights = chunk.state
-        for tile in _selected(chunk, cuts):
-            coordinates.agreeing_mean(tile.experts, weights, tile.out)
-            yield tile
+        cut = np.tile(np.array(_cut_of(cuts, chunk), np.int64), (len(weights), 1))
+        return kernels.formula(weights, thin=kernels.SELECT, cuts=cut, combine=kernels.AGREEING)
 
 
 Cuts = dict[int, select.Cut] | None
@@ -79,26 +78,16 @@ def _find_cut(site: Site, share: float) -> Passes:
 def _count(chunk: Chunk, upper: int, places: int) -> Array:
     """Variances by the upper 16 bits of their patterns, or the lower 15 of those with `upper`."""
     counts = np.zeros(places, np.int64)
-    for tile in chunk.tiles("reference"):
-        coordinates.variance(tile.experts, tile.out)
-        coordinates.count_patterns(tile.out, upper, counts)
+    chunk.read(coordinates.count_variances, upper, counts)
     return counts
-
-
-def _selected(chunk: Chunk, cuts: Cuts) -> Iterator[Tile]:
-    """The task vectors, zero outside the selection."""
-    threshold, ties = (0x7FFFFFFF, 0) if not cuts else cuts[chunk.start]
-    for tile in chunk.tiles("reference"):
-        if cuts is not None:
-            coordinates.variance(tile.experts, tile.out)
-            ties = kernels.trim(tile.out, threshold, ties)
-            coordinates.clear_where_zero(tile.experts, tile.out)
-        yield tile
 
 
 def _squares(chunk: Chunk, cuts: Cuts) -> Array:
     """Σ Δ² of every expert over the selected coordinates."""
     total = np.zeros(len(chunk.site.experts))
-    for tile in _selected(chunk, cuts):
-        coordinates.add_squares(tile.experts, total)
+    chunk.read(coordinates.squares_of_varying, *_cut_of(cuts, chunk), chunk.step, total)
     return total
+
+
+def _cut_of(cuts: Cuts, chunk: Chunk) -> select.Cut:
+    return UNCUT if cuts is None else cuts.get(chunk.start, KEEP_NONE)

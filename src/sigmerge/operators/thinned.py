@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sigmerge.kernels import Array
 from sigmerge.kernels import merge as kernels
+from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
     ELECT,
     INT8_MASK,
@@ -21,17 +21,13 @@ from sigmerge.operators.base import (
     Pass,
     Passes,
     Site,
-    Tile,
     add,
 )
 from sigmerge.operators.task_arithmetic import scaling
 
-Thin = Callable[[Tile], None]
-"""Zeroes what the experts' rows of a chunk's tiles lose; called tile by tile, in order."""
-
 
 class Prepared(NamedTuple):
-    """What is known about a tensor: what `thinner` needs, and a factor for every expert."""
+    """What is known about a tensor: what `thinning` needs, and a factor for every expert."""
 
     found: Any
     factors: Array
@@ -50,9 +46,17 @@ class Thinned(Operator):
         return None
         yield
 
-    def thinner(self, chunk: Chunk, found: Any) -> Thin:
-        """How the tiles of a chunk are thinned out."""
+    def thinning(self, chunk: Chunk, found: Any) -> dict[str, Any]:
+        """How the rows of a chunk are thinned out, as a formula says it."""
         raise NotImplementedError
+
+    def divisors(self, site: Site) -> Any:
+        """What the survivors of each expert are divided by."""
+        return 1.0
+
+    def cancelled(self, survey: Any) -> float:
+        """The sign that is elected where the entries cancel."""
+        return 1.0
 
     def prepare(self, site: Site, survey: Any) -> Passes:
         found = yield from self.find(site, survey)
@@ -63,37 +67,32 @@ class Thinned(Operator):
             factors[:] = np.where(matched, before / np.where(matched, after, 1.0), 1.0)
         return Prepared(found, factors)
 
-    def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
-        found, factors = chunk.state
-        thin, room = self.thinner(chunk, found), np.empty((2, chunk.step), np.float32)
-        for tile in chunk.tiles("reference"):
-            thin(tile)
-            for row, factor in zip(tile.experts, factors, strict=True):
-                kernels.scale(row, 1.0, float(factor))
-            self._combine(chunk.site, tile, room[:, : tile.out.size])
-            yield tile
-
-    def _combine(self, site: Site, tile: Tile, room: Array) -> None:
-        settings = site.settings
-        if not self.elects:
-            how = scaling(site)
-            kernels.weighted_sum(tile.experts, site.weights(), tile.out)
-            kernels.scale(tile.out, how["divisor"], how["factor"])
-            return
-        weighted, averaged = settings["elect"] == "weighted", bool(settings["normalize"])
-        kernels.disjoint(
-            tile.experts, site.weights(), weighted, averaged, 1.0, tile.out, room[0], room[1]
-        )
-        kernels.scale(tile.out, 1.0, float(settings["lambda"]))
+    def formula(self, chunk: Chunk, survey: Any) -> Formula:
+        site, (found, factors) = chunk.site, chunk.state
+        rescale = np.ones((len(factors), 2), np.float32)
+        rescale[:, 0], rescale[:, 1] = factors, self.divisors(site)
+        how = disjoint(site, self.cancelled(survey)) if self.elects else scaling(site)
+        thinning = self.thinning(chunk, found)
+        return kernels.formula(site.weights(), rescale=rescale, **thinning, **how)
 
     def _norms(self, chunk: Chunk, found: Any) -> Array:
         """ℓ1 norms before and after thinning, per expert."""
-        norms, thin = np.zeros((2, len(chunk.site.experts))), self.thinner(chunk, found)
-        for tile in chunk.tiles("reference"):
-            norms[0] += [kernels.norm(row) for row in tile.experts]
-            thin(tile)
-            norms[1] += [kernels.norm(row) for row in tile.experts]
+        formula = kernels.formula(chunk.site.weights(), **self.thinning(chunk, found))
+        norms = np.zeros((2, len(chunk.site.experts)))
+        chunk.read(kernels.norms_of_thinning, formula, chunk.step, chunk.strip, norms)
         return norms
+
+
+def disjoint(site: Site, cancelled: float) -> dict[str, Any]:
+    """τ = λ times the disjoint merge of sparse task vectors."""
+    settings = site.settings
+    return {
+        "combine": kernels.DISJOINT,
+        "weighted": settings["elect"] == "weighted",
+        "normalize": bool(settings["normalize"]),
+        "cancelled": cancelled,
+        "factor": float(settings["lambda"]),
+    }
 
 
 def family(normalize: bool, elects: bool, *own: Parameter) -> tuple[Parameter, ...]:

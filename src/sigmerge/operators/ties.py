@@ -23,10 +23,9 @@ from sigmerge.operators.base import (
     Pass,
     Passes,
     Site,
-    Tile,
     add,
 )
-from sigmerge.operators.thinned import Thin, Thinned
+from sigmerge.operators.thinned import Thinned
 
 UNCUT = select.Cut(kernels.ALL, kernels.ANY_TIES)
 KEEP_NONE = select.Cut(0x7FFFFFFF, 0)
@@ -76,8 +75,6 @@ class Ties(Thinned):
     )
 
     def check(self, sites: Sequence[Site]) -> list[str]:
-        if any(s.settings["rescale"] == "l1" and s.settings["cancelled"] != "plus" for s in sites):
-            return ["rescale: l1 needs cancelled: plus"]
         scopes = {site.settings["scope"] for site in sites}
         densities = {site.settings["density"] for site in sites}
         if scopes == {"model"} and len(densities) > 1:
@@ -102,33 +99,17 @@ class Ties(Thinned):
         sign = yield from cancelled_sign(sites, merged, lambda site: self.prepare(site, before))
         return TiesSurvey(cuts, sign)
 
-    def prepare(self, site: Site, survey: TiesSurvey) -> Passes:
-        if site.settings["rescale"] == "l1":
-            return (yield from super().prepare(site, survey))
-        return (yield from self.find(site, survey))
-
     def find(self, site: Site, survey: TiesSurvey) -> Passes:
         if survey.cuts is not None:
             return survey.cuts
         cuts, tied = yield from find_cuts(_ranks(site, site.size), site.size)
         return allowances(cuts, tied) if tied else cuts
 
-    def thinner(self, chunk: Chunk, found: Any) -> Thin:
-        cuts = cuts_of(found, chunk)
-        ties = [cut.ties for cut in cuts]
+    def thinning(self, chunk: Chunk, found: Any) -> dict[str, Any]:
+        return {"thin": kernels.TRIM, "cuts": np.array(cuts_of(found, chunk), np.int64)}
 
-        def thin(tile: Tile) -> None:
-            for d, row in enumerate(tile.experts):
-                ties[d] = int(kernels.trim(row, cuts[d].threshold, ties[d]))
-
-        return thin
-
-    def formula(self, chunk: Chunk, survey: TiesSurvey) -> Formula | None:
-        if chunk.site.settings["rescale"] == "l1":
-            return None
-        table = np.array(cuts_of(chunk.state, chunk), np.int64)
-        combining = disjoint(chunk.site, survey.cancelled)
-        return kernels.formula(chunk.site.weights(), cuts=table, **combining)
+    def cancelled(self, survey: TiesSurvey) -> float:
+        return survey.cancelled
 
 
 def cuts_of(found: Any, chunk: Chunk) -> Sequence[select.Cut]:
@@ -137,21 +118,9 @@ def cuts_of(found: Any, chunk: Chunk) -> Sequence[select.Cut]:
     return cuts
 
 
-def disjoint(site: Site, cancelled: float) -> dict[str, Any]:
-    """τ = λ times the disjoint merge of sparse task vectors."""
-    settings = site.settings
-    return {
-        "combine": kernels.DISJOINT,
-        "weighted": settings["elect"] == "weighted",
-        "normalize": settings["normalize"],
-        "cancelled": cancelled,
-        "factor": float(settings["lambda"]),
-    }
-
-
 def cancelled_sign(
     sites: Sequence[Site],
-    formula: Callable[[Chunk], Formula | None],
+    formula: Callable[[Chunk], Formula],
     prepare: Callable[[Site], Passes],
 ) -> Passes:
     """The sign for coordinates whose entries cancel: 1, or by one pass over the model's elections.
@@ -160,13 +129,8 @@ def cancelled_sign(
     """
     if all(site.settings["cancelled"] == "plus" for site in sites):
         return 1.0
-    total = yield Pass(lambda chunk: _lead(chunk, formula(chunk)), add, prepare)
+    total = yield Pass(lambda chunk: chunk.lead_of_plus(formula(chunk)), add, prepare)
     return 1.0 if total >= 0 else -1.0
-
-
-def _lead(chunk: Chunk, formula: Formula | None) -> int:
-    assert formula is not None  # only rescaling does without one, and it elects + where all cancel
-    return chunk.lead_of_plus(formula)
 
 
 def find_cuts(ranks: Sequence[int], size: int) -> Passes:
