@@ -45,33 +45,33 @@ def test_the_second_process_loads_what_the_first_compiled(tmp_path: Path) -> Non
     assert first[1] == "True" and second[1] == "False"  # the compiler was loaded, then was not
 
 
-OUTLIERS = """
+TRIMMED = """
 import numpy as np
-from sigmerge.kernels.thinning import cut_out
-values = np.array([1, 2, 3], np.float32)
-cut_out(values, 0x40000000, 1, 0x7F000000, 0)
-print(values.tolist())
+from sigmerge.kernels.coordinates import keep_varying
+values = np.array([[1, 2, 4], [-1, -2, -4]], np.float32)
+keep_varying(values, 0x40800000, 1, np.empty(3, np.float32))
+print(values[0].tolist())
 """
 
 
 @pytest.mark.slow
 def test_a_kernel_is_compiled_again_when_one_that_it_calls_has_changed(tmp_path: Path) -> None:
-    """cut_out calls trim of another file; numba by itself would go on with what it compiled."""
+    """trim lies in another file; numba by itself would go on with what it compiled of it."""
     package = shutil.copytree(Path(sigmerge.__file__).parent, tmp_path / "src/sigmerge",
                               ignore=shutil.ignore_patterns("__pycache__", "pool"))  # fmt: skip
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "NUMBA_CACHE_DIR": str(tmp_path)}
 
     def printed() -> str:
-        command = [sys.executable, "-c", OUTLIERS]
+        command = [sys.executable, "-c", TRIMMED]
         return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
 
-    assert printed() == "[0.0, 2.0, 3.0]\n"
-    source = (package / "kernels/merge.py").read_text()
+    assert printed() == "[0.0, 2.0, 4.0]\n"
+    source = (package / "kernels/thinning.py").read_text()
     before = "bits[i] = bits[i] if magnitude >= cut else np.int32(0)"
     assert source.count(before) == 1
     changed = source.replace(before, before.replace("np.int32(0)", "bits[i]"))
-    (package / "kernels/merge.py").write_text(changed)
-    assert printed() == "[1.0, 2.0, 3.0]\n"
+    (package / "kernels/thinning.py").write_text(changed)
+    assert printed() == "[1.0, 2.0, 4.0]\n"
 
 
 MERGE = """

@@ -7,6 +7,7 @@ import pytest
 
 from sigmerge.kernels import merge
 from sigmerge.kernels.stored import CODE, F32, address_of, members
+from sigmerge.kernels.thinning import ALL, ANY_TIES
 from tests.kernels.test_stored import KINDS, SIZE, make
 
 WEIGHTS = np.array([0.3, -0.4, 0.9], np.float32)
@@ -44,27 +45,46 @@ def test_a_sum_keeps_the_sign_of_zero():
     assert np.array_equal(np.signbit(out), np.signbit(row))
 
 
-@pytest.mark.parametrize("ties", [0, 1, 5, 40, 10**6, merge.ANY_TIES])
+@pytest.mark.parametrize("ties", [0, 1, 5, 40, 10**6, ANY_TIES])
 def test_trimming_keeps_the_first_ties(ties):
     row = (np.random.default_rng(0).integers(-4, 5, SIZE) * 0.5).astype(np.float32)
     cut = int(np.float32(1.0).view(np.uint32))
-    formula = merge.formula(np.ones(1, np.float32), vectors=False, cuts=np.array([[cut, ties]]))
+    table = np.array([[cut, ties]])
+    formula = merge.formula(np.ones(1, np.float32), vectors=False, thin=merge.TRIM, cuts=table)
     tied = np.abs(row) == 1
     kept = (np.abs(row) > 1) | (tied & (np.cumsum(tied) <= ties))
     assert np.array_equal(merged(formula, [row]), np.where(kept, row, np.float32(0)))
+    everything = np.array([[ALL, ANY_TIES]])
+    rest = formula._replace(thin=merge.BAND, cuts=everything, outliers=table)
+    assert np.array_equal(merged(rest, [row]), np.where(kept, np.float32(0), row))
 
 
 def test_nothing_and_everything_can_be_kept():
     row = make("F32", 0)[0]
-    for cut, kept in (((0x7FFFFFFF, 0), 0), ((merge.ALL, merge.ANY_TIES), 1)):
-        formula = merge.formula(np.ones(1, np.float32), vectors=False, cuts=np.array([cut]))
+    for cut, kept in (((0x7FFFFFFF, 0), 0), ((ALL, ANY_TIES), 1)):
+        table = np.array([cut])
+        formula = merge.formula(np.ones(1, np.float32), vectors=False, thin=merge.TRIM, cuts=table)
         assert np.array_equal(merged(formula, [row]), row * np.float32(kept))
 
 
-@pytest.mark.parametrize("case", ["draws", "groups"])
-def test_strips_leave_no_trace(case):
+DRAWS = np.array([[1, 2, 1 << 31]] * 3)
+
+
+@pytest.mark.parametrize(
+    "thin",
+    [
+        {"thin": merge.DROP, "draws": DRAWS},
+        {"thin": merge.PRUNE, "groups": (1, 4, 0)},
+        {
+            "thin": merge.RANK,
+            "draws": DRAWS,
+            "odds": np.array([[0.2, 0.8]] * 3),
+            "axis": (20, 5, True),
+        },
+    ],
+)
+def test_strips_leave_no_trace(thin):
     rows = [make("BF16", i)[0] for i in range(4)]
-    thin = {"draws": np.array([[1, 2, 1 << 31]] * 3)} if case == "draws" else {"groups": (1, 4, 0)}
     formula = merge.formula(WEIGHTS, combine=merge.DISJOINT, normalize=True, **thin)
     whole = merged(formula, rows, strip=SIZE, start=4096)
     assert np.array_equal(merged(formula, rows, strip=100, start=4096), whole)

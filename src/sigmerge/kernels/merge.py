@@ -170,8 +170,7 @@ def merge(
                 _thin(formula, d, row, start + begin, least > 0, ties[d], taken[:count])
                 _rescale(row, formula.rescale[d, 0], formula.rescale[d, 1])
             if formula.thin == SELECT:
-                cut = formula.cuts[0, 0]
-                ties[0, 0] = keep_varying(rows, cut, ties[0, 0], share[:count])
+                ties[0, 0] = keep_varying(rows, formula.cuts[0, 0], ties[0, 0], share[:count])
             if kind == LEAD:
                 norms[0] += lead_of_plus(rows, formula.weights, formula.weighted, sign[:count])
                 continue

@@ -18,8 +18,6 @@ from torch import Tensor
 from sigmerge.kernels import LANES, STRIP, Array, geometry, select
 from sigmerge.kernels import merge as loops
 from sigmerge.kernels.merge import (
-    ALL,
-    ANY_TIES,
     BAND,
     DISJOINT,
     DROP,
@@ -34,6 +32,7 @@ from sigmerge.kernels.merge import (
 )
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, F16, F32
+from sigmerge.kernels.thinning import ALL, ANY_TIES
 
 Tensors: TypeAlias = Sequence[Tensor]
 """The members' values of a chunk as they are stored, in the order of a kernel's table."""
@@ -59,9 +58,8 @@ def merge(formula: Formula, rows: Tensors, start: int, tile: int, kind: int) -> 
         row = rows[d].float()
         if formula.vectors:
             row = row - base
-        thinned.append(
-            _rescaled(_thin(formula, d, row, start, taken), *formula.rescale[d].tolist())
-        )
+        row = _thin(formula, d, row, start, taken)
+        thinned.append(_rescaled(row, *formula.rescale[d].tolist()))
     if kind == LEAD:
         sums = _election(formula, thinned)
         return (sums > 0).sum() - (sums < 0).sum()

@@ -1,4 +1,4 @@
-"""Thinning a task vector out: by cuts, at random, by groups, or at random with the odds of a rank."""
+"""Thinning a task vector out: by cuts, by groups, at random, at random with a rank's odds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from sigmerge.kernels import Array
 from sigmerge.kernels.jit import kernel
 from sigmerge.kernels.philox import fill
+from sigmerge.kernels.select import MAGNITUDE
 from sigmerge.kernels.stored import keep_from
 
 ALL: Final = -1
 """A threshold or bound of an expert that keeps all its entries."""
 ANY_TIES: Final = 2**62
 """More ties than there can be."""
-MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 DIGIT: Final = 11
 """Bits of a key that one pass of a sort looks at, at most."""
 
@@ -157,20 +157,21 @@ def prune_by_rank(
     rows = np.empty((4, length), np.uint32)
     keys, ranks, order = rows[0], rows[1], rows[2:]
     step = (most - least) / (length - 1) if length > 1 else 0.0
-    odds = np.empty(length)
+    odds, bounds = np.empty(length), np.empty(length, np.int64)
     for rank in range(length):
         odds[rank] = least + step * rank
+        bounds[rank] = np.int64(np.ceil(odds[rank] * 4294967296.0))
     for vector in range(values.size // length):
         first = vector // inner * length * inner + vector % inner
+        own, draws = bits[first::inner][:length], drawn[first::inner][:length]
         for k in range(length):
-            keys[k] = bits[first + k * inner] & MAGNITUDE
+            keys[k] = own[k] & MAGNITUDE
         _rank(keys, order, ranks)
+        if inverse:
+            for k in range(length):
+                values[first + k * inner] /= np.float32(odds[ranks[k]])
         for k in range(length):
-            place, probability = first + k * inner, odds[ranks[k]]
-            if inverse:
-                values[place] /= np.float32(probability)
-            kept = np.float64(drawn[place]) < probability * 4294967296.0
-            bits[place] = np.uint32(bits[place] * np.uint32(kept))
+            own[k] = np.uint32(own[k] * np.uint32(np.int64(draws[k]) < bounds[ranks[k]]))
 
 
 @kernel

@@ -11,6 +11,7 @@ import numpy as np
 from sigmerge.kernels import Array, select
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
+from sigmerge.kernels.thinning import ALL, ANY_TIES
 from sigmerge.operators.base import (
     ELECT,
     INT8_MASK,
@@ -27,7 +28,7 @@ from sigmerge.operators.base import (
 )
 from sigmerge.operators.thinned import Thinned
 
-UNCUT = select.Cut(kernels.ALL, kernels.ANY_TIES)
+UNCUT = select.Cut(ALL, ANY_TIES)
 KEEP_NONE = select.Cut(0x7FFFFFFF, 0)
 CANCELLED = Parameter(
     "cancelled",
@@ -91,9 +92,7 @@ class Ties(Thinned):
         if sites[0].settings["scope"] == "model":
             total = sum(site.size for site in sites)
             found, _ = yield from find_cuts(_ranks(sites[0], total), total)
-            cuts = [
-                cut if cut == KEEP_NONE else cut._replace(ties=kernels.ANY_TIES) for cut in found
-            ]
+            cuts = [cut if cut == KEEP_NONE else cut._replace(ties=ANY_TIES) for cut in found]
         before = TiesSurvey(cuts, 1.0)
         merged = partial(self.formula, survey=before)
         sign = yield from cancelled_sign(sites, merged, lambda site: self.prepare(site, before))
@@ -331,7 +330,7 @@ def allowances(
     allowed = {}
     for start, found in counts:
         allowed[start] = [
-            cut._replace(ties=0 if not f else kernels.ANY_TIES if t >= f else max(0, t))
+            cut._replace(ties=0 if not f else ANY_TIES if t >= f else max(0, t))
             for cut, t, f in zip(cuts, left, found, strict=True)
         ]
         left = [t - f for t, f in zip(left, found, strict=True)]
