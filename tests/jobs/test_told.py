@@ -39,6 +39,7 @@ def test_an_adapter_is_called_one(pool: PoolOnDisk, tmp_path: Path) -> None:
         ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a Git LFS pointer"),
         ("<!doctype html><html></html>", "is a web page"),
         ("\n<html></html>", "is a web page"),
+        ('{"error": "Repository not found"}', "is a text, not weights"),
     ],
 )
 def test_what_is_no_weights(pool: PoolOnDisk, tmp_path: Path, content: str, words: str) -> None:
@@ -86,7 +87,7 @@ def test_a_negative_scale_is_refused(pool: PoolOnDisk) -> None:
         load_recipe(pool.recipe("ties", repair={"scores": "s.json", "scale": -3.0}))
 
 
-@pytest.mark.parametrize("name", ["", " ", "a/b", "a\nb"])
+@pytest.mark.parametrize("name", ["", " ", "a/b", "a\nb", ".."])
 def test_odd_names_of_experts(pool: PoolOnDisk, name: str) -> None:
     recipe = pool.recipe("ties")
     recipe["models"][0]["name"] = name
@@ -102,6 +103,8 @@ def test_filters_and_densities_that_do_nothing(pool: PoolOnDisk, tmp_path: Path)
     recipe["models"][0]["parameters"]["density"] = 0
     told = notes(recipe, tmp_path / "out")
     assert "filter: mpl matches no tensor" in told and "density: 0 leaves nothing of math" in told
+    recipe = pool.recipe("linear", weight=(0, 1.0))
+    assert "weight: 0 leaves nothing of math" in notes(recipe, tmp_path / "soup")
     plain = pool.recipe("ties", {"lambda": [{"filter": "mlp", "value": 2}, {"value": 1}]})
     assert notes(plain, tmp_path / "plain") == ""
 
@@ -195,6 +198,14 @@ def test_a_dry_run_looks_at_the_disk(pool: PoolOnDisk, monkeypatch: pytest.Monke
         patch.setattr(shutil, "disk_usage", lambda path: full)
         with pytest.raises(OutputError, match=r"needs .* the disk has 0 B free"):
             sigmerge.describe(sigmerge.merge, pool.recipe("ties"), pool.root / "out")
+
+
+def test_a_full_disk_leaves_nothing(pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = type(shutil.disk_usage("/"))(10**6, 10**6, 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with pytest.raises(OutputError, match="the disk has 0 B free"):
+        sigmerge.merge(pool.recipe("ties"), pool.root / "out")
+    assert not (pool.root / ".out.partial").exists()
 
 
 def test_what_an_error_leaves_is_named(pool: PoolOnDisk, tmp_path: Path) -> None:

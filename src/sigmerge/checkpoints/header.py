@@ -101,6 +101,8 @@ def _raw_header(file: Path) -> tuple[bytes, int]:
             raise PoolError(f"{file}: is a Git LFS pointer, not weights; run `git lfs pull`.")
         if prefix.lstrip()[:1] == b"<":
             raise PoolError(f"{file}: is a web page, not weights; download the file itself.")
+        if length > total - 8 and prefix.isascii() and prefix.decode().isprintable() and prefix:
+            raise PoolError(f"{file}: is a text, not weights; look into it, and download it again.")
         if len(prefix) < 8 or length > total - 8:
             raise _broken(file, f"the header is {length} bytes long, the file has {total}")
         if length > MAX_HEADER:

@@ -356,7 +356,12 @@ class Output:
             self._clear()
         for stale in self._companions():  # written anew in any case; nothing else is published
             stale.unlink()
-        self._check_space()
+        try:
+            self._check_space()
+        except OutputError:
+            if not file.exists():  # nothing is finished
+                remove(self.partial)
+            raise
         self._journal_stack = self._stack.enter_context(contextlib.ExitStack())
         try:
             self._journal = Journal(file, header, [_RECORD], durable=False)

@@ -252,18 +252,17 @@ def idle_settings(recipe: Recipe, pool: Pool, sites: Mapping[str, Site]) -> list
         for pattern in sorted(str(pattern) for pattern in patterns)
         if not any(pattern in name for name in names)
     ]
-    # A density for each expert; a user's operator may call something else by that name.
-    thinned = [s for s in sites.values() if isinstance(s.settings.get("density"), tuple)]
-    kept = {
-        name
-        for site in thinned
-        for name, density in zip(site.experts, site.settings["density"], strict=False)
-        if density
-    }
-    if thinned:
-        notes += [f"density: 0 leaves nothing of {m.name}" for m in recipe.models
-                  if m.name not in kept]  # fmt: skip
-    return notes
+    return notes + [note for key in ("density", "weight") for note in _nothing_of(key, sites)]
+
+
+def _nothing_of(key: str, sites: Mapping[str, Site]) -> list[str]:
+    """Notes about experts whose density or weight is 0 wherever they are merged."""
+    # A value for each expert; a user's operator may call something else by that name.
+    given = [s for s in sites.values() if isinstance(s.settings.get(key), tuple)]
+    values = [pair for s in given for pair in zip(s.experts, s.settings[key], strict=False)]
+    kept = {name for name, value in values if value}
+    return [f"{key}: 0 leaves nothing of {n}" for n in dict.fromkeys(n for n, _ in values)
+            if n not in kept]  # fmt: skip
 
 
 def lacking(operator: Operator, sites: Mapping[str, Site]) -> list[str]:

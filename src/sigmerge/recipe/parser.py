@@ -397,7 +397,7 @@ class _Parser(Reading):
         if "reference" in names:
             self.problem(("models",), "no expert may be called 'reference'; give it a name:")
         for name in names:
-            if not name.strip() or "/" in name or not name.isprintable():
+            if not name.strip(". ") or "/" in name or not name.isprintable():
                 self.problem(("models",), f"{shown(name)} cannot be the name of an expert")
 
     def _exemplars(self, i: int, entry: ModelSection, chosen: Operator | None) -> Path | None:
