@@ -84,6 +84,8 @@ def test_a_gain_within_its_interval_has_no_colour():
     assert '<dd class="up">+9.00 ± 1.8</dd>' in large  # five domains: 3.92 / √5
     assert '<dd class="level">+1.00 ± 1.8</dd>' in small
     assert "which is within its 95 % interval" in small
+    assert "The repair raised math" in large and "The repair raised math" not in small
+    assert "changed within the interval" in small and "changed within" not in large
     assert "<td>480</td>" in small and "on 2,400 items" in small
 
 

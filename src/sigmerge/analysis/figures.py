@@ -183,7 +183,7 @@ def paired_scores(scores: PairedScores, kinds: DomainClasses) -> Figure | None:
         marks.append(mark)
     return Figure(
         "Scores per domain",
-        _scores_caption(anchor, repaired, best),
+        _scores_caption(scores, best),
         svg.pairs("Scores per domain", marks),
         grid,
         [
@@ -395,15 +395,18 @@ def admitted_mass(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Fi
     )
 
 
-def _scores_caption(
-    anchor: Mapping[str, float], repaired: Mapping[str, float], best: Mapping[str, float]
-) -> str:
+def _scores_caption(scores: PairedScores, best: Mapping[str, float]) -> str:
+    """What the repair raised and lowered, beyond the interval of a change where one is known."""
+    anchor, repaired = scores.anchor, scores.repaired or {}
     if not repaired:
         return "Scores of the merge on the evaluation split, in percent."
-    rose = [d for d in anchor if repaired.get(d, anchor[d]) > anchor[d]]
-    fell = [d for d in anchor if repaired.get(d, anchor[d]) < anchor[d]]
+    errors = scores.noise.gain if scores.noise else {}
+    ways = {d: direction(repaired[d] - anchor[d], errors.get(d)) for d in anchor if d in repaired}
+    rose, fell = ([d for d, way in ways.items() if way == wanted] for wanted in ("up", "down"))
+    within = [d for d, way in ways.items() if way == "level" and repaired[d] != anchor[d]]
     words = f"In percent, on the evaluation split. The repair raised {_and(rose)}"
     words += f" and lowered {_and(fell)}" if fell else ""
+    words += f"; {_and(within)} changed within the interval" if within else ""
     reached = [d for d in anchor if d in best and repaired.get(d, -1.0) >= best[d]]
     return f"{words}." + (
         f" The strongest expert is reached on {_and(reached)}." if reached else ""
