@@ -152,6 +152,7 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         lambda recipe: recipe.pop("base_model"),
         ["base_model is missing", "ties needs the reference"],
     ),
+    "a method in capitals": (put("merge_method")("TIES"), ["did you mean 'ties'?"]),
     "no method": (lambda recipe: recipe.pop("merge_method"), ["merge_method", "is missing"]),
     "no experts": (put("models")([]), ["models", "no expert is listed"]),
     "two experts of one name": (

@@ -18,8 +18,9 @@ def shown(value: Any) -> str:
 
 def nearest(name: Any, known: Iterable[str]) -> str | None:
     """The known name that a wrong one may mean."""
-    near = difflib.get_close_matches(str(name)[:100], list(known), 1)
-    return near[0] if near else None
+    by_case = {each.casefold(): each for each in known}
+    near = difflib.get_close_matches(str(name)[:100].casefold(), list(by_case), 1)
+    return by_case[near[0]] if near else None
 
 
 def did_you_mean(name: Any, known: Iterable[str], otherwise: str | None = None) -> str:

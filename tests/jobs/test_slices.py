@@ -128,6 +128,34 @@ def test_lists_of_one_entry_a_layer_are_stacked_too(tmp_path: Path) -> None:
     assert config["num_hidden_layers"] == 5
 
 
+def test_the_depth_of_a_model_inside_another(tmp_path: Path) -> None:
+    """Models with pictures say it in text_config."""
+    pool = make_pool(tmp_path / "pool", experts=1, layers=3)
+    file = pool.experts["math"] / "config.json"
+    inner = {"num_hidden_layers": 3, "layer_types": list("abc"), "vocab_size": 48}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "text_config": inner}))
+    slices = [piece(source(MATH, 0, 3)), piece(source(MATH, 1, 2))]
+    sigmerge.merge(
+        placed({"slices": slices, "merge_method": "passthrough"}, pool), tmp_path / "out"
+    )
+    config = json.loads((tmp_path / "out/config.json").read_text())["text_config"]
+    assert config == {"num_hidden_layers": 4, "layer_types": list("abcb"), "vocab_size": 48}
+
+
+def test_positions_come_from_the_first_slice(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", experts=2, style="gpt2")
+    slices = [piece(source(MATH, 0, 2)), piece(source(CODING, 0, 1))]
+    recipe = placed({"slices": slices, "merge_method": "passthrough"}, pool)
+    agree(*both(pool, recipe, tmp_path), ulps=0)
+
+
+def test_the_bases_of_all_slices_are_on_record(pool: PoolOnDisk, tmp_path: Path) -> None:
+    made = sigmerge.merge(placed(CASES["another base in a slice"], pool), tmp_path / "out")
+    files = {Path(one.file) for one in made.provenance.inputs}
+    folders = (pool.reference, *pool.experts.values())
+    assert {folder / "model.safetensors" for folder in folders} <= files
+
+
 def test_a_stacked_model_loads(pool: PoolOnDisk, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
@@ -144,8 +172,8 @@ WRONG: dict[str, tuple[Sliced, str]] = {
         r"slices\[0\]\.sources\[0\]\.layer_range: \[3, 3\] holds no layer",
     ),
     "more layers than there are": (
-        {"slices": [piece(source(MATH, 0, 9))], "merge_method": "passthrough"},
-        "math: has 6 layers, not 9",
+        {"slices": [piece(source(MATH, 0, 7))], "merge_method": "passthrough"},
+        "math: has 6 layers, not 7",
     ),
     "different lengths": (
         {"slices": [piece(source(MATH, 0, 3, weight=1), source(CODING, 0, 4, weight=1))],

@@ -11,6 +11,12 @@ import pytest
 import yaml
 
 import sigmerge
+from sigmerge.checkpoints.vocabularies import (
+    VocabularyRequest,
+    plan_vocabulary,
+    size_of,
+    with_size,
+)
 from sigmerge.errors import SigmergeError
 from tests.adapters import write_adapter
 from tests.pools import draw, read_weights, shapes, write_member
@@ -59,6 +65,15 @@ def vocabulary(folder: Path) -> dict[str, int]:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder).get_vocab()
+
+
+def added_entries(folder: Path) -> set[str]:
+    """A tokenizer's added tokens with all that is said of them but their ids."""
+    from transformers import AutoTokenizer
+
+    return {
+        repr(entry) for entry in AutoTokenizer.from_pretrained(folder).added_tokens_decoder.values()
+    }
 
 
 def both(models: dict[str, Path], recipe: dict[str, Any], out: Path) -> tuple[Path, Path]:
@@ -130,6 +145,8 @@ def test_rows_are_those_of_mergekit(models: dict[str, Path], tmp_path: Path, cas
     ours, theirs = both(models, {**CASES[case], "dtype": "float32"}, tmp_path)
     words, known = vocabulary(ours), vocabulary(theirs)
     assert set(words) == set(known)
+    if "base_model" in CASES[case]:  # without, mergekit extends any tokenizer of the models
+        assert added_entries(ours) == added_entries(theirs)
     mine, other = read_weights(ours), read_weights(theirs)
     assert set(mine) == set(other)
     for name, values in other.items():
@@ -204,6 +221,49 @@ def test_the_same_tokens_in_embeddings_of_different_sizes(
     for name, values in other.items():
         np.testing.assert_array_equal(mine[name], values, err_msg=name)
     assert json.loads((ours / "config.json").read_text())["vocab_size"] == len(mine[EMBEDDING])
+
+
+def test_the_bias_of_a_head_is_moved_too(tmp_path: Path) -> None:
+    found, bias = {}, "lm_head.bias"
+    for seed, name in enumerate(("math", "coding")):
+        rows = len({*WORDS[name], *ADDED[name]})
+        sizes = {EMBEDDING: (rows, 16), HEAD: (rows, 16), bias: (rows,)}
+        found[name] = folder = write_member(
+            tmp_path / name, draw({**shapes("phi"), **sizes}, seed), style="phi"
+        )
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "vocab_size": rows}))
+        write_tokenizer(folder, WORDS[name], ADDED[name])
+    recipe = {
+        "merge_method": "slerp", "base_model": "{math}", "models": [{"model": "{coding}"}],
+        "parameters": {"t": 0.3}, "tokenizer_source": "union", "dtype": "float32",
+    }  # fmt: skip
+    ours, theirs = both(found, recipe, tmp_path)
+    words, known = vocabulary(ours), vocabulary(theirs)
+    mine, other = read_weights(ours)[bias], read_weights(theirs)[bias]
+    assert mine.shape == other.shape
+    for token, row in words.items():
+        assert mine[row] == pytest.approx(other[known[token]], abs=3e-7), token
+
+
+def test_the_size_of_a_vocabulary_inside_another_configuration() -> None:
+    outer = {"text_config": {"vocab_size": 5}, "other": 1}
+    assert with_size(outer, 9) == {"text_config": {"vocab_size": 9}, "other": 1}
+    assert size_of(outer) == 5 and size_of({"vocab_size": 3, **outer}) == 3
+
+
+def test_a_word_of_one_model_that_is_a_special_token_of_another(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    for name, words, added in (("a", ["x", "<|go|>"], []), ("b", ["x"], ["<|go|>"])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"vocab_size": 2}')
+        write_tokenizer(tmp_path / name, words, added)
+    members = {"base": models["base"], "a": tmp_path / "a", "b": tmp_path / "b"}
+    made = plan_vocabulary(VocabularyRequest(True, "base", {}), models["base"], members)
+    assert made is not None
+    entries = [entry for entry in made.added if entry["content"] == "<|go|>"]
+    assert [entry["special"] for entry in entries] == [True]
 
 
 def test_an_adapter_is_moved_too_and_verify_computes_all_of_it_again(
