@@ -190,6 +190,47 @@ def test_a_trained_embedding_leaves_the_head_it_was_tied_to(tmp_path: Path, tyin
     torch.testing.assert_close(ours(prompt).logits, theirs(prompt).logits)
 
 
+def test_an_adapter_may_bring_a_longer_embedding(tmp_path: Path) -> None:
+    reference = make_pool(tmp_path, experts=1).reference
+    weights = read_weights(reference)
+    rng = np.random.default_rng(0)
+    whole = {name: rng.normal(size=(52, 16)).astype(np.float32)
+             for name in ("model.embed_tokens.weight", "lm_head.weight")}  # fmt: skip
+    folder = write_adapter(tmp_path / "longer", reference, weights, whole=whole)
+    both = f"{reference}+{folder}"
+    sigmerge.merge({"merge_method": "passthrough", "models": [{"model": both}]}, tmp_path / "out")
+    ours = read_weights(tmp_path / "out")
+    for name, values in whole.items():
+        np.testing.assert_array_equal(ours[name], values)
+    assert json.loads((tmp_path / "out/config.json").read_text())["vocab_size"] == 52
+
+
+def test_a_pattern_matches_whole_parts_of_a_name(tmp_path: Path) -> None:
+    """As in PEFT: `proj` is no module, and `1.self_attn.q_proj` not one of layer 11."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    reference = make_pool(tmp_path, experts=1, layers=12).reference
+    model = AutoModelForCausalLM.from_pretrained(reference, dtype="float32")
+    settings = LoraConfig(
+        r=2, lora_alpha=4, target_modules=["q_proj"], init_lora_weights=False,
+        alpha_pattern={"proj": 9, "1.self_attn.q_proj": 7}, rank_pattern={"11.self_attn.q_proj": 3},
+    )  # fmt: skip
+    get_peft_model(model, settings).save_pretrained(tmp_path / "adapter")
+    again = AutoModelForCausalLM.from_pretrained(reference, dtype="float32")
+    theirs = PeftModel.from_pretrained(again, str(tmp_path / "adapter")).merge_and_unload()
+    ours = stored_weights(open_checkpoint(Path(f"{reference}+{tmp_path / 'adapter'}")))
+    for name, values in theirs.state_dict().items():
+        np.testing.assert_allclose(ours[name], values.numpy(), atol=4e-7, err_msg=name)
+
+
+def test_an_adapter_alone_is_read_on_the_model_that_it_names(pools: Pools, tmp_path: Path) -> None:
+    other = write_member(tmp_path / "other", read_weights(pools.stored["math"]))
+    folder = write_adapter(tmp_path / "lora", other, read_weights(other))
+    recipe = load_recipe(pools.recipe({"lora": folder}, "task_arithmetic"))
+    assert recipe.models[0].path == Path(f"{other}+{folder}") and recipe.reference != other
+
+
 def test_an_adapter_is_read_on_its_model_or_on_the_base_model(pools: Pools) -> None:
     folder = pools.adapters["math"]
     both = Path(f"{pools.reference}+{folder}")

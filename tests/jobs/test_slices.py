@@ -49,6 +49,13 @@ CASES: dict[str, Sliced] = {
         "slices": [piece(source(BASE, 0, 4), source(MATH, 0, 4))],
         "merge_method": "slerp", "base_model": BASE, "parameters": {"t": [0, 1]},
     },
+    "one layer, at the end of a gradient": {
+        "slices": [
+            piece(source(BASE, 0, 1), source(MATH, 0, 1)),
+            piece(source(BASE, 1, 4), source(MATH, 1, 4)),
+        ],
+        "merge_method": "slerp", "base_model": BASE, "parameters": {"t": [0.1, 0.8]},
+    },
     "stacked": {
         "slices": [piece(source(MATH, 0, 4)), piece(source(CODING, 2, 6))],
         "merge_method": "passthrough",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,30 @@ def test_the_same_tokens_in_embeddings_of_different_sizes(
     for name, values in other.items():
         np.testing.assert_array_equal(mine[name], values, err_msg=name)
     assert json.loads((ours / "config.json").read_text())["vocab_size"] == len(mine[EMBEDDING])
+
+
+def test_new_tokens_go_into_every_file_that_lists_them(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    base = shutil.copytree(models["base"], tmp_path / "base")
+    start = {"content": "<s>", "lstrip": False, "normalized": False, "rstrip": False,
+             "single_word": False, "special": True}  # fmt: skip
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"1": start}}
+    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    (base / "added_tokens.json").write_text(json.dumps({"<s>": 1}))
+    recipe = {
+        "merge_method": "task_arithmetic", "base_model": str(base), "tokenizer_source": "union",
+        "models": [{"model": str(models["math"]), "parameters": {"weight": 0.4}}],
+    }  # fmt: skip
+    sigmerge.merge(recipe, tmp_path / "out")
+    words = vocabulary(tmp_path / "out")
+    new = set(words) - set(WORDS["base"])
+    listed = json.loads((tmp_path / "out/added_tokens.json").read_text())
+    assert listed == {token: words[token] for token in {"<s>", *new}} and "<|step|>" in new
+    text = (tmp_path / "out/tokenizer_config.json").read_text()
+    decoder = json.loads(text)["added_tokens_decoder"]
+    assert {entry["content"]: int(key) for key, entry in decoder.items()} == listed
+    assert decoder[str(words["<|step|>"])]["special"] and not decoder[str(words["sum"])]["special"]
 
 
 def test_the_bias_of_a_head_is_moved_too(tmp_path: Path) -> None:
