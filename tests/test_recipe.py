@@ -248,6 +248,7 @@ PASSED_OVER: dict[str, tuple[Change, list[str]]] = {
     ),
     "misspelt key": (put("parametres")({}), ["parametres", "did you mean 'parameters'?"]),
     "key of another tool": (put("license")("mit"), ["license", "'license' is no key here"]),
+    "key that is only a little like one of ours": (put("author")("me"), ["'author' is no key"]),
     "misspelt key of a model": (
         put("models", 1, "modle")("x"),
         ["models[1].modle", "did you mean 'model'?"],

@@ -16,7 +16,7 @@ import sigmerge
 from sigmerge.errors import RecipeError
 from sigmerge.operators.table import MERGEKIT, operator
 from sigmerge.recipe import load_recipe
-from sigmerge.recipe.settings import FAMILY
+from sigmerge.recipe.settings import FAMILY, evaluate
 from tests.adapters import write_adapter
 from tests.jobs.test_mergekit_parity import agree, both, identical, run_mergekit
 from tests.pools import PoolOnDisk, make_pool, read_weights, write_tokenizer
@@ -112,6 +112,19 @@ def test_parameters_in_all_their_forms(
 ) -> None:
     recipe = shared(pool, method, **{"weight": 0.6, **parameters})
     agree(*both(pool, recipe, tmp_path), ulps=2)
+
+
+@pytest.mark.parametrize(
+    "setting", [[True, False], [False, True, True], [0, 1], [0.5], [1, 0, 0.25, 2], ["1e-1", 3]]
+)
+def test_points_of_a_gradient(setting: list[Any]) -> None:
+    from mergekit.config import evaluate_setting
+
+    truth = isinstance(setting[0], bool)
+    read: Any = bool if truth else float
+    for t in (0, 0.1, 0.5, 0.75, 0.99, 1):
+        theirs = evaluate_setting("x", setting, t, validate=read)
+        assert evaluate([read(value) for value in setting], "x", t) == theirs
 
 
 def test_what_mergekit_passes_over_is_noted(pool: PoolOnDisk) -> None:

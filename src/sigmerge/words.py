@@ -16,10 +16,10 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)
 
 
-def nearest(name: Any, known: Iterable[str]) -> str | None:
-    """The known name that a wrong one may mean."""
+def nearest(name: Any, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The known name that a wrong one may mean; `likeness` 1 takes no other spelling."""
     by_case = {each.casefold(): each for each in known}
-    near = difflib.get_close_matches(str(name)[:100].casefold(), list(by_case), 1)
+    near = difflib.get_close_matches(str(name)[:100].casefold(), list(by_case), 1, likeness)
     return by_case[near[0]] if near else None
 
 

@@ -19,6 +19,8 @@ from sigmerge.checkpoints.vocabularies import (
     with_size,
 )
 from sigmerge.errors import SigmergeError
+from sigmerge.recipe import load_recipe
+from sigmerge.recipe.template import tokenizer_keys
 from tests.adapters import write_adapter
 from tests.pools import draw, read_weights, shapes, write_member
 
@@ -246,6 +248,25 @@ def test_new_tokens_go_into_every_file_that_lists_them(
     decoder = json.loads(text)["added_tokens_decoder"]
     assert {entry["content"]: int(key) for key, entry in decoder.items()} == listed
     assert decoder[str(words["<|step|>"])]["special"] and not decoder[str(words["sum"])]["special"]
+
+
+@pytest.mark.parametrize("source", ["union", "base", "{coding}"])
+def test_a_candidate_of_a_search_has_the_same_vocabulary(
+    models: dict[str, Path], source: str
+) -> None:
+    rows = {
+        "<|code|>": {"source": "{coding}", "force": True}, "both": {"source": CODE_ROW},
+        "<|new|>": {"source": BY_ID}, "<|none|>": {"source": {"kind": "zero"}}, "sum": {},
+    }  # fmt: skip
+    text = json.dumps({
+        "merge_method": "ties", "base_model": "{base}", "models": experts(weight=1),
+        "tokenizer": {"source": source, "tokens": rows, "pad_to_multiple_of": 16},
+    })  # fmt: skip
+    for name, folder in models.items():
+        text = text.replace("{" + name + "}", str(folder))
+    recipe = load_recipe(json.loads(text))
+    again = load_recipe({**json.loads(text), **tokenizer_keys(recipe)})
+    assert again.vocabulary == recipe.vocabulary and again.tokenizer == recipe.tokenizer
 
 
 def test_the_bias_of_a_head_is_moved_too(tmp_path: Path) -> None:

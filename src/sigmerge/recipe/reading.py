@@ -25,6 +25,9 @@ from sigmerge.words import nearest
 OWN = ("preset", "seed", "anchor", "capture", "search", "guide", "repair", "tune")
 """Keys that mergekit does not have. A file with one of them is no mergekit file."""
 
+ALIKE = 0.8
+"""Likeness of a key to one of these above which it is taken for that: `repiar`, not `author`."""
+
 MERGEKITS = (
     RecipeSection,
     ModelSection,
@@ -102,7 +105,7 @@ class Reading:
         for key, items in wrong.items():
             message = worded(items, kind.model_fields)
             extra = kind in MERGEKITS and items[0]["type"] == "extra_forbidden"
-            if extra and nearest(key[-1], kind.model_fields) not in OWN:
+            if extra and nearest(key[-1], kind.model_fields, ALIKE) not in OWN:
                 self.passed_over((*place, *key), message)
             else:
                 self.problem((*place, *key), message)
