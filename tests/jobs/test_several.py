@@ -110,6 +110,7 @@ def test_files_beside_the_recipe(pool: PoolOnDisk, tmp_path: Path) -> None:
     [
         ("name: one\nmodels: []\n", "name: one is taken"),
         ("name: a/b\nmodels: []\n", "cannot name a folder"),
+        ("name: .b\nmodels: []\n", "cannot name a folder"),
         ("name: two\nmodels: [{model: one}]\n", "the recipes need each other: "),
         ("- model\n", "document 2: a recipe is a mapping"),
     ],

@@ -269,6 +269,34 @@ def test_a_candidate_of_a_search_has_the_same_vocabulary(
     assert again.vocabulary == recipe.vocabulary and again.tokenizer == recipe.tokenizer
 
 
+def test_a_token_of_the_base_without_a_row_gets_one(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Old chat models: a <pad> behind the last row, in the tokenizer only."""
+    words = {name: vocabulary(models[name]) for name in ("base", "math")}
+    weights = read_weights(models["base"])
+    rows = words["base"]["only-base"]  # the last token
+    short = {n: v[:rows] if n in (EMBEDDING, HEAD) else v for n, v in weights.items()}
+    folder = write_member(tmp_path / "short", short)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": rows}))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((models["base"] / file).read_bytes())
+    recipe = {
+        "merge_method": "linear", "base_model": str(folder), "dtype": "float32",
+        "models": [{"model": str(m), "parameters": {"weight": 0.5}} for m in
+                   (folder, models["math"])],
+        "tokenizer_source": "base",
+    }  # fmt: skip
+    sigmerge.merge(recipe, tmp_path / "out")
+    ours = read_weights(tmp_path / "out")[EMBEDDING]
+    assert vocabulary(tmp_path / "out") == words["base"] and ours.shape == (rows + 1, 16)
+    np.testing.assert_array_equal(ours[rows], np.zeros(16))  # no model has a row of it
+    theirs = read_weights(models["math"])[EMBEDDING]
+    both_have = np.float32(0.5) * (short[EMBEDDING][3] + theirs[words["math"]["w0"]])
+    np.testing.assert_allclose(ours[words["base"]["w0"]], both_have, atol=1e-7)
+
+
 def test_the_bias_of_a_head_is_moved_too(tmp_path: Path) -> None:
     found, bias = {}, "lm_head.bias"
     for seed, name in enumerate(("math", "coding")):

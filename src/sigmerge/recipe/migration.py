@@ -131,5 +131,11 @@ def _vocabulary(data: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
         "rows behind the last token stay if all models have the same tokens; mergekit cuts them "
         "off",
     )
+    if wanted in ("union", "base"):
+        yield (
+            place,
+            "a token of base_model's tokenizer that has no row gets one; mergekit takes it out of "
+            "the tokenizer",
+        )
     if wanted == "union":
         yield place, "new tokens come in the order of models and ids; mergekit's order changes"
