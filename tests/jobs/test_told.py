@@ -14,7 +14,7 @@ from sigmerge import progress
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.recipe import load_recipe
 from tests.command_line import sigmerge as command
-from tests.pools import PoolOnDisk, make_pool, read_weights, write_member
+from tests.pools import PoolOnDisk, make_pool, read_weights, write_member, write_tokenizer
 
 
 @pytest.fixture
@@ -46,6 +46,20 @@ def test_what_is_no_weights(pool: PoolOnDisk, tmp_path: Path, content: str, word
     (pool.experts["math"] / "model.safetensors").write_text(content)
     with pytest.raises(PoolError, match=words):
         sigmerge.merge(pool.recipe("ties"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+def test_a_pointer_or_a_page_in_place_of_a_document(
+    pool: PoolOnDisk, tmp_path: Path, file: str
+) -> None:
+    recipe = pool.recipe("ties", tokenizer_source="union")
+    for folder in (pool.reference, *pool.experts.values()):
+        write_tokenizer(folder)
+    for content, words in (("version https://git-lfs.github.com/spec/v1\n", "run `git lfs pull`"),
+                           ("<html></html>", "is a web page")):  # fmt: skip
+        (pool.experts["math"] / file).write_text(content)
+        with pytest.raises(PoolError, match=words):
+            sigmerge.merge(recipe, tmp_path / "out")
 
 
 def test_another_depth_is_one_line(pool: PoolOnDisk, tmp_path: Path) -> None:

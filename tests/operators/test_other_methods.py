@@ -78,6 +78,17 @@ def test_slerp_of_nearly_parallel_models_is_linear(pool: Pool) -> None:
     check(two, "slerp", lambda n: (1 - 0.3) * pool[0][n] + 0.3 * near[n].astype(np.float64), t=0.3)
 
 
+@pytest.mark.parametrize("cosine", [0.9993, 0.9997])
+def test_where_slerp_becomes_linear(cosine: float) -> None:
+    rng = np.random.default_rng(3)
+    base, across = (np.linalg.qr(rng.standard_normal((400, 2)))[0] * 20).T
+    other = cosine * base + np.sqrt(1 - cosine**2) * across
+    two: Pool = ({"w": base.astype(np.float32)}, {"one": {"w": other.astype(np.float32)}})
+    apart = np.abs(oracle.slerp(base, other, 0.5) - (base + other) / 2).max()
+    assert (apart > 1e-4) == (cosine < 0.9995)
+    check(two, "slerp", lambda n: oracle.slerp(*_pair(two, n), 0.5), t=0.5)
+
+
 def _pair(pool: Pool, name: str) -> tuple[Any, Any]:
     base, (other,) = wide(pool, name)
     return base, other

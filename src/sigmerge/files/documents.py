@@ -38,7 +38,12 @@ def read_json(
     file: Path, what: str, error: type[SigmergeError] = SigmergeError, limit: int = LARGEST_DOCUMENT
 ) -> Any:
     """The JSON value in a file."""
-    return parse_json(read_bytes(file, what, error, limit), str(file), error)
+    content = read_bytes(file, what, error, limit)
+    if content.startswith(b"version https://git-lfs"):
+        raise error(f"{file}: is a Git LFS pointer, not {what}; run `git lfs pull`.")
+    if content.lstrip()[:1] == b"<":
+        raise error(f"{file}: is a web page, not {what}; download the file itself.")
+    return parse_json(content, str(file), error)
 
 
 def parse_json(text: str | bytes, where: str, error: type[SigmergeError] = SigmergeError) -> Any:
