@@ -48,6 +48,12 @@ class ScoreError(SigmergeError):
     exit_code = 5
 
 
+class MemoryFull(SigmergeError):
+    """The memory of a GPU or of this machine does not hold what is to be done."""
+
+    exit_code = 7
+
+
 class MissingExtra(SigmergeError):
     """An optional library is not installed."""
 

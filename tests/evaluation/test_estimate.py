@@ -15,13 +15,13 @@ import torch
 from transformers import AutoTokenizer
 
 from sigmerge.cli.evaluation_lines import estimate_line
-from sigmerge.errors import MissingExtra, ScoreError
+from sigmerge.errors import MemoryFull, MissingExtra, ScoreError
 from sigmerge.evaluation.costs import ItemCost, Speed
 from sigmerge.evaluation.estimate import estimate, timed
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.suite import load_suite, nano_suite
 from sigmerge.nano.files import POOL
-from sigmerge.probing import generate
+from sigmerge.probing import generate, memory
 from sigmerge.probing.generate import HfModel, Sampling, Usage, load_model
 from tests.evaluation.tiny import write_tiny
 
@@ -146,7 +146,7 @@ def test_the_batch_size_fits_the_free_memory(
     """A row of the tiny model: 2,048 tokens of 256 bytes of keys and values, 2 KB of logits."""
     if torch.cuda.is_available():
         pytest.skip("the rule for processor cores")
-    monkeypatch.setattr(generate, "free_memory", lambda: free)
+    monkeypatch.setattr(memory, "free_memory", lambda: free)
     assert HfModel(folder, "auto", None).batch_size == rows
     assert HfModel(folder, "auto", 3).batch_size == 3
 
@@ -188,15 +188,27 @@ def test_one_item_that_does_not_fit_is_said(folder: Path):
         tries.append(model.batch_size)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(ScoreError, match="not even one item fits"):
+    with pytest.raises(MemoryFull, match=r"not even one item fits: .* are free"):
         model.halving(work)
-    assert tries == [2, 1]
+    assert tries == [2, 1, 1]
 
     def broken() -> None:
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):
         model.halving(broken)
+
+
+def test_auto_is_float32_on_processor_cores(folder: Path, tmp_path: Path):
+    """Many compute in bfloat16 by a loop of their own, a hundred times slower."""
+    if torch.cuda.is_available():
+        pytest.skip("the rule for processor cores")
+    model = HfModel(folder, "auto", 1)
+    model.model.to(torch.bfloat16).save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    assert generate.saved_dtype(tmp_path) == "bfloat16"
+    assert HfModel(tmp_path, "auto", 1).model.dtype == torch.float32
+    assert HfModel(tmp_path, "bfloat16", 1).model.dtype == torch.bfloat16
 
 
 def test_backends_that_are_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -22,6 +22,7 @@ Exit codes:
   4  the output folder
   5  scores, suites and their data
   6  a library that is not installed
+  7  memory of the machine or of a GPU
   130  interrupted; a line says if the same command goes on where it stopped
   143  terminated; the same
 """

@@ -21,7 +21,7 @@ from sigmerge.cli import mergekit, real  # noqa: F401  (the same)
 
 # isort: split
 from sigmerge.cli.app import app
-from sigmerge.errors import SigmergeError, SigmergeWarning
+from sigmerge.errors import MemoryFull, SigmergeError, SigmergeWarning
 from sigmerge.words import printable
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def _ended() -> int:
         # What a flag sets for the whole command, such as --rehash, ends with it.
         code = copy_context().run(_named(sys.argv[1:2]), standalone_mode=False)
         return code if isinstance(code, int) else 0
+    except MemoryFull as error:
+        return _full(error)
     except SigmergeError as error:
         return _failed(str(error), error.exit_code)
     except typer.Exit as stop:
@@ -58,8 +60,13 @@ def _ended() -> int:
     except OSError as error:
         return _failed(f"{error.filename or 'a file'}: {error.strerror or error}.", 1)
     except MemoryError:
-        return _failed("Out of memory. Fewer --threads need less; --dry-run says how much.", 1)
+        said = "Out of memory. Fewer --threads need less; --dry-run says how much."
+        return _failed(said, MemoryFull.exit_code)
     except Exception as error:
+        from sigmerge.probing.memory import full, is_full
+
+        if is_full(error):
+            return _full(full(f"sigmerge {' '.join(sys.argv[1:2])}"))
         if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "show"):
             error.show()
             return 2
@@ -104,6 +111,12 @@ def _show(
         typer.echo(f"warning: {printable(str(message))}", err=True)
     else:
         _python_shows(message, category, filename, lineno, file, line)
+
+
+def _full(error: MemoryFull) -> int:
+    """Report a full memory; what was done stays where the command says that it goes on."""
+    goes_on = " What is done is kept: the same command goes on." if signals.goes_on() else ""
+    return _failed(f"{error}{goes_on}", error.exit_code)
 
 
 def _failed(message: str, code: int) -> int:

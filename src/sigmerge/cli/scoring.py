@@ -31,7 +31,7 @@ SplitsFile = Annotated[
 Backend = Annotated[Literal["hf", "vllm"], typer.Option("--backend", help="What generates.")]
 LoadedAs = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option("--dtype", help="Of weights; auto: as saved."),
+    typer.Option("--dtype", help="Of weights; auto: as saved on a GPU, else float32."),
 ]
 
 

@@ -43,6 +43,10 @@ def resumable(is_so: bool) -> None:
     _resumable, _said = is_so, False
 
 
+def goes_on() -> bool:
+    return _resumable
+
+
 def arrived() -> bool:
     """Whether a signal came, also if a library has caught the exception."""
     return bool(_arrived)

@@ -26,6 +26,7 @@ from sigmerge.files.cache import cache_place
 from sigmerge.files.documents import whole
 from sigmerge.files.scratch import scratch
 from sigmerge.probing.generate import LoadedModel, Usage, load_model
+from sigmerge.probing.memory import free_cached
 
 _T = TypeVar("_T")
 
@@ -262,6 +263,8 @@ class Evaluation:
             "dtype": self.dtype,
             **mark.key(name, self),
         }
+        if self.how.backend == "hf" and self.dtype == "auto":
+            settings["dtype"] = "auto, float32 on processor cores"
         self.sandbox = settings.get("sandbox", self.sandbox)
         return Key(self.content, settings_key(settings))
 
@@ -294,6 +297,7 @@ class Evaluation:
                 self.usage += usage
                 left -= set(scored)
                 self.how.progress(name, len(items) - len(left), len(items))
+        free_cached()  # the next benchmark, or another process, needs other pieces
         if left:
             raise ScoreError(f"{name}: no score came back for {', '.join(sorted(left)[:3])}.")
         return results

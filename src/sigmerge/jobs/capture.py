@@ -33,6 +33,7 @@ from sigmerge.probing.exemplars import (
     read_exemplars,
     tokenize,
 )
+from sigmerge.probing.memory import in_memory
 from sigmerge.recipe import Recipe
 from sigmerge.results import Captured, Captures
 from sigmerge.words import did_you_mean
@@ -321,20 +322,23 @@ def _run(planned: Capture, recipe: Recipe, pool: Pool, options: Options, folder:
         "trust": trust,
         "progress": progress,
     }
+    where = f"{planned.checkpoint.place}: its capture"
     if planned.kind == "features":
         from sigmerge.probing.capture import capture_features
 
         reference = pool.reference if settings.scale != 1 else None
         read = reader(planned.checkpoint, reference, settings.scale)
-        capture_features(
-            planned.checkpoint, read, tokens, folder, skip_bos=settings.skip_bos, **how
-        )
+        with in_memory(where):
+            capture_features(
+                planned.checkpoint, read, tokens, folder, skip_bos=settings.skip_bos, **how
+            )
     elif planned.kind == "fisher":
         from sigmerge.probing.fisher import capture_fisher
 
         read = reader(planned.checkpoint)
         how |= {"labels": settings.labels, "seed": recipe.seed}
-        about["norm"] = capture_fisher(planned.checkpoint, read, tokens, folder, **how)
+        with in_memory(where):
+            about["norm"] = capture_fisher(planned.checkpoint, read, tokens, folder, **how)
     else:
         raise PoolError(f"{recipe.method} needs {planned.kind!r}, which nothing measures.")
     # Of a capture that another run began, the whole time is not known.

@@ -1,6 +1,7 @@
 """Item by item: how a search or a tuning scores candidates on a suite.
 
-Candidates are not stored: every thread has one model loaded, and copies their weights into it.
+Candidates are not stored: every thread has one model loaded, and copies their weights into it. On a
+GPU all threads share one.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -50,16 +53,26 @@ class CandidateScorer(Protocol):
 
 
 class PerThread:
-    """What every thread has of its own; made by one at a time, since transformers needs that."""
+    """What every thread has of its own; made by one at a time, since transformers needs that.
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make, self._own, self._making = make, threading.local(), threading.Lock()
+    With `shared`, there is one, which a thread has to itself while it is lent.
+    """
 
-    def __call__(self) -> Any:
-        if not hasattr(self._own, "made"):
-            with self._making:
-                self._own.made = self._make()
-        return self._own.made
+    def __init__(self, make: Callable[[], Any], shared: Callable[[], bool] = bool) -> None:
+        self._make, self._shared = make, shared
+        self._own, self._only, self._making = threading.local(), SimpleNamespace(), threading.Lock()
+
+    @contextmanager
+    def lent(self) -> Iterator[Any]:
+        shared = self._shared()
+        place: Any = self._only if shared else self._own
+        with ExitStack() as made:
+            made.enter_context(self._making)
+            if not hasattr(place, "made"):
+                place.made = self._make()
+            if not shared:
+                made.close()
+            yield place.made
 
 
 class SuiteScorer:
@@ -90,8 +103,11 @@ class SuiteScorer:
                     "candidate. Give it another harness, or a suite without it."
                 )
             suite.benchmarks[name].permit(name, list(self.records[name].values()), how)
-        self._asked = PerThread(lambda: _Asked(model, suite, self.how))
-        self._one = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        make = partial(_Asked, self.model, self.suite, self.how)
+        self._asked, self._one = PerThread(make, _on_gpu), threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process loads models of its own."""
@@ -99,8 +115,7 @@ class SuiteScorer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._asked = PerThread(lambda: _Asked(self.model, self.suite, self.how))
-        self._one = threading.Lock()
+        self._start()
 
     @property
     def name(self) -> str:
@@ -120,10 +135,19 @@ class SuiteScorer:
         ]
 
     def __call__(self, weights: Weights, questions: Sequence[Question]) -> list[float]:
+        from sigmerge.probing.memory import free_cached, in_memory
+
+        with self._asked.lent() as asked:
+            try:
+                with in_memory(f"{self.model}: a candidate"):
+                    asked.load(weights)
+                    return self._answers(asked, questions)
+            finally:
+                free_cached()
+
+    def _answers(self, asked: _Asked, questions: Sequence[Question]) -> list[float]:
         from sigmerge.probing.threads import one_torch_thread
 
-        asked: _Asked = self._asked()
-        asked.load(weights)
         wanted: dict[str, list[Item]] = {}
         for question in questions:
             record = question.id.removeprefix(f"{question.benchmark}/")
@@ -137,6 +161,12 @@ class SuiteScorer:
                 scored, _ = asked.scorer(name, items).score(items)
             worth |= {f"{name}/{i}": _worth(mark, result.scores) for i, result in scored.items()}
         return [worth[question.id] for question in questions]
+
+
+def _on_gpu() -> bool:
+    from sigmerge.probing.generate import model_device
+
+    return model_device() == "cuda"
 
 
 class _Asked:

@@ -12,16 +12,14 @@ from typing import Any, Protocol, TypeVar
 
 from sigmerge.checkpoints.adapters import home_of
 from sigmerge.checkpoints.remote import with_weights
-from sigmerge.engine.machine import free_memory
 from sigmerge.errors import MissingExtra, PoolError, ScoreError
 from sigmerge.files.documents import read_json_object
 from sigmerge.probing.loading import load_pretrained, loading, put_adapter
+from sigmerge.probing.memory import free_now, in_halves
 
 _T = TypeVar("_T")
 LONGEST = 2048
 """Tokens of an item and its answer for which a batch must have room."""
-FULL = ("can't allocate memory", "not enough memory")
-"""What torch says, on one processor or another, when the machine's memory is full."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,11 @@ def load_model(
 
 class HfModel:
     """Generation by transformers. Greedy answers are made in batches, sampled ones a prompt at a
-    time, from a generator seeded by the prompt, so that no answer depends on its neighbours."""
+    time, from a generator seeded by the prompt, so that no answer depends on its neighbours.
+
+    `dtype` auto is the type of the weights on a GPU, and float32 on processor cores: many compute
+    in bfloat16 a hundred times slower.
+    """
 
     def __init__(
         self, folder: Path, dtype: str, batch_size: int | None, trust: bool = False
@@ -104,13 +106,16 @@ class HfModel:
         except ImportError:
             raise MissingExtra("transformers", "eval", "Evaluating a checkpoint") from None
         self.torch, self.name = torch, str(folder)
+        device = model_device()
+        if dtype == "auto" and device == "cpu":
+            dtype = "float32"
         with loading(folder, "evaluation"):
             how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust}
             home = with_weights(home_of(folder))
             self.tokenizer: Any = AutoTokenizer.from_pretrained(home, **how)
             model = load_pretrained(home, trust, dtype=dtype)
-        put_adapter(model, folder)
-        self.model = model.to(model_device()).eval()
+            put_adapter(model, folder)
+            self.model = model.to(device).eval()
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
@@ -143,26 +148,17 @@ class HfModel:
         )
         cached = 2 * config.num_hidden_layers * heads * width * self.model.dtype.itemsize
         row = LONGEST * (cached + 8 * config.vocab_size)
-        free = self.torch.cuda.mem_get_info()[0] if cuda else free_memory()
-        rows = min(free // 2 // row, 64 if cuda else 16)
+        rows = min(free_now(self.model.device.type) // 2 // row, 64 if cuda else 16)
         return 1 << max(0, int(rows).bit_length() - 1)
 
-    def halving(self, work: Callable[..., _T]) -> _T:
+    def halving(self, work: Callable[[], _T]) -> _T:
         """Do a batch; when the memory does not hold it, halve the batch size and go on."""
-        while True:
-            try:
-                return work()
-            except RuntimeError as error:  # on processor cores it has no class of its own
-                full = isinstance(error, self.torch.OutOfMemoryError)
-                if not (full or any(words in str(error) for words in FULL)):
-                    raise
-                if self.batch_size == 1:
-                    raise ScoreError(
-                        f"{self.name}: not even one item fits the memory; use a larger machine, "
-                        "or --dtype bfloat16."
-                    ) from None
-            self.batch_size //= 2
-            self.torch.cuda.empty_cache()
+
+        def sized(rows: int) -> _T:
+            self.batch_size = rows
+            return work()
+
+        return in_halves(sized, self.batch_size, self.name)
 
     def _batch(self, prompts: Sequence[str], sampling: Sampling) -> tuple[list[list[str]], Usage]:
         prompts = prompts[: self.batch_size]

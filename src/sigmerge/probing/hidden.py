@@ -21,6 +21,7 @@ from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.method.conflict import prompt_gram
 from sigmerge.method.shapes import Float32, Float64
 from sigmerge.probing.loading import checked_device, load_pretrained, loading, put_adapter
+from sigmerge.probing.memory import free_cached, in_memory
 
 if TYPE_CHECKING:
     import torch
@@ -60,18 +61,20 @@ def probe(
     with loading(folder, "the probe pass"):
         reader = AutoTokenizer.from_pretrained(str(tokenizer or home), **options)
         model = load_pretrained(home, trust_remote_code, dtype=torch.float32, **placement)
-    put_adapter(model, Path(folder))
-    if offload_folder is None:
-        model.to(checked_device(device))
+        put_adapter(model, Path(folder))
+        if offload_folder is None:
+            model.to(checked_device(device))
     tokens = reader(list(prompts), truncation=True, max_length=max_length)["input_ids"]
     if empty := [number for number, ids in enumerate(tokens, start=1) if not ids]:
         where = tokenizer or folder
         raise SigmergeError(f"Prompt {empty[0]} is empty to the tokenizer of {where}.")
     try:
-        states = _pooled_states(model.eval(), tokens, batch_size, progress)
+        with in_memory(f"{folder}: the probe pass"):
+            states = _pooled_states(model.eval(), tokens, batch_size, progress)
     finally:
         del model
         gc.collect()  # the next expert must not be loaded beside this one
+        free_cached()
     return np.stack([prompt_gram(layer) for layer in states])
 
 

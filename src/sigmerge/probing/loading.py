@@ -15,6 +15,7 @@ from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import FormedValues
 from sigmerge.errors import PoolError, RecipeError, SigmergeError
 from sigmerge.probing.bounded import bounded
+from sigmerge.probing.memory import full, is_full
 
 
 @contextmanager
@@ -29,6 +30,8 @@ def loading(folder: Path | str, purpose: str) -> Iterator[None]:
     except SigmergeError:
         raise
     except Exception as error:
+        if is_full(error):
+            raise full(f"{folder} cannot be loaded for {purpose}") from error
         if "trust_remote_code" in str(error):
             raise PoolError(
                 f"{folder} brings Python code of its own, which is not run unasked. Read it; if "

@@ -8,9 +8,14 @@ from typing import Any, NamedTuple
 
 from sigmerge.errors import ScoreError
 from sigmerge.probing.generate import HfModel, LoadedModel, Usage
+from sigmerge.probing.memory import free_now, in_halves
 
-LOGITS = {"cpu": 1 << 28, "cuda": 4 << 30}
-"""Bytes of logits that one pass may make."""
+PASS = {"cpu": 1 << 28, "cuda": 2 << 30}
+"""Bytes that one pass takes at most; a GPU works at full speed from fewer on."""
+FREE_SHARE = 4
+"""One part in so many of the memory that is free: other processes may take of it meanwhile."""
+PIECE = 256
+"""Tokens whose logits are float32 at a time."""
 ROWS = 16
 """Rows of a pass for every row of a batch that is generated: what is only read has no cache."""
 
@@ -60,7 +65,8 @@ def read_texts(
     calls = 0
     while len(found) < len(rows):
         left = order[len(found) :]
-        read = model.halving(lambda left=left: _read(model, _fitting(model, rows, left)))
+        some = _fitting(model, [rows[i] for i in left[: ROWS * model.batch_size]])
+        read = in_halves(lambda most, some=some: _read(model, some[:most]), len(some), model.name)
         found |= dict(zip(left, read, strict=False))
         calls += 1
     usage = Usage(calls, sum(len(row.ids) for row in rows), 0, time.perf_counter() - start)
@@ -85,34 +91,70 @@ def _rows(
     return rows
 
 
-def _fitting(model: HfModel, rows: Sequence[PairTokens], left: Sequence[int]) -> list[PairTokens]:
-    """The first rows, of which there is a batch, and room for the logits."""
-    room = LOGITS[model.model.device.type] // (4 * model.model.config.get_text_config().vocab_size)
-    some = [rows[i] for i in left[: ROWS * model.batch_size]]
-    while len(some) > 1 and len(some) * len(some[-1].ids) > room:
-        some.pop()
-    return some
+def _fitting(model: HfModel, rows: Sequence[PairTokens]) -> Sequence[PairTokens]:
+    """The first rows for which there is room now, at least one.
+
+    A token takes its hidden states in a block, and one that is to be predicted its logits.
+    """
+    config, device = model.model.config.get_text_config(), model.model.device.type
+    room = min(PASS[device], free_now(device) // FREE_SHARE)
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    state = (8 * config.hidden_size + 3 * inner) * model.model.dtype.itemsize
+    logits = config.vocab_size * model.model.dtype.itemsize
+    wanted = 0
+    for count, row in enumerate(rows, 1):
+        wanted += len(row.ids) - row.begin
+        if count * len(row.ids) * state + wanted * logits > room:
+            return rows[: max(1, count - 1)]
+    return rows
 
 
 def _read(model: HfModel, rows: Sequence[PairTokens]) -> list[ReadText]:
     """One pass over rows that are padded at their ends, where no token of theirs looks."""
-    torch, widest = model.torch, max(len(row.ids) for row in rows)
+    torch, device, widest = model.torch, model.model.device, max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), widest), model.tokenizer.pad_token_id)
-    seen = torch.zeros_like(ids)
+    seen, wanted = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
     for place, row in enumerate(rows):
         ids[place, : len(row.ids)], seen[place, : len(row.ids)] = torch.tensor(row.ids), 1
-    ids, seen = ids.to(model.model.device), seen.to(model.model.device)
-    found = []
+        wanted[place, row.begin : len(row.ids)] = True
+    ids, seen, wanted = ids.to(device), seen.to(device), wanted.to(device)
+    before = wanted.roll(-1, 1)  # a token is predicted at the place before it
+    tokens, likely, first = ids[wanted], [], []
     with torch.inference_mode():
-        logits = model.model(input_ids=ids, attention_mask=seen).logits
-        for place, row in enumerate(rows):
-            scores = logits[place, row.begin - 1 : len(row.ids) - 1].float()
-            wanted = ids[place, row.begin : len(row.ids), None]
-            likely = scores.gather(1, wanted)[:, 0] - scores.logsumexp(1)
-            first = scores.argmax(1) == wanted[:, 0]
-            found.append(torch.stack([likely.double().sum(), first.sum().double()]))
-        values = torch.stack(found).tolist()
+        logits = _logits(model.model, ids, seen, before)
+        for start in range(0, len(tokens), PIECE):
+            scores = logits[start : start + PIECE].float()
+            token = tokens[start : start + PIECE]
+            likely.append(scores.gather(1, token[:, None])[:, 0] - scores.logsumexp(1))
+            first.append(scores.argmax(1) == token)
+        lengths = [len(row.ids) - row.begin for row in rows]
+        each = zip(torch.cat(likely).split(lengths), torch.cat(first).split(lengths), strict=True)
+        values = torch.stack(
+            [torch.stack([chance.double().sum(), right.sum().double()]) for chance, right in each]
+        ).tolist()
     return [
-        ReadText(value, int(first), len(row.ids) - row.begin)
-        for (value, first), row in zip(values, rows, strict=True)
+        ReadText(value, int(right), length)
+        for (value, right), length in zip(values, lengths, strict=True)
     ]
+
+
+def _logits(model: Any, ids: Any, seen: Any, places: Any) -> Any:
+    """The logits of some places alone, one row each: its head is given only their states."""
+    head = model.get_output_embeddings()
+    shape, chosen = ids.shape, False
+
+    def choose(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        nonlocal chosen
+        states = given[0]
+        if states.shape[:2] != shape:
+            return None
+        chosen = True
+        return states[places][None], *given[1:]
+
+    hook = head.register_forward_pre_hook(choose) if head is not None else None
+    try:
+        logits = model(input_ids=ids, attention_mask=seen, use_cache=False).logits
+    finally:
+        if hook is not None:
+            hook.remove()
+    return logits[0] if chosen else logits[places]

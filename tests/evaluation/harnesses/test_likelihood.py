@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import sigmerge
 from sigmerge.errors import RecipeError, ScoreError
@@ -65,12 +65,100 @@ def test_a_small_room_takes_more_passes_and_says_the_same(
 ) -> None:
     model = HfModel(folder, "float32", 64)
     whole, _ = read_texts(model, PAIRS, 1024)
-    monkeypatch.setitem(reading.LOGITS, model.model.device.type, 1)
+    monkeypatch.setitem(reading.PASS, model.model.device.type, 1)
     pieces, usage = read_texts(model, PAIRS, 1024)
     assert usage.calls == len(PAIRS)
     for a, b in zip(whole, pieces, strict=True):
         assert a.log_likelihood == pytest.approx(b.log_likelihood, abs=1e-3)
         assert a[1:] == b[1:]
+
+
+def all_logits(model: HfModel, pairs: list[tuple[str, str]]) -> list[tuple[float, int, int]]:
+    """The same from one pass that makes the logits of every token, in float32."""
+    end, rows = model.tokenizer.eos_token_id, []
+    for prompt, text in pairs:
+        first, last = (model.tokenizer(t)["input_ids"] for t in (prompt, text))
+        rows.append(([*first, *last, end], len(first)))
+    ids = torch.zeros(len(rows), max(len(row) for row, _ in rows), dtype=torch.long)
+    for place, (row, _) in enumerate(rows):
+        ids[place, : len(row)] = torch.tensor(row)
+    with torch.inference_mode():
+        logits = model.model(ids, attention_mask=(ids != 0).long()).logits.float()
+    found = []
+    for place, (row, begin) in enumerate(rows):
+        scores, wanted = logits[place, begin - 1 : len(row) - 1], torch.tensor(row[begin:])
+        likely = scores.gather(1, wanted[:, None])[:, 0] - scores.logsumexp(1)
+        right = int((scores.argmax(1) == wanted).sum())
+        found.append((float(likely.double().sum()), right, len(wanted)))
+    return found
+
+
+SCALED = {
+    "llama": {},
+    "gemma2": {"final_logit_softcapping": 2.0, "head_dim": 8},
+    "granite": {"logits_scaling": 4.0},
+}
+"""Kinds of models, and what they do to logits after the head."""
+
+
+@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize("kind", SCALED)
+def test_logits_of_responses_alone_are_those_of_all(folder: Path, kind: str, head: bool) -> None:
+    model = HfModel(folder, "float32", 64)
+    if kind != "llama":
+        given = model.model.config.to_dict() | SCALED[kind]
+        own = {"model_type", "architectures", "rope_parameters", "rope_scaling"}
+        config = AutoConfig.for_model(kind, **{k: v for k, v in given.items() if k not in own})
+        torch.manual_seed(1)
+        model.model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    expected = all_logits(model, PAIRS)
+    widths = []
+    model.model.get_output_embeddings().register_forward_hook(
+        lambda _, given, made: widths.append(made.shape[:2].numel())
+    )
+    if not head:  # a model that does not say what its head is
+        model.model.get_output_embeddings = lambda: None
+    found, _ = read_texts(model, PAIRS, 1024, ends=True)
+    for read, (total, right, tokens) in zip(found, expected, strict=True):
+        assert read.log_likelihood == pytest.approx(total, rel=1e-6)
+        assert read[1:] == (right, tokens)
+    assert (widths == [sum(tokens for *_, tokens in expected)]) == head
+
+
+def test_rows_of_a_pass_are_those_that_fit_the_memory_free_now(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process takes memory and gives it back: passes become small, then large again."""
+    model, pairs = HfModel(folder, "float32", 64), [("say it", "yes")] * 12
+    row = 9 * (8 * 16 + 3 * 32) * 4 + 3 * len(model.tokenizer) * 4
+    free = [2 * row, 0, 1 << 30]
+    seen: list[int] = []
+    monkeypatch.setattr(reading, "free_now", lambda device: reading.FREE_SHARE * free.pop(0))
+    model.model.register_forward_pre_hook(
+        lambda _, args, given: seen.append(len(given["input_ids"])), with_kwargs=True
+    )
+    read_texts(model, pairs, 1024)
+    assert seen == [2, 1, 9]
+
+
+def test_a_pass_that_does_not_fit_is_halved_and_the_next_one_is_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, pairs, forward, seen = HfModel(folder, "float32", 1), PAIRS * 8, None, []
+    whole, _ = read_texts(model, pairs, 1024)
+    forward = model.model.forward
+
+    def short(input_ids: torch.Tensor, **how: Any) -> Any:
+        seen.append(len(input_ids))
+        if len(seen) < 3:
+            raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+        return forward(input_ids=input_ids, **how)
+
+    monkeypatch.setattr(model.model, "forward", short)
+    halved, _ = read_texts(model, pairs, 1024)
+    assert seen == [16, 8, 4, 16, 12]
+    for a, b in zip(whole, halved, strict=True):
+        assert a.log_likelihood == pytest.approx(b.log_likelihood, rel=1e-5)
 
 
 def test_a_long_prompt_loses_its_beginning(folder: Path) -> None:
