@@ -20,8 +20,10 @@ def silent(stage: str, done: int, total: int) -> None:
     """A progress that nobody looks at."""
 
 
-EVERY = 60.0
+EVERY = 20.0
 """Seconds between two lines."""
+LONG_STAGE = 5.0
+"""Seconds from which on the end of a stage is a line of its own."""
 
 
 @contextmanager
@@ -39,15 +41,22 @@ def shown(given: Progress | None = None) -> Iterator[Progress]:
 
 
 class _Lines:
-    """Where no bar can be shown, a line on the error stream every minute."""
+    """Where no bar can be shown, lines on the error stream: now and then, and when a long stage
+    ends."""
 
     def __init__(self) -> None:
         self._last = monotonic()
+        self._began: dict[str, float] = {}
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        if monotonic() - self._last >= EVERY:
-            self._last = monotonic()
+        now = monotonic()
+        began = self._began.setdefault(stage, now)
+        ends = done >= total and now - began >= LONG_STAGE
+        if ends or now - self._last >= EVERY:
+            self._last = now
             print(f"{stage}: {_amount(done, total)}", file=sys.stderr, flush=True)
+        if done >= total:
+            del self._began[stage]
 
 
 def _in_notebook() -> bool:

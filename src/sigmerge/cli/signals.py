@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 _WORDS = {signal.SIGINT: ("interrupted", 130), signal.SIGTERM: ("terminated", 143)}
@@ -72,7 +73,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     _arrived.append(number)
-    os._exit(exit_code())
+    code = exit_code()
+    if processes := sys.modules.get("sigmerge.engine.processes"):
+        processes.end_before_leaving()
+    os._exit(code)
 
 
 def _importing(frame: FrameType | None) -> bool:

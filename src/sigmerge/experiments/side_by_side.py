@@ -29,16 +29,15 @@ class Team:
 
     def __init__(self, jobs: int, out: Path, cluster: Cluster | None = None) -> None:
         self._out, self._jobs, self._cluster = out, jobs, cluster
-        if cluster is not None:
-            return
-        self._pool = process_pool(jobs)
+        if cluster is None:
+            self._pool = process_pool(jobs)
 
     def __enter__(self) -> Team:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *ending: Any) -> None:
         if self._cluster is None:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.__exit__(*ending)
 
     def _submit(self, label: str, function: Callable[..., Any], *given: Any) -> Future[Any]:
         if self._cluster is None:

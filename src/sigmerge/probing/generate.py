@@ -151,7 +151,7 @@ class HfModel:
         rows = min(free_now(self.model.device.type) // 2 // row, 64 if cuda else 16)
         return 1 << max(0, int(rows).bit_length() - 1)
 
-    def halving(self, work: Callable[[], _T]) -> _T:
+    def halving(self, work: Callable[..., _T]) -> _T:
         """Do a batch; when the memory does not hold it, halve the batch size and go on."""
 
         def sized(rows: int) -> _T:

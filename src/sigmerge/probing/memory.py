@@ -80,7 +80,7 @@ def in_memory(where: str) -> Iterator[None]:
         raise full(where) from error
 
 
-def in_halves(work: Callable[[int], _T], most: int, where: str) -> _T:
+def in_halves(work: Callable[..., _T], most: int, where: str) -> _T:
     """Call `work` with `most`; where a memory is full, with half of it, and so on.
 
     With 1 it is tried twice: other processes may have given some memory back.

@@ -14,7 +14,7 @@ PASS = {"cpu": 1 << 28, "cuda": 2 << 30}
 """Bytes that one pass takes at most; a GPU works at full speed from fewer on."""
 FREE_SHARE = 4
 """One part in so many of the memory that is free: other processes may take of it meanwhile."""
-PIECE = 256
+TOKENS_AT_ONCE = 256
 """Tokens whose logits are float32 at a time."""
 ROWS = 16
 """Rows of a pass for every row of a batch that is generated: what is only read has no cache."""
@@ -122,9 +122,9 @@ def _read(model: HfModel, rows: Sequence[PairTokens]) -> list[ReadText]:
     tokens, likely, first = ids[wanted], [], []
     with torch.inference_mode():
         logits = _logits(model.model, ids, seen, before)
-        for start in range(0, len(tokens), PIECE):
-            scores = logits[start : start + PIECE].float()
-            token = tokens[start : start + PIECE]
+        for start in range(0, len(tokens), TOKENS_AT_ONCE):
+            scores = logits[start : start + TOKENS_AT_ONCE].float()
+            token = tokens[start : start + TOKENS_AT_ONCE]
             likely.append(scores.gather(1, token[:, None])[:, 0] - scores.logsumexp(1))
             first.append(scores.argmax(1) == token)
         lengths = [len(row.ids) - row.begin for row in rows]

@@ -16,7 +16,8 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,15 @@ from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.files.regular import remove
 from sigmerge.nano.train import Schedule
 from sigmerge.probing.exemplars import read_exemplars
-from sigmerge.progress import Progress, silent
+from sigmerge.probing.memory import in_memory
+from sigmerge.progress import Progress
 
 _REFERENCE, RECORDS = "reference", "training"
 DATA_PARTS = ("items", "exemplars", "probe.jsonl", "data.json")
 """What a pool takes over from the data beside the checkpoints."""
 _IGNORED = -100
+REPORT_SECONDS = 0.5
+"""How often the experts that are trained side by side are looked at."""
 WINDOW = 16
 """Batches among which rows are sorted by their length."""
 
@@ -111,11 +115,35 @@ class RealTraining:
                 self._train(domain, progress)
             return self.out
         with process_pool(min(self.jobs, len(todo))) as pool:
-            training = [pool.submit(self._train, domain, silent) for domain in todo]
-            for done, future in enumerate(as_completed(training), 1):
-                future.result()
-                progress("experts", done, len(todo))
+            training = {pool.submit(self._train_beside, domain): domain for domain in todo}
+            left: set[Future[None]] = set(training)
+            while left:
+                done, left = wait(left, REPORT_SECONDS, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                self._report([training[future] for future in left], progress)
+                for future in done:
+                    progress(training[future], self.settings.steps, self.settings.steps)
+                if done:
+                    progress("experts", len(todo) - len(left), len(todo))
         return self.out
+
+    def _train_beside(self, domain: str) -> None:
+        """Train in a process of its own, which writes down how far it is."""
+        file = self._steps(domain)
+        try:
+            self._train(domain, lambda _, step, __: write_json(file, {"step": step}))
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _report(self, domains: Sequence[str], progress: Progress) -> None:
+        for domain in domains:
+            with suppress(OutputError):  # it has not begun, or has just ended
+                step = read_json_object(self._steps(domain), "steps", OutputError)["step"]
+                progress(domain, step, self.settings.steps)
+
+    def _steps(self, domain: str) -> Path:
+        return self.out / RECORDS / f".{domain}.steps"
 
     def _copy(self) -> None:
         """The reference and what comes with the data; each whole or not at all."""
@@ -154,11 +182,12 @@ class RealTraining:
         began = time.perf_counter()
         transformers.utils.logging.disable_progress_bar()  # ours reports how far it is
         tokenizer: Any = AutoTokenizer.from_pretrained(self.reference, local_files_only=True)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            self.reference, dtype=torch.float32, local_files_only=True
-        ).to(self.device)
         pairs = tokenized(tokenizer, self.data / "train" / f"{domain}.jsonl", self.settings.longest)
-        losses = fit(model, pairs, tokenizer.eos_token_id, self.settings, domain, progress)
+        with in_memory(f"{domain}: its training"):
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                self.reference, dtype=torch.float32, local_files_only=True
+            ).to(self.device)
+            losses = fit(model, pairs, tokenizer.eos_token_id, self.settings, domain, progress)
         partial = self.out / f".{domain}.partial"
         remove(partial)
         model.to(torch.bfloat16).save_pretrained(partial)
