@@ -12,9 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-_P, _T = ParamSpec("_P"), TypeVar("_T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOOK_SECONDS = 0.2
 """At most how long a process outlives its parent."""
@@ -61,7 +62,8 @@ def end_before_leaving() -> None:
     """End them, and give back their semaphores: if this process is left without Python's own
     ending, multiprocessing would report them as lost."""
     end_processes()
-    multiprocessing.util._run_finalizers(0)
+    util: Any = multiprocessing.util
+    util._run_finalizers(0)
 
 
 def _begin() -> None:
