@@ -291,8 +291,8 @@ def test_the_worst_domain_is_shown_as_its_deficit(pool: PoolOnDisk, tmp_path: Pa
     target = {d: max(r["scores"][d] for r in rest[:3]) for d in DOMAINS}
     deficits = [max(target[d] - r["scores"][d] for d in DOMAINS) for r in rest[3:]]
     assert [-call.value for call in result.calls] == pytest.approx(deficits)
-    shown = [done for stage, done in heard if stage == "best largest deficit, per mille"]
-    assert shown == [round(1000 * d) for d in np.minimum.accumulate(deficits)]
+    shown = [done for stage, done in heard if stage == "best largest deficit, percent"]
+    assert shown == [round(100 * d) for d in np.minimum.accumulate(deficits)]
     assert not any("objective" in stage for stage, _ in heard)
     plain, last = min(deficits[:3]), min(deficits)
     steps = _steps(result).grid

@@ -188,7 +188,7 @@ class Calls:
             )
         )
         name, size = amount(self.objective.kind, best)
-        self.options.progress(f"best {name}, per mille", round(1000 * size), 1000)
+        self.options.progress(f"best {name}, percent", round(100 * size), 100)
         return answer
 
     def _merit(self, index: int) -> Merit:

@@ -192,7 +192,8 @@ def merge(
 def _ties(formula: Formula) -> Array:
     """How many ties every expert may still keep at its cut, and lose at its outliers'."""
     ties = np.empty((len(formula.weights), 2), np.int64)
-    ties[:, 0], ties[:, 1] = formula.cuts[:, 1], formula.outliers[:, 1]
+    for d in range(len(ties)):
+        ties[d, 0], ties[d, 1] = formula.cuts[d, 1], formula.outliers[d, 1]
     return ties
 
 
