@@ -7,6 +7,7 @@ As `benchmarks.dense`: commands started from cold, files in the page cache, the 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,12 +92,12 @@ def bars(results: list[Result]) -> Iterator[tuple[bool, str]]:
             )
 
 
-def document(pool: BenchPool, results: list[Result]) -> str:
-    quick = " --quick" if pool.shape != HALF_BILLION else ""
+def document(pool: BenchPool, results: list[Result], flags: str, load: float) -> str:
+    """`load` is the load average before the first run: above zero, the cores were shared."""
     lines = [
         "# Other methods: sigmerge, mergekit, and plain copying",
         "",
-        f"`python -m benchmarks.methods{quick}` (part of `make bench`). A generated Llama pool of "
+        f"`python -m benchmarks.methods{flags}` (part of `make bench`). A generated Llama pool of "
         f"{pool.shape.parameters / 1e6:.0f} M parameters in bfloat16, {len(pool.experts)} experts "
         "and their reference, the same recipes and folders for both tools, in one run; files in "
         "the page cache, start-up part of every time. slerp has two models, the others all. "
@@ -105,7 +106,9 @@ def document(pool: BenchPool, results: list[Result]) -> str:
         f"{THREADS} threads; of passthrough the copy of one model. *from disk*: the inputs were "
         f"dropped from the page cache. *start-up alone*: {TINY.parameters:,} parameters.",
         "",
-        f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba', 'mergekit', 'torch')}.",
+        f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba', 'mergekit', 'torch')}. "
+        f"Load average before the run: {load:.1f}; where it is not near 0, other work shared the "
+        "cores during the run, and ratios say more than times.",
         "",
         *table(results),
         "",
@@ -120,13 +123,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = asked("methods", __doc__, RECIPES, arguments)
     shape, folder = (QUICK, "quick") if options.quick else (HALF_BILLION, "half-billion")
     pool, tiny = make_pool(Path("bench-pool") / folder, shape), make_pool(OUT / "tiny", TINY)
-    results = []
+    flags = (" --quick" if options.quick else "") + (
+        f" --repeat {options.repeat}" if options.repeat else ""
+    )
+    results, load = [], os.getloadavg()[0]
     for method in options.methods.split(","):
         sides = MethodSides(pool, method)
         small, cold = MethodSides(tiny, method), method == "passthrough"
         results.append(measured(sides, small, options.repeat, not options.no_mergekit, cold))
         print("\n".join(table(results[-1:])), flush=True)
-    text = document(pool, results)
+    text = document(pool, results, flags, load)
     print(text)
     if not (options.quick or options.no_mergekit) and len(results) == len(RECIPES):
         Path("docs/results/other-methods.md").write_text(text, encoding="utf-8")

@@ -20,12 +20,14 @@ from sigmerge.kernels.thinning import (
     ANY_TIES,
     clear_top,
     drop,
+    keep_marked,
+    mark,
     prune_by_rank,
     prune_groups,
     trim,
 )
 
-KEEP_ALL, TRIM, DROP, PRUNE, BAND, RANK, SELECT = 0, 1, 2, 3, 4, 5, 6
+KEEP_ALL, TRIM, DROP, PRUNE, BAND, RANK, SELECT, MARKED = 0, 1, 2, 3, 4, 5, 6, 7
 SUM, DISJOINT, OVERLAPS, AGREEING = 0, 1, 2, 3
 NORM: Final = 3
 LEAD: Final = 4
@@ -37,8 +39,8 @@ class Formula(NamedTuple):
     """What is done on every strip, in this order.
 
     `vectors`: rows are θ_d − θ_ref rather than θ_d. `thin` is one of KEEP_ALL, TRIM, DROP, PRUNE,
-    BAND, RANK and SELECT; `combine` one of SUM, DISJOINT, OVERLAPS and AGREEING; both say below
-    which tables they read. `after`, one row (divisor, factor, share) a step:
+    BAND, RANK, SELECT and MARKED; `combine` one of SUM, DISJOINT, OVERLAPS and AGREEING; both say
+    below which tables they read. `after`, one row (divisor, factor, share) a step:
     τ / divisor · factor + share · θ_ref.
     """
 
@@ -57,6 +59,8 @@ class Formula(NamedTuple):
     """RANK: float64 (experts, 2), the probabilities to keep the smallest entry and the largest."""
     axis: Array
     """RANK: int64 (length, inner, whether a survivor is divided by its probability)."""
+    marks: Array
+    """MARKED: uint8 (experts, strips, bytes), by strip a bit for each entry that stays."""
     rescale: Array
     """float32 (experts, 2), what survivors are multiplied with and divided by."""
     groups: Array
@@ -95,6 +99,7 @@ def formula(
     draws: Array | None = None,
     odds: Array | None = None,
     axis: tuple[int, int, bool] = (1, 1, False),
+    marks: Array | None = None,
     rescale: Array | None = None,
     groups: tuple[int, int, bool] = (0, 1, False),
     combine: int = SUM,
@@ -115,6 +120,7 @@ def formula(
         np.zeros((experts, 3), np.int64) if draws is None else draws,
         np.ones((experts, 2)) if odds is None else odds,
         np.array(axis, np.int64),
+        np.zeros((experts, 0, 0), np.uint8) if marks is None else marks,
         np.ones((experts, 2), np.float32) if rescale is None else rescale,
         np.array(groups, np.int64),
         combine,
@@ -149,7 +155,7 @@ def merge(
     total, reference = np.empty(strip, np.float32), np.empty(strip, np.float32)
     sign, share = np.empty(strip, np.float32), np.empty(strip, np.float32)
     taken, lanes = np.empty(strip, np.uint8), np.empty(LANES)
-    ties, fine, stored = _ties(formula), True, True
+    ties, number, fine, stored = _ties(formula), -1, True, True
     for first in range(0, size, tile):
         lanes[:] = 0
         last = min(first + tile, size)
@@ -158,7 +164,7 @@ def merge(
             here, base = total[:count], reference[:count]
             if len(addresses) > experts:
                 fine &= load(addresses[experts], kinds[experts], begin, base)
-            taken[:] = 0
+            taken[:], number = 0, number + 1
             for d in range(experts):
                 row, least = rows[d, :count], _least(formula, d, ties[d, 0])
                 if least > 0:
@@ -167,7 +173,7 @@ def merge(
                     fine &= load_less(addresses[d], kinds[d], begin, base, row)
                 else:
                     fine &= load(addresses[d], kinds[d], begin, row)
-                _thin(formula, d, row, start + begin, least > 0, ties[d], taken[:count])
+                _thin(formula, d, row, start + begin, number, least > 0, ties[d], taken[:count])
                 _rescale(row, formula.rescale[d, 0], formula.rescale[d, 1])
             if formula.thin == SELECT:
                 ties[0, 0] = keep_varying(rows, formula.cuts[0, 0], ties[0, 0], share[:count])
@@ -210,9 +216,19 @@ def _least(formula: Formula, expert: int, ties: int) -> np.int32:
 
 @kernel
 def _thin(
-    formula: Formula, expert: int, row: Array, place: int, cut: bool, ties: Array, taken: Array
+    formula: Formula,
+    expert: int,
+    row: Array,
+    place: int,
+    number: int,
+    cut: bool,
+    ties: Array,
+    taken: Array,
 ) -> None:
-    """Zero what an expert loses before the combination; `cut` if that below its cut is zero."""
+    """Zero what an expert loses before the combination; `cut` if that below its cut is zero.
+
+    The row starts at flat index `place` of the tensor and is strip `number` of the chunk.
+    """
     if (formula.thin == TRIM) | (formula.thin == BAND):
         if not cut and formula.cuts[expert, 0] != ALL:
             ties[0] = trim(row, formula.cuts[expert, 0], ties[0])
@@ -229,6 +245,8 @@ def _thin(
             drop(row, key, place, bound)
     elif formula.thin == PRUNE:
         prune_groups(row, taken, formula.groups[0], formula.groups[1], formula.groups[2] != 0)
+    elif formula.thin == MARKED:
+        keep_marked(row, formula.marks[expert, number])
 
 
 @kernel
@@ -272,27 +290,31 @@ def norms_of_thinning(
     tile: int,
     strip: int,
     norms: Array,
+    marks: Array,
 ) -> bool:
     """Add the ℓ1 norms of task vectors before and after thinning to (2, experts); finite?
 
-    Members are the experts and the reference.
+    Members are the experts and the reference. What stays is marked for MARKED, where there is room.
     """
     experts = len(formula.weights)
     lanes, taken = np.empty((2, experts, LANES)), np.zeros(strip, np.uint8)
     base, row = np.empty(strip, np.float32), np.empty(strip, np.float32)
-    ties, fine = _ties(formula), True
+    ties, number, fine = _ties(formula), -1, True
     for first in range(0, size, tile):
         lanes[:] = 0
         last = min(first + tile, size)
         for begin in range(first, last, strip):
             count, shift = min(strip, last - begin), (begin - first) % LANES
             some, less = row[:count], base[:count]
+            number += 1
             fine &= load(addresses[experts], kinds[experts], begin, less)
             for d in range(experts):
                 fine &= load_less(addresses[d], kinds[d], begin, less, some)
                 _add_magnitudes(some, lanes[0, d], shift)
-                _thin(formula, d, some, start + begin, False, ties[d], taken[:count])
+                _thin(formula, d, some, start + begin, number, False, ties[d], taken[:count])
                 _add_magnitudes(some, lanes[1, d], shift)
+                if marks.shape[1]:
+                    mark(some, marks[d, number])
         for d in range(experts):
             norms[0, d] += _total(lanes[0, d])
             norms[1, d] += _total(lanes[1, d])

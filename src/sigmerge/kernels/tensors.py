@@ -22,6 +22,7 @@ from sigmerge.kernels.merge import (
     DISJOINT,
     DROP,
     LEAD,
+    MARKED,
     NORM,
     PRUNE,
     RANK,
@@ -37,7 +38,7 @@ from sigmerge.kernels.thinning import ALL, ANY_TIES
 Tensors: TypeAlias = Sequence[Tensor]
 """The members' values of a chunk as they are stored, in the order of a kernel's table."""
 
-LEFT_TO_LOOPS = {BAND, RANK, SELECT}
+LEFT_TO_LOOPS = {BAND, MARKED, RANK, SELECT}
 """Ways of thinning that have no program here."""
 STORED = {BF16: torch.bfloat16, F16: torch.float16, F32: torch.float32}
 LOW_WORD = 0xFFFFFFFF
@@ -226,7 +227,13 @@ def count_inside(
 
 
 def _norms_of_thinning(
-    rows: Tensors, start: int, formula: Formula, tile: int, strip: int, norms: Array
+    rows: Tensors,
+    start: int,
+    formula: Formula,
+    tile: int,
+    strip: int,
+    norms: Array,
+    marks: Array,
 ) -> bool:
     """Of draws alone: what a cut keeps depends on the parts of a chunk before."""
     if formula.thin != DROP or not _finite(rows):

@@ -175,6 +175,24 @@ def prune_by_rank(
 
 
 @kernel
+def mark(values: Array, marks: Array) -> None:
+    """A bit for each entry, eight to a byte: whether it is not zero."""
+    bits = values.view(np.uint32)
+    for byte in range(-(-bits.size // 8)):
+        marks[byte] = 0
+        for i in range(8 * byte, min(8 * byte + 8, bits.size)):
+            marks[byte] |= np.uint8(np.uint32(bits[i] != 0) << np.uint32(i % 8))
+
+
+@kernel
+def keep_marked(values: Array, marks: Array) -> None:
+    """Zero the entries whose bit is not set."""
+    bits = values.view(np.uint32)
+    for i in range(bits.size):
+        bits[i] *= np.uint32((marks[i // 8] >> np.uint8(i % 8)) & np.uint8(1))
+
+
+@kernel
 def _rank(keys: Array, order: Array, ranks: Array) -> None:
     """The rank of every key, equal ones by index. Changes the keys; two rows of `order` are room.
 

@@ -21,7 +21,6 @@ from sigmerge.operators.base import (
     Pass,
     Passes,
     Site,
-    add,
 )
 from sigmerge.operators.task_arithmetic import scaling
 
@@ -31,6 +30,8 @@ class Prepared(NamedTuple):
 
     found: Any
     factors: Array
+    marks: dict[int, Array]
+    """What stays, by the start of a chunk, where that is remembered."""
 
 
 class Thinned(Operator):
@@ -40,6 +41,9 @@ class Thinned(Operator):
     """
 
     elects: bool = False
+    remembers: bool = False
+    """Whether thinning costs so much that what stays is kept for the merge, a bit for each entry,
+    where norms were taken before."""
 
     def find(self, site: Site, survey: Any) -> Passes:
         """What must be known about a tensor before it is thinned out."""
@@ -60,27 +64,33 @@ class Thinned(Operator):
 
     def prepare(self, site: Site, survey: Any) -> Passes:
         found = yield from self.find(site, survey)
-        factors = np.ones(len(site.experts), np.float32)
+        factors, marks = np.ones(len(site.experts), np.float32), {}
         if site.settings["rescale"] == "l1":
-            before, after = yield Pass(lambda chunk: self._norms(chunk, found), add)
+            parts = yield Pass(lambda chunk: self._norms(chunk, found))
+            before, after = sum(norms for _, norms, _ in parts)
             matched = (before >= 1e-7) & (after >= 1e-7)
             factors[:] = np.where(matched, before / np.where(matched, after, 1.0), 1.0)
-        return Prepared(found, factors)
+            marks = {start: marked for start, _, marked in parts if marked.size}
+        return Prepared(found, factors, marks)
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
-        site, (found, factors) = chunk.site, chunk.state
+        site, (found, factors, marks) = chunk.site, chunk.state
         rescale = np.ones((len(factors), 2), np.float32)
         rescale[:, 0], rescale[:, 1] = factors, self.divisors(site)
         how = disjoint(site, self.cancelled(survey)) if self.elects else scaling(site)
-        thinning = self.thinning(chunk, found)
+        marked = {"thin": kernels.MARKED, "marks": marks.get(chunk.start)}
+        thinning = marked if marks else self.thinning(chunk, found)
         return kernels.formula(site.weights(), rescale=rescale, **thinning, **how)
 
-    def _norms(self, chunk: Chunk, found: Any) -> Array:
-        """ℓ1 norms before and after thinning, per expert."""
+    def _norms(self, chunk: Chunk, found: Any) -> tuple[int, Array, Array]:
+        """Where a chunk starts, ℓ1 norms before and after thinning per expert, and what stays."""
         formula = kernels.formula(chunk.site.weights(), **self.thinning(chunk, found))
-        norms = np.zeros((2, len(chunk.site.experts)))
-        chunk.read(kernels.norms_of_thinning, formula, chunk.step, chunk.strip, norms)
-        return norms
+        experts, strips = len(chunk.site.experts), -(-chunk.step // chunk.strip)
+        strips *= -(-chunk.size // chunk.step) if self.remembers else 0
+        norms = np.zeros((2, experts))
+        marks = np.zeros((experts, strips, -(-chunk.strip // 8)), np.uint8)
+        chunk.read(kernels.norms_of_thinning, formula, chunk.step, chunk.strip, norms, marks)
+        return chunk.start, norms, marks
 
 
 def disjoint(site: Site, cancelled: float) -> dict[str, Any]:
