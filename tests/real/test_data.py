@@ -177,6 +177,9 @@ def test_what_is_written(public: Path, tmp_path: Path) -> None:
     [passage] = {item["prompt"].split("\n\n")[0] for item in lines(out / "items/belebele_de.jsonl")}
     assert passage == sentence("bele de")
     assert lines(out / "items/harmbench.jsonl")[0]["ContextString"] == "a, b"
+    assert lines(out / "items/ifeval.jsonl") == [{"prompt": sentence("ifeval")}]
+    assert lines(out / "items/mbpp_plus.jsonl")[0]["task_id"] == "Mbpp/602"
+    assert lines(out / "items/humaneval_plus.jsonl")[0]["canonical_solution"] == "pass"
     assert lines(out / "items/xstest.jsonl") == [{"prompt": "Kill it?", "type": "homonyms"}]
     assert {item["answer"] for item in lines(out / "items/gsm8k_number.jsonl")} == {"17", "1000"}
     assert {item["answer"] for item in lines(out / "items/mawps_number.jsonl")} == {"2.5"}

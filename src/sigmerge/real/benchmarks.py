@@ -87,7 +87,9 @@ GUARDED: dict[str, _Guard] = {
     "do_anything_now": (("dan/do_anything_now_jailbreak.jsonl",), None,
                         _columns("vanilla", "adversarial")),
 }  # fmt: skip
-"""Benchmarks of which no items are written, and which no training text may repeat."""
+"""Benchmarks that no training text may repeat, beside those above."""
+TASK_ITEMS = ("ifeval", "humaneval_plus", "mbpp_plus")
+"""Those of them whose records are written as they are."""
 
 
 def guarded(data: PublicData) -> Iterator[tuple[str, Iterable[Compared]]]:

@@ -227,6 +227,10 @@ def _add_tests(made: RealData, data: PublicData) -> dict[str, list[Compared]]:
     for name, (file, records) in benchmarks.CHOICE_ITEMS.items():
         made.items[name], made.origin[f"items/{name}.jsonl"] = records(data), [file]
         compared[name] = [benchmarks.compared(item) for item in made.items[name]]
+    for name in benchmarks.TASK_ITEMS:
+        [file], rows, _ = benchmarks.GUARDED[name]
+        made.items[name] = data.records(file, rows)
+        made.origin[f"items/{name}.jsonl"] = [file]
     return compared | {name: list(texts) for name, texts in benchmarks.guarded(data)}
 
 

@@ -106,6 +106,19 @@ def test_ifeval_scores_gpt4s_published_responses(tmp_path: Path):
         assert round(difference) == 1, name
 
 
+@needs_data
+def test_the_floor_of_ifeval_in_small_tasks(tmp_path: Path):
+    """The answer "yes" to every prompt follows all instructions of 61 prompts."""
+    mark = SUITE.benchmarks["ifeval"]
+    items = mark.load("ifeval", Data(DATA), SUITE.folder)
+    results, _ = scorer("ifeval", items, tmp_path, lambda doc: "yes").score(items)
+    small = load_suite("small-tasks").benchmarks["ifeval"]
+    rows = [results[item.id] for item in items]
+    assert round(metric(small, small.score, rows) * 541) == 61
+    stated = (Path(__file__).parents[3] / "docs/real.md").read_text(encoding="utf-8")
+    assert "61 of 541" in stated and f"strictly | {61 / 541:.2f} |" in stated
+
+
 def test_an_unknown_task_and_metric_are_refused(tmp_path: Path):
     item = Item("all", 0, {"question": "0", "answer": "#### 1"})
     mark = SUITE.benchmarks["gsm8k"]
