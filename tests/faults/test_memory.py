@@ -74,7 +74,7 @@ def test_a_candidate_that_finds_no_room_costs_nothing(
     assert ran.code == 7, ran
     said = [line for line in ran.err.splitlines() if line.startswith("error: ")]
     assert len(said) == 1 and "fault of sigmerge" not in ran.err and "Traceback" not in ran.err
-    assert "a candidate: the memory is full" in said[0] and "are free" in said[0]
+    assert "a candidate: the memory of the GPU is full" in said[0]
     assert said[0].endswith("What is done is kept: the same command goes on.")
     kept = calls(out, verb)
     assert sigmerge(verb, recipe, out, "--threads", "1", *flags).code == 0
@@ -89,7 +89,14 @@ def test_a_model_that_finds_no_room_is_named(
     ran = sigmerge("evaluate", POOL / "math", *words)
     assert ran.code == 7
     [line] = [line for line in ran.err.splitlines() if line.startswith("error: ")]
-    assert line.startswith(f"error: {POOL / 'math'} cannot be loaded for evaluation: the memory")
+    assert line.startswith(f"error: {POOL / 'math'} cannot be loaded for evaluation: the memory of")
+
+
+def test_a_full_machine_is_no_full_gpu() -> None:
+    """torch has no class of error for it."""
+    said = r"the memory is full; .* are free\. End what holds it"
+    with pytest.raises(MemoryFull, match=said), memory.in_memory("here"):
+        torch.empty(1 << 60, dtype=torch.int8)
 
 
 def test_what_no_place_expects_is_no_fault_of_ours(
@@ -98,7 +105,7 @@ def test_what_no_place_expects_is_no_fault_of_ours(
     monkeypatch.setattr("sigmerge.jobs.evaluate.evaluate", failing(None, 1, HANDLE))
     ran = sigmerge("evaluate", POOL / "math", "--suite", "nano")
     assert (ran.code, ran.err.count("\n")) == (7, 1)
-    assert ran.err.startswith("error: sigmerge evaluate: the memory is full")
+    assert ran.err.startswith("error: sigmerge evaluate: the memory of the GPU is full. Wait")
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -66,7 +66,7 @@ def _ended() -> int:
         from sigmerge.probing.memory import full, is_full
 
         if is_full(error):
-            return _full(full(f"sigmerge {' '.join(sys.argv[1:2])}"))
+            return _full(full(f"sigmerge {' '.join(sys.argv[1:2])}", error))
         if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "show"):
             error.show()
             return 2

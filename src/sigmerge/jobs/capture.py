@@ -33,7 +33,7 @@ from sigmerge.probing.exemplars import (
     read_exemplars,
     tokenize,
 )
-from sigmerge.probing.memory import in_memory
+from sigmerge.probing.memory import free_cached, in_memory
 from sigmerge.recipe import Recipe
 from sigmerge.results import Captured, Captures
 from sigmerge.words import did_you_mean
@@ -341,5 +341,6 @@ def _run(planned: Capture, recipe: Recipe, pool: Pool, options: Options, folder:
             about["norm"] = capture_fisher(planned.checkpoint, read, tokens, folder, **how)
     else:
         raise PoolError(f"{recipe.method} needs {planned.kind!r}, which nothing measures.")
+    free_cached()
     # Of a capture that another run began, the whole time is not known.
     finish(folder, about | {"seconds": None if begun else meter.wall_seconds})

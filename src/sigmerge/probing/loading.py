@@ -31,7 +31,7 @@ def loading(folder: Path | str, purpose: str) -> Iterator[None]:
         raise
     except Exception as error:
         if is_full(error):
-            raise full(f"{folder} cannot be loaded for {purpose}") from error
+            raise full(f"{folder} cannot be loaded for {purpose}", error) from error
         if "trust_remote_code" in str(error):
             raise PoolError(
                 f"{folder} brings Python code of its own, which is not run unasked. Read it; if "

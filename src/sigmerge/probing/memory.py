@@ -47,16 +47,17 @@ def free_cached() -> None:
         torch.cuda.empty_cache()
 
 
-def full(where: str) -> MemoryFull:
+def full(where: str, error: BaseException) -> MemoryFull:
     """The error of a full memory: where, how much is free, who holds it, what to do."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if "CU" not in str(error):  # CUDA's own and its libraries' errors say so
         return MemoryFull(
             f"{where}: the memory is full; {size(free_memory())} are free. End what holds it, use "
             "a larger machine, or --dtype bfloat16."
         )
+    import torch
+
     state = ""
-    with suppress(RuntimeError):  # a GPU so full that it does not even answer
+    with suppress(RuntimeError, AssertionError):  # a GPU so full that it does not even answer
         free, total = torch.cuda.mem_get_info()
         own = torch.cuda.memory_reserved()
         state = (
@@ -77,7 +78,7 @@ def in_memory(where: str) -> Iterator[None]:
     except Exception as error:
         if not is_full(error):
             raise
-        raise full(where) from error
+        raise full(where, error) from error
 
 
 def in_halves(work: Callable[..., _T], most: int, where: str) -> _T:
@@ -93,7 +94,7 @@ def in_halves(work: Callable[..., _T], most: int, where: str) -> _T:
             if not is_full(error):
                 raise
             if last:
-                raise full(f"{where}: not even one item fits") from None
+                raise full(f"{where}: not even one item fits", error) from None
         gc.collect()
         free_cached()
         last, most = most == 1, max(1, most // 2)
