@@ -200,6 +200,20 @@ def test_della_keeps_large_entries_rather_than_small_ones(pool: Pool) -> None:
         assert abs(kept[here].mean() / 8 - odds[here].mean()) < 0.01
 
 
+def test_della_keeps_the_same_entries_whether_or_not_it_matches_their_norm() -> None:
+    """On several strips and tiles of rows that fill no byte of marks."""
+    values = np.random.default_rng(0).standard_normal((301, 333)).astype(np.float32)
+    model = {"w": np.zeros_like(values)}, {"a": {"w": values}, "b": {"w": values[::-1].copy()}}
+    how = {"density": 0.5, "epsilon": 0.2}
+    for weight in ((1, 0), (0, 1)):
+        plain, matched = (
+            run("della_linear", *model, weight=weight, rescale=rescale, **how)["w"]
+            for rescale in ("none", "l1")
+        )
+        np.testing.assert_array_equal(matched != 0, plain != 0)
+        assert np.abs(matched).sum() == pytest.approx(np.abs(values).sum(), rel=1e-5)
+
+
 def test_della_of_density_one_drops_nothing(pool: Pool) -> None:
     plain = run("task_arithmetic", *pool, weight=WEIGHTS)
     for name, values in run("della_linear", *pool, weight=WEIGHTS, density=1.0).items():
