@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sigmerge.errors import PoolError
 from sigmerge.operators.slerp import MultiSlerp, NuSlerp
 from tests.operators.driver import run
 from tests.operators.test_against_oracle import bf16
@@ -126,9 +127,28 @@ def test_multislerp_of_one_expert_is_that_expert(pool: Pool) -> None:
     check(one, "multislerp", lambda n: wide(one, n)[1][0], weight=(0.3,))
 
 
+def test_multislerp_of_directions_that_add_up_to_zero(pool: Pool) -> None:
+    """Two are added up as they are, as in mergekit; more have no mean direction."""
+    way, base = pool[0]["norm"], np.zeros(33, np.float32)
+    signs = {"a": way, "b": -2 * way, "c": 0 * way}
+    two: Pool = ({"w": base}, {name: {"w": signs[name]} for name in "ab"})
+    check(two, "multislerp", lambda n: 0.5 * signs["a"] + 0.5 * signs["b"], weight=(0.3, 0.3))
+    with pytest.raises(PoolError, match="w: multislerp has no mean direction"):
+        run("multislerp", {"w": base}, {n: {"w": v} for n, v in signs.items()}, weight=(1, 1, 1))
+
+
 def test_karcher(pool: Pool) -> None:
     check(pool, "karcher", lambda n: oracle.karcher(wide(pool, n)[1]))
     check(pool, "karcher", lambda n: oracle.karcher(wide(pool, n)[1], steps=1), max_iter=1)
+
+
+def test_karcher_of_a_zero_tensor_and_of_opposite_ones(pool: Pool) -> None:
+    """A zero tensor has no direction, but a length; of opposite ones the first is taken."""
+    blank = pool[0], {**first(pool, 2)[1], "blank": {n: 0 * v for n, v in pool[0].items()}}
+    check(blank, "karcher", lambda n: oracle.karcher(wide(blank, n)[1][:2]) * 2 / 3)
+    expert = pool[1]["math"]
+    across = pool[0], {"one": expert, "other": {n: -3 * v for n, v in expert.items()}}
+    check(across, "karcher", lambda n: 2 * expert[n].astype(np.float64), max_iter=0)
 
 
 @pytest.mark.parametrize("rows", [False, True])
