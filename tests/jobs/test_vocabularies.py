@@ -102,6 +102,7 @@ def experts(**parameters: Any) -> list[dict[str, Any]]:
 
 CODE_ROW = {"kind": "model_token", "model": "{coding}", "token": "lambda"}
 BY_ID = {"kind": "model_token", "model": "{math}", "token_id": 3}
+BASE_ROW = {"kind": "model_token", "model": "{base}", "token": "only-base"}
 CASES: dict[str, dict[str, Any]] = {
     "union of two": {
         "merge_method": "linear", "models": experts(weight=0.5), "tokenizer_source": "union",
@@ -132,6 +133,12 @@ CASES: dict[str, dict[str, Any]] = {
     "padded": {
         "merge_method": "linear", "models": experts(weight=1.0),
         "tokenizer": {"source": "base", "pad_to_multiple_of": 7}, "base_model": "{math}",
+    },
+    "some layers, on a base": {
+        "merge_method": "ties", "base_model": "{base}", "parameters": {"weight": 0.5},
+        "slices": [{"sources": [{"model": f"{{{name}}}", "layer_range": [first, first + 1]}
+                                for name, first in (("base", 0), ("math", 1), ("coding", 0))]}],
+        "tokenizer": {"source": "union", "tokens": {"sum": {"source": BASE_ROW, "force": True}}},
     },
     "stacked": {
         "merge_method": "passthrough", "tokenizer_source": "union", "base_model": "{math}",

@@ -86,11 +86,26 @@ def _stacked_pool(recipe: Recipe, options: Options, vocabulary: Vocabulary | Non
         for piece in recipe.slices
     ]
     ends = [[s.model for s in recipe.slices[at].sources] for at in (0, -1)]
+    vocabulary = vocabulary and _by_source(vocabulary, recipe)
     pool = stacked_pool(members, slices, home, _moving(vocabulary, *ends))
     if vocabulary is not None and pool.output is not None:
         config = with_size(pool.output.config, vocabulary.rows)
         pool = replace(pool, output=replace(pool.output, config=config))
     return pool
+
+
+def _by_source(vocabulary: Vocabulary, recipe: Recipe) -> Vocabulary:
+    """A vocabulary for a stack, where the base model is a source under a name like others."""
+    named = [s.model for p in recipe.slices for s in p.sources if s.path == recipe.reference]
+
+    def called(member: str | None) -> str | None:
+        return named[0] if named and member == "reference" else member
+
+    request = vocabulary.request
+    tokens = {
+        t: replace(source, model=called(source.model)) for t, source in request.tokens.items()
+    }
+    return replace(vocabulary, request=replace(request, base=called(request.base), tokens=tokens))
 
 
 def planned_slices(recipe: Recipe, pool: Pool) -> tuple[PlanSlice, ...]:
