@@ -393,6 +393,20 @@ def test_wrong_wishes(
         sigmerge.merge(json.loads(text), tmp_path / "out")
 
 
+def test_a_stack_of_different_vocabularies_needs_a_wish(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its embedding would come from the first model, and its head from the last."""
+    slices = [{"sources": [{"model": str(models[n]), "layer_range": [0, 2]}]}
+              for n in ("math", "coding")]  # fmt: skip
+    recipe = {"merge_method": "passthrough", "slices": slices}
+    told = r"embed_tokens\.weight 27, lm_head\.weight 26, vocab_size 27\); say tokenizer_source"
+    with pytest.raises(SigmergeError, match=told):
+        sigmerge.merge(recipe, tmp_path / "out")
+    sigmerge.merge({**recipe, "tokenizer_source": "base", "base_model": str(models["math"])},
+                   tmp_path / "out")  # fmt: skip
+
+
 def test_without_a_wish_the_error_says_what_to_do(models: dict[str, Path], tmp_path: Path) -> None:
     recipe = {"merge_method": "linear",
               "models": [{"model": str(models[n]), "parameters": {"weight": 1}}

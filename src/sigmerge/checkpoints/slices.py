@@ -77,6 +77,9 @@ def stacked_pool(
                 bases[part.name] = tensor
             else:
                 experts.setdefault(member, {})[part.name] = tensor
+    result = replace(home, tensors=output, config=stacked_config(home, members, slices))
+    if moved is None:
+        problems += _different_rows(result)
     if problems:
         raise PoolError("The slices do not fit together:", listed("", problems))
     starts = {piece.base for piece in slices if piece.base}
@@ -87,8 +90,22 @@ def stacked_pool(
         replace(home, tensors=bases, files=tuple(files)) if bases else None,
         {name: replace(members[name], tensors=found) for name, found in experts.items()},
         raw.untied,
-        replace(home, tensors=output, config=stacked_config(home, members, slices)),
+        result,
     )
+
+
+def _different_rows(result: Checkpoint) -> list[str]:
+    """Whether embedding, head and configuration are of one vocabulary, where they are known."""
+    rows = {name: result.tensors[name].shape[0] for name in (result.embedding, result.head) if name}
+    if isinstance(size := result.config.get("vocab_size"), int):
+        rows["vocab_size"] = size
+    if len(set(rows.values())) < 2:
+        return []
+    told = ", ".join(f"{name} {count}" for name, count in rows.items())
+    return [
+        f"the vocabularies differ ({told}); say tokenizer_source: union, base or a model to bring "
+        "them together"
+    ]
 
 
 def _out_of_range(
