@@ -241,9 +241,12 @@ def test_what_an_error_leaves_is_named(pool: PoolOnDisk, tmp_path: Path) -> None
 def test_progress_where_no_bar_can_be_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter([0.0, 10.0, 61.0, 61.0, 70.0])
+    """A line a minute, and one where a long stage ends."""
+    clock = iter([0.0, 10.0, 61.0, 62.0, 63.0, 64.0])
     monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
     with progress.shown() as update:
         for done in (1, 2, 3):
             update("merging", done, 3)
-    assert capsys.readouterr().err == "merging: 2/3\n"
+        for done in (1, 2):
+            update("hashing", done, 2)
+    assert capsys.readouterr().err == "merging: 2/3\nmerging: 3/3\n"
