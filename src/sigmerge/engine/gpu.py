@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from sigmerge.errors import PoolError
 from sigmerge.kernels import TILE, Array, tensors
 from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
 from sigmerge.kernels.stored import BF16, CODE, F32
-from sigmerge.kernels.tensor_claims import TensorClaims
+from sigmerge.kernels.tensor_claims import TensorClaims, claims_on
 from sigmerge.kernels.tensors import Tensors
 
 KEPT_SHARE = 0.4
@@ -96,22 +96,21 @@ class Gpu:
         """The loops of a repair on this device, for one block, whose copies they keep."""
         kept = _Kept(self._keep // BLOCKS)
 
-        def values(address: int, kind: int, sizes: Sequence[int]) -> torch.Tensor:
+        def tiles(address: int, kind: int, sizes: Sequence[int]) -> list[torch.Tensor]:
             raw = _at(address, kind, sum(sizes))
             places = [address + raw.itemsize * before for before in accumulate(sizes, initial=0)]
-            keys = [("", place, "") for place in places[:-1]]
-            found = [copy for key in keys if (copy := kept.get(key, last=False)) is not None]
-            if len(found) == len(keys):
-                return torch.cat(found)
-            [staged] = self._staged([raw])
-            copy = staged.to(self._device, non_blocking=True)
-            for key, part in zip(keys, copy.split(list(sizes)), strict=True):
-                kept.put(key, part)
+            found = [copy for place in places[:-1] if (copy := kept.get((place,), last=False))]
+            if len(found) == len(sizes):
+                return [copy for [copy] in found]
+            [whole] = self._copied([raw])
+            copies = list(whole.split(list(sizes)))
+            for place, part in zip(places, copies, strict=False):
+                kept.put((place,), [part])
             if self._device.type == "cuda":
                 self._local.stream.synchronize()  # the pinned memory is used again
-            return copy
+            return copies
 
-        return TensorClaims(self._device, values, self._give_to, self._halved)
+        return claims_on(self._device, tiles, self._give_to, self._halved)
 
     def _give_to(self, values: torch.Tensor, address: int) -> None:
         out = _at(address, F32 if values.element_size() == 4 else BF16, len(values))
@@ -174,30 +173,31 @@ class Gpu:
 
     def _copies(self, rows: StoredRows, *, again: bool) -> Tensors:
         """The values on the device: from an earlier pass, or copied now."""
-        keys = [(rows.tensor, rows.start, name) for name in rows.members]
-        found = [self._kept.get(key, last=not again) for key in keys]
-        missing = [values for values, copy in zip(rows.values, found, strict=True) if copy is None]
-        staged = iter(self._staged(missing))
-        for number, key in enumerate(keys):
-            if found[number] is None:
-                found[number] = next(staged).to(self._device, non_blocking=True)
-                if again:
-                    self._kept.put(key, found[number])
-        return found
+        key = (rows.tensor, rows.start, *rows.members)
+        copies = self._kept.get(key, last=not again)
+        if copies is None:
+            copies = self._copied(rows.values)
+            if again:
+                self._kept.put(key, copies)
+        return copies
 
-    def _staged(self, rows: Sequence[Array]) -> list[torch.Tensor]:
-        """Values as torch reads them; for a GPU in the calling thread's pinned memory."""
-        if self._device.type != "cuda":
-            return [_typed(values.copy()) for values in rows]
+    def _copied(self, rows: Sequence[Array]) -> Tensors:
+        """Rows on the device; those of one type go over at once and lie below one another."""
         room, offset, staged = self._pinned(sum(values.nbytes for values in rows)), 0, []
         for values in rows:
             place = room[offset : offset + values.nbytes].view(values.dtype)
             np.copyto(place, values)
             staged.append(_typed(place))
             offset += values.nbytes
-        return staged
+        if len({row.dtype for row in rows}) > 1:
+            return [row.to(self._device, non_blocking=True) for row in staged]
+        whole = _typed(room[:offset].view(rows[0].dtype).reshape(len(rows), -1))
+        return whole.to(self._device, non_blocking=True).unbind()
 
     def _pinned(self, size: int) -> Array:
+        """The calling thread's room for what is copied to and fro."""
+        if self._device.type != "cuda":
+            return np.empty(size, np.uint8)
         if not hasattr(self._local, "room") or self._local.room.size < size:
             self._local.pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
             self._local.room = self._local.pinned.numpy()
@@ -244,34 +244,41 @@ def _typed(values: Array) -> torch.Tensor:
     return torch.from_numpy(values)
 
 
+Key: TypeAlias = tuple[Any, ...]
+
+
 class _Kept:
     """Copies for the next pass, the least recently used of which make room for new ones."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._size = limit, 0
-        self._copies: OrderedDict[tuple[str, int, str], torch.Tensor] = OrderedDict()
+        self._copies: OrderedDict[Key, Tensors] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[str, int, str], *, last: bool) -> torch.Tensor | None:
-        """A copy, which the `last` to read it takes away."""
+    def get(self, key: Key, *, last: bool) -> Tensors | None:
+        """Copies, which the `last` to read them takes away."""
         with self._lock:
-            copy = self._copies.pop(key, None)
-            if copy is not None and last:
-                self._size -= copy.nbytes
-            elif copy is not None:
-                self._copies[key] = copy
-            return copy
+            copies = self._copies.pop(key, None)
+            if copies is not None and last:
+                self._size -= _bytes(copies)
+            elif copies is not None:
+                self._copies[key] = copies
+            return copies
 
-    def put(self, key: tuple[str, int, str], copy: torch.Tensor) -> None:
+    def put(self, key: Key, copies: Tensors) -> None:
         with self._lock:
-            if copy.nbytes > self._limit or key in self._copies:
+            if _bytes(copies) > self._limit or key in self._copies:
                 return
-            self._copies[key] = copy
-            self._size += copy.nbytes
+            self._copies[key] = copies
+            self._size += _bytes(copies)
             while self._size > self._limit:
-                self._size -= self._copies.popitem(last=False)[1].nbytes
+                self._size -= _bytes(self._copies.popitem(last=False)[1])
 
     def clear(self) -> None:
         with self._lock:
             self._copies.clear()
             self._size = 0
+
+
+def _bytes(copies: Tensors) -> int:
+    return sum(copy.nbytes for copy in copies)

@@ -20,9 +20,9 @@ from sigmerge.kernels.claim import Admission, Settlement, TileTable
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE
 from sigmerge.kernels.stored import F32
 
-StoredTiles: TypeAlias = Callable[[int, int, list[int]], Tensor]
-"""(address, type by code, sizes of tiles that follow one another) -> their stored values, on the
-device."""
+StoredTiles: TypeAlias = Callable[[int, int, list[int]], list[Tensor]]
+"""(address, type by code, sizes of tiles that follow one another) -> the stored values of each, on
+the device."""
 Give: TypeAlias = Callable[[Tensor, int], None]
 """(values, address): copies them there."""
 Halving: TypeAlias = Callable[[int, int, Callable[[int, int], None]], None]
@@ -34,9 +34,9 @@ class TensorClaims:
     """What `sigmerge.kernels.claim` has, by the same names."""
 
     def __init__(
-        self, device: torch.device, values: StoredTiles, give: Give, halving: Halving
+        self, device: torch.device, tiles: StoredTiles, give: Give, halving: Halving
     ) -> None:
-        self._device, self._values, self._give, self._halving = device, values, give, halving
+        self._device, self._tiles, self._give, self._halving = device, tiles, give, halving
 
     def free_map(self, size: int) -> Tensor:
         return torch.full((size,), _FREE, dtype=torch.uint8, device=self._device)
@@ -208,8 +208,15 @@ class TensorClaims:
         return own - self._run(table.reference, table.reference_kinds, edges, first, last)
 
     def _run(self, addresses: Array, kinds: Array, edges: Array, first: int, last: int) -> Tensor:
-        """float32 values of a run of tiles; those that follow one another are copied at once."""
-        pieces, begin = [], first
+        """float32 values of a run of tiles."""
+        return torch.cat([t.float() for t in self._each(addresses, kinds, edges, first, last)])
+
+    def _each(
+        self, addresses: Array, kinds: Array, edges: Array, first: int, last: int
+    ) -> list[Tensor]:
+        """Stored values of every tile of a run; neighbours in memory are copied at once."""
+        found: list[Tensor] = []
+        begin = first
         for tile in range(first + 1, last + 1):
             size = int(edges[tile]) - int(edges[begin])
             width = 4 if kinds[begin] == F32 else 2
@@ -220,10 +227,20 @@ class TensorClaims:
             )
             if not goes_on:
                 sizes = np.diff(edges[begin : tile + 1]).tolist()
-                found = self._values(int(addresses[begin]), int(kinds[begin]), sizes)
-                pieces.append(found.float())
+                found += self._tiles(int(addresses[begin]), int(kinds[begin]), sizes)
                 begin = tile
-        return torch.cat(pieces)
+        return found
+
+
+def claims_on(
+    device: torch.device, tiles: StoredTiles, give: Give, halving: Halving
+) -> TensorClaims:
+    """The loops for a device: in Triton where it is installed and runs there."""
+    if device.type in tensors.FUSED and tensors.passes() is not None:
+        from sigmerge.kernels.triton_claims import TritonClaims
+
+        return TritonClaims(device, tiles, give, halving)
+    return TensorClaims(device, tiles, give, halving)
 
 
 def _settled(here: Tensor, edges: Array, marks: Settlement, first: int, last: int) -> Tensor:

@@ -9,6 +9,7 @@ are not finite are left to the loops: then a pass returns None or False and has 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,6 +50,8 @@ def merge(formula: Formula, rows: Tensors, start: int, tile: int, kind: int) -> 
 
     None if something is not finite, before or after.
     """
+    if kind != LEAD and (block := _fused(rows)) is not None and _simple(formula):
+        return _fused_merge(formula, block, start, tile, kind)
     if not _finite(rows):
         return None
     experts = len(formula.weights)
@@ -74,6 +77,62 @@ def merge(formula: Formula, rows: Tensors, start: int, tile: int, kind: int) -> 
         return lanes(out.abs().double(), tile)
     stored = out.to(STORED[kind])
     return stored if _finite([stored]) else None
+
+
+def _simple(formula: Formula) -> bool:
+    """Whether two launches do it."""
+    return formula.combine in (SUM, DISJOINT) and passes().thins(formula)
+
+
+def _fused_merge(
+    formula: Formula, block: Tensor, start: int, tile: int, kind: int
+) -> Tensor | None:
+    flag, experts = _flag(block), len(formula.weights)
+    thin = passes().thinned(formula, block, start, flag)
+    base = block[experts] if len(block) > experts else None
+    out: Tensor = passes().combined(formula, thin, base, kind, flag)
+    if kind == NORM:
+        out = passes().lane_sums(out[None], tile)[0]
+    return None if flag.item() else out
+
+
+def _fused_products(block: Tensor, experts: int, vectors: bool, tile: int, dots: Array) -> bool:
+    flag = _flag(block)
+    found = totals(passes().products(block, experts, vectors, tile, flag))
+    if flag.item():
+        return False
+    upper = np.triu_indices(experts)
+    for part in found.T:
+        dots[upper] += part
+    lower = np.tril_indices(experts, -1)
+    dots[lower] = dots.T[lower]
+    return True
+
+
+def _fused(rows: Tensors) -> Tensor | None:
+    """The rows as one matrix for programs of a launch or two; None where there are none."""
+    if rows[0].device.type not in FUSED or passes() is None:
+        return None
+    block: Tensor | None = passes().stacked(list(rows))
+    return block
+
+
+@cache
+def passes() -> Any:
+    """Programs in Triton, where it is installed."""
+    try:
+        from sigmerge.kernels import triton_passes
+    except ImportError:
+        return None
+    return triton_passes
+
+
+FUSED = {"cuda"}
+"""Kinds of device that run them."""
+
+
+def _flag(block: Tensor) -> Tensor:
+    return torch.zeros(1, dtype=torch.int32, device=block.device)
 
 
 def cuts_left(formula: Formula, rows: Tensors) -> Array:
@@ -177,6 +236,13 @@ def _election(formula: Formula, rows: Tensors) -> Tensor:
 
 def count_high(rows: Tensors, start: int, experts: Array, every: int, counts: Array) -> bool:
     """As `select.count_high`."""
+    if (block := _fused(rows)) is not None:
+        flag = _flag(block)
+        found_places = passes().count_high(block, experts, every, flag)
+        if flag.item():
+            return False
+        counts += found_places.cpu().numpy().view(counts.dtype)
+        return True
     rows = _sampled(rows, every)
     if not _finite(rows):
         return False
@@ -205,6 +271,18 @@ def count_inside(
     above: Array,
 ) -> bool:
     """As `select.count_inside`."""
+    if (block := _fused(rows)) is not None:
+        flag = _flag(block)
+        places, bits, more = passes().count_inside(
+            block, experts, every, ranges, counts.shape[1], flag
+        )
+        if flag.item():
+            return False
+        counts += places.cpu().numpy().view(counts.dtype)
+        if ranges[:, 2].any():
+            left_out |= bits.cpu().numpy().astype(left_out.dtype)
+        above += more.cpu().numpy()
+        return True
     rows = _sampled(rows, every)
     if not _finite(rows):
         return False
@@ -236,6 +314,14 @@ def _norms_of_thinning(
     marks: Array,
 ) -> bool:
     """Of draws alone: what a cut keeps depends on the parts of a chunk before."""
+    if (block := _fused(rows)) is not None and formula.thin == DROP:
+        flag = _flag(block)
+        found = totals(passes().norms_of_thinning(formula, block, start, tile, flag))
+        if flag.item():
+            return False
+        for part in np.moveaxis(found, -1, 0):
+            norms += part
+        return True
     if formula.thin != DROP or not _finite(rows):
         return False
     base, values = rows[-1].float(), []
@@ -249,6 +335,12 @@ def _norms_of_thinning(
 
 
 def _signature(rows: Tensors, start: int, tile: int, dots: Array, mass: Array) -> bool:
+    if (block := _fused(rows)) is not None:
+        if not _fused_products(block, len(rows) - 1, True, tile, dots):
+            return False
+        for part in totals(passes().masses(block, tile)).T:
+            mass += part
+        return True
     if not _finite(rows):
         return False
     deltas = torch.stack([row.float() for row in rows[:-1]]) - rows[-1].float()
@@ -263,6 +355,8 @@ def _signature(rows: Tensors, start: int, tile: int, dots: Array, mass: Array) -
 
 
 def _gram(rows: Tensors, start: int, vectors: bool, tile: int, dots: Array) -> bool:
+    if (block := _fused(rows)) is not None:
+        return _fused_products(block, len(dots), vectors, tile, dots)
     if not _finite(rows):
         return False
     values = torch.stack([row.float() for row in rows[: len(dots)]])
@@ -292,10 +386,6 @@ def lanes(values: Tensor, tile: int) -> Tensor:
         padded = padded.view(*values.shape[:-1], tiles, tile)
         padded = torch.nn.functional.pad(padded, (0, long - tile))
     steps = padded.reshape(*values.shape[:-1], tiles, long // LANES, LANES)
-    if values.is_cuda:
-        from sigmerge.kernels.triton_sums import lane_sums
-
-        return lane_sums(steps)
     total = torch.zeros_like(steps[..., 0, :])
     for step in steps.unbind(-2):
         total = total + step

@@ -1,0 +1,419 @@
+"""Passes over a chunk on a GPU, a launch or two each: the bits of the compiled loops.
+
+Rows are the members' stored values below one another, one matrix; bfloat16 as 16-bit patterns. No
+product is fused with a sum, and quotients are rounded as IEEE 754 says. Sums of float64 run in the
+lanes of the loops: a program adds the entries of its lanes from the first to the last. What is not
+finite sets a flag; the caller then leaves the chunk to the loops.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sigmerge.kernels import LANES, STRIP, Array, select
+from sigmerge.kernels.merge import DISJOINT, DROP, KEEP_ALL, NORM, TRIM, Formula
+from sigmerge.kernels.stored import BF16, F16, F32
+from sigmerge.kernels.thinning import ALL, ANY_TIES
+
+BLOCK = 1024
+"""Coordinates of one program where entries do not depend on one another."""
+UNROLL = 8
+"""Steps of a lane whose entries are loaded together."""
+EXACT = {"enable_fp_fusion": False}
+NUMBERS = 6
+"""In a row of `_thinning`."""
+
+_TRIM, _DROP = tl.constexpr(TRIM), tl.constexpr(DROP)
+_BF16, _F16 = tl.constexpr(BF16), tl.constexpr(F16)
+_NUMBERS = tl.constexpr(NUMBERS)
+
+
+@triton.jit
+def widened(row, at, there):
+    """Stored values as float32; zeros where there are none."""
+    stored = tl.load(row + at, mask=there, other=0)
+    if row.dtype.element_ty == tl.int16:
+        wide = (stored.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        wide = stored.to(tl.float32)
+    return wide
+
+
+@triton.jit
+def magnitude_of(value):
+    return value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def note_wrong(value, flag, bit):
+    """Set a bit of the flag if a value is not finite."""
+    wrong = (magnitude_of(value) >= 0x7F800000).to(tl.int32)
+    if tl.max(wrong, 0) > 0:
+        tl.atomic_or(flag, bit)
+
+
+@triton.jit
+def drawn(first_key, second_key, place):
+    """Philox 4x32-10 at flat indices: `philox.fill`."""
+    counter, word = place >> 2, place & 3
+    w0, w1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    w2, w3 = tl.zeros_like(w0), tl.zeros_like(w0)
+    left, right = tl.full(w0.shape, 0xD2511F53, tl.uint32), tl.full(w0.shape, 0xCD9E8D57, tl.uint32)
+    k0 = tl.zeros_like(w0) + first_key.to(tl.uint32, bitcast=True)
+    k1 = tl.zeros_like(w0) + second_key.to(tl.uint32, bitcast=True)
+    for _ in tl.static_range(10):
+        high0, low0 = tl.umulhi(w0, left), w0 * left
+        high1, low1 = tl.umulhi(w2, right), w2 * right
+        w0, w1, w2, w3 = high1 ^ w1 ^ k0, low1, high0 ^ w3 ^ k1, low0
+        k0 = k0 + tl.full(w0.shape, 0x9E3779B9, tl.uint32)
+        k1 = k1 + tl.full(w0.shape, 0xBB67AE85, tl.uint32)
+    return tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
+
+
+@triton.jit
+def save(out, at, there, value, flag, kind: tl.constexpr):
+    """Round once to the stored type, as the loops do; bit 1 of the flag if that is not finite."""
+    if kind == _BF16:
+        bits = value.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        note_wrong((rounded << 16).to(tl.float32, bitcast=True), flag, 2)
+        tl.store(out + at, rounded.to(tl.int16), mask=there)
+    elif kind == _F16:
+        half = value.to(tl.float16)
+        note_wrong(half.to(tl.float32), flag, 2)
+        tl.store(out + at, half, mask=there)
+    else:
+        note_wrong(value, flag, 2)
+        tl.store(out + at, value, mask=there)
+
+
+@triton.jit(do_not_specialize=["start", "size"])
+def _thin(
+    rows, out, flag, numbers, start, size, members: tl.constexpr, vectors: tl.constexpr,
+    thin: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """θ_d or Δ_d of one expert and block, less what it loses before the combination."""
+    expert = tl.program_id(1)
+    mine = expert.to(tl.int64) * size
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    there = at < size
+    value = widened(rows + mine, at, there)
+    if vectors:
+        value = value - widened(rows + (members - 1) * size.to(tl.int64), at, there)
+    note_wrong(value, flag, 1)
+    row = numbers + expert * _NUMBERS
+    if thin == _TRIM:
+        value = tl.where(magnitude_of(value) >= tl.load(row), value, 0.0)
+    elif thin == _DROP:
+        mode, last = tl.load(row), tl.load(row + 3).to(tl.uint32, bitcast=True)
+        if mode > 0:
+            draw = drawn(tl.load(row + 1), tl.load(row + 2), start + at.to(tl.int64))
+            value = tl.where((draw <= last) & (mode == 1), value, 0.0)
+    # Factors and divisors of 1 change nothing.
+    value = value * tl.load(row + 4).to(tl.float32, bitcast=True)
+    divisor = tl.load(row + 5).to(tl.float32, bitcast=True)
+    value = tl.div_rn(value, tl.zeros_like(value) + divisor)
+    tl.store(out + mine + at, value, mask=there)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _combine(
+    rows, base, out, flag, weights, after, cancelled, size, experts: tl.constexpr,
+    reads: tl.constexpr, disjoint: tl.constexpr, weighted: tl.constexpr, normalize: tl.constexpr,
+    steps: tl.constexpr, kind: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Thinned rows to the merge: `weighted_sum` or `disjoint`, then the steps after it."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    there = at < size
+    wide = size.to(tl.int64)
+    total = tl.zeros([block], tl.float32)
+    if disjoint:
+        sums, share = tl.zeros([block], tl.float32), tl.zeros([block], tl.float32)
+        for d in tl.static_range(experts):
+            row = widened(rows + d * wide, at, there)
+            sums = sums + (row * tl.load(weights + d) if weighted else row)
+        level = tl.where(sums == 0, cancelled, 0.0)
+        sign = tl.where(sums > 0, 1.0, tl.where(sums < 0, -1.0, level))
+        for d in tl.static_range(experts):
+            weight = tl.load(weights + d)
+            entry = widened(rows + d * wide, at, there) * weight
+            agrees = entry * sign > 0
+            total = total + tl.where(agrees, entry, 0.0)
+            share = share + tl.where(agrees, weight, 0.0)
+        if normalize:
+            total = tl.div_rn(total, tl.where(share != 0, share, 1.0))
+    else:
+        total = widened(rows, at, there) * tl.load(weights)
+        for d in tl.static_range(1, experts):
+            total = total + widened(rows + d * wide, at, there) * tl.load(weights + d)
+    for step in tl.static_range(steps):
+        divisor, factor = tl.load(after + 3 * step), tl.load(after + 3 * step + 1)
+        total = tl.div_rn(total, tl.zeros_like(total) + divisor) * factor
+        if reads:
+            part = tl.load(after + 3 * step + 2)
+            reference = widened(base, at, there)
+            note_wrong(reference, flag, 1)
+            total = tl.where(part != 0, total + reference * part, total)
+    save(out, at, there, total, flag, kind)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _sum_lanes(
+    values, out, size, tile: tl.constexpr, lanes: tl.constexpr, unroll: tl.constexpr
+):  # fmt: skip
+    """Σ|value| of one tile of one row of float32, by lane."""
+    row, first = tl.program_id(1), tl.program_id(0).to(tl.int64) * tile
+    end = tl.minimum(first + tile, size)
+    lane = tl.arange(0, lanes)
+    mine = values + row.to(tl.int64) * size
+    total = tl.zeros([lanes], tl.float64)
+    for begin in range(0, tile, lanes * unroll):
+        for step in tl.static_range(unroll):
+            at = first + begin + step * lanes + lane
+            total += tl.abs(tl.load(mine + at, mask=at < end, other=0.0)).to(tl.float64)
+    tl.store(out + (row * tl.num_programs(0) + tl.program_id(0)) * lanes + lane, total)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _products(
+    rows, pairs, out, flag, size, members: tl.constexpr, vectors: tl.constexpr, tile: tl.constexpr,
+    lanes: tl.constexpr, unroll: tl.constexpr,
+):  # fmt: skip
+    """Σ of products of two rows over one tile, by lane; products of float32 are exact."""
+    pair, first = tl.program_id(1), tl.program_id(0).to(tl.int64) * tile
+    end, wide, lane = tl.minimum(first + tile, size), size.to(tl.int64), tl.arange(0, lanes)
+    left = rows + tl.load(pairs + 2 * pair) * wide
+    right = rows + tl.load(pairs + 2 * pair + 1) * wide
+    total, wrong = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float32)
+    for begin in range(0, tile, lanes * unroll):
+        for step in tl.static_range(unroll):
+            at = first + begin + step * lanes + lane
+            a, b = widened(left, at, at < end), widened(right, at, at < end)
+            if vectors:
+                reference = widened(rows + (members - 1) * wide, at, at < end)
+                a, b = a - reference, b - reference
+            wrong += (a - a) + (b - b)
+            total += a.to(tl.float64) * b.to(tl.float64)
+    note_wrong(wrong, flag, 1)
+    tl.store(out + (pair * tl.num_programs(0) + tl.program_id(0)) * lanes + lane, total)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _masses(
+    rows, out, size, members: tl.constexpr, tile: tl.constexpr, lanes: tl.constexpr
+):  # fmt: skip
+    """Σ m_j c_j and Σ m_j of one tile, by lane; see `signature`."""
+    first = tl.program_id(0).to(tl.int64) * tile
+    end, wide, lane = tl.minimum(first + tile, size), size.to(tl.int64), tl.arange(0, lanes)
+    contested, total = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float64)
+    for begin in range(0, tile, lanes):
+        at = first + begin + lane
+        reference = widened(rows + (members - 1) * wide, at, at < end)
+        high, low = tl.zeros([lanes], tl.float32), tl.zeros([lanes], tl.float32)
+        for d in tl.static_range(members - 1):
+            value = widened(rows + d * wide, at, at < end) - reference
+            high, low = tl.maximum(high, value), tl.minimum(low, value)
+        largest = tl.maximum(high, -low).to(tl.float64)
+        total += largest
+        contested += tl.where((high > 0) & (low < 0), largest, 0.0)
+    place = tl.program_id(0) * lanes + lane
+    tl.store(out + place, contested)
+    tl.store(out + tl.num_programs(0) * lanes + place, total)
+
+
+@triton.jit(do_not_specialize=["size", "every"])
+def _count_high(
+    rows, experts, counts, flag, size, every, members: tl.constexpr, places: tl.constexpr,
+    strip: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Count where one block of one expert's differences belongs."""
+    parts: tl.constexpr = strip // block
+    number, row = tl.program_id(0), tl.program_id(1)
+    at = (number // parts) * strip * every + (number % parts) * block + tl.arange(0, block)
+    there = at < size
+    wide = size.to(tl.int64)
+    value = widened(rows + tl.load(experts + row) * wide, at, there)
+    value = value - widened(rows + (members - 1) * wide, at, there)
+    note_wrong(value, flag, 1)
+    magnitude = magnitude_of(value)
+    place = ((magnitude >> 15) << 1) + ((magnitude & 0x7FFF) != 0).to(tl.int32)
+    tl.atomic_add(counts + row * places + place, 1, mask=there, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["size", "every", "places"])
+def _count_inside(
+    rows, experts, ranges, counts, left_out, above, flag, size, every, members: tl.constexpr,
+    places, strip: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Count one block of one expert's differences inside its range and above it."""
+    parts: tl.constexpr = strip // block
+    number, row = tl.program_id(0), tl.program_id(1)
+    at = (number // parts) * strip * every + (number % parts) * block + tl.arange(0, block)
+    there = at < size
+    wide = size.to(tl.int64)
+    value = widened(rows + tl.load(experts + row) * wide, at, there)
+    value = value - widened(rows + (members - 1) * wide, at, there)
+    note_wrong(value, flag, 1)
+    lowest, width = tl.load(ranges + 3 * row), tl.load(ranges + 3 * row + 1)
+    shift = tl.load(ranges + 3 * row + 2)
+    offset = magnitude_of(value).to(tl.int64) - lowest
+    inside = there & (offset >= 0) & (offset < width)
+    more = tl.sum((there & (offset >= width)).to(tl.int32), 0)
+    if more > 0:
+        tl.atomic_add(above + row, more, sem="relaxed")
+    if width == 1:
+        hits = tl.sum(inside.to(tl.int32), 0)
+        if hits > 0:
+            tl.atomic_add(counts + row.to(tl.int64) * places, hits, sem="relaxed")
+    else:
+        place = row.to(tl.int64) * places + (offset >> shift)
+        tl.atomic_add(counts + place, 1, mask=inside, sem="relaxed")
+        mask = (tl.full([1], 1, tl.int64) << shift) - 1
+        last = offset & mask
+        bits = (last | ((last ^ mask) << 8)).to(tl.int32)
+        tl.atomic_or(left_out + place, bits, mask=inside & (shift > 0), sem="relaxed")
+
+
+def stacked(rows: list[Tensor]) -> Tensor | None:
+    """Rows of one type below one another, in place where they lie so; None if types differ."""
+    first = rows[0]
+    if any(row.dtype != first.dtype for row in rows):
+        return None
+    bits = [row.view(torch.int16) if row.dtype == torch.bfloat16 else row for row in rows]
+    length = first.nbytes
+    together = all(
+        row.is_contiguous() and row.data_ptr() == first.data_ptr() + number * length
+        for number, row in enumerate(bits)
+    )
+    if together and len({row.untyped_storage().data_ptr() for row in bits}) == 1:
+        return bits[0].as_strided((len(bits), len(first)), (len(first), 1))
+    return torch.stack(bits)
+
+
+def thins(formula: Formula) -> bool:
+    """Whether `thinned` can do it: ties that are counted out are left to others."""
+    if formula.thin == TRIM:
+        cuts, ties = formula.cuts[:, 0], formula.cuts[:, 1]
+        return bool(((cuts == ALL) | (ties == 0) | (ties >= ANY_TIES)).all())
+    return formula.thin in (KEEP_ALL, DROP)
+
+
+def thinned(formula: Formula, rows: Tensor, start: int, flag: Tensor) -> Tensor:
+    """float32 (experts, size): what every expert keeps, rescaled."""
+    experts, size = len(formula.weights), rows.shape[1]
+    out = torch.empty((experts, size), dtype=torch.float32, device=rows.device)
+    _thin[(triton.cdiv(size, BLOCK), experts)](
+        rows, out, flag, torch.from_numpy(_thinning(formula)).to(rows.device), start, size,
+        len(rows), formula.vectors, formula.thin, BLOCK, **EXACT,
+    )  # fmt: skip
+    return out
+
+
+def _thinning(formula: Formula) -> Array:
+    """What `_thin` reads, a row per expert: how it thins, then the patterns of its rescaling.
+
+    TRIM: the least magnitude that stays. DROP: mode (0 keeps all, 1 by draw, 2 nothing), the two
+    key words, the last draw that keeps.
+    """
+    table = np.zeros((len(formula.weights), NUMBERS), np.int64)
+    if formula.thin == TRIM:
+        cuts, ties = formula.cuts[:, 0], formula.cuts[:, 1]
+        least = np.where(ties == 0, np.minimum(cuts, 0x7FFFFFFE) + 1, cuts)
+        table[:, 0] = np.where(cuts == ALL, 0, least)
+    elif formula.thin == DROP:
+        keep = formula.draws[:, 2]
+        table[:, 0] = np.where(keep == ALL, 0, np.where(keep <= 0, 2, 1))
+        table[:, 1:3], table[:, 3] = formula.draws[:, :2], np.maximum(keep - 1, 0)
+    table[:, 4:6] = formula.rescale.astype(np.float32).view(np.int32)
+    return table.astype(np.uint32).view(np.int32)
+
+
+def combined(
+    formula: Formula, thin: Tensor, base: Tensor | None, kind: int, flag: Tensor
+) -> Tensor:
+    """The merge in its stored type; in float32 where its norm is wanted."""
+    size, device = thin.shape[1], thin.device
+    kind = F32 if kind == NORM else kind
+    stored = {BF16: torch.int16, F16: torch.float16, F32: torch.float32}[kind]
+    out = torch.empty(size, dtype=stored, device=device)
+    weights = torch.from_numpy(np.asarray(formula.weights, np.float32)).to(device)
+    after = torch.from_numpy(np.asarray(formula.after, np.float32)).to(device)
+    reads = bool(formula.after[:, 2].any())
+    _combine[(triton.cdiv(size, BLOCK),)](
+        thin, base if reads else thin, out, flag, weights, after, float(formula.cancelled),
+        size, len(thin), reads, formula.combine == DISJOINT, formula.weighted,
+        formula.normalize, len(formula.after), kind, BLOCK, **EXACT,
+    )  # fmt: skip
+    return out.view(torch.bfloat16) if kind == BF16 else out
+
+
+def lane_sums(values: Tensor, tile: int) -> Tensor:
+    """Σ|value| of float32 (rows, size) in lanes: float64 (rows, tiles, LANES)."""
+    rows, size = values.shape
+    tiles = triton.cdiv(size, tile)
+    out = torch.empty((rows, tiles, LANES), dtype=torch.float64, device=values.device)
+    _sum_lanes[(tiles, rows)](values, out, size, tile, LANES, UNROLL, num_warps=1)
+    return out
+
+
+def norms_of_thinning(
+    formula: Formula, rows: Tensor, start: int, tile: int, flag: Tensor
+) -> Tensor:
+    """Lanes of the norms before (row 0) and after thinning: (2, experts, tiles, LANES)."""
+    plain = formula._replace(rescale=np.ones_like(formula.rescale))
+    kept = [thinned(some, rows, start, flag) for some in (plain._replace(thin=KEEP_ALL), plain)]
+    return torch.stack([lane_sums(values, tile) for values in kept])
+
+
+def products(rows: Tensor, experts: int, vectors: bool, tile: int, flag: Tensor) -> Tensor:
+    """Lanes of the inner products of all pairs a ≤ b of the first rows: (pairs, tiles, LANES)."""
+    size, device = rows.shape[1], rows.device
+    pairs = [(a, b) for a in range(experts) for b in range(a, experts)]
+    tiles = triton.cdiv(size, tile)
+    out = torch.empty((len(pairs), tiles, LANES), dtype=torch.float64, device=device)
+    _products[(tiles, len(pairs))](
+        rows, torch.tensor(pairs, device=device), out, flag, size, len(rows), vectors, tile,
+        LANES, UNROLL, num_warps=1, **EXACT,
+    )  # fmt: skip
+    return out
+
+
+def masses(rows: Tensor, tile: int) -> Tensor:
+    """Lanes of Σ m_j c_j and Σ m_j: (2, tiles, LANES)."""
+    size = rows.shape[1]
+    tiles = triton.cdiv(size, tile)
+    out = torch.empty((2, tiles, LANES), dtype=torch.float64, device=rows.device)
+    _masses[(tiles,)](rows, out, size, len(rows), tile, LANES, num_warps=1)
+    return out
+
+
+def count_high(rows: Tensor, experts: Array, every: int, flag: Tensor) -> Tensor:
+    """As `select.count_high`, int32 (experts, HIGH_PLACES)."""
+    counts = torch.zeros((len(experts), select.HIGH_PLACES), dtype=torch.int32, device=rows.device)
+    _count_high[_strips(rows, every, len(experts))](
+        rows, torch.from_numpy(experts).to(rows.device), counts, flag, rows.shape[1], every,
+        len(rows), select.HIGH_PLACES, STRIP, BLOCK, **EXACT,
+    )  # fmt: skip
+    return counts
+
+
+def count_inside(
+    rows: Tensor, experts: Array, every: int, ranges: Array, places: int, flag: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `select.count_inside`: counts, bits left out (int32, by place) and counts above."""
+    counts = torch.zeros((2, len(experts), places), dtype=torch.int32, device=rows.device)
+    above = torch.zeros(len(experts), dtype=torch.int32, device=rows.device)
+    _count_inside[_strips(rows, every, len(experts))](
+        rows, torch.from_numpy(experts).to(rows.device),
+        torch.from_numpy(ranges.astype(np.int64)).to(rows.device), counts[0], counts[1], above,
+        flag, rows.shape[1], every, len(rows), places, STRIP, BLOCK, **EXACT,
+    )  # fmt: skip
+    return counts[0], counts[1], above
+
+
+def _strips(rows: Tensor, every: int, experts: int) -> tuple[int, int]:
+    return triton.cdiv(rows.shape[1], STRIP * every) * (STRIP // BLOCK), experts

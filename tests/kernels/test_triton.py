@@ -1,0 +1,234 @@
+"""Programs in Triton beside the compiled loops: the same bits, on a GPU or interpreted.
+
+Without a GPU: `pip install triton`, then `TRITON_INTERPRET=1 pytest tests/kernels/test_triton.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sigmerge.engine.gpu import Gpu
+from sigmerge.kernels import claim, geometry, select, tensors
+from sigmerge.kernels import merge as loops
+from sigmerge.kernels.claim import Admission, Settlement, TileTable
+from sigmerge.kernels.merge import DISJOINT, DROP, NORM, TRIM, formula
+from sigmerge.kernels.signature import signature
+from sigmerge.kernels.stored import BF16, CODE, F16, F32, address_of, members
+from sigmerge.kernels.thinning import ALL, ANY_TIES
+
+pytest.importorskip("triton", reason="Triton is not installed")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu" and not os.environ.get("TRITON_INTERPRET"):
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+
+STORED = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+START = 10
+WEIGHTS = np.array([0.3, 0.5, 0.7], np.float32)
+CUTS = np.array([[0x39D1B717, 0], [0x399D4952, ANY_TIES], [ALL, 0]], np.int64)
+"""0.0004 and 0.0003."""
+DRAWS = np.array([[123456789, 987654321, 1 << 31], [5, 4000000000, 1 << 30], [1, 2, ALL]], np.int64)
+RESCALE = np.array([[2.0, 1.0], [1.0, 0.3], [1.0, 1.0]], np.float32)
+FORMULAS = {
+    "sum": formula(WEIGHTS, vectors=False),
+    "vectors": formula(WEIGHTS, divisor=3.0, factor=0.3).plus_reference(1.0),
+    "trim": formula(
+        WEIGHTS, thin=TRIM, cuts=CUTS, combine=DISJOINT, normalize=True, weighted=True
+    ).plus_reference(1.0),
+    "trim, level": formula(
+        WEIGHTS, thin=TRIM, cuts=CUTS, combine=DISJOINT, cancelled=-1.0, factor=0.3
+    ).plus_reference(1.0),
+    "drop": formula(WEIGHTS, thin=DROP, draws=DRAWS, rescale=RESCALE).plus_reference(1.0),
+    "drop, elected": formula(
+        WEIGHTS, thin=DROP, draws=DRAWS, rescale=RESCALE, combine=DISJOINT, normalize=True
+    ).plus_reference(0.7),
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "FUSED", {DEVICE})
+
+
+class Rows:
+    """Three experts and their reference, as the loops and as torch read them."""
+
+    def __init__(self, size: int, dtype: str, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        base = rng.normal(0, 0.02, size)
+        values = [base + rng.normal(0, 5e-4, size) for _ in range(3)]
+        made = [torch.from_numpy(v).to(STORED[dtype]) for v in (*values, base)]
+        self.stored = [
+            row.view(torch.int16).numpy().view(np.uint16) if dtype == "bf16" else row.numpy()
+            for row in made
+        ]
+        self.there = [row.to(DEVICE) for row in made]
+        self.size = size
+
+    def some(self, reference: bool) -> tuple[Any, list[torch.Tensor]]:
+        stop = None if reference else -1
+        return members(self.stored[:stop]), self.there[:stop]
+
+
+CASES = pytest.mark.parametrize(
+    ("dtype", "size", "tile"),
+    [("bf16", 5000, 4096), ("bf16", 2049, 1003), ("f16", 1500, 1024), ("f32", 1, 64)],
+)
+
+
+@CASES
+@pytest.mark.parametrize("name", FORMULAS)
+def test_merges_are_those_of_the_loops(dtype: str, size: int, tile: int, name: str) -> None:
+    rows, way = Rows(size, dtype), FORMULAS[name]
+    table, there = rows.some(way.reads_reference)
+    for kind, stored in ((BF16, np.uint16), (F16, np.float16), (F32, np.float32)):
+        out = np.zeros(size, stored)
+        place = np.uint64(address_of(out))
+        assert loops.merge(way, *table, START, size, tile, tile, place, kind, np.zeros(1))
+        found = tensors.merge(way, there, START, tile, kind)
+        assert found is not None
+        assert found.cpu().view(torch.uint8).numpy().tobytes() == out.tobytes()
+    by_loops, by_triton = np.zeros(1), np.zeros(1)
+    loops.merge(way, *table, START, size, tile, tile, np.uint64(0), NORM, by_loops)
+    lanes = tensors.merge(way, there, START, tile, NORM)
+    assert lanes is not None
+    tensors.add_totals(lanes, by_triton)
+    assert by_triton == by_loops and by_loops > 0
+
+
+@CASES
+def test_sums_are_those_of_the_loops(dtype: str, size: int, tile: int) -> None:
+    rows = Rows(size, dtype)
+    table, there = rows.some(True)
+    given = (FORMULAS["drop"], tile, tile)
+    expected, found = np.zeros((2, 3)), np.zeros((2, 3))
+    loops.norms_of_thinning(*table, START, size, *given, expected)
+    assert tensors.COUNTERPARTS[loops.norms_of_thinning](there, START, *given, found)
+    assert (found == expected).all() and expected.any()
+    dots, mass = [np.zeros((3, 3)) for _ in range(2)], [np.zeros(2) for _ in range(2)]
+    signature(*table, START, size, tile, dots[0], mass[0])
+    assert tensors.COUNTERPARTS[signature](there, START, tile, dots[1], mass[1])
+    assert (dots[0] == dots[1]).all() and (mass[0] == mass[1]).all() and dots[0].any()
+    for vectors in (True, False):
+        gram = [np.zeros((3, 3)) for _ in range(2)]
+        geometry.gram(*table, START, size, vectors, tile, gram[0])
+        assert tensors.COUNTERPARTS[geometry.gram](there, START, vectors, tile, gram[1])
+        assert (gram[0] == gram[1]).all()
+
+
+@CASES
+@pytest.mark.parametrize("every", [1, 2])
+def test_counts_are_those_of_the_loops(dtype: str, size: int, tile: int, every: int) -> None:
+    rows, experts = Rows(size, dtype), np.array([0, 2])
+    table, there = rows.some(True)
+    counts = [np.zeros((2, select.HIGH_PLACES), np.uint32) for _ in range(2)]
+    select.count_high(*table, START, size, experts, every, counts[0])
+    assert tensors.count_high(there, START, experts, every, counts[1])
+    assert (counts[0] == counts[1]).all() and counts[0].any()
+    for ranges in (
+        np.array([[0x39D00000, 1, 0], [0x399D0000, 40000, 0]]),
+        np.array([[0x39400000, 1 << 22, 7], [0x39900000, 1 << 20, 5]]),
+    ):
+        places = max(((length - 1) >> shift) + 1 for _, length, shift in ranges.tolist())
+        found = [
+            (np.zeros((2, places), np.uint32), np.zeros((2, places), np.uint16),
+             np.zeros(2, np.int64))
+            for _ in range(2)
+        ]  # fmt: skip
+        select.count_inside(*table, START, size, experts, every, ranges, *found[0])
+        assert tensors.count_inside(there, START, experts, every, ranges, *found[1])
+        assert all((a == b).all() for a, b in zip(*found, strict=True))
+
+
+def test_what_is_not_finite_is_left_to_the_loops() -> None:
+    rows = Rows(2000, "bf16")
+    rows.there[1][1500] = float("inf")
+    _, there = rows.some(True)
+    assert tensors.merge(FORMULAS["vectors"], there, START, 1024, BF16) is None
+    assert not tensors.COUNTERPARTS[signature](there, START, 1024, np.zeros((3, 3)), np.zeros(2))
+    counts = np.zeros((1, select.HIGH_PLACES), np.uint32)
+    assert not tensors.count_high(there, START, np.array([1]), 1, counts)
+    assert not counts.any()
+
+
+class Claims:
+    """Three tiles of a block, and both ways to claim them."""
+
+    EDGES = np.array([0, 300, 1400, 2000], np.int64)
+
+    def __init__(self, dtype: str, key: tuple[int, int, int] = (0, 0, 0)) -> None:
+        self.rows = Rows(2000, dtype, seed=1)
+        self.kinds = np.full((5, 3), CODE[self.rows.stored[0].dtype], np.uint8)
+        of = [*self.rows.stored, self.rows.stored[0]]  # the first expert is the anchor too
+        self.addresses = np.array(
+            [[address_of(row) + row.itemsize * begin for begin in self.EDGES[:-1].tolist()]
+             for row in of], np.uint64)  # fmt: skip
+        self.key = np.array(key, np.int64)
+        self.by_loops = claim.free_map(2000)
+        self.triton: Any = Gpu(DEVICE, 1 << 20).claims()
+        self.by_triton = self.triton.free_map(2000)
+
+    def table(self, domain: int) -> TileTable:
+        of = (self.addresses[domain], self.kinds[domain], self.addresses[3], self.kinds[3])
+        return TileTable(self.EDGES, *of, self.key)
+
+    def both(self, loop: str, table: Any, *given: Any, results: list[Any]) -> None:
+        """Run a loop in both ways: equal results, equal owners."""
+        copies = [each.copy() for each in results]
+        first = getattr(claim, loop)(table, self.by_loops, 0, 3, *given, *results)
+        second = getattr(self.triton, loop)(table, self.by_triton, 0, 3, *given, *copies)
+        assert first == second
+        assert all((a == b).all() for a, b in zip(results, copies, strict=True))
+        assert (self.by_triton.cpu().numpy() == self.by_loops).all()
+
+    def marked(self, table: TileTable, before: Settlement, threshold: int, counts: Any) -> None:
+        """`mark` in both ways, whatever mass they find."""
+        again, mass = counts.copy(), np.zeros(3)
+        claim.mark(table, self.by_loops, 0, 3, before, threshold, counts, mass)
+        self.triton.mark(table, self.by_triton, 0, 3, before, threshold, again, mass)
+        assert (again == counts).all()
+        assert (self.by_triton.cpu().numpy() == self.by_loops).all()
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("key", [(0, 0, 0), (1, 77, 4000000000)], ids=["score", "random"])
+def test_claims_are_those_of_the_loops(dtype: str, key: tuple[int, int, int]) -> None:
+    claims, before = Claims(dtype, key), claim.SETTLED
+    for domain in range(3):
+        table = claims.table(domain)
+        magnitudes = np.zeros(select.HIGH_PLACES, np.uint32)
+        for every in (1, 2):
+            claims.both("count_high", table, every, before, results=[magnitudes])
+        place, _ = select.bin_of_rank(magnitudes, int(magnitudes.sum()) // 5)
+        low = np.zeros(select.LOW_BINS, np.uint32)
+        claims.both("count_low", table, 1, before, place // 2, results=[low])
+        threshold = select.threshold_of(place // 2, max(0, select.bin_of_rank(low, 3)[0]))
+        counts, mass = np.zeros((3, 2), np.int64), np.zeros(3)
+        if not key[0]:
+            claims.both("mark", table, before, threshold, results=[counts, mass])
+        else:  # the mass of random bits says nothing
+            claims.marked(table, before, threshold, counts)
+        assert counts[:, 0].any()
+        ties = np.array([counts[0, 1], counts[1, 1] // 2, 0])
+        before = Settlement(domain, ties, counts)
+    claims.both("settle", claims.EDGES, before, results=[])
+    support, mass = np.zeros(3, np.int64), np.zeros(3)
+    plain = claims.table(1)._replace(key=np.zeros(3, np.int64))
+    claims.both("tally", plain, 1, results=[support, mass])
+    assert support.any()
+    for form, scale in ((claim.ADD, 0.3), (claim.SPARSE, 3.0), (claim.REPLACE, 0.7),
+                        (claim.REPLACE, 1.0)):  # fmt: skip
+        keys = np.array([[1, 2], [3, 4000000000], [5, 6]], np.int64)
+        update = Admission(form, scale, np.arange(3), 1 << 30, keys)
+        for kind, stored in ((BF16, np.uint16), (F32, np.float32)):
+            out, again = np.zeros(2000, stored), np.zeros(2000, stored)
+            of = (update, claims.EDGES)
+            rest = (0, 3, claims.addresses[[0, 1, 2, 3, 4]], claims.kinds)
+            claim.admit(*of, claims.by_loops, *rest, np.uint64(address_of(out)), kind)
+            place = np.uint64(address_of(again))
+            assert claims.triton.admit(*of, claims.by_triton, *rest, place, kind) == (True, True)
+            assert again.tobytes() == out.tobytes()
