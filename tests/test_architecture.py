@@ -74,8 +74,12 @@ def test_the_maths_knows_no_paths_devices_or_yaml(name: str) -> None:
     assert offences(room(name), forbidden) == []
 
 
-DEVICE = {"tensors.py": ("torch",), "tensor_claims.py": ("torch",),
-          "triton_sums.py": ("torch", "triton")}  # fmt: skip
+DEVICE = {
+    "tensors.py": ("torch",),
+    "tensor_claims.py": ("torch",),
+    "triton_passes.py": ("torch", "triton"),
+    "triton_claims.py": ("torch", "triton"),
+}
 """Kernels for a GPU, and what they are written in."""
 
 

@@ -24,7 +24,7 @@ from sigmerge.errors import PoolError
 from sigmerge.kernels import TILE, Array, tensors
 from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
 from sigmerge.kernels.stored import BF16, CODE, F32
-from sigmerge.kernels.tensor_claims import TensorClaims, claims_on
+from sigmerge.kernels.tensor_claims import TensorClaims
 from sigmerge.kernels.tensors import Tensors
 
 KEPT_SHARE = 0.4
@@ -110,7 +110,10 @@ class Gpu:
                 self._local.stream.synchronize()  # the pinned memory is used again
             return copies
 
-        return claims_on(self._device, tiles, self._give_to, self._halved)
+        way: type[TensorClaims] = TensorClaims
+        if tensors.in_triton(self._device):
+            from sigmerge.kernels.triton_claims import TritonClaims as way  # noqa: N813
+        return way(self._device, tiles, self._give_to, self._halved)
 
     def _give_to(self, values: torch.Tensor, address: int) -> None:
         out = _at(address, F32 if values.element_size() == 4 else BF16, len(values))
@@ -244,7 +247,7 @@ def _typed(values: Array) -> torch.Tensor:
     return torch.from_numpy(values)
 
 
-Key: TypeAlias = tuple[Any, ...]
+CopyKey: TypeAlias = tuple[Any, ...]
 
 
 class _Kept:
@@ -252,10 +255,10 @@ class _Kept:
 
     def __init__(self, limit: int) -> None:
         self._limit, self._size = limit, 0
-        self._copies: OrderedDict[Key, Tensors] = OrderedDict()
+        self._copies: OrderedDict[CopyKey, Tensors] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Key, *, last: bool) -> Tensors | None:
+    def get(self, key: CopyKey, *, last: bool) -> Tensors | None:
         """Copies, which the `last` to read them takes away."""
         with self._lock:
             copies = self._copies.pop(key, None)
@@ -265,7 +268,7 @@ class _Kept:
                 self._copies[key] = copies
             return copies
 
-    def put(self, key: Key, copies: Tensors) -> None:
+    def put(self, key: CopyKey, copies: Tensors) -> None:
         with self._lock:
             if _bytes(copies) > self._limit or key in self._copies:
                 return

@@ -232,17 +232,6 @@ class TensorClaims:
         return found
 
 
-def claims_on(
-    device: torch.device, tiles: StoredTiles, give: Give, halving: Halving
-) -> TensorClaims:
-    """The loops for a device: in Triton where it is installed and runs there."""
-    if device.type in tensors.FUSED and tensors.passes() is not None:
-        from sigmerge.kernels.triton_claims import TritonClaims
-
-        return TritonClaims(device, tiles, give, halving)
-    return TensorClaims(device, tiles, give, halving)
-
-
 def _settled(here: Tensor, edges: Array, marks: Settlement, first: int, last: int) -> Tensor:
     """The codes after the marks of a domain are handed out; see `claim.settle`."""
     if not marks.ties.size:

@@ -111,10 +111,15 @@ def _fused_products(block: Tensor, experts: int, vectors: bool, tile: int, dots:
 
 def _fused(rows: Tensors) -> Tensor | None:
     """The rows as one matrix for programs of a launch or two; None where there are none."""
-    if rows[0].device.type not in FUSED or passes() is None:
+    if not in_triton(rows[0].device):
         return None
     block: Tensor | None = passes().stacked(list(rows))
     return block
+
+
+def in_triton(device: torch.device) -> bool:
+    """Whether a device runs programs in Triton."""
+    return device.type in FUSED and passes() is not None
 
 
 @cache

@@ -30,9 +30,9 @@ from sigmerge.kernels.triton_passes import (
     widened,
 )
 
-ROW = 6
+TILE_ROW = 6
 """Numbers of a tile in its row of the table, before the addresses of domains."""
-_ROW = tl.constexpr(ROW)
+_TILE_ROW = tl.constexpr(TILE_ROW)
 _BF16, _F16 = tl.constexpr(BF16), tl.constexpr(F16)
 _ABOVE, _TIED, _FREE = (tl.constexpr(int(c)) for c in (claim.ABOVE, claim.TIED, claim.FREE))
 _SPARSE, _REPLACE = tl.constexpr(claim.SPARSE), tl.constexpr(claim.REPLACE)
@@ -191,7 +191,7 @@ def _admit(
     note_wrong(some, flag, 1)
     for number in tl.static_range(count):
         chosen = there & (mine == tl.load(domains + number))
-        own = widened(_stored(tl.load(row + _ROW + number), kind), at, chosen)
+        own = widened(_stored(tl.load(row + _TILE_ROW + number), kind), at, chosen)
         if form == _REPLACE:
             moved = tl.where(scale == 1.0, own, some + (own - some) * scale)
         else:
@@ -417,7 +417,7 @@ def _key(table: TileTable) -> tuple[int, int]:
 
 def _tiles(edges: Array, first: int, last: int, marks: Settlement = claim.SETTLED) -> Array:
     """A row per tile: two addresses, begin, size, ties that are claimed and all ties."""
-    rows = np.zeros((last - first, ROW), np.int64)
+    rows = np.zeros((last - first, TILE_ROW), np.int64)
     rows[:, 2], rows[:, 3] = edges[first:last], np.diff(edges[first : last + 1])
     if marks.ties.size:
         rows[:, 4], rows[:, 5] = marks.ties[first:last], marks.counts[first:last, 1]

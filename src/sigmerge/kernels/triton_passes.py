@@ -24,12 +24,12 @@ BLOCK = 1024
 UNROLL = 8
 """Steps of a lane whose entries are loaded together."""
 EXACT = {"enable_fp_fusion": False}
-NUMBERS = 6
-"""In a row of `_thinning`."""
+THINNING = 6
+"""Numbers in a row of `_thinning`."""
 
 _TRIM, _DROP = tl.constexpr(TRIM), tl.constexpr(DROP)
 _BF16, _F16 = tl.constexpr(BF16), tl.constexpr(F16)
-_NUMBERS = tl.constexpr(NUMBERS)
+_THINNING = tl.constexpr(THINNING)
 
 
 @triton.jit
@@ -105,7 +105,7 @@ def _thin(
     if vectors:
         value = value - widened(rows + (members - 1) * size.to(tl.int64), at, there)
     note_wrong(value, flag, 1)
-    row = numbers + expert * _NUMBERS
+    row = numbers + expert * _THINNING
     if thin == _TRIM:
         value = tl.where(magnitude_of(value) >= tl.load(row), value, 0.0)
     elif thin == _DROP:
@@ -319,7 +319,7 @@ def _thinning(formula: Formula) -> Array:
     TRIM: the least magnitude that stays. DROP: mode (0 keeps all, 1 by draw, 2 nothing), the two
     key words, the last draw that keeps.
     """
-    table = np.zeros((len(formula.weights), NUMBERS), np.int64)
+    table = np.zeros((len(formula.weights), THINNING), np.int64)
     if formula.thin == TRIM:
         cuts, ties = formula.cuts[:, 0], formula.cuts[:, 1]
         least = np.where(ties == 0, np.minimum(cuts, 0x7FFFFFFE) + 1, cuts)
