@@ -16,15 +16,15 @@ class PassSpeed(NamedTuple):
 
 
 SPEEDS = {
-    "linear": PassSpeed(12.6, 1.2),
-    "task_arithmetic": PassSpeed(13.8, 1.4),
-    "dare_ties": PassSpeed(32.7, 1.1),
-    "ties": PassSpeed(31.4, 2.8),
+    "linear": PassSpeed(12.9, 0.44),
+    "task_arithmetic": PassSpeed(13.1, 0.43),
+    "dare_ties": PassSpeed(30.9, 0.26),
+    "ties": PassSpeed(29.4, 1.38),
     "profile": PassSpeed(14.4, 1.2),
-    "repair": PassSpeed(27.0, 4.6),
+    "repair": PassSpeed(25.8, 1.47),
 }
-"""Of docs/results/scaling.md (16 cores, CPU and wall seconds of 1.59 B coordinates); the profile of
-docs/results/repair.md (2 cores, 430 M coordinates)."""
+"""Of the table of 16 cores in docs/results/scaling.md (CPU time, and wall time beyond start-up and the
+cores' share), the profile of docs/results/repair.md (2 cores, 430 M coordinates)."""
 MEASURED_EXPERTS = 5
 START = 1.0
 """Seconds until the first block."""
