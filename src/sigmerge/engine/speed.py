@@ -23,8 +23,8 @@ SPEEDS = {
     "profile": PassSpeed(14.4, 1.2),
     "repair": PassSpeed(25.8, 1.47),
 }
-"""Of the table of 16 cores in docs/results/scaling.md (CPU time, and wall time beyond start-up and the
-cores' share), the profile of docs/results/repair.md (2 cores, 430 M coordinates)."""
+"""Of the table of 16 cores in docs/results/scaling.md (CPU time; wall time beyond start-up and the
+share of the cores), the profile of docs/results/repair.md (2 cores, 430 M coordinates)."""
 MEASURED_EXPERTS = 5
 START = 1.0
 """Seconds until the first block."""
