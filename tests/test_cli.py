@@ -190,7 +190,7 @@ def test_wrong_usage_is_exit_code_two(arguments: list[str], words: str) -> None:
 def test_a_size_that_is_none(pool: PoolOnDisk, size: str) -> None:
     recipe = pool.write(pool.recipe("linear"))
     arguments = ("merge", recipe, pool.root / "out", f"--max-shard-size={size}")
-    assert "is not a size" in refused(4, *arguments, beside=pool.root)
+    assert "is not a size" in refused(2, *arguments, beside=pool.root)
 
 
 @pytest.mark.parametrize("out", [".", "/", "~"])

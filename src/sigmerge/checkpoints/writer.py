@@ -28,7 +28,7 @@ from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, SINGLE, Checkpoin
 from sigmerge.checkpoints.header import ITEM_SIZE, encode_header
 from sigmerge.checkpoints.remote import check_remote_target, target_url, upload
 from sigmerge.checkpoints.written import ShardBytes, Written
-from sigmerge.errors import OutputError, PoolError, SigmergeError
+from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeError
 from sigmerge.files.exchange import exchange
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.locks import only_writer
@@ -47,7 +47,7 @@ def parse_size(text: str) -> int:
     """ "5GB", "200MiB", "1000000" in bytes."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not found or found[2].upper() not in _UNITS or float(found[1]) <= 0:
-        raise OutputError(f"{text!r} is not a size; write 5GB, 200MiB or a number of bytes.")
+        raise RecipeError(f"{text!r} is not a size; write 5GB, 200MiB or a number of bytes.")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
