@@ -33,6 +33,9 @@ _ABOVE, _TIED, _FREE = int(claim.ABOVE), int(claim.TIED), int(claim.FREE)
 class TensorClaims:
     """What `sigmerge.kernels.claim` has, by the same names."""
 
+    most_parts = 4
+    """Parts of a block: a launch takes all its tiles at once, and a few threads copy them there."""
+
     def __init__(
         self, device: torch.device, tiles: StoredTiles, give: Give, halving: Halving
     ) -> None:

@@ -311,7 +311,11 @@ class _Step:
         return total
 
     def each(self, parts: int, task: Callable[[Owner, int, int], Any]) -> list[Any]:
-        """The results of task(owner, first tile, last tile) for all tiles in order."""
+        """The results of task(owner, first tile, last tile) for all tiles in order.
+
+        Loops that take many tiles side by side themselves say how few parts they want.
+        """
+        parts = min(parts, getattr(self.loops, "most_parts", parts))
         length = max(1, -(-len(self.block.tiles) // parts))
         firsts = range(0, len(self.block.tiles), length)
         lasts = (min(first + length, len(self.block.tiles)) for first in firsts)
