@@ -145,5 +145,7 @@ def test_the_disk_gets_every_piece_early_if_the_result_is_to_be_synced(
 def test_asking_the_disk_for_what_is_no_file_does_no_harm(tmp_path: Path) -> None:
     one, other = os.pipe()
     regular.begin_sync(other, 0, 100)
+    os.write(other, b"still open")
+    assert os.read(one, 100) == b"still open"
     os.close(one)
     os.close(other)

@@ -104,10 +104,10 @@ def test_merges_are_those_of_the_loops(dtype: str, size: int, tile: int, name: s
 def test_sums_are_those_of_the_loops(dtype: str, size: int, tile: int) -> None:
     rows = Rows(size, dtype)
     table, there = rows.some(True)
-    given = (FORMULAS["drop"], tile, tile)
+    given, unmarked = (FORMULAS["drop"], tile, tile), np.zeros((3, 0, 0), np.uint8)
     expected, found = np.zeros((2, 3)), np.zeros((2, 3))
-    loops.norms_of_thinning(*table, START, size, *given, expected)
-    assert tensors.COUNTERPARTS[loops.norms_of_thinning](there, START, *given, found)
+    loops.norms_of_thinning(*table, START, size, *given, expected, unmarked)
+    assert tensors.COUNTERPARTS[loops.norms_of_thinning](there, START, *given, found, unmarked)
     assert (found == expected).all() and expected.any()
     dots, mass = [np.zeros((3, 3)) for _ in range(2)], [np.zeros(2) for _ in range(2)]
     signature(*table, START, size, tile, dots[0], mass[0])
