@@ -77,6 +77,7 @@ def test_the_maths_knows_no_paths_devices_or_yaml(name: str) -> None:
 DEVICE = {
     "tensors.py": ("torch",),
     "tensor_claims.py": ("torch",),
+    "tensor_algebra.py": ("torch",),
     "triton_passes.py": ("torch", "triton"),
     "triton_claims.py": ("torch", "triton"),
 }
@@ -84,7 +85,7 @@ DEVICE = {
 
 
 def test_kernels_know_numbers_only() -> None:
-    allowed = (*sys.stdlib_module_names, "numpy", "numba", "sigmerge.kernels")
+    allowed = (*sys.stdlib_module_names, "numpy", "numba", "scipy", "sigmerge.kernels")
     strangers = [
         f"{file.name} imports {name}"
         for file in room("kernels")

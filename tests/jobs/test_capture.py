@@ -512,3 +512,17 @@ def test_other_words_of_the_command(pool: Path) -> None:
     del soup["base_model"]
     with pytest.raises(RecipeError, match=r"capture\.scale: needs a base_model"):
         sigmerge.load_recipe(soup)
+
+
+@pytest.mark.parametrize("method", DATA)
+def test_a_merge_that_a_gpu_solves_says_so_and_continues_no_other(
+    pool: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sigmerge.probing.loading.checked_device", lambda name: name)
+    loaded = sigmerge.load_recipe(recipe(pool, method))
+    here, there = (plan_dense(loaded, Options(device=name)) for name in ("cpu", "cuda"))
+    solves = method != "fisher"
+    assert any("solved on the GPU in float64" in note for note in there.recipe.notes) == solves
+    assert not any("solved on the GPU" in note for note in here.recipe.notes)
+    assert (there.fingerprint() != here.fingerprint()) == solves
+    assert Options(threads=3, device="cuda").engine_name == "local, 3 threads, cuda"

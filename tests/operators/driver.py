@@ -67,6 +67,7 @@ def run(
     threads: int = 1,
     blocks: Mapping[str, int] | None = None,
     statistics: Any = None,
+    device: Any = None,
     notes: dict[str, Any] | None = None,
     **given: Any,
 ) -> dict[str, Array]:
@@ -102,7 +103,7 @@ def run(
 
     with Workers(threads) as workers:
         blocks = [[site] for site in sites]
-        stream = Stream(blocks, source, workers, chosen.granule, statistics=statistics)
+        stream = Stream(blocks, source, workers, chosen.granule, statistics, device)
         survey = stream.survey(chosen.survey(sites))
         dtypes = dict.fromkeys(reference, "F32")
         for noted in stream.merge(chosen, blocks, survey, dtypes, write):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sigmerge.checkpoints.statistics import packed, unpacked
+from sigmerge.checkpoints.statistics import packed
 from sigmerge.errors import PoolError
 from sigmerge.operators import cat as cat_module
 from sigmerge.operators.base import Site
@@ -39,9 +39,9 @@ class Measured:
     def transposed(self, tensor: str) -> bool:
         return tensor in self.turned
 
-    def gram(self, expert: str, tensor: str) -> Array:
+    def triangle(self, expert: str, tensor: str) -> Array:
         x = np.asarray(self.data[expert][tensor], np.float64)
-        return x.T @ x
+        return packed(x.T @ x)
 
     def energy(self, expert: str, tensor: str) -> Array:
         energy: Array = np.square(self.data[expert][tensor], dtype=np.float64).sum(axis=0)
@@ -415,14 +415,14 @@ def test_threads_do_not_change_a_bit(method: str) -> None:
 
 
 class Packed(Measured):
-    """Grams as files hold them: unpacked anew each time, and few derived matrices kept."""
+    """Grams as files hold them: read anew each time, and no derived matrices kept."""
 
     def __init__(self, tensor: str, grams: Mapping[str, Array]) -> None:
         super().__init__({tensor: "gram"}, {})
         self.triangles = {expert: packed(gram) for expert, gram in grams.items()}
 
-    def gram(self, expert: str, tensor: str) -> Array:
-        return unpacked(self.triangles[expert].copy())
+    def triangle(self, expert: str, tensor: str) -> Array:
+        return self.triangles[expert].copy()
 
     def rows(self, expert: str, tensor: str) -> int:
         return 700

@@ -20,6 +20,7 @@ from sigmerge.checkpoints.folder import open_checkpoint  # noqa: E402
 from sigmerge.checkpoints.header import read_header  # noqa: E402
 from sigmerge.checkpoints.statistics import StatisticsFolders, finish, write_block  # noqa: E402
 from sigmerge.errors import PoolError, RecipeError  # noqa: E402
+from sigmerge.kernels.algebra import PROCESSOR  # noqa: E402
 from sigmerge.nano.files import read_lines  # noqa: E402
 from sigmerge.probing.capture import capture_features  # noqa: E402
 from sigmerge.probing.exemplars import (  # noqa: E402
@@ -48,6 +49,10 @@ def features(folder: Path, tokens: list[Tokens], out: Path, **how: Any) -> Stati
     capture_features(expert, read, tokens, out, **how)
     finish(out, {})
     return StatisticsFolders({"e": out})
+
+
+def gram_of(found: StatisticsFolders, name: str) -> Any:
+    return PROCESSOR.symmetric(found.triangle("e", name))
 
 
 def in_one_go(folder: Path, tokens: list[Tokens]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -106,7 +111,7 @@ def test_features_equal_hooks_on_a_full_forward(expert: Path, tmp_path: Path) ->
     rows = sum(len(row.ids) for row in tokens)
     for name, gram in grams.items():
         assert found.measured(name) == "gram", name
-        np.testing.assert_allclose(found.gram("e", name), gram, **CLOSE)
+        np.testing.assert_allclose(gram_of(found, name), gram, **CLOSE)
         assert found.rows("e", name) == rows
     for name, energy in energies.items():
         assert found.measured(name) == "energy", name
@@ -149,7 +154,7 @@ def test_grams_in_several_groups_and_panels(
     tokens = tokens_of()
     found = features(llama, tokens, tmp_path / "out", threads=2)
     for name, gram in in_one_go(llama, tokens)[0].items():
-        np.testing.assert_allclose(found.gram("e", name), gram, **CLOSE)
+        np.testing.assert_allclose(gram_of(found, name), gram, **CLOSE)
 
 
 def test_a_resumed_capture_ends_in_the_same_bytes(llama: Path, tmp_path: Path) -> None:
@@ -173,7 +178,7 @@ def test_statistics_add_up_over_exemplars(llama: Path, tmp_path: Path) -> None:
     tokens = tokens_of()
     name = "model.layers.1.mlp.down_proj.weight"
     whole, left, right = (
-        features(llama, part, tmp_path / str(i)).gram("e", name)
+        gram_of(features(llama, part, tmp_path / str(i)), name)
         for i, part in enumerate((tokens, tokens[:2], tokens[2:]))
     )
     np.testing.assert_allclose(left + right, whole, rtol=1e-12)
@@ -186,7 +191,7 @@ def test_skip_bos_leaves_out_the_first_token(llama: Path, tmp_path: Path) -> Non
     first = features(llama, [Tokens(row.ids[:1], 1) for row in tokens], tmp_path / "first")
     rest = features(llama, tokens, tmp_path / "rest", skip_bos=True)
     np.testing.assert_allclose(
-        rest.gram("e", name), whole.gram("e", name) - first.gram("e", name), **CLOSE
+        gram_of(rest, name), gram_of(whole, name) - gram_of(first, name), **CLOSE
     )
     assert rest.rows("e", name) == whole.rows("e", name) - len(tokens)
     assert rest.rows("e", "model.norm.weight") == whole.rows("e", "model.norm.weight") - len(tokens)
@@ -197,12 +202,12 @@ def test_scale_moves_the_network_between_reference_and_expert(llama: Path, tmp_p
     expert, reference = open_checkpoint(tmp_path / "expert"), open_checkpoint(llama)
     tokens, name = tokens_of(), "model.layers.2.mlp.gate_proj.weight"
     grams = {
-        scale: features(tmp_path / "expert", tokens, tmp_path / str(scale),
-                        read=reader(expert, reference, scale)).gram("e", name)
+        scale: gram_of(features(tmp_path / "expert", tokens, tmp_path / str(scale),
+                        read=reader(expert, reference, scale)), name)
         for scale in (0.0, 0.5, 1.0)
     }  # fmt: skip
-    np.testing.assert_allclose(grams[0.0], features(llama, tokens, tmp_path / "r").gram("e", name))
-    plain = features(tmp_path / "expert", tokens, tmp_path / "e").gram("e", name)
+    np.testing.assert_allclose(grams[0.0], gram_of(features(llama, tokens, tmp_path / "r"), name))
+    plain = gram_of(features(tmp_path / "expert", tokens, tmp_path / "e"), name)
     assert np.array_equal(grams[1.0], plain)
     assert not np.allclose(grams[0.5], plain, rtol=1e-3)
 
@@ -246,7 +251,7 @@ def test_stacked_experts_of_a_mixture_are_not_measured(tmp_path: Path) -> None:
     found = features(tmp_path / "mixtral", tokens_of(), tmp_path / "joined")
     grams, _ = in_one_go(tmp_path / "mixtral", tokens_of())
     name = "model.layers.2.self_attn.o_proj.weight"
-    np.testing.assert_allclose(found.gram("e", name), grams[name], **CLOSE)
+    np.testing.assert_allclose(gram_of(found, name), grams[name], **CLOSE)
     assert found.measured("model.layers.0.block_sparse_moe.experts.0.w1.weight") == ""
 
 

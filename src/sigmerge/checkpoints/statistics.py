@@ -91,18 +91,6 @@ def packed(gram: Array) -> Array:
     return np.concatenate([row[i:] for i, row in enumerate(gram)])
 
 
-def unpacked(triangle: Array) -> Array:
-    """The symmetric matrix of an upper triangle."""
-    size = (int(np.sqrt(8 * triangle.size + 1)) - 1) // 2
-    gram, position = np.empty((size, size)), 0
-    for i in range(size):
-        row = triangle[position : position + size - i]
-        gram[i, i:] = row
-        gram[i:, i] = row
-        position += size - i
-    return gram
-
-
 @dataclass(frozen=True)
 class _Cell:
     """Something that the first thread to need it makes, once."""
@@ -149,8 +137,8 @@ class StatisticsFolders:
     def transposed(self, tensor: str) -> bool:
         return any(tensor in e and e[tensor].transposed for e in self._entries.values())
 
-    def gram(self, expert: str, tensor: str) -> Array:
-        return unpacked(self._read(expert, tensor))
+    def triangle(self, expert: str, tensor: str) -> Array:
+        return self._read(expert, tensor)
 
     def energy(self, expert: str, tensor: str) -> Array:
         return self._read(expert, tensor)

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ from sigmerge.kernels.stored import BF16, CODE, F32
 from sigmerge.kernels.tensor_claims import TensorClaims
 from sigmerge.kernels.tensors import Tensors
 
+if TYPE_CHECKING:
+    from sigmerge.kernels.algebra import Algebra
+
+_Made = TypeVar("_Made")
 KEPT_SHARE = 0.4
 """Part of the free memory in which copies are kept for the next pass."""
 BLOCKS = 4
@@ -42,6 +46,7 @@ class Gpu:
             keep = int(KEPT_SHARE * torch.cuda.mem_get_info()[0]) if name == "cuda" else 0
         self._keep, self._kept = keep, _Kept(keep)
         self._local = threading.local()
+        self._solving = threading.Lock()
 
     def merge(
         self, rows: StoredRows, formula: Formula, tile: int, step: int, kind: int, out: Array
@@ -91,6 +96,26 @@ class Gpu:
         if not done:
             restore()
         return done
+
+    def solve(self, tensor: str, program: Callable[[Algebra], _Made]) -> _Made:
+        """program(algebra) with matrices on this device: those of one tensor at a time."""
+        from sigmerge.kernels.tensor_algebra import TensorAlgebra
+
+        with self._solving:
+            try:
+                with self._stream():
+                    return program(TensorAlgebra(self._device))
+            except torch.OutOfMemoryError:
+                self._kept.clear()
+                torch.cuda.empty_cache()
+            try:
+                with self._stream():
+                    return program(TensorAlgebra(self._device))
+            except torch.OutOfMemoryError:
+                raise PoolError(
+                    f"{tensor}: the GPU's memory does not hold its matrices in float64; free "
+                    "some, or use --device cpu."
+                ) from None
 
     def claims(self) -> TensorClaims:
         """The loops of a repair on this device, for one block, whose copies they keep."""

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,10 @@ from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.stored import CODE, address_of, load_rows, members
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
+if TYPE_CHECKING:
+    from sigmerge.kernels.algebra import Algebra
+
+_Made = TypeVar("_Made")
 CHUNK = 32 * TILE
 """Coordinates one worker takes at a time. Fixed: sums of float64 over chunks have one order."""
 
@@ -50,6 +54,9 @@ class Accelerator(Protocol):
 
     def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
         """The same as a kernel that reads a chunk; whether it was done."""
+
+    def solve(self, tensor: str, program: Callable[[Algebra], _Made]) -> _Made:
+        """program(algebra) with the matrices of one tensor there."""
 
 
 class Source(Protocol):
@@ -150,6 +157,14 @@ class StreamChunk:
             self._check(fine, reference=bool(less) or reference)
             yield tile
         self.source.done(self.site.tensor, self.start, self.stop)
+
+    def solve(self, program: Callable[[Algebra], _Made]) -> _Made:
+        """program(algebra), where the job solves."""
+        if self.device is not None:
+            return self.device.solve(self.site.tensor, program)
+        from sigmerge.kernels.algebra import PROCESSOR  # LAPACK, which few methods need
+
+        return program(PROCESSOR)
 
     def add_reference(self, tile: Tile, factor: float = 1.0) -> None:
         """θ = θ_ref + τ: from the merged task vector in `out` to the merge."""

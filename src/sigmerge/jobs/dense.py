@@ -51,6 +51,12 @@ from sigmerge.words import counted
 if TYPE_CHECKING:
     from sigmerge.checkpoints.statistics import StatisticsFolders
 
+SOLVED_THERE = (
+    "matrices are solved on the GPU in float64; its weights may differ from the processor's by a "
+    "millionth of the largest of their tensor"
+)
+"""What a merge notes that solves there; docs/results/gpu.md has the test."""
+
 
 @dataclass(frozen=True)
 class DenseJob:
@@ -66,6 +72,8 @@ class DenseJob:
     """How many each expert is shown, where the operator reads data."""
     to_capture: Mapping[str, int] = field(default_factory=dict)
     """Experts whose statistics are missing: a bound on the memory that capturing them takes."""
+    solved_on: str = "cpu"
+    """The device of operators that solve, whose last bits are its own."""
     statistics: StatisticsFolders | None = None
     """The captured statistics; set when the job runs."""
 
@@ -89,6 +97,7 @@ class DenseJob:
             *([repr(recipe.vocabulary)] if recipe.vocabulary else []),
             repr(self.sites),
             self.statistics.names if self.statistics else None,
+            *([self.solved_on] if self.solved_on != "cpu" else []),
             fingerprint(self.pool.members, tokenizer),
             [hashlib.sha256(header).hexdigest() for header in self.layout.headers],
             TILE,
@@ -180,7 +189,10 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
         for name, stored in sorted(pool.layout.tensors.items(), key=lambda item: natural(item[0]))
     ]
     layout = plan_layout(tensors, parse_size(options.max_shard_size))
-    exemplars, to_capture = {}, {}
+    exemplars, to_capture, solved_on = {}, {}, "cpu"
+    if operator.needs == "features" and options.device != "cpu":
+        solved_on = options.device
+        recipe = replace(recipe, notes=(*recipe.notes, f"{recipe.method}: {SOLVED_THERE}"))
     if operator.needs:
         from sigmerge.jobs import capture
 
@@ -191,7 +203,7 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
             for planned in capture.missing(captures, recipe, pool, options)
         }
         recipe = replace(recipe, notes=(*recipe.notes, *capture.ignored_keys(recipe)))
-    return DenseJob(recipe, operator, pool, sites, layout, exemplars, to_capture)
+    return DenseJob(recipe, operator, pool, sites, layout, exemplars, to_capture, solved_on)
 
 
 def _dtype(job: DenseJob) -> str | None:

@@ -1,4 +1,5 @@
-"""How a job is done, as opposed to what it computes: no option changes a byte of weights."""
+"""How a job is done, as opposed to what it computes: no option changes a byte of weights, but for
+the last bits of RegMean, CAT and LOT on a GPU, which the job notes."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ class Options:
     def engine_name(self) -> str:
         """What ran the job, for its record."""
         cluster = self.cluster
-        return f"local, {self.threads} threads" if cluster is None else cluster.name
+        where = f"local, {self.threads} threads" if cluster is None else cluster.name
+        return where if self.device == "cpu" else f"{where}, {self.device}"
 
     def gpu(self) -> Gpu | None:
         """The GPU that passes over weights, if it is to be one."""

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from sigmerge.kernels import Array
 from sigmerge.kernels.merge import Formula
+
+if TYPE_CHECKING:
+    from sigmerge.kernels.algebra import Algebra
 
 _Made = TypeVar("_Made")
 
@@ -89,8 +92,11 @@ class Tile:
 class Statistics(Protocol):
     """What capture passes measured on each expert's own exemplars. Experts go by name."""
 
-    def gram(self, expert: str, tensor: str) -> Array:
-        """S = XᵀX in float64, X the inputs of a linear weight, one row a token."""
+    def triangle(self, expert: str, tensor: str) -> Array:
+        """The upper triangle, row after row, of S = XᵀX in float64.
+
+        X are the inputs of a linear weight, one row a token.
+        """
 
     def energy(self, expert: str, tensor: str) -> Array:
         """Σ x̂² over tokens in float64, x̂ the normalised inputs of a norm scale."""
@@ -154,6 +160,9 @@ class Chunk(Protocol):
 
     def lead_of_plus(self, formula: Formula) -> int:
         """How many more coordinates of this chunk elect + than −, by a disjoint formula."""
+
+    def solve(self, program: Callable[[Algebra], _Made]) -> _Made:
+        """program(algebra), where the job solves. It may run twice, so it changes no tile."""
 
     def add_reference(self, tile: Tile, factor: float = 1.0) -> None:
         """Add θ_ref, or a multiple of it, to `out`."""

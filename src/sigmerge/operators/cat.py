@@ -10,6 +10,7 @@ Masks take positive scores only, as the projection takes positive eigenvalues on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from sigmerge.kernels import Array
 from sigmerge.kernels import merge as kernels
+from sigmerge.kernels.algebra import PROCESSOR, Algebra, Matrix
 from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,
@@ -44,7 +46,7 @@ ZERO = 1e-10
 """Eigenvalues below this times the largest |eigenvalue| are not positive."""
 
 
-Trim = Callable[[Array], Array]
+Trim = Callable[[Matrix], Matrix]
 
 
 class Cat(Operator):
@@ -78,8 +80,12 @@ class Cat(Operator):
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
         site = chunk.site
         for tile in task_vectors(chunk):
-            if site.measured or site.shift:
-                chunk.notes.update(_trim(tile.experts, site, chunk.statistics))
+            if site.measured == "gram":
+                project = partial(_projected, tile.experts, site, chunk.statistics)
+                chunk.notes["rank"] = _refill(tile, site, *chunk.solve(project))
+            elif site.measured or site.shift:
+                trimmed = _masked(tile.experts, site, chunk.statistics)
+                chunk.notes["masked"] = _refill(tile, site, *trimmed)
             else:
                 note_fallback(chunk, "task vectors added untrimmed")
             kernels.weighted_sum(tile.experts, site.weights(), tile.out)
@@ -87,49 +93,57 @@ class Cat(Operator):
             yield tile
 
 
-def _trim(rows: Array, site: Site, statistics: Statistics) -> dict[str, Any]:
-    """Trim the task vectors in their place; how much each task took out of the others'."""
-    if site.measured == "gram":
-        vectors = list(matrices(rows, site))
-        what, trims, taken = "rank", *_projections(vectors, site, statistics)
-    else:
-        vectors = list(rows.astype(np.float64))
-        what, trims, taken = "masked", *_maskings(np.stack(vectors), site, statistics)
-    trim_others(vectors, trims, site.settings["renorm"])
-    for row, vector in zip(rows, vectors, strict=True):
-        row[:] = stored(vector, site)
-    return {what: dict(zip(site.experts, taken, strict=True))}
+def _refill(
+    tile: Tile, site: Site, vectors: Sequence[Array], taken: Sequence[int]
+) -> dict[str, int]:
+    """Put trimmed task vectors in their place; how much each task took out of the others'."""
+    for row, vector in zip(tile.experts, vectors, strict=True):
+        row[:] = vector
+    return dict(zip(site.experts, taken, strict=True))
 
 
-def _projections(
-    deltas: Sequence[Array], site: Site, statistics: Statistics
-) -> tuple[list[Trim], list[int]]:
-    """For every task, the removal of its B_k, all from the untrimmed updates; and their ranks."""
+def _projected(
+    rows: Array, site: Site, statistics: Statistics, algebra: Algebra
+) -> tuple[list[Array], list[int]]:
+    """The updates of a linear weight trimmed, and how many directions each task took out.
+
+    All bases come from the untrimmed updates.
+    """
     options = site.settings
-    features = list(grams(site, statistics, options["normalize_tokens"]))
+    deltas = list(matrices(rows, site, algebra))
+    features = list(grams(site, statistics, options["normalize_tokens"], algebra))
     bases = [
-        removal_basis(deltas, features, k, options["rank"], options["trade_off"])
+        removal_basis(deltas, features, k, options["rank"], options["trade_off"], algebra)
         for k in range(len(deltas))
     ]
-    return [_projection(basis) for basis in bases], [basis.shape[1] for basis in bases]
+    trims = [_projection(algebra.matrix(basis)) for basis in bases]
+    trim_others(deltas, trims, options["renorm"], algebra)
+    return [stored(delta, site, algebra) for delta in deltas], [b.shape[1] for b in bases]
 
 
-def _maskings(vectors: Array, site: Site, statistics: Statistics) -> tuple[list[Trim], list[int]]:
-    """For every task, the masking of its highest scores; and how many entries that are."""
-    options, tasks = site.settings, range(len(vectors))
+def _masked(rows: Array, site: Site, statistics: Statistics) -> tuple[list[Array], list[int]]:
+    """The task vectors of a norm scale or bias trimmed, and how many entries each task masked."""
+    options, tasks = site.settings, range(len(rows))
+    vectors = rows.astype(np.float64)
     if site.measured == "energy":
         seen = energies(site, statistics, mean=True)
         scores = [scale_scores(vectors, seen, k, options["norm_trade_off"]) for k in tasks]
         masks = [top_positive(score, options["norm_mask"]) for score in scores]
     else:
         masks = [top_positive(shift_scores(vectors, k), options["bias_mask"]) for k in tasks]
-    return [_masking(mask) for mask in masks], [int(mask.sum()) for mask in masks]
+    trim_others(list(vectors), [_masking(mask) for mask in masks], options["renorm"], PROCESSOR)
+    return list(vectors), [int(mask.sum()) for mask in masks]
 
 
 def removal_basis(
-    deltas: Sequence[Array], features: Sequence[Array], task: int, rank: int, trade_off: float
+    deltas: Sequence[Matrix],
+    features: Sequence[Matrix],
+    task: int,
+    rank: int,
+    trade_off: float,
+    algebra: Algebra = PROCESSOR,
 ) -> Array:
-    """B_k, (out, at most rank): eigenvectors of the largest positive eigenvalues of G_k.
+    """B_k, (out, at most rank), in memory: eigenvectors of the largest positive eigenvalues of G_k.
 
     G_k is indefinite and may be large: it is only ever applied to vectors, and the largest
     algebraic eigenvalues are computed.
@@ -137,8 +151,8 @@ def removal_basis(
     size = len(deltas[0])
     others = [i for i in range(len(deltas)) if i != task]
 
-    def apply(vectors: Array) -> Array:
-        total = np.zeros_like(vectors)
+    def apply(vectors: Matrix) -> Matrix:
+        total = algebra.zeros(*vectors.shape)
         for i in others:
             seen = deltas[i].T @ vectors
             total += deltas[i] @ (features[task] @ seen - trade_off * (features[i] @ seen))
@@ -147,23 +161,24 @@ def removal_basis(
     rank = min(rank, size)
     if rank == 0:
         return np.zeros((size, 0))
-    values, vectors, largest = _top(apply, size, rank)
+    values, vectors, largest = _top(apply, size, rank, algebra)
     return vectors[:, values > ZERO * largest][:, ::-1]
 
 
-def _top(apply: Trim, size: int, rank: int) -> tuple[Array, Array, float]:
-    """The largest algebraic eigenpairs, ascending, and the largest |eigenvalue|."""
+def _top(apply: Trim, size: int, rank: int, algebra: Algebra) -> tuple[Array, Array, float]:
+    """The largest algebraic eigenpairs in memory, ascending, and the largest |eigenvalue|."""
     if size > max(DENSE, rank + 1):
         try:
-            return _lanczos(apply, size, rank)
+            return _lanczos(lambda v: algebra.array(apply(algebra.matrix(v))), size, rank)
         except ArpackNoConvergence:
             pass  # positive eigenvalues too close to one another: take all of them apart
-    matrix = apply(np.eye(size))
-    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    return values[-rank:], vectors[:, -rank:], float(np.abs(values).max())
+    matrix = apply(algebra.matrix(np.eye(size)))
+    values, vectors = algebra.eigh((matrix + matrix.T) / 2)
+    top = algebra.array(values[-rank:]), algebra.array(vectors[:, -rank:])
+    return *top, float(abs(values).max())
 
 
-def _lanczos(apply: Trim, size: int, rank: int) -> tuple[Array, Array, float]:
+def _lanczos(apply: Callable[[Array], Array], size: int, rank: int) -> tuple[Array, Array, float]:
     """Without forming the matrix. It is scaled and shifted into [0, 2], so that the solver's
     tolerance is relative to the largest |eigenvalue| and not to an eigenvalue near zero."""
     start = np.random.default_rng(0).standard_normal(size)
@@ -207,15 +222,16 @@ def _masking(mask: Array) -> Trim:
     return lambda vector: np.where(mask, 0.0, vector)
 
 
-def trim_others(vectors: Sequence[Array], trims: Sequence[Trim], renorm: bool) -> None:
+def trim_others(
+    vectors: Sequence[Matrix], trims: Sequence[Trim], renorm: bool, algebra: Algebra = PROCESSOR
+) -> None:
     """Each update, in its place, under the trims of all other tasks, in order: projections do not
     commute."""
     for i, vector in enumerate(vectors):
         for k, trim in enumerate(trims):
             if k == i:
                 continue
-            before = np.linalg.norm(vector)
+            before = algebra.norm(vector) if renorm else 0.0
             vector[:] = trim(vector)
-            after = np.linalg.norm(vector)
-            if renorm and after > 0:
+            if renorm and (after := algebra.norm(vector)) > 0:
                 vector *= before / after

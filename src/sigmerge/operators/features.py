@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from sigmerge.kernels import Array
+from sigmerge.kernels.algebra import Algebra, Matrix
 from sigmerge.operators.base import Chunk, Parameter, Site, Statistics
 
 RTOL = Parameter(
@@ -23,11 +24,11 @@ def peak_bytes(experts: int, shape: tuple[int, ...]) -> int:
     return 12 * (experts + 3) * prod(shape) + 8 * (experts + 8) * shape[-1] ** 2
 
 
-def grams(site: Site, statistics: Statistics, mean: bool) -> Iterator[Array]:
+def grams(site: Site, statistics: Statistics, mean: bool, algebra: Algebra) -> Iterator[Matrix]:
     """S_k of every expert in turn, summed over its tokens or their mean."""
     for expert in site.experts:
         tokens = statistics.rows(expert, site.tensor) if mean else 1
-        yield statistics.gram(expert, site.tensor) / tokens
+        yield algebra.symmetric(statistics.triangle(expert, site.tensor)) / tokens
 
 
 def energies(site: Site, statistics: Statistics, mean: bool) -> Array:
@@ -39,16 +40,16 @@ def energies(site: Site, statistics: Statistics, mean: bool) -> Array:
     ])  # fmt: skip
 
 
-def matrices(rows: Array, site: Site) -> Iterator[Array]:
+def matrices(rows: Array, site: Site, algebra: Algebra) -> Iterator[Matrix]:
     """The experts' rows of a whole tile as float64 matrices, (out, in), one at a time."""
     for row in rows:
-        matrix = row.reshape(site.shape).astype(np.float64)
+        matrix = algebra.matrix(row.reshape(site.shape))
         yield matrix.T if site.transposed else matrix
 
 
-def stored(matrix: Array, site: Site) -> Array:
-    """A matrix, (out, in), flat in the order its tensor is stored in."""
-    return (matrix.T if site.transposed else matrix).ravel()
+def stored(matrix: Matrix, site: Site, algebra: Algebra) -> Array:
+    """A matrix, (out, in), flat in the order its tensor is stored in, and in memory."""
+    return algebra.array((matrix.T if site.transposed else matrix).ravel())
 
 
 def note_fallback(chunk: Chunk, what: str) -> None:
@@ -58,10 +59,10 @@ def note_fallback(chunk: Chunk, what: str) -> None:
         chunk.notes["fallback"] = what
 
 
-def sum_of(arrays: Iterable[Array]) -> Array:
-    """The sum of arrays that come one by one; the first is added into."""
-    left = iter(arrays)
+def sum_of(matrices: Iterable[Matrix]) -> Matrix:
+    """The sum of matrices that come one by one; the first is added into."""
+    left = iter(matrices)
     total = next(left)
-    for array in left:
-        total += array
+    for matrix in left:
+        total += matrix
     return total

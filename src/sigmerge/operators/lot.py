@@ -7,12 +7,14 @@ The tolerance of the pseudo-inverse and the scale for language models are stated
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sigmerge.kernels import Array
 from sigmerge.kernels import merge as kernels
+from sigmerge.kernels.algebra import Algebra, Matrix
 from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,
@@ -39,8 +41,8 @@ from sigmerge.operators.task_arithmetic import task_vectors
 class Spectrum(NamedTuple):
     """The eigenvectors of Σ S_k that are kept, and the inverses of their eigenvalues."""
 
-    basis: Array
-    inverse: Array
+    basis: Matrix
+    inverse: Matrix
 
 
 class Lot(Operator):
@@ -71,8 +73,8 @@ class Lot(Operator):
         site = chunk.site
         for tile in task_vectors(chunk):
             if site.measured == "gram":
-                vector, rank = _linear(tile, site, chunk.statistics)
-                tile.out[:] = stored(vector, site)
+                linear = partial(_linear, tile, site, chunk.statistics)
+                tile.out[:], rank = chunk.solve(linear)
                 chunk.notes.update({"rank": rank, "of": site.inputs})
             elif site.measured == "energy":
                 mean = site.settings["normalize_tokens"]
@@ -84,9 +86,9 @@ class Lot(Operator):
             yield tile
 
 
-def spectrum(total: Array, rtol: float) -> Spectrum:
+def spectrum(total: Matrix, rtol: float, algebra: Algebra) -> Spectrum:
     """(Σ S_k)⁺ in its eigenbasis."""
-    values, vectors = np.linalg.eigh(total)
+    values, vectors = algebra.eigh(total)
     kept = values > rtol * max(values[-1], 0.0)
     return Spectrum(vectors[:, kept], 1.0 / values[kept])
 
@@ -98,15 +100,18 @@ def weighted_mean(vectors: Array, weights: Array) -> Array:
     return np.divide(mixed, total, out=np.zeros_like(total), where=total > 0)
 
 
-def _linear(tile: Tile, site: Site, statistics: Statistics) -> tuple[Array, int]:
+def _linear(tile: Tile, site: Site, statistics: Statistics, algebra: Algebra) -> tuple[Array, int]:
     """D = (Σ_k D_k S_k)(Σ_k S_k)⁺ and the rank that was kept."""
     options = site.settings
-    mean = options["normalize_tokens"]
+
+    def every() -> Iterator[Matrix]:
+        return grams(site, statistics, options["normalize_tokens"], algebra)
+
     basis, inverse = statistics.once(
         site.tensor,
         tuple(options.items()),
-        lambda: spectrum(sum_of(grams(site, statistics, mean)), options["rtol"]),
+        lambda: spectrum(sum_of(every()), options["rtol"], algebra),
     )
-    pairs = zip(matrices(tile.experts, site), grams(site, statistics, mean), strict=True)
+    pairs = zip(matrices(tile.experts, site, algebra), every(), strict=True)
     moved = sum_of(delta @ gram for delta, gram in pairs)
-    return ((moved @ basis) * inverse) @ basis.T, len(inverse)
+    return stored(((moved @ basis) * inverse) @ basis.T, site, algebra), len(inverse)

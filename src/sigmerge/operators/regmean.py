@@ -8,14 +8,14 @@ near singularity is not settled between implementations: both are options.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_solve
-from scipy.linalg.lapack import dpocon, dpotrf
 
 from sigmerge.errors import PoolError
 from sigmerge.kernels import Array
+from sigmerge.kernels.algebra import Algebra, Matrix
 from sigmerge.operators.base import (
     OUTSIDE,
     Chunk,
@@ -32,7 +32,7 @@ from sigmerge.operators.linear import plain_mean
 class Solver(NamedTuple):
     """Applies (Σ S̃_k)⁻¹ from the right, and what the plan says about it."""
 
-    apply: Callable[[Array], Array]
+    apply: Callable[[Matrix], Matrix]
     notes: dict[str, Any]
 
 
@@ -88,46 +88,53 @@ class RegMean(Operator):
         site = chunk.site
         for tile in chunk.tiles():
             if site.measured == "gram":
-                merged, notes = self._regress(tile, site, chunk.statistics)
-                tile.out[:] = stored(merged, site)
+                regress = partial(_regress, tile, site, chunk.statistics)
+                tile.out[:], notes = chunk.solve(regress)
                 chunk.notes.update(notes)
             else:
                 note_fallback(chunk, "mean of the experts")
                 plain_mean(tile)
             yield tile
 
-    def _regress(
-        self, tile: Tile, site: Site, statistics: Statistics
-    ) -> tuple[Array, dict[str, Any]]:
-        """Grams are read twice, so that no more than two are in memory."""
-        options = site.settings
 
-        def shrunken() -> Iterator[Array]:
-            return (shrunk(gram, options["off_diagonal"]) for gram in grams(site, statistics, True))
+def _regress(
+    tile: Tile, site: Site, statistics: Statistics, algebra: Algebra
+) -> tuple[Array, dict[str, Any]]:
+    """Grams are read twice, so that no more than two are in memory."""
+    options = site.settings
 
-        solve = statistics.once(
-            site.tensor, tuple(options.items()), lambda: solver(sum_of(shrunken()), site)
-        )
-        pairs = zip(matrices(tile.experts, site), shrunken(), strict=True)
-        return solve.apply(sum_of(weight @ gram for weight, gram in pairs)), solve.notes
+    def shrunken() -> Iterator[Matrix]:
+        every = grams(site, statistics, True, algebra)
+        return (shrunk(gram, options["off_diagonal"]) for gram in every)
+
+    solve = statistics.once(
+        site.tensor, tuple(options.items()), lambda: solver(sum_of(shrunken()), site, algebra)
+    )
+    pairs = zip(matrices(tile.experts, site, algebra), shrunken(), strict=True)
+    merged = solve.apply(sum_of(weight @ gram for weight, gram in pairs))
+    return stored(merged, site, algebra), solve.notes
 
 
-def shrunk(gram: Array, factor: float) -> Array:
+def shrunk(gram: Matrix, factor: float) -> Matrix:
     """S̃: off-diagonal entries times the factor."""
-    diagonal = gram.diagonal().copy()
-    gram = gram * factor
-    np.fill_diagonal(gram, diagonal)
-    return gram
+    shrunken = gram * factor
+    _diagonal(shrunken)[:] = gram.diagonal()
+    return shrunken
 
 
-def solver(total: Array, site: Site) -> Solver:
+def _diagonal(matrix: Matrix) -> Matrix:
+    """The diagonal, to be written to."""
+    return matrix.reshape(-1)[:: len(matrix) + 1]
+
+
+def solver(total: Matrix, site: Site, algebra: Algebra) -> Solver:
     """Cholesky where Σ S̃_k is well conditioned; near singularity what `singular` says."""
     options = site.settings
     if not total.any():
         raise PoolError(f"{site.tensor}: no exemplar of any expert reaches it; its Grams are zero.")
-    factor, number = cholesky(total)
+    factor, number = algebra.cholesky(total)
     if number <= options["condition"]:
-        return Solver(_solves(factor), {"solver": "cholesky", "condition": number})
+        return Solver(partial(algebra.solved, factor), {"solver": "cholesky", "condition": number})
     if options["singular"] == "error":
         raise PoolError(
             f"{site.tensor}: its Grams are near singular (condition {number:.1e}); give more "
@@ -135,32 +142,17 @@ def solver(total: Array, site: Site) -> Solver:
         )
     if options["singular"] == "jitter":
         ridge = options["jitter"] * float(total.diagonal().mean())
-        factor, after = cholesky(total + ridge * np.eye(len(total)))
+        ridged = total * 1.0
+        _diagonal(ridged)[:] += ridge
+        factor, after = algebra.cholesky(ridged)
         if np.isfinite(after):
             notes = {"solver": "jitter", "condition": number, "ridge": ridge}
-            return Solver(_solves(factor), _finite(notes))
-    values, vectors = np.linalg.eigh(total)
+            return Solver(partial(algebra.solved, factor), _finite(notes))
+    values, vectors = algebra.eigh(total)
     kept = values > options["rtol"] * values[-1]
     basis, inverse = vectors[:, kept], 1.0 / values[kept]
     notes = {"solver": "pinv", "condition": number, "rank": int(kept.sum()), "of": len(values)}
     return Solver(lambda rhs: ((rhs @ basis) * inverse) @ basis.T, _finite(notes))
-
-
-def cholesky(matrix: Array) -> tuple[Array, float]:
-    """The lower factor and an estimate of the condition number; infinite if there is no factor."""
-    factor, failed = dpotrf(matrix, lower=1, clean=1)
-    if failed:
-        return factor, np.inf
-    reciprocal, _ = dpocon(factor, np.linalg.norm(matrix, 1), uplo="L")
-    return factor, 1.0 / reciprocal if reciprocal > 0 else np.inf
-
-
-def _solves(factor: Array) -> Callable[[Array], Array]:
-    def apply(rhs: Array) -> Array:
-        solved: Array = cho_solve((factor, True), rhs.T)
-        return solved.T
-
-    return apply
 
 
 def _finite(notes: dict[str, Any]) -> dict[str, Any]:
