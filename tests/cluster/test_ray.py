@@ -20,6 +20,7 @@ import pytest
 import sigmerge
 from sigmerge.engine import cluster
 from sigmerge.engine.cluster import Cluster, connect
+from sigmerge.engine.gpu import Gpu
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import SearchRun
@@ -252,3 +253,58 @@ def test_a_node_that_leaves(nodes: Any, pool: PoolOnDisk, tmp_path: Path) -> Non
     assert [number for number, _ in (first, *rest)] == list(range(8))
     sigmerge.merge(pool.recipe("linear"), tmp_path / "ray", threads=2, engine="ray")
     assert weights(tmp_path / "ray") == weights(pool.root / "anchor")
+
+
+def test_gpus_that_no_node_has(nodes: Any, pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Said before the output is opened or a byte hashed, whatever the driver's machine has."""
+    verbs = {
+        "merge": partial(sigmerge.merge, pool.recipe("linear"), tmp_path / "out"),
+        "repair": partial(
+            sigmerge.repair, repaired(pool), tmp_path / "out", anchor=pool.root / "anchor"
+        ),
+        "profile": partial(sigmerge.profile, repaired(pool)),
+    }
+    for note in pool.root.rglob(".sigmerge/signature-*"):
+        note.unlink()
+    before = sorted(pool.root.rglob("*"))
+    for run in verbs.values():
+        with pytest.raises(SigmergeError, match=r"none of the cluster's \d nodes has a GPU"):
+            run(threads=1, engine="ray", device="cuda")
+    assert list(tmp_path.iterdir()) == [] and sorted(pool.root.rglob("*")) == before
+
+
+def _shares(folder: Path, number: int) -> int:
+    """How many of these are at work on one GPU at a time."""
+    mark = folder / str(number)
+    mark.touch()
+    time.sleep(0.4)
+    there = len(list(folder.iterdir()))
+    mark.unlink()
+    return there
+
+
+def test_tasks_with_a_gpu(
+    nodes: Any, pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that declares one, whose part torch's processor device plays: the same bytes."""
+    monkeypatch.setattr(Options, "open_gpu", property(lambda self: partial(Gpu, "cpu", 1 << 20)))
+    node = nodes.add_node(num_cpus=3, num_gpus=1, object_store_memory=80 << 20)
+    how: dict[str, Any] = {"threads": 1, "engine": "ray", "device": "cuda"}
+    try:
+        recipe = pool.recipe("ties", each={"density": (0.3, 0.5, 0.7)})
+        sigmerge.merge(recipe, tmp_path / "local", threads=1)
+        made = sigmerge.merge(recipe, tmp_path / "ray", **how)
+        assert weights(tmp_path / "ray") == weights(tmp_path / "local")
+        assert made.provenance.engine.endswith(" cores, cuda")
+        anchor = pool.root / "anchor"
+        sigmerge.repair(repaired(pool), tmp_path / "here", anchor=anchor, threads=1)
+        for note in pool.root.rglob(".sigmerge/signature-*"):
+            note.unlink()
+        sigmerge.repair(repaired(pool), tmp_path / "there", anchor=anchor, **how)
+        assert weights(tmp_path / "there") == weights(tmp_path / "here")
+        marks = tmp_path / "marks"
+        marks.mkdir()
+        found = list(connect(None, 1, gpu=True).map(partial(_shares, marks), range(6), str))
+        assert max(found) <= cluster.TASKS_A_GPU
+    finally:
+        nodes.remove_node(node)

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from sigmerge.engine.machine import CORES
-from sigmerge.engine.stream import Granule, Source, Stream, Write, drive
+from sigmerge.engine.machine import CORES, LIBRARIES
+from sigmerge.engine.stream import Accelerator, Granule, Source, Stream, Write, drive
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, SigmergeError
 from sigmerge.kernels import Array
@@ -29,6 +29,9 @@ from sigmerge.operators.base import Operator, Pass, Passes, Site
 
 RETRIES = 3
 """How often a task is run again whose worker or node was lost."""
+TASKS_A_GPU = 2
+"""Tasks that share a GPU: one reads its block or returns it while the other's is computed. Both keep
+copies there in at most 0.4 of what is free (engine/gpu.py), so more would crowd one another out."""
 PATIENCE = 5.0
 """Seconds that an address has to answer."""
 
@@ -45,6 +48,7 @@ class CountingSource(Source, Protocol):
 
 
 OpenSource = Callable[[], AbstractContextManager[CountingSource]]
+OpenDevice = Callable[[], Accelerator]
 
 
 class Pieces:
@@ -65,10 +69,20 @@ class Pieces:
 
 
 class Cluster:
-    """A cluster that answers. `threads` is what one task may use, and declares."""
+    """A cluster that answers. `threads` is what one task may use, and declares.
 
-    def __init__(self, ray: Any, threads: int) -> None:
+    With `gpu` a task declares its part of one too.
+    """
+
+    def __init__(self, ray: Any, threads: int, *, gpu: bool = False) -> None:
         self._ray, self.threads = ray, max(1, min(threads, CORES))
+        self._gpu = 1 / TASKS_A_GPU if gpu else 0
+        if gpu and not any(node.get("GPU") for node in self._nodes()):
+            raise SigmergeError(
+                f"--device cuda: none of the cluster's {len(self._nodes())} nodes has a GPU that "
+                "Ray knows of. Start Ray where there is one (`ray start` finds it, or --num-gpus "
+                "declares it), or leave --device out."
+            )
 
     @property
     def name(self) -> str:
@@ -87,12 +101,14 @@ class Cluster:
     ) -> Iterator[_Result]:
         """function(item) for all items as tasks called label(item); results in order.
 
-        A task declares its cores and `memory` in bytes. A few more than the cluster runs at a time
+        A task declares its cores, its GPU and `memory` in bytes. A few more than the cluster runs at a time
         are under way.
         """
+        memory += LIBRARIES if memory and self._gpu else 0  # torch, which finds the GPU
         slots = self._slots(memory)
-        needs = {"num_cpus": self.threads, "num_gpus": 0, "memory": memory}
-        task = self._ray.remote(**needs, max_retries=RETRIES)(_call)
+        needs = {"num_cpus": self.threads, "num_gpus": self._gpu, "memory": memory}
+        how = {"max_retries": RETRIES, "max_calls": 0}  # Ray would end a process that had a GPU
+        task = self._ray.remote(**needs, **how)(_call_on_gpu if self._gpu else _call)
         sent, waiting = self._ray.put(function), deque[Any]()
         try:
             for item in items:
@@ -107,7 +123,7 @@ class Cluster:
 
     def submit(self, label: str, function: Callable[..., _Result], *given: Any) -> Future[_Result]:
         """function(*given) as a task; its result, or its error, in a future."""
-        needs = {"num_cpus": self.threads, "num_gpus": 0, "name": label}
+        needs = {"num_cpus": self.threads, "num_gpus": self._gpu, "name": label}
         ref = self._ray.remote(**needs, max_retries=RETRIES)(function).remote(*given)
         done: Future[_Result] = Future()
         done.set_running_or_notify_cancel()
@@ -140,19 +156,22 @@ class Cluster:
         """How many tasks fit the cluster at a time; none would wait for ever."""
         found = 0
         for node in self._nodes():
-            by_memory = node.get("memory", 0) // memory if memory else node.get("CPU", 0)
-            found += int(min(node.get("CPU", 0) // self.threads, by_memory))
+            fits = [node.get("CPU", 0) // self.threads]
+            fits += [node.get("memory", 0) // memory] if memory else []
+            fits += [node.get("GPU", 0) // self._gpu] if self._gpu else []
+            found += int(min(fits))
         if not found:
+            what = f"{self.threads} cores and {memory / 1e9:.1f} GB of memory"
             raise SigmergeError(
-                f"No node of the cluster has {self.threads} cores and {memory / 1e9:.1f} GB of "
-                "memory, which one block takes; use fewer --threads or larger nodes."
+                f"No node of the cluster has {f'a GPU, {what}' if self._gpu else what}, which one "
+                "block takes; use fewer --threads or larger nodes."
             )
         return found
 
 
-def connect(address: str | None, threads: int) -> Cluster:
+def connect(address: str | None, threads: int, *, gpu: bool = False) -> Cluster:
     """The cluster at an address, the one that this process uses already, or one on this machine."""
-    return Cluster(_connected(address, threads), threads)
+    return Cluster(_connected(address, threads), threads, gpu=gpu)
 
 
 def _connected(address: str | None, threads: int) -> Any:
@@ -198,6 +217,16 @@ def _call(function: Callable[[Any], Any], item: Any) -> Any:
     return function(item)
 
 
+def _call_on_gpu(function: Callable[[Any], Any], item: Any) -> Any:
+    """What torch keeps of the GPU's memory goes back to it: the next task may be another's."""
+    import torch
+
+    try:
+        return function(item)
+    finally:
+        torch.cuda.empty_cache()
+
+
 @dataclass(frozen=True)
 class BlockReader:
     """What a task needs to pass over a block: everything here travels to it."""
@@ -206,11 +235,16 @@ class BlockReader:
     granule: Granule
     statistics: Any
     threads: int
+    open_device: OpenDevice | None = None
+
+    def _stream(self, block: Sequence[Site], source: CountingSource, workers: Workers) -> Stream:
+        device = self.open_device() if self.open_device else None
+        return Stream([block], source, workers, self.granule, self.statistics, device)
 
     def parts(self, step: Pass, block: Sequence[Site]) -> tuple[list[Any], int]:
         """The results of a pass for all chunks of a block, in order, and the bytes read."""
         with self.open_source() as source, Workers(self.threads) as workers:
-            stream = Stream([block], source, workers, self.granule, self.statistics)
+            stream = self._stream(block, source, workers)
             return list(stream.parts(step, block)), source.bytes_read
 
     def merged(
@@ -219,24 +253,28 @@ class BlockReader:
         """What the operator noted about a block, its merged values, and the bytes read for them."""
         pieces = Pieces()
         with self.open_source() as source, Workers(self.threads) as workers:
-            stream = Stream([block], source, workers, self.granule, self.statistics)
+            stream = self._stream(block, source, workers)
             notes = [*stream.merge(operator, [block], survey, dtypes, pieces.write)]
             return notes[0], pieces.written, source.bytes_read
 
 
 @dataclass(frozen=True)
 class ClusterStream(Stream):
-    """A stream whose blocks are tasks. `memory` is what one takes at most."""
+    """A stream whose blocks are tasks. `memory` is what one takes at most.
+
+    `open_device` opens what passes over a block in place of the loops, where the task runs.
+    """
 
     source: CountingSource
     cluster: Cluster = field(kw_only=True)
     open_source: OpenSource = field(kw_only=True)
     memory: int = field(kw_only=True)
+    open_device: OpenDevice | None = field(default=None, kw_only=True)
 
     @property
     def _reader(self) -> BlockReader:
         how = (self.open_source, self.granule, self.statistics, self.cluster.threads)
-        return BlockReader(*how)
+        return BlockReader(*how, self.open_device)
 
     def survey(self, passes: Passes) -> Any:
         def run(step: Pass) -> Any:

@@ -132,7 +132,9 @@ class MemoryMeasure:
         limit: int | None = None,
     ) -> None:
         self.scorer, self.pool = scorer, pool
-        self.options = replace(options.in_a_task, overwrite=True, durable=False)
+        # Where a cluster has the GPUs, a candidate is made here too, where there may be none.
+        device = options.device if options.engine == "local" else "cpu"
+        self.options = replace(options.in_a_task, overwrite=True, durable=False, device=device)
         self.questions: dict[str, list[Question]] = {}
         for question in scorer.questions():
             each = self.questions.setdefault(question.benchmark, [])

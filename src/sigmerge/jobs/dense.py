@@ -259,7 +259,7 @@ def _unmeasured(sites: Iterable[Site], prefix: str) -> list[str]:
 
 def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
     """Merge into a new folder, with its records."""
-    meter = Meter()
+    meter, engine = Meter(), options.engine_name  # a cluster that lacks something says so now
     if job.operator.needs:
         job = with_statistics(job, options)
     recipe, pool = job.recipe, job.pool
@@ -283,7 +283,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
             inputs=inputs.digested(options),
             outputs=output.digests,
             versions=versions(),
-            engine=options.engine_name,
+            engine=engine,
             bytes_read=source.bytes_read,
             bytes_written=job.layout.nbytes,
             blocks_resumed=tuple(resumed),
@@ -358,6 +358,7 @@ def _stream(job: DenseJob, source: PoolSource, workers: Workers, options: Option
         cluster=cluster,
         open_source=OpenMembers.of(job.members, allow_nonfinite=options.allow_nonfinite),
         memory=job.peak_memory(cluster.threads) + largest,
+        open_device=options.open_gpu,
     )
 
 

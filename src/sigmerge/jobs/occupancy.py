@@ -49,6 +49,7 @@ from sigmerge.results import Merged
 
 if TYPE_CHECKING:
     from sigmerge.engine.cluster import Cluster
+    from sigmerge.engine.gpu import Gpu
     from sigmerge.kernels import Array
 
 SMALL = 48 << 20
@@ -140,7 +141,7 @@ def run_occupancy(
 
     `guard` is called with the finished folder before it is published; it may restore the anchor.
     """
-    job = OccupancyJob.of(plan, pool, anchor)
+    job, engine = OccupancyJob.of(plan, pool, anchor), options.engine_name
     inputs = Inputs.of({**pool.members, "anchor": anchor})
     with (
         open_output(out, job.layout, job.fingerprint(), options) as output,
@@ -161,7 +162,7 @@ def run_occupancy(
             inputs=_lasting(inputs.digested(options), plan),
             outputs=output.digests,
             versions=versions(),
-            engine=options.engine_name,
+            engine=engine,
             bytes_read=sum(source.bytes_read for source in sources),
             bytes_written=job.layout.nbytes,
             blocks_resumed=tuple(resumed),
@@ -261,15 +262,16 @@ def write_layers(
 
     todo = [index for index, key in enumerate(keys) if key not in output.done]
 
+    cluster = options.cluster
     # What is not finite has no order but that of its bits, which a GPU need not keep.
-    gpu = None if options.allow_nonfinite else options.gpu()
+    gpu = None if options.allow_nonfinite or cluster else options.gpu()
 
     def layer(index: int) -> list[dict[str, Any]]:
         loops = gpu.claims() if gpu else compiled
         return _write_layer(job, index, blocks[index], source, anchor, workers, output, loops)
 
     two = max(sum(site.size for site in sites) for sites in blocks) <= SMALL
-    if (cluster := options.cluster) is not None:
+    if cluster is not None:
         records = _layers_on(cluster, job, todo, source, output, options)
     else:
         records = workers.overlap(layer, ahead(todo, prefetch), most=2 if two else 1)
@@ -289,9 +291,11 @@ def _layers_on(
     options: Options,
 ) -> Iterator[list[dict[str, Any]]]:
     """Layers as tasks of a cluster; what they return is written here."""
-    members = OpenMembers.of(job.pool.members, allow_nonfinite=options.allow_nonfinite)
-    anchor = OpenMembers.of({"anchor": job.anchor}, allow_nonfinite=options.allow_nonfinite)
-    layer = partial(_layer_elsewhere, job, members, anchor, cluster.threads)
+    lenient = options.allow_nonfinite
+    open_gpu = None if lenient else options.open_gpu
+    members = OpenMembers.of(job.pool.members, allow_nonfinite=lenient)
+    anchor = OpenMembers.of({"anchor": job.anchor}, allow_nonfinite=lenient)
+    layer = partial(_layer_elsewhere, job, members, anchor, cluster.threads, open_gpu)
     memory = describe_occupancy(job.pool).peak_memory_bytes
     done = cluster.map(layer, todo, lambda index: f"repair: layer {index}", memory=memory)
     for record, pieces, read in done:
@@ -302,14 +306,20 @@ def _layers_on(
 
 
 def _layer_elsewhere(
-    job: OccupancyJob, members: OpenMembers, anchor: OpenMembers, threads: int, index: int
+    job: OccupancyJob,
+    members: OpenMembers,
+    anchor: OpenMembers,
+    threads: int,
+    open_gpu: Callable[[], Gpu] | None,
+    index: int,
 ) -> tuple[list[dict[str, Any]], list[tuple[str, int, Array]], int]:
     """One layer in a task: what was claimed, its values, and the bytes read for them."""
     from sigmerge.engine.cluster import Pieces
 
     pieces, sites = Pieces(), block_sites(job.pool)[index]
+    loops = open_gpu().claims() if open_gpu else compiled
     with members() as source, anchor() as start, Workers(threads) as workers:
-        record = _write_layer(job, index, sites, source, start, workers, pieces)
+        record = _write_layer(job, index, sites, source, start, workers, pieces, loops)
         return record, pieces.written, source.bytes_read + start.bytes_read
 
 

@@ -3,7 +3,9 @@ the last bits of RegMean, CAT and LOT on a GPU, which the job notes."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from sigmerge.engine.machine import CORES, default_threads
@@ -47,14 +49,8 @@ class Options:
             raise SigmergeError(f"engine: {self.engine!r} is none; there are local and ray.")
         if self.address is not None and self.engine != "ray":
             raise SigmergeError("--address is that of a Ray cluster; pass --engine ray with it.")
-        if self.device != "cpu":
-            from sigmerge.probing.loading import checked_device
-
-            checked_device(self.device)
-            if self.engine == "ray":
-                raise SigmergeError(
-                    "--engine ray passes over weights on cores; leave --device out."
-                )
+        if self.device != "cpu" and self.engine == "local":
+            _check(self.device)
 
     @property
     def cluster(self) -> Cluster | None:
@@ -63,13 +59,14 @@ class Options:
             return None
         from sigmerge.engine.cluster import connect
 
-        return connect(self.address, self.threads)
+        return connect(self.address, self.threads, gpu=self.device != "cpu")
 
     @property
     def in_a_task(self) -> Options:
         """The same in a task of the cluster: there is none inside it, and nobody to report to."""
         threads = self.threads if self.engine == "local" else min(self.threads, CORES)
-        return replace(self, engine="local", address=None, progress=silent, threads=threads)
+        here = {"engine": "local", "address": None, "progress": silent, "threads": threads}
+        return _TaskOptions(**{**vars(self), **here})
 
     @property
     def engine_name(self) -> str:
@@ -80,11 +77,32 @@ class Options:
 
     def gpu(self) -> Gpu | None:
         """The GPU that passes over weights, if it is to be one."""
-        if self.device == "cpu":
-            return None
-        from sigmerge.engine.gpu import Gpu
+        return open_gpu() if (open_gpu := self.open_gpu) else None
 
-        return Gpu(self.device)
+    @property
+    def open_gpu(self) -> Callable[[], Gpu] | None:
+        """What opens the GPU, here or in a task; None if there is to be none."""
+        return None if self.device == "cpu" else partial(_opened, self.device)
+
+
+class _TaskOptions(Options):
+    """Those of a task: its machine has what the driver's may lack."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def _check(device: str) -> None:
+    from sigmerge.probing.loading import checked_device
+
+    checked_device(device)
+
+
+def _opened(device: str) -> Gpu:
+    _check(device)
+    from sigmerge.engine.gpu import Gpu
+
+    return Gpu(device)
 
 
 class Keywords(TypedDict, total=False):

@@ -204,6 +204,7 @@ def _stream(
         cluster=cluster,
         open_source=OpenMembers.of(pool.members, allow_nonfinite=options.allow_nonfinite),
         memory=INTERPRETER + cluster.threads * (len(pool.experts) + 1) * 4 * CHUNK,
+        open_device=options.open_gpu,
     )
 
 
