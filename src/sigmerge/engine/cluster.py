@@ -30,8 +30,8 @@ from sigmerge.operators.base import Operator, Pass, Passes, Site
 RETRIES = 3
 """How often a task is run again whose worker or node was lost."""
 TASKS_A_GPU = 2
-"""Tasks that share a GPU: one reads its block or returns it while the other's is computed. Both keep
-copies there in at most 0.4 of what is free (engine/gpu.py), so more would crowd one another out."""
+"""Tasks that share a GPU: one reads its block or returns it while the other's is computed. Each
+keeps copies in 0.4 of what is free there (engine/gpu.py), so more would crowd one another out."""
 PATIENCE = 5.0
 """Seconds that an address has to answer."""
 
@@ -101,8 +101,8 @@ class Cluster:
     ) -> Iterator[_Result]:
         """function(item) for all items as tasks called label(item); results in order.
 
-        A task declares its cores, its GPU and `memory` in bytes. A few more than the cluster runs at a time
-        are under way.
+        A task declares its cores, its part of a GPU and `memory` in bytes. A few more than the
+        cluster runs at a time are under way.
         """
         memory += LIBRARIES if memory and self._gpu else 0  # torch, which finds the GPU
         slots = self._slots(memory)
