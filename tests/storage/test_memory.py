@@ -2,32 +2,112 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 
 import sigmerge
+from sigmerge.checkpoints import ahead
+from sigmerge.checkpoints.remote import stand_in
 from sigmerge.errors import MissingExtra
-from sigmerge.files import objects
-from tests.pools import make_pool
+from sigmerge.files import digests, leaves, objects
+from sigmerge.files.objects import RemoteFile, remote_file
+from tests.pools import PoolOnDisk, make_pool
 from tests.storage.conftest import files, weights
 
 
-def test_a_merge_from_and_to_a_memory(tmp_path: Path) -> None:
-    pool = make_pool(tmp_path / "pool", layers=2)
+def in_memory(root: Path, method: str, **how: Any) -> tuple[PoolOnDisk, dict[str, Any]]:
+    """A pool, and a recipe of its copy in a memory."""
+    pool = make_pool(root, **how)
     store = fsspec.filesystem("memory")
     for name, content in files(pool.root).items():
         store.pipe_file(f"/pool/{name}", content)
-    recipe = pool.recipe("linear")
-    sigmerge.merge(recipe, tmp_path / "out")
+    recipe = pool.recipe(method)
     recipe["base_model"] = "memory://pool/reference"
     for model in recipe["models"]:
         model["model"] = f"memory://pool/{Path(model['model']).name}"
+    return pool, recipe
+
+
+def test_a_merge_from_and_to_a_memory(tmp_path: Path) -> None:
+    pool, recipe = in_memory(tmp_path / "pool", "linear", layers=2)
+    sigmerge.merge(pool.recipe("linear"), tmp_path / "out")
     sigmerge.merge(recipe, "memory://out/merged")
+    store = fsspec.filesystem("memory")
     names = store.find("/out/merged")
     found = {name.removeprefix("/out/merged/"): store.cat_file(name) for name in names}
     assert weights(found) == weights(files(tmp_path / "out"))
+
+
+LEAF = 5000
+
+
+def by_leaves(content: bytes) -> str:
+    """The digest of a file longer than a leaf, as the guide defines it."""
+    pieces = [content[i : i + LEAF] for i in range(0, len(content), LEAF)]
+    return "64MiB-tree:" + sha256(b"".join(sha256(p).digest() for p in pieces)).hexdigest()
+
+
+@pytest.mark.parametrize("held", [1 << 20, 0])
+@pytest.mark.parametrize("method", ["ties", "linear"])
+def test_what_is_merged_is_hashed_as_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, held: int
+) -> None:
+    """Layer 10 lies before layer 2, which is read first. Every byte of a file is requested once;
+    without room for what comes early, parts are requested again. The reference of linear is hashed
+    alone."""
+    monkeypatch.setattr(digests, "LEAF", LEAF)
+    monkeypatch.setattr(ahead, "UNIT", 900)
+    monkeypatch.setattr(leaves, "HELD", held)
+    # Models are compared up to the first difference, which in small ones takes the rest along.
+    monkeypatch.setattr("sigmerge.checkpoints.pool._same_bytes", lambda *_: False)
+    requested: dict[str, list[tuple[int, int]]] = {}
+    read = RemoteFile.read
+
+    def noted(self: RemoteFile, begin: int, end: int) -> bytes:
+        requested.setdefault(self.url, []).append((begin, end))
+        return read(self, begin, end)
+
+    monkeypatch.setattr(RemoteFile, "read", noted)
+    pool, recipe = in_memory(tmp_path / f"{method}-{held}", method, layers=12, dtype="bf16")
+    made = sigmerge.merge(recipe, tmp_path / "out", threads=2)
+    found = {one.file: one.sha256 for one in made.provenance.inputs}
+    again = 0
+    for folder in (pool.reference, *pool.experts.values())[method == "linear" :]:
+        content = (folder / "model.safetensors").read_bytes()
+        url = f"memory://pool/{folder.name}/model.safetensors"
+        assert len(content) > 3 * LEAF and found[url] == by_leaves(content)
+        again += sum(end - begin for begin, end in requested[url]) - len(content)
+    assert (again == 0) == (held > 0)
+
+
+def test_ranges_in_any_order_give_the_digests_of_the_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "LEAF", 1000)
+    content = np.random.default_rng(3).bytes(4321)
+    fsspec.filesystem("memory").pipe_file("/some/model.bin", content)
+    [file] = [f for f in stand_in("memory://some").iterdir() if f.name == "model.bin"]
+    remote = remote_file(file)
+    assert remote is not None
+    rng = np.random.default_rng(4)
+    cuts = sorted({0, 4321, *rng.integers(0, 4321, 30).tolist()})
+    runs = list(pairwise(cuts))
+    for _ in range(20):
+        rng.shuffle(runs)
+        some = leaves.Leaves([file])
+        for number, (begin, end) in enumerate(runs):
+            some.take(remote, begin, content[begin : end + number % 3])  # some overlap
+        for begin in range(0, 4321, 1000):
+            assert some.digest(remote, begin) == sha256(content[begin : begin + 1000]).digest()
+    missing = leaves.Leaves([file])
+    missing.take(remote, 1, content[1:])
+    assert [missing.digest(remote, begin) is None for begin in (0, 1000)] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.errors import PoolError
@@ -18,6 +19,8 @@ UNIT = 8 << 20
 AHEAD_BYTES = 1 << 30
 """Bytes that are held, or on their way, at most; a reader that comes before may add a unit."""
 CONNECTIONS = 16
+Passing: TypeAlias = Callable[[RemoteFile, int, bytes], None]
+"""Called with what was read of a file, and where it begins there."""
 
 
 @dataclass(eq=False)
@@ -41,7 +44,8 @@ class ReadAhead:
     What was read stays for the next pass over it, until its room is needed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, passing: Passing | None = None) -> None:
+        self._passing = passing
         self._lock = threading.Lock()
         self._units: dict[str, list[_Unit]] = {}
         self._waiting: deque[_Unit] = deque()
@@ -81,7 +85,7 @@ class ReadAhead:
                 stop = min(end, unit.end if unit else self._next(file, at, end))
                 data = self._request(unit) if unit else None
             if unit is None or data is None:
-                found = file.read(at, stop)
+                found = self._fetched(file, at, stop)
             else:
                 found = data.result()[at - unit.begin : stop - unit.begin]
                 self._taken(unit, stop - at)
@@ -137,8 +141,14 @@ class ReadAhead:
     def _request(self, unit: _Unit) -> Future[bytes]:
         if unit.data is None:
             self._held += unit.end - unit.begin
-            unit.data = self._pool.submit(unit.file.read, unit.begin, unit.end)
+            unit.data = self._pool.submit(self._fetched, unit.file, unit.begin, unit.end)
         return unit.data
+
+    def _fetched(self, file: RemoteFile, begin: int, end: int) -> bytes:
+        data = file.read(begin, end)
+        if self._passing is not None:
+            self._passing(file, begin, data)
+        return data
 
 
 def _begin(unit: _Unit) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.errors import PoolError
-from sigmerge.files.digests import identity, sha256
+from sigmerge.files.digests import Passed, identity, sha256
 from sigmerge.files.objects import address, remote_file
 
 COARSE, FINE = 2_000_000_000, 20_000_000
@@ -63,11 +63,15 @@ def digested(
     before: Iterable[InputIdentity],
     threads: int = 1,
     progress: Callable[[int], None] | None = None,
+    passed: Passed | None = None,
 ) -> tuple[InputIdentity, ...]:
-    """The files with their digests; stops if one is not what it was before."""
+    """The files with their digests; stops if one is not what it was before.
+
+    `passed` knows pieces of remote files.
+    """
     listed = tuple(before)
     unchanged(listed)
-    digests = sha256([one.file for one in listed], threads, progress)
+    digests = sha256([one.file for one in listed], threads, progress, passed=passed)
     unchanged(listed)
     return tuple(replace(one, sha256=digests[one.file]) for one in listed)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.ahead import ReadAhead
+from sigmerge.checkpoints.ahead import Passing, ReadAhead
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.files.objects import RemoteFile, remote_file
 from sigmerge.kernels.convert import STORAGE
@@ -28,10 +28,11 @@ class Reader:
     """Maps each file once. `release` gives pages back, so resident memory follows the work.
 
     `close` ends the threads that read ahead; the maps go with the arrays that view them. What is
-    read of a remote file belongs to the array that is returned.
+    read of a remote file belongs to the array that is returned; `passing` is called with it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, passing: Passing | None = None) -> None:
+        self._passing = passing
         self._maps: dict[Path, mmap.mmap] = {}
         self._lock = threading.Lock()
         self._ahead: SimpleQueue[Tensor | None] | None = None
@@ -92,7 +93,7 @@ class Reader:
     def _requested(self) -> ReadAhead:
         with self._lock:
             if self._requests is None:
-                self._requests = ReadAhead()
+                self._requests = ReadAhead(self._passing)
             return self._requests
 
     def prefetch(self, turns: Sequence[Sequence[Tensor]]) -> None:

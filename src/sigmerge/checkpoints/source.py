@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.ahead import AHEAD_BYTES
+from sigmerge.checkpoints.ahead import AHEAD_BYTES, Passing
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.formed import FormedTensor, stored_pieces
 from sigmerge.checkpoints.header import ITEM_SIZE, Tensor
@@ -19,6 +19,7 @@ from sigmerge.checkpoints.links import is_there
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.remote import place_of
 from sigmerge.errors import PoolError
+from sigmerge.files.leaves import HELD
 from sigmerge.files.objects import remote_file, remote_folder
 from sigmerge.kernels import TILE, Array
 from sigmerge.kernels.convert import STORAGE, WIDEN, all_finite
@@ -28,9 +29,9 @@ FORMED_AT_ONCE = 16 * TILE
 
 
 def read_ahead(members: Iterable[Checkpoint]) -> int:
-    """Bytes that reading ahead of a remote store takes for these checkpoints at most."""
+    """Bytes that reading and hashing from a remote store take for these checkpoints at most."""
     remote = any(remote_file(file) for member in members for file in member.files)
-    return AHEAD_BYTES if remote else 0
+    return AHEAD_BYTES + HELD if remote else 0
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,18 @@ class PoolSource:
     """Reads members by name. NaN or infinity stops the run unless it is allowed.
 
     Use as a context manager, or call `close`: files stay mapped and a thread reads ahead until
-    then.
+    then. `passing` is called with what is read of a remote file.
     """
 
-    def __init__(self, members: dict[str, Checkpoint], *, allow_nonfinite: bool = False) -> None:
-        self.members = members
-        self.reader = Reader()
+    def __init__(
+        self,
+        members: dict[str, Checkpoint],
+        *,
+        allow_nonfinite: bool = False,
+        passing: Passing | None = None,
+    ) -> None:
+        self.members, self.passing = members, passing
+        self.reader = Reader(passing)
         self.allow_nonfinite = allow_nonfinite
         self._read = 0.0
         self._lock = threading.Lock()

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.cache import cache_place, keep_json, kept_json
@@ -33,6 +33,9 @@ TREE = "64MiB-tree:"
 _BUFFER = 1 << 20
 _REQUEST = 16 << 20
 """Bytes of a remote file that are requested at a time."""
+
+Passed: TypeAlias = Callable[[RemoteFile, int], bytes | None]
+"""The SHA-256 of a remote file's piece that begins there, if it is known."""
 
 _rehashed: ContextVar[dict[str, str] | None] = ContextVar("rehashed", default=None)
 
@@ -82,10 +85,12 @@ def sha256(
     error: type[SigmergeError] = PoolError,
     *,
     plain: bool = False,
+    passed: Passed | None = None,
 ) -> dict[Path, str]:
     """Digests of files; one that was hashed before and has not changed is not read again.
 
-    With `plain`, all are plain SHA-256, for a comparison with an old record.
+    With `plain`, all are plain SHA-256, for a comparison with an old record. `passed` knows pieces
+    of remote files.
     """
     memory = _rehashed.get()
     unique = sorted(set(files))
@@ -99,7 +104,7 @@ def sha256(
     ]
 
     def digest(piece: tuple[_File, int]) -> tuple[Path, bytes, bool]:
-        return piece[0].file, *_hashed(*piece, progress, error)
+        return piece[0].file, *(_passed(*piece, passed) or _hashed(*piece, progress, error))
 
     found: dict[Path, list[tuple[bytes, bool]]] = {}
     with ThreadPoolExecutor(max(1, threads)) as pool:
@@ -110,6 +115,12 @@ def sha256(
         if all(settled for _, settled in parts):
             _remember(todo[file], whole, memory)
     return {file: value for file, value in known.items() if value is not None}
+
+
+def unknown(files: Iterable[Path]) -> list[Path]:
+    """Files whose digests are not remembered."""
+    memory = _rehashed.get()
+    return [f for f in files if _known(_begun(f, PoolError, plain=False), memory) is None]
 
 
 class _File(NamedTuple):
@@ -165,6 +176,14 @@ def _hashed(
                 progress(count)
         same = _identity(one.file.resolve(), os.fstat(stream.fileno())) == one.key
     return value.digest(), same
+
+
+def _passed(one: _File, begin: int, passed: Passed | None) -> tuple[bytes, bool] | None:
+    """The same of a piece that went by; that the version stays is asked once a file."""
+    if one.remote is None or one.piece != LEAF or passed is None:
+        return None
+    value = passed(one.remote, begin)
+    return value and (value, begin > 0 or one.remote.now() == one.remote)
 
 
 def _hashed_remote(

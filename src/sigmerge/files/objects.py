@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -60,9 +61,11 @@ class RemoteFile:
 
 
 def described(url: str, info: dict[str, Any]) -> RemoteFile:
-    """An object by what its store says of it."""
-    version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
-    return RemoteFile(url, int(info["size"]), version)
+    """An object by what its store says of it; some say a time as a date or as seconds by turns."""
+    version = next((info[key] for key in _VERSIONS if info.get(key)), "")
+    if isinstance(version, datetime):
+        version = version.timestamp()
+    return RemoteFile(url, int(info["size"]), str(version))
 
 
 @contextmanager

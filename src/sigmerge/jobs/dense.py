@@ -263,10 +263,13 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
     if job.operator.needs:
         job = with_statistics(job, options)
     recipe, pool = job.recipe, job.pool
-    inputs = Inputs.of(pool.members, other_inputs(recipe, job.statistics is not None))
+    here = job.members.values() if options.engine == "local" else ()
+    others = other_inputs(recipe, job.statistics is not None)
+    inputs = Inputs.of(pool.members, others, read=here)
+    lenient, passing = options.allow_nonfinite, inputs.leaves.take
     with (
         open_output(out, job.layout, job.fingerprint(), options) as output,
-        PoolSource(job.members, allow_nonfinite=options.allow_nonfinite) as source,
+        PoolSource(job.members, allow_nonfinite=lenient, passing=passing) as source,
         Workers(options.threads) as workers,
     ):
         resumed = sorted(output.done)
@@ -277,10 +280,11 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         title = f"{job.operator.title} of {counted(len(pool.experts), 'expert')}"
         output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe.text)
+        read = inputs.digested(options)  # before the plan, which names members by their digests
         plan = _plan(job, output.done, options)
         plan.write(output.partial / RECORDS_FOLDER / PLAN, durable=False)
         provenance = Provenance(
-            inputs=inputs.digested(options),
+            inputs=read,
             outputs=output.digests,
             versions=versions(),
             engine=engine,
@@ -369,8 +373,9 @@ def _copy_tensor(job: DenseJob, source: PoolSource, output: Sink, name: str) -> 
         output.write_bytes(name, source.reader.bytes(stored))
         return
     member = "reference" if job.pool.reference else next(iter(job.pool.experts))
-    lenient = source.allow_nonfinite
-    with PoolSource({member: job.pool.layout}, allow_nonfinite=lenient) as origin:
+    lenient, passing = source.allow_nonfinite, source.passing
+    layout = {member: job.pool.layout}
+    with PoolSource(layout, allow_nonfinite=lenient, passing=passing) as origin:
         origin.prefetch([name])
         for start in range(0, stored.size, TILE):
             values = np.empty(min(TILE, stored.size - start), np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from sigmerge.checkpoints.vocabularies import (
 )
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import sha256
+from sigmerge.files.leaves import Leaves
 from sigmerge.files.objects import address
 from sigmerge.jobs.options import Options
 from sigmerge.operators.base import Operator, Site
@@ -327,22 +328,31 @@ class Inputs:
     members: Mapping[Path, str]
     """File -> the name of its checkpoint, or of the expert that is shown it."""
     before: tuple[InputIdentity, ...]
+    leaves: Leaves
+    """Of remote files, what is hashed while it is read."""
 
     @classmethod
     def of(
-        cls, checkpoints: Mapping[str, Checkpoint], others: Mapping[Path, str] | None = None
+        cls,
+        checkpoints: Mapping[str, Checkpoint],
+        others: Mapping[Path, str] | None = None,
+        *,
+        read: Iterable[Checkpoint] = (),
     ) -> Inputs:
+        """With `read`, the checkpoints whose tensors this process reads through `leaves`."""
         files: dict[Path, str] = {}
         for name, checkpoint in checkpoints.items():
             for file in (*checkpoint.files, *companion_files(checkpoint.path)):
                 files.setdefault(file, name)  # adapters share the files of their model
         files = {**(others or {}), **files}
-        return cls(files, identify(files))
+        before = identify(files)
+        return cls(files, before, Leaves(file for one in read for file in one.files))
 
     def hash(self, options: Options, step: Callable[[int], None]) -> None:
         """Hash beside the work what `digested` looks up after it; one thread is not shared."""
         if options.threads > 1:
-            sha256([one.file for one in self.before], options.threads, step)
+            files = [one.file for one in self.before if one.file not in self.leaves]
+            sha256(files, options.threads, step)
 
     def digested(self, options: Options) -> tuple[InputFile, ...]:
         """The files with their digests; PoolError if one changed since."""
@@ -354,7 +364,8 @@ class Inputs:
             hashed += count
             options.progress("hashing inputs", hashed, total)
 
-        known = {one.file: one for one in digested(self.before, options.threads, progress)}
+        found = digested(self.before, options.threads, progress, self.leaves.digest)
+        known = {one.file: one for one in found}
         if hashed:  # the digests of the other files were known
             options.progress("hashing inputs", total, total)
         return tuple(

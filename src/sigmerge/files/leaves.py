@@ -1,0 +1,95 @@
+"""Digests of remote files from the ranges that a job reads of them anyway.
+
+SHA-256 takes bytes in their order, and a job reads tensors in an order of its own. So a file is
+hashed by its pieces of 64 MiB (files/digests.py): a range that continues its piece is hashed when
+it comes, one that comes early waits, and a piece that stays incomplete is read for its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sigmerge.files import digests
+from sigmerge.files.objects import RemoteFile, remote_file
+
+HELD = 256 << 20
+"""Bytes that wait at most for what lies before them; others are let go, and read again."""
+
+
+@dataclass(eq=False)
+class _Leaf:
+    at: int
+    """How far it is hashed."""
+    end: int
+    value: Any = field(default_factory=hashlib.sha256)
+    waiting: dict[int, bytes] = field(default_factory=dict)
+    """Ranges that came early, by their beginning."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Leaves:
+    """The pieces of those among some files that are remote, and whose digests are not known."""
+
+    def __init__(self, files: Iterable[Path] = ()) -> None:
+        found = {file: remote for file in files if (remote := remote_file(file))}
+        unknown = digests.unknown(found)
+        self._watched = {file: found[file] for file in unknown}
+        self._remotes = set(self._watched.values())
+        self._leaves: dict[tuple[RemoteFile, int], _Leaf] = {}
+        self._held, self._lock = 0, threading.Lock()
+        for file, remote in self._watched.items():
+            self.take(remote, 0, file.read_bytes())  # the header, which a stub has
+
+    def __contains__(self, file: Path) -> bool:
+        """Whether a file is hashed from what is read of it."""
+        return file in self._watched
+
+    def take(self, remote: RemoteFile, begin: int, data: bytes) -> None:
+        """These bytes of a file were read, from `begin` on."""
+        if remote not in self._remotes:
+            return
+        size, whole = digests.LEAF, memoryview(data)
+        for first in range(begin // size * size, begin + len(data), size):
+            with self._lock:
+                end = min(first + size, remote.size)
+                leaf = self._leaves.setdefault((remote, first), _Leaf(first, end))
+            start = max(begin, first)
+            with leaf.lock:
+                self._add(leaf, start, whole[start - begin : leaf.end - begin])
+
+    def digest(self, remote: RemoteFile, begin: int) -> bytes | None:
+        """The SHA-256 of the piece that begins there; None if not all of it came."""
+        leaf = self._leaves.get((remote, begin))
+        if leaf is None or leaf.at < leaf.end:
+            return None
+        found: bytes = leaf.value.digest()
+        return found
+
+    def _add(self, leaf: _Leaf, at: int, data: memoryview) -> None:
+        if at > leaf.at:
+            if at not in leaf.waiting and self._reserve(len(data)):
+                leaf.waiting[at] = bytes(data)
+            return
+        _update(leaf, at, data)
+        while leaf.waiting and (first := min(leaf.waiting)) <= leaf.at:
+            early = leaf.waiting.pop(first)
+            self._reserve(-len(early))
+            _update(leaf, first, memoryview(early))
+
+    def _reserve(self, size: int) -> bool:
+        with self._lock:
+            fits = self._held + size <= HELD
+            self._held += size if fits else 0
+            return fits
+
+
+def _update(leaf: _Leaf, at: int, data: memoryview) -> None:
+    """Hash what of a range is new."""
+    new = data[leaf.at - at :]
+    leaf.value.update(new)
+    leaf.at += len(new)
