@@ -183,7 +183,7 @@ def _passed(one: _File, begin: int, passed: Passed | None) -> tuple[bytes, bool]
     if one.remote is None or one.piece != LEAF or passed is None:
         return None
     value = passed(one.remote, begin)
-    return value and (value, begin > 0 or one.remote.now() == one.remote)
+    return None if value is None else (value, begin > 0 or one.remote.now() == one.remote)
 
 
 def _hashed_remote(
