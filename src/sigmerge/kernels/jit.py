@@ -32,7 +32,9 @@ _SHORTCUT = hasattr(Cache, "_load_overload") and hasattr(Cache, "_guard_against_
 def kernel(function: Callable[..., Any]) -> Any:
     """A compiled function; only our own kernels take the shortcut into numba's cache."""
     # Division as NumPy divides: the check for zero that Python's needs keeps loops out of vectors.
-    return _shortened(njit(cache=True, nogil=True, error_model="numpy")(function))
+    return _shortened(
+        njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
+    )
 
 
 def callback(function: Callable[..., Any], result: Any, *arguments: Any) -> int:
@@ -60,4 +62,4 @@ def _sources() -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
-inlined = njit(cache=True, nogil=True, inline="always")
+inlined = njit(nogil=True, inline="always")

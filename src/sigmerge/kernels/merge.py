@@ -2,18 +2,20 @@
 
 One call merges one chunk: it reads the stored values of all members strip by strip, thins the
 rows out, combines them, and leaves the result in its stored type. What it does is a `Formula`,
-which is numbers and small tables, so that one compiled function serves every operator and pool.
+which is numbers and small tables, so that a compiled loop serves every pool, and all operators
+that thin and combine alike.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from sigmerge.kernels import LANES, Array
 from sigmerge.kernels.coordinates import keep_varying
-from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.jit import inlined, kernel
 from sigmerge.kernels.stored import load, load_less, load_less_from, save
 from sigmerge.kernels.thinning import (
     ALL,
@@ -33,6 +35,8 @@ NORM: Final = 3
 LEAD: Final = 4
 """Kinds of output beside the stored types, which are one number and no values: the ℓ1 norm of the
 result; how many more coordinates elect + than −."""
+VALUES: Final = 0
+"""Stands for every stored type, where it does not matter which."""
 
 
 class Formula(NamedTuple):
@@ -131,7 +135,6 @@ def formula(
     )
 
 
-@kernel
 def merge(
     formula: Formula,
     addresses: Array,
@@ -150,103 +153,144 @@ def merge(
     result, `kind` its type; with NORM or LEAD, that number is added to norms[0] tile by tile
     instead, in a fixed order of addition.
     """
-    experts = len(formula.weights)
-    rows = np.empty((experts, strip), np.float32)
-    total, reference = np.empty(strip, np.float32), np.empty(strip, np.float32)
-    sign, share = np.empty(strip, np.float32), np.empty(strip, np.float32)
-    taken, lanes = np.empty(strip, np.uint8), np.empty(LANES)
-    ties, number, fine, stored = _ties(formula), -1, True, True
-    for first in range(0, size, tile):
-        lanes[:] = 0
-        last = min(first + tile, size)
-        for begin in range(first, last, strip):
-            count = min(strip, last - begin)
-            here, base = total[:count], reference[:count]
-            if len(addresses) > experts:
-                fine &= load(addresses[experts], kinds[experts], begin, base)
-            taken[:], number = 0, number + 1
-            for d in range(experts):
-                row, least = rows[d, :count], _least(formula, d, ties[d, 0])
-                if least > 0:
-                    fine &= load_less_from(addresses[d], kinds[d], begin, base, least, row)
-                elif formula.vectors:
-                    fine &= load_less(addresses[d], kinds[d], begin, base, row)
-                else:
-                    fine &= load(addresses[d], kinds[d], begin, row)
-                _thin(formula, d, row, start + begin, number, least > 0, ties[d], taken[:count])
-                _rescale(row, formula.rescale[d, 0], formula.rescale[d, 1])
-            if formula.thin == SELECT:
-                ties[0, 0] = keep_varying(rows, formula.cuts[0, 0], ties[0, 0], share[:count])
-            if kind == LEAD:
-                norms[0] += lead_of_plus(rows, formula.weights, formula.weighted, sign[:count])
-                continue
-            _combine(formula, rows, here, sign[:count], share[:count])
-            for step in range(len(formula.after)):
-                scale(here, formula.after[step, 0], formula.after[step, 1])
-                if formula.after[step, 2] != 0:
-                    add_scaled(here, base, formula.after[step, 2])
-            if kind == NORM:
-                _add_magnitudes(here, lanes, (begin - first) % LANES)
-            else:
-                stored &= save(here, out, kind, begin)
-        if kind == NORM:
-            norms[0] += _total(lanes)
+    result = kind if kind in (NORM, LEAD) else VALUES
+    loop = _merging(formula.thin, formula.combine, bool(formula.vectors), result)
+    election = (formula.weighted, formula.normalize, formula.cancelled)
+    given = (formula.weights, _tables(formula), formula.rescale, election, formula.after)
+    fine, stored = loop(
+        *given, addresses, kinds, start, size, tile, strip, np.uint64(out), kind, norms
+    )
     return fine, stored
 
 
-@kernel
-def _ties(formula: Formula) -> Array:
-    """How many ties every expert may still keep at its cut, and lose at its outliers'."""
-    ties = np.empty((len(formula.weights), 2), np.int64)
-    for d in range(len(ties)):
-        ties[d, 0], ties[d, 1] = formula.cuts[d, 1], formula.outliers[d, 1]
-    return ties
+def _tables(formula: Formula) -> tuple[Array, ...]:
+    """What a thinning reads. Of cuts a copy: a loop counts there how many ties are left."""
+    tables: tuple[Array, ...] = ()
+    if formula.thin in (TRIM, SELECT):
+        tables = (formula.cuts.copy(),)
+    elif formula.thin == BAND:
+        tables = (formula.cuts.copy(), formula.outliers.copy())
+    elif formula.thin == DROP:
+        tables = (formula.draws,)
+    elif formula.thin == RANK:
+        tables = (formula.draws, formula.odds, formula.axis)
+    elif formula.thin == PRUNE:
+        tables = (formula.groups,)
+    elif formula.thin == MARKED:
+        tables = (formula.marks,)
+    return tables
+
+
+@cache
+def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
+    """The loop of some formulas: a branch that none of them takes is not compiled."""
+    cuts = vectors and thin in (TRIM, BAND)
+
+    @kernel
+    def merging(
+        weights: Array, tables: Any, rescale: Array, election: Any, after: Array, addresses: Array,
+        kinds: Array, start: int, size: int, tile: int, strip: int, out: np.uint64, kind: int,
+        norms: Array,
+    ) -> tuple[bool, bool]:  # fmt: skip
+        experts = len(weights)
+        rows, room = np.empty((experts, strip), np.float32), np.empty((4, strip), np.float32)
+        taken, lanes = np.empty(strip, np.uint8), np.empty(LANES)
+        number, fine, stored = -1, True, True
+        for first in range(0, size, tile):
+            lanes[:] = 0
+            last = min(first + tile, size)
+            for begin in range(first, last, strip):
+                count = min(strip, last - begin)
+                here, base = room[0, :count], room[1, :count]
+                sign, share = room[2, :count], room[3, :count]
+                number += 1
+                taken[:] = 0
+                if len(addresses) > experts:
+                    fine &= load(addresses[experts], kinds[experts], begin, base)
+                for d in range(experts):
+                    row, least = rows[d, :count], np.int32(0)
+                    if cuts:
+                        least = _least(tables[0][d])
+                    if cuts and least > 0:
+                        fine &= load_less_from(addresses[d], kinds[d], begin, base, least, row)
+                    elif vectors:
+                        fine &= load_less(addresses[d], kinds[d], begin, base, row)
+                    else:
+                        fine &= load(addresses[d], kinds[d], begin, row)
+                    _thin(thin, tables, d, row, start + begin, number, least > 0, taken[:count])
+                    _rescale(row, rescale[d, 0], rescale[d, 1])
+                if thin == SELECT:
+                    tables[0][0, 1] = keep_varying(rows, tables[0][0, 0], tables[0][0, 1], share)
+                if result == LEAD:
+                    norms[0] += lead_of_plus(rows, weights, election[0], sign)
+                    continue
+                _combine(combine, rows, weights, election, here, sign, share)
+                for step in range(len(after)):
+                    scale(here, after[step, 0], after[step, 1])
+                    if after[step, 2] != 0:
+                        add_scaled(here, base, after[step, 2])
+                if result == NORM:
+                    _add_magnitudes(here, lanes, (begin - first) % LANES)
+                else:
+                    stored &= save(here, out, kind, begin)
+            if result == NORM:
+                norms[0] += _total(lanes)
+        return fine, stored
+
+    return merging
 
 
 @kernel
-def _least(formula: Formula, expert: int, ties: int) -> np.int32:
+def _least(cut: Array) -> np.int32:
     """The least magnitude's pattern that an expert keeps; 0 if a cut is not all that trims it."""
-    cuts = (formula.thin == TRIM) | (formula.thin == BAND)
-    if not cuts or not formula.vectors or formula.cuts[expert, 0] == ALL:
+    threshold, ties = cut
+    if threshold == ALL:
         return np.int32(0)
     if ties == 0:
-        return np.int32(min(formula.cuts[expert, 0], 0x7FFFFFFE) + 1)
-    return np.int32(formula.cuts[expert, 0] if ties >= ANY_TIES else 0)
+        return np.int32(min(threshold, 0x7FFFFFFE) + 1)
+    return np.int32(threshold if ties >= ANY_TIES else 0)
 
 
-@kernel
+@inlined
 def _thin(
-    formula: Formula,
-    expert: int,
-    row: Array,
-    place: int,
-    number: int,
-    cut: bool,
-    ties: Array,
+    thin: int, tables: Any, expert: int, row: Array, place: int, number: int, cut: bool,
     taken: Array,
-) -> None:
+) -> None:  # fmt: skip
     """Zero what an expert loses before the combination; `cut` if that below its cut is zero.
 
     The row starts at flat index `place` of the tensor and is strip `number` of the chunk.
     """
-    if (formula.thin == TRIM) | (formula.thin == BAND):
-        if not cut and formula.cuts[expert, 0] != ALL:
-            ties[0] = trim(row, formula.cuts[expert, 0], ties[0])
-        if formula.thin == BAND:
-            ties[1] = clear_top(row, formula.outliers[expert, 0], ties[1])
-    elif (formula.thin == DROP) | (formula.thin == RANK):
-        key = (formula.draws[expert, 0], formula.draws[expert, 1])
-        bound = formula.draws[expert, 2]
-        if formula.thin == RANK and bound > 0:
-            odds, length, inner = formula.odds[expert], formula.axis[0], formula.axis[1]
-            inverse = formula.axis[2] != 0
-            prune_by_rank(row, length, inner, key, place, odds[0], odds[1], inverse)
-        elif bound != ALL:
-            drop(row, key, place, bound)
-    elif formula.thin == PRUNE:
-        prune_groups(row, taken, formula.groups[0], formula.groups[1], formula.groups[2] != 0)
-    elif formula.thin == MARKED:
-        keep_marked(row, formula.marks[expert, number])
+    if thin == TRIM:
+        _trim(row, tables[0][expert], cut)
+    elif thin == BAND:
+        _trim(row, tables[0][expert], cut)
+        outliers = tables[1][expert]
+        outliers[1] = clear_top(row, outliers[0], outliers[1])
+    elif thin == DROP:
+        _drop(row, tables[0][expert], place)
+    elif thin == RANK:
+        draws, odds, axis = tables[0][expert], tables[1][expert], tables[2]
+        if draws[2] > 0:
+            key = (draws[0], draws[1])
+            prune_by_rank(row, axis[0], axis[1], key, place, odds[0], odds[1], axis[2] != 0)
+        else:
+            _drop(row, draws, place)
+    elif thin == PRUNE:
+        prune_groups(row, taken, tables[0][0], tables[0][1], tables[0][2] != 0)
+    elif thin == MARKED:
+        keep_marked(row, tables[0][expert, number])
+
+
+@kernel
+def _trim(row: Array, cut: Array, done: bool) -> None:
+    if not done and cut[0] != ALL:
+        cut[1] = trim(row, cut[0], cut[1])
+
+
+@kernel
+def _drop(row: Array, draws: Array, place: int) -> None:
+    if draws[2] != ALL:
+        drop(row, (draws[0], draws[1]), place, draws[2])
 
 
 @kernel
@@ -259,28 +303,21 @@ def _rescale(row: Array, factor: np.float32, divisor: np.float32) -> None:
             row[i] /= divisor
 
 
-@kernel
-def _combine(formula: Formula, rows: Array, out: Array, sign: Array, share: Array) -> None:
-    if formula.combine == SUM:
-        weighted_sum(rows, formula.weights, out)
-    elif formula.combine == DISJOINT:
-        disjoint(
-            rows,
-            formula.weights,
-            formula.weighted,
-            formula.normalize,
-            formula.cancelled,
-            out,
-            sign,
-            share,
-        )
-    elif formula.combine == OVERLAPS:
-        merge_overlaps(rows, formula.weights, out)
+@inlined
+def _combine(
+    combine: int, rows: Array, weights: Array, election: Any, out: Array, sign: Array, share: Array
+) -> None:
+    if combine == SUM:
+        weighted_sum(rows, weights, out)
+    elif combine == DISJOINT:
+        weighted, normalize, cancelled = election
+        disjoint(rows, weights, weighted, normalize, cancelled, out, sign, share)
+    elif combine == OVERLAPS:
+        merge_overlaps(rows, weights, out)
     else:
-        agreeing_mean(rows, formula.weights, out, sign, share)
+        agreeing_mean(rows, weights, out, sign, share)
 
 
-@kernel
 def norms_of_thinning(
     addresses: Array,
     kinds: Array,
@@ -296,29 +333,44 @@ def norms_of_thinning(
 
     Members are the experts and the reference. What stays is marked for MARKED, where there is room.
     """
-    experts = len(formula.weights)
-    lanes, taken = np.empty((2, experts, LANES)), np.zeros(strip, np.uint8)
-    base, row = np.empty(strip, np.float32), np.empty(strip, np.float32)
-    ties, number, fine = _ties(formula), -1, True
-    for first in range(0, size, tile):
-        lanes[:] = 0
-        last = min(first + tile, size)
-        for begin in range(first, last, strip):
-            count, shift = min(strip, last - begin), (begin - first) % LANES
-            some, less = row[:count], base[:count]
-            number += 1
-            fine &= load(addresses[experts], kinds[experts], begin, less)
+    loop = _measuring(formula.thin)
+    given = (addresses, kinds, start, size, _tables(formula), tile, strip, norms, marks)
+    return bool(loop(*given))
+
+
+@cache
+def _measuring(thin: int) -> Any:
+    """The loop of one way to thin out, as `_merging`."""
+
+    @kernel
+    def measuring(
+        addresses: Array, kinds: Array, start: int, size: int, tables: Any, tile: int, strip: int,
+        norms: Array, marks: Array,
+    ) -> bool:  # fmt: skip
+        experts, number, fine = norms.shape[1], -1, True
+        lanes, taken = np.empty((2, experts, LANES)), np.zeros(strip, np.uint8)
+        base, row = np.empty(strip, np.float32), np.empty(strip, np.float32)
+        for first in range(0, size, tile):
+            lanes[:] = 0
+            last = min(first + tile, size)
+            for begin in range(first, last, strip):
+                count, shift = min(strip, last - begin), (begin - first) % LANES
+                some, less = row[:count], base[:count]
+                number += 1
+                fine &= load(addresses[experts], kinds[experts], begin, less)
+                for d in range(experts):
+                    fine &= load_less(addresses[d], kinds[d], begin, less, some)
+                    _add_magnitudes(some, lanes[0, d], shift)
+                    _thin(thin, tables, d, some, start + begin, number, False, taken[:count])
+                    _add_magnitudes(some, lanes[1, d], shift)
+                    if marks.shape[1]:
+                        mark(some, marks[d, number])
             for d in range(experts):
-                fine &= load_less(addresses[d], kinds[d], begin, less, some)
-                _add_magnitudes(some, lanes[0, d], shift)
-                _thin(formula, d, some, start + begin, number, False, ties[d], taken[:count])
-                _add_magnitudes(some, lanes[1, d], shift)
-                if marks.shape[1]:
-                    mark(some, marks[d, number])
-        for d in range(experts):
-            norms[0, d] += _total(lanes[0, d])
-            norms[1, d] += _total(lanes[1, d])
-    return fine
+                norms[0, d] += _total(lanes[0, d])
+                norms[1, d] += _total(lanes[1, d])
+        return fine
+
+    return measuring
 
 
 @kernel
