@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sigmerge.kernels import STRIP, Array
-from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.philox import fill
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE, high_place
 from sigmerge.kernels.stored import load, load_difference, save
@@ -73,7 +73,7 @@ def count_free(owner: Array) -> int:
     return int(np.count_nonzero(owner == FREE))
 
 
-@kernel
+@part
 def _score(table: TileTable, tile: int, begin: int, room: Array, out: Array) -> bool:
     """What a strip is ranked by: Δ_d or random bits; False if not all that was read is finite."""
     if table.key[0]:
@@ -92,7 +92,7 @@ def _score(table: TileTable, tile: int, begin: int, room: Array, out: Array) -> 
     )
 
 
-@kernel
+@part
 def _least_free(before: Settlement, tile: int) -> np.uint8:
     """The least code of a free coordinate, when `before` is not settled yet.
 
@@ -161,7 +161,7 @@ def count_low(
                 histogram[inside[i]] += np.uint32(1)
 
 
-@kernel
+@part
 def _add_mass(values: Array, owner: Array, code: np.uint8, lanes: Array) -> None:
     """Add |value| where the owner is `code`: float64, entry i to lane i mod 64.
 
@@ -174,7 +174,7 @@ def _add_mass(values: Array, owner: Array, code: np.uint8, lanes: Array) -> None
             lanes[lane] += np.float64(abs(some[lane]) if codes[lane] == code else np.float32(0))
 
 
-@kernel
+@part
 def _total(lanes: Array) -> float:
     total = 0.0
     for lane in range(lanes.size):
@@ -182,7 +182,7 @@ def _total(lanes: Array) -> float:
     return total
 
 
-@kernel
+@part
 def _code(delta: Array, owner: Array, cut: np.int32) -> tuple[int, int]:
     """Mark one strip; how many are above and how many tied."""
     bits = delta.view(np.int32)
@@ -243,7 +243,7 @@ def settle(edges: Array, owner: Array, first: int, last: int, marks: Settlement)
         _settle(here, np.uint8(marks.domain), marks.ties[tile], marks.counts[tile, 1])
 
 
-@kernel
+@part
 def _settle(owner: Array, code: np.uint8, ties: int, tied: int) -> None:
     end = owner.size if ties == tied else 0
     left = ties if ties < tied else 0
@@ -283,7 +283,7 @@ def tally(
     return wrong
 
 
-@kernel
+@part
 def _support(values: Array, owner: Array, code: np.uint8) -> int:
     count = np.int32(0)
     for i in range(values.size):
@@ -354,13 +354,13 @@ def admit(
     return fine, stored
 
 
-@kernel
+@part
 def _add(values: Array, owner: Array, code: np.uint8, delta: Array, factor: np.float32) -> None:
     for i in range(values.size):
         values[i] = values[i] + factor * delta[i] if owner[i] == code else values[i]
 
 
-@kernel
+@part
 def _add_kept(
     values: Array,
     owner: Array,
@@ -377,7 +377,7 @@ def _add_kept(
         values[i] = values[i] + factor * delta[i] if kept else values[i]
 
 
-@kernel
+@part
 def _replace(values: Array, owner: Array, code: np.uint8, own: Array, factor: np.float32) -> None:
     """Move from the anchor's value to the expert's by `factor` where the owner is `code`.
 

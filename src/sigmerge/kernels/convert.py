@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sigmerge.kernels import Array
-from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.jit import kernel, part
 
 
 @kernel
@@ -23,7 +23,7 @@ def widen_bf16(raw: Array, out: Array) -> bool:
     return bool(finite_bf16(raw))
 
 
-@kernel
+@part
 def finite_bf16(raw: Array) -> bool:
     """In a loop of its own, which takes twice as many at a time as one that widens."""
     largest = np.uint16(0)

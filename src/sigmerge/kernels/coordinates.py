@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from sigmerge.kernels import LANES, STRIP, Array
-from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.stored import load, load_less
 from sigmerge.kernels.thinning import ALL, trim
 
 
-@kernel
+@part
 def variance(values: Array, out: Array) -> None:
     """The variance of each coordinate over the rows, computed in float64, row by row."""
     rows = len(values)
@@ -110,7 +110,7 @@ def squares_of_varying(
     return fine
 
 
-@kernel
+@part
 def _load_vectors(addresses: Array, kinds: Array, begin: int, base: Array, rows: Array) -> bool:
     """Task vectors from `begin` on into the front of rows; `base` gets the reference."""
     fine = load(addresses[-1], kinds[-1], begin, base)

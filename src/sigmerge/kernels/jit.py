@@ -28,13 +28,23 @@ def _load_overload(self: Any, signature: Any, target_context: Any) -> Any:
 
 _SHORTCUT = hasattr(Cache, "_load_overload") and hasattr(Cache, "_guard_against_spurious_io_errors")
 
+_OPTIONS: dict[str, Any] = {
+    "cache": True,
+    "nogil": True,
+    # Division as NumPy divides: the check for zero that Python's needs keeps loops out of vectors.
+    "error_model": "numpy",
+    "no_cfunc_wrapper": True,
+}
+
 
 def kernel(function: Callable[..., Any]) -> Any:
     """A compiled function; only our own kernels take the shortcut into numba's cache."""
-    # Division as NumPy divides: the check for zero that Python's needs keeps loops out of vectors.
-    return _shortened(
-        njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
-    )
+    return _shortened(njit(**_OPTIONS)(function))
+
+
+def part(function: Callable[..., Any]) -> Any:
+    """A compiled function that kernels call and Python does not: it needs no wrapper."""
+    return _shortened(njit(**_OPTIONS, no_cpython_wrapper=True)(function))
 
 
 def callback(function: Callable[..., Any], result: Any, *arguments: Any) -> int:
@@ -63,3 +73,4 @@ def _sources() -> str:
 
 
 inlined = njit(nogil=True, inline="always")
+"""Becomes text of the kernels that call it: a branch on a constant that they pass is dropped."""

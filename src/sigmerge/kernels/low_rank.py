@@ -11,20 +11,20 @@ from typing import Final
 import numpy as np
 
 from sigmerge.kernels import Array
-from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.jit import kernel, part
 
 WIDTH: Final = 1024
 """Columns of a row that are added up at a time: their float64 sums stay in the first cache."""
 
 
-@kernel
+@part
 def _add_four(factors: Array, a: Array, b: Array, c: Array, d: Array, sums: Array) -> None:
     first, second, third, fourth = factors[0], factors[1], factors[2], factors[3]
     for j in range(a.size):
         sums[j] = (((sums[j] + first * a[j]) + second * b[j]) + third * c[j]) + fourth * d[j]
 
 
-@kernel
+@part
 def _add_one(factor: float, values: Array, sums: Array) -> None:
     for j in range(values.size):
         sums[j] += factor * values[j]

@@ -15,7 +15,7 @@ import numpy as np
 
 from sigmerge.kernels import LANES, Array
 from sigmerge.kernels.coordinates import keep_varying
-from sigmerge.kernels.jit import inlined, kernel
+from sigmerge.kernels.jit import inlined, kernel, part
 from sigmerge.kernels.stored import load, load_less, load_less_from, save
 from sigmerge.kernels.thinning import (
     ALL,
@@ -156,15 +156,18 @@ def merge(
     result = kind if kind in (NORM, LEAD) else VALUES
     loop = _merging(formula.thin, formula.combine, bool(formula.vectors), result)
     election = (formula.weighted, formula.normalize, formula.cancelled)
-    given = (formula.weights, _tables(formula), formula.rescale, election, formula.after)
+    given = (formula.weights, _tables(formula, strip), formula.rescale, election, formula.after)
     fine, stored = loop(
         *given, addresses, kinds, start, size, tile, strip, np.uint64(out), kind, norms
     )
     return fine, stored
 
 
-def _tables(formula: Formula) -> tuple[Array, ...]:
-    """What a thinning reads. Of cuts a copy: a loop counts there how many ties are left."""
+def _tables(formula: Formula, strip: int) -> tuple[Array, ...]:
+    """What a thinning reads. Of cuts a copy: a loop counts there how many ties are left.
+
+    PRUNE also has room for a strip, where entries are marked that an earlier expert has taken.
+    """
     tables: tuple[Array, ...] = ()
     if formula.thin in (TRIM, SELECT):
         tables = (formula.cuts.copy(),)
@@ -175,7 +178,7 @@ def _tables(formula: Formula) -> tuple[Array, ...]:
     elif formula.thin == RANK:
         tables = (formula.draws, formula.odds, formula.axis)
     elif formula.thin == PRUNE:
-        tables = (formula.groups,)
+        tables = (formula.groups, np.empty(strip, np.uint8))
     elif formula.thin == MARKED:
         tables = (formula.marks,)
     return tables
@@ -194,17 +197,16 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
     ) -> tuple[bool, bool]:  # fmt: skip
         experts = len(weights)
         rows, room = np.empty((experts, strip), np.float32), np.empty((4, strip), np.float32)
-        taken, lanes = np.empty(strip, np.uint8), np.empty(LANES)
         number, fine, stored = -1, True, True
         for first in range(0, size, tile):
-            lanes[:] = 0
+            if result == NORM:
+                lanes = np.zeros(LANES)
             last = min(first + tile, size)
             for begin in range(first, last, strip):
                 count = min(strip, last - begin)
                 here, base = room[0, :count], room[1, :count]
                 sign, share = room[2, :count], room[3, :count]
                 number += 1
-                taken[:] = 0
                 if len(addresses) > experts:
                     fine &= load(addresses[experts], kinds[experts], begin, base)
                 for d in range(experts):
@@ -217,7 +219,7 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
                         fine &= load_less(addresses[d], kinds[d], begin, base, row)
                     else:
                         fine &= load(addresses[d], kinds[d], begin, row)
-                    _thin(thin, tables, d, row, start + begin, number, least > 0, taken[:count])
+                    _thin(thin, tables, d, row, start + begin, number, least > 0)
                     _rescale(row, rescale[d, 0], rescale[d, 1])
                 if thin == SELECT:
                     tables[0][0, 1] = keep_varying(rows, tables[0][0, 0], tables[0][0, 1], share)
@@ -240,10 +242,10 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
     return merging
 
 
-@kernel
+@part
 def _least(cut: Array) -> np.int32:
     """The least magnitude's pattern that an expert keeps; 0 if a cut is not all that trims it."""
-    threshold, ties = cut
+    threshold, ties = cut[0], cut[1]
     if threshold == ALL:
         return np.int32(0)
     if ties == 0:
@@ -254,7 +256,6 @@ def _least(cut: Array) -> np.int32:
 @inlined
 def _thin(
     thin: int, tables: Any, expert: int, row: Array, place: int, number: int, cut: bool,
-    taken: Array,
 ) -> None:  # fmt: skip
     """Zero what an expert loses before the combination; `cut` if that below its cut is zero.
 
@@ -276,24 +277,27 @@ def _thin(
         else:
             _drop(row, draws, place)
     elif thin == PRUNE:
-        prune_groups(row, taken, tables[0][0], tables[0][1], tables[0][2] != 0)
+        groups, taken = tables[0], tables[1][: row.size]
+        if expert == 0:
+            taken[:] = 0
+        prune_groups(row, taken, groups[0], groups[1], groups[2] != 0)
     elif thin == MARKED:
         keep_marked(row, tables[0][expert, number])
 
 
-@kernel
+@part
 def _trim(row: Array, cut: Array, done: bool) -> None:
     if not done and cut[0] != ALL:
         cut[1] = trim(row, cut[0], cut[1])
 
 
-@kernel
+@part
 def _drop(row: Array, draws: Array, place: int) -> None:
     if draws[2] != ALL:
         drop(row, (draws[0], draws[1]), place, draws[2])
 
 
-@kernel
+@part
 def _rescale(row: Array, factor: np.float32, divisor: np.float32) -> None:
     if factor != 1:
         for i in range(row.size):
@@ -334,7 +338,7 @@ def norms_of_thinning(
     Members are the experts and the reference. What stays is marked for MARKED, where there is room.
     """
     loop = _measuring(formula.thin)
-    given = (addresses, kinds, start, size, _tables(formula), tile, strip, norms, marks)
+    given = (addresses, kinds, start, size, _tables(formula, strip), tile, strip, norms, marks)
     return bool(loop(*given))
 
 
@@ -348,7 +352,7 @@ def _measuring(thin: int) -> Any:
         norms: Array, marks: Array,
     ) -> bool:  # fmt: skip
         experts, number, fine = norms.shape[1], -1, True
-        lanes, taken = np.empty((2, experts, LANES)), np.zeros(strip, np.uint8)
+        lanes = np.empty((2, experts, LANES))
         base, row = np.empty(strip, np.float32), np.empty(strip, np.float32)
         for first in range(0, size, tile):
             lanes[:] = 0
@@ -361,7 +365,7 @@ def _measuring(thin: int) -> Any:
                 for d in range(experts):
                     fine &= load_less(addresses[d], kinds[d], begin, less, some)
                     _add_magnitudes(some, lanes[0, d], shift)
-                    _thin(thin, tables, d, some, start + begin, number, False, taken[:count])
+                    _thin(thin, tables, d, some, start + begin, number, False)
                     _add_magnitudes(some, lanes[1, d], shift)
                     if marks.shape[1]:
                         mark(some, marks[d, number])
@@ -373,7 +377,7 @@ def _measuring(thin: int) -> Any:
     return measuring
 
 
-@kernel
+@part
 def _add_magnitudes(values: Array, lanes: Array, shift: int) -> None:
     """Entry i goes to lane shift + i mod LANES: a fixed order of addition that runs in vectors."""
     if shift:
@@ -420,7 +424,7 @@ def scale(out: Array, divisor: float, factor: float) -> None:
         out[i] = out[i] / below * above
 
 
-@kernel
+@part
 def _total(lanes: Array) -> float:
     """Lane by lane. `lanes.sum()` would load a good part of numba with this kernel."""
     total = 0.0
@@ -429,7 +433,7 @@ def _total(lanes: Array) -> float:
     return total
 
 
-@kernel
+@part
 def disjoint(
     values: Array,
     weights: Array,
@@ -460,7 +464,7 @@ def disjoint(
             total[i] /= share[i] if share[i] != 0 else np.float32(1)
 
 
-@kernel
+@part
 def lead_of_plus(values: Array, weights: Array, weighted: bool, sums: Array) -> int:
     """How many more coordinates elect + than −; see `disjoint`. `sums` is room."""
     lead = 0
@@ -470,7 +474,7 @@ def lead_of_plus(values: Array, weights: Array, weighted: bool, sums: Array) -> 
     return lead
 
 
-@kernel
+@part
 def _election(values: Array, weights: Array, weighted: bool, sums: Array) -> None:
     """The sums whose signs are elected."""
     sums[:] = 0
@@ -478,7 +482,7 @@ def _election(values: Array, weights: Array, weighted: bool, sums: Array) -> Non
         add_scaled(sums, values[d, : sums.size], weights[d] if weighted else np.float32(1))
 
 
-@kernel
+@part
 def _add_agreeing(
     values: Array, weight: np.float32, sign: Array, total: Array, share: Array
 ) -> None:
@@ -490,7 +494,7 @@ def _add_agreeing(
         share[i] += weight if agrees else np.float32(0)
 
 
-@kernel
+@part
 def merge_overlaps(values: Array, weights: Array, out: Array) -> None:
     """One claimant: its weighted entry. Several: the mean of those that agree with their sum."""
     experts = len(values)
@@ -507,7 +511,7 @@ def merge_overlaps(values: Array, weights: Array, out: Array) -> None:
         out[i] = agreeing / np.float32(count) if count > 0 else np.float32(0)
 
 
-@kernel
+@part
 def agreeing_mean(values: Array, weights: Array, out: Array, sign: Array, share: Array) -> None:
     """The weighted mean of the entries whose sign is that of their plain sum; a sum of 0 is +.
 

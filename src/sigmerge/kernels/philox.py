@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 
 from sigmerge.kernels import Array
-from sigmerge.kernels.jit import inlined, kernel
+from sigmerge.kernels.jit import inlined, kernel, part
 
 Word = np.uint32
 Counter = tuple[Word, Word, Word, Word]
@@ -61,7 +61,7 @@ def fill(key: tuple[int, int], start: int, out: Array) -> None:
     _fill_some(key, start + tail, out[tail:])
 
 
-@kernel
+@part
 def _fill_groups(key: tuple[int, int], first: int, groups: int, out: Array) -> None:
     """All four lanes of every counter from `first` on, in a loop that runs in vectors."""
     for group in range(groups):
@@ -72,7 +72,7 @@ def _fill_groups(key: tuple[int, int], first: int, groups: int, out: Array) -> N
         out[4 * group + 3] = c3
 
 
-@kernel
+@part
 def _fill_some(key: tuple[int, int], start: int, out: Array) -> None:
     for i in range(out.size):
         out[i] = _draw4(np.uint64((start + i) // 4), key)[(start + i) % 4]

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sigmerge.kernels import STRIP, Array
-from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.stored import load, load_less
 
 HIGH_BINS = 1 << 16
@@ -49,7 +49,7 @@ class Cut(NamedTuple):
     ties: int
 
 
-@kernel
+@part
 def high_place(bits: np.uint32) -> np.uint32:
     """Where `count_high` counts a pattern. The order of places is that of magnitudes."""
     magnitude = np.uint32(bits & MAGNITUDE)
@@ -121,7 +121,7 @@ def count_inside(
     return fine
 
 
-@kernel
+@part
 def _gather(bits: Array, lowest: np.uint32, width: np.uint32, inside: Array) -> tuple[int, int]:
     """How many magnitudes lie above a range, and how many inside; their offsets go to `inside`.
 
@@ -140,7 +140,7 @@ def _gather(bits: Array, lowest: np.uint32, width: np.uint32, inside: Array) -> 
     return above, found
 
 
-@kernel
+@part
 def _count_range(bits: Array, lowest: np.uint32, width: np.uint32) -> tuple[int, int]:
     """How many magnitudes lie above a range, and how many inside; a loop that runs in vectors."""
     above, hits, top = np.uint32(0), np.uint32(0), np.uint32(lowest + width)
@@ -151,7 +151,7 @@ def _count_range(bits: Array, lowest: np.uint32, width: np.uint32) -> tuple[int,
     return int(above), int(hits)
 
 
-@kernel
+@part
 def _append(bits: Array, lowest: np.uint32, width: np.uint32, inside: Array, found: int) -> int:
     """Write the offsets inside a range behind the first `found`; returns how many there are now."""
     for i in range(bits.size):
@@ -162,7 +162,7 @@ def _append(bits: Array, lowest: np.uint32, width: np.uint32, inside: Array, fou
     return found
 
 
-@kernel
+@part
 def _count_places(offsets: Array, shift: np.uint32, counts: Array, left_out: Array) -> None:
     mask = np.uint32((np.uint32(1) << shift) - np.uint32(1))
     for i in range(offsets.size):

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from sigmerge.kernels import LANES, Array
-from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.stored import load, load_less
 
 SIGNATURE_STRIP: Final = 8 * LANES
@@ -75,14 +75,14 @@ def signature(
     return fine
 
 
-@kernel
+@part
 def widen(row: Array, wide: Array) -> None:
     for i in range(row.size):
         wide[i] = row[i]
     wide[row.size :] = 0.0
 
 
-@kernel
+@part
 def _stretch(row: Array, highest: Array, lowest: Array) -> None:
     """Let the range of every coordinate hold one more expert's value."""
     for i in range(row.size):
@@ -91,7 +91,7 @@ def _stretch(row: Array, highest: Array, lowest: Array) -> None:
         lowest[i] = value if value < low else low
 
 
-@kernel
+@part
 def _add_mass(highest: Array, lowest: Array, contested: Array, total: Array) -> None:
     zero = np.float32(0.0)
     for start in range(0, SIGNATURE_STRIP, LANES):
@@ -103,7 +103,7 @@ def _add_mass(highest: Array, lowest: Array, contested: Array, total: Array) -> 
             contested[i] += largest if (high > zero) & (low < zero) else zero
 
 
-@kernel
+@part
 def add_products(left: Array, right: Array, lanes: Array) -> None:
     for i in range(LANES):
         total = lanes[i] + left[i] * right[i]
@@ -117,7 +117,7 @@ def add_products(left: Array, right: Array, lanes: Array) -> None:
         lanes[i] = total
 
 
-@kernel
+@part
 def lane_sum(lanes: Array) -> float:
     total = 0.0
     for i in range(LANES):

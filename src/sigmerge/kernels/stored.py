@@ -24,7 +24,7 @@ from sigmerge.kernels.convert import (
     widen_bf16,
     widen_f16,
 )
-from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.jit import kernel, part
 
 BF16: Final = 0
 F16: Final = 1
@@ -90,7 +90,7 @@ def load_less(address: np.uint64, kind: int, begin: int, less: Array, out: Array
     return bool(finite)
 
 
-@kernel
+@part
 def _widen_less(raw: Array, less: Array, out: Array) -> bool:
     """widen_bf16 and the subtraction in one loop."""
     for i in range(out.size):
@@ -99,7 +99,7 @@ def _widen_less(raw: Array, less: Array, out: Array) -> bool:
     return bool(finite_bf16(raw))
 
 
-@kernel
+@part
 def load_less_from(
     address: np.uint64, kind: int, begin: int, less: Array, least: np.int32, out: Array
 ) -> bool:
@@ -118,7 +118,7 @@ def load_less_from(
     return bool(finite)
 
 
-@kernel
+@part
 def keep_from(values: Array, least: np.int32) -> None:
     """Zero what does not reach a magnitude's pattern."""
     bits = values.view(np.int32)

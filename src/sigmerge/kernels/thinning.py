@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from sigmerge.kernels import Array
-from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.jit import part
 from sigmerge.kernels.philox import fill
 from sigmerge.kernels.select import MAGNITUDE
 from sigmerge.kernels.stored import keep_from
@@ -20,7 +20,7 @@ DIGIT: Final = 11
 """Bits of a key that one pass of a sort looks at, at most."""
 
 
-@kernel
+@part
 def trim(values: Array, threshold: int, ties: int) -> int:
     """Zero what lies below a cut; of the entries equal to it only the first `ties` stay.
 
@@ -44,7 +44,7 @@ def trim(values: Array, threshold: int, ties: int) -> int:
     return ties
 
 
-@kernel
+@part
 def clear_top(values: Array, threshold: int, ties: int) -> int:
     """Zero what lies above a cut, and the first `ties` of the entries equal to it; as `trim`."""
     bits, cut = values.view(np.int32), np.int32(threshold)
@@ -61,7 +61,7 @@ def clear_top(values: Array, threshold: int, ties: int) -> int:
     return ties
 
 
-@kernel
+@part
 def drop(values: Array, key: tuple[int, int], start: int, keep: int) -> None:
     """Keep an entry if its draw lies below `keep` (at most 2**32); zero the others."""
     if keep <= 0:
@@ -75,7 +75,7 @@ def drop(values: Array, key: tuple[int, int], start: int, keep: int) -> None:
         bits[i] = np.uint32(bits[i] * np.uint32(drawn[i] <= last))
 
 
-@kernel
+@part
 def prune_groups(values: Array, taken: Array, n: int, m: int, overlap: bool) -> None:
     """n:m pruning (CABS) of one expert's tile, in place: a group keeps its n largest free entries.
 
@@ -107,7 +107,7 @@ def prune_groups(values: Array, taken: Array, n: int, m: int, overlap: bool) -> 
 KEPT_SCORE = -2
 
 
-@kernel
+@part
 def _keep_largest(scores: Array, count: int) -> None:
     """Overwrite the `count` largest scores (all ≥ 0) by KEPT, the lowest index first among equals.
 
@@ -135,7 +135,7 @@ def _keep_largest(scores: Array, count: int) -> None:
             ties -= 1
 
 
-@kernel
+@part
 def prune_by_rank(
     values: Array,
     length: int,
@@ -174,7 +174,7 @@ def prune_by_rank(
             own[k] = np.uint32(own[k] * np.uint32(np.int64(draws[k]) < bounds[ranks[k]]))
 
 
-@kernel
+@part
 def mark(values: Array, marks: Array) -> None:
     """A bit for each entry, eight to a byte: whether it is not zero."""
     bits = values.view(np.uint32)
@@ -184,7 +184,7 @@ def mark(values: Array, marks: Array) -> None:
             marks[byte] |= np.uint8(np.uint32(bits[i] != 0) << np.uint32(i % 8))
 
 
-@kernel
+@part
 def keep_marked(values: Array, marks: Array) -> None:
     """Zero the entries whose bit is not set."""
     bits = values.view(np.uint32)
@@ -192,7 +192,7 @@ def keep_marked(values: Array, marks: Array) -> None:
         bits[i] *= np.uint32((marks[i // 8] >> np.uint8(i % 8)) & np.uint8(1))
 
 
-@kernel
+@part
 def _rank(keys: Array, order: Array, ranks: Array) -> None:
     """The rank of every key, equal ones by index. Changes the keys; two rows of `order` are room.
 
@@ -226,7 +226,7 @@ def _rank(keys: Array, order: Array, ranks: Array) -> None:
         source, target = target, source
 
 
-@kernel
+@part
 def _squeeze(keys: Array) -> int:
     """Make keys small in the same order; returns how many bits the highest has.
 
