@@ -17,7 +17,7 @@ from sigmerge.engine.gpu import Gpu
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.jobs.options import Options
 from sigmerge.kernels import LANES, philox, tensors
-from sigmerge.kernels.merge import norm
+from sigmerge.kernels.merge import NORM, norm
 from tests.command_line import sigmerge as command
 from tests.engine.test_stream import CASES, WEIGHT
 from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes, write_weights
@@ -87,7 +87,7 @@ def test_short_of_memory_a_chunk_is_taken_in_parts(
 
     def full(program: Any) -> Any:
         def run(*given: Any) -> Any:
-            rows = next(each for each in given if isinstance(each, list))
+            rows = next(each for each in given if isinstance(each, list | torch.Tensor))
             lengths.add(len(rows[0]))
             if len(rows[0]) > 96:
                 raise torch.OutOfMemoryError
@@ -100,6 +100,27 @@ def test_short_of_memory_a_chunk_is_taken_in_parts(
     patch.setattr(tensors, "COUNTERPARTS", programs)
     assert merged(pool, case, tmp_path / "torch", "bfloat16") == by_loops
     assert max(lengths) > 192 and min(lengths) <= 96 and "merge" in done
+
+
+@pytest.mark.parametrize("case", ["linear", "ties", "ties over the model", "dare_linear l1"])
+def test_chunks_that_may_end_anywhere_are_longer(
+    pool: PoolOnDisk, tmp_path: Path, case: str, request: pytest.FixtureRequest
+) -> None:
+    """Sums of float64 and their order stay as they are."""
+    patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    for name, size in (("TILE", 48), ("CHUNK", 96), ("LONG_CHUNK", 480)):
+        patch.setattr(stream, name, size)
+    by_loops = merged(pool, case, tmp_path / "loops", "bfloat16")
+    lengths: set[int] = set()
+
+    class Noted(Gpu):
+        def merge(self, rows: stream.StoredRows, *given: Any) -> bool:
+            lengths.add(len(rows.values[0]))
+            return super().merge(rows, *given)
+
+    patch.setattr(Options, "gpu", lambda self: Noted("cpu", 1 << 20))
+    assert merged(pool, case, tmp_path / "torch", "bfloat16") == by_loops
+    assert max(lengths) == (96 if case == "dare_linear l1" else 480)
 
 
 def test_memory_for_not_even_a_tile_is_an_error(
@@ -165,14 +186,14 @@ def test_repairs_are_those_of_the_loops(
     class Short(Gpu):
         """Memory for two tiles at most."""
 
-        def _halved(self, first: int, last: int, program: Any) -> None:
+        def halved(self, first: int, last: int, program: Any) -> None:
             def one(first: int, last: int) -> None:
                 runs.append(last - first)
                 if last - first > 2:
                     raise torch.OutOfMemoryError
                 program(first, last)
 
-            super()._halved(first, last, one)
+            super().halved(first, last, one)
 
     patch.setattr(Options, "gpu", lambda self: Short("cpu", 1 << 20))
     again = sigmerge.repair(recipe, tmp_path / "torch", **how)
@@ -207,10 +228,10 @@ def test_a_second_pass_takes_the_copies_of_the_first() -> None:
     device = Gpu("cpu", keep=1000)
     first = device._copies(rows, again=True)
     again = device._copies(rows, again=True)
-    assert all(a is b for a, b in zip(first, again, strict=True))
+    assert first is again
     last = device._copies(rows, again=False)
-    assert all(a is b for a, b in zip(first, last, strict=True))
-    assert device._copies(rows, again=False)[0] is not first[0]
+    assert first is last
+    assert device._copies(rows, again=False) is not first
 
 
 def test_copies_make_room_for_later_ones() -> None:
@@ -237,7 +258,7 @@ def test_sums_have_the_order_of_the_lanes(size: int, tile: int) -> None:
     values = np.random.default_rng(size).normal(size=size).astype(np.float32) ** 9
     found, total = tensors.lanes(torch.from_numpy(values).abs().double(), tile), np.zeros(1)
     assert found.shape == (-(-size // tile), LANES)
-    tensors.add_totals(found, total)
+    tensors.add_number(found, NORM, total)
     expected = 0.0
     for first in range(0, size, tile):
         expected += norm(values[first : first + tile])

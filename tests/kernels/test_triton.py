@@ -16,7 +16,7 @@ from sigmerge.engine.gpu import Gpu
 from sigmerge.kernels import claim, geometry, select, tensors
 from sigmerge.kernels import merge as loops
 from sigmerge.kernels.claim import Admission, Settlement, TileTable
-from sigmerge.kernels.merge import DISJOINT, DROP, NORM, TRIM, formula
+from sigmerge.kernels.merge import DISJOINT, DROP, NORM, TRIM, Formula, formula
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, CODE, F16, F32, address_of, members
 from sigmerge.kernels.thinning import ALL, ANY_TIES
@@ -31,6 +31,8 @@ START = 10
 WEIGHTS = np.array([0.3, 0.5, 0.7], np.float32)
 CUTS = np.array([[0x39D1B717, 0], [0x399D4952, ANY_TIES], [ALL, 0]], np.int64)
 """0.0004 and 0.0003."""
+TIES = np.array([[0x3A000000, 5], [0, 40], [0x3A000000, 0]], np.int64)
+"""2⁻¹¹, of which bfloat16 has many, and zero; the first of these stay."""
 DRAWS = np.array([[123456789, 987654321, 1 << 31], [5, 4000000000, 1 << 30], [1, 2, ALL]], np.int64)
 RESCALE = np.array([[2.0, 1.0], [1.0, 0.3], [1.0, 1.0]], np.float32)
 FORMULAS = {
@@ -41,6 +43,9 @@ FORMULAS = {
     ).plus_reference(1.0),
     "trim, level": formula(
         WEIGHTS, thin=TRIM, cuts=CUTS, combine=DISJOINT, cancelled=-1.0, factor=0.3
+    ).plus_reference(1.0),
+    "trim, some ties": formula(
+        WEIGHTS, thin=TRIM, cuts=TIES, combine=DISJOINT, normalize=True
     ).plus_reference(1.0),
     "drop": formula(WEIGHTS, thin=DROP, draws=DRAWS, rescale=RESCALE).plus_reference(1.0),
     "drop, elected": formula(
@@ -66,12 +71,20 @@ class Rows:
             row.view(torch.int16).numpy().view(np.uint16) if dtype == "bf16" else row.numpy()
             for row in made
         ]
-        self.there = [row.to(DEVICE) for row in made]
+        device = torch.device(DEVICE)
+        self.there = tensors.matrix(4, size, STORED[dtype], device).copy_(torch.stack(made))
         self.size = size
 
-    def some(self, reference: bool) -> tuple[Any, list[torch.Tensor]]:
+    def some(self, reference: bool) -> tuple[Any, torch.Tensor]:
         stop = None if reference else -1
         return members(self.stored[:stop]), self.there[:stop]
+
+
+def merged(way: Formula, rows: torch.Tensor, tile: int, kind: int) -> torch.Tensor | None:
+    """None if the flag says that something is not finite."""
+    flag = tensors.no_flag(rows.device)
+    found = tensors.merge(way, rows, START, tile, kind, flag)
+    return None if flag.item() else found
 
 
 CASES = pytest.mark.parametrize(
@@ -89,14 +102,14 @@ def test_merges_are_those_of_the_loops(dtype: str, size: int, tile: int, name: s
         out = np.zeros(size, stored)
         place = np.uint64(address_of(out))
         assert loops.merge(way, *table, START, size, tile, tile, place, kind, np.zeros(1))
-        found = tensors.merge(way, there, START, tile, kind)
+        found = merged(way, there, tile, kind)
         assert found is not None
         assert found.cpu().view(torch.uint8).numpy().tobytes() == out.tobytes()
     by_loops, by_triton = np.zeros(1), np.zeros(1)
     loops.merge(way, *table, START, size, tile, tile, np.uint64(0), NORM, by_loops)
-    lanes = tensors.merge(way, there, START, tile, NORM)
+    lanes = merged(way, there, tile, NORM)
     assert lanes is not None
-    tensors.add_totals(lanes, by_triton)
+    tensors.add_number(lanes, NORM, by_triton)
     assert by_triton == by_loops and by_loops > 0
 
 
@@ -148,7 +161,7 @@ def test_what_is_not_finite_is_left_to_the_loops() -> None:
     rows = Rows(2000, "bf16")
     rows.there[1][1500] = float("inf")
     _, there = rows.some(True)
-    assert tensors.merge(FORMULAS["vectors"], there, START, 1024, BF16) is None
+    assert merged(FORMULAS["vectors"], there, 1024, BF16) is None
     assert not tensors.COUNTERPARTS[signature](there, START, 1024, np.zeros((3, 3)), np.zeros(2))
     counts = np.zeros((1, select.HIGH_PLACES), np.uint32)
     assert not tensors.count_high(there, START, np.array([1]), 1, counts)

@@ -1,9 +1,10 @@
 """Chunks on a GPU: copied there through pinned memory, passed over by torch, copied back.
 
-Every worker thread has its own stream, so that while one thread's chunk is copied another's is
-computed and a third's is written. What a pass has copied stays on the device for the next pass over
-it, as long as there is room. A chunk that does not fit is taken in ever smaller parts. A pass that
-has no counterpart there, or meets a value that is not finite, is left to the processor's loops.
+Every worker thread has its own stream and two small pieces of pinned memory: while one is copied to
+the device the next is filled, another thread's chunk is computed and a third's is written. What a
+pass has copied stays on the device for the next pass over it, as long as there is room. A chunk
+that does not fit is taken in ever smaller parts. A pass that has no counterpart there, or meets a
+value that is not finite, is left to the processor's loops.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -23,8 +23,9 @@ from sigmerge.engine.stream import StoredRows
 from sigmerge.errors import PoolError
 from sigmerge.kernels import TILE, Array, tensors
 from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
-from sigmerge.kernels.stored import BF16, CODE, F32
-from sigmerge.kernels.tensor_claims import TensorClaims
+from sigmerge.kernels.signature import signature
+from sigmerge.kernels.stored import BF16, CODE, address_of
+from sigmerge.kernels.tensor_claims import TensorClaims, TileCopies
 from sigmerge.kernels.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -33,12 +34,21 @@ if TYPE_CHECKING:
 _Made = TypeVar("_Made")
 KEPT_SHARE = 0.4
 """Part of the free memory in which copies are kept for the next pass."""
-BLOCKS = 4
-"""Blocks of a repair that share that room."""
+BLOCKS = 3
+"""Blocks of a repair that are at work at a time, and share that room: one is copied there while
+another is claimed and a third written."""
+STAGED = 4 << 20
+"""Bytes that go through pinned memory at a time."""
+ITEM = 2 * STAGED
+"""Bytes of a block that one worker copies to the device at a time."""
+READ_ONCE = {signature}
+"""Kernels after which no other pass reads the chunk."""
 
 
 class Gpu:
     """Where torch passes over chunks: `cuda`, or `cpu` in tests."""
+
+    blocks = BLOCKS
 
     def __init__(self, name: str = "cuda", keep: int | None = None) -> None:
         self._device = torch.device(name)
@@ -54,48 +64,50 @@ class Gpu:
         """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
         if formula.thin in tensors.LEFT_TO_LOOPS:
             return False
+        number = kind in (NORM, LEAD)
 
         def run(raw: Tensors, length: int) -> bool:
-            left, found = formula, []
+            left, flag, total = formula, tensors.no_flag(self._device), np.zeros(1)
             for begin in range(0, _size(rows), length):
-                part = [row[begin : begin + length] for row in raw]
-                result = tensors.merge(left, part, rows.start + begin, tile, kind)
-                if result is None:
+                part = tensors.part(raw, begin, length)
+                found = tensors.merge(left, part, rows.start + begin, tile, kind, flag)
+                if found is None:
                     return False
-                found.append(result)
+                if number:
+                    tensors.add_number(found, kind, total)
+                else:
+                    self.give(found, out[begin : begin + length])
                 if length < _size(rows) and formula.thin == TRIM:
                     left = left._replace(cuts=tensors.cuts_left(left, part))
-            self._give(found, kind, out)
+            if flag.item():  # all that the stream was given is done now
+                return False
+            if number:
+                out[0] += total[0]
             return True
 
         # A norm is added up by tiles, so its parts are whole ones.
-        return self._fitting(rows, max(tile, step), run, again=kind in (NORM, LEAD))
+        return self._fitting(rows, max(tile, step), run, again=number)
 
     def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
-        """The same as a kernel that reads a chunk; whether it was done."""
+        """The same as a kernel that reads a chunk; whether it was done. Results begin as zeros."""
         program = tensors.COUNTERPARTS.get(kernel)
         if program is None:
             return False
-        results = [each for each in arguments if isinstance(each, np.ndarray)]
-        before = [each.copy() for each in results]
-
-        def restore() -> None:
-            for each, copy in zip(results, before, strict=True):
-                each[...] = copy
 
         def run(raw: Tensors, length: int) -> bool:
-            restore()  # what a longer part did before it ran out of memory
-            return all(
-                program(
-                    [row[begin : begin + length] for row in raw], rows.start + begin, *arguments
-                )
-                for begin in range(0, _size(rows), length)
-            )
+            if length >= _size(rows) and tensors.fused(raw) is not None:
+                # A program of launches changes nothing before all is computed.
+                return program(raw, rows.start, *arguments)
+            own = [each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
+            for begin in range(0, _size(rows), length):
+                if not program(tensors.part(raw, begin, length), rows.start + begin, *own):
+                    return False
+            for each, copy in zip(arguments, own, strict=True):
+                if isinstance(each, np.ndarray):
+                    each[...] = copy
+            return True
 
-        done = self._fitting(rows, TILE, run, again=True)
-        if not done:
-            restore()
-        return done
+        return self._fitting(rows, TILE, run, again=kernel not in READ_ONCE)
 
     def solve(self, tensor: str, program: Callable[[Algebra], _Made]) -> _Made:
         """program(algebra) with matrices on this device: those of one tensor at a time."""
@@ -103,13 +115,12 @@ class Gpu:
 
         with self._solving:
             try:
-                with self._stream():
+                with self.stream():
                     return program(TensorAlgebra(self._device))
             except torch.OutOfMemoryError:
-                self._kept.clear()
-                torch.cuda.empty_cache()
+                self._make_room()
             try:
-                with self._stream():
+                with self.stream():
                     return program(TensorAlgebra(self._device))
             except torch.OutOfMemoryError:
                 raise PoolError(
@@ -117,37 +128,36 @@ class Gpu:
                     "some, or use --device cpu."
                 ) from None
 
-    def claims(self) -> TensorClaims:
-        """The loops of a repair on this device, for one block, whose copies they keep."""
-        kept = _Kept(self._keep // BLOCKS)
+    def room(self, size: int) -> Array:
+        """The calling thread's own pinned room for so many float32."""
+        if getattr(self._local, "room", _NOTHING).numel() < size:
+            pin = self._device.type == "cuda"
+            self._local.room = torch.empty(size, dtype=torch.float32, pin_memory=pin)
+        room: Array = self._local.room[:size].numpy()
+        return room
 
-        def tiles(address: int, kind: int, sizes: Sequence[int]) -> list[torch.Tensor]:
-            raw = _at(address, kind, sum(sizes))
-            places = [address + raw.itemsize * before for before in accumulate(sizes, initial=0)]
-            found = [copy for place in places[:-1] if (copy := kept.get((place,), last=False))]
-            if len(found) == len(sizes):
-                return [copy for [copy] in found]
-            [whole] = self._copied([raw])
-            copies = list(whole.split(list(sizes)))
-            for place, part in zip(places, copies, strict=False):
-                kept.put((place,), [part])
-            if self._device.type == "cuda":
-                self._local.stream.synchronize()  # the pinned memory is used again
-            return copies
+    def claims(self, run: _Map = map) -> TensorClaims:
+        """The loops of a repair on this device, for one block, whose copies they keep.
 
+        `run` spreads copying over threads.
+        """
         way: type[TensorClaims] = TensorClaims
         if tensors.in_triton(self._device):
             from sigmerge.kernels.triton_claims import TritonClaims as way  # noqa: N813
-        return way(self._device, tiles, self._give_to, self._halved)
+        return way(self._device, _BlockCopies(self, self._keep // BLOCKS, run), self)
 
-    def _give_to(self, values: torch.Tensor, address: int) -> None:
-        out = _at(address, F32 if values.element_size() == 4 else BF16, len(values))
-        self._give([values], BF16, out)
+    def give(self, values: torch.Tensor, out: Array) -> None:
+        """Copy results to where they belong; it is done when the stream is."""
+        _typed(out).copy_(values.view(_typed(out).dtype), non_blocking=True)
 
-    def _halved(self, first: int, last: int, program: Callable[[int, int], None]) -> None:
+    def give_at(self, values: torch.Tensor, address: int) -> None:
+        """The same to an address."""
+        self.give(values, _at(address, values.nbytes).view(_STORAGE[values.dtype]))
+
+    def halved(self, first: int, last: int, program: Callable[[int, int], None]) -> None:
         """Run a program over tiles at once or, where memory is short, over halves of them."""
         try:
-            with self._stream():
+            with self.stream():
                 program(first, last)
             return
         except torch.OutOfMemoryError:
@@ -156,11 +166,10 @@ class Gpu:
                     "The GPU's memory does not hold one tile of a repair; free some, or use "
                     "--device cpu."
                 ) from None
-        self._kept.clear()
-        torch.cuda.empty_cache()
+        self._make_room()
         middle = (first + last) // 2
-        self._halved(first, middle, program)
-        self._halved(middle, last, program)
+        self.halved(first, middle, program)
+        self.halved(middle, last, program)
 
     def _fitting(
         self, rows: StoredRows, step: int, run: Callable[[Tensors, int], bool], *, again: bool
@@ -172,20 +181,24 @@ class Gpu:
         length = _size(rows)
         while True:
             try:
-                with self._stream():
-                    return run(self._copies(rows, again=again), length)
+                with self.stream():
+                    copies = self._copies(rows, again=again)  # alive until the stream is done
+                    return run(copies, length)
             except torch.OutOfMemoryError:
                 if length <= step:
                     raise PoolError(
                         f"{rows.tensor}: the GPU's memory does not hold {step:,} coordinates of "
                         f"{len(rows.members)} checkpoints; free some, or use --device cpu."
                     ) from None
-            self._kept.clear()
-            torch.cuda.empty_cache()
+            self._make_room()
             length = max(step, length // 2 // step * step)
 
+    def _make_room(self) -> None:
+        self._kept.clear()
+        torch.cuda.empty_cache()
+
     @contextmanager
-    def _stream(self) -> Iterator[None]:
+    def stream(self) -> Iterator[None]:
         """The calling thread's own stream; all that it was given is done in the end."""
         if self._device.type != "cuda":
             with torch.inference_mode():
@@ -210,59 +223,142 @@ class Gpu:
         return copies
 
     def _copied(self, rows: Sequence[Array]) -> Tensors:
-        """Rows on the device; those of one type go over at once and lie below one another."""
-        room, offset, staged = self._pinned(sum(values.nbytes for values in rows)), 0, []
-        for values in rows:
-            place = room[offset : offset + values.nbytes].view(values.dtype)
-            np.copyto(place, values)
-            staged.append(_typed(place))
-            offset += values.nbytes
-        if len({row.dtype for row in rows}) > 1:
-            return [row.to(self._device, non_blocking=True) for row in staged]
-        whole = _typed(room[:offset].view(rows[0].dtype).reshape(len(rows), -1))
-        return whole.to(self._device, non_blocking=True).unbind()
+        """Rows on the device; those of one type are a matrix."""
+        kinds = [tensors.STORED[CODE[values.dtype]] for values in rows]
+        with self._for_all():
+            if len(set(kinds)) == 1:
+                found = tensors.matrix(len(rows), len(rows[0]), kinds[0], self._device)
+            else:
+                found = [torch.empty(len(v), dtype=k, device=self._device)
+                         for v, k in zip(rows, kinds, strict=True)]  # fmt: skip
+        for values, place in zip(rows, found, strict=True):
+            self.send(address_of(values), place.view(torch.uint8))
+        return found
 
-    def _pinned(self, size: int) -> Array:
-        """The calling thread's room for what is copied to and fro."""
+    @contextmanager
+    def _for_all(self) -> Iterator[None]:
+        """Memory of all threads: what one gives back another takes, whatever its stream."""
         if self._device.type != "cuda":
-            return np.empty(size, np.uint8)
-        if not hasattr(self._local, "room") or self._local.room.size < size:
-            self._local.pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            self._local.room = self._local.pinned.numpy()
-        room: Array = self._local.room
-        return room
+            yield
+            return
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            yield
 
-    def _give(self, found: Tensors, kind: int, out: Array) -> None:
-        """Results of all parts to where they belong."""
-        if kind == NORM:
-            for part in found:
-                tensors.add_totals(part, out)
-        elif kind == LEAD:
-            out[0] += sum(int(part) for part in found)
+    def bytes_there(self, count: int) -> torch.Tensor:
+        """Memory of the calling thread's stream that other threads may fill at once."""
+        found = torch.empty(count, dtype=torch.uint8, device=self._device)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return found
+
+    def send(self, address: int, place: torch.Tensor) -> None:
+        """Copy the bytes at an address to the device, piece by piece through pinned memory."""
+        size = len(place)
+        if self._device.type != "cuda":
+            np.copyto(place.numpy(), _at(address, size))
+            return
+        for begin in range(0, size, STAGED):
+            piece = place[begin : begin + STAGED]
+            pinned, room, copied = self._next_pinned()
+            copied.synchronize()
+            np.copyto(room[: len(piece)], _at(address + begin, len(piece)))
+            piece.copy_(pinned[: len(piece)], non_blocking=True)
+            copied.record()
+
+    def _next_pinned(self) -> tuple[torch.Tensor, Array, torch.cuda.Event]:
+        """The piece of the calling thread's pinned memory that was used least recently."""
+        if not hasattr(self._local, "pieces"):
+            made = [torch.empty(STAGED, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+            self._local.pieces = [(each, each.numpy(), torch.cuda.Event()) for each in made]
+        self._local.pieces.reverse()
+        found: tuple[torch.Tensor, Array, torch.cuda.Event] = self._local.pieces[0]
+        return found
+
+
+_Map: TypeAlias = Callable[..., Iterable[Any]]
+"""Like `map`: applies a function to every item and returns the results in the items' order."""
+
+
+class _BlockCopies(TileCopies):
+    """The tiles of a block's members on the device, each at a multiple of 256 bytes.
+
+    A member is copied whole when it is read first, as long as there is room; else only the tiles
+    that a pass reads, for that pass.
+    """
+
+    def __init__(self, gpu: Gpu, limit: int, run: _Map) -> None:
+        self._gpu, self._left, self._run = gpu, limit, run
+        self._whole: dict[int, tuple[torch.Tensor, Array]] = {}
+
+    def __call__(
+        self, addresses: Array, sizes: Array, first: int, last: int, *, alone: bool = False
+    ) -> tuple[torch.Tensor, Array]:
+        key = int(addresses[0])
+        if key not in self._whole and not alone:
+            self._keep(key, addresses, sizes)
+        if key in self._whole:
+            there, places = self._whole[key]
+            return there, places[first:last]
+        return self._copied(addresses[first:last], sizes[first:last], map if alone else self._run)
+
+    def _keep(self, key: int, addresses: Array, sizes: Array) -> None:
+        needed = int(_aligned(sizes).sum())
+        if needed > self._left:
+            return
+        try:
+            self._whole[key] = self._copied(addresses, sizes, self._run)
+            self._left -= needed
+        except torch.OutOfMemoryError:
+            self._left = 0
+
+    def _copied(self, addresses: Array, sizes: Array, run: _Map) -> tuple[torch.Tensor, Array]:
+        ends = np.cumsum(_aligned(sizes))
+        there, places = self._gpu.bytes_there(int(ends[-1])), ends - _aligned(sizes)
+
+        def send(piece: tuple[int, int, int]) -> None:
+            address, place, size = piece
+            with self._gpu.stream():
+                self._gpu.send(address, there[place : place + size])
+
+        for _ in run(send, _runs(addresses, places, sizes)):
+            pass
+        return there, places
+
+
+def _aligned(sizes: Array) -> Array:
+    return -(-sizes // 256) * 256
+
+
+def _runs(addresses: Array, places: Array, sizes: Array) -> list[tuple[int, int, int]]:
+    """(address, place, bytes) of what lies together here and there, at most ITEM long."""
+    found: list[list[int]] = []
+    for address, place, size in zip(
+        addresses.tolist(), places.tolist(), sizes.tolist(), strict=True
+    ):
+        if (
+            found
+            and found[-1][0] + found[-1][2] == address
+            and (found[-1][1] + found[-1][2] == place and found[-1][2] + size <= ITEM)
+        ):
+            found[-1][2] += size
         else:
-            stored = torch.cat(list(found)).view(torch.int32 if out.itemsize == 4 else torch.int16)
-            out[...] = self._fetched(stored).view(out.dtype)
-
-    def _fetched(self, stored: torch.Tensor) -> Array:
-        """The values in memory; those of a GPU in the calling thread's pinned memory."""
-        if self._device.type != "cuda":
-            return stored.numpy()
-        room = self._pinned(stored.nbytes)[: stored.nbytes]
-        place = torch.from_numpy(room).view(stored.dtype)
-        place.copy_(stored, non_blocking=True)
-        self._local.stream.synchronize()
-        return place.numpy()
+            found.append([address, place, size])
+    return [(address, place, size) for address, place, size in found]
 
 
-def _at(address: int, kind: int, count: int) -> Array:
-    """The values in memory at an address."""
-    dtype = next(dtype for dtype, code in CODE.items() if code == kind)
-    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    return np.frombuffer(memory, dtype)
+def _at(address: int, count: int) -> Array:
+    """The bytes in memory at an address."""
+    memory: Any = (ctypes.c_char * count).from_address(address)
+    return np.frombuffer(memory, np.uint8)
 
 
 def _size(rows: StoredRows) -> int:
     return len(rows.values[0])
+
+
+_NOTHING = torch.empty(0)
+_STORAGE = {torch.bfloat16: np.uint16, torch.int16: np.uint16, torch.float16: np.float16,
+            torch.float32: np.float32}  # fmt: skip
 
 
 def _typed(values: Array) -> torch.Tensor:

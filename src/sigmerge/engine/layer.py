@@ -53,11 +53,11 @@ class LayerBlock:
         self.tiles: list[tuple[int, int]] = []
         self.pieces: list[Piece] = []
         self._places: list[tuple[str, int]] = []
-        offset = 0
+        offset, tiles = 0, PIECE * getattr(loops, "longer", 1)
         for site in sites:
             starts = range(0, site.size, CLAIM_TILE)
-            for start in starts[::PIECE]:
-                size = min(site.size - start, PIECE * CLAIM_TILE)
+            for start in starts[::tiles]:
+                size = min(site.size - start, tiles * CLAIM_TILE)
                 first = len(self.tiles) + start // CLAIM_TILE
                 self.pieces.append(
                     Piece(site.tensor, start, size, first, first - (-size // CLAIM_TILE))
@@ -114,7 +114,7 @@ class LayerBlock:
 
     def _admit(self, piece: Piece, update: Admission, owner: Any, dtype: str) -> tuple[Array, bool]:
         kind = STORAGE[dtype]
-        out = np.empty(piece.size, kind)
+        out = self.loops.room(piece.size, kind)
         fine, stored = self.loops.admit(
             update,
             self.edges,

@@ -31,6 +31,10 @@ _Made = TypeVar("_Made")
 CHUNK = 32 * TILE
 """Coordinates one worker takes at a time. Fixed: sums of float64 over chunks have one order."""
 
+LONG_CHUNK = 4 * CHUNK
+"""Coordinates that a GPU takes at a time where chunks may end anywhere: Python needs as long for a
+long launch as for a short one."""
+
 SCRATCH_KEPT = 64 * TILE
 """Coordinates of scratch that a thread keeps for the next tile."""
 
@@ -53,7 +57,10 @@ class Accelerator(Protocol):
         """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
 
     def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
-        """The same as a kernel that reads a chunk; whether it was done."""
+        """The same as a kernel that reads a chunk; whether it was done. Results begin as zeros."""
+
+    def room(self, size: int) -> Array:
+        """The calling thread's own room for so many float32, to which the device copies best."""
 
     def solve(self, tensor: str, program: Callable[[Algebra], _Made]) -> _Made:
         """program(algebra) with the matrices of one tensor there."""
@@ -127,7 +134,8 @@ class StreamChunk:
     def merged(self, formula: Formula, dtype: str) -> tuple[Array, bool]:
         """The chunk merged and rounded once, in the calling thread's room; whether it is finite."""
         kind = STORAGE[dtype]
-        out = _room(-(-self.size * kind.itemsize // 4)).view(kind)[: self.size]
+        room = self.device.room if self.device else _room
+        out = room(-(-self.size * kind.itemsize // 4)).view(kind)[: self.size]
         return out, self._run(formula, out, CODE[kind], self.step)
 
     def norm(self, formula: Formula, tile: int) -> float:
@@ -236,10 +244,12 @@ def chunks(
     state: Any = None,
     statistics: Any = None,
     device: Accelerator | None = None,
+    *,
+    most: int = CHUNK,
 ) -> list[StreamChunk]:
     """A tensor cut into chunks whose tiles start at multiples of the granule."""
     step = max(TILE // granule, 1) * granule
-    length = max(CHUNK // step, 1) * step
+    length = max(most // step, 1) * step
     return [
         StreamChunk(
             site,
@@ -296,6 +306,8 @@ class Stream:
     granule: Granule
     statistics: Any = None
     device: Accelerator | None = None
+    anywhere: Callable[[Site], bool] = lambda site: False
+    """Whether the chunks of a tensor may end anywhere."""
 
     def survey(self, passes: Passes) -> Any:
         """Drive a generator of passes over the whole model to its result."""
@@ -377,6 +389,7 @@ class Stream:
                 states.get(site.tensor),
                 self.statistics,
                 self.device,
+                most=LONG_CHUNK if self.device and self.anywhere(site) else CHUNK,
             )
         ]
 

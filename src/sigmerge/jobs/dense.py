@@ -353,7 +353,7 @@ def _stream(job: DenseJob, source: PoolSource, workers: Workers, options: Option
     blocks = [[job.sites[name] for name in names] for names in named]
     how = (blocks, source, workers, job.operator.granule, job.statistics)
     if (cluster := options.cluster) is None:
-        return Stream(*how, device=options.gpu())
+        return Stream(*how, device=options.gpu(), anywhere=job.operator.ends_anywhere)
     from sigmerge.engine.cluster import ClusterStream
 
     largest = max(sum(job.layout.slots[name].nbytes for name in names) for names in named)

@@ -267,14 +267,14 @@ def write_layers(
     gpu = None if options.allow_nonfinite or cluster else options.gpu()
 
     def layer(index: int) -> list[dict[str, Any]]:
-        loops = gpu.claims() if gpu else compiled
+        loops = gpu.claims(workers.map) if gpu else compiled
         return _write_layer(job, index, blocks[index], source, anchor, workers, output, loops)
 
-    two = max(sum(site.size for site in sites) for sites in blocks) <= SMALL
+    most = 2 if max(sum(site.size for site in sites) for sites in blocks) <= SMALL else 1
     if cluster is not None:
         records = _layers_on(cluster, job, todo, source, output, options)
     else:
-        records = workers.overlap(layer, ahead(todo, prefetch), most=2 if two else 1)
+        records = workers.overlap(layer, ahead(todo, prefetch), most=gpu.blocks if gpu else most)
     for index, record in zip(todo, records, strict=True):
         output.finish(keys[index], record, [site.tensor for site in blocks[index]])
         written += sizes[index]
@@ -342,7 +342,7 @@ def _write_layer(
     for turn in job.rounds:
         order = [job.domains.index(domain) for domain in turn.order]
         claims = claim(block, order, turn.quota[index], owner=owner, mask_seed=job.mask_seed,
-                       run=workers.map, loops=loops)  # fmt: skip
+                       run=workers.map if loops is compiled else map, loops=loops)  # fmt: skip
         owner = claims.owner
         records.append({"claimed": claims.claimed, "support": claims.support, "mass": claims.mass})
     assert owner is not None

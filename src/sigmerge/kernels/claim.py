@@ -15,7 +15,7 @@ bits serve as well as task vectors do.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -67,6 +67,11 @@ SETTLED: Final = Settlement(0, np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
 def free_map(size: int) -> Array:
     """An owner map of which nothing is claimed."""
     return np.full(size, FREE, np.uint8)
+
+
+def room(size: int, dtype: Any) -> Array:
+    """Where `admit` puts its results."""
+    return np.empty(size, dtype)
 
 
 def count_free(owner: Array) -> int:

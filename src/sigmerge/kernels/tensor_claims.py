@@ -8,8 +8,9 @@ a run that does not fit the memory can be taken again in halves.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,29 +21,58 @@ from sigmerge.kernels.claim import Admission, Settlement, TileTable
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE
 from sigmerge.kernels.stored import F32
 
-StoredTiles: TypeAlias = Callable[[int, int, list[int]], list[Tensor]]
-"""(address, type by code, sizes of tiles that follow one another) -> the stored values of each, on
-the device."""
-Give: TypeAlias = Callable[[Tensor, int], None]
-"""(values, address): copies them there."""
-Halving: TypeAlias = Callable[[int, int, Callable[[int, int], None]], None]
-"""(first, last, program): runs program(first, last), or where memory is short both halves."""
+
+class TileCopies(Protocol):
+    """Finds or makes copies of a member's tiles on the device."""
+
+    def __call__(
+        self, addresses: Array, sizes: Array, first: int, last: int, *, alone: bool = False
+    ) -> tuple[Tensor, Array]:
+        """Bytes on the device, and where in them tiles [first, last) begin, for a pass.
+
+        `addresses` and `sizes` (in bytes) are those of all tiles of the block. `alone`: in a thread
+        that must not hand work to others.
+        """
+
+
+class ClaimDevice(Protocol):
+    """The device as loops see it."""
+
+    def stream(self) -> AbstractContextManager[None]:
+        """The calling thread's own; all that it was given is done in the end."""
+
+    def halved(self, first: int, last: int, program: Callable[[int, int], None]) -> None:
+        """Run program(first, last) or, where memory is short, the program on both halves."""
+
+    def give_at(self, values: Tensor, address: int) -> None:
+        """Copy results to an address, where they are when the program has ended."""
+
+    def room(self, size: int) -> Array:
+        """The calling thread's own room for so many float32."""
+
+
 _ABOVE, _TIED, _FREE = int(claim.ABOVE), int(claim.TIED), int(claim.FREE)
 
 
 class TensorClaims:
     """What `sigmerge.kernels.claim` has, by the same names."""
 
-    most_parts = 4
-    """Parts of a block: a launch takes all its tiles at once, and a few threads copy them there."""
+    most_parts = 1
+    """Parts of a block: a launch takes all its tiles at once."""
+    longer = 8
+    """How many times as many tiles as a worker of the loops rewrites are rewritten at a time."""
 
-    def __init__(
-        self, device: torch.device, tiles: StoredTiles, give: Give, halving: Halving
-    ) -> None:
-        self._device, self._tiles, self._give, self._halving = device, tiles, give, halving
+    def __init__(self, device: torch.device, copies: TileCopies, place: ClaimDevice) -> None:
+        self._device, self._copies, self._place = device, copies, place
+
+    def room(self, size: int, dtype: Any) -> Array:
+        """The calling thread's own, where results are copied to."""
+        kind = np.dtype(dtype)
+        return self._place.room(-(-size * kind.itemsize // 4)).view(kind)[:size]
 
     def free_map(self, size: int) -> Tensor:
-        return torch.full((size,), _FREE, dtype=torch.uint8, device=self._device)
+        with self._place.stream():
+            return torch.full((size,), _FREE, dtype=torch.uint8, device=self._device)
 
     def count_free(self, owner: Tensor) -> int:
         return int((owner == _FREE).sum())
@@ -87,7 +117,7 @@ class TensorClaims:
             found = torch.bincount(places(first, last), minlength=len(histogram))
             np.add(histogram, found.cpu().numpy(), out=histogram, casting="unsafe")
 
-        self._halving(first, last, one)
+        self._place.halved(first, last, one)
 
     def mark(
         self,
@@ -118,7 +148,7 @@ class TensorClaims:
             mass[first:last] = sums
             here.copy_(marked)
 
-        self._halving(first, last, one)
+        self._place.halved(first, last, one)
         return min(wrong, default=-1)
 
     def settle(self, edges: Array, owner: Tensor, first: int, last: int, marks: Settlement) -> None:
@@ -126,7 +156,7 @@ class TensorClaims:
             here = owner[edges[first] : edges[last]]
             here.copy_(_settled(here, edges[first : last + 1], marks, first, last))
 
-        self._halving(first, last, one)
+        self._place.halved(first, last, one)
 
     def tally(
         self,
@@ -149,7 +179,7 @@ class TensorClaims:
             mass[first:last] = _mass(score, own, edges)
             support[first:last] = found.cpu().numpy()
 
-        self._halving(first, last, one)
+        self._place.halved(first, last, one)
         return min(wrong, default=-1)
 
     def admit(
@@ -168,7 +198,7 @@ class TensorClaims:
 
         def one(first: int, last: int) -> None:
             def values(member: int) -> Tensor:
-                return self._run(addresses[member], kinds[member], edges, first, last)
+                return self._run(addresses[member], kinds[member], edges, first, last, alone=True)
 
             mine, some = owner[edges[first] : edges[last]], values(-1)
             fine[0] &= bool(torch.isfinite(some).all())
@@ -187,9 +217,9 @@ class TensorClaims:
                 some = torch.where(chosen, moved, some)
             stored = some.to(tensors.STORED[kind])
             fine[1] &= bool(torch.isfinite(stored).all())
-            self._give(stored, int(out) + width * (int(edges[first]) - base))
+            self._place.give_at(stored, int(out) + width * (int(edges[first]) - base))
 
-        self._halving(first, last, one)
+        self._place.halved(first, last, one)
         return fine[0], fine[1]
 
     def _free(
@@ -210,29 +240,31 @@ class TensorClaims:
         own = self._run(table.expert, table.expert_kinds, edges, first, last)
         return own - self._run(table.reference, table.reference_kinds, edges, first, last)
 
-    def _run(self, addresses: Array, kinds: Array, edges: Array, first: int, last: int) -> Tensor:
+    def _run(
+        self,
+        addresses: Array,
+        kinds: Array,
+        edges: Array,
+        first: int,
+        last: int,
+        *,
+        alone: bool = False,
+    ) -> Tensor:
         """float32 values of a run of tiles."""
-        return torch.cat([t.float() for t in self._each(addresses, kinds, edges, first, last)])
-
-    def _each(
-        self, addresses: Array, kinds: Array, edges: Array, first: int, last: int
-    ) -> list[Tensor]:
-        """Stored values of every tile of a run; neighbours in memory are copied at once."""
-        found: list[Tensor] = []
-        begin = first
-        for tile in range(first + 1, last + 1):
-            size = int(edges[tile]) - int(edges[begin])
-            width = 4 if kinds[begin] == F32 else 2
-            goes_on = (
-                tile < last
-                and kinds[tile] == kinds[begin]
-                and (int(addresses[tile]) == int(addresses[begin]) + width * size)
+        lengths = sizes(kinds, edges)
+        copy, places = self._copies(addresses, lengths, first, last, alone=alone)
+        return torch.cat([
+            copy[place : place + length].view(tensors.STORED[kind]).float()
+            for place, length, kind in zip(
+                places.tolist(), lengths[first:last].tolist(), kinds[first:last].tolist(),
+                strict=True,
             )
-            if not goes_on:
-                sizes = np.diff(edges[begin : tile + 1]).tolist()
-                found += self._tiles(int(addresses[begin]), int(kinds[begin]), sizes)
-                begin = tile
-        return found
+        ])  # fmt: skip
+
+
+def sizes(kinds: Array, edges: Array) -> Array:
+    """Bytes of every tile of a member."""
+    return np.diff(edges) * np.where(kinds == F32, 4, 2)
 
 
 def _settled(here: Tensor, edges: Array, marks: Settlement, first: int, last: int) -> Tensor:

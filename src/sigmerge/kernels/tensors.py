@@ -8,6 +8,7 @@ are not finite are left to the loops: then a pass returns None or False and has 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ from sigmerge.kernels.merge import (
     BAND,
     DISJOINT,
     DROP,
+    KEEP_ALL,
     LEAD,
     MARKED,
     NORM,
@@ -36,22 +38,27 @@ from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, F16, F32
 from sigmerge.kernels.thinning import ALL, ANY_TIES
 
-Tensors: TypeAlias = Sequence[Tensor]
-"""The members' values of a chunk as they are stored, in the order of a kernel's table."""
+Tensors: TypeAlias = Sequence[Tensor] | Tensor
+"""The members' values of a chunk as they are stored, in the order of a kernel's table: the rows of
+a matrix, or where types differ a list."""
 
 LEFT_TO_LOOPS = {BAND, MARKED, RANK, SELECT}
 """Ways of thinning that have no program here."""
 STORED = {BF16: torch.bfloat16, F16: torch.float16, F32: torch.float32}
 LOW_WORD = 0xFFFFFFFF
+ROW_GRAIN = 64
+"""Coordinates of which a row of a matrix takes whole multiples."""
 
 
-def merge(formula: Formula, rows: Tensors, start: int, tile: int, kind: int) -> Tensor | None:
+def merge(
+    formula: Formula, rows: Tensors, start: int, tile: int, kind: int, flag: Tensor
+) -> Tensor | None:
     """What `kernels.merge` leaves: stored values, or the lanes of NORM by tile, or LEAD's count.
 
-    None if something is not finite, before or after.
+    Where something is not finite, before or after, it is None or the flag is not zero.
     """
-    if kind != LEAD and (block := _fused(rows)) is not None and _simple(formula):
-        return _fused_merge(formula, block, start, tile, kind)
+    if kind != LEAD and (block := fused(rows)) is not None and _simple(formula):
+        return _fused_merge(formula, block, start, tile, kind, flag)
     if not _finite(rows):
         return None
     experts = len(formula.weights)
@@ -80,24 +87,22 @@ def merge(formula: Formula, rows: Tensors, start: int, tile: int, kind: int) -> 
 
 
 def _simple(formula: Formula) -> bool:
-    """Whether two launches do it."""
-    return formula.combine in (SUM, DISJOINT) and passes().thins(formula)
+    """Whether a few launches do it."""
+    return formula.combine in (SUM, DISJOINT) and formula.thin in (KEEP_ALL, TRIM, DROP)
 
 
 def _fused_merge(
-    formula: Formula, block: Tensor, start: int, tile: int, kind: int
-) -> Tensor | None:
-    flag, experts = _flag(block), len(formula.weights)
+    formula: Formula, block: Tensor, start: int, tile: int, kind: int, flag: Tensor
+) -> Tensor:
+    experts = len(formula.weights)
     thin = passes().thinned(formula, block, start, flag)
     base = block[experts] if len(block) > experts else None
     out: Tensor = passes().combined(formula, thin, base, kind, flag)
-    if kind == NORM:
-        out = passes().lane_sums(out[None], tile)[0]
-    return None if flag.item() else out
+    return passes().lane_sums(out[None], tile)[0] if kind == NORM else out
 
 
 def _fused_products(block: Tensor, experts: int, vectors: bool, tile: int, dots: Array) -> bool:
-    flag = _flag(block)
+    flag = no_flag(block.device)
     found = totals(passes().products(block, experts, vectors, tile, flag))
     if flag.item():
         return False
@@ -109,12 +114,11 @@ def _fused_products(block: Tensor, experts: int, vectors: bool, tile: int, dots:
     return True
 
 
-def _fused(rows: Tensors) -> Tensor | None:
+def fused(rows: Tensors) -> Tensor | None:
     """The rows as one matrix for programs of a launch or two; None where there are none."""
-    if not in_triton(rows[0].device):
+    if not isinstance(rows, Tensor) or not in_triton(rows.device):
         return None
-    block: Tensor | None = passes().stacked(list(rows))
-    return block
+    return rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows
 
 
 def in_triton(device: torch.device) -> bool:
@@ -136,8 +140,43 @@ FUSED = {"cuda"}
 """Kinds of device that run them."""
 
 
-def _flag(block: Tensor) -> Tensor:
-    return torch.zeros(1, dtype=torch.int32, device=block.device)
+def no_flag(device: torch.device) -> Tensor:
+    """What a program sets where something is not finite."""
+    return torch.zeros(1, dtype=torch.int32, device=device)
+
+
+def matrix(count: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for the rows of a chunk, which begin where a GPU reads many numbers at once."""
+    wide = -(-size // ROW_GRAIN) * ROW_GRAIN
+    return torch.empty((count, wide), dtype=dtype, device=device)[:, :size]
+
+
+def part(rows: Tensors, begin: int, length: int) -> Tensors:
+    """A run of every row."""
+    if isinstance(rows, Tensor):
+        return rows[:, begin : begin + length]
+    return [row[begin : begin + length] for row in rows]
+
+
+class _Pinned(threading.local):
+    """Memory of a thread that a GPU writes to directly."""
+
+    room = torch.empty(0, dtype=torch.uint8)
+
+
+_pinned = _Pinned()
+
+
+def fetched(found: Tensor) -> Array:
+    """Numbers of a device in memory; the calling thread's next ones overwrite them."""
+    if found.device.type == "cpu":
+        return found.numpy()
+    if _pinned.room.nbytes < found.nbytes:
+        _pinned.room = torch.empty(found.nbytes, dtype=torch.uint8, pin_memory=True)
+    place = _pinned.room[: found.nbytes].view(found.dtype).view(found.shape)
+    place.copy_(found, non_blocking=True)
+    torch.cuda.current_stream(found.device).synchronize()
+    return place.numpy()
 
 
 def cuts_left(formula: Formula, rows: Tensors) -> Array:
@@ -241,12 +280,11 @@ def _election(formula: Formula, rows: Tensors) -> Tensor:
 
 def count_high(rows: Tensors, start: int, experts: Array, every: int, counts: Array) -> bool:
     """As `select.count_high`."""
-    if (block := _fused(rows)) is not None:
-        flag = _flag(block)
-        found_places = passes().count_high(block, experts, every, flag)
-        if flag.item():
+    if (block := fused(rows)) is not None:
+        numbers = fetched(passes().count_high(block, experts, every))
+        if numbers[-1]:
             return False
-        counts += found_places.cpu().numpy().view(counts.dtype)
+        counts += numbers[:-1].reshape(counts.shape).view(counts.dtype)
         return True
     rows = _sampled(rows, every)
     if not _finite(rows):
@@ -276,17 +314,16 @@ def count_inside(
     above: Array,
 ) -> bool:
     """As `select.count_inside`."""
-    if (block := _fused(rows)) is not None:
-        flag = _flag(block)
-        places, bits, more = passes().count_inside(
-            block, experts, every, ranges, counts.shape[1], flag
-        )
-        if flag.item():
+    if (block := fused(rows)) is not None:
+        places = counts.shape[1]
+        numbers = fetched(passes().count_inside(block, experts, every, ranges, places))
+        if numbers[-1]:
             return False
-        counts += places.cpu().numpy().view(counts.dtype)
+        counts += numbers[: counts.size].reshape(counts.shape).view(counts.dtype)
         if ranges[:, 2].any():
-            left_out |= bits.cpu().numpy().astype(left_out.dtype)
-        above += more.cpu().numpy()
+            bits = numbers[counts.size : 2 * counts.size]
+            left_out |= bits.reshape(counts.shape).astype(left_out.dtype)
+        above += numbers[-1 - len(above) : -1]
         return True
     rows = _sampled(rows, every)
     if not _finite(rows):
@@ -319,8 +356,8 @@ def _norms_of_thinning(
     marks: Array,
 ) -> bool:
     """Of draws alone: what a cut keeps depends on the parts of a chunk before."""
-    if (block := _fused(rows)) is not None and formula.thin == DROP:
-        flag = _flag(block)
+    if (block := fused(rows)) is not None and formula.thin == DROP:
+        flag = no_flag(block.device)
         found = totals(passes().norms_of_thinning(formula, block, start, tile, flag))
         if flag.item():
             return False
@@ -340,10 +377,11 @@ def _norms_of_thinning(
 
 
 def _signature(rows: Tensors, start: int, tile: int, dots: Array, mass: Array) -> bool:
-    if (block := _fused(rows)) is not None:
+    if (block := fused(rows)) is not None:
+        masses = totals(passes().masses(block, tile)).T
         if not _fused_products(block, len(rows) - 1, True, tile, dots):
             return False
-        for part in totals(passes().masses(block, tile)).T:
+        for part in masses:
             mass += part
         return True
     if not _finite(rows):
@@ -360,7 +398,7 @@ def _signature(rows: Tensors, start: int, tile: int, dots: Array, mass: Array) -
 
 
 def _gram(rows: Tensors, start: int, vectors: bool, tile: int, dots: Array) -> bool:
-    if (block := _fused(rows)) is not None:
+    if (block := fused(rows)) is not None:
         return _fused_products(block, len(dots), vectors, tile, dots)
     if not _finite(rows):
         return False
@@ -399,17 +437,17 @@ def lanes(values: Tensor, tile: int) -> Tensor:
 
 def totals(found: Tensor) -> Array:
     """The lanes added from 0 up."""
-    by_lane = found.cpu().numpy()
+    by_lane = fetched(found)
     total: Array = np.zeros(by_lane.shape[:-1])
     for lane in range(LANES):
         total = total + by_lane[..., lane]
     return total
 
 
-def add_totals(found: Tensor, norms: Array) -> None:
-    """Tile by tile what `merge` gave for NORM."""
-    for part in totals(found).tolist():
-        norms[0] += part
+def add_number(found: Tensor, kind: int, total: Array) -> None:
+    """Add what `merge` gave: for NORM tile by tile, for LEAD at once."""
+    for part in totals(found).tolist() if kind == NORM else [int(found)]:
+        total[0] += part
 
 
 def draws(key: tuple[int, int], start: int, size: int, device: torch.device) -> Tensor:

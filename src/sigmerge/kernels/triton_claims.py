@@ -18,20 +18,28 @@ from torch import Tensor
 from sigmerge.kernels import LANES, STRIP, Array, claim, tensors
 from sigmerge.kernels.claim import Admission, Settlement, TileTable
 from sigmerge.kernels.stored import BF16, F16, F32
-from sigmerge.kernels.tensor_claims import TensorClaims
+from sigmerge.kernels.tensor_claims import TensorClaims, sizes
+from sigmerge.kernels.tensors import fetched
 from sigmerge.kernels.triton_passes import (
     BLOCK,
     EXACT,
-    UNROLL,
     drawn,
+    high_place,
     magnitude_of,
     note_wrong,
+    sampled,
     save,
+    there,
+    wide,
     widened,
 )
 
-TILE_ROW = 6
-"""Numbers of a tile in its row of the table, before the addresses of domains."""
+TILE_ROW = 5
+"""Numbers of a tile in its row of the table, before the addresses of domains: two addresses, its
+begin, its size, and the least code of what is free."""
+DEPTH = 32
+"""Steps of the lanes whose entries are loaded before the first is used: a GPU's memory answers
+late."""
 _TILE_ROW = tl.constexpr(TILE_ROW)
 _BF16, _F16 = tl.constexpr(BF16), tl.constexpr(F16)
 _ABOVE, _TIED, _FREE = (tl.constexpr(int(c)) for c in (claim.ABOVE, claim.TIED, claim.FREE))
@@ -40,14 +48,21 @@ _SPARSE, _REPLACE = tl.constexpr(claim.SPARSE), tl.constexpr(claim.REPLACE)
 
 @triton.jit
 def _stored(address, kind: tl.constexpr):
-    """The address as a pointer to stored values."""
+    """The address as a pointer to stored values; copies begin at multiples of 256 bytes."""
     if kind == _BF16:
         pointer = address.to(tl.pointer_type(tl.int16))
     elif kind == _F16:
         pointer = address.to(tl.pointer_type(tl.float16))
     else:
         pointer = address.to(tl.pointer_type(tl.float32))
-    return pointer
+    return tl.multiple_of(pointer, 16)
+
+
+@triton.jit
+def _begin(row, aligned: tl.constexpr):
+    """Where a tile begins in the owner map; a multiple of 16 if all tiles begin there."""
+    begin = tl.load(row + 2)
+    return tl.multiple_of(begin, 16) if aligned else begin
 
 
 @triton.jit
@@ -62,128 +77,185 @@ def _score(row, begin, at, there, key0, key1, random: tl.constexpr, kind: tl.con
 
 
 @triton.jit
-def _settled(code, ties, tied, seen, domain):
-    """The codes after a domain's marks are handed out, and the ties seen so far."""
-    among = code == _TIED
-    taken = among & (ties == tied)
-    if (ties > 0) & (ties < tied):
-        rank = seen + tl.cumsum(among.to(tl.int32), 0)
-        taken = among & (rank <= ties)
-    claimed = (code == _ABOVE) | taken
-    code = tl.where(claimed, domain, tl.where(among, _FREE, code))
-    return code, seen + tl.sum(among.to(tl.int32), 0)
+def _last_tie(edge, begin):
+    """The last tie that is claimed, by its place in a tile."""
+    return tl.minimum(tl.maximum(tl.load(edge) - begin, -1), 0x7FFFFFFF).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["domain", "threshold", "key0", "key1"])
-def _mark(
-    table, width, owner, counts, mass, wrong, domain, threshold, key0, key1, settles: tl.constexpr,
-    random: tl.constexpr, kind: tl.constexpr, lanes: tl.constexpr, unroll: tl.constexpr,
-    longest: tl.constexpr,
+@triton.jit
+def _settled(code, at, last_tie, domain):
+    """The codes after a domain's marks are handed out."""
+    claimed = (code == _ABOVE) | ((code == _TIED) & (at <= last_tie))
+    return tl.where(claimed, domain, tl.where(code == _TIED, _FREE, code))
+
+
+@triton.jit
+def _ahead(pointer, step, size, lanes: tl.constexpr, depth: tl.constexpr, masked: tl.constexpr):
+    """The entries of the next steps of the lanes, as they are stored."""
+    found = ()
+    for part in tl.static_range(depth):
+        at = step + part * lanes + tl.arange(0, lanes)
+        if masked:
+            found = found + (tl.load(pointer + at, mask=at < size, other=0),)  # type: ignore[assignment]  # noqa: RUF005
+        else:
+            found = found + (tl.load(pointer + at),)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def _scores(
+    row, begin, step, size, key0, key1, random: tl.constexpr, kind: tl.constexpr,
+    lanes: tl.constexpr, depth: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
-    """`claim.mark` of one tile: counts above and tied, the lanes of its mass."""
-    tile = tl.program_id(0)
-    row, lane = table + tile * width, tl.arange(0, lanes)
-    begin, size = tl.load(row + 2), tl.load(row + 3)
-    ties, tied, seen = tl.load(row + 4), tl.load(row + 5), tl.zeros((), tl.int32)
-    total, bad = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float32)
-    above, equal = tl.zeros([lanes], tl.int32), tl.zeros([lanes], tl.int32)
-    for step in range(0, longest, lanes * unroll):
-        for part in tl.static_range(unroll):
-            at = step + part * lanes + lane
-            there = at < size
-            code = tl.load(owner + begin + at, mask=there, other=0).to(tl.int32)
+    """What the entries of the next steps are ranked by."""
+    found = ()
+    if random:
+        for part in tl.static_range(depth):
+            place = begin + step + part * lanes + tl.arange(0, lanes)
+            found = found + (drawn(key0, key1, place).to(tl.float32, bitcast=True),)  # type: ignore[assignment]  # noqa: RUF005
+    else:
+        own = _ahead(_stored(tl.load(row), kind), step, size, lanes, depth, masked)
+        base = _ahead(_stored(tl.load(row + 1), kind), step, size, lanes, depth, masked)
+        for part in tl.static_range(depth):
+            found = found + (wide(own[part]) - wide(base[part]),)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def _mark_run(
+    row, owner, begin, size, first, end, last_tie, domain, threshold, key0, key1, total, bad,
+    above, equal, settles: tl.constexpr, random: tl.constexpr, kind: tl.constexpr,
+    lanes: tl.constexpr, depth: tl.constexpr, masked: tl.constexpr,
+):  # fmt: skip
+    """Mark a run of a tile."""
+    step = first
+    while step < end:  # an interpreter takes no number of a device for a range
+        codes = _ahead(owner + begin, step, size, lanes, depth, masked)
+        scores = _scores(
+            row, begin, step, size, key0, key1, random, kind, lanes, depth, masked
+        )  # fmt: skip
+        for part in tl.static_range(depth):
+            at = step + part * lanes + tl.arange(0, lanes)
+            code, score = codes[part].to(tl.int32), scores[part]
             if settles:
-                code, seen = _settled(code, ties, tied, seen, domain)
-            score = _score(row, begin, at, there, key0, key1, random, kind)
+                code = _settled(code, at, last_tie, domain)
             magnitude = magnitude_of(score)
             new = tl.where(magnitude == threshold, _TIED, _FREE)
             new = tl.where(magnitude > threshold, _ABOVE, new)
             code = tl.where(code >= _ABOVE, new, code)
-            above += (there & (code == _ABOVE)).to(tl.int32)
-            equal += (there & (code == _TIED)).to(tl.int32)
+            if masked:
+                code = tl.where(at < size, code, 0)
+                tl.store(owner + begin + at, code.to(tl.uint8), mask=at < size)
+            else:
+                tl.store(owner + begin + at, code.to(tl.uint8))
+            above += (code == _ABOVE).to(tl.int32)
+            equal += (code == _TIED).to(tl.int32)
             if not random:
                 bad += score - score
-                total += tl.where(there & (code == _ABOVE), tl.abs(score), 0.0).to(tl.float64)
-            tl.store(owner + begin + at, code.to(tl.uint8), mask=there)
-    note_wrong(bad, wrong + tile, 1)
-    tl.store(counts + 2 * tile, tl.sum(above, 0))
-    tl.store(counts + 2 * tile + 1, tl.sum(equal, 0))
-    tl.store(mass + tile * lanes + lane, total)
+                total += tl.where(code == _ABOVE, tl.abs(score), 0.0).to(tl.float64)
+        step += lanes * depth
+    return total, bad, above, equal
+
+
+@triton.jit(do_not_specialize=["domain", "threshold", "key0", "key1"])
+def _mark(
+    table, width, owner, edge, counts, mass, domain, threshold, key0, key1,
+    settles: tl.constexpr, random: tl.constexpr, kind: tl.constexpr, aligned: tl.constexpr,
+    lanes: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    """`claim.mark` of one tile: counts above, tied and not finite, the lanes of its mass."""
+    tile = tl.program_id(0)
+    row, begin = table + tile * width, _begin(table + tile * width, aligned)
+    size = tl.load(row + 3).to(tl.int32)
+    last_tie = _last_tie(edge, begin)
+    total, bad = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float32)
+    above, equal = tl.zeros([lanes], tl.int32), tl.zeros([lanes], tl.int32)
+    whole = size // (lanes * depth) * (lanes * depth)
+    total, bad, above, equal = _mark_run(
+        row, owner, begin, size, size - size, whole, last_tie, domain, threshold, key0, key1, total,
+        bad, above, equal, settles, random, kind, lanes, depth, False,
+    )  # fmt: skip
+    total, bad, above, equal = _mark_run(
+        row, owner, begin, size, whole, size, last_tie, domain, threshold, key0, key1, total, bad,
+        above, equal, settles, random, kind, lanes, depth, True,
+    )  # fmt: skip
+    tl.store(counts + 3 * tile, tl.sum(above, 0))
+    tl.store(counts + 3 * tile + 1, tl.sum(equal, 0))
+    tl.store(counts + 3 * tile + 2, tl.sum((bad != 0).to(tl.int32), 0))
+    tl.store(mass + tile * lanes + tl.arange(0, lanes), total)
 
 
 @triton.jit(do_not_specialize=["domain"])
 def _settle(
-    table, width, owner, domain, lanes: tl.constexpr, longest: tl.constexpr
+    table, width, owner, edge, domain, aligned: tl.constexpr, block: tl.constexpr
 ):  # fmt: skip
-    """`claim.settle` of one tile."""
-    row = table + tl.program_id(0) * width
-    begin, size = tl.load(row + 2), tl.load(row + 3)
-    ties, tied, seen = tl.load(row + 4), tl.load(row + 5), tl.zeros((), tl.int32)
-    for step in range(0, longest, lanes):
-        at = step + tl.arange(0, lanes)
-        there = at < size
-        code = tl.load(owner + begin + at, mask=there, other=0).to(tl.int32)
-        code, seen = _settled(code, ties, tied, seen, domain)
-        tl.store(owner + begin + at, code.to(tl.uint8), mask=there)
+    """`claim.settle` of one block of a tile."""
+    row = table + tl.program_id(1) * width
+    begin, size = _begin(row, aligned), tl.load(row + 3).to(tl.int32)
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    code = tl.load(owner + begin + at, mask=at < size, other=0).to(tl.int32)
+    code = _settled(code, at, _last_tie(edge, begin), domain)
+    tl.store(owner + begin + at, code.to(tl.uint8), mask=at < size)
 
 
 @triton.jit(do_not_specialize=["code"])
 def _tally(
-    table, width, owner, support, mass, wrong, code, kind: tl.constexpr, lanes: tl.constexpr,
-    unroll: tl.constexpr, longest: tl.constexpr,
+    table, width, owner, counts, mass, code, kind: tl.constexpr, aligned: tl.constexpr,
+    lanes: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
-    """`claim.tally` of one tile."""
+    """`claim.tally` of one tile: support, how many are not finite, the lanes of its mass."""
     tile = tl.program_id(0)
-    row, lane = table + tile * width, tl.arange(0, lanes)
-    begin, size = tl.load(row + 2), tl.load(row + 3)
+    row, begin = table + tile * width, _begin(table + tile * width, aligned)
+    size, key = tl.load(row + 3).to(tl.int32), tl.zeros((), tl.int32)
     total, bad = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float32)
-    found, key = tl.zeros([lanes], tl.int32), tl.zeros((), tl.int32)
-    for step in range(0, longest, lanes * unroll):
-        for part in tl.static_range(unroll):
-            at = step + part * lanes + lane
-            there = at < size
-            mine = tl.load(owner + begin + at, mask=there, other=0).to(tl.int32) == code
-            score = _score(row, begin, at, there, key, key, False, kind)
+    found = tl.zeros([lanes], tl.int32)
+    step = size - size
+    while step < size:
+        codes = _ahead(owner + begin, step, size, lanes, depth, True)
+        scores = _scores(row, begin, step, size, key, key, False, kind, lanes, depth, True)
+        for part in tl.static_range(depth):
+            at = step + part * lanes + tl.arange(0, lanes)
+            mine, score = (codes[part].to(tl.int32) == code) & (at < size), scores[part]
             bad += score - score
-            found += (there & mine & (score != 0)).to(tl.int32)
-            total += tl.where(there & mine, tl.abs(score), 0.0).to(tl.float64)
-    note_wrong(bad, wrong + tile, 1)
-    tl.store(support + tile, tl.sum(found, 0))
-    tl.store(mass + tile * lanes + lane, total)
+            found += (mine & (score != 0)).to(tl.int32)
+            total += tl.where(mine, tl.abs(score), 0.0).to(tl.float64)
+        step += lanes * depth
+    tl.store(counts + 2 * tile, tl.sum(found, 0))
+    tl.store(counts + 2 * tile + 1, tl.sum((bad != 0).to(tl.int32), 0))
+    tl.store(mass + tile * lanes + tl.arange(0, lanes), total)
 
 
 @triton.jit(do_not_specialize=["every", "high", "key0", "key1"])
 def _count(
     table, width, owner, histogram, every, high, key0, key1, lower: tl.constexpr,
-    random: tl.constexpr, kind: tl.constexpr, strip: tl.constexpr, block: tl.constexpr,
+    random: tl.constexpr, kind: tl.constexpr, aligned: tl.constexpr, strip: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     """`claim.count_high`, or with `lower` `claim.count_low`, of one block of one strip."""
-    parts: tl.constexpr = strip // block
     row = table + tl.program_id(1) * width
-    begin, size, least = tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
-    number = tl.program_id(0)
-    at = (number // parts) * strip * every + (number % parts) * block + tl.arange(0, block)
-    there = at < size
+    begin, size, least = _begin(row, aligned), tl.load(row + 3).to(tl.int32), tl.load(row + 4)
+    at, there = sampled(size, every, strip, block)
     code = tl.load(owner + begin + at, mask=there, other=0).to(tl.int32)
     score = _score(row, begin, at, there, key0, key1, random, kind)
-    magnitude = magnitude_of(score)
     wanted = there & (code >= least)
     if lower:
+        magnitude = magnitude_of(score)
         place = magnitude & 0x7FFF
         wanted = wanted & ((magnitude >> 15) == high)
     else:
-        place = ((magnitude >> 15) << 1) + ((magnitude & 0x7FFF) != 0).to(tl.int32)
+        place = high_place(score)
     tl.atomic_add(histogram + place, 1, mask=wanted, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["scale", "below", "base"])
 def _admit(
     table, width, owner, out, flag, domains, keys, scale, below, base, form: tl.constexpr,
-    count: tl.constexpr, kind: tl.constexpr, result: tl.constexpr, block: tl.constexpr,
+    count: tl.constexpr, kind: tl.constexpr, result: tl.constexpr, aligned: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     """`claim.admit` of one block of a tile. Addresses in a row: anchor, reference, domains."""
     row = table + tl.program_id(1) * width
-    begin, size = tl.load(row + 2), tl.load(row + 3)
+    begin, size = _begin(row, aligned), tl.load(row + 3).to(tl.int32)
     at = tl.program_id(0) * block + tl.arange(0, block)
     there = at < size
     mine = tl.load(owner + begin + at, mask=there, other=_FREE).to(tl.int32)
@@ -253,17 +325,18 @@ class TritonClaims(TensorClaims):
     ) -> None:
         def one(first: int, last: int) -> None:
             rows, held = self._rows(table, first, last)
-            rows[:, 4] = [_least_free(before, tile) for tile in range(first, last)]
+            rows[:, 4] = _least_free(before, first, last)
             found = torch.zeros(len(histogram), dtype=torch.int32, device=self._device)
             strips = triton.cdiv(int(rows[:, 3].max()), STRIP * every) * (STRIP // BLOCK)
             _count[(strips, len(rows))](
-                self._there(rows), rows.shape[1], owner, found, every, high or 0, *_key(table),
-                high is not None, bool(table.key[0]), kind, STRIP, BLOCK, **EXACT,
+                there(rows, owner), rows.shape[1], owner, found, every, high or 0, *_key(table),
+                high is not None, bool(table.key[0]), kind, _aligned(table.edges), STRIP, BLOCK,
+                **EXACT,
             )  # fmt: skip
-            np.add(histogram, found.cpu().numpy(), out=histogram, casting="unsafe")
+            np.add(histogram, fetched(found), out=histogram, casting="unsafe")
             del held
 
-        self._halving(first, last, one)
+        self._place.halved(first, last, one)
 
     def mark(
         self,
@@ -281,32 +354,34 @@ class TritonClaims(TensorClaims):
         wrong: list[int] = []
 
         def one(first: int, last: int) -> None:
-            rows, held = self._rows(table, first, last, before)
-            tiles, random = len(rows), bool(table.key[0])
-            found, bad = self._numbers(tiles, 2), self._numbers(tiles)
+            rows, held = self._rows(table, first, last)
+            tiles = len(rows)
+            found = torch.empty((tiles, 3), dtype=torch.int32, device=self._device)
             sums = torch.empty((tiles, LANES), dtype=torch.float64, device=self._device)
             _mark[(tiles,)](
-                self._there(rows), rows.shape[1], owner, found, sums, bad, before.domain, threshold,
-                *_key(table), bool(before.ties.size), random, kind, LANES, UNROLL,
-                _longest(rows), num_warps=1, **EXACT,
+                there(rows, owner), rows.shape[1], owner,
+                self._edge(table.edges, owner, first, last, before), found, sums, before.domain,
+                threshold, *_key(table), bool(before.ties.size), bool(table.key[0]), kind,
+                _aligned(table.edges), LANES, DEPTH, num_warps=2, **EXACT,
             )  # fmt: skip
-            counts[first:last] = found.cpu().numpy()
             mass[first:last] = tensors.totals(sums)
-            wrong.extend(first + np.flatnonzero(bad.cpu().numpy()))
+            numbers = fetched(found)
+            counts[first:last] = numbers[:, :2]
+            wrong.extend(first + np.flatnonzero(numbers[:, 2]))
             del held
 
-        self._halving(first, last, one)
+        self._place.halved(first, last, one)
         return int(min(wrong, default=-1))
 
     def settle(self, edges: Array, owner: Tensor, first: int, last: int, marks: Settlement) -> None:
         def one(first: int, last: int) -> None:
-            rows = _tiles(edges, first, last, marks)
-            _settle[(len(rows),)](
-                self._there(rows), rows.shape[1], owner, marks.domain, LANES, _longest(rows),
-                num_warps=1,
+            rows = _tiles(edges, first, last)
+            _settle[(triton.cdiv(int(rows[:, 3].max()), BLOCK), len(rows))](
+                there(rows, owner), rows.shape[1], owner,
+                self._edge(edges, owner, first, last, marks), marks.domain, _aligned(edges), BLOCK,
             )  # fmt: skip
 
-        self._halving(first, last, one)
+        self._place.halved(first, last, one)
 
     def tally(
         self,
@@ -324,18 +399,19 @@ class TritonClaims(TensorClaims):
 
         def one(first: int, last: int) -> None:
             rows, held = self._rows(table, first, last)
-            found, bad = self._numbers(len(rows)), self._numbers(len(rows))
+            found = torch.empty((len(rows), 2), dtype=torch.int32, device=self._device)
             sums = torch.empty((len(rows), LANES), dtype=torch.float64, device=self._device)
             _tally[(len(rows),)](
-                self._there(rows), rows.shape[1], owner, found, sums, bad, code, kind, LANES,
-                UNROLL, _longest(rows), num_warps=1, **EXACT,
+                there(rows, owner), rows.shape[1], owner, found, sums, code, kind,
+                _aligned(table.edges), LANES, DEPTH, num_warps=2, **EXACT,
             )  # fmt: skip
-            support[first:last] = found.cpu().numpy()
             mass[first:last] = tensors.totals(sums)
-            wrong.extend(first + np.flatnonzero(bad.cpu().numpy()))
+            numbers = fetched(found)
+            support[first:last] = numbers[:, 0]
+            wrong.extend(first + np.flatnonzero(numbers[:, 1]))
             del held
 
-        self._halving(first, last, one)
+        self._place.halved(first, last, one)
         return int(min(wrong, default=-1))
 
     def admit(
@@ -355,48 +431,76 @@ class TritonClaims(TensorClaims):
         fine, width, base = [True, True], 4 if kind == F32 else 2, int(edges[first])
 
         def one(first: int, last: int) -> None:
-            members = [-1, -2, *update.domains.tolist()]
-            held = [self._each(addresses[m], kinds[m], edges, first, last) for m in members]
-            places = np.array([[tile.data_ptr() for tile in each] for each in held], np.int64)
-            rows = np.concatenate([_tiles(edges, first, last), places[2:].T], 1)
-            rows[:, :2] = places[:2].T
-            stored = torch.empty(
-                int(edges[last]) - int(edges[first]), dtype=_RESULT[kind], device=self._device
-            )
-            flag = self._numbers(1)
-            _admit[(triton.cdiv(_longest(rows), BLOCK), len(rows))](
-                self._there(rows), rows.shape[1], owner, stored, flag,
-                torch.from_numpy(update.domains.astype(np.int32)).to(self._device),
-                torch.from_numpy(update.keys.astype(np.uint32).view(np.int32)).to(self._device),
-                float(np.float32(update.scale)), int(update.below), int(edges[first]), update.form,
-                len(update.domains), int(kinds[0, first]), kind, BLOCK, **EXACT,
+            begin, end = int(edges[first]), int(edges[last])
+            rows = np.zeros((last - first, TILE_ROW + len(update.domains)), np.int64)
+            rows[:, :TILE_ROW] = _tiles(edges, first, last)
+            held = []
+            columns = [0, 1, *range(TILE_ROW, rows.shape[1])]
+            for column, member in zip(columns, [-1, -2, *update.domains.tolist()], strict=True):
+                copy, rows[:, column] = self._where(
+                    addresses[member], kinds[member], edges, first, last, alone=True
+                )
+                held.append(copy)
+            stored = torch.empty(end - begin, dtype=_RESULT[kind], device=self._device)
+            flag = tensors.no_flag(self._device)
+            _admit[(triton.cdiv(int(rows[:, 3].max()), BLOCK), len(rows))](
+                there(rows, owner), rows.shape[1], owner, stored, flag,
+                there(update.domains.astype(np.int32), owner),
+                there(update.keys.astype(np.uint32).view(np.int32), owner),
+                float(np.float32(update.scale)), int(update.below), begin, update.form,
+                len(update.domains), int(kinds[0, first]), kind, _aligned(edges), BLOCK, **EXACT,
             )  # fmt: skip
+            self._place.give_at(stored, int(out) + width * (begin - base))
             found = int(flag.item())
             fine[0] &= not found & 1
             fine[1] &= not found & 2
-            self._give(stored, int(out) + width * (int(edges[first]) - base))
+            del held
 
-        self._halving(first, last, one)
+        self._place.halved(first, last, one)
         return fine[0], fine[1]
 
-    def _rows(
-        self, table: TileTable, first: int, last: int, before: Settlement = claim.SETTLED
-    ) -> tuple[Array, list[Any]]:
+    def _rows(self, table: TileTable, first: int, last: int) -> tuple[Array, list[Any]]:
         """The table's rows, and the copies that they point to."""
-        rows, held = _tiles(table.edges, first, last, before), []
+        rows, held = _tiles(table.edges, first, last), []
         if not table.key[0]:
-            for place, (addresses, kinds) in enumerate((
+            for column, (addresses, kinds) in enumerate((
                 (table.expert, table.expert_kinds), (table.reference, table.reference_kinds)
             )):  # fmt: skip
-                held.append(self._each(addresses, kinds, table.edges, first, last))
-                rows[:, place] = [tile.data_ptr() for tile in held[-1]]
+                copy, rows[:, column] = self._where(addresses, kinds, table.edges, first, last)
+                held.append(copy)
         return rows, held
 
-    def _there(self, rows: Array) -> Tensor:
-        return torch.from_numpy(rows).to(self._device)
+    def _where(
+        self,
+        addresses: Array,
+        kinds: Array,
+        edges: Array,
+        first: int,
+        last: int,
+        *,
+        alone: bool = False,
+    ) -> tuple[Tensor, Array]:
+        """A copy of a member's tiles, and the address of each."""
+        copy, places = self._copies(addresses, sizes(kinds, edges), first, last, alone=alone)
+        return copy, copy.data_ptr() + places
 
-    def _numbers(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.int32, device=self._device)
+    def _edge(
+        self, edges: Array, owner: Tensor, first: int, last: int, marks: Settlement
+    ) -> Tensor:
+        """The flat index of the last tie that is claimed, on the device.
+
+        Ties go from the lowest index on, so that at most one tile has only some of its own claimed.
+        """
+        if not marks.ties.size:
+            return there(np.array([-1]), owner)
+        ties, tied = marks.ties[first:last], marks.counts[first:last, 1]
+        some, full = np.flatnonzero((ties > 0) & (ties < tied)), np.flatnonzero(ties > 0)
+        if not some.size:
+            last_one = int(edges[first + full[-1] + 1]) - 1 if full.size else -1
+            return there(np.array([last_one]), owner)
+        begin, end = (int(edge) for edge in edges[first + some[0] :][:2])
+        rank = (owner[begin:end] == int(claim.TIED)).cumsum(0)
+        return torch.searchsorted(rank, int(ties[some[0]])).reshape(1) + begin
 
 
 _RESULT = {BF16: torch.int16, F16: torch.float16, F32: torch.float32}
@@ -415,22 +519,20 @@ def _key(table: TileTable) -> tuple[int, int]:
     return first, second
 
 
-def _tiles(edges: Array, first: int, last: int, marks: Settlement = claim.SETTLED) -> Array:
-    """A row per tile: two addresses, begin, size, ties that are claimed and all ties."""
+def _tiles(edges: Array, first: int, last: int) -> Array:
+    """A row per tile, with its begin and size."""
     rows = np.zeros((last - first, TILE_ROW), np.int64)
     rows[:, 2], rows[:, 3] = edges[first:last], np.diff(edges[first : last + 1])
-    if marks.ties.size:
-        rows[:, 4], rows[:, 5] = marks.ties[first:last], marks.counts[first:last, 1]
     return rows
 
 
-def _least_free(before: Settlement, tile: int) -> int:
-    """As `claim._least_free`."""
+def _aligned(edges: Array) -> bool:
+    return not (edges[:-1] % 16).any()
+
+
+def _least_free(before: Settlement, first: int, last: int) -> Any:
+    """As `claim._least_free`, of every tile."""
     if not before.ties.size:
         return int(claim.ABOVE)
-    return int(claim.FREE if before.ties[tile] == before.counts[tile, 1] else claim.TIED)
-
-
-def _longest(rows: Array) -> int:
-    """Of the tiles, as a power of two: few programs are compiled."""
-    return 1 << max(9, (int(rows[:, 3].max()) - 1).bit_length())
+    all_claimed = before.ties[first:last] == before.counts[first:last, 1]
+    return np.where(all_claimed, int(claim.FREE), int(claim.TIED))

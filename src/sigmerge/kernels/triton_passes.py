@@ -35,12 +35,26 @@ _THINNING = tl.constexpr(THINNING)
 @triton.jit
 def widened(row, at, there):
     """Stored values as float32; zeros where there are none."""
-    stored = tl.load(row + at, mask=there, other=0)
-    if row.dtype.element_ty == tl.int16:
-        wide = (stored.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return wide(tl.load(row + at, mask=there, other=0))
+
+
+@triton.jit
+def wide(stored):
+    """Stored numbers as float32; patterns of 16 bits are those of bfloat16."""
+    if stored.dtype == tl.int16:
+        found = (stored.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
-        wide = stored.to(tl.float32)
-    return wide
+        found = stored.to(tl.float32)
+    return found
+
+
+@triton.jit
+def entry(rows, stride, expert, at, there, members: tl.constexpr, vectors: tl.constexpr):
+    """θ_d or Δ_d."""
+    value = widened(rows + expert * stride.to(tl.int64), at, there)
+    if vectors:
+        value = value - widened(rows + (members - 1) * stride.to(tl.int64), at, there)
+    return value
 
 
 @triton.jit
@@ -91,23 +105,44 @@ def save(out, at, there, value, flag, kind: tl.constexpr):
         tl.store(out + at, value, mask=there)
 
 
-@triton.jit(do_not_specialize=["start", "size"])
-def _thin(
-    rows, out, flag, numbers, start, size, members: tl.constexpr, vectors: tl.constexpr,
-    thin: tl.constexpr, block: tl.constexpr,
+@triton.jit(do_not_specialize=["size"])
+def _count_ties(
+    rows, stride, numbers, ties, size, members: tl.constexpr, vectors: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
-    """θ_d or Δ_d of one expert and block, less what it loses before the combination."""
+    """How many entries of one expert and block lie on its cut."""
     expert = tl.program_id(1)
-    mine = expert.to(tl.int64) * size
     at = tl.program_id(0) * block + tl.arange(0, block)
     there = at < size
-    value = widened(rows + mine, at, there)
-    if vectors:
-        value = value - widened(rows + (members - 1) * size.to(tl.int64), at, there)
+    value = entry(rows, stride, expert, at, there, members, vectors)
+    tied = there & (magnitude_of(value) == tl.load(numbers + expert * _THINNING) - 1)
+    place = expert * tl.num_programs(0) + tl.program_id(0)
+    tl.store(ties + place, tl.sum(tied.to(tl.int32), 0))
+
+
+@triton.jit(do_not_specialize=["start", "size"])
+def _thin(
+    rows, stride, out, flag, numbers, earlier, start, size, members: tl.constexpr,
+    vectors: tl.constexpr, thin: tl.constexpr, counted: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """θ_d or Δ_d of one expert and block, less what it loses before the combination.
+
+    `earlier`: how many entries before the block lie on the cut, where ties are `counted` out.
+    """
+    expert = tl.program_id(1)
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    there = at < size
+    value = entry(rows, stride, expert, at, there, members, vectors)
     note_wrong(value, flag, 1)
     row = numbers + expert * _THINNING
     if thin == _TRIM:
-        value = tl.where(magnitude_of(value) >= tl.load(row), value, 0.0)
+        least, magnitude = tl.load(row), magnitude_of(value)
+        kept = magnitude >= least
+        if counted:
+            tied = magnitude == least - 1
+            before = tl.load(earlier + expert * tl.num_programs(0) + tl.program_id(0))
+            kept = kept | (tied & (before + tl.cumsum(tied.to(tl.int32), 0) <= tl.load(row + 1)))
+        value = tl.where(kept, value, 0.0)
     elif thin == _DROP:
         mode, last = tl.load(row), tl.load(row + 3).to(tl.uint32, bitcast=True)
         if mode > 0:
@@ -117,7 +152,7 @@ def _thin(
     value = value * tl.load(row + 4).to(tl.float32, bitcast=True)
     divisor = tl.load(row + 5).to(tl.float32, bitcast=True)
     value = tl.div_rn(value, tl.zeros_like(value) + divisor)
-    tl.store(out + mine + at, value, mask=there)
+    tl.store(out + expert.to(tl.int64) * size + at, value, mask=there)
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -180,12 +215,12 @@ def _sum_lanes(
 
 @triton.jit(do_not_specialize=["size"])
 def _products(
-    rows, pairs, out, flag, size, members: tl.constexpr, vectors: tl.constexpr, tile: tl.constexpr,
-    lanes: tl.constexpr, unroll: tl.constexpr,
+    rows, stride, pairs, out, flag, size, members: tl.constexpr, vectors: tl.constexpr,
+    tile: tl.constexpr, lanes: tl.constexpr, unroll: tl.constexpr,
 ):  # fmt: skip
     """Σ of products of two rows over one tile, by lane; products of float32 are exact."""
     pair, first = tl.program_id(1), tl.program_id(0).to(tl.int64) * tile
-    end, wide, lane = tl.minimum(first + tile, size), size.to(tl.int64), tl.arange(0, lanes)
+    end, wide, lane = tl.minimum(first + tile, size), stride.to(tl.int64), tl.arange(0, lanes)
     left = rows + tl.load(pairs + 2 * pair) * wide
     right = rows + tl.load(pairs + 2 * pair + 1) * wide
     total, wrong = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float32)
@@ -204,11 +239,11 @@ def _products(
 
 @triton.jit(do_not_specialize=["size"])
 def _masses(
-    rows, out, size, members: tl.constexpr, tile: tl.constexpr, lanes: tl.constexpr
+    rows, stride, out, size, members: tl.constexpr, tile: tl.constexpr, lanes: tl.constexpr
 ):  # fmt: skip
     """Σ m_j c_j and Σ m_j of one tile, by lane; see `signature`."""
     first = tl.program_id(0).to(tl.int64) * tile
-    end, wide, lane = tl.minimum(first + tile, size), size.to(tl.int64), tl.arange(0, lanes)
+    end, wide, lane = tl.minimum(first + tile, size), stride.to(tl.int64), tl.arange(0, lanes)
     contested, total = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float64)
     for begin in range(0, tile, lanes):
         at = first + begin + lane
@@ -225,41 +260,50 @@ def _masses(
     tl.store(out + tl.num_programs(0) * lanes + place, total)
 
 
-@triton.jit(do_not_specialize=["size", "every"])
+@triton.jit
+def sampled(size, every, strip: tl.constexpr, block: tl.constexpr):
+    """The coordinates of a program's block in one strip of `every`, and which are there."""
+    parts: tl.constexpr = strip // block
+    number = tl.program_id(0)
+    at = (number // parts) * strip * every + (number % parts) * block + tl.arange(0, block)
+    return at, at < size
+
+
+@triton.jit(do_not_specialize=["size", "every"], do_not_specialize_on_alignment=["flag"])
 def _count_high(
-    rows, experts, counts, flag, size, every, members: tl.constexpr, places: tl.constexpr,
+    rows, stride, wanted, counts, flag, size, every, members: tl.constexpr, places: tl.constexpr,
     strip: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Count where one block of one expert's differences belongs."""
-    parts: tl.constexpr = strip // block
-    number, row = tl.program_id(0), tl.program_id(1)
-    at = (number // parts) * strip * every + (number % parts) * block + tl.arange(0, block)
-    there = at < size
-    wide = size.to(tl.int64)
-    value = widened(rows + tl.load(experts + row) * wide, at, there)
-    value = value - widened(rows + (members - 1) * wide, at, there)
+    row = tl.program_id(1)
+    at, there = sampled(size, every, strip, block)
+    value = entry(rows, stride, tl.load(wanted + row), at, there, members, True)
     note_wrong(value, flag, 1)
+    tl.atomic_add(counts + row * places + high_place(value), 1, mask=there, sem="relaxed")
+
+
+@triton.jit
+def high_place(value):
+    """As `select.high_place`."""
     magnitude = magnitude_of(value)
-    place = ((magnitude >> 15) << 1) + ((magnitude & 0x7FFF) != 0).to(tl.int32)
-    tl.atomic_add(counts + row * places + place, 1, mask=there, sem="relaxed")
+    return ((magnitude >> 15) << 1) + ((magnitude & 0x7FFF) != 0).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["size", "every", "places"])
+@triton.jit(
+    do_not_specialize=["size", "every", "places"],
+    do_not_specialize_on_alignment=["left_out", "above", "flag"],
+)
 def _count_inside(
-    rows, experts, ranges, counts, left_out, above, flag, size, every, members: tl.constexpr,
+    rows, stride, wanted, counts, left_out, above, flag, size, every, members: tl.constexpr,
     places, strip: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Count one block of one expert's differences inside its range and above it."""
-    parts: tl.constexpr = strip // block
-    number, row = tl.program_id(0), tl.program_id(1)
-    at = (number // parts) * strip * every + (number % parts) * block + tl.arange(0, block)
-    there = at < size
-    wide = size.to(tl.int64)
-    value = widened(rows + tl.load(experts + row) * wide, at, there)
-    value = value - widened(rows + (members - 1) * wide, at, there)
+    row = tl.program_id(1)
+    mine = wanted + 4 * row
+    at, there = sampled(size, every, strip, block)
+    value = entry(rows, stride, tl.load(mine), at, there, members, True)
     note_wrong(value, flag, 1)
-    lowest, width = tl.load(ranges + 3 * row), tl.load(ranges + 3 * row + 1)
-    shift = tl.load(ranges + 3 * row + 2)
+    lowest, width, shift = tl.load(mine + 1), tl.load(mine + 2), tl.load(mine + 3)
     offset = magnitude_of(value).to(tl.int64) - lowest
     inside = there & (offset >= 0) & (offset < width)
     more = tl.sum((there & (offset >= width)).to(tl.int32), 0)
@@ -278,52 +322,48 @@ def _count_inside(
         tl.atomic_or(left_out + place, bits, mask=inside & (shift > 0), sem="relaxed")
 
 
-def stacked(rows: list[Tensor]) -> Tensor | None:
-    """Rows of one type below one another, in place where they lie so; None if types differ."""
-    first = rows[0]
-    if any(row.dtype != first.dtype for row in rows):
-        return None
-    bits = [row.view(torch.int16) if row.dtype == torch.bfloat16 else row for row in rows]
-    length = first.nbytes
-    together = all(
-        row.is_contiguous() and row.data_ptr() == first.data_ptr() + number * length
-        for number, row in enumerate(bits)
-    )
-    if together and len({row.untyped_storage().data_ptr() for row in bits}) == 1:
-        return bits[0].as_strided((len(bits), len(first)), (len(first), 1))
-    return torch.stack(bits)
-
-
-def thins(formula: Formula) -> bool:
-    """Whether `thinned` can do it: ties that are counted out are left to others."""
-    if formula.thin == TRIM:
-        cuts, ties = formula.cuts[:, 0], formula.cuts[:, 1]
-        return bool(((cuts == ALL) | (ties == 0) | (ties >= ANY_TIES)).all())
-    return formula.thin in (KEEP_ALL, DROP)
-
-
 def thinned(formula: Formula, rows: Tensor, start: int, flag: Tensor) -> Tensor:
     """float32 (experts, size): what every expert keeps, rescaled."""
     experts, size = len(formula.weights), rows.shape[1]
     out = torch.empty((experts, size), dtype=torch.float32, device=rows.device)
-    _thin[(triton.cdiv(size, BLOCK), experts)](
-        rows, out, flag, torch.from_numpy(_thinning(formula)).to(rows.device), start, size,
-        len(rows), formula.vectors, formula.thin, BLOCK, **EXACT,
+    numbers, counted = there(_thinning(formula), rows), _counts_ties(formula)
+    grid, earlier = (triton.cdiv(size, BLOCK), experts), numbers
+    if counted:
+        ties = torch.empty(grid[::-1], dtype=torch.int32, device=rows.device)
+        _count_ties[grid](
+            rows, rows.stride(0), numbers, ties, size, len(rows), formula.vectors, BLOCK, **EXACT
+        )
+        earlier = ties.cumsum(1, dtype=torch.int32) - ties
+    _thin[grid](
+        rows, rows.stride(0), out, flag, numbers, earlier, start, size, len(rows),
+        formula.vectors, formula.thin, counted, BLOCK, **EXACT,
     )  # fmt: skip
     return out
+
+
+def there(numbers: Array, like: Tensor) -> Tensor:
+    """Numbers on a device; nothing waits for them, since the system stages so few at once."""
+    return torch.from_numpy(numbers).to(like.device, non_blocking=True)
+
+
+def _counts_ties(formula: Formula) -> bool:
+    """Whether an expert keeps some of the entries on its cut, from the lowest index on."""
+    cuts, ties = formula.cuts[:, 0], formula.cuts[:, 1]
+    return formula.thin == TRIM and bool(((cuts != ALL) & (ties > 0) & (ties < ANY_TIES)).any())
 
 
 def _thinning(formula: Formula) -> Array:
     """What `_thin` reads, a row per expert: how it thins, then the patterns of its rescaling.
 
-    TRIM: the least magnitude that stays. DROP: mode (0 keeps all, 1 by draw, 2 nothing), the two
-    key words, the last draw that keeps.
+    TRIM: the least magnitude that stays, and how many of those just below do. DROP: mode (0 keeps
+    all, 1 by draw, 2 nothing), the two key words, the last draw that keeps.
     """
     table = np.zeros((len(formula.weights), THINNING), np.int64)
     if formula.thin == TRIM:
         cuts, ties = formula.cuts[:, 0], formula.cuts[:, 1]
-        least = np.where(ties == 0, np.minimum(cuts, 0x7FFFFFFE) + 1, cuts)
+        least = np.where(ties < ANY_TIES, np.minimum(cuts, 0x7FFFFFFE) + 1, cuts)
         table[:, 0] = np.where(cuts == ALL, 0, least)
+        table[:, 1] = np.where((cuts == ALL) | (ties >= ANY_TIES), 0, ties)
     elif formula.thin == DROP:
         keep = formula.draws[:, 2]
         table[:, 0] = np.where(keep == ALL, 0, np.where(keep <= 0, 2, 1))
@@ -340,8 +380,8 @@ def combined(
     kind = F32 if kind == NORM else kind
     stored = {BF16: torch.int16, F16: torch.float16, F32: torch.float32}[kind]
     out = torch.empty(size, dtype=stored, device=device)
-    weights = torch.from_numpy(np.asarray(formula.weights, np.float32)).to(device)
-    after = torch.from_numpy(np.asarray(formula.after, np.float32)).to(device)
+    weights = there(np.asarray(formula.weights, np.float32), thin)
+    after = there(np.asarray(formula.after, np.float32), thin)
     reads = bool(formula.after[:, 2].any())
     _combine[(triton.cdiv(size, BLOCK),)](
         thin, base if reads else thin, out, flag, weights, after, float(formula.cancelled),
@@ -376,8 +416,8 @@ def products(rows: Tensor, experts: int, vectors: bool, tile: int, flag: Tensor)
     tiles = triton.cdiv(size, tile)
     out = torch.empty((len(pairs), tiles, LANES), dtype=torch.float64, device=device)
     _products[(tiles, len(pairs))](
-        rows, torch.tensor(pairs, device=device), out, flag, size, len(rows), vectors, tile,
-        LANES, UNROLL, num_warps=1, **EXACT,
+        rows, rows.stride(0), there(np.array(pairs), rows), out, flag, size, len(rows), vectors,
+        tile, LANES, UNROLL, num_warps=1, **EXACT,
     )  # fmt: skip
     return out
 
@@ -387,32 +427,36 @@ def masses(rows: Tensor, tile: int) -> Tensor:
     size = rows.shape[1]
     tiles = triton.cdiv(size, tile)
     out = torch.empty((2, tiles, LANES), dtype=torch.float64, device=rows.device)
-    _masses[(tiles,)](rows, out, size, len(rows), tile, LANES, num_warps=1)
+    _masses[(tiles,)](rows, rows.stride(0), out, size, len(rows), tile, LANES, num_warps=1)
     return out
 
 
-def count_high(rows: Tensor, experts: Array, every: int, flag: Tensor) -> Tensor:
-    """As `select.count_high`, int32 (experts, HIGH_PLACES)."""
-    counts = torch.zeros((len(experts), select.HIGH_PLACES), dtype=torch.int32, device=rows.device)
+def count_high(rows: Tensor, experts: Array, every: int) -> Tensor:
+    """As `select.count_high`: int32 counts by expert, and last what is not zero if not finite."""
+    size = len(experts) * select.HIGH_PLACES
+    found = torch.zeros(size + 1, dtype=torch.int32, device=rows.device)
     _count_high[_strips(rows, every, len(experts))](
-        rows, torch.from_numpy(experts).to(rows.device), counts, flag, rows.shape[1], every,
+        rows, rows.stride(0), there(experts, rows), found, found[size:], rows.shape[1], every,
         len(rows), select.HIGH_PLACES, STRIP, BLOCK, **EXACT,
     )  # fmt: skip
-    return counts
+    return found
 
 
-def count_inside(
-    rows: Tensor, experts: Array, every: int, ranges: Array, places: int, flag: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `select.count_inside`: counts, bits left out (int32, by place) and counts above."""
-    counts = torch.zeros((2, len(experts), places), dtype=torch.int32, device=rows.device)
-    above = torch.zeros(len(experts), dtype=torch.int32, device=rows.device)
-    _count_inside[_strips(rows, every, len(experts))](
-        rows, torch.from_numpy(experts).to(rows.device),
-        torch.from_numpy(ranges.astype(np.int64)).to(rows.device), counts[0], counts[1], above,
-        flag, rows.shape[1], every, len(rows), places, STRIP, BLOCK, **EXACT,
+def count_inside(rows: Tensor, experts: Array, every: int, ranges: Array, places: int) -> Tensor:
+    """As `select.count_inside`, one int32 row after another.
+
+    Counts by expert and place; then the bits left out, if any are; then by expert the counts above,
+    and last what is not zero if not finite.
+    """
+    size, count = len(experts) * places, len(experts)
+    both = size * (2 if ranges[:, 2].any() else 1)
+    found = torch.zeros(both + count + 1, dtype=torch.int32, device=rows.device)
+    wanted = np.column_stack([experts, ranges]).astype(np.int64)
+    _count_inside[_strips(rows, every, count)](
+        rows, rows.stride(0), there(wanted, rows), found, found[both - size :], found[both:],
+        found[both + count :], rows.shape[1], every, len(rows), places, STRIP, BLOCK, **EXACT,
     )  # fmt: skip
-    return counts[0], counts[1], above
+    return found
 
 
 def _strips(rows: Tensor, every: int, experts: int) -> tuple[int, int]:

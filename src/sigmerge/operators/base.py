@@ -226,6 +226,10 @@ class Operator:
         """Tiles start at multiples of this; a granule of the tensor's size makes it one tile."""
         return 4
 
+    def ends_anywhere(self, site: Site) -> bool:
+        """Whether chunks may be longer: no pass adds float64 up, or remembers marks, by chunk."""
+        return False
+
     def survey(self, sites: Sequence[Site]) -> Passes:
         """Passes over the whole model."""
         return None

@@ -33,6 +33,9 @@ class Linear(Operator):
         OUTSIDE,
     )
 
+    def ends_anywhere(self, site: Site) -> bool:
+        return True
+
     def check(self, sites: Sequence[Site]) -> list[str]:
         for site in sites:
             if site.settings["normalize"] and site.weights().sum(dtype=np.float32) == 0:

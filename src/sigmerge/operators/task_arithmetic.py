@@ -52,5 +52,8 @@ class TaskArithmetic(Operator):
         Parameter("rescale", bool, "accepted; nothing is dropped here", False, False),
     )
 
+    def ends_anywhere(self, site: Site) -> bool:
+        return True
+
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
         return kernels.formula(chunk.site.weights(), **scaling(chunk.site))

@@ -62,6 +62,9 @@ class Thinned(Operator):
         """The sign that is elected where the entries cancel."""
         return 1.0
 
+    def ends_anywhere(self, site: Site) -> bool:
+        return bool(site.settings["rescale"] != "l1")
+
     def prepare(self, site: Site, survey: Any) -> Passes:
         found = yield from self.find(site, survey)
         factors, marks = np.ones(len(site.experts), np.float32), {}
