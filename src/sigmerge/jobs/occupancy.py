@@ -317,8 +317,8 @@ def _layer_elsewhere(
     from sigmerge.engine.cluster import Pieces
 
     pieces, sites = Pieces(), block_sites(job.pool)[index]
-    loops = open_gpu().claims() if open_gpu else compiled
     with members() as source, anchor() as start, Workers(threads) as workers:
+        loops = open_gpu().claims(workers.map) if open_gpu else compiled
         record = _write_layer(job, index, sites, source, start, workers, pieces, loops)
         return record, pieces.written, source.bytes_read + start.bytes_read
 
