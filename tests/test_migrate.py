@@ -78,3 +78,15 @@ def test_a_recipe_that_cannot_run_is_an_error(pool: PoolOnDisk, tmp_path: Path) 
     with pytest.raises(RecipeError, match="tise"):
         migration(written(pool, tmp_path, PLAIN.replace("task_arithmetic", "tise")))
     assert "task_arithmetic" in MERGEKIT
+
+
+def test_of_several_recipes_each_is_told_under_its_name(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Lines are those of the file; a model that another recipe makes need not be there."""
+    first = PLAIN.replace("task_arithmetic", "dare_ties").replace(", nomalize: true", "")
+    last = PLAIN.replace("{math}", "half") + "seed: 3\n"
+    text = f"# two\n---\nname: half\n{first}---\n{last}"
+    told = [str(change) for change in migration(written(pool, tmp_path, text, dtype="bfloat16"))]
+    starts = ["line 4, half.merge_method", "line 9, half.dtype", "line 16, merged.dtype",
+              "line 17, merged.seed", "merged: "]  # fmt: skip
+    assert [line[: len(start)] for line, start in zip(told, starts, strict=True)] == starts
+    assert "nomalize" in told[-1]

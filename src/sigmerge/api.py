@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack
 
 from sigmerge.checkpoints.remote import place_of, target
+from sigmerge.errors import RecipeError
 from sigmerge.jobs.options import Description, Keywords, Options
 from sigmerge.progress import shown
 from sigmerge.recipe import Recipe, load_recipe
@@ -66,8 +67,28 @@ class _Described(Exception):
 def merge(recipe: RecipeLike, out: PathName, **how: Unpack[Keywords]) -> Merged:
     """Merge as the recipe says into a new folder; repair it if the recipe has a repair: section."""
     from sigmerge.jobs.merge import MergeJob
+    from sigmerge.recipe.documents import several
 
+    if isinstance(recipe, str | PathLike) and several(Path(recipe).expanduser()):
+        raise RecipeError(
+            f"{recipe}: holds several recipes; sigmerge.merge_several(file, out) merges each."
+        )
     return _with_progress(how, lambda o: _done(MergeJob(_recipe(recipe), target(out), o)))
+
+
+def merge_several(file: PathName, out: PathName, **how: Unpack[Keywords]) -> tuple[Merged, ...]:
+    """Merge every recipe of a file of several, each into the folder of its name in `out`.
+
+    The results come in the order in which they were made: one may merge what another made.
+    """
+    from sigmerge.jobs.several import SeveralJob
+    from sigmerge.recipe.documents import several
+
+    place = Path(file).expanduser()
+    if not several(place):
+        raise RecipeError(f"{file}: holds one recipe; sigmerge.merge(file, out) merges it.")
+    strict = how.get("strict", False)
+    return _with_progress(how, lambda o: _done(SeveralJob(place, Path(out), o, strict=strict)))
 
 
 def capture(
@@ -394,8 +415,8 @@ def describe(
 
 
 DESCRIBED: tuple[Callable[..., object], ...] = (
-    merge, capture, profile, deficits, repair, replay, run, search, tune, demo, evaluate, suite,
-    analyze, anchors, extract,
+    merge, merge_several, capture, profile, deficits, repair, replay, run, search, tune, demo,
+    evaluate, suite, analyze, anchors, extract,
 )  # fmt: skip
 """The verbs whose jobs can be described: all that write, but for one file from another."""
 

@@ -127,3 +127,23 @@ def test_wrong_files(tmp_path: Path, second: str, words: str) -> None:
 def test_a_flag_does_not_change_several_recipes(pool: PoolOnDisk, tmp_path: Path) -> None:
     said = refused(2, "merge", written(pool), tmp_path / "out", "--c-max", "0.3", beside=tmp_path)
     assert "a flag cannot change all of them" in said
+
+
+def test_from_python(pool: PoolOnDisk, tmp_path: Path) -> None:
+    file = written(pool)
+    done("merge", file, tmp_path / "line")
+    steps = sigmerge.describe(sigmerge.merge_several, file, tmp_path / "out").steps
+    assert [step.name for step in steps] == ["merge", "later"]
+    half, last = sigmerge.merge_several(file, tmp_path / "out", threads=1)
+    assert [Path(one.out).name for one in (half, last)] == ["half", "merged"]
+    for one in (half, last):
+        ours, theirs = (
+            read_weights(Path(one.out)),
+            read_weights(tmp_path / "line" / Path(one.out).name),
+        )
+        assert all((ours[name] == values).all() for name, values in theirs.items())
+    with pytest.raises(RecipeError, match=r"holds several recipes; sigmerge\.merge_several"):
+        sigmerge.merge(file, tmp_path / "no")
+    with pytest.raises(RecipeError, match=r"holds one recipe; sigmerge\.merge\("):
+        sigmerge.merge_several(pool.write(pool.recipe("ties"), "one.yaml"), tmp_path / "no")
+    assert not (tmp_path / "no").exists()

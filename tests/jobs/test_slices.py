@@ -176,7 +176,11 @@ def test_a_stacked_model_loads(pool: PoolOnDisk, tmp_path: Path) -> None:
 WRONG: dict[str, tuple[Sliced, str]] = {
     "no layers": (
         {"slices": [piece(source(MATH, 3, 3))], "merge_method": "passthrough"},
-        r"slices\[0\]\.sources\[0\]\.layer_range: \[3, 3\] holds no layer",
+        "slices: hold no layer together; a model has one at least",
+    ),
+    "layers backwards": (
+        {"slices": [piece(source(MATH, 3, 1))], "merge_method": "passthrough"},
+        r"slices\[0\]\.sources\[0\]\.layer_range: \[3, 1\] holds no layer",
     ),
     "more layers than there are": (
         {"slices": [piece(source(MATH, 0, 7))], "merge_method": "passthrough"},

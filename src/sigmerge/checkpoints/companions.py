@@ -46,13 +46,16 @@ def copy_companions(
     tokenizer: Path | None,
     dtype: str | None,
     chat_template: str | None = None,
+    architecture: str | None = None,
 ) -> None:
     """The layout's configuration; tokenizer and generation settings of the `tokenizer` folder.
 
-    `chat_template` goes before the tokenizer's own.
+    `chat_template` goes before the tokenizer's own, `architecture` before that of the layout.
     """
     layout = pool.layout
     config = merged_config(layout.config, pool.untied, dtype)
+    if architecture is not None:
+        config["architectures"] = [architecture]
     output.text("config.json", json.dumps(config, indent=2) + "\n")
     source = tokenizer or layout.path
     generation = source if is_there(source / GENERATION) else layout.path

@@ -114,7 +114,7 @@ def _out_of_range(
     for piece in slices:
         for source in piece.sources:
             depth = members[source.member].stack.depth
-            if source.last > depth:
+            if source.first < source.last > depth:
                 yield f"{source.member}: has {depth} layers, not {source.last}"
 
 

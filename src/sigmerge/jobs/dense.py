@@ -95,6 +95,7 @@ class DenseJob:
             str(recipe.tokenizer),
             *([repr(recipe.slices)] if recipe.slices else []),
             *([repr(recipe.vocabulary)] if recipe.vocabulary else []),
+            *([recipe.architecture] if recipe.architecture else []),
             repr(self.sites),
             self.statistics.names if self.statistics else None,
             *([self.solved_on] if self.solved_on != "cpu" else []),
@@ -276,7 +277,8 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         with beside(partial(inputs.hash, options)) as hashed:
             merge_blocks(job, source, workers, output, options)
             hashed()
-        copy_companions(output, pool, recipe.tokenizer, _dtype(job), recipe.chat_template)
+        chosen = recipe.tokenizer, _dtype(job), recipe.chat_template, recipe.architecture
+        copy_companions(output, pool, *chosen)
         title = f"{job.operator.title} of {counted(len(pool.experts), 'expert')}"
         output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe.text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import OutputError
@@ -13,7 +12,7 @@ from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.recipe import load_recipe
-from sigmerge.recipe.documents import needed, several, with_folders
+from sigmerge.recipe.documents import needed, several, standing_in, with_folders
 from sigmerge.records import PLAN, PROVENANCE, Provenance, read, read_plan
 from sigmerge.results import Merged
 
@@ -41,13 +40,10 @@ class SeveralJob:
         return Description(tuple(steps), self.options.threads)
 
     def _check(self) -> None:
-        """Read all recipes before the first is merged; empty folders stand for their results."""
-        found = several(self.file)
-        with TemporaryDirectory() as scratch:
-            places = {name: Path(scratch) / name for name in found}
-            for name, place in places.items():
-                place.mkdir()
-                load_recipe(with_folders(found[name], places), seed=self.seed, strict=self.strict)
+        """Read all recipes before the first is merged."""
+        with standing_in(several(self.file)) as recipes:
+            for recipe in recipes.values():
+                load_recipe(recipe, seed=self.seed, strict=self.strict)
 
     def run(self) -> tuple[Merged, ...]:
         """The results in the order in which they were made. Those that are there are kept."""

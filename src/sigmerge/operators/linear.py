@@ -39,7 +39,10 @@ class Linear(Operator):
     def check(self, sites: Sequence[Site]) -> list[str]:
         for site in sites:
             if site.settings["normalize"] and site.weights().sum(dtype=np.float32) == 0:
-                return [f"the weights of {site.tensor} sum to zero and cannot be normalised"]
+                return [
+                    f"the weights of {site.tensor} sum to zero and cannot be normalised; "
+                    "give others, or normalize: false"
+                ]
         return []
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula:

@@ -171,7 +171,10 @@ class MultiSlerp(Operator):
     def check(self, sites: Sequence[Site]) -> list[str]:
         for site in sites:
             if site.settings["normalize_weights"] and sum(site.settings["weight"]) == 0:
-                return [f"the weights of {site.tensor} sum to zero and cannot be normalised"]
+                return [
+                    f"the weights of {site.tensor} sum to zero and cannot be normalised; "
+                    "give others, or normalize_weights: false"
+                ]
         return []
 
     def prepare(self, site: Site, survey: Any) -> Passes:

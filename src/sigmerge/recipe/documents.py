@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 from sigmerge.errors import RecipeError
-from sigmerge.files.yaml_documents import decoded, documents, parse_yaml
+from sigmerge.files.yaml_documents import Yaml, decoded, documents, parse_yaml
 from sigmerge.recipe.folders import find_model
 
 LAST = "merged"
@@ -19,28 +21,51 @@ FILE_KEYS = ("chat_template", "exemplars", "probe", "scores")
 """Keys whose values may be files beside the recipe."""
 
 
+class Document(NamedTuple):
+    """A recipe in a file of several, and how many lines are above it."""
+
+    recipe: Yaml
+    above: int
+
+
 def several(file: Path) -> dict[str, dict[str, Any]]:
     """The recipes of a file by name, each after those it needs; {} if there is only one.
 
     Their paths are absolute; a model that is the name of another recipe stays a name.
     """
+    found = {name: document.recipe.value for name, document in named_documents(file).items()}
+    return _in_order(file, found) if len(found) > 1 else {}
+
+
+def named_documents(file: Path) -> dict[str, Document]:
+    """The recipes of a file by name, in its order; {} if it is one YAML document."""
     text = decoded(file, "a recipe in YAML", RecipeError)
     parts = documents(text) if "---" in text else [text]
-    if len(parts) < 2:
-        return {}
-    found: dict[str, dict[str, Any]] = {}
-    for number, part in enumerate(parts, 1):
+    found: dict[str, Document] = {}
+    above = 0
+    for number, part in enumerate(parts if len(parts) > 1 else (), 1):
         where = f"{file}, document {number}"
-        recipe = parse_yaml(part, where, RecipeError).value
-        if recipe is None:  # nothing but a comment
+        recipe, before = parse_yaml(part, where, RecipeError), above
+        above += part.count("\n")
+        if recipe.value is None:  # nothing but a comment
             continue
-        if not isinstance(recipe, dict):
+        if not isinstance(recipe.value, dict):
             raise RecipeError(f"{where}: a recipe is a mapping.")
-        name = str(recipe.get("name") or LAST)
+        name = str(recipe.value.get("name") or LAST)
         if name in found or "/" in name or name.startswith("."):
             raise RecipeError(f"{where}: name: {name} is taken, or cannot name a folder.")
-        found[name] = recipe
-    return _in_order(file, found) if len(found) > 1 else {}
+        found[name] = Document(recipe, before)
+    return found
+
+
+@contextmanager
+def standing_in(found: Mapping[str, dict[str, Any]]) -> Iterator[dict[str, dict[str, Any]]]:
+    """The recipes with empty folders for one another's results, which are not there yet."""
+    with TemporaryDirectory() as scratch:
+        places = {name: Path(scratch) / name for name in found}
+        for place in places.values():
+            place.mkdir()
+        yield {name: with_folders(recipe, places) for name, recipe in found.items()}
 
 
 def needed(recipe: Mapping[str, Any], names: Iterable[str]) -> set[str]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from sigmerge.checkpoints.adapters import split_adapter
 from sigmerge.errors import RecipeError
-from sigmerge.files.yaml_documents import Place, decoded, parse_yaml
+from sigmerge.files.yaml_documents import Place, Yaml, decoded, parse_yaml
 from sigmerge.operators.table import MERGEKIT
-from sigmerge.recipe.documents import several
+from sigmerge.recipe.documents import named_documents, several, standing_in
 from sigmerge.recipe.parser import load_recipe
 from sigmerge.recipe.reading import OWN
 from sigmerge.recipe.record import Recipe
@@ -33,22 +33,37 @@ class Change:
 
 
 def migration(file: Path) -> tuple[Change, ...]:
-    """What differs from mergekit, in the order of lines; RecipeError if the recipe cannot run."""
-    if several(file):
-        raise RecipeError(f"{file}: holds several recipes; give a file with one.")
-    recipe = load_recipe(file)
-    found = parse_yaml(decoded(file, "a recipe in YAML", RecipeError), str(file), RecipeError)
-    data: Mapping[str, Any] = found.value
-    places = [*_ours(data), *_numbers(recipe, data), *_models(recipe, data), *_vocabulary(data)]
-    changes = [Change(_line(place, found.lines), ".".join(map(str, place)), text)
-               for place, text in places]  # fmt: skip
-    changes += [Change(None, "", note) for note in recipe.notes]
+    """What differs from mergekit, in the order of lines; RecipeError if the recipe cannot run.
+
+    Of a file of several recipes, that of each, under its name.
+    """
+    if found := several(file):
+        changes = []
+        with standing_in(found) as recipes:
+            for name, (written, above) in named_documents(file).items():
+                changes += _changes(load_recipe(recipes[name]), written, above, name)
+    else:
+        text = decoded(file, "a recipe in YAML", RecipeError)
+        changes = _changes(load_recipe(file), parse_yaml(text, str(file), RecipeError))
     return tuple(sorted(changes, key=lambda change: change.line or 1 << 30))
 
 
-def _line(place: Place, lines: Mapping[Place, int]) -> int | None:
+def _changes(recipe: Recipe, written: Yaml, above: int = 0, name: str = "") -> list[Change]:
+    """Those of one recipe, which has so many lines above it, and a name among several."""
+    data: Mapping[str, Any] = written.value
+    places = [*_ours(data), *_numbers(recipe, data), *_models(recipe, data), *_vocabulary(data)]
+    named = [name] if name else []
+    changes = [
+        Change(_line(place, written.lines, above), ".".join(map(str, (*named, *place))), text)
+        for place, text in places
+    ]
+    return changes + [Change(None, "", ": ".join([*named, note])) for note in recipe.notes]
+
+
+def _line(place: Place, lines: Mapping[Place, int], above: int) -> int | None:
     known = (lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines)
-    return next(known, None)
+    line = next(known, None)
+    return line and line + above
 
 
 def _ours(data: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ class _Parser(Reading):
         chosen = self._operator(top)
         judge = None
         if chosen:
-            judge = ParameterCheck(chosen, top.preset, self.problem, self.passed_over, self.note)
+            told = self.problem, self.passed_over, self.taken_as, self.note
+            judge = ParameterCheck(chosen, top.preset, *told)
         parameters = {k: v for k, v in (top.parameters or {}).items() if k != "on"}
         # Without an operator nothing can be said about parameters.
         parameters = judge.settings(("parameters",), parameters) if judge else {}
@@ -126,6 +128,7 @@ class _Parser(Reading):
             text=self.text,
             slices=slices,
             vocabulary=vocabulary,
+            architecture=self._architecture(data),
             capture=sections.capture,
             search=sections.search,
             tune=sections.tune,
@@ -245,6 +248,21 @@ class _Parser(Reading):
         given = module.model_dump(exclude_none=True)
         given["parameters"] = {**(data.get("parameters") or {}), **given.get("parameters", {})}
         return {**data, **given}
+
+    def _architecture(self, data: Mapping[str, Any]) -> str | None:
+        """What mergekit's long form of a model puts in place of its architecture, if it does.
+
+        mergekit finds tensors by it, and writes that of the model whose configuration it takes.
+        """
+        data = self._without_modules(dict(data))
+        slices = [piece["sources"] for piece in data.get("slices") or []]
+        listed = [one["model"] for one in chain(data.get("models") or [], *slices)]
+        given = [*([data["base_model"]] if data.get("base_model") else []), *listed]
+        named = [m.get("override_architecture") if isinstance(m, dict) else None for m in given]
+        if any(named):
+            what = f"config.json says {named[0]}" if named[0] else "it changes nothing"
+            self.note(f"override_architecture: tensors are found by their names here; {what}")
+        return named[0]
 
     def _slice_sections(
         self, top: RecipeSection

@@ -60,10 +60,14 @@ class Reading:
 
     def passed_over(self, path: Place, message: str) -> None:
         """What mergekit does not look at: a note in a mergekit file, else a problem."""
+        self.taken_as(path, message, f"passed over, as mergekit does: {message}")
+
+    def taken_as(self, path: Place, message: str, meaning: str) -> None:
+        """What is wrong, and means something to mergekit: a note about that in a mergekit file."""
         if self.strict:
             self.problem(path, message)
         else:
-            self.note(f"{self._place(path)[1]}: passed over, as mergekit does: {message}")
+            self.note(f"{self._place(path)[1]}: {meaning}")
 
     def _place(self, path: Place) -> tuple[int | None, str]:
         if path[:1] == ("repair",) and self.flags:

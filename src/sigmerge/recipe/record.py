@@ -17,7 +17,7 @@ from sigmerge.recipe.sections import (
     SearchSection,
     TuneSection,
 )
-from sigmerge.recipe.settings import NEEDED, Conditions, evaluate
+from sigmerge.recipe.settings import NEEDED, Conditions, bounded, evaluate
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ class Recipe:
     chat_template: str | None = None
     slices: tuple[RecipeSlice, ...] = ()
     vocabulary: VocabularyRequest | None = None
+    architecture: str | None = None
+    """What config.json calls the architecture, in place of the model's own name for it."""
 
     @property
     def experts(self) -> dict[str, Path]:
@@ -139,7 +141,7 @@ class Recipe:
             given = [s.get(parameter.name) for s in (*sources, self.parameters)]
             for setting in given:
                 if (value := evaluate(setting, where, t)) is not None:
-                    return value
+                    return bounded(parameter, value)
             if parameter.name in NEEDED and any(isinstance(s, Conditions) for s in given):
                 return None  # no filter matches, and the default was not meant
             return getattr(parameter, self.preset)

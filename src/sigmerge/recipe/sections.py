@@ -32,8 +32,8 @@ def _model_text(given: Any) -> Any:
     """A model as one text, also where a file has mergekit's long form of it."""
     if not isinstance(given, dict):
         return given
-    if given.get("override_architecture"):
-        raise ValueError("override_architecture is not followed; change the model's config.json")
+    if not isinstance(given.get("override_architecture"), str | None):
+        raise ValueError("override_architecture is the name of an architecture")
     ends = {"@": ("path", "revision"), "+": ("model", "lora")}
     between = "@" if "path" in given else "+"
     parts = [_model_text(given.get(key)) for key in ends[between]]

@@ -27,6 +27,16 @@ FAMILY = (
 passes over those that a method does not read."""
 
 
+SATURATED = ("density",)
+"""Parameters that mergekit takes beyond their upper bound, where they mean the bound."""
+
+
+def bounded(parameter: Parameter, value: Any) -> Any:
+    """A value that means the upper bound as that bound; a gradient may run beyond it."""
+    over = parameter.name in SATURATED and isinstance(value, int | float)
+    return min(value, parameter.high) if over else value
+
+
 def evaluate(setting: Any, tensor: str, t: float) -> Any:
     """A setting's value for one tensor: the first filter that matches, a gradient at depth t."""
     if isinstance(setting, Conditions):
@@ -53,13 +63,15 @@ class Conditions:
 class ParameterCheck:
     """Checks an operator's parameters; `problem` is called with what is wrong.
 
-    `passed_over` is called with what mergekit does not look at, `note` with what is known to it.
+    `passed_over` is called with what mergekit does not look at, `taken_as` with what is wrong and
+    its meaning to mergekit, `note` with what is known to it.
     """
 
     operator: Operator
     preset: str
     problem: Callable[[Place, str], None]
     passed_over: Callable[[Place, str], None]
+    taken_as: Callable[[Place, str, str], None]
     note: Callable[[str], None]
 
     def settings(
@@ -117,7 +129,7 @@ class ParameterCheck:
                 self.problem(path, "an empty list has no value")
                 return None
             return [self._scalar((*path, i), v, parameter) for i, v in enumerate(value)]
-        return self._scalar(path, value, parameter)
+        return bounded(parameter, self._scalar(path, value, parameter))
 
     def _scalar(self, path: Place, value: Any, parameter: Parameter) -> Any:
         if parameter.auto and value == "auto":
@@ -136,17 +148,25 @@ class ParameterCheck:
                 return truth
             self.problem(path, f"must be true or false, not {shown(value)}")
             return None
-        number = _number(value)
-        if number is None or (kind is int and number != int(number)):
-            self.problem(
-                path, f"must be a {'whole ' if kind is int else ''}number, not {shown(value)}"
-            )
+        return self._numeric(path, value, parameter)
+
+    def _numeric(self, path: Place, value: Any, parameter: Parameter) -> float | None:
+        """A number within bounds. mergekit takes true as 1, and SATURATED ones beyond theirs."""
+        lenient, whole = self.operator.name in MERGEKIT, parameter.kind is int
+        number = float(value) if lenient and isinstance(value, bool) else _number(value)
+        kind = f"must be a {'whole ' if whole else ''}number, not {shown(value)}"
+        if number is None or (whole and number != int(number)):
+            self.problem(path, kind)
             return None
+        if isinstance(value, bool):
+            self.taken_as(path, kind, f"{str(value).lower()} is read as {number:g}")
         if not parameter.low <= number <= parameter.high:
-            bounds = f"between {parameter.low:g} and {parameter.high:g}"
-            self.problem(path, f"must lie {bounds}, not {shown(value)}")
-            return None
-        return int(number) if kind is int else number
+            wrong = f"must lie between {parameter.low:g} and {parameter.high:g}, not {shown(value)}"
+            if not lenient or parameter.name not in SATURATED or number < parameter.low:
+                self.problem(path, wrong)
+                return None
+            self.taken_as(path, wrong, f"{shown(value)} keeps all, as {parameter.high:g} does")
+        return int(number) if whole else number
 
 
 def _truth(value: Any) -> bool | None:

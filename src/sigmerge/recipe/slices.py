@@ -29,6 +29,8 @@ def read_slices(
         _slice(reading, i, piece, sources, judge, reference, names)
         for i, (piece, sources) in enumerate(pieces)
     ]
+    if slices and not reading.problems and not any(piece.depth for piece in slices):
+        reading.problem(("slices",), "hold no layer together; a model has one at least")
     experts: dict[str, RecipeModel] = {}
     single = len(slices) == 1 and not slices[0].parameters
     for piece in slices:
@@ -64,7 +66,10 @@ def _slice(
         own = source.parameters or {}
         own = judge.settings((*here, "parameters"), own, per_model=True) if judge else {}
         first, last = source.layer_range
-        if not 0 <= first < last:
+        if first == last:
+            empty = f"[{first}, {last}] holds no layer"
+            reading.taken_as((*here, "layer_range"), empty, f"{empty}, and adds none")
+        elif not 0 <= first < last:
             reading.problem((*here, "layer_range"), f"[{first}, {last}] holds no layer")
         if path is not None:
             name = names.setdefault(
