@@ -1,33 +1,53 @@
 """Merges, views and repairs on a GPU beside the processor, and beside what copying takes.
 
     python -m benchmarks.gpu [--layers 32] [--folder /dev/shm/gpu] [--device cuda] [--page FILE]
+    python -m benchmarks.gpu --only ties,repair --where        # where the threads' time goes
 
 A generated Llama pool in bfloat16, a reference and five experts, all in the page cache. Everything
 runs in one process, the second run counts: loading torch and starting CUDA take seconds, once.
 *through the device* copies the bytes of all inputs to the GPU and those of a result back and into a
-file. *topk* is TIES written down plainly in torch: whole tensors on the GPU, `topk` for each.
+file. *claiming* is five domains claiming a block of 268 M coordinates that is on the device, beside
+the time in which its memory moves the bytes that the passes need. *topk* is TIES written down
+plainly in torch: whole tensors on the GPU, `topk` for each. mergekit's merge is a command, with its
+start-up, where it is installed.
+
+What the bars are about comes first. No measurement is begun after `--budget` seconds; what is
+missing is a dash. The processor's runs show whether the bytes are the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+import yaml
 from safetensors import safe_open
 
 import sigmerge
-from benchmarks.measure import machine, versions
+from benchmarks.measure import CommandFailed, machine, run, versions
 from benchmarks.pool import BenchPool, Shape, make_pool
+from sigmerge.checkpoints import writer
+from sigmerge.checkpoints.reader import Reader
+from sigmerge.engine import gpu
+from sigmerge.engine.layer import LayerBlock
+from sigmerge.engine.stream import StreamChunk
+from sigmerge.kernels.convert import narrow_bf16
+from sigmerge.method.occupancy import claim
+from sigmerge.operators.base import Site
 
 METHODS: dict[str, dict[str, Any]] = {
     "linear": {},
@@ -39,12 +59,16 @@ METHODS: dict[str, dict[str, Any]] = {
 PIECE = 64 << 20
 COPIES = 1.5
 """The bar: a merge takes at most this many times the copying of its bytes."""
+SHARE = 0.6
+"""The bar: claiming takes at least this share of the device memory's speed."""
+BLOCK = 1 << 28
+"""Coordinates of the block that is claimed; a layer of a 70 B model has three times as many."""
 
 
 class Bench:
-    def __init__(self, pool: BenchPool, out: Path, device: Any) -> None:
-        self.pool, self.out, self.device = pool, out, device
-        self.threads = len(os.sched_getaffinity(0))
+    def __init__(self, pool: BenchPool, out: Path, device: Any, threads: int, times: Times) -> None:
+        self.pool, self.out, self.device, self.times = pool, out, device, times
+        self.threads, self.shard = threads, "5GB"
 
     def recipe(self, method: str, **more: Any) -> dict[str, Any]:
         models = [
@@ -57,7 +81,9 @@ class Bench:
                 "dtype": "bfloat16", **more}  # fmt: skip
 
     def merge(self, method: str, device: Any) -> tuple[float, str]:
-        return self._second(lambda: sigmerge.merge(self.recipe(method), self.out, device=device))
+        recipe, threads = self.recipe(method), self.threads
+        how: Any = {"device": device, "threads": threads, "max_shard_size": self.shard}
+        return self._second(lambda: sigmerge.merge(recipe, self.out, **how))
 
     def repair(self, device: Any) -> tuple[float, str]:
         names = self.pool.experts
@@ -68,18 +94,21 @@ class Bench:
         }))  # fmt: skip
         anchor = self.out.with_name("anchor")
         if not anchor.exists():
-            sigmerge.merge(self.recipe("task_arithmetic"), anchor)
+            sigmerge.merge(self.recipe("task_arithmetic"), anchor, max_shard_size=self.shard)
         recipe = self.recipe("task_arithmetic", repair={"scores": str(scores)})
-        return self._second(lambda: sigmerge.repair(recipe, self.out, anchor=anchor, device=device))
+        how: Any = {"anchor": anchor, "device": device, "threads": self.threads}
+        return self._second(lambda: sigmerge.repair(recipe, self.out, **how))
 
     def views(self, device: Any) -> tuple[float, str]:
         def profile() -> Any:
             for note in self.pool.folder.rglob(".sigmerge/*"):
                 if note.is_file():
                     note.unlink()
-            return sigmerge.profile(self.recipe("task_arithmetic", repair={}), device=device)
+            recipe = self.recipe("task_arithmetic", repair={})
+            return sigmerge.profile(recipe, device=device, threads=self.threads)
 
         profile()
+        self.times.clear()
         start = time.perf_counter()
         found = profile()
         seconds = time.perf_counter() - start
@@ -90,6 +119,7 @@ class Bench:
         seconds = 0.0
         for _ in range(2):
             shutil.rmtree(self.out, ignore_errors=True)
+            self.times.clear()
             start = time.perf_counter()
             make()
             seconds = time.perf_counter() - start
@@ -149,6 +179,176 @@ class Bench:
             best = min(best, time.perf_counter() - start)
         return best
 
+    def mergekit(self) -> float | None:
+        """TIES by its command; None where it is not installed or fails."""
+        if (command := shutil.which("mergekit-yaml")) is None:
+            return None
+        file = self.out.with_name("ties.yaml")
+        recipe = self.recipe("ties")
+        for model in recipe["models"]:
+            del model["name"]
+        file.write_text(yaml.safe_dump(recipe))
+        shutil.rmtree(self.out, ignore_errors=True)
+        words = [command, file, self.out, "--no-copy-tokenizer"]
+        try:
+            return run([*words, *(["--cuda"] if self.device == "cuda" else [])]).wall
+        except CommandFailed as error:
+            print(f"mergekit: {error}")
+            return None
+
+
+class Times:
+    """Seconds of all threads by what they did, without what that called in turn."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._local, self._lock = threading.local(), threading.Lock()
+
+    def clear(self) -> None:
+        self._seconds.clear()
+        self._calls.clear()
+
+    def timed(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            inner: list[float] = self._local.__dict__.setdefault("inner", [])
+            inner.append(0.0)
+            start = time.perf_counter()
+            try:
+                return function(*given, **named)
+            finally:
+                took = time.perf_counter() - start
+                own = took - inner.pop()
+                if inner:
+                    inner[-1] += took
+                with self._lock:
+                    self._seconds[what] += own
+                    self._calls[what] += 1
+
+        return run
+
+    @contextlib.contextmanager
+    def taken(self, device: str) -> Iterator[None]:
+        """While this lasts, the functions below are timed."""
+        places: list[tuple[Any, str, str]] = [
+            (gpu, "_read", "filling pinned memory"),
+            (gpu.Gpu, "send", "handing pieces over"),
+            (gpu.Gpu, "_fitting", "the rest of a pass"),
+            (gpu.Gpu, "halved", "the rest of a pass"),
+            (StreamChunk, "read", "the rest of a chunk"),
+            (StreamChunk, "merged", "the rest of a chunk"),
+            (Reader, "release", "giving pages back"),
+            (writer, "checksum", "checksums"),
+            (writer.Output, "_write_at", "writing"),
+            (writer.Output, "_seal", "reading back (one thread waits)"),
+        ]
+        if device == "cuda":
+            from triton.runtime.jit import JITFunction
+
+            places += [
+                (JITFunction, "run", "launching"),
+                (torch.cuda.Event, "synchronize", "waiting for copies to the GPU"),
+                (torch.cuda.Stream, "synchronize", "waiting for the GPU"),
+            ]
+        with contextlib.ExitStack() as stack:
+            for owner, name, what in places:
+                timed = self.timed(what, getattr(owner, name))
+                stack.enter_context(patch.object(owner, name, timed))
+            yield
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"  {seconds:8.2f} s {self._calls[what]:7d} × {what}"
+            for what, seconds in self._seconds.most_common()
+        )
+
+
+class _Memory:
+    """A block of one tensor in memory: a reference, and experts a little away from it."""
+
+    allow_nonfinite = False
+
+    def __init__(self, size: int, experts: tuple[str, ...]) -> None:
+        piece = min(size, 1 << 22)
+        rng, self._rows = np.random.default_rng(0), {}
+        base = rng.normal(0, 0.02, piece).astype(np.float32)
+        for name in ("reference", *experts):
+            noise = rng.normal(0, 5e-4, piece).astype(np.float32)
+            raw = np.empty(piece, np.uint16)
+            narrow_bf16(base if name == "reference" else base + noise, raw)
+            self._rows[name] = np.tile(raw, -(-size // piece))[:size]
+        self._rows["anchor"] = self._rows["reference"]
+
+    def raw(self, member: str, tensor: str) -> Any:
+        return self._rows[member]
+
+    def release(self, member: str, tensor: str) -> None: ...
+
+    def not_finite(self, *given: Any) -> None:
+        raise ArithmeticError("a made value is not finite")
+
+
+class _Counted:
+    """Loops, and the bytes that their passes need: stored values, the owner map."""
+
+    def __init__(self, loops: Any, size: int) -> None:
+        self._loops, self._size, self.bytes = loops, size, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._loops, name)
+
+        def counted(*given: Any) -> Any:
+            every = given[4] if name in ("count_high", "count_low") else 1
+            each = {"count_high": 5, "count_low": 5, "mark": 6, "settle": 2, "free_map": 1}
+            self.bytes += each.get(name, 0) * self._size / every
+            return function(*given)
+
+        return counted if callable(function) else function
+
+
+def claiming(device: str, size: int) -> tuple[float, float, float]:
+    """GB that the passes of five claims need; their seconds; those of their launches alone."""
+    names = tuple(f"expert-{i}" for i in range(5))
+    with ThreadPoolExecutor(8) as pool:
+        loops = _Counted(gpu.Gpu(device, keep=16 * size).claims(pool.map), size)
+        source: Any = _Memory(size, names)
+        site = Site("w", size, 0, 1, names, {}, 0)
+        block = LayerBlock(0, [site], names, source, source, loops)
+        best, launched = float("inf"), 0.0
+        for _ in range(3):
+            loops.bytes = 0.0
+            with launches(device) as spans:
+                start = time.perf_counter()
+                claim(block, range(5), [size // 20] * 5, loops=loops)
+                seconds = time.perf_counter() - start
+            if seconds < best:
+                best, launched = seconds, sum(a.elapsed_time(b) for a, b in spans) / 1e3
+    return loops.bytes / 1e9, best, launched
+
+
+@contextlib.contextmanager
+def launches(device: str) -> Iterator[list[Any]]:
+    """Events around every launch."""
+    spans: list[Any] = []
+    if device != "cuda":
+        yield spans
+        return
+    from triton.runtime.jit import JITFunction
+
+    function = JITFunction.run
+
+    def run(*given: Any, **named: Any) -> Any:
+        pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        pair[0].record()
+        result = function(*given, **named)
+        pair[1].record()
+        spans.append(pair)
+        return result
+
+    with patch.object(JITFunction, "run", run):
+        yield spans
+        torch.cuda.synchronize()
+
 
 def ceilings(device: Any) -> Iterator[tuple[str, float]]:
     """GB/s to the device, from it, and inside it."""
@@ -170,45 +370,78 @@ def ceilings(device: Any) -> Iterator[tuple[str, float]]:
         yield name, moved / best / 1e9
 
 
-def page(bench: Bench, command: str) -> str:
-    size = bench.pool.shape.parameters
-    read = 2 * size * len(bench.pool.members)
-    copying, plain = bench.through_the_device(), bench.topk()
-    rows, lines = [], []
-    jobs: dict[str, Callable[[Any], tuple[float, str]]] = {
-        **{name: lambda device, name=name: bench.merge(name, device) for name in METHODS},
-        "views": bench.views,
-        "repair": bench.repair,
-    }
-    for name, job in jobs.items():
-        on_cpu, expected = job("cpu")
-        on_gpu, found = job(bench.device)
-        rows.append(
-            f"| {name} | {on_cpu:.2f} | {on_gpu:.2f} | {read / on_gpu / 1e9:.1f} | "
-            f"{on_gpu / copying:.2f} | {'yes' if found == expected else 'NO'} |"
+class Page:
+    """What was measured so far; no measurement is begun once the budget is spent."""
+
+    def __init__(self, bench: Bench, budget: float, alone: bool) -> None:
+        self.bench, self._end, self._alone = bench, time.monotonic() + budget, alone
+        self.rows: list[str] = []
+        self.lines: list[str] = []
+        self.copying: float | None = None
+
+    def measured(self, job: Callable[[], Any]) -> Any:
+        if time.monotonic() > self._end:
+            return None
+        return job()
+
+    def job(self, name: str, job: Callable[[Any], tuple[float, str]]) -> None:
+        bench, read = self.bench, 2 * self.bench.pool.shape.parameters * 6
+        there = self.measured(lambda: job(bench.device))
+        where = str(bench.times)
+        here = None if self._alone else self.measured(lambda: job("cpu"))
+        if there is None:
+            return
+        times = there[0] / self.copying if self.copying else None
+        same = "–" if here is None else "yes" if here[1] == there[1] else "NO"
+        self.rows.append(
+            f"| {name}, {bench.threads} threads | {number(here and here[0])} | {there[0]:.2f} | "
+            f"{read / there[0] / 1e9:.1f} | {number(times)} | {same} |"
         )
-        print(rows[-1], flush=True)
-        if name in ("ties", "repair"):
-            met = on_gpu <= COPIES * copying
-            lines.append(f"- {'PASS' if met else 'MISS'} {name}: {on_gpu / copying:.2f} times "
-                         f"copying (bar {COPIES:g})")  # fmt: skip
-    gpu = torch.cuda.get_device_name() if bench.device == "cuda" else "no GPU: a rehearsal"
-    speeds = ", ".join(f"{name} {speed:.0f} GB/s" for name, speed in ceilings(bench.device))
-    return "\n".join([
-        f"## {size / 1e9:.2f} B parameters, {read / 1e9:.1f} GB of inputs",
-        "",
-        f"`{command}` on {gpu}; {machine()}; {versions('torch', 'numpy')}.",
-        "",
-        "| | processor, s | GPU, s | GB/s read | times copying | same bytes |",
-        "|---|--:|--:|--:|--:|---|",
-        *rows,
-        "",
-        f"Through the device: {copying:.2f} s. TIES with `topk`: {plain:.2f} s without writing. "
-        f"{speeds}.",
-        "",
-        *lines,
-        "",
-    ])  # fmt: skip
+        print(self.rows[-1], where, sep="\n" if where else "", flush=True)
+        if name in ("ties", "repair") and times is not None:
+            met = "PASS" if times <= COPIES else "MISS"
+            self.lines.append(f"- {met} {name}: {times:.2f} times copying (bar {COPIES:g})")
+
+    def others(self) -> None:
+        """Claiming, the ceilings, `topk` and mergekit."""
+        bench, said = self.bench, []
+        speeds = self.measured(lambda: dict(ceilings(bench.device)))
+        size = BLOCK if bench.device == "cuda" else BLOCK >> 8
+        claims = self.measured(lambda: claiming(bench.device, size)) if speeds else None
+        if claims:
+            most = claims[0] / speeds["device memory"]
+            share = most / claims[2] if claims[2] else 0.0
+            self.lines.append(
+                f"- {'PASS' if share >= SHARE else 'MISS'} claiming: {share:.0%} of the device "
+                f"memory's speed in launches, {most / claims[1]:.0%} with Python between them "
+                f"(bar {SHARE:.0%}); {claims[0]:.1f} GB in {claims[1] * 1e3:.1f} ms"
+            )
+        plain, other = self.measured(bench.topk), self.measured(bench.mergekit)
+        said.append(f"Through the device: {number(self.copying)} s.")
+        said.append(f"TIES with `topk`: {number(plain)} s without writing.")
+        said.append(f"TIES by mergekit: {number(other)} s.")
+        said += [f"{name} {speed:.0f} GB/s," for name, speed in (speeds or {}).items()]
+        self.lines.insert(0, " ".join(said).rstrip(",") + "\n")
+
+    def text(self, command: str) -> str:
+        bench, size = self.bench, self.bench.pool.shape.parameters
+        name = torch.cuda.get_device_name() if bench.device == "cuda" else "no GPU: a rehearsal"
+        return "\n".join([
+            f"## {size / 1e9:.2f} B parameters, {2 * size * 6 / 1e9:.1f} GB of inputs",
+            "",
+            f"`{command}` on {name}; {machine()}; {versions('torch', 'numpy')}.",
+            "",
+            "| | processor, s | GPU, s | GB/s read | times copying | same bytes |",
+            "|---|--:|--:|--:|--:|---|",
+            *self.rows,
+            "",
+            *self.lines,
+            "",
+        ])  # fmt: skip
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def main(given: list[str] | None = None) -> int:
@@ -217,12 +450,36 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/gpu"))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--threads", default=str(len(os.sched_getaffinity(0))), help="as 16,8,4")
+    parser.add_argument("--shard", default="5GB", help="the most a file of a result takes")
+    parser.add_argument("--alone", action="store_true", help="without the processor's runs")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds")
+    parser.add_argument("--only", help="names of rows, with commas; nothing else is measured")
+    parser.add_argument("--where", action="store_true", help="where the threads' time goes")
     parser.add_argument("--page", type=Path)
     asked = parser.parse_args(given)
     shape = Shape(asked.layers, asked.width, 11 * asked.width // 4, 32000)
-    pool = make_pool(asked.folder / "pool", shape, 5)
+    pool, times = make_pool(asked.folder / "pool", shape, 5), Times()
+    threads = [int(word) for word in asked.threads.split(",")]
+    bench = Bench(pool, asked.folder / "out", asked.device, threads[0], times)
+    bench.shard = asked.shard
+    jobs: dict[str, Callable[[Any], tuple[float, str]]] = {
+        "repair": bench.repair,
+        "ties": lambda device: bench.merge("ties", device),
+        **{name: lambda device, name=name: bench.merge(name, device) for name in METHODS},
+        "views": bench.views,
+    }
+    page = Page(bench, asked.budget, asked.alone)
+    page.copying = page.measured(bench.through_the_device)
+    with times.taken(asked.device) if asked.where else contextlib.nullcontext():
+        for bench.threads in threads:
+            for name, job in jobs.items():
+                if asked.only is None or name in asked.only.split(","):
+                    page.job(name, job)
+    if asked.only is None:
+        page.others()
     words = f"python -m benchmarks.gpu --layers {asked.layers} --width {asked.width}"
-    text = page(Bench(pool, asked.folder / "out", asked.device), words)
+    text = page.text(words)
     print(text)
     if asked.page:
         with asked.page.open("a", encoding="utf-8") as file:

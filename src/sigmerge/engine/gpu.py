@@ -37,9 +37,9 @@ KEPT_SHARE = 0.4
 BLOCKS = 3
 """Blocks of a repair that are at work at a time, and share that room: one is copied there while
 another is claimed and a third written."""
-STAGED = 4 << 20
+STAGED = 8 << 20
 """Bytes that go through pinned memory at a time."""
-ITEM = 2 * STAGED
+ITEM = 8 << 20
 """Bytes of a block that one worker copies to the device at a time."""
 READ_ONCE = {signature}
 """Kernels after which no other pass reads the chunk."""
@@ -255,23 +255,23 @@ class Gpu:
         """Copy the bytes at an address to the device, piece by piece through pinned memory."""
         size = len(place)
         if self._device.type != "cuda":
-            np.copyto(place.numpy(), _at(address, size))
+            _read(address, place.data_ptr(), size)
             return
         for begin in range(0, size, STAGED):
             piece = place[begin : begin + STAGED]
-            pinned, room, copied = self._next_pinned()
+            pinned, copied = self._next_pinned()
             copied.synchronize()
-            np.copyto(room[: len(piece)], _at(address + begin, len(piece)))
+            _read(address + begin, pinned.data_ptr(), len(piece))
             piece.copy_(pinned[: len(piece)], non_blocking=True)
             copied.record()
 
-    def _next_pinned(self) -> tuple[torch.Tensor, Array, torch.cuda.Event]:
+    def _next_pinned(self) -> tuple[torch.Tensor, torch.cuda.Event]:
         """The piece of the calling thread's pinned memory that was used least recently."""
         if not hasattr(self._local, "pieces"):
             made = [torch.empty(STAGED, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-            self._local.pieces = [(each, each.numpy(), torch.cuda.Event()) for each in made]
+            self._local.pieces = [(each, torch.cuda.Event()) for each in made]
         self._local.pieces.reverse()
-        found: tuple[torch.Tensor, Array, torch.cuda.Event] = self._local.pieces[0]
+        found: tuple[torch.Tensor, torch.cuda.Event] = self._local.pieces[0]
         return found
 
 
@@ -344,6 +344,11 @@ def _runs(addresses: Array, places: Array, sizes: Array) -> list[tuple[int, int,
         else:
             found.append([address, place, size])
     return [(address, place, size) for address, place, size in found]
+
+
+def _read(address: int, target: int, count: int) -> None:
+    """Copy bytes in memory, without Python's lock."""
+    ctypes.memmove(target, address, count)
 
 
 def _at(address: int, count: int) -> Array:
