@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import sigmerge
 from sigmerge.engine import cluster
@@ -46,7 +47,7 @@ def nodes() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        room = {"num_cpus": 2, "object_store_memory": 80 << 20}
+        room = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 << 20}
         made = Nodes(initialize_head=True, head_node_args={**room, "include_dashboard": False})
         made.add_node(**room)
         ray.init(made.address, log_to_driver=False, logging_level="error")
@@ -280,11 +281,18 @@ def _share(number: int) -> float:
     return float(ray.get_runtime_context().get_assigned_resources()["GPU"])
 
 
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a GPU"))],
+)  # fmt: skip
 def test_tasks_with_a_gpu(
-    nodes: Any, pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Any, pool: PoolOnDisk, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that declares one, whose part torch's processor device plays: the same bytes."""
-    monkeypatch.setattr(Options, "open_gpu", property(lambda self: partial(Gpu, "cpu", 1 << 20)))
+    """A node that declares one, whose part torch's processor device may play: the same bytes."""
+    if device == "cpu":
+        opened = partial(Gpu, "cpu", 1 << 20)
+        monkeypatch.setattr(Options, "open_gpu", property(lambda self: opened))
     node = nodes.add_node(num_cpus=3, num_gpus=1, object_store_memory=80 << 20)
     how: dict[str, Any] = {"threads": 1, "engine": "ray", "device": "cuda"}
     try:
