@@ -51,6 +51,7 @@ class Experiment:
     """Makes records one after the other; `position` counts them."""
 
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
+    noise: np.random.Generator = field(default_factory=lambda: np.random.default_rng(8))
     position: int = 0
 
     def scores(self, level: dict[str, float]) -> tuple[StoredScore, ...]:
@@ -62,8 +63,10 @@ class Experiment:
                     for k, metric in enumerate(metrics):
                         value = level[domain] + 0.06 * k + self.rng.normal(0, 0.004)
                         clipped = float(np.clip(value, 0, 1))
+                        around = self.noise.normal(0, 0.1, items) if k == 0 else np.empty(0)
+                        each = tuple(clipped + around - around.mean()) if k == 0 else ()
                         rows.append(
-                            StoredScore(domain, mark, metric, clipped, k == 0, items, split)
+                            StoredScore(domain, mark, metric, clipped, k == 0, items, split, each)
                         )
         return tuple(rows)
 

@@ -175,9 +175,9 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     with create(tmp_path / "new.sqlite"):
         pass
     connection = sqlite3.connect(tmp_path / "new.sqlite")
-    connection.execute("PRAGMA user_version = 3")
+    connection.execute("PRAGMA user_version = 4")
     connection.close()
-    with pytest.raises(StoreError, match="schema 3; this version reads schema 2"):  # noqa: SIM117
+    with pytest.raises(StoreError, match="schema 4; this version reads schema 3"):  # noqa: SIM117
         with open_read_only(tmp_path / "new.sqlite"):
             pass
 

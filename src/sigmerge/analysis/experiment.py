@@ -26,13 +26,17 @@ class Analysis:
 
 PAGE_SECTIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("What holds of the paper's statements", (), ("statements",)),
-    ("The repair against its anchors", ("domain_gain_matrix",), ("main_gain", "paired_statistics")),
+    (
+        "The repair against its anchors",
+        ("domain_gain_matrix",),
+        ("main_gain", "paired_statistics", "paired_intervals"),
+    ),
     ("Deficit-driven allocation", ("motivation", "deficit_gain"), ("residual_gap", "recovered")),
     ("Against other methods", (), ("baselines", "ranks", "baseline_dom")),
     (
         "Is every part needed?",
         ("ablation_bar", "ablation_domain", "directional"),
-        ("ablation_full", "directional_full"),
+        ("ablation_full", "directional_full", "variant_intervals"),
     ),
     ("Where the capacity comes from", ("layerwise",), ("single_view", "view_correlations")),
     (

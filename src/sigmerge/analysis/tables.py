@@ -26,6 +26,7 @@ from sigmerge.analysis.derived import (
     words,
 )
 from sigmerge.analysis.forms import As, Cell, Changed, Column, Form, Table
+from sigmerge.analysis.intervals import paired_intervals, variant_intervals
 from sigmerge.analysis.results import NotInStore, Results
 
 
@@ -732,12 +733,14 @@ TABLE_BUILDERS: dict[str, Callable[[Results], list[Table]]] = {
     "statements": statements,
     "main_gain": main_gain,
     "paired_statistics": paired_statistics,
+    "paired_intervals": paired_intervals,
     "residual_gap": gap_reduction,
     "recovered": recovered,
     "baselines": baselines,
     "ranks": ranks,
     "ablation": ablation,
     "directional_full": directional,
+    "variant_intervals": variant_intervals,
     "single_view": single_view,
     "view_correlations": view_correlations,
     "order": order,

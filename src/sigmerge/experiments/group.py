@@ -154,7 +154,7 @@ def _rows(measured: MeasuredScores, split: Split) -> Iterator[StoredScore]:
     for metric in measured.metrics:
         yield StoredScore(
             metric.domain, metric.benchmark, metric.metric, metric.value, metric.headline,
-            metric.items, split,
+            metric.items, split, metric.item_scores,
         )  # fmt: skip
     if not measured.metrics:
         for domain, value in measured.scores.items():

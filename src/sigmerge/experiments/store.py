@@ -13,6 +13,7 @@ import json
 import math
 import os
 import sqlite3
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -29,7 +30,7 @@ STORE = "results.sqlite"
 """The name of the store in the folder of a suite."""
 ANALYSIS = "analysis"
 """The name of the folder beside a store that its analysis is written to."""
-SCHEMA = 2
+SCHEMA = 3
 """Version of the tables. A store of another version is refused."""
 
 RunKind = Literal[
@@ -67,7 +68,8 @@ class StoredPool:
 class StoredScore:
     """One metric of one benchmark, as a fraction; higher is better.
 
-    The domain's score is the mean over its benchmarks of the metric marked `headline`.
+    The domain's score is the mean over its benchmarks of the metric marked `headline`. A
+    headline has the items' own scores beside it where a suite measured them.
     """
 
     domain: str
@@ -77,6 +79,7 @@ class StoredScore:
     headline: bool
     items: int
     split: Split = "evaluation"
+    item_scores: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,7 @@ _JSON = ("constants", *(f.name for f in fields(Signals)))
 _COSTS = tuple(f.name for f in fields(BuildCost))
 _RUN = ("key", "pool_key", *_TEXT, *_WHOLE, *_JSON, *_COSTS)
 _SCORE = ("split", "domain", "benchmark", "metric", "value", "headline", "items")
+_STORED_SCORE = (*_SCORE, "item_scores")
 
 _TABLES = f"""
 CREATE TABLE pools (key TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, domains TEXT NOT NULL);
@@ -190,6 +194,7 @@ CREATE TABLE scores (
     run TEXT NOT NULL REFERENCES runs (key),
     split TEXT NOT NULL, domain TEXT NOT NULL, benchmark TEXT NOT NULL, metric TEXT NOT NULL,
     value REAL NOT NULL, headline INTEGER NOT NULL, items INTEGER NOT NULL,
+    item_scores BLOB NOT NULL,  -- float32, little-endian
     PRIMARY KEY (run, split, benchmark, metric)
 );
 PRAGMA user_version = {SCHEMA};
@@ -236,7 +241,7 @@ class RunStore:
                 return False
             marks = ", ".join("?" * len(_RUN))
             self._connection.execute(f"INSERT INTO runs VALUES ({marks})", run)
-            marks = ", ".join("?" * (1 + len(_SCORE)))
+            marks = ", ".join("?" * (1 + len(_STORED_SCORE)))
             self._connection.executemany(f"INSERT INTO scores VALUES ({marks})", scores)
         return True
 
@@ -379,6 +384,7 @@ def _rows(record: StoredRun) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
             float(s.value),
             int(s.headline),
             s.items,
+            struct.pack(f"<{len(s.item_scores)}f", *s.item_scores),
         )
         for s in record.scores
     ]
@@ -413,5 +419,7 @@ def _check(record: StoredRun) -> None:
             problems.append(f"{place}: {score.value!r} is not a fraction between 0 and 1")
         if score.items < 1:
             problems.append(f"{place}: {score.items} items")
+        if score.item_scores and len(score.item_scores) != score.items:
+            problems.append(f"{place}: {len(score.item_scores)} scores of {score.items} items")
     if problems:
         raise ScoreError(f"A run of the pool {record.pool.name} cannot be stored.", problems)

@@ -41,7 +41,10 @@ ScoreFunction = Callable[[Path], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class MetricScore:
-    """One metric of one benchmark; those marked `headline` make up the domain's score."""
+    """One metric of one benchmark; those marked `headline` make up the domain's score.
+
+    `item_scores` are the items' own, of a headline.
+    """
 
     domain: str
     benchmark: str
@@ -49,6 +52,7 @@ class MetricScore:
     value: float
     headline: bool
     items: int
+    item_scores: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -257,11 +261,13 @@ def suite_and_how(
 
 
 def _metrics(suite: BenchmarkSuite, result: Result) -> Iterator[MetricScore]:
+    by_benchmark = {domain: iter(each) for domain, each in result.item_scores.items()}
     for domain, name, metric in suite.submetrics:
         if name in result.benchmarks:
             headline = metric == suite.benchmarks[name].score
             value = result.benchmarks[name][metric]
-            yield MetricScore(domain, name, metric, value, headline, result.items[name])
+            items = tuple(next(by_benchmark[domain])) if headline else ()
+            yield MetricScore(domain, name, metric, value, headline, result.items[name], items)
 
 
 def score_table(
