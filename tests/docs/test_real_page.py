@@ -1,0 +1,67 @@
+"""docs/results/real.md and its tables are what the store beside them gives."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from sigmerge.analysis import tables
+from sigmerge.analysis.forms import markdown
+from sigmerge.analysis.intervals import paired_intervals
+from sigmerge.analysis.results import Results, results
+from sigmerge.experiments.store import STORE, open_read_only
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PAGE = (RESULTS / "real.md").read_text(encoding="utf-8")
+ANALYSIS = (RESULTS / "real" / "analysis.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    file = tmp_path_factory.mktemp("real") / STORE
+    file.write_bytes(lzma.decompress((RESULTS / "real" / f"{STORE}.xz").read_bytes()))
+    with open_read_only(file) as store:
+        return results(*store.frames())
+
+
+def test_the_analysis_is_that_of_the_store(found: Results) -> None:
+    builders = (tables.main_gain, tables.statements, tables.baselines, paired_intervals)
+    for build in builders:
+        for table in build(found):
+            assert markdown(table) in ANALYSIS, table.label
+
+
+def test_the_page_shows_tables_of_the_analysis() -> None:
+    shown = [line for line in PAGE.splitlines() if line.startswith("| long-") and "anchor" in line]
+    shown += [line for line in PAGE.splitlines() if re.match(r"\| (lot|lines|cabs|margin)", line)]
+    shown += [line for line in PAGE.splitlines() if "| gain |" in line and "+" in line]
+    assert len(shown) == 2 + 4 + 4
+    assert set(shown) <= set(ANALYSIS.splitlines())
+
+
+def test_the_tunings_on_the_page_are_those_of_the_records() -> None:
+    cells = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
+    rows = [(pool, *row.split("-"), *rest) for pool, row, *rest in cells if len(rest) == 6]
+    rows = [row for row in rows if row[1] in ("tune", "random", "merge3")]
+    with tarfile.open(RESULTS / "real" / "logs.tar.xz") as records:
+        names = {name for name in records.getnames() if name.endswith("tune.json")}
+        assert len(rows) == len(names) == 12
+        for pool, method, budget, calls, plain, tuned, gain, *_ in rows:
+            kind = "guided" if method == "tune" else method
+            file = records.extractfile(f"tuned-{pool}-{kind}-{budget}/tune.json")
+            assert file is not None
+            record = json.load(file)
+            scores = record["evaluation"]
+            numbers = [
+                f"{100 * sum(scores[k].values()) / len(scores[k]):.2f}" for k in ("plain", "tuned")
+            ]
+            middle, low, high = (
+                f"{100 * scores['gain'][k]:+.2f}" for k in ("difference", "low", "high")
+            )
+            assert [str(len(record["calls"])), *numbers] == [calls, plain, tuned]
+            assert gain == f"{middle} [{low}, {high}]"
