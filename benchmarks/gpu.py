@@ -310,7 +310,8 @@ def claiming(device: str, size: int) -> tuple[float, float, float]:
     """GB that the passes of five claims need; their seconds; those of their launches alone."""
     names = tuple(f"expert-{i}" for i in range(5))
     with ThreadPoolExecutor(8) as pool:
-        loops = _Counted(gpu.Gpu(device, keep=16 * size).claims(pool.map), size)
+        room = 16 * size * gpu.BLOCKS  # for all members, which take twelve bytes a coordinate
+        loops = _Counted(gpu.Gpu(device, keep=room).claims(pool.map), size)
         source: Any = _Memory(size, names)
         site = Site("w", size, 0, 1, names, {}, 0)
         block = LayerBlock(0, [site], names, source, source, loops)

@@ -89,7 +89,7 @@ class Gpu:
         return self._fitting(rows, max(tile, step), run, again=number)
 
     def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
-        """The same as a kernel that reads a chunk; whether it was done. Results begin as zeros."""
+        """The same as a kernel that reads a chunk; whether it was done."""
         program = tensors.COUNTERPARTS.get(kernel)
         if program is None:
             return False
@@ -410,4 +410,4 @@ class _Kept:
 
 
 def _bytes(copies: Tensors) -> int:
-    return sum(copy.nbytes for copy in copies)
+    return copies.nbytes if isinstance(copies, torch.Tensor) else sum(c.nbytes for c in copies)

@@ -57,7 +57,7 @@ class Accelerator(Protocol):
         """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
 
     def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
-        """The same as a kernel that reads a chunk; whether it was done. Results begin as zeros."""
+        """The same as a kernel that reads a chunk; whether it was done."""
 
     def room(self, size: int) -> Array:
         """The calling thread's own room for so many float32, to which the device copies best."""
