@@ -95,7 +95,7 @@ def test_a_range_has_a_place_for_every_offset_without_its_last_bits(bins):
     assert found.places == len(np.unique(offsets)) <= 2 * select.LOW_BINS
 
 
-def test_places_with_a_count_are_kept_and_put_back():
+def test_places_with_a_count_are_kept():
     rng = np.random.default_rng(3)
     counts = rng.integers(0, 3, 1000).astype(np.uint32)
     left_out = rng.integers(1, 1 << 16, 1000).astype(np.uint16)
@@ -107,10 +107,24 @@ def test_places_with_a_count_are_kept_and_put_back():
         *(r[there].tolist() for r in (counts, left_out)),
     ]
     assert (room[3] == 9).all()  # nothing is written behind the three rows
-    sums, bits = np.ones(1000, np.int64), np.full(1000, 4, np.uint16)
-    select.spread(room[:3, :found].copy(), sums, bits)
-    assert np.array_equal(sums, 1 + counts.astype(np.int64))
-    assert np.array_equal(bits, np.where(counts > 0, left_out | 4, 4))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lists_of_places_are_joined_as_if_they_were_counted_together(seed):
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 3, (3, 200)).astype(np.uint32)
+    counts[seed % 3] = 0 if seed else counts[0]
+    left_out = rng.integers(1, 1 << 16, (3, 200)).astype(np.uint16)
+    total = None
+    for row in range(3):
+        room = np.empty((3, 201), np.uint32)
+        found = select.compress(counts[row], left_out[row], room)
+        total = select.joined(total, room[:, :found].copy())
+    there = np.flatnonzero(counts.sum(axis=0))
+    bits = np.bitwise_or.reduce(np.where(counts > 0, left_out, 0), axis=0)
+    assert total[0].tolist() == there.tolist()
+    assert total[1].tolist() == counts.sum(axis=0)[there].tolist()
+    assert total[2].tolist() == bits[there].tolist()
 
 
 def test_a_sample_looks_at_one_strip_in_so_many():
@@ -123,7 +137,10 @@ def test_a_sample_looks_at_one_strip_in_so_many():
 def test_the_bins_around_a_rank_hold_it(share):
     rng = np.random.default_rng(1)
     values = rng.normal(0, 1, 200 * STRIP).astype(np.float32)
-    first, last = select.bins_around(high_of([values], every=select.SAMPLE), share)
+    sample = high_of([values], every=select.SAMPLE)
+    there = np.flatnonzero(sample)
+    kept = np.array([there, sample[there], np.zeros_like(there)])
+    first, last = select.bins_around(kept, share)
     exact, _ = select.bin_of_rank(high_of([values]), int(share * values.size))
     assert first <= exact // 2 <= last
 

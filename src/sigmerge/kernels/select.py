@@ -183,13 +183,31 @@ def compress(counts: Array, left_out: Array, kept: Array) -> int:
     return found
 
 
+def joined(total: Array | None, part: Array) -> Array:
+    """What `compress` kept of several counts, as int64: theirs before, and one more."""
+    if total is None:
+        return part.astype(np.int64)
+    room = np.empty((3, total.shape[1] + part.shape[1]), np.int64)
+    return room[:, : _join(total, part, room)].copy()
+
+
 @kernel
-def spread(kept: Array, counts: Array, left_out: Array) -> None:
-    """Add what `compress` kept to counts of all places."""
-    for i in range(kept.shape[1]):
-        place = kept[0, i]
-        counts[place] += np.int64(kept[1, i])
-        left_out[place] |= np.uint16(kept[2, i])
+def _join(left: Array, right: Array, out: Array) -> int:
+    """Merge two lists of (place, count, left out) by place; returns how many there are."""
+    i, j, found = 0, 0, 0
+    while i < left.shape[1] or j < right.shape[1]:
+        before = left[0, i] if i < left.shape[1] else np.int64(HIGH_PLACES)
+        place = min(before, np.int64(right[0, j]) if j < right.shape[1] else before)
+        out[0, found], out[1, found], out[2, found] = place, 0, 0
+        if before == place:
+            out[1, found], out[2, found] = left[1, i], left[2, i]
+            i += 1
+        if j < right.shape[1] and np.int64(right[0, j]) == place:
+            out[1, found] += np.int64(right[1, j])
+            out[2, found] |= np.int64(right[2, j])
+            j += 1
+        found += 1
+    return found
 
 
 @kernel
@@ -207,14 +225,20 @@ def bin_of_rank(histogram: Array, k: int) -> tuple[int, int]:
     return -1, left
 
 
+def place_of_rank(kept: Array, k: int) -> tuple[int, int, int]:
+    """As `bin_of_rank`, of the places that `joined` holds; and how many entries are there."""
+    at, left = bin_of_rank(kept[1], k)
+    return int(kept[0, at]), left, int(kept[1, at])
+
+
 def bins_around(sample: Array, share: float) -> tuple[int, int]:
     """The first and last bin in which the entry at this share of the top lies, by a sample.
 
-    `sample` is what `count_high` counted.
+    `sample` is what `count_high` counted, as `joined` holds it.
     """
-    seen = int(sample.sum())
-    last, _ = bin_of_rank(sample, max(1, int(share * seen) - slack(seen)))
-    first, _ = bin_of_rank(sample, min(seen, int(share * seen) + slack(seen)))
+    seen = int(sample[1].sum())
+    last, _, _ = place_of_rank(sample, max(1, int(share * seen) - slack(seen)))
+    first, _, _ = place_of_rank(sample, min(seen, int(share * seen) + slack(seen)))
     return first // 2, last // 2
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sigmerge.kernels import Array
-from sigmerge.kernels.algebra import Algebra, Matrix
 from sigmerge.operators.base import Chunk, Parameter, Site, Statistics
+
+if TYPE_CHECKING:
+    from sigmerge.kernels.algebra import Algebra, Matrix
 
 RTOL = Parameter(
     "rtol", float, "eigenvalues below this times the largest count as zero", 1e-10, 1e-10,

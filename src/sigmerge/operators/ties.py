@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,7 +147,7 @@ def find_cuts(ranks: Sequence[int], size: int) -> Passes:
         yield from _counted(found.missing(guesses), around, found)
     if missing := found.missing(wanted):
         high = yield from _high(missing, 1)
-        bins = {d: select.bin_of_rank(high[d], rank)[0] // 2 for d, rank in missing.items()}
+        bins = {d: select.place_of_rank(high[d], rank)[0] // 2 for d, rank in missing.items()}
         ranges = {d: select.range_of(place, place) for d, place in bins.items()}
         yield from _counted(missing, ranges, found)
     cuts = [found.cuts.get(d, UNCUT if rank else KEEP_NONE) for d, rank in enumerate(ranks)]
@@ -173,18 +173,14 @@ class Found(NamedTuple):
 
 
 def _high(wanted: Mapping[int, int], every: int) -> Passes:
-    """By expert the counts of `select.count_high` in one strip of `every`."""
-    counts = yield Pass(partial(_count_high, experts=np.array(list(wanted)), every=every), _add)
+    """By expert what `select.count_high` counts in one strip of `every`, place by place."""
+    counts = yield Pass(partial(_count_high, experts=np.array(list(wanted)), every=every), _join)
     return dict(zip(wanted, counts, strict=True))
 
 
-def _add(total: Array | None, part: list[Array]) -> Array:
-    """Counts of a chunk fit into 32 bits, those of a model do not."""
-    if total is None:
-        total = np.zeros((len(part), select.HIGH_PLACES), np.int64)
-    for row, kept in zip(total, part, strict=True):
-        select.spread(kept, row, _NOTHING_LEFT_OUT)
-    return total
+def _join(total: list[Array] | None, part: list[Array]) -> list[Array]:
+    before: Sequence[Array | None] = total or [None] * len(part)
+    return [select.joined(old, new) for old, new in zip(before, part, strict=True)]
 
 
 def _guesses(wanted: Mapping[int, int], size: int, sample: Mapping[int, Array]) -> Passes:
@@ -195,15 +191,15 @@ def _guesses(wanted: Mapping[int, int], size: int, sample: Mapping[int, Array]) 
     ranges, ranks, guesses = {}, {}, {}
 
     def guess(d: int, pattern: int, ties: int, level: int) -> None:
-        slack = select.slack(int(sample[d].sum()))
+        slack = select.slack(int(sample[d][1].sum()))
         if slack < ties <= level - slack:
             guesses[d] = select.Range(pattern, 1, 0)
 
     for d, rank in wanted.items():
-        seen = int(sample[d].sum())
-        place, left = select.bin_of_rank(sample[d], -(-rank * seen // size))
+        seen = int(sample[d][1].sum())
+        place, left, level = select.place_of_rank(sample[d], -(-rank * seen // size))
         if place % 2 == 0:  # one pattern
-            guess(d, select.threshold_of(place // 2, 0), left, int(sample[d][place]))
+            guess(d, select.threshold_of(place // 2, 0), left, level)
         else:
             ranges[d], ranks[d] = select.range_of(place // 2, place // 2), left
     counted = yield from _inside(ranges, select.SAMPLE)
@@ -264,17 +260,15 @@ class Inside(NamedTuple):
 
         The cut is None if the rank lies outside, or entries at its place differ.
         """
-        counts = np.zeros(self.range.places, np.int64)
-        left_out = np.zeros(counts.size, np.uint16)
-        for kept in self.chunks:
-            select.spread(kept, counts, left_out)
-        if not 0 < rank <= counts.sum():
+        kept = reduce(select.joined, self.chunks, None)
+        if kept is None or not 0 < rank <= kept[1].sum():
             return 0, None, 0
-        place, left = select.bin_of_rank(counts, rank)
-        last, others = divmod(int(left_out[place]), 256)[::-1]
+        at, left = select.bin_of_rank(kept[1], rank)
+        place, level, left_out = (int(row[at]) for row in kept)
+        last, others = divmod(left_out, 256)[::-1]
         pattern = self.range.first + (place << self.range.shift)
         cut = None if last & others else select.Cut(pattern + last, left)
-        return pattern, cut, int(counts[place])
+        return pattern, cut, level
 
     def ties(self, pattern: int) -> Iterator[tuple[int, int]]:
         """(start, entries with this pattern) of every chunk."""
