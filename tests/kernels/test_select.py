@@ -95,18 +95,18 @@ def test_a_range_has_a_place_for_every_offset_without_its_last_bits(bins):
     assert found.places == len(np.unique(offsets)) <= 2 * select.LOW_BINS
 
 
-def test_places_with_a_count_are_kept():
+def test_places_with_a_count_are_kept_row_by_row():
     rng = np.random.default_rng(3)
-    counts = rng.integers(0, 3, 1000).astype(np.uint32)
-    left_out = rng.integers(1, 1 << 16, 1000).astype(np.uint16)
-    room = np.full((4, 1000), 9, np.uint32)
-    found = select.compress(counts, left_out, room[:3])
-    there = np.flatnonzero(counts)
-    assert room[:3, :found].tolist() == [
-        there.tolist(),
-        *(r[there].tolist() for r in (counts, left_out)),
-    ]
-    assert (room[3] == 9).all()  # nothing is written behind the three rows
+    counts = (rng.integers(0, 9, (3, 1000)) == 1).astype(np.uint32) * rng.integers(1, 99, 1000)
+    counts = counts.astype(np.uint32)
+    counts[1], counts[2, 500:] = 0, 0
+    left_out = rng.integers(1, 1 << 16, (3, 1000)).astype(np.uint16)
+    for bits in (left_out, left_out[:0]):
+        for row, kept in enumerate(select.occupied(counts, bits)):
+            there = np.flatnonzero(counts[row])
+            assert kept[0].tolist() == there.tolist()
+            assert kept[1].tolist() == counts[row, there].tolist()
+            assert kept[2].tolist() == (bits[row, there] if len(bits) else 0 * there).tolist()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -116,10 +116,8 @@ def test_lists_of_places_are_joined_as_if_they_were_counted_together(seed):
     counts[seed % 3] = 0 if seed else counts[0]
     left_out = rng.integers(1, 1 << 16, (3, 200)).astype(np.uint16)
     total = None
-    for row in range(3):
-        room = np.empty((3, 201), np.uint32)
-        found = select.compress(counts[row], left_out[row], room)
-        total = select.joined(total, room[:, :found].copy())
+    for part in select.occupied(counts, left_out):
+        total = select.joined(total, part)
     there = np.flatnonzero(counts.sum(axis=0))
     bits = np.bitwise_or.reduce(np.where(counts > 0, left_out, 0), axis=0)
     assert total[0].tolist() == there.tolist()

@@ -120,18 +120,26 @@ class Reader:
 
     def release(self, pieces: Iterable[tuple[Tensor, int, int]]) -> None:
         """These elements will not be needed soon: drop their pages from resident memory."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        ranges = [self._pages(*piece) for piece in pieces if not self.remote(piece[0])]
-        advise(np.array(ranges, np.uint64).reshape(-1, 2), mmap.MADV_DONTNEED)
+        here = [piece for piece in pieces if not self.remote(piece[0])]
+        release_pages([self._span(*piece) for piece in here])
 
-    def _pages(self, tensor: Tensor, start: int, stop: int) -> tuple[int, int]:
-        """Address and length of the pages that hold elements [start, stop)."""
-        item = tensor.nbytes // max(1, tensor.size)
-        begin = (tensor.begin + start * item) // MEMORY_PAGE * MEMORY_PAGE
+    def address(self, tensor: Tensor) -> int:
+        """Where the first byte of a tensor in a local file lies in memory."""
         mapped = np.frombuffer(self._map(tensor.file), np.uint8)
-        address = int(mapped.__array_interface__["data"][0])
-        return address + begin, max(0, tensor.begin + stop * item - begin)
+        return int(mapped.__array_interface__["data"][0]) + tensor.begin
+
+    def _span(self, tensor: Tensor, start: int, stop: int) -> tuple[int, int]:
+        """The first address of elements [start, stop), and the last."""
+        item, first = tensor.nbytes // max(1, tensor.size), self.address(tensor)
+        return first + start * item, first + stop * item
+
+
+def release_pages(spans: Sequence[tuple[int, int]]) -> None:
+    """Drop the pages of mapped files between these addresses from resident memory."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        firsts = [(first // MEMORY_PAGE * MEMORY_PAGE, stop) for first, stop in spans]
+        ranges = [(first, max(0, stop - first)) for first, stop in firsts]
+        advise(np.array(ranges, np.uint64).reshape(-1, 2), mmap.MADV_DONTNEED)
 
 
 def _read_ahead(tensors: SimpleQueue[Tensor | None]) -> None:

@@ -16,7 +16,7 @@ from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.formed import FormedTensor, stored_pieces
 from sigmerge.checkpoints.header import ITEM_SIZE, Tensor
 from sigmerge.checkpoints.links import is_there
-from sigmerge.checkpoints.reader import Reader
+from sigmerge.checkpoints.reader import Reader, release_pages
 from sigmerge.checkpoints.remote import place_of
 from sigmerge.errors import PoolError
 from sigmerge.files.leaves import HELD
@@ -109,6 +109,7 @@ class PoolSource:
         self._read = 0.0
         self._lock = threading.Lock()
         self._raw: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
+        self._lying: dict[str, list[tuple[int, int]] | None] = {}
         self._formed = FormedValues(self.reader)
 
     def __enter__(self) -> PoolSource:
@@ -119,6 +120,7 @@ class PoolSource:
 
     def close(self) -> None:
         self._raw.clear()
+        self._lying.clear()
         self._formed.kept.clear()
         self.reader.close()
 
@@ -184,8 +186,11 @@ class PoolSource:
 
     def piece(self, member: str, tensor: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         """A run of a tensor as it is stored; of one that is not here, only this is made or read."""
+        held = self._raw.get((member, tensor))
+        if held is not None:
+            return held[start:stop]
         stored = self.members[member].tensors[tensor]
-        if (member, tensor) not in self._raw and not self._lies_here(stored):
+        if not self._lies_here(stored):
             return self._whole(stored, start, stop)
         return self.raw(member, tensor)[start:stop]
 
@@ -221,11 +226,24 @@ class PoolSource:
 
     def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
         """These coordinates, or that share of them, were read and are not needed for now."""
-        pieces = [p for t in self._stored(tensor) for p in stored_pieces(t, start, stop)]
-        self.reader.release(pieces)
-        passed = sum((last - first) * ITEM_SIZE[one.dtype] for one, first, last in pieces)
+        if tensor not in self._lying:
+            self._lying[tensor] = self._all_here(tensor)
+        if (lying := self._lying[tensor]) is not None:
+            release_pages([(first + start * item, first + stop * item) for first, item in lying])
+            passed = (stop - start) * sum(item for _, item in lying)
+        else:
+            pieces = [p for t in self._stored(tensor) for p in stored_pieces(t, start, stop)]
+            self.reader.release(pieces)
+            passed = sum((last - first) * ITEM_SIZE[one.dtype] for one, first, last in pieces)
         with self._lock:
             self._read += passed * read
+
+    def _all_here(self, tensor: str) -> list[tuple[int, int]] | None:
+        """By member where a tensor lies in memory, and bytes of an entry; None if one does not."""
+        stored = self._stored(tensor)
+        if not all(self._lies_here(one) for one in stored):
+            return None
+        return [(self.reader.address(one), ITEM_SIZE[one.dtype]) for one in stored]
 
     def release(self, member: str, tensor: str) -> None:
         """This member's values are not needed for now, but were not read for the last time."""

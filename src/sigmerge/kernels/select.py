@@ -171,20 +171,48 @@ def _count_places(offsets: Array, shift: np.uint32, counts: Array, left_out: Arr
         left_out[place] |= np.uint16(last | ((last ^ mask) << np.uint32(8)))
 
 
+def occupied(counts: Array, left_out: Array) -> list[Array]:
+    """Row by row the places that have a count: uint32 (place, count, left out), ascending.
+
+    Of what was left out nothing is known where `left_out` has no rows.
+    """
+    stops = np.zeros(len(counts) + 1, np.int64)
+    _count_occupied(counts, stops)
+    kept = np.empty((3, int(stops[-1])), np.uint32)
+    _take_occupied(counts, left_out, kept)
+    return [kept[:, stops[row] : stops[row + 1]].copy() for row in range(len(counts))]
+
+
 @kernel
-def compress(counts: Array, left_out: Array, kept: Array) -> int:
-    """Move the places with a count to the front of (place, count, left out); returns how many."""
+def _count_occupied(counts: Array, stops: Array) -> None:
+    """How many places of all rows before each have a count."""
+    for row in range(len(counts)):
+        found = np.uint32(0)
+        own = counts[row]
+        for place in range(own.size):
+            found = np.uint32(found + np.uint32(own[place] > np.uint32(0)))
+        stops[row + 1] = stops[row] + np.int64(found)
+
+
+@kernel
+def _take_occupied(counts: Array, left_out: Array, kept: Array) -> None:
     found = 0
-    for place in range(counts.size):
-        kept[0, found] = np.uint32(place)
-        kept[1, found] = counts[place]
-        kept[2, found] = left_out[place]
-        found += int(counts[place] > np.uint32(0))
-    return found
+    for row in range(len(counts)):
+        for begin in range(0, counts.shape[1], GROUP):  # most places of most groups are empty
+            own, some = counts[row, begin : begin + GROUP], np.uint32(0)
+            for i in range(own.size):
+                some |= own[i]
+            if some == np.uint32(0):
+                continue
+            for i in range(own.size):
+                if own[i] > np.uint32(0):
+                    kept[0, found], kept[1, found] = np.uint32(begin + i), own[i]
+                    kept[2, found] = left_out[row, begin + i] if len(left_out) else np.uint16(0)
+                    found += 1
 
 
 def joined(total: Array | None, part: Array) -> Array:
-    """What `compress` kept of several counts, as int64: theirs before, and one more."""
+    """The places that are `occupied` in several counts, as int64: in those before, or in a part."""
     if total is None:
         return part.astype(np.int64)
     room = np.empty((3, total.shape[1] + part.shape[1]), np.int64)

@@ -280,14 +280,10 @@ class Inside(NamedTuple):
 
 
 def _count_high(chunk: Chunk, experts: Array, every: int) -> list[Array]:
-    """By expert the places that have entries, as (place, count, nothing)."""
+    """By expert the places that have entries."""
     counts = np.zeros((len(experts), select.HIGH_PLACES), np.uint32)
     chunk.read(select.count_high, experts, every, counts, share=1 / every)
-    room = np.empty((3, select.HIGH_PLACES + 1), np.uint32)
-    return [room[:, : select.compress(row, _NOTHING_LEFT_OUT, room)].copy() for row in counts]
-
-
-_NOTHING_LEFT_OUT = np.zeros(select.HIGH_PLACES, np.uint16)
+    return select.occupied(counts, np.empty((0, 0), np.uint16))
 
 
 def _count_inside(
@@ -298,11 +294,7 @@ def _count_inside(
     left_out, above = np.zeros(counts.shape, np.uint16), np.zeros(len(ranges), np.int64)
     given = (np.array(list(ranges)), every, np.array(list(ranges.values())))
     chunk.read(select.count_inside, *given, counts, left_out, above, share=1 / every)
-    kept, room = [], np.empty((3, most + 1), np.uint32)
-    for row in range(len(ranges)):
-        found = select.compress(counts[row], left_out[row], room)
-        kept.append(room[:, :found].copy())
-    return chunk.start, kept, above
+    return chunk.start, select.occupied(counts, left_out), above
 
 
 def _ranks(site: Site, size: int) -> list[int]:
