@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -24,7 +24,9 @@ from sigmerge.kernels.select import (
     LOW_BINS,
     SAMPLE,
     WORTH_A_GUESS,
-    bin_of_rank,
+    joined,
+    occupied,
+    place_of_rank,
     threshold_of,
 )
 from sigmerge.method.shapes import Float64, Int64, UInt8, UInt32, UInt64
@@ -33,7 +35,8 @@ Addresses: TypeAlias = UInt64[np.ndarray, "members tiles"]
 DtypeCodes: TypeAlias = UInt8[np.ndarray, "members tiles"]
 Owner: TypeAlias = UInt8[Any, "n"]
 """One byte a coordinate, in memory or on a device."""
-Counts: TypeAlias = Int64[np.ndarray, "bins"]
+Counts: TypeAlias = Int64[np.ndarray, "3 places"]
+"""Places that have a count, ascending; their counts; nothing."""
 MapLike: TypeAlias = Callable[..., Iterable[Any]]
 """Like `map`: applies a function to every item and returns the results in the items' order."""
 
@@ -238,7 +241,7 @@ class _Step:
         if left.ties.size:
             self.each(PARTS, lambda *part: self.loops.settle(self.table.edges, *part, left))
 
-    def settle_mask(self, marks: _Marks, ties: Counts) -> tuple[int, float]:
+    def settle_mask(self, marks: _Marks, ties: Int64[np.ndarray, tiles]) -> tuple[int, float]:
         """A random score says nothing about Δ, so support and mass are read off what it chose."""
         self.left = kernels.Settlement(int(kernels.ABOVE), ties, marks.counts)
         self.settle()
@@ -272,17 +275,17 @@ class _Step:
     def threshold(self, every: int) -> tuple[int, float]:
         """The magnitude at the quota's place in one strip of `every`, and the share that has it."""
         high = self.histogram(HIGH_PLACES, self.loops.count_high, every, self.left)
-        seen = int(high.sum())
+        seen = int(high[1].sum())
         if not seen:
             return 0, 0.0
         rank = -(-self.wanted * seen // self.free)
-        place, rank = bin_of_rank(high, rank)
-        upper, others = divmod(int(place), 2)
+        place, rank, level = place_of_rank(high, rank)
+        upper, others = divmod(place, 2)
         if not others:
-            return threshold_of(upper, 0), int(high[place]) / seen
+            return threshold_of(upper, 0), level / seen
         low = self.histogram(LOW_BINS, self.loops.count_low, every, self.left, upper)
-        lower, _ = bin_of_rank(low, rank)
-        return threshold_of(upper, lower), int(low[lower]) / seen
+        lower, _, level = place_of_rank(low, rank)
+        return threshold_of(upper, lower), level / seen
 
     def marked(self, threshold: int) -> _Marks:
         tiles = len(self.block.tiles)
@@ -298,17 +301,14 @@ class _Step:
             self.block.not_finite(self.domain, tile)
 
     def histogram(self, bins: int, count: Callable[..., None], *arguments: Any) -> Counts:
-        """The counts of all tiles added up; those of a part of a block fit into 32 bits."""
+        """The places of all tiles that have a count; those of a part fit into 32 bits."""
 
-        def part(*some: Any) -> UInt32[np.ndarray, bins]:
-            counts = np.zeros(bins, np.uint32)
-            count(self.table, *some, *arguments, counts)
-            return counts
+        def part(*some: Any) -> UInt32[np.ndarray, "3 places"]:
+            counts = np.zeros((1, bins), np.uint32)
+            count(self.table, *some, *arguments, counts[0])
+            return occupied(counts, _NOTHING_LEFT_OUT)[0]
 
-        total = np.zeros(bins, np.int64)
-        for counts in self.each(COUNTED_PARTS, part):
-            total += counts
-        return total
+        return reduce(joined, self.each(COUNTED_PARTS, part), _NO_PLACES)
 
     def each(self, parts: int, task: Callable[[Owner, int, int], Any]) -> list[Any]:
         """The results of task(owner, first tile, last tile) for all tiles in order.
@@ -334,3 +334,5 @@ class _Step:
 
 
 _NO_KEY = np.zeros(3, np.int64)
+_NOTHING_LEFT_OUT = np.empty((0, 0), np.uint16)
+_NO_PLACES = np.empty((3, 0), np.int64)
