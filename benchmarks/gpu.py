@@ -374,8 +374,9 @@ def ceilings(device: Any) -> Iterator[tuple[str, float]]:
 class Page:
     """What was measured so far; no measurement is begun once the budget is spent."""
 
-    def __init__(self, bench: Bench, budget: float, alone: bool) -> None:
+    def __init__(self, bench: Bench, budget: float, alone: bool, file: Path | None) -> None:
         self.bench, self._end, self._alone = bench, time.monotonic() + budget, alone
+        self._file = file
         self.rows: list[str] = []
         self.lines: list[str] = []
         self.copying: float | None = None
@@ -404,7 +405,7 @@ class Page:
             self.lines.append(f"- {met} {name}: {times:.2f} times copying (bar {COPIES:g})")
 
     def others(self) -> None:
-        """Claiming, the ceilings, `topk` and mergekit."""
+        """Claiming, the ceilings and `topk`."""
         bench, said = self.bench, []
         speeds = self.measured(lambda: dict(ceilings(bench.device)))
         size = BLOCK if bench.device == "cuda" else BLOCK >> 8
@@ -417,14 +418,20 @@ class Page:
                 f"memory's speed in launches, {most / claims[1]:.0%} with Python between them "
                 f"(bar {SHARE:.0%}); {claims[0]:.1f} GB in {claims[1] * 1e3:.1f} ms"
             )
-        plain, other = self.measured(bench.topk), self.measured(bench.mergekit)
+        plain = self.measured(bench.topk)
         said.append(f"Through the device: {number(self.copying)} s.")
         said.append(f"TIES with `topk`: {number(plain)} s without writing.")
-        said.append(f"TIES by mergekit: {number(other)} s.")
         said += [f"{name} {speed:.0f} GB/s," for name, speed in (speeds or {}).items()]
         self.lines.insert(0, " ".join(said).rstrip(",") + "\n")
 
-    def text(self, command: str) -> str:
+    def save(self) -> None:
+        """What is stopped later leaves what it measured."""
+        if self._file:
+            self._file.write_text(self.text(), encoding="utf-8")
+
+    def text(self) -> str:
+        shape = self.bench.pool.shape
+        command = f"python -m benchmarks.gpu --layers {shape.layers} --width {shape.width}"
         bench, size = self.bench, self.bench.pool.shape.parameters
         name = torch.cuda.get_device_name() if bench.device == "cuda" else "no GPU: a rehearsal"
         return "\n".join([
@@ -470,21 +477,22 @@ def main(given: list[str] | None = None) -> int:
         **{name: lambda device, name=name: bench.merge(name, device) for name in METHODS},
         "views": bench.views,
     }
-    page = Page(bench, asked.budget, asked.alone)
+    page = Page(bench, asked.budget, asked.alone, asked.page)
     page.copying = page.measured(bench.through_the_device)
     with times.taken(asked.device) if asked.where else contextlib.nullcontext():
         for bench.threads in threads:
             for name, job in jobs.items():
                 if asked.only is None or name in asked.only.split(","):
                     page.job(name, job)
+                    page.save()
     if asked.only is None:
         page.others()
-    words = f"python -m benchmarks.gpu --layers {asked.layers} --width {asked.width}"
-    text = page.text(words)
+        page.save()
+        if seconds := page.measured(bench.mergekit):
+            page.lines.append(f"- TIES by mergekit: {seconds:.1f} s")
+    page.save()
+    text = page.text()
     print(text)
-    if asked.page:
-        with asked.page.open("a", encoding="utf-8") as file:
-            file.write(text)
     return 1 if "MISS" in text or "NO |" in text else 0
 
 
