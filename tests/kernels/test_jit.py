@@ -27,10 +27,11 @@ print(hits, "numba.cpython.heapq" in sys.modules)
 
 
 def test_numba_still_has_what_the_shortcut_replaces() -> None:
-    """If this fails, numba has changed: check `_load_overload` in jit.py against its caching.py."""
+    """If this fails, numba has changed: check `KernelCache` in jit.py against its caching.py."""
     assert jit._SHORTCUT
-    assert isinstance(narrow_bf16._cache, Cache)
-    assert narrow_bf16._cache.load_overload.__func__ is jit._load_overload
+    assert isinstance(narrow_bf16._cache, jit.KernelCache)
+    assert isinstance(narrow_bf16._cache.opened, Cache)
+    assert Path(narrow_bf16.stats.cache_path).is_dir()
 
 
 @pytest.mark.slow

@@ -6,30 +6,51 @@ import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 from numba import njit
-from numba.core.caching import Cache
+from numba.core.caching import Cache, FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.runtime import rtsys
 
 
-def _load_overload(self: Any, signature: Any, target_context: Any) -> Any:
-    """Load a compiled kernel without first loading the compiler.
+class KernelCache:
+    """numba's cache of one kernel, opened when the kernel is first called.
 
-    numba initialises all it could need for compiling, which takes longer than many a merge. Code
-    that is compiled already needs the runtime alone; a miss here initialises the rest as before.
+    numba opens the cache of a function where it is defined, and tries out whether a file can be
+    made in its folder. A merge imports many kernels and calls few.
     """
-    rtsys.initialize(target_context)
-    with self._guard_against_spurious_io_errors():
-        return self._load_overload(signature, target_context)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    @functools.cached_property
+    def opened(self) -> FunctionCache:
+        cache = FunctionCache(self._function)
+        # numba looks at the kernel's own file alone, and the code of others is part of it.
+        cache._cache_file._source_stamp = (cache._cache_file._source_stamp, _sources())
+        return cache
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """Load a compiled kernel without first loading the compiler.
+
+        numba initialises all it could need for compiling, which takes longer than many a merge.
+        Code that is compiled already needs the runtime alone; a miss here initialises the rest as
+        before.
+        """
+        if not _SHORTCUT:
+            return self.opened.load_overload(signature, target_context)
+        rtsys.initialize(target_context)
+        with self.opened._guard_against_spurious_io_errors():
+            return self.opened._load_overload(signature, target_context)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.opened, name)
 
 
 _SHORTCUT = hasattr(Cache, "_load_overload") and hasattr(Cache, "_guard_against_spurious_io_errors")
 
 _OPTIONS: dict[str, Any] = {
-    "cache": True,
     "nogil": True,
     # Division as NumPy divides: the check for zero that Python's needs keeps loops out of vectors.
     "error_model": "numpy",
@@ -38,30 +59,24 @@ _OPTIONS: dict[str, Any] = {
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """A compiled function; only our own kernels take the shortcut into numba's cache."""
-    return _shortened(njit(**_OPTIONS)(function))
+    """A compiled function that is kept on disk."""
+    return _kept(njit(**_OPTIONS)(function), function)
 
 
 def part(function: Callable[..., Any]) -> Any:
     """A compiled function that kernels call and Python does not: it needs no wrapper."""
-    return _shortened(njit(**_OPTIONS, no_cpython_wrapper=True)(function))
+    return _kept(njit(**_OPTIONS, no_cpython_wrapper=True)(function), function)
 
 
 def callback(function: Callable[..., Any], result: Any, *arguments: Any) -> int:
     """The address of a function that the system may call: types are numba's."""
     compiled: Any = CFunc(function, (arguments, result), locals={}, options={})
-    compiled.enable_caching()
-    _shortened(compiled).compile()
+    _kept(compiled, function).compile()
     return int(compiled.address)
 
 
-def _shortened(compiled: Any) -> Any:
-    cache = compiled._cache
-    if isinstance(cache, Cache):
-        # numba looks at the kernel's own file alone, and the code of others is part of it.
-        cache._cache_file._source_stamp = (cache._cache_file._source_stamp, _sources())
-        if _SHORTCUT:
-            cache.load_overload = MethodType(_load_overload, cache)
+def _kept(compiled: Any, function: Callable[..., Any]) -> Any:
+    compiled._cache = KernelCache(function)
     return compiled
 
 
