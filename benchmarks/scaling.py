@@ -157,8 +157,9 @@ def measure(
             report(table)
 
     table.installed = bench.command("ties", most)
-    bench.command("dare_ties", most)  # has kernels of its own; those of the others are compiled now
-    bench.profile()
+    for method in ("linear", "dare_ties"):  # each has a loop of its own
+        bench.command(method, most)
+    bench.profile()  # and task arithmetic's, and the repair's
     for count in in_order(threads):
         for what in methods:
             again = partial(bench.command, what, count)

@@ -21,21 +21,27 @@ from sigmerge.progress import silent
 TENSORS: list[tuple[str, str, tuple[int, ...]]] = [
     (f"model.layers.{i}.mlp.up_proj.weight", "BF16", (32, 16)) for i in range(2)
 ]
-METHODS: dict[str, tuple[int, dict[str, Any]]] = {
-    "linear": (2, {}),
-    "ties": (2, {"density": 0.2}),
-    "dare_ties": (2, {"density": 0.5}),
-    "cabs": (2, {"n": 1, "m": 4}),
-    "breadcrumbs_ties": (2, {"density": 0.5, "rescale": True}),
-    "della_linear": (2, {"density": 0.5}),
-    "sce": (2, {"select_topk": 0.5}),
-    "nuslerp": (2, {"nuslerp_flatten": False}),
-    "ramplus_tl": (2, {}),
-    "slerp": (1, {"t": 0.5}),
-    "arcee_fusion": (1, {}),
-    "nearswap": (1, {"t": 0.5}),
-}
-"""How many experts, and the parameters."""
+METHODS: tuple[tuple[str, int, dict[str, Any]], ...] = (
+    ("ties", 2, {"density": 0.2}),
+    ("ties", 2, {"density": 0.2, "cancelled": "majority"}),
+    ("linear", 2, {}),
+    ("task_arithmetic", 2, {}),
+    ("lines", 2, {}),
+    ("dare_linear", 2, {"density": 0.5}),
+    ("dare_ties", 2, {"density": 0.5}),
+    ("cabs", 2, {"n": 1, "m": 4}),
+    ("breadcrumbs", 2, {"density": 0.5, "rescale": True}),
+    ("breadcrumbs_ties", 2, {"density": 0.5}),
+    ("della", 2, {"density": 0.5}),
+    ("della_linear", 2, {"density": 0.5}),
+    ("sce", 2, {"select_topk": 0.5}),
+    ("nuslerp", 2, {"nuslerp_flatten": False}),
+    ("ramplus_tl", 2, {}),
+    ("slerp", 1, {"t": 0.5}),
+    ("arcee_fusion", 1, {}),
+    ("nearswap", 1, {"t": 0.5}),
+)
+"""With how many experts, and the parameters. What thins and combines alike has one loop."""
 
 
 def warm(folder: Path) -> None:
@@ -47,9 +53,9 @@ def warm(folder: Path) -> None:
         "base_model": str(folder / "reference"),
         "models": [{"model": str(folder / expert)} for expert in experts],
     }
-    for method, (count, given) in METHODS.items():
+    for number, (method, count, given) in enumerate(METHODS):
         used = {"models": recipe["models"][:count], "merge_method": method, "parameters": given}
-        merge({**recipe, **used, "dtype": "float32"}, folder / method, progress=silent)
+        merge({**recipe, **used, "dtype": "float32"}, folder / str(number), progress=silent)
     scores = folder / "scores.json"
     scores.write_text(json.dumps({
         "experts": {e: {d: 0.9 if d == e else 0.3 for d in experts} for e in experts},
@@ -58,7 +64,7 @@ def warm(folder: Path) -> None:
     repair(
         {**recipe, "merge_method": "ties", "repair": {"scores": str(scores)}},
         folder / "repaired",
-        anchor=folder / "ties",
+        anchor=folder / "0",
         progress=silent,
     )
 

@@ -121,8 +121,10 @@ class Written:
             pieces = self._tensors[name].pieces.items()
             return all(self._intact(self._places[name], (at, *piece)) for at, piece in pieces)
 
-        names = list(self._tensors)
-        return [name for name, good in zip(names, pool.map(check, names), strict=True) if not good]
+        # The largest first, so that none is left to one thread at the end.
+        names = sorted(self._tensors, key=lambda name: -self._places[name].nbytes)
+        good = dict(zip(names, pool.map(check, names), strict=True))
+        return [name for name in self._tensors if not good[name]]
 
     def sha256(self) -> list[str]:
         """The digest of every shard; all tensors must be complete."""
