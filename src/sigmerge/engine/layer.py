@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,7 +36,8 @@ class Piece(NamedTuple):
 class LayerBlock:
     """Layer `index`: its domains, tiles, addresses, and the pieces in which it is rewritten.
 
-    `anchor` is the source of one member, called "anchor"; `loops` pass over the tiles.
+    `anchor` is the source of one member, called "anchor"; `loops` pass over the tiles, and `run` is
+    like `map`.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class LayerBlock:
         source: Stored,
         anchor: Source,
         loops: Any = claim,
+        run: Callable[..., Iterable[Any]] = map,
     ) -> None:
-        self.index, self.domains, self.loops = index, domains, loops
+        self.index, self.domains, self.loops, self._run = index, domains, loops, run
         self._sites, self._source, self._anchor = sites, source, anchor
         self.tiles: list[tuple[int, int]] = []
         self.pieces: list[Piece] = []
@@ -97,8 +99,9 @@ class LayerBlock:
 
     def claimed(self, domain: int) -> None:
         """Nothing reads this domain's values until the update: their memory is given back."""
-        for site in self._sites:
-            self._source.release(self.domains[domain], site.tensor)
+        name, tensors = self.domains[domain], [site.tensor for site in self._sites]
+        for _ in self._run(lambda tensor: self._source.release(name, tensor), tensors):
+            pass
 
     def repaired(self, piece: Piece, update: Admission, owner: Any, dtype: str) -> Array:
         """The stored values of a piece, each claimed coordinate with its owner's update."""

@@ -336,7 +336,7 @@ def _write_layer(
     names = [site.tensor for site in sites]
     for one in (source, anchor):
         one.hold(names, workers.map)
-    block = LayerBlock(index, sites, job.domains, source, anchor, loops)
+    block = LayerBlock(index, sites, job.domains, source, anchor, loops, workers.map)
     owner = None
     records = []
     for turn in job.rounds:
