@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ def kernel(function: Callable[..., Any]) -> Any:
 def part(function: Callable[..., Any]) -> Any:
     """A compiled function that kernels call and Python does not: it needs no wrapper."""
     return _kept(njit(**_OPTIONS, no_cpython_wrapper=True)(function), function)
+
+
+def variants(make: Callable[..., Any]) -> Callable[..., Any]:
+    """make(constants) once for each, also where threads need the same kernel at the same time."""
+    made, lock = functools.cache(make), threading.Lock()
+
+    def variant(*constants: Any) -> Any:
+        with lock:
+            return made(*constants)
+
+    return variant
 
 
 def callback(function: Callable[..., Any], result: Any, *arguments: Any) -> int:

@@ -8,14 +8,13 @@ that thin and combine alike.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from sigmerge.kernels import LANES, Array
 from sigmerge.kernels.coordinates import keep_varying
-from sigmerge.kernels.jit import inlined, kernel, part
+from sigmerge.kernels.jit import inlined, kernel, part, variants
 from sigmerge.kernels.stored import load, load_less, load_less_from, save
 from sigmerge.kernels.thinning import (
     ALL,
@@ -184,7 +183,7 @@ def _tables(formula: Formula, strip: int) -> tuple[Array, ...]:
     return tables
 
 
-@cache
+@variants
 def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
     """The loop of some formulas: a branch that none of them takes is not compiled."""
     cuts = vectors and thin in (TRIM, BAND)
@@ -342,7 +341,7 @@ def norms_of_thinning(
     return bool(loop(*given))
 
 
-@cache
+@variants
 def _measuring(thin: int) -> Any:
     """The loop of one way to thin out, as `_merging`."""
 
