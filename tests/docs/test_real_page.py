@@ -44,6 +44,37 @@ def test_the_page_shows_tables_of_the_analysis() -> None:
     assert set(shown) <= set(ANALYSIS.splitlines())
 
 
+def test_the_page_counts_the_intervals(found: Results) -> None:
+    [table] = paired_intervals(found)
+    ends = [re.findall(r"[+−][0-9.]+", str(row[2])) for row in table.rows]
+    above = sum(low[0] == "+" and float(low[1:]) > 0 for _, low, _ in ends)
+    below = [
+        f"{r[1]} {r[0]}" for r, (*_, high) in zip(table.rows, ends, strict=True) if "−" in high
+    ]
+    assert (len(ends), above) == (28, 24)
+    assert below == ["dare_ties mild-0", "dare_ties long-1", "dare_ties mild-1"]
+    text = " ".join(PAGE.split())
+    assert f"of the 28 gains {above} have an interval above 0, three one below 0" in text
+    assert "(DARE-TIES on mild-0, long-1 and mild-1)" in text
+
+
+def test_the_seconds_of_the_trainings_are_those_of_the_records() -> None:
+    seconds: dict[str, list[float]] = {}
+    with tarfile.open(RESULTS / "real" / "logs.tar.xz") as records:
+        for name in records.getnames():
+            if "/training/" in name and (file := records.extractfile(name)):
+                seconds.setdefault(name.split("/")[0], []).append(json.load(file)["seconds"])
+    assert all(len(five) == 5 for five in seconds.values()) and len(seconds) == 4
+
+    def spread(*pools: str) -> str:
+        every = [s for pool in pools for s in seconds[pool]]
+        return f"{min(every):.0f} to {max(every):.0f} s"
+
+    text = " ".join(PAGE.split())
+    assert f"{spread('long-0')} for 300 steps on long-0 and {spread('long-1')} on long-1" in text
+    assert f"{spread('mild-0', 'mild-1')} for 150 steps" in text
+
+
 def test_the_tunings_on_the_page_are_those_of_the_records() -> None:
     cells = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
     rows = [(pool, *row.split("-"), *rest) for pool, row, *rest in cells if len(rest) == 6]
@@ -51,7 +82,7 @@ def test_the_tunings_on_the_page_are_those_of_the_records() -> None:
     with tarfile.open(RESULTS / "real" / "logs.tar.xz") as records:
         names = {name for name in records.getnames() if name.endswith("tune.json")}
         assert len(rows) == len(names) == 12
-        for pool, method, budget, calls, plain, tuned, gain, *_ in rows:
+        for pool, method, budget, calls, plain, tuned, gain, chosen, seconds in rows:
             kind = "guided" if method == "tune" else method
             file = records.extractfile(f"tuned-{pool}-{kind}-{budget}/tune.json")
             assert file is not None
@@ -65,3 +96,7 @@ def test_the_tunings_on_the_page_are_those_of_the_records() -> None:
             )
             assert [str(len(record["calls"])), *numbers] == [calls, plain, tuned]
             assert gain == f"{middle} [{low}, {high}]"
+            winner = record["calls"][record["chosen"]]
+            assert chosen == winner["anchor"] + (" + repair" if winner.get("repair") else "")
+            assert seconds == f"{record['wall_seconds']:.0f}"
+            assert record["calibration"]["gain"]["items"] == 1439

@@ -175,11 +175,36 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     with create(tmp_path / "new.sqlite"):
         pass
     connection = sqlite3.connect(tmp_path / "new.sqlite")
-    connection.execute("PRAGMA user_version = 4")
+    connection.execute("PRAGMA user_version = 2")
     connection.close()
-    with pytest.raises(StoreError, match="schema 4; this version reads schema 3"):  # noqa: SIM117
-        with open_read_only(tmp_path / "new.sqlite"):
-            pass
+    again = "schema 2; this version reads schema 3. Run the suite again"
+    with pytest.raises(StoreError, match=again), open_read_only(tmp_path / "new.sqlite"):
+        pass
+
+
+def test_items_of_another_benchmark_are_refused(tmp_path: Path) -> None:
+    """Scores of items come with the score that is their mean."""
+    (math, *others) = RECORD.scores
+    swapped = replace(math, items=4, item_scores=(1.0, 0.0, 0.0, 0.0))
+    with create(tmp_path / "s.sqlite") as store:
+        with pytest.raises(ScoreError, match="not the mean") as caught:
+            store.append(replace(RECORD, scores=(swapped, *others)))
+        assert "GSM8K flex (evaluation): 0.5 is not the mean of its items, 0.25" in str(
+            caught.value
+        )
+        store.append(replace(RECORD, scores=(replace(swapped, value=0.25), *others)))
+
+
+def test_the_export_has_what_the_items_scored(tmp_path: Path) -> None:
+    """Two stores whose scores are equal and whose items are not hold other results."""
+    (math, *others) = RECORD.scores
+    exports = []
+    for k, items in enumerate([(1.0, 0.0), (0.0, 1.0)]):
+        record = replace(RECORD, scores=(replace(math, items=2, item_scores=items), *others))
+        with create(tmp_path / f"{k}.sqlite") as store:
+            store.append(record)
+        exports.append(export(tmp_path / f"{k}.sqlite"))
+    assert exports[0] != exports[1]
 
 
 def test_the_export_does_not_depend_on_the_order_of_runs(tmp_path: Path) -> None:

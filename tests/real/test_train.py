@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,63 @@ def test_a_missing_expert_is_trained_and_others_are_not(made: RealTraining) -> N
     assert not (elsewhere / "safety").exists()
 
 
+def test_a_pool_goes_on_with_its_own_reference_and_data(made: RealTraining, tmp_path: Path) -> None:
+    """Experts of one reference, whose items no expert of the pool was trained on."""
+    short = replace(made, settings=replace(SETTINGS, steps=3), domains=("math",))
+    short.run(silent)
+    other = shutil.copytree(made.data, tmp_path / "other")
+    (other / "probe.jsonl").write_text('{"prompt": "y"}\n')
+    tiny = shutil.copytree(made.reference, tmp_path / "longer")
+    (tiny / "generation_config.json").write_text('{"max_length": 7}')
+    rest = replace(short, domains=("safety",))
+    for changed in (replace(rest, data=other), replace(rest, reference=tiny)):
+        with pytest.raises(OutputError, match="begun with another reference or other data"):
+            changed.run(silent)
+    assert not (made.out / "safety").exists()
+    rest.run(silent)
+    assert (made.out / "training/safety.json").is_file()
+
+
+def test_a_disk_that_is_full_is_no_fault_and_leaves_no_expert(made: RealTraining) -> None:
+    """A limit on the size of files stands for the disk; there are no weights without room."""
+    short = replace(made, settings=replace(SETTINGS, steps=3))
+    replace(short, domains=("math",)).run(silent)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OutputError, match=r"(?i)safety: cannot be written .*too large"):
+            replace(short, domains=("safety",)).run(silent)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (made.out / "safety").exists()
+    assert not (made.out / "training/safety.json").exists()
+    short.run(silent)
+    assert sorted(file.name for file in made.out.glob("training/*.json")) == [
+        "math.json",
+        "safety.json",
+    ]
+
+
+def test_a_training_that_diverges_makes_no_expert(made: RealTraining) -> None:
+    wild = replace(made, settings=replace(SETTINGS, steps=6, rate=1e30), domains=("math",))
+    with pytest.raises(
+        PoolError, match=r"math: the training has lost its weights .* smaller --rate"
+    ):
+        wild.run(silent)
+    assert not (made.out / "math").exists() and not (made.out / "training/math.json").exists()
+
+
+def test_weights_are_looked_at_after_the_last_step(made: RealTraining) -> None:
+    """The losses do not show all: here of a weight that no batch reads."""
+    model = AutoModelForCausalLM.from_pretrained(made.reference, dtype=torch.float32)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    with torch.no_grad():
+        model.get_input_embeddings().weight[9] = torch.nan
+    settings = replace(SETTINGS, steps=3)
+    with pytest.raises(PoolError, match="by step 3"):
+        fit(model, [([1, 2, 3], 1)] * 8, 0, settings, "math", silent)
+
+
 def test_only_responses_are_learnt(made: RealTraining) -> None:
     """The first loss is the mean over the responses' tokens and their end, each row alone."""
     tokenizer = AutoTokenizer.from_pretrained(made.reference)
@@ -147,7 +205,10 @@ def test_wrong_input(made: RealTraining, tmp_path: Path) -> None:
     refused(RecipeError, "sigmerge real data", data=tmp_path / "nowhere")
     refused(RecipeError, "no training data for poetry; there is math, safety", domains=("poetry",))
     refused(RecipeError, "more than 2 steps", settings=replace(SETTINGS, steps=2))
-    refused(RecipeError, "rate", settings=replace(SETTINGS, rate=float("nan")))
+    for rate in (float("nan"), 0.0, 1e39):
+        refused(RecipeError, "rate", settings=replace(SETTINGS, rate=rate))
+    for seed in (-1, 2**70):
+        refused(RecipeError, f"seed: {seed} is none", settings=replace(SETTINGS, seed=seed))
     refused(OutputError, "did not make it", out=made.data)
     if not torch.cuda.is_available():
         refused(RecipeError, "no GPU", device="cuda")

@@ -22,8 +22,8 @@ DRAWS = 2_000
 LEVEL = 0.95
 COMPARED = ("ablation", "control", "view", "order", "ours")
 
-ItemScores = dict[str, list[NDArray[np.float64]]]
-"""By domain, the items' scores of each of its benchmarks."""
+ItemScores = dict[str, dict[str, NDArray[np.float64]]]
+"""By domain and benchmark, the items' scores."""
 
 
 class Gain(NamedTuple):
@@ -46,18 +46,19 @@ class Comparison(NamedTuple):
     before: str
 
 
-def gains(results: Results, pairs: Sequence[Comparison]) -> list[list[Gain]]:
-    """Of every pair of one pool: the gain of the macro score, then that of every domain."""
+def gains(results: Results, pairs: Sequence[Comparison]) -> list[tuple[Gain, dict[str, Gain]]]:
+    """Of every pair of one pool: the gain of the macro score, and those of its domains."""
     items = {run: item_scores(results, run) for pair in pairs for run in (*pair.after, pair.before)}
     generator = np.random.default_rng(0)
+    domains = items[pairs[0].before]
     found, drawn = [], []
-    for domain, benchmarks in items[pairs[0].before].items():
+    for domain, benchmarks in domains.items():
         mean, means = 0.0, 0.0
-        for k, scores in enumerate(benchmarks):
+        for name, scores in benchmarks.items():
             differences = np.stack(
                 [
-                    np.mean([items[run][domain][k] for run in pair.after], axis=0)
-                    - items[pair.before][domain][k]
+                    np.mean([items[run][domain][name] for run in pair.after], axis=0)
+                    - items[pair.before][domain][name]
                     for pair in pairs
                 ],
                 axis=1,
@@ -72,12 +73,10 @@ def gains(results: Results, pairs: Sequence[Comparison]) -> list[list[Gain]]:
     every = np.stack([np.mean(drawn, axis=0), *drawn])
     tail = 50 * (1 - LEVEL)
     low, high = np.percentile(every, [tail, 100 - tail], axis=1)
+    of_pairs = np.stack([middle, low, high], axis=2).swapaxes(0, 1)
     return [
-        [
-            Gain(*map(float, values))
-            for values in zip(middle[:, p], low[:, p], high[:, p], strict=True)
-        ]
-        for p in range(len(pairs))
+        (macro, dict(zip(domains, by_domain, strict=True)))
+        for macro, *by_domain in ([Gain(*row) for row in each] for each in of_pairs.tolist())
     ]
 
 
@@ -87,10 +86,10 @@ def item_scores(results: Results, run: str) -> ItemScores:
         (pl.col("run") == run) & (pl.col("split") == results.split) & pl.col("headline")
     )
     found: ItemScores = {}
-    for domain, stored in rows.select("domain", "item_scores").iter_rows():
+    for domain, name, stored in rows.select("domain", "benchmark", "item_scores").iter_rows():
         if not stored:
             raise NotInStore("the store holds no scores of single items")
-        found.setdefault(domain, []).append(np.frombuffer(stored, "<f4").astype(np.float64))
+        found.setdefault(domain, {})[name] = np.frombuffer(stored, "<f4").astype(np.float64)
     return found
 
 
@@ -130,7 +129,8 @@ def _table(
     for pool in results.pools:
         here = [pair for pair in pairs if pair.names[0] == pool]
         if here:
-            found = gains(results, here)
-            rows += [[*p.names, *map(str, each)] for p, each in zip(here, found, strict=True)]
+            for pair, (macro, by_domain) in zip(here, gains(results, here), strict=True):
+                each = [str(by_domain[d]) if d in by_domain else None for d in results.domains]
+                rows.append([*pair.names, str(macro), *each])
     columns = [Column(name) for name in (*names, results.macro_name, *results.domains)]
     return Table(label, caption, columns, rows)

@@ -17,7 +17,9 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from hashlib import sha256
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from sigmerge.errors import MissingExtra, ScoreError, SigmergeError
@@ -32,6 +34,8 @@ ANALYSIS = "analysis"
 """The name of the folder beside a store that its analysis is written to."""
 SCHEMA = 3
 """Version of the tables. A store of another version is refused."""
+SAME_MEAN = 1e-6
+"""How far a score may be from the mean of its items' scores: they are of one benchmark."""
 
 RunKind = Literal[
     "expert",  # an expert of the pool
@@ -177,8 +181,7 @@ _WHOLE = ("anchor_seed", "seed", "position")
 _JSON = ("constants", *(f.name for f in fields(Signals)))
 _COSTS = tuple(f.name for f in fields(BuildCost))
 _RUN = ("key", "pool_key", *_TEXT, *_WHOLE, *_JSON, *_COSTS)
-_SCORE = ("split", "domain", "benchmark", "metric", "value", "headline", "items")
-_STORED_SCORE = (*_SCORE, "item_scores")
+_SCORE = ("split", "domain", "benchmark", "metric", "value", "headline", "items", "item_scores")
 
 _TABLES = f"""
 CREATE TABLE pools (key TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, domains TEXT NOT NULL);
@@ -241,7 +244,7 @@ class RunStore:
                 return False
             marks = ", ".join("?" * len(_RUN))
             self._connection.execute(f"INSERT INTO runs VALUES ({marks})", run)
-            marks = ", ".join("?" * (1 + len(_STORED_SCORE)))
+            marks = ", ".join("?" * (1 + len(_SCORE)))
             self._connection.executemany(f"INSERT INTO scores VALUES ({marks})", scores)
         return True
 
@@ -254,7 +257,7 @@ class RunStore:
         return frozenset(row[0] for row in self._connection.execute("SELECT key FROM runs"))
 
     def export(self) -> Iterator[str]:
-        """Every row without its costs as a JSON line, in canonical order."""
+        """Every row without its costs as a JSON line, in canonical order; items as a sum."""
         kept = [name for name in _RUN if name not in _COSTS]
         queries = {
             "pool": "SELECT key, name, domains FROM pools ORDER BY key",
@@ -264,7 +267,8 @@ class RunStore:
         }
         for table, query in queries.items():
             for row in self._connection.execute(query):
-                yield json.dumps([table, *row], ensure_ascii=False)
+                plain = [sha256(x).hexdigest() if isinstance(x, bytes) else x for x in row]
+                yield json.dumps([table, *plain], ensure_ascii=False)
 
     def frames(self) -> Frames:
         """The whole store for analysis."""
@@ -360,7 +364,10 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
     if not {"pools", "runs", "scores"} <= tables:
         raise StoreError(f"{path}: is not a store of results (a table is missing).")
     if version != SCHEMA:
-        raise StoreError(f"{path}: has schema {version}; this version reads schema {SCHEMA}.")
+        raise StoreError(
+            f"{path}: has schema {version}; this version reads schema {SCHEMA}. Run the suite "
+            "again in a new folder, or use the version of sigmerge that made the store."
+        )
 
 
 def _rows(record: StoredRun) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
@@ -421,5 +428,8 @@ def _check(record: StoredRun) -> None:
             problems.append(f"{place}: {score.items} items")
         if score.item_scores and len(score.item_scores) != score.items:
             problems.append(f"{place}: {len(score.item_scores)} scores of {score.items} items")
+        elif score.item_scores and abs(fmean(score.item_scores) - score.value) > SAME_MEAN:
+            mean = fmean(score.item_scores)
+            problems.append(f"{place}: {score.value!r} is not the mean of its items, {mean!r}")
     if problems:
         raise ScoreError(f"A run of the pool {record.pool.name} cannot be stored.", problems)

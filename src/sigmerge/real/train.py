@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -41,6 +42,8 @@ _REFERENCE, RECORDS = "reference", "training"
 DATA_PARTS = ("items", "exemplars", "probe.jsonl", "data.json")
 """What a pool takes over from the data beside the checkpoints."""
 _IGNORED = -100
+SEEDS, LARGEST = 2**32, float(torch.finfo(torch.float32).max)
+"""How many seeds there are, and the largest rate that weights in float32 can take."""
 REPORT_SECONDS = 0.5
 """How often the experts that are trained side by side are looked at."""
 WINDOW = 16
@@ -81,11 +84,13 @@ class RealTraining:
     def check(self) -> list[str]:
         """Find what is missing before anything is loaded; returns the domains."""
         given = self.settings
-        if given.steps <= given.warmup or not 0 < given.rate < math.inf or given.batch < 1:
+        if given.steps <= given.warmup or not 0 < given.rate <= LARGEST or given.batch < 1:
             raise RecipeError(
                 f"steps: {given.steps}, rate: {given.rate:g}, batch: {given.batch} cannot be "
                 f"trained with; give more than {given.warmup} steps and a rate such as 2e-4."
             )
+        if not 0 <= given.seed < SEEDS:
+            raise RecipeError(f"seed: {given.seed} is none; give one from 0 to {SEEDS - 1}.")
         if not (self.reference / "config.json").is_file():
             raise PoolError(
                 f"{self.reference}: no checkpoint folder; `sigmerge gguf` makes one of a GGUF file."
@@ -150,14 +155,21 @@ class RealTraining:
         places = {self.out / _REFERENCE: self.reference}
         places |= {self.out / name: self.data / name for name in DATA_PARTS}
         for place, source in places.items():
-            if place.exists() or not source.exists():
+            if not source.exists():
+                continue
+            if place.exists():
+                if _content(place) != _content(source):
+                    raise OutputError(
+                        f"{place}: is not the same as {source}, so the pool was begun with another "
+                        "reference or other data; choose a new folder."
+                    )
                 continue
             partial = place.with_name(f".{place.name}.partial")
             remove(partial)
-            if source.is_dir():
-                shutil.copytree(source, partial)
-            else:
-                shutil.copyfile(source, partial)
+            for file in _files(source):
+                target = partial / file.relative_to(source)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
             partial.rename(place)
 
     def _made_from(self, domain: str) -> dict[str, Any]:
@@ -190,8 +202,11 @@ class RealTraining:
             losses = fit(model, pairs, tokenizer.eos_token_id, self.settings, domain, progress)
         partial = self.out / f".{domain}.partial"
         remove(partial)
-        model.to(torch.bfloat16).save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        try:
+            model.to(torch.bfloat16).save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+        except SafetensorError as problem:
+            raise OutputError(f"{self.out / domain}: cannot be written ({problem}).") from None
         remove(self.out / domain)
         partial.rename(self.out / domain)
         record = {
@@ -204,6 +219,15 @@ class RealTraining:
             "weights": sorted(sha256(list((self.out / domain).glob("*.safetensors"))).values()),
         }
         write_json(self.out / RECORDS / f"{domain}.json", record)
+
+
+def _content(place: Path) -> dict[str, str]:
+    """Sums of a file, or of all files below a folder, by name."""
+    return {str(file.relative_to(place)): digest for file, digest in sha256(_files(place)).items()}
+
+
+def _files(place: Path) -> list[Path]:
+    return [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
 
 
 _Pair = tuple[list[int], int]
@@ -272,10 +296,21 @@ def fit(
         decay.step()
         if step % tenth == 0:
             mean = float(torch.stack(losses).mean())
+            _check_finite(math.isfinite(mean), domain, step, settings)
             log.append({"step": step, "loss": round(mean, 4)})
             losses.clear()
             progress(domain, step, settings.steps)
+    finite = all(bool(weight.isfinite().all()) for weight in model.parameters())
+    _check_finite(finite, domain, settings.steps, settings)
     return log
+
+
+def _check_finite(finite: bool, domain: str, step: int, settings: FineTuning) -> None:
+    if not finite:
+        raise PoolError(
+            f"{domain}: the training has lost its weights by step {step}: they are no numbers. "
+            f"Give a smaller --rate than {settings.rate:g}."
+        )
 
 
 def _backward(model: Any, pairs: Sequence[_Pair], padding: int, at_once: int) -> torch.Tensor:
