@@ -477,6 +477,17 @@ class Output:
         )
 
 
+@contextlib.contextmanager
+def saved(place: Path) -> Iterator[None]:
+    """What the library of safetensors cannot write, on a full disk above all, as our error."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as problem:
+        raise OutputError(f"{place}: cannot be written ({problem}).") from None
+
+
 def put_in_place(folder: Path, final: Path, old: Path) -> None:
     """Give a folder its final name. One that had the name has the folder's own name afterwards.
 

@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sigmerge.checkpoints.writer import saved
 from sigmerge.engine.processes import process_pool
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.digests import sha256
@@ -202,11 +202,9 @@ class RealTraining:
             losses = fit(model, pairs, tokenizer.eos_token_id, self.settings, domain, progress)
         partial = self.out / f".{domain}.partial"
         remove(partial)
-        try:
+        with saved(self.out / domain):
             model.to(torch.bfloat16).save_pretrained(partial)
             tokenizer.save_pretrained(partial)
-        except SafetensorError as problem:
-            raise OutputError(f"{self.out / domain}: cannot be written ({problem}).") from None
         remove(self.out / domain)
         partial.rename(self.out / domain)
         record = {
