@@ -224,8 +224,15 @@ def _centred(state: Tuning) -> Tuning | None:
 
 
 def _dropped(state: Tuning) -> Tuning:
-    """Keep the better half, after the first stage at least two; the last one is the leader."""
-    kept = max(2 if state.rung == 1 else 1, math.ceil(len(state.alive) / 2))
+    """Keep the better half; the last one is the leader.
+
+    After one call each at least two stay, and three if there are calls enough to guide them: a
+    plain score says little of an anchor whose weights are far from their level.
+    """
+    count, least = len(state.alive), 1
+    if state.rung == 1:
+        least = 3 if state.left > 4 * len(state.guides) else 2
+    kept = max(min(least, count), math.ceil(count / 2))
     ranked = _ranked(state)[:kept]
     if kept == 1:
         return replace(state, alive=(ranked[0],), rung=max(GUIDED, state.rung))
