@@ -211,7 +211,9 @@ def stored(
 
 def moved(record: StoredRun, points: float, domains: tuple[str, ...] = DOMAINS) -> StoredRun:
     scores = tuple(
-        replace(s, value=min(1.0, max(0.0, s.value + points))) if s.domain in domains else s
+        replace(s, value=min(1.0, max(0.0, s.value + points)), item_scores=())
+        if s.domain in domains
+        else s
         for s in record.scores
     )
     return replace(record, scores=scores)
@@ -244,7 +246,7 @@ def test_one_pool_that_differs_is_enough(tmp_path: Path) -> None:
             return record
         before = pair(USED[1], record.anchor, record.anchor_seed)[0]
         turned = tuple(
-            replace(a, value=2 * b.value - a.value)
+            replace(a, value=2 * b.value - a.value, item_scores=())
             for a, b in zip(record.scores, before.scores, strict=True)
         )
         return replace(record, scores=turned)

@@ -114,7 +114,9 @@ def changed(folder: Path, kinds: tuple[str, ...], points: float) -> dict[str, Pl
     """The figures of one pool whose runs of these kinds have the default's scores and so much."""
     records = experiment.records(1)
     [default] = [r for r in records if (r.kind, r.anchor, r.anchor_seed) == ("default", "DARE", 0)]
-    scores = tuple(replace(score, value=score.value + points) for score in default.scores)
+    scores = tuple(
+        replace(score, value=score.value + points, item_scores=()) for score in default.scores
+    )
     with create(folder / "s") as store:
         for r in records:
             store.append(replace(r, scores=scores) if r.kind in kinds else r)
