@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
+WARM   := $(VENV)/.warm
+MAKEFLAGS += --jobs=2
 
 # Tests that need no forward pass, no browser and no other tool, but for those marked slow.
 FAST := tests/method tests/kernels tests/operators tests/files tests/engine tests/checkpoints \
@@ -15,8 +17,12 @@ FAST := tests/method tests/kernels tests/operators tests/files tests/engine test
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -m sigmerge.warm
 	touch $@ $(DEMO)
+
+# Kernels are compiled while the code is checked.
+$(WARM): $(STAMP)
+	$(BIN)/python -m sigmerge.warm
+	touch $@
 
 # The demo needs no harness, no browser and no development tool.
 $(DEMO): pyproject.toml constraints.txt
@@ -39,13 +45,13 @@ browser:
 	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; \
 	else echo "Browser tests are skipped: install chromium and chromium-driver to run them"; fi
 
-check: lint
+check: lint $(WARM)
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(FAST)
 
-test: lint browser
+test: lint browser $(WARM)
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
-bench: $(STAMP)
+bench: $(WARM)
 	$(BIN)/python -m benchmarks
 
 clean:
