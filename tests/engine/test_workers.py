@@ -1,0 +1,32 @@
+"""A team of threads ends, whatever was under way."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from sigmerge.engine.workers import Workers
+
+
+def _given_up() -> None:
+    def block(number: int) -> int:
+        for _ in workers.map(lambda _: time.sleep(0.01), range(100 if number else 0)):
+            pass
+        return number
+
+    try:
+        with Workers(2) as workers:
+            done = workers.overlap(block, range(4), most=3)
+            assert next(done) == 0
+            time.sleep(0.2)  # two blocks have begun, and what the second one wants waits
+            raise ValueError
+    except ValueError:
+        done.close()
+
+
+def test_work_that_is_given_up_leaves_no_thread_waiting() -> None:
+    """The pool ends before the drivers of `overlap` do: what they wait for is cancelled."""
+    thread = threading.Thread(target=_given_up, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
