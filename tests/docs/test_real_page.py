@@ -7,6 +7,7 @@ import lzma
 import re
 import tarfile
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -73,6 +74,15 @@ def test_the_seconds_of_the_trainings_are_those_of_the_records() -> None:
     text = " ".join(PAGE.split())
     assert f"{spread('long-0')} for 300 steps on long-0 and {spread('long-1')} on long-1" in text
     assert f"{spread('mild-0', 'mild-1')} for 150 steps" in text
+
+
+def test_the_seconds_of_a_scored_checkpoint_are_those_of_the_records() -> None:
+    with tarfile.open(RESULTS / "real" / "logs.tar.xz") as records:
+        file = records.extractfile("evaluation/seconds.json")
+        assert file is not None
+        seconds = json.load(file)
+    text = " ".join(PAGE.split())
+    assert f"takes {median(seconds.values()):.0f} s (median of {len(seconds)})" in text
 
 
 def test_the_tunings_on_the_page_are_those_of_the_records() -> None:
