@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import warnings
@@ -39,6 +40,7 @@ def run() -> NoReturn:
         signals.leave_at_once()
     except signals.SignalArrived:
         code = signals.exit_code()
+    gc.freeze()  # Python would look for garbage once more, among all that it is about to drop
     sys.exit(signals.exit_code() if signals.arrived() else code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 from sigmerge.cli import signals
@@ -12,6 +13,10 @@ def main() -> None:
     signals.leave_at_once()
     # No command needs plugins of pydantic's; it would look for them in every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
+    # The objects of imports stay: looking for garbage among them, again and again, is a tenth of a
+    # short command.
+    gc.set_threshold(100_000)
 
     from sigmerge.cli.ending import run
 
