@@ -12,12 +12,13 @@ import numpy as np
 
 from sigmerge.kernels import Array
 from sigmerge.kernels.jit import kernel, part
+from sigmerge.kernels.raw import bits_as
 
 
 @kernel
 def widen_bf16(raw: Array, out: Array) -> bool:
     """float32 values of bfloat16 bit patterns; False if any is NaN or infinite."""
-    bits = out.view(np.uint32)
+    bits = bits_as(out, np.uint32)
     for i in range(raw.size):
         bits[i] = np.uint32(raw[i]) << np.uint32(16)
     return bool(finite_bf16(raw))
@@ -34,7 +35,7 @@ def finite_bf16(raw: Array) -> bool:
 
 @kernel
 def all_finite(values: Array) -> bool:
-    bits = values.view(np.int32)
+    bits = bits_as(values, np.int32)
     largest = np.int32(0)
     for i in range(bits.size):
         largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
@@ -44,7 +45,7 @@ def all_finite(values: Array) -> bool:
 @kernel
 def narrow_bf16(values: Array, out: Array) -> bool:
     """bfloat16 bit patterns of float32 values, round to nearest even; False if not all finite."""
-    bits = values.view(np.uint32)
+    bits = bits_as(values, np.uint32)
     for i in range(bits.size):
         odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
         rounded = np.uint32(bits[i] + np.uint32(np.uint32(0x7FFF) + odd))
@@ -56,7 +57,7 @@ def narrow_bf16(values: Array, out: Array) -> bool:
 @kernel
 def widen_f16(raw: Array, out: Array) -> bool:
     """float32 values of float16 bit patterns; False if any is NaN or infinite."""
-    bits = out.view(np.uint32)
+    bits = bits_as(out, np.uint32)
     largest = np.uint16(0)
     for i in range(raw.size):
         magnitude = np.uint16(np.uint16(raw[i]) & np.uint16(0x7FFF))
@@ -76,7 +77,7 @@ def widen_f16(raw: Array, out: Array) -> bool:
 @kernel
 def narrow_f16(values: Array, out: Array) -> bool:
     """float16 bit patterns of float32 values, round to nearest even; False if not all finite."""
-    bits = values.view(np.uint32)
+    bits = bits_as(values, np.uint32)
     largest = np.uint32(0)
     for i in range(bits.size):
         magnitude = np.uint32(bits[i] & np.uint32(0x7FFFFFFF))

@@ -156,8 +156,9 @@ def merge(
     loop = _merging(formula.thin, formula.combine, bool(formula.vectors), result)
     election = (formula.weighted, formula.normalize, formula.cancelled)
     given = (formula.weights, _tables(formula, strip), formula.rescale, election, formula.after)
+    room = np.empty((len(formula.weights) + 4, strip), np.float32)
     fine, stored = loop(
-        *given, addresses, kinds, start, size, tile, strip, np.uint64(out), kind, norms
+        *given, addresses, kinds, start, size, tile, room, np.uint64(out), kind, norms
     )
     return fine, stored
 
@@ -191,11 +192,11 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
     @kernel
     def merging(
         weights: Array, tables: Any, rescale: Array, election: Any, after: Array, addresses: Array,
-        kinds: Array, start: int, size: int, tile: int, strip: int, out: np.uint64, kind: int,
+        kinds: Array, start: int, size: int, tile: int, room: Array, out: np.uint64, kind: int,
         norms: Array,
     ) -> tuple[bool, bool]:  # fmt: skip
-        experts = len(weights)
-        rows, room = np.empty((experts, strip), np.float32), np.empty((4, strip), np.float32)
+        experts, strip = len(weights), room.shape[1]
+        rows = room[4:]
         number, fine, stored = -1, True, True
         for first in range(0, size, tile):
             if result == NORM:

@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numba import carray, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from sigmerge.kernels import Array
 from sigmerge.kernels.convert import (
@@ -25,6 +22,7 @@ from sigmerge.kernels.convert import (
     widen_f16,
 )
 from sigmerge.kernels.jit import kernel, part
+from sigmerge.kernels.raw import array_at, bits_as
 
 BF16: Final = 0
 F16: Final = 1
@@ -58,24 +56,16 @@ def address_of(row: Array) -> int:
     return int(row.__array_interface__["data"][0])
 
 
-@intrinsic
-def _pointer(typing_context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.uint64), generate
-
-
 @kernel
 def load(address: np.uint64, kind: int, begin: int, out: Array) -> bool:
     """float32 values from `begin` on; False if any is NaN or infinite."""
     width = np.uint64(4 if kind == F32 else 2)
     place = np.uint64(address + width * np.uint64(begin))
     if kind == BF16:
-        return bool(widen_bf16(carray(_pointer(place), out.size, np.uint16), out))
+        return bool(widen_bf16(array_at(place, out.size, np.uint16), out))
     if kind == F16:
-        return bool(widen_f16(carray(_pointer(place), out.size, np.uint16), out))
-    return bool(copy_f32(carray(_pointer(place), out.size, np.float32), out))
+        return bool(widen_f16(array_at(place, out.size, np.uint16), out))
+    return bool(copy_f32(array_at(place, out.size, np.float32), out))
 
 
 @kernel
@@ -83,7 +73,7 @@ def load_less(address: np.uint64, kind: int, begin: int, less: Array, out: Array
     """float32 values from `begin` on, minus `less`; False if any value is NaN or infinite."""
     if kind == BF16:
         place = np.uint64(address + np.uint64(2) * np.uint64(begin))
-        return bool(_widen_less(carray(_pointer(place), out.size, np.uint16), less, out))
+        return bool(_widen_less(array_at(place, out.size, np.uint16), less, out))
     finite = load(address, kind, begin, out)
     for i in range(out.size):
         out[i] -= less[i]
@@ -106,7 +96,7 @@ def load_less_from(
     """As `load_less`, with zeros where the magnitude's pattern does not reach `least`."""
     if kind == BF16:
         place = np.uint64(address + np.uint64(2) * np.uint64(begin))
-        raw = carray(_pointer(place), out.size, np.uint16)
+        raw = array_at(place, out.size, np.uint16)
         for i in range(out.size):
             bits = np.uint32(np.uint32(raw[i]) << np.uint32(16))
             value = np.float32(bits.view(np.float32) - less[i])
@@ -121,7 +111,7 @@ def load_less_from(
 @part
 def keep_from(values: Array, least: np.int32) -> None:
     """Zero what does not reach a magnitude's pattern."""
-    bits = values.view(np.int32)
+    bits = bits_as(values, np.int32)
     for i in range(bits.size):
         reaches = bits[i] & np.int32(0x7FFFFFFF) >= least
         bits[i] = np.int32(bits[i] * np.int32(reaches))
@@ -143,8 +133,8 @@ def load_difference(
     """
     if (kind == BF16) & (reference_kind == BF16):
         skip = np.uint64(2) * np.uint64(begin)
-        minuend = carray(_pointer(np.uint64(address + skip)), out.size, np.uint16)
-        subtrahend = carray(_pointer(np.uint64(reference + skip)), out.size, np.uint16)
+        minuend = array_at(np.uint64(address + skip), out.size, np.uint16)
+        subtrahend = array_at(np.uint64(reference + skip), out.size, np.uint16)
         for i in range(out.size):
             bits = np.uint32(np.uint32(minuend[i]) << np.uint32(16))
             less = np.uint32(np.uint32(subtrahend[i]) << np.uint32(16))
@@ -161,10 +151,10 @@ def save(values: Array, address: np.uint64, kind: int, begin: int) -> bool:
     width = np.uint64(4 if kind == F32 else 2)
     place = np.uint64(address + width * np.uint64(begin))
     if kind == BF16:
-        return bool(narrow_bf16(values, carray(_pointer(place), values.size, np.uint16)))
+        return bool(narrow_bf16(values, array_at(place, values.size, np.uint16)))
     if kind == F16:
-        return bool(narrow_f16(values, carray(_pointer(place), values.size, np.uint16)))
-    return bool(copy_f32(values, carray(_pointer(place), values.size, np.float32)))
+        return bool(narrow_f16(values, array_at(place, values.size, np.uint16)))
+    return bool(copy_f32(values, array_at(place, values.size, np.float32)))
 
 
 @kernel
