@@ -45,8 +45,9 @@ from sigmerge.merge3.extract import Question
 from sigmerge.merge3.scoring import SuiteScorer
 from sigmerge.method.deficit import residual_gap, shares, strongest
 from sigmerge.nano.files import RECIPES
-from sigmerge.recipe import Recipe, TuneSection, load_recipe
+from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.anchors import anchors_of
+from sigmerge.recipe.scored import TuneSection
 
 ROWS = (
     "merge3-240", *(f"tune-{calls}" for calls in (8, 16, 24, 32, 64)),

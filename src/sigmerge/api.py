@@ -192,7 +192,7 @@ def search(
     The keywords go before the recipe's search: section; `scorer` replaces the suite.
     """
     from sigmerge.jobs.search import SearchRun
-    from sigmerge.recipe import SearchSection
+    from sigmerge.recipe.scored import SearchSection
 
     loaded = _recipe(recipe)
     settings = (loaded.search or SearchSection()).changed(
@@ -225,7 +225,7 @@ def tune(
     (one that answers items) replaces its source of scores.
     """
     from sigmerge.jobs.tune import TuneJob, pool_recipe
-    from sigmerge.recipe import TuneSection
+    from sigmerge.recipe.scored import TuneSection
 
     folder = isinstance(recipe, str | PathLike) and Path(recipe).is_dir()
     loaded = pool_recipe(Path(recipe)) if folder else _recipe(recipe)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import sigmerge
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.jobs import demo as demo_module
 from sigmerge.nano.files import RECIPES
-from sigmerge.recipe import TuneSection
+from sigmerge.recipe.scored import TuneSection
 from sigmerge.records import TunedScores, TuneRecord
 
 ANCHORS = ("linear", "ties")

@@ -21,7 +21,8 @@ from sigmerge.cli.show import tune_lines
 from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.tune import TuneJob, pool_recipe
-from sigmerge.recipe import TuneSection, load_recipe
+from sigmerge.recipe import load_recipe
+from sigmerge.recipe.scored import TuneSection
 from sigmerge.records import TuneRecord, read
 from tests.command_line import sigmerge as command
 from tests.jobs.tuned import SETTINGS, Contested

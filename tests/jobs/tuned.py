@@ -10,7 +10,8 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.tune import TuneJob
 from sigmerge.merge3.candidate import Weights
 from sigmerge.merge3.extract import Question
-from sigmerge.recipe import TuneSection, load_recipe
+from sigmerge.recipe import load_recipe
+from sigmerge.recipe.scored import TuneSection
 from tests.merge3.stub import EACH, TENSOR, StubScorer
 
 SETTINGS = TuneSection(calls=16, anchors=["task_arithmetic", "linear", "dare_ties"])

@@ -13,7 +13,8 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import SearchRun
 from sigmerge.merge3.candidate import Weights
 from sigmerge.merge3.extract import Question
-from sigmerge.recipe import SearchSection, load_recipe
+from sigmerge.recipe import load_recipe
+from sigmerge.recipe.scored import SearchSection
 from tests.pools import read_weights
 
 TENSOR = "model.layers.1.mlp.up_proj.weight"

@@ -18,7 +18,8 @@ from sigmerge.merge3.candidate import stored_weights
 from sigmerge.merge3.scoring import SuiteScorer
 from sigmerge.nano.facts import CALIBRATION, NANO_DOMAINS
 from sigmerge.nano.files import POOL, RECIPES
-from sigmerge.recipe import SearchSection, load_recipe
+from sigmerge.recipe import load_recipe
+from sigmerge.recipe.scored import SearchSection
 from tests.nano.measure import answers as stored_answers
 
 RECIPE = str(RECIPES / "dare_ties.yaml")

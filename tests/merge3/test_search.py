@@ -26,7 +26,8 @@ from sigmerge.merge3 import irt
 from sigmerge.merge3.candidate import Weights
 from sigmerge.merge3.evolve import ScoredGenotype, evolve
 from sigmerge.merge3.extract import Question
-from sigmerge.recipe import SearchSection, load_recipe
+from sigmerge.recipe import load_recipe
+from sigmerge.recipe.scored import SearchSection
 from sigmerge.recipe.space import SPACES, Genotype
 from sigmerge.recipe.template import candidate_seed
 from sigmerge.records import SearchRecord

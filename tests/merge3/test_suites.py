@@ -18,7 +18,8 @@ from sigmerge.jobs.search import plan_search
 from sigmerge.merge3.candidate import stored_weights
 from sigmerge.merge3.scoring import SuiteScorer
 from sigmerge.nano.files import POOL, load_items
-from sigmerge.recipe import SearchSection, load_recipe
+from sigmerge.recipe import load_recipe
+from sigmerge.recipe.scored import SearchSection
 
 DOMAINS = ("math", "safety")
 EACH = 30

@@ -16,18 +16,19 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.checkpoints.adapter_folders import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    adapter_config,
+)
 from sigmerge.checkpoints.formed import FormedTensor, RetypedTensor, TensorRun, Values
 from sigmerge.checkpoints.header import Tensor, read_header
 from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.errors import PoolError
-from sigmerge.files.documents import read_json_object
 from sigmerge.kernels import TILE, Array
 from sigmerge.kernels.low_rank import add_low_rank, add_squares, multiply_along
 from sigmerge.words import shown
 
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-MODEL_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 NOT_READ = (
     "layer_replication", "trainable_token_indices", "target_parameters", "lora_bias", "use_qalora",
     "use_bdlora", "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config",
@@ -114,38 +115,6 @@ class Adapter:
         """The adapter without weights of these names that it brings whole."""
         kept = {name: tensor for name, tensor in self.tensors.items() if not name.endswith(names)}
         return replace(self, tensors=kept)
-
-
-def split_adapter(path: Path) -> tuple[Path, Path | None]:
-    """The model and the adapter of `model+adapter`; a folder whose name has a + is a folder."""
-    text = str(path)
-    if "+" not in text or is_there(path.expanduser()):
-        return path, None
-    for place in (i for i, sign in enumerate(text) if sign == "+"):
-        model, adapter = Path(text[:place]), Path(text[place + 1 :])
-        if is_there(model.expanduser()) and is_there(adapter.expanduser()):
-            return model, adapter
-    return path, None
-
-
-def home_of(path: Path) -> Path:
-    """The folder with the configuration and the tokenizer: the model's, also of model+adapter."""
-    return split_adapter(path)[0]
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and no model."""
-    if not is_there(folder / ADAPTER_CONFIG):
-        return False
-    return not any(is_there(folder / name) for name in MODEL_WEIGHTS)
-
-
-def adapter_config(folder: Path) -> dict[str, Any]:
-    file = folder / ADAPTER_CONFIG
-    if not is_there(file):
-        raise PoolError(f"{folder}: no {ADAPTER_CONFIG}; what stands behind + must be an adapter.")
-    check_file(folder, file)
-    return read_json_object(file, "the configuration of an adapter", PoolError)
 
 
 def open_adapter(folder: Path, allow_pickle: bool) -> Adapter:

@@ -6,14 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sigmerge.checkpoints.adapters import (
-    ADAPTER_CONFIG,
-    adapted_tensors,
-    open_adapter,
-    replaced_whole,
-    saves_embedding,
-    split_adapter,
-)
+from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG, split_adapter
 from sigmerge.checkpoints.blocks import Stack, find_stack
 from sigmerge.checkpoints.header import Tensor, read_header
 from sigmerge.checkpoints.links import check_file, is_there
@@ -39,6 +32,11 @@ EMBEDDING_SUFFIXES = (
 def is_head(name: str) -> bool:
     """Whether a tensor is an output head; that of a model inside another has a longer name."""
     return name in HEAD_NAMES or name.endswith(".lm_head.weight")
+
+
+def is_before(name: str) -> bool:
+    """Whether a tensor outside the layers comes before them, as embeddings do."""
+    return not is_head(name) and any(word in name for word in ("embed", "wte.", "wpe."))
 
 
 def tied_head(embedding: str) -> str:
@@ -105,6 +103,14 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
 
     Only an adapter that brings a head or an embedding of its own parts the two.
     """
+    # Most members are no adapters, and their loops are kernels that need not be loaded then.
+    from sigmerge.checkpoints.adapters import (
+        adapted_tensors,
+        open_adapter,
+        replaced_whole,
+        saves_embedding,
+    )
+
     adapter = open_adapter(folder, allow_pickle)
     tied = model.head is None or bool(model.config.get("tie_word_embeddings"))
     tensors, config, shared = dict(model.tensors), dict(model.config), {}

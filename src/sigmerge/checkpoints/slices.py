@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sigmerge.checkpoints.folder import Checkpoint, is_head
+from sigmerge.checkpoints.folder import Checkpoint, is_before
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.checkpoints.pool import Pool, clash, listed, with_heads
 from sigmerge.errors import PoolError
@@ -144,11 +144,6 @@ def _outside(
         for source in piece.sources
     }
     yield from _joined("", piece, found)
-
-
-def is_before(name: str) -> bool:
-    """Whether a tensor outside the layers comes before them, as embeddings do."""
-    return not is_head(name) and any(word in name for word in ("embed", "wte.", "wpe."))
 
 
 def _joined(

@@ -120,7 +120,6 @@ def _merging(
     from sigmerge.checkpoints.remote import target
     from sigmerge.errors import RecipeError
     from sigmerge.jobs.merge import MergeJob
-    from sigmerge.jobs.several import SeveralJob
     from sigmerge.recipe.documents import several
 
     if not several(recipe):
@@ -128,6 +127,8 @@ def _merging(
         return lambda how: MergeJob(loaded, target(out), how)
     if changes or device:
         raise RecipeError(f"{recipe}: holds several recipes; a flag cannot change all of them.")
+    from sigmerge.jobs.several import SeveralJob
+
     return lambda how: SeveralJob(recipe, out, how, seed, strict)
 
 
@@ -366,7 +367,7 @@ def search(
     search: section. Interrupted, the same command replays what was evaluated and goes on.
     """
     from sigmerge.jobs.search import SearchRun
-    from sigmerge.recipe import SearchSection
+    from sigmerge.recipe.scored import SearchSection
 
     loaded = load(recipe, seed)
     settings = (loaded.search or SearchSection()).changed(

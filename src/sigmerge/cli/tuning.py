@@ -78,7 +78,7 @@ def tune(
     recipe's tune: section. Interrupted, the same command replays what was evaluated and goes on.
     """
     from sigmerge.jobs.tune import TuneJob, pool_recipe
-    from sigmerge.recipe import TuneSection
+    from sigmerge.recipe.scored import TuneSection
 
     loaded = pool_recipe(recipe, seed) if recipe.is_dir() else load(recipe, seed)
     settings = (loaded.tune or TuneSection()).changed(

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from sigmerge.checkpoints.adapters import home_of
+from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.errors import ScoreError
 from sigmerge.files.digests import sha256
 

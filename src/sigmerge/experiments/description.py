@@ -14,7 +14,7 @@ from sigmerge.jobs import capture
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import merged_sites, open_merge_pool, open_repair_pool
 from sigmerge.jobs.profile import describe_profile
-from sigmerge.recipe import SearchSection
+from sigmerge.recipe.scored import SearchSection
 
 
 def describe_pool(plan: PoolPlan, options: Options) -> Step:

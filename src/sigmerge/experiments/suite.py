@@ -19,7 +19,7 @@ from sigmerge.files.documents import content_key
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.method.controls import VARIANTS
 from sigmerge.nano.files import POOL, RECIPES
-from sigmerge.recipe import RepairSection
+from sigmerge.recipe.scored import RepairSection
 from sigmerge.recipe.sections import Section, worded
 from sigmerge.words import did_you_mean, shown, unknown
 

@@ -29,8 +29,9 @@ from sigmerge.jobs.strategies import Setup, calibrate
 from sigmerge.jobs.work_folder import hidden
 from sigmerge.method.objective import Answer, Vector
 from sigmerge.method.tuning import Proposal
-from sigmerge.recipe import CalibrateSection, Recipe, RepairSection, load_recipe
+from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
+from sigmerge.recipe.scored import CalibrateSection, RepairSection
 from sigmerge.records import RECIPE, RepairPlan, ScoreTable, TriedUpdate
 
 CALIBRATE_JOURNAL = "calibrate.jsonl"

@@ -15,7 +15,7 @@ from sigmerge.jobs.occupancy import OccupancyJob
 from sigmerge.jobs.pools import block_sites
 from sigmerge.method import budget
 from sigmerge.method.occupancy import Update
-from sigmerge.recipe import RepairSection
+from sigmerge.recipe.scored import RepairSection
 from sigmerge.records import RepairPlan, Round
 
 

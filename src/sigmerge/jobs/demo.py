@@ -15,7 +15,8 @@ from sigmerge.jobs.report import RUN, write_joint_report
 from sigmerge.jobs.run import RUN_FOLDER, RunJob
 from sigmerge.jobs.tune import TUNING_RESULT, TuneJob, pool_recipe
 from sigmerge.nano.files import POOL, RECIPES
-from sigmerge.recipe import Recipe, TuneSection, load_recipe
+from sigmerge.recipe import Recipe, load_recipe
+from sigmerge.recipe.scored import TuneSection
 from sigmerge.records import PAGE, RECIPE, RunRecord, TuneRecord, read
 from sigmerge.results import DemoResult, PairedLine, TunedLine
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, split_adapter
+from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, split_adapter
 from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint, tied_head
 from sigmerge.checkpoints.header import encode_header

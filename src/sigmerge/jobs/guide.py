@@ -35,8 +35,9 @@ from sigmerge.jobs.work_folder import hidden, list_records
 from sigmerge.method.deficit import Reference
 from sigmerge.method.tuning import Proposal
 from sigmerge.progress import silent
-from sigmerge.recipe import GuideSection, Recipe, RepairSection, load_recipe
+from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
+from sigmerge.recipe.scored import GuideSection, RepairSection
 from sigmerge.records import PLAN, read_plan
 from sigmerge.results import Merged
 

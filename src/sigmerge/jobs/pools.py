@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sigmerge.checkpoints.adapters import home_of
+from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.companions import companion_files
-from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
+from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
 from sigmerge.checkpoints.inputs import InputIdentity, digested, identify
 from sigmerge.checkpoints.pool import Pool, differences, open_pool
-from sigmerge.checkpoints.slices import LayerRange, StackedSlice, is_before, stacked_pool
-from sigmerge.checkpoints.vocabularies import (
-    Vocabulary,
-    moved,
-    plan_vocabulary,
-    with_size,
-)
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import sha256
 from sigmerge.files.leaves import Leaves
@@ -29,6 +22,11 @@ from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.record import RecipeSlice
 from sigmerge.recipe.settings import Conditions
 from sigmerge.records import InputFile, Member, PlanSlice, PlanSource, RepairPlan
+
+if TYPE_CHECKING:
+    from sigmerge.checkpoints.vocabularies import Vocabulary
+
+# Stacks and vocabularies are imported where a recipe asks for one: most do not.
 
 
 def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
@@ -54,6 +52,8 @@ def _vocabulary(recipe: Recipe) -> Vocabulary | None:
     """The vocabulary of the result, where the recipe asks for one and rows have to be moved."""
     if recipe.vocabulary is None:
         return None
+    from sigmerge.checkpoints.vocabularies import plan_vocabulary
+
     members = {"reference": home_of(recipe.reference)} if recipe.reference else {}
     members |= {name: home_of(path) for name, path in recipe.experts.items()}
     members |= {s.model: home_of(s.path) for piece in recipe.slices for s in piece.sources}
@@ -66,6 +66,8 @@ def _moving(
 ) -> Callable[[Mapping[str, Checkpoint]], dict[str, Checkpoint]] | None:
     if vocabulary is None:
         return None
+    from sigmerge.checkpoints.vocabularies import moved
+
     return lambda members: moved(members, vocabulary, before, behind or before)
 
 
@@ -78,6 +80,8 @@ def _stacked_pool(recipe: Recipe, options: Options, vocabulary: Vocabulary | Non
     }
     if not recipe.slices or (len(recipe.slices) == 1 and _is_plain(recipe.slices[0], members)):
         return None
+    from sigmerge.checkpoints.slices import LayerRange, StackedSlice, stacked_pool
+
     same = [member for member in members.values() if Path(member.here) == recipe.reference]
     home = same[0] if same else next(iter(members.values()))
     if recipe.reference and not same:
@@ -90,6 +94,8 @@ def _stacked_pool(recipe: Recipe, options: Options, vocabulary: Vocabulary | Non
     vocabulary = vocabulary and _by_source(vocabulary, recipe)
     pool = stacked_pool(members, slices, home, _moving(vocabulary, *ends))
     if vocabulary is not None and pool.output is not None:
+        from sigmerge.checkpoints.vocabularies import with_size
+
         config = with_size(pool.output.config, vocabulary.rows)
         pool = replace(pool, output=replace(pool.output, config=config))
     return pool

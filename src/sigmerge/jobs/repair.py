@@ -62,7 +62,8 @@ from sigmerge.jobs.work_folder import hidden
 from sigmerge.method import deficit
 from sigmerge.method.controls import VARIANTS, Allocation, allocate
 from sigmerge.progress import silent
-from sigmerge.recipe import Recipe, RepairSection, load_recipe
+from sigmerge.recipe import Recipe, load_recipe
+from sigmerge.recipe.scored import RepairSection
 from sigmerge.records import (
     PLAN,
     RECIPE,

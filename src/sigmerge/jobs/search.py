@@ -41,7 +41,8 @@ from sigmerge.merge3.candidate import Memory, Weights, stored_weights
 from sigmerge.merge3.evolve import ScoredGenotype, best, evolve, require_search
 from sigmerge.operators.table import operator
 from sigmerge.progress import silent
-from sigmerge.recipe import Recipe, SearchSection, load_recipe
+from sigmerge.recipe import Recipe, load_recipe
+from sigmerge.recipe.scored import SearchSection
 from sigmerge.recipe.space import Genotype, Space, space_of
 from sigmerge.recipe.template import Template, candidate_seed, template
 from sigmerge.records import (

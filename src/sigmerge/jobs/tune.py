@@ -40,8 +40,9 @@ from sigmerge.method import conflict
 from sigmerge.method.objective import Answer, Objective, paired_bootstrap
 from sigmerge.method.tuning import Proposal
 from sigmerge.progress import silent
-from sigmerge.recipe import Recipe, RepairSection, TuneSection, load_recipe
+from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
+from sigmerge.recipe.scored import RepairSection, TuneSection
 from sigmerge.records import (
     PAGE,
     Interval,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from sigmerge.checkpoints.adapters import home_of
+from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.remote import with_weights
 from sigmerge.errors import MissingExtra, PoolError, ScoreError
 from sigmerge.files.documents import read_json_object

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sigmerge.checkpoints.adapters import home_of
+from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.checkpoints.remote import with_weights
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError

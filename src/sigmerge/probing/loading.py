@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.adapters import home_of
+from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import FormedValues

@@ -2,23 +2,6 @@
 
 from sigmerge.recipe.parser import load_recipe
 from sigmerge.recipe.record import Recipe, RecipeModel
-from sigmerge.recipe.sections import (
-    CalibrateSection,
-    CaptureSection,
-    GuideSection,
-    RepairSection,
-    SearchSection,
-    TuneSection,
-)
+from sigmerge.recipe.sections import CaptureSection
 
-__all__ = [
-    "CalibrateSection",
-    "CaptureSection",
-    "GuideSection",
-    "Recipe",
-    "RecipeModel",
-    "RepairSection",
-    "SearchSection",
-    "TuneSection",
-    "load_recipe",
-]
+__all__ = ["CaptureSection", "Recipe", "RecipeModel", "load_recipe"]

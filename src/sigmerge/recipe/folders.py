@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sigmerge.checkpoints.adapters import split_adapter
+from sigmerge.checkpoints.adapter_folders import split_adapter
 from sigmerge.checkpoints.remote import place_of
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.objects import url_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from sigmerge.checkpoints.adapters import adapter_config, home_of, is_adapter
+from sigmerge.checkpoints.adapter_folders import adapter_config, home_of, is_adapter
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.recipe.folders import find_model
 from sigmerge.recipe.reading import Reading

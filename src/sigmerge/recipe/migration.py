@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.adapters import split_adapter
+from sigmerge.checkpoints.adapter_folders import split_adapter
 from sigmerge.errors import RecipeError
 from sigmerge.files.yaml_documents import Place, Yaml, decoded, parse_yaml
 from sigmerge.operators.table import MERGEKIT

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -20,24 +20,23 @@ from sigmerge.recipe.members import fetched, with_models
 from sigmerge.recipe.reading import OWN, Reading
 from sigmerge.recipe.record import Recipe, RecipeModel, RecipeSlice
 from sigmerge.recipe.sections import (
-    CalibrateSection,
     CaptureSection,
-    GuideSection,
     ModelSection,
     ModuleSection,
     RecipeSection,
-    RepairSection,
-    SearchSection,
     SliceSection,
     SourceSection,
-    TuneSection,
 )
 from sigmerge.recipe.settings import Conditions, ParameterCheck, Place
 from sigmerge.recipe.slices import check_count, free_name, read_slices
-from sigmerge.recipe.space import SPACES
 from sigmerge.recipe.tokenizers import read_chat_template, read_tokenizer
 from sigmerge.words import shown, unknown
 
+if TYPE_CHECKING:  # imported where a recipe has them
+    from sigmerge.recipe.scored import GuideSection, RepairSection, SearchSection, TuneSection
+
+SCORED_KEYS = ("repair", "guide", "search", "tune")
+"""The sections that need scores."""
 OUTPUT_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -197,7 +196,7 @@ class _Parser(Reading):
             self.problem((), "models is missing: no expert is listed")
         elif data.get("models") == []:
             self.problem(("models",), "no expert is listed")
-        for key in ("repair", "guide", "search", "tune"):
+        for key in SCORED_KEYS:
             if key in data and data[key] is None:
                 self.note(f"{key}: is empty, and does nothing")
         capture = {} if top.capture is None else top.capture
@@ -206,11 +205,16 @@ class _Parser(Reading):
             tuple((i, entry) for i, entry in entries if entry is not None),
             slices,
             self.checked(CaptureSection, capture, ("capture",)) or CaptureSection(),
-            self.optional(SearchSection, top.search, "search"),
-            self.optional(RepairSection, top.repair, "repair"),
-            self.optional(TuneSection, top.tune, "tune"),
-            self.optional(GuideSection, top.guide, "guide"),
+            **{key: self._scored(key, getattr(top, key)) for key in SCORED_KEYS},
         )
+
+    def _scored(self, key: str, given: Any) -> Any:
+        """A section that needs scores; None if the recipe does not have it."""
+        if given is None:
+            return None
+        from sigmerge.recipe.scored import SCORED
+
+        return self.checked(SCORED[key], given, (key,))
 
     def _without_modules(self, data: dict[str, Any]) -> dict[str, Any]:
         """Modules that are merged alike stand for the model: their keys go to the top level."""
@@ -443,24 +447,35 @@ class _Parser(Reading):
             self.problem(("parameters", "outside"), "reference needs a base_model")
         if sections.capture.scale != 1 and not top.base_model:
             self.problem(("capture", "scale"), "needs a base_model unless it is 1")
-        if sections.search is not None and chosen and top.merge_method not in SPACES:
+        if sections.search is not None and chosen:
+            self._check_search(top)
+        if sections.guide is not None:
+            self._check_guide(sections, sections.guide, chosen, names)
+        if sections.repair is not None:
+            self._check_repair(sections.repair, names)
+
+    def _check_search(self, top: RecipeSection) -> None:
+        from sigmerge.recipe.space import SPACES
+
+        if top.merge_method not in SPACES:
             self.problem(
                 ("search",),
                 f"merge_method: {top.merge_method} cannot be searched; the search knows "
                 f"{', '.join(SPACES)}",
             )
-        if sections.guide is not None:
-            self._check_guide(sections, sections.guide, chosen, names)
-        calibrated = sections.repair.calibration if sections.repair else None
+
+    def _check_repair(self, repair: RepairSection, names: Sequence[str]) -> None:
+        from sigmerge.recipe.scored import CalibrateSection
+
+        calibrated = repair.calibration
         if isinstance(calibrated, CalibrateSection):  # what else was said is reported already
             for told in calibrated.aim.problems(names):
                 self.problem(("repair", "calibrate"), told)
-        shares = sections.repair.shares if sections.repair else None
-        for name in shares or ():
+        for name in repair.shares or ():
             if name not in names:
                 self.problem(("repair", "shares"), unknown("expert", name, names))
-        if sections.repair is not None and sections.repair.probe is not None:
-            probe = self.folder / sections.repair.probe
+        if repair.probe is not None:
+            probe = self.folder / repair.probe
             if not probe.is_file():
                 self.problem(("repair", "probe"), f"{probe} does not exist")
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sigmerge.checkpoints.adapters import split_adapter
-from sigmerge.checkpoints.vocabularies import VocabularyRequest
+from sigmerge.checkpoints.adapter_folders import split_adapter
 from sigmerge.operators.base import Operator, Parameter, Site
-from sigmerge.recipe.sections import (
-    CaptureSection,
-    GuideSection,
-    RepairSection,
-    SearchSection,
-    TuneSection,
-)
+from sigmerge.recipe.sections import CaptureSection
 from sigmerge.recipe.settings import NEEDED, Conditions, bounded, evaluate
+
+if TYPE_CHECKING:  # few recipes have these
+    from sigmerge.checkpoints.vocabularies import VocabularyRequest
+    from sigmerge.recipe.scored import GuideSection, RepairSection, SearchSection, TuneSection
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sigmerge.checkpoints.adapters import home_of
-from sigmerge.checkpoints.vocabularies import TokenSource, VocabularyRequest
+from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.recipe.reading import Reading
 from sigmerge.recipe.record import Recipe, RecipeModel
@@ -17,6 +17,9 @@ from sigmerge.recipe.sections import (
     TokenRowSection,
 )
 from sigmerge.recipe.settings import Place
+
+if TYPE_CHECKING:  # imported where rows are moved
+    from sigmerge.checkpoints.vocabularies import TokenSource, VocabularyRequest
 
 
 def read_tokenizer(
@@ -32,6 +35,8 @@ def read_tokenizer(
         wanted, place = section.source, ("tokenizer", "source")
     if wanted is None:
         return reference, None
+    from sigmerge.checkpoints.vocabularies import VocabularyRequest
+
     vocabulary = VocabularyRequest(
         union=wanted == "union",
         base=_member(reference, reference, models),
@@ -58,6 +63,8 @@ def _tokens(
     models: Sequence[RecipeModel],
 ) -> dict[str, TokenSource]:
     """Where rows of single tokens come from."""
+    from sigmerge.checkpoints.vocabularies import TokenSource
+
     found: dict[str, TokenSource] = {}
     for token, entry in ((section.tokens or {}) if section else {}).items():
         place: Place = ("tokenizer", "tokens", token)
