@@ -111,11 +111,15 @@ def test_a_full_memory_is_emptied_once_then_it_is_an_error(
 def test_a_spectrum_that_the_device_cannot_take_apart_is_lapack_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tried: list[tuple[int, ...]] = []
+
     def fails(matrix: Any) -> Any:
+        tried.append(tuple(matrix.shape))
         raise torch.linalg.LinAlgError("too many repeated eigenvalues")
 
     monkeypatch.setattr(torch.linalg, "eigh", fails)
     found, _ = solved("lot", Gpu("cpu"))
+    assert tried, "no spectrum was asked of the device"
     same(found, solved("lot", None)[0])
 
 

@@ -84,16 +84,19 @@ finally:
     print("LOADED", *sorted(sys.modules), file=sys.stderr)
 """
 
-COMPILER = ("numba.cpython.heapq", "scipy.linalg")
+COMPILER = ("numba.cpython.heapq", "numba.np.arrayobj", "scipy.linalg")
 """Of numba, and what only its compiler loads: it takes longer than many a merge."""
 OTHERS = (
     "torch", "transformers", "safetensors", "jinja2", "jaxtyping", "asyncio", "sqlite3",
     "sigmerge.evaluation", "sigmerge.probing", "sigmerge.merge3", "sigmerge.analysis",
-    "sigmerge.checkpoints.statistics", "sigmerge.kernels.claim", "sigmerge.kernels.signature",
+    "sigmerge.checkpoints.adapters", "sigmerge.checkpoints.slices",
+    "sigmerge.checkpoints.statistics", "sigmerge.checkpoints.vocabularies",
+    "sigmerge.kernels.claim", "sigmerge.kernels.low_rank", "sigmerge.kernels.signature",
     "sigmerge.jobs.capture", "sigmerge.jobs.guide", "sigmerge.jobs.repair", "sigmerge.jobs.scores",
-    "sigmerge.jobs.search",
+    "sigmerge.jobs.search", "sigmerge.jobs.several", "sigmerge.recipe.scored",
+    "sigmerge.recipe.space", "sigmerge.method.controls",
 )  # fmt: skip
-"""What a merge without a search, a guide and a repair needs not."""
+"""What a merge needs not that has one recipe, whole models, and no search, guide and repair."""
 
 
 @pytest.mark.slow
