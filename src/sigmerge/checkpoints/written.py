@@ -17,9 +17,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from sigmerge.files.digests import LEAF, combined
 from sigmerge.files.regular import begin_sync
 from sigmerge.kernels.checksum import checksum
+from sigmerge.kernels.rooms import room
 
 READ_BACK = 1 << 20
 """Bytes that are read back at a time: they fit into a core's own cache, and a thread works on them
@@ -136,7 +139,7 @@ class Written:
 
     def _intact(self, place: ShardBytes, piece: Sequence[int]) -> bool:
         at, nbytes, wanted = piece
-        buffer, found, done = memoryview(bytearray(min(READ_BACK, nbytes))), 0, 0
+        buffer, found, done = _buffer(), 0, 0
         while done < nbytes:
             part = buffer[: min(READ_BACK, nbytes - done)]
             if not _fill(self._handles[place.shard], place.begin + at + done, part):
@@ -144,6 +147,10 @@ class Written:
             found = checksum(part, done, found)
             done += len(part)
         return found == wanted
+
+
+def _buffer() -> memoryview:
+    return room(READ_BACK, np.uint8, "read back").data
 
 
 def _fill(handle: int, position: int, buffer: memoryview) -> bool:
@@ -228,7 +235,7 @@ class _Hasher:
         if self._durable:
             begin_sync(self._handles[piece.shard], piece.begin, piece.end - piece.begin)
         value, at = hashlib.sha256(), piece.begin
-        buffer = memoryview(bytearray(READ_BACK))
+        buffer = _buffer()
         while at < piece.end:
             part = buffer[: min(READ_BACK, piece.end - at)]
             if not _fill(self._handles[piece.shard], at, part):

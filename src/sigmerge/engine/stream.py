@@ -7,7 +7,6 @@ the chunks, whatever thread finished first, so they do not depend on the number 
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from sigmerge.kernels import STRIP, TILE, Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.kernels.merge import Formula
+from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import CODE, address_of, load_rows, members
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
@@ -34,9 +34,6 @@ CHUNK = 32 * TILE
 LONG_CHUNK = 4 * CHUNK
 """Coordinates that a GPU takes at a time where chunks may end anywhere: Python needs as long for a
 long launch as for a short one."""
-
-SCRATCH_KEPT = 64 * TILE
-"""Coordinates of scratch that a thread keeps for the next tile."""
 
 
 class StoredRows(NamedTuple):
@@ -134,8 +131,8 @@ class StreamChunk:
     def merged(self, formula: Formula, dtype: str) -> tuple[Array, bool]:
         """The chunk merged and rounded once, in the calling thread's room; whether it is finite."""
         kind = STORAGE[dtype]
-        room = self.device.room if self.device else _room
-        out = room(-(-self.size * kind.itemsize // 4)).view(kind)[: self.size]
+        place = self.device.room if self.device else _room
+        out = place(-(-self.size * kind.itemsize // 4)).view(kind)[: self.size]
         return out, self._run(formula, out, CODE[kind], self.step)
 
     def norm(self, formula: Formula, tile: int) -> float:
@@ -217,10 +214,6 @@ class StreamChunk:
             self.source.not_finite(names, self.site.tensor, self.start, self.stop)
 
 
-_local = threading.local()
-_NOTHING = np.empty(0, np.float32)
-
-
 def _rows(experts: int, size: int) -> tuple[Array, Array]:
     """Rows for the experts and the result, without gaps between them: kernels see one array."""
     rows = _room((experts + 1) * size).reshape(experts + 1, size)
@@ -228,13 +221,8 @@ def _rows(experts: int, size: int) -> tuple[Array, Array]:
 
 
 def _room(size: int) -> Array:
-    """The calling thread's own room; kept, unless it is for a tensor that is one large tile."""
-    if size > SCRATCH_KEPT:
-        return np.empty(size, np.float32)
-    if getattr(_local, "room", _NOTHING).size < size:
-        _local.room = np.empty(size, np.float32)
-    room: Array = _local.room
-    return room[:size]
+    """The calling thread's own scratch."""
+    return room(size, np.float32, "scratch")
 
 
 def chunks(

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import STRIP, Array
+from sigmerge.kernels import STRIP, Array, rooms
 from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.philox import fill
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE, high_place
@@ -70,8 +70,8 @@ def free_map(size: int) -> Array:
 
 
 def room(size: int, dtype: Any) -> Array:
-    """Where `admit` puts its results."""
-    return np.empty(size, dtype)
+    """Where `admit` puts its results: the calling thread's own, valid until it asks again."""
+    return rooms.room(size, dtype, "admitted")
 
 
 def count_free(owner: Array) -> int:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import STRIP, Array
+from sigmerge.kernels import STRIP, Array, rooms
 from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.stored import load, load_less
 
@@ -177,25 +177,14 @@ def occupied(counts: Array, left_out: Array) -> list[Array]:
     Of what was left out nothing is known where `left_out` has no rows.
     """
     stops = np.zeros(len(counts) + 1, np.int64)
-    _count_occupied(counts, stops)
-    kept = np.empty((3, int(stops[-1])), np.uint32)
-    _take_occupied(counts, left_out, kept)
+    kept = rooms.room((3, counts.size), np.uint32, "occupied")
+    _take_occupied(counts, left_out, kept, stops)
     return [kept[:, stops[row] : stops[row + 1]].copy() for row in range(len(counts))]
 
 
 @kernel
-def _count_occupied(counts: Array, stops: Array) -> None:
-    """How many places of all rows before each have a count."""
-    for row in range(len(counts)):
-        found = np.uint32(0)
-        own = counts[row]
-        for place in range(own.size):
-            found = np.uint32(found + np.uint32(own[place] > np.uint32(0)))
-        stops[row + 1] = stops[row] + np.int64(found)
-
-
-@kernel
-def _take_occupied(counts: Array, left_out: Array, kept: Array) -> None:
+def _take_occupied(counts: Array, left_out: Array, kept: Array, stops: Array) -> None:
+    """`stops`: how many places of all rows before each have a count."""
     found = 0
     for row in range(len(counts)):
         for begin in range(0, counts.shape[1], GROUP):  # most places of most groups are empty
@@ -209,6 +198,7 @@ def _take_occupied(counts: Array, left_out: Array, kept: Array) -> None:
                     kept[0, found], kept[1, found] = np.uint32(begin + i), own[i]
                     kept[2, found] = left_out[row, begin + i] if len(left_out) else np.uint16(0)
                     found += 1
+        stops[row + 1] = found
 
 
 def joined(total: Array | None, part: Array) -> Array:

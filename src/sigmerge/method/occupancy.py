@@ -19,6 +19,7 @@ import numpy as np
 
 from sigmerge.kernels import claim as kernels
 from sigmerge.kernels import philox
+from sigmerge.kernels.rooms import zeros
 from sigmerge.kernels.select import (
     HIGH_PLACES,
     LOW_BINS,
@@ -304,7 +305,7 @@ class _Step:
         """The places of all tiles that have a count; those of a part fit into 32 bits."""
 
         def part(*some: Any) -> UInt32[np.ndarray, "3 places"]:
-            counts = np.zeros((1, bins), np.uint32)
+            counts = zeros((1, bins), np.uint32, "counts")
             count(self.table, *some, *arguments, counts[0])
             return occupied(counts, _NOTHING_LEFT_OUT)[0]
 

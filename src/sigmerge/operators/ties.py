@@ -11,6 +11,7 @@ import numpy as np
 from sigmerge.kernels import Array, select
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
+from sigmerge.kernels.rooms import zeros
 from sigmerge.kernels.thinning import ALL, ANY_TIES
 from sigmerge.operators.base import (
     ELECT,
@@ -281,7 +282,7 @@ class Inside(NamedTuple):
 
 def _count_high(chunk: Chunk, experts: Array, every: int) -> list[Array]:
     """By expert the places that have entries."""
-    counts = np.zeros((len(experts), select.HIGH_PLACES), np.uint32)
+    counts = zeros((len(experts), select.HIGH_PLACES), np.uint32, "counts")
     chunk.read(select.count_high, experts, every, counts, share=1 / every)
     return select.occupied(counts, np.empty((0, 0), np.uint16))
 
@@ -290,8 +291,9 @@ def _count_inside(
     chunk: Chunk, ranges: Mapping[int, select.Range], every: int
 ) -> tuple[int, list[Array], Array]:
     most = max(some.places for some in ranges.values())
-    counts = np.zeros((len(ranges), most), np.uint32)
-    left_out, above = np.zeros(counts.shape, np.uint16), np.zeros(len(ranges), np.int64)
+    counts = zeros((len(ranges), most), np.uint32, "counts")
+    left_out = zeros(counts.shape, np.uint16, "left out")
+    above = np.zeros(len(ranges), np.int64)
     given = (np.array(list(ranges)), every, np.array(list(ranges.values())))
     chunk.read(select.count_inside, *given, counts, left_out, above, share=1 / every)
     return chunk.start, select.occupied(counts, left_out), above
