@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -30,3 +31,10 @@ def test_work_that_is_given_up_leaves_no_thread_waiting() -> None:
     thread.start()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_python_changes_threads_more_often_while_a_team_works() -> None:
+    before = sys.getswitchinterval()
+    with Workers(2):
+        assert sys.getswitchinterval() < before
+    assert sys.getswitchinterval() == before

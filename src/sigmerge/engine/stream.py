@@ -360,7 +360,7 @@ class Stream:
             return notes
 
         return self.workers.overlap(
-            one, self.ahead(blocks), most=2 if self.workers.threads <= 4 else 4
+            one, self.ahead(blocks), most=max(2, min(self.workers.threads // 2, 8))
         )
 
     def ahead(self, blocks: Iterable[Sequence[Site]]) -> Iterator[Sequence[Site]]:

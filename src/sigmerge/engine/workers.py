@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,12 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+SWITCH = 0.0005
+"""Seconds after which a thread that runs Python lets another one, while many threads are at work.
+Most of them need Python for some microseconds between two calls of kernels; with Python's own 5 ms
+they wait, one after another, for the thread that adds results up."""
+
+
 class Stopped(Exception):
     """Work was given up because other work failed."""
 
@@ -21,7 +28,8 @@ class Workers:
     """A pool of threads whose `map` keeps order and holds few items in flight.
 
     Meanwhile linear algebra stays in the thread that calls it: threads are here already, and a
-    sum that a library splits over threads depends on their number.
+    sum that a library splits over threads depends on their number. And Python changes threads more
+    often.
     """
 
     def __init__(self, threads: int) -> None:
@@ -30,12 +38,14 @@ class Workers:
         self._stopped = False
 
     def __enter__(self) -> Workers:
-        self._limits = threadpool_limits(1, "blas")
+        self._limits, self._switch = threadpool_limits(1, "blas"), sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch, SWITCH))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
+        sys.setswitchinterval(self._switch)
         self._limits.restore_original_limits()
 
     def map(

@@ -52,9 +52,12 @@ if TYPE_CHECKING:
     from sigmerge.engine.gpu import Gpu
     from sigmerge.kernels import Array
 
-SMALL = 48 << 20
-"""Coordinates of a block up to which two are repaired at a time, so that one fills the threads that
-the end of a pass over the other leaves idle. Larger blocks have long passes, and take memory."""
+SMALL, SMALL_FOR_MANY = 48 << 20, 56 << 20
+"""Coordinates of a block up to which several are repaired at a time, so that one fills the threads
+that the end of a pass over the other leaves idle. Larger blocks have long passes, and take
+memory."""
+FEW_THREADS = 4
+"""Threads for which two blocks are enough."""
 COPIED = 1 << 22
 """Coordinates of what is only copied that one worker takes at a time."""
 Guard = Callable[[Path], GuardVerdict]
@@ -97,13 +100,19 @@ class OccupancyJob:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def describe_occupancy(pool: Pool) -> Step:
+def _together(coordinates: int, threads: int) -> int:
+    """How many blocks of at most so many coordinates are repaired at a time."""
+    most, small = (2, SMALL) if threads <= FEW_THREADS else (3, SMALL_FOR_MANY)
+    return most if coordinates <= small else 1
+
+
+def describe_occupancy(pool: Pool, threads: int) -> Step:
     """The writing of a repair as a step of a dry run."""
     blocks = block_sites(pool)
     largest = max(sum(pool.layout.tensors[s.tensor].nbytes for s in block) for block in blocks)
     members = len(pool.experts) + 2
     coordinates = max(sum(site.size for site in block) for block in blocks)
-    together = 2 if coordinates <= SMALL else 1
+    together = _together(coordinates, threads)
     formed = max(4 * sum(_formed(pool, site.tensor) for site in block) for block in blocks)
     facts: dict[str, object] = {
         "layers": pool.stack.depth,
@@ -270,11 +279,12 @@ def write_layers(
         loops = gpu.claims(workers.map) if gpu else compiled
         return _write_layer(job, index, blocks[index], source, anchor, workers, output, loops)
 
-    most = 2 if max(sum(site.size for site in sites) for sites in blocks) <= SMALL else 1
+    largest = max(sum(site.size for site in sites) for sites in blocks)
+    most = gpu.blocks if gpu else _together(largest, workers.threads)
     if cluster is not None:
         records = _layers_on(cluster, job, todo, source, output, options)
     else:
-        records = workers.overlap(layer, ahead(todo, prefetch), most=gpu.blocks if gpu else most)
+        records = workers.overlap(layer, ahead(todo, prefetch), most=most)
     for index, record in zip(todo, records, strict=True):
         output.finish(keys[index], record, [site.tensor for site in blocks[index]])
         written += sizes[index]
@@ -296,7 +306,7 @@ def _layers_on(
     members = OpenMembers.of(job.pool.members, allow_nonfinite=lenient)
     anchor = OpenMembers.of({"anchor": job.anchor}, allow_nonfinite=lenient)
     layer = partial(_layer_elsewhere, job, members, anchor, cluster.threads, open_gpu)
-    memory = describe_occupancy(job.pool).peak_memory_bytes
+    memory = describe_occupancy(job.pool, cluster.threads).peak_memory_bytes
     done = cluster.map(layer, todo, lambda index: f"repair: layer {index}", memory=memory)
     for record, pieces, read in done:
         for piece in pieces:

@@ -273,11 +273,11 @@ def repair_steps(
     assert section is not None
     if section.decided:
         decide(section, pool)
-        return (describe_occupancy(pool),)
+        return (describe_occupancy(pool, options.threads),)
     scorer = scorer_of(recipe, options, score=score)
     tries = section.rounds - 1 + (section.calibration.calls if section.calibration else 0)
     after = tries + (section.guard != "off")
-    once = describe_occupancy(pool)
+    once = describe_occupancy(pool, options.threads)
     steps = [
         describe_scoring(recipe, scorer, len(recipe.experts) + 1, "calibration", options),
         describe_profile(recipe, pool, options),
@@ -501,7 +501,7 @@ class ReplayJob:
 
     def describe(self) -> Description:
         _, pool, _, _ = self._planned()
-        return Description((describe_occupancy(pool),), self.options.threads)
+        return Description((describe_occupancy(pool, self.options.threads),), self.options.threads)
 
     def run(self) -> Merged:
         meter = Meter()

@@ -41,7 +41,7 @@ Counts: TypeAlias = Int64[np.ndarray, "3 places"]
 MapLike: TypeAlias = Callable[..., Iterable[Any]]
 """Like `map`: applies a function to every item and returns the results in the items' order."""
 
-PARTS = 64
+PARTS = 32
 """A pass over a block is cut into this many items for `run`, if it has as many tiles."""
 COUNTED_PARTS = 16
 """The same for a pass that counts: every item makes a histogram of its own."""

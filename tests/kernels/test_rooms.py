@@ -1,0 +1,36 @@
+"""A thread's own memory is used again, and never two threads' or two purposes' at once."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from sigmerge.kernels import rooms
+
+
+def test_memory_is_used_again_for_the_same_purpose_alone() -> None:
+    first = rooms.room((3, 5), np.uint32, "one")
+    first[:] = 7
+    assert np.shares_memory(first, rooms.room(8, np.float32, "one"))
+    assert not np.shares_memory(first, rooms.room(8, np.float32, "two"))
+
+
+def test_zeros_are_zeros_after_something_was_counted_there() -> None:
+    for shape in ((2, 9), (1, 4), (5, 3)):
+        counts = rooms.zeros(shape, np.uint32, "counts")
+        assert counts.shape == shape and not counts.any()
+        counts[:] = 3
+
+
+def test_what_is_large_is_not_kept() -> None:
+    large = rooms.room(rooms.KEPT + 1, np.uint8, "large")
+    assert not np.shares_memory(large, rooms.room(rooms.KEPT + 1, np.uint8, "large"))
+
+
+def test_every_thread_has_its_own() -> None:
+    mine, other = rooms.room(8, np.uint8, "own"), []
+    thread = threading.Thread(target=lambda: other.append(rooms.room(8, np.uint8, "own")))
+    thread.start()
+    thread.join()
+    assert not np.shares_memory(mine, other[0])
