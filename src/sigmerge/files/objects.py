@@ -130,6 +130,8 @@ def _real(folder: Path) -> Path:
 def remote_folder(file: Path) -> tuple[str, Path] | None:
     """The address of the remote folder behind a stand-in or a file in it, and the stand-in."""
     root = remote_root()
+    if not str(file).startswith(str(root)):  # asked of every file again and again
+        return None
     if not file.is_relative_to(root) or len(parts := file.relative_to(root).parts) < 2:
         return None
     known = _objects(root / parts[0])

@@ -12,6 +12,7 @@ from typing import Any
 from numba import njit
 from numba.core.caching import Cache, FunctionCache
 from numba.core.ccallback import CFunc
+from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
 
@@ -90,6 +91,14 @@ def callback(function: Callable[..., Any], result: Any, *arguments: Any) -> int:
 def _kept(compiled: Any, function: Callable[..., Any]) -> Any:
     compiled._cache = KernelCache(function)
     return compiled
+
+
+def start() -> None:
+    """Compile numba's runtime in a thread of its own, while the caller imports what it needs.
+
+    That is LLVM's work, for which Python's lock is not needed. Whoever loads a kernel waits for it.
+    """
+    threading.Thread(target=rtsys.initialize, args=(cpu_target.target_context,)).start()
 
 
 @functools.cache
