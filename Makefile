@@ -5,7 +5,6 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
 WARM   := $(VENV)/.warm
-MAKEFLAGS += --jobs=2
 
 # Tests that need no forward pass, no browser and no other tool, but for those marked slow.
 FAST := tests/method tests/kernels tests/operators tests/files tests/engine tests/checkpoints \
@@ -19,7 +18,6 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@ $(DEMO)
 
-# Kernels are compiled while the code is checked.
 $(WARM): $(STAMP)
 	$(BIN)/python -m sigmerge.warm
 	touch $@
@@ -45,10 +43,13 @@ browser:
 	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; \
 	else echo "Browser tests are skipped: install chromium and chromium-driver to run them"; fi
 
-check: lint $(WARM)
+# Kernels are compiled while the code is checked; all of it comes after the installation.
+check: $(STAMP)
+	$(MAKE) --no-print-directory --jobs=2 lint $(WARM)
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(FAST)
 
-test: lint browser $(WARM)
+test: $(STAMP)
+	$(MAKE) --no-print-directory --jobs=2 lint browser $(WARM)
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 bench: $(WARM)
