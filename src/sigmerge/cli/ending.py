@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import warnings
@@ -40,7 +39,6 @@ def run() -> NoReturn:
         signals.leave_at_once()
     except signals.SignalArrived:
         code = signals.exit_code()
-    gc.freeze()  # Python would look for garbage once more, among all that it is about to drop
     sys.exit(signals.exit_code() if signals.arrived() else code)
 
 
