@@ -7,9 +7,8 @@
     tune.json         TuneRecord: a tuning, every call of it, and its winner
 
 A file without `schema` was written before records were versioned; it is read as schema 1.
+Annotations are no texts here, as elsewhere: pydantic would evaluate every one.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What the verbs return: objects with attributes, that a notebook shows as tables and figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

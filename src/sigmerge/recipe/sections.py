@@ -1,9 +1,7 @@
 """What a recipe's sections may say, and what is said about the keys that are wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -124,7 +122,7 @@ class TokenModelSection(Section):
     token_id: Annotated[Whole, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
-    def _agrees(self) -> TokenModelSection:
+    def _agrees(self) -> Self:
         given = [self.token, self.token_id]
         if self.kind == "zero" and [self.model, *given] != [None] * 3:
             raise ValueError("kind: zero takes nothing else")
