@@ -373,15 +373,15 @@ def test_a_missing_method_hides_no_other_problem(pool: PoolOnDisk, tmp_path: Pat
 
 
 def test_sections_tell_all_their_problems_with_a_known_method(pool: PoolOnDisk) -> None:
-    recipe = pool.recipe("regmean", {"off_diagonal": 7}, repair={"rounds": 0, "probe": "no.jsonl"})
+    recipe = pool.recipe("lot", {"rtol": 7}, repair={"rounds": 0, "probe": "no.jsonl"})
     recipe |= {"capture": {"limits": 3, "labels": "mine"}, "tokenizer_source": "./nowhere"}
     with pytest.raises(RecipeError) as error:
         load_recipe(recipe)
     for word in (
-        "models[0].parameters.weight: 'weight' is no parameter of regmean",
+        "models[0].parameters.weight: 'weight' is no parameter of lot",
         "models[0]: exemplars is missing",
         "models[1]: exemplars is missing",
-        "parameters.off_diagonal: must lie between 0 and 1, not 7",
+        "parameters.rtol: must lie between 0 and 1, not 7",
         "capture.limits: 'limits' is no key here; did you mean 'limit'?",
         "capture.labels: must be 'argmax', 'sampled' or 'data', not 'mine'",
         "repair.rounds: must be greater than or equal to 1, not 0",

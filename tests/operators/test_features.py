@@ -325,6 +325,32 @@ def test_regmean_against_the_dense_inverse(pool: Any, factor: float) -> None:
         np.testing.assert_allclose(out[name], wanted.ravel(), rtol=1e-6, atol=1e-6)
 
 
+def test_regmean_moves_experts_by_their_weights(pool: Any) -> None:
+    """The inverse of the regression of W_ref + w (W − W_ref), and the mean of such elsewhere."""
+    reference, experts, statistics = pool
+    given = (1.7, 1.0, 0.0)
+    out = run("regmean", reference, experts, statistics=statistics, weight=given)
+    for name in ("l.0.q.weight", "l.0.v.weight", "l.0.n.weight", "l.0.q.bias", "embed"):
+        base, deltas, features = exact(pool, name)
+        moved = [base + w * d for w, d in zip(given, deltas, strict=True)]
+        gram = statistics.measured(name) == "gram"
+        wanted = oracle.regmean(moved, features, 0.9) if gram else np.mean(moved, axis=0)
+        np.testing.assert_allclose(out[name], wanted.ravel(), rtol=2e-6, atol=2e-6)
+    ones = run("regmean", reference, experts, statistics=statistics, weight=(1.0,) * 3)
+    plain = run("regmean", reference, experts, statistics=statistics)
+    assert all((ones[name] == plain[name]).all() for name in plain)
+
+
+def test_regmean_with_weights_needs_the_reference() -> None:
+    def problems(weight: tuple[float, ...], reference: bool) -> list[str]:
+        site = Site("t", 2, 0, 1, ("A", "B"), {"weight": weight}, 0, (1, 2), "gram")
+        return operator("regmean").with_reference(reference).check([site])
+
+    assert problems((1.0, 1.0), False) == problems((1.0, 0.5), True) == []
+    (problem,) = problems((1.0, 0.5), False)
+    assert "without base_model" in problem
+
+
 def test_regmean_near_singularity_does_what_is_asked() -> None:
     values, features = [[[1, 7]], [[-1, 9]]], [[[2, 0]], [[1, 0]]]
     notes: dict[str, Any] = {}

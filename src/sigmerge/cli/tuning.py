@@ -11,6 +11,7 @@ import typer
 from sigmerge.cli import show
 from sigmerge.cli.app import (
     Address,
+    CaptureDevice,
     DryRun,
     EngineFlag,
     EngineKind,
@@ -66,6 +67,7 @@ def tune(
     threads: Threads = 0,
     dry_run: DryRun = False,
     allow_pickle: Pickle = False,
+    device: CaptureDevice = None,
     trust_remote_code: Trust = False,
     strict: StrictData = False,
     engine: EngineFlag = EngineKind.local,
@@ -80,7 +82,7 @@ def tune(
     from sigmerge.jobs.tune import TuneJob, pool_recipe
     from sigmerge.recipe.scored import TuneSection
 
-    loaded = pool_recipe(recipe, seed) if recipe.is_dir() else load(recipe, seed)
+    loaded = pool_recipe(recipe, seed) if recipe.is_dir() else load(recipe, seed, device)
     settings = (loaded.tune or TuneSection()).changed(
         calls=calls, anchors=anchor, method=method, objective=objective,
         weights=_numbers("--weight", weight), floors=_numbers("--floor", floor),
@@ -88,7 +90,8 @@ def tune(
     with show.progress(as_json) as bar:
         how = options(
             threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code, strict=strict, engine=engine, address=address,
+            trust_remote_code=trust_remote_code, strict=strict, device=device, engine=engine,
+            address=address,
         )  # fmt: skip
         done = show.do(TuneJob(loaded, out, how, settings), dry_run, goes_on=True)
     show.emit(done, as_json, show.tune_lines)

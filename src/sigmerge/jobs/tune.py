@@ -28,7 +28,7 @@ from sigmerge.files.journal import Journal
 from sigmerge.files.regular import remove
 from sigmerge.jobs.calls import CALL_LINES, Calls, decided_section, experts_of, target_of
 from sigmerge.jobs.candidates import SCRATCH_ANCHOR, Measure, measure_of
-from sigmerge.jobs.dense import plan_dense
+from sigmerge.jobs.dense import DenseJob, plan_dense, with_statistics
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_repair_pool, require_whole
@@ -58,12 +58,14 @@ TUNING_FOLDER = WorkFolder(
     "tuning", (TUNING_JOURNAL, TUNING_RESULT, PAGE), (WINNER,), last=TUNING_RESULT
 )
 RESAMPLES = 10_000
+REGMEAN_CALLS = 8
 
 
 def pool_recipe(folder: Path, seed: int | None = None) -> Recipe:
     """A recipe for a folder with reference/ and one checkpoint folder per expert.
 
-    A pool that `nano train` made brings its probe prompts and the items that score it.
+    A pool that `nano train` made brings its probe prompts, its experts' exemplars and the items
+    that score it.
     """
     reference = folder / "reference"
     experts = sorted(
@@ -80,10 +82,18 @@ def pool_recipe(folder: Path, seed: int | None = None) -> Recipe:
         "merge_method": "task_arithmetic",
         "preset": "paper",
         "base_model": str(reference.absolute()),
-        "models": [{"model": str(path.absolute()), "name": path.name} for path in experts],
+        "models": [_listed(folder.absolute(), path.name) for path in experts],
         "parameters": {"weight": 0.4},
         "repair": repair,
     }, seed=seed)  # fmt: skip
+
+
+def _listed(pool: Path, name: str) -> dict[str, str]:
+    """An expert of a pool's folder, with its exemplars where there are any."""
+    shown = pool / "exemplars" / f"{name}.jsonl"
+    return {"model": str(pool / name), "name": name} | (
+        {"exemplars": str(shown)} if shown.is_file() else {}
+    )
 
 
 @dataclass(frozen=True)
@@ -107,7 +117,11 @@ class TuneJob:
 
     @cached_property
     def anchors(self) -> dict[str, AnchorRecipe]:
-        return anchors_of(self.recipe, self.section.anchors)
+        tried = self.section.method in ("guided", "random") and self.section.calls >= REGMEAN_CALLS
+        capture = self.recipe.capture
+        if self.options.device != "cpu" and "device" not in capture.model_fields_set:
+            capture = capture.model_copy(update={"device": self.options.device})
+        return anchors_of(replace(self.recipe, capture=capture), self.section.anchors, tried)
 
     @cached_property
     def objective(self) -> Objective:
@@ -191,6 +205,7 @@ class TuneJob:
                 folders, reference = self.recipe.experts, self._repair.reference
                 experts = experts_of(folders, self.measure, journal, reference, self.options)
                 setup = self._setup(experts)
+                self._capture()
                 calls = Calls(
                     journal, self.measure, setup.target, self.objective, self.section.calls,
                     self._candidate, self.options, "tuning",
@@ -232,14 +247,24 @@ class TuneJob:
             notes.append("guard: off is not used: a tuning never ends below the plain anchor.")
         return tuple(notes)
 
-    def _fingerprints(self) -> dict[str, str]:
-        """Identifies the plain anchors; their recipes are checked on the way."""
+    def _capture(self) -> None:
+        """What anchors read of exemplars, made once: candidates find it in its folder."""
+        for job in self._plans().values():
+            if job.operator.needs:
+                with_statistics(job, self.options)
+
+    def _plans(self) -> dict[str, DenseJob]:
+        """The merges of the plain anchors; their recipes are checked on the way."""
         return {
             name: plan_dense(
                 load_recipe(anchor.recipe(tuple(anchor.weights.values()))), self.options
-            ).fingerprint()
+            )
             for name, anchor in self.anchors.items()
         }
+
+    def _fingerprints(self) -> dict[str, str]:
+        """Identifies the plain anchors."""
+        return {name: job.fingerprint() for name, job in self._plans().items()}
 
     def _header(self) -> dict[str, Any]:
         """Whose calls a journal holds; a tuning is only continued under the same header."""

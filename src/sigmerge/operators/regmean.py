@@ -18,6 +18,7 @@ from sigmerge.kernels import Array
 from sigmerge.kernels.algebra import Algebra, Matrix
 from sigmerge.operators.base import (
     OUTSIDE,
+    WEIGHT,
     Chunk,
     Operator,
     Parameter,
@@ -40,16 +41,17 @@ class RegMean(Operator):
     """W = (Σ_k W_k S̃_k)(Σ_k S̃_k)⁻¹; tensors without Grams are averaged.
 
     S̃_k is the mean over tokens of the Gram, its off-diagonal entries multiplied by a factor. A
-    pseudo-inverse erases what the experts know in directions that no exemplar shows.
+    pseudo-inverse erases what the experts know in directions that no exemplar shows. A `weight`
+    other than 1 (ours) moves the expert along its task vector first: W_ref + w_k (W_k − W_ref).
     """
 
     name = "regmean"
     title = "RegMean"
     paper = "Jin et al., Dataless knowledge fusion by merging weights, ICLR 2023 (arXiv:2212.09849)"
     needs = "features"
-    needs_reference = False
     gives_vector = False
     parameters = (
+        WEIGHT,
         Parameter(
             "off_diagonal", float, "factor on off-diagonal Gram entries", 0.9, 0.9, False, 0, 1
         ),
@@ -65,6 +67,17 @@ class RegMean(Operator):
         RTOL,
         OUTSIDE,
     )
+
+    def __init__(self, reference: bool = True) -> None:
+        self.needs_reference = reference
+
+    def with_reference(self, given: bool) -> Operator:
+        return RegMean(given)
+
+    def check(self, sites: Sequence[Site]) -> list[str]:
+        if self.needs_reference or not any(_moves(site) for site in sites):
+            return []
+        return ["weight: without base_model there is nothing to move an expert from; leave it out"]
 
     def check_statistics(self, sites: Sequence[Site], statistics: Statistics) -> list[str]:
         """With the factor at 1, fewer tokens than input channels cannot be inverted."""
@@ -85,8 +98,10 @@ class RegMean(Operator):
         return site.size if site.measured == "gram" else 4
 
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
-        site = chunk.site
-        for tile in chunk.tiles():
+        site, moves = chunk.site, _moves(chunk.site)
+        for tile in chunk.tiles(reference=moves):
+            if moves:
+                _move(tile, site)
             if site.measured == "gram":
                 regress = partial(_regress, tile, site, chunk.statistics)
                 tile.out[:], notes = chunk.solve(regress)
@@ -95,6 +110,19 @@ class RegMean(Operator):
                 note_fallback(chunk, "mean of the experts")
                 plain_mean(tile)
             yield tile
+
+
+def _moves(site: Site) -> bool:
+    return any(weight != 1 for weight in site.settings["weight"])
+
+
+def _move(tile: Tile, site: Site) -> None:
+    """θ_ref + w_k (θ_k − θ_ref) in place of θ_k; the last row, the reference, is taken off."""
+    *_, reference = tile.experts
+    tile.experts = tile.experts[:-1]
+    for row, weight in zip(tile.experts, site.settings["weight"], strict=True):
+        if weight != 1:
+            row[:] = reference + weight * (row.astype(np.float64) - reference)
 
 
 def _regress(
@@ -107,8 +135,9 @@ def _regress(
         every = grams(site, statistics, True, algebra)
         return (shrunk(gram, options["off_diagonal"]) for gram in every)
 
+    key = tuple(item for item in options.items() if item[0] != "weight")
     solve = statistics.once(
-        site.tensor, tuple(options.items()), lambda: solver(sum_of(shrunken()), site, algebra)
+        site.tensor, key, lambda: solver(sum_of(shrunken()), site, algebra)
     )
     pairs = zip(matrices(tile.experts, site, algebra), shrunken(), strict=True)
     merged = solve.apply(sum_of(weight @ gram for weight, gram in pairs))

@@ -11,7 +11,7 @@ import yaml
 from sigmerge.errors import RecipeError
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import operator
-from sigmerge.recipe.record import Recipe
+from sigmerge.recipe.record import Recipe, RecipeModel
 from sigmerge.recipe.template import tokenizer_keys
 from sigmerge.words import unknown
 
@@ -21,6 +21,8 @@ USUAL: Final[Mapping[str, Mapping[str, Any]]] = {
     "ties": {"weight": 1.0, "density": 0.2, "normalize": True},
     "dare_ties": {"weight": 1.0, "density": 0.5, "normalize": True},
     "dare_linear": {"weight": 0.4, "density": 0.5},
+    "regmean": {"weight": 1.0},
+    "fisher": {"weight": 1.0},
 }
 """Settings of anchors that the recipe does not describe itself."""
 DEFAULT: Final = ("task_arithmetic", "linear", "ties", "dare_ties")
@@ -64,8 +66,13 @@ class AnchorRecipe:
         return {"weight": float(weight)} if self.weighted else {}
 
 
-def anchors_of(recipe: Recipe, names: Sequence[str] | None) -> dict[str, AnchorRecipe]:
-    """The anchors to tune: those that are named; else the recipe's own and the usual four."""
+def anchors_of(
+    recipe: Recipe, names: Sequence[str] | None, shown: bool = False
+) -> dict[str, AnchorRecipe]:
+    """The anchors to tune: those that are named; else the recipe's own and the usual four.
+
+    With `shown`, RegMean is one more of the latter, where every expert has exemplars.
+    """
     if recipe.reference is None:
         raise RecipeError("base_model is missing: tuning needs the reference of the experts.")
     if len(recipe.models) < 2:
@@ -73,16 +80,35 @@ def anchors_of(recipe: Recipe, names: Sequence[str] | None) -> dict[str, AnchorR
             "There is one expert only: tuning moves weight between experts of several domains."
         )
     own = recipe.method if recipe.operator is not None else None
-    chosen = list(dict.fromkeys([*([own] if own else []), *DEFAULT])) if names is None else names
+    chosen = names
+    if chosen is None:
+        more = ["regmean"] if shown and not _without_exemplars(recipe) else []
+        chosen = list(dict.fromkeys([*([own] if own else []), *DEFAULT, *more]))
     known = list(dict.fromkeys([*USUAL, *([own] if own else [])]))
     problems = [
         f"anchors: {unknown('anchor', name, known)}" for name in chosen if name not in known
     ]
+    problems += _unshown(recipe, [name for name in chosen if name in known])
     if not chosen:
         problems.append("anchors: none is listed")
     if problems:
         raise RecipeError("The tuning cannot be run:", problems)
     return {name: _own(recipe) if name == own else _usual(recipe, name) for name in chosen}
+
+
+def _without_exemplars(recipe: Recipe) -> list[str]:
+    return [model.name for model in recipe.models if model.exemplars is None]
+
+
+def _unshown(recipe: Recipe, chosen: Sequence[str]) -> list[str]:
+    """Problems of anchors that read exemplars, where experts have none."""
+    lacking = ", ".join(_without_exemplars(recipe))
+    return [
+        f"anchors: {name} reads every expert's exemplars, and there are none of {lacking}; give "
+        "exemplars: beside the model, or exemplars/NAME.jsonl in the pool's folder"
+        for name in chosen
+        if lacking and name in USUAL and operator(name).needs
+    ]
 
 
 def _own(recipe: Recipe) -> AnchorRecipe:
@@ -110,14 +136,8 @@ def _own(recipe: Recipe) -> AnchorRecipe:
     own: dict[str, dict[str, Any]] = {}
     for model, entry in zip(recipe.models, _listed(recipe, entries), strict=True):
         rest = {k: v for k, v in (entry.get("parameters") or {}).items() if k != "weight"}
-        shown = {"exemplars": str(model.exemplars)} if model.exemplars else {}
-        own[model.name] = {
-            "model": str(model.path),
-            "name": model.name,
-            **shown,
-            "parameters": rest,
-        }
-    common = _common(recipe, given, "capture")
+        own[model.name] = _model(model, recipe.operator) | {"parameters": rest}
+    common = _common(recipe, given, recipe.operator)
     made = _anchor(recipe.method, recipe.operator, own, shared, common, weights, recipe.preset)
     return made if weighted else replace(made, level=False, weighted=False)
 
@@ -133,17 +153,27 @@ def _usual(recipe: Recipe, method: str) -> AnchorRecipe:
     given = yaml.safe_load(recipe.text)
     settings = dict(USUAL[method])
     weight = settings.pop("weight")
-    models = {m.name: {"model": str(m.path), "name": m.name} for m in recipe.models}
+    chosen = operator(method)
+    models = {m.name: _model(m, chosen) for m in recipe.models}
     weights = {m.name: weight for m in recipe.models}
     outside = (given.get("parameters") or {}).get("outside")
     settings |= {"outside": outside} if outside else {}
-    common = _common(recipe, given)
-    return _anchor(method, operator(method), models, settings, common, weights, recipe.preset)
+    common = _common(recipe, given, chosen)
+    return _anchor(method, chosen, models, settings, common, weights, recipe.preset)
 
 
-def _common(recipe: Recipe, given: Mapping[str, Any], *more: str) -> dict[str, Any]:
-    keys = ("preset", "dtype", "out_dtype", *more)
-    common = {key: given[key] for key in keys if key in given}
+def _model(model: RecipeModel, chosen: Operator) -> dict[str, Any]:
+    """An expert without its parameters, and with its exemplars if the operator reads them."""
+    shown = {"exemplars": str(model.exemplars)} if model.exemplars and chosen.needs else {}
+    return {"model": str(model.path), "name": model.name, **shown}
+
+
+def _common(recipe: Recipe, given: Mapping[str, Any], chosen: Operator) -> dict[str, Any]:
+    common = {key: given[key] for key in ("preset", "dtype", "out_dtype") if key in given}
+    capture = recipe.capture.model_dump(exclude_unset=True) if chosen.needs else {}
+    if capture.get("folder"):
+        capture["folder"] = str(recipe.folder / capture["folder"])
+    common |= {"capture": capture} if capture else {}
     common |= {"base_model": str(recipe.reference), "seed": recipe.seed}
     return common | tokenizer_keys(recipe)
 
