@@ -294,7 +294,7 @@ def test_wrong_sections_are_refused(more: dict[str, Any], told: str, pool: PoolO
     assert told in str(error.value)
 
 
-@pytest.mark.parametrize("method", ["regmean", "lot"])
+@pytest.mark.parametrize("method", ["model_stock", "lot"])
 def test_an_operator_without_weights_is_refused(method: str, pool: PoolOnDisk) -> None:
     (pool.root / "exemplars.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n")
     models = [{"model": name, "exemplars": "exemplars.jsonl"} for name in DOMAINS]

@@ -370,7 +370,7 @@ def test_wrong_input_is_refused_before_anything_is_written(
         searched = TuneSection(calls=24, method="merge3")
         run(pool, out, recipe=recipe_of(pool, "model_stock"), settings=searched)
     with pytest.raises(RecipeError, match="is no anchor") as wrong:
-        run(pool, out, settings=SETTINGS.changed(anchors=["regmean"]))
+        run(pool, out, settings=SETTINGS.changed(anchors=["lot"]))
     assert wrong.value.problems[0].count("task_arithmetic") == 1
     with pytest.raises(RecipeError, match="unknown domain poetry"):
         run(pool, out, settings=SETTINGS.changed(floors={"poetry": 0.9}))

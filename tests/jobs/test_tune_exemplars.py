@@ -88,7 +88,7 @@ def test_calls_are_counted_and_captures_come_first(pool: Path, tmp_path: Path) -
         pool, tmp_path / "out", recipe.tune, recipe=recipe, scorer=scorer,
         progress=lambda stage, done, total: heard.append(stage),
     ).run()  # fmt: skip
-    assert len(record.calls) == 6 and len(scorer.kept) == 3 + 6 + 0
+    assert len(record.calls) == 6 and len(scorer.kept) == len(DOMAINS) + 6
     assert {call.anchor for call in record.calls} == {"regmean", "fisher"}
     kinds = sorted(p.name.partition("-")[0] for p in (tmp_path / "captures").iterdir())
     assert kinds == ["features"] * 3 + ["fisher"] * 3

@@ -153,6 +153,8 @@ def _search_step(step: Any) -> Iterator[str]:
 def _tune_step(step: Any) -> Iterator[str]:
     facts = step.facts
     yield f"tune: {', '.join(facts['anchors'])} of {len(facts['experts'])} experts"
+    if facts["to_capture"]:
+        yield f"  captured first: {', '.join(facts['to_capture'])}"
     yield from _called(step, f", method {facts['method']}")
 
 

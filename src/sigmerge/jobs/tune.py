@@ -58,7 +58,10 @@ TUNING_FOLDER = WorkFolder(
     "tuning", (TUNING_JOURNAL, TUNING_RESULT, PAGE), (WINNER,), last=TUNING_RESULT
 )
 RESAMPLES = 10_000
-REGMEAN_CALLS = 8
+REGMEAN_CALLS = 24
+"""From so many calls on RegMean is tried by default. It is one more anchor to score and perhaps to
+guide: at 8 calls that costs 2.0 and 1.3 points on two of three embedded pools, at 24 nothing on any
+of ten (docs/results/tune.md)."""
 
 
 def pool_recipe(folder: Path, seed: int | None = None) -> Recipe:
@@ -172,9 +175,15 @@ class TuneJob:
     def describe(self) -> Description:
         self.check()
         parameters = sum(tensor.size for tensor in self.pool.layout.tensors.values())
+        captures = {
+            f"{expert} for {name}": peak
+            for name, job in self._plans.items()
+            for expert, peak in job.to_capture.items()
+        }
         facts: dict[str, object] = {
             "method": self.section.method,
             "anchors": list(self.anchors),
+            "to_capture": list(captures),
             "experts": list(self.recipe.experts),
             "objective": self.section.objective,
             "floors": dict(self.section.floors),
@@ -186,7 +195,7 @@ class TuneJob:
             facts,
             bytes_to_read=self.section.calls * sum(m.nbytes for m in self.pool.members.values()),
             bytes_to_write=self.pool.layout.nbytes,
-            peak_memory_bytes=LIBRARIES + 16 * parameters,
+            peak_memory_bytes=max(LIBRARIES + 16 * parameters, *captures.values(), 0),
             evaluation_calls=self.section.calls,
             notes=self._unused(),
         )
@@ -249,10 +258,11 @@ class TuneJob:
 
     def _capture(self) -> None:
         """What anchors read of exemplars, made once: candidates find it in its folder."""
-        for job in self._plans().values():
+        for job in self._plans.values():
             if job.operator.needs:
                 with_statistics(job, self.options)
 
+    @cached_property
     def _plans(self) -> dict[str, DenseJob]:
         """The merges of the plain anchors; their recipes are checked on the way."""
         return {
@@ -264,7 +274,7 @@ class TuneJob:
 
     def _fingerprints(self) -> dict[str, str]:
         """Identifies the plain anchors."""
-        return {name: job.fingerprint() for name, job in self._plans().items()}
+        return {name: job.fingerprint() for name, job in self._plans.items()}
 
     def _header(self) -> dict[str, Any]:
         """Whose calls a journal holds; a tuning is only continued under the same header."""

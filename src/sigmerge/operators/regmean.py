@@ -136,9 +136,7 @@ def _regress(
         return (shrunk(gram, options["off_diagonal"]) for gram in every)
 
     key = tuple(item for item in options.items() if item[0] != "weight")
-    solve = statistics.once(
-        site.tensor, key, lambda: solver(sum_of(shrunken()), site, algebra)
-    )
+    solve = statistics.once(site.tensor, key, lambda: solver(sum_of(shrunken()), site, algebra))
     pairs = zip(matrices(tile.experts, site, algebra), shrunken(), strict=True)
     merged = solve.apply(sum_of(weight @ gram for weight, gram in pairs))
     return stored(merged, site, algebra), solve.notes
