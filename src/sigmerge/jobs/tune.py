@@ -58,10 +58,9 @@ TUNING_FOLDER = WorkFolder(
     "tuning", (TUNING_JOURNAL, TUNING_RESULT, PAGE), (WINNER,), last=TUNING_RESULT
 )
 RESAMPLES = 10_000
-REGMEAN_CALLS = 24
-"""From so many calls on RegMean is tried by default. It is one more anchor to score and perhaps to
-guide: at 8 calls that costs 2.0 and 1.3 points on two of three embedded pools, at 24 nothing on any
-of ten (docs/results/tune.md)."""
+REGMEAN_CALLS = 16
+"""From so many calls on RegMean is tried by default: at 8 one more anchor to score costs up to 2.0
+points on embedded pools, at 16 at most 0.2, at 24 nothing (docs/results/tune.md)."""
 
 
 def pool_recipe(folder: Path, seed: int | None = None) -> Recipe:

@@ -149,7 +149,8 @@ class CalibrateSection(_Aim):
 class TuneSection(_Aim):
     """The `tune:` section: what `sigmerge tune` may spend, tries, and aims at.
 
-    `anchors` are operators; without them the recipe's own and the usual four.
+    `anchors` are operators; without them the recipe's own, the usual four, and RegMean where calls
+    and exemplars allow it.
     """
 
     calls: int = Field(default=24, ge=1)
