@@ -13,7 +13,8 @@ import sigmerge
 from sigmerge.errors import RecipeError
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.tune import REGMEAN_CALLS, TuneJob, pool_recipe
-from sigmerge.recipe import TuneSection, load_recipe
+from sigmerge.recipe import load_recipe
+from sigmerge.recipe.scored import TuneSection
 from sigmerge.records import TuneRecord
 from tests.command_line import sigmerge as command
 from tests.jobs.tuned import Contested
