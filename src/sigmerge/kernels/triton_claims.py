@@ -25,6 +25,7 @@ from sigmerge.kernels.triton_passes import (
     EXACT,
     drawn,
     high_place,
+    launch,
     magnitude_of,
     note_wrong,
     sampled,
@@ -37,9 +38,11 @@ from sigmerge.kernels.triton_passes import (
 TILE_ROW = 5
 """Numbers of a tile in its row of the table, before the addresses of domains: two addresses, its
 begin, its size, and the least code of what is free."""
-DEPTH = 32
+DEPTH = 16
 """Steps of the lanes whose entries are loaded before the first is used: a GPU's memory answers
-late."""
+late. The time to compile grows with its square."""
+TAIL = 1
+"""The same for the entries at the end of a tile that fill no such steps."""
 _TILE_ROW = tl.constexpr(TILE_ROW)
 _BF16, _F16 = tl.constexpr(BF16), tl.constexpr(F16)
 _ABOVE, _TIED, _FREE = (tl.constexpr(int(c)) for c in (claim.ABOVE, claim.TIED, claim.FREE))
@@ -124,10 +127,10 @@ def _scores(
 @triton.jit
 def _mark_run(
     row, owner, begin, size, first, end, last_tie, domain, threshold, key0, key1, total, bad,
-    above, equal, settles: tl.constexpr, random: tl.constexpr, kind: tl.constexpr,
+    above, equal, random: tl.constexpr, kind: tl.constexpr,
     lanes: tl.constexpr, depth: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
-    """Mark a run of a tile."""
+    """Mark a run of a tile, once the marks of the domain before are handed out."""
     step = first
     while step < end:  # an interpreter takes no number of a device for a range
         codes = _ahead(owner + begin, step, size, lanes, depth, masked)
@@ -136,9 +139,8 @@ def _mark_run(
         )  # fmt: skip
         for part in tl.static_range(depth):
             at = step + part * lanes + tl.arange(0, lanes)
-            code, score = codes[part].to(tl.int32), scores[part]
-            if settles:
-                code = _settled(code, at, last_tie, domain)
+            code = _settled(codes[part].to(tl.int32), at, last_tie, domain)
+            score = scores[part]
             magnitude = magnitude_of(score)
             new = tl.where(magnitude == threshold, _TIED, _FREE)
             new = tl.where(magnitude > threshold, _ABOVE, new)
@@ -159,13 +161,12 @@ def _mark_run(
 
 @triton.jit(do_not_specialize=["domain", "threshold", "key0", "key1"])
 def _mark(
-    table, width, owner, edge, counts, mass, domain, threshold, key0, key1,
-    settles: tl.constexpr, random: tl.constexpr, kind: tl.constexpr, aligned: tl.constexpr,
-    lanes: tl.constexpr, depth: tl.constexpr,
+    table, width, owner, edge, counts, mass, domain, threshold, key0, key1, random: tl.constexpr,
+    kind: tl.constexpr, lanes: tl.constexpr, depth: tl.constexpr, tail: tl.constexpr,
 ):  # fmt: skip
     """`claim.mark` of one tile: counts above, tied and not finite, the lanes of its mass."""
     tile = tl.program_id(0)
-    row, begin = table + tile * width, _begin(table + tile * width, aligned)
+    row, begin = table + tile * width, tl.load(table + tile * width + 2)
     size = tl.load(row + 3).to(tl.int32)
     last_tie = _last_tie(edge, begin)
     total, bad = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float32)
@@ -173,11 +174,11 @@ def _mark(
     whole = size // (lanes * depth) * (lanes * depth)
     total, bad, above, equal = _mark_run(
         row, owner, begin, size, size - size, whole, last_tie, domain, threshold, key0, key1, total,
-        bad, above, equal, settles, random, kind, lanes, depth, False,
+        bad, above, equal, random, kind, lanes, depth, False,
     )  # fmt: skip
     total, bad, above, equal = _mark_run(
         row, owner, begin, size, whole, size, last_tie, domain, threshold, key0, key1, total, bad,
-        above, equal, settles, random, kind, lanes, depth, True,
+        above, equal, random, kind, lanes, tail, True,
     )  # fmt: skip
     tl.store(counts + 3 * tile, tl.sum(above, 0))
     tl.store(counts + 3 * tile + 1, tl.sum(equal, 0))
@@ -200,12 +201,12 @@ def _settle(
 
 @triton.jit(do_not_specialize=["code"])
 def _tally(
-    table, width, owner, counts, mass, code, kind: tl.constexpr, aligned: tl.constexpr,
-    lanes: tl.constexpr, depth: tl.constexpr,
+    table, width, owner, counts, mass, code, kind: tl.constexpr, lanes: tl.constexpr,
+    depth: tl.constexpr,
 ):  # fmt: skip
     """`claim.tally` of one tile: support, how many are not finite, the lanes of its mass."""
     tile = tl.program_id(0)
-    row, begin = table + tile * width, _begin(table + tile * width, aligned)
+    row, begin = table + tile * width, tl.load(table + tile * width + 2)
     size, key = tl.load(row + 3).to(tl.int32), tl.zeros((), tl.int32)
     total, bad = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float32)
     found = tl.zeros([lanes], tl.int32)
@@ -328,10 +329,10 @@ class TritonClaims(TensorClaims):
             rows[:, 4] = _least_free(before, first, last)
             found = torch.zeros(len(histogram), dtype=torch.int32, device=self._device)
             strips = triton.cdiv(int(rows[:, 3].max()), STRIP * every) * (STRIP // BLOCK)
-            _count[(strips, len(rows))](
-                there(rows, owner), rows.shape[1], owner, found, every, high or 0, *_key(table),
-                high is not None, bool(table.key[0]), kind, _aligned(table.edges), STRIP, BLOCK,
-                **EXACT,
+            launch(
+                _count, (strips, len(rows)), there(rows, owner), rows.shape[1], owner, found,
+                every, high or 0, *_key(table), high is not None, bool(table.key[0]), kind,
+                _aligned(table.edges), STRIP, BLOCK, **EXACT,
             )  # fmt: skip
             np.add(histogram, fetched(found), out=histogram, casting="unsafe")
             del held
@@ -358,11 +359,13 @@ class TritonClaims(TensorClaims):
             tiles = len(rows)
             found = torch.empty((tiles, 3), dtype=torch.int32, device=self._device)
             sums = torch.empty((tiles, LANES), dtype=torch.float64, device=self._device)
-            _mark[(tiles,)](
-                there(rows, owner), rows.shape[1], owner,
-                self._edge(table.edges, owner, first, last, before), found, sums, before.domain,
-                threshold, *_key(table), bool(before.ties.size), bool(table.key[0]), kind,
-                _aligned(table.edges), LANES, DEPTH, num_warps=2, **EXACT,
+            # Where nothing is left to settle, marks of a wrong guess are free again.
+            domain = before.domain if before.ties.size else int(claim.FREE)
+            launch(
+                _mark, (tiles,), there(rows, owner), rows.shape[1], owner,
+                self._edge(table.edges, owner, first, last, before), found, sums, domain,
+                threshold, *_key(table), bool(table.key[0]), kind, LANES, DEPTH, TAIL,
+                num_warps=2, **EXACT,
             )  # fmt: skip
             mass[first:last] = tensors.totals(sums)
             numbers = fetched(found)
@@ -376,8 +379,8 @@ class TritonClaims(TensorClaims):
     def settle(self, edges: Array, owner: Tensor, first: int, last: int, marks: Settlement) -> None:
         def one(first: int, last: int) -> None:
             rows = _tiles(edges, first, last)
-            _settle[(triton.cdiv(int(rows[:, 3].max()), BLOCK), len(rows))](
-                there(rows, owner), rows.shape[1], owner,
+            launch(
+                _settle, _blocks(rows), there(rows, owner), rows.shape[1], owner,
                 self._edge(edges, owner, first, last, marks), marks.domain, _aligned(edges), BLOCK,
             )  # fmt: skip
 
@@ -401,9 +404,9 @@ class TritonClaims(TensorClaims):
             rows, held = self._rows(table, first, last)
             found = torch.empty((len(rows), 2), dtype=torch.int32, device=self._device)
             sums = torch.empty((len(rows), LANES), dtype=torch.float64, device=self._device)
-            _tally[(len(rows),)](
-                there(rows, owner), rows.shape[1], owner, found, sums, code, kind,
-                _aligned(table.edges), LANES, DEPTH, num_warps=2, **EXACT,
+            launch(
+                _tally, (len(rows),), there(rows, owner), rows.shape[1], owner, found, sums, code,
+                kind, LANES, DEPTH, num_warps=2, **EXACT,
             )  # fmt: skip
             mass[first:last] = tensors.totals(sums)
             numbers = fetched(found)
@@ -443,8 +446,8 @@ class TritonClaims(TensorClaims):
                 held.append(copy)
             stored = torch.empty(end - begin, dtype=_RESULT[kind], device=self._device)
             flag = tensors.no_flag(self._device)
-            _admit[(triton.cdiv(int(rows[:, 3].max()), BLOCK), len(rows))](
-                there(rows, owner), rows.shape[1], owner, stored, flag,
+            launch(
+                _admit, _blocks(rows), there(rows, owner), rows.shape[1], owner, stored, flag,
                 there(update.domains.astype(np.int32), owner),
                 there(update.keys.astype(np.uint32).view(np.int32), owner),
                 float(np.float32(update.scale)), int(update.below), begin, update.form,
@@ -524,6 +527,11 @@ def _tiles(edges: Array, first: int, last: int) -> Array:
     rows = np.zeros((last - first, TILE_ROW), np.int64)
     rows[:, 2], rows[:, 3] = edges[first:last], np.diff(edges[first : last + 1])
     return rows
+
+
+def _blocks(rows: Array) -> tuple[int, int]:
+    """A grid of BLOCKs of tiles."""
+    return triton.cdiv(int(rows[:, 3].max()), BLOCK), len(rows)
 
 
 def _aligned(edges: Array) -> bool:

@@ -8,6 +8,10 @@ finite sets a flag; the caller then leaves the chunk to the loops.
 
 from __future__ import annotations
 
+import threading
+from functools import cache
+from typing import Any
+
 import numpy as np
 import torch
 import triton
@@ -330,15 +334,40 @@ def thinned(formula: Formula, rows: Tensor, start: int, flag: Tensor) -> Tensor:
     grid, earlier = (triton.cdiv(size, BLOCK), experts), numbers
     if counted:
         ties = torch.empty(grid[::-1], dtype=torch.int32, device=rows.device)
-        _count_ties[grid](
-            rows, rows.stride(0), numbers, ties, size, len(rows), formula.vectors, BLOCK, **EXACT
-        )
+        launch(
+            _count_ties, grid, rows, rows.stride(0), numbers, ties, size, len(rows),
+            formula.vectors, BLOCK, **EXACT,
+        )  # fmt: skip
         earlier = ties.cumsum(1, dtype=torch.int32) - ties
-    _thin[grid](
-        rows, rows.stride(0), out, flag, numbers, earlier, start, size, len(rows),
+    launch(
+        _thin, grid, rows, rows.stride(0), out, flag, numbers, earlier, start, size, len(rows),
         formula.vectors, formula.thin, counted, BLOCK, **EXACT,
     )  # fmt: skip
     return out
+
+
+def launch(program: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
+    """Run a program on all of a grid; threads that need it first at the same time compile it once.
+
+    Triton itself has every thread compile its own.
+    """
+    key = (program.__name__, given[0].dtype, *(given[at] for at in _constants(program)))
+    if key in _compiled:
+        program[grid](*given, **options)
+        return
+    with _compiling:
+        program[grid](*given, **options)
+        _compiled.add(key)
+
+
+_compiling = threading.Lock()
+_compiled: set[tuple[Any, ...]] = set()
+
+
+@cache
+def _constants(program: Any) -> list[int]:
+    """Which arguments are constants of a program; an interpreted one compiles nothing."""
+    return [p.num for p in getattr(program, "params", ()) if p.is_constexpr]
 
 
 def there(numbers: Array, like: Tensor) -> Tensor:
@@ -383,10 +412,10 @@ def combined(
     weights = there(np.asarray(formula.weights, np.float32), thin)
     after = there(np.asarray(formula.after, np.float32), thin)
     reads = bool(formula.after[:, 2].any())
-    _combine[(triton.cdiv(size, BLOCK),)](
-        thin, base if reads else thin, out, flag, weights, after, float(formula.cancelled),
-        size, len(thin), reads, formula.combine == DISJOINT, formula.weighted,
-        formula.normalize, len(formula.after), kind, BLOCK, **EXACT,
+    launch(
+        _combine, (triton.cdiv(size, BLOCK),), thin, base if reads else thin, out, flag, weights,
+        after, float(formula.cancelled), size, len(thin), reads, formula.combine == DISJOINT,
+        formula.weighted, formula.normalize, len(formula.after), kind, BLOCK, **EXACT,
     )  # fmt: skip
     return out.view(torch.bfloat16) if kind == BF16 else out
 
@@ -396,7 +425,7 @@ def lane_sums(values: Tensor, tile: int) -> Tensor:
     rows, size = values.shape
     tiles = triton.cdiv(size, tile)
     out = torch.empty((rows, tiles, LANES), dtype=torch.float64, device=values.device)
-    _sum_lanes[(tiles, rows)](values, out, size, tile, LANES, UNROLL, num_warps=1)
+    launch(_sum_lanes, (tiles, rows), values, out, size, tile, LANES, UNROLL, num_warps=1)
     return out
 
 
@@ -415,9 +444,9 @@ def products(rows: Tensor, experts: int, vectors: bool, tile: int, flag: Tensor)
     pairs = [(a, b) for a in range(experts) for b in range(a, experts)]
     tiles = triton.cdiv(size, tile)
     out = torch.empty((len(pairs), tiles, LANES), dtype=torch.float64, device=device)
-    _products[(tiles, len(pairs))](
-        rows, rows.stride(0), there(np.array(pairs), rows), out, flag, size, len(rows), vectors,
-        tile, LANES, UNROLL, num_warps=1, **EXACT,
+    launch(
+        _products, (tiles, len(pairs)), rows, rows.stride(0), there(np.array(pairs), rows), out,
+        flag, size, len(rows), vectors, tile, LANES, UNROLL, num_warps=1, **EXACT,
     )  # fmt: skip
     return out
 
@@ -427,7 +456,7 @@ def masses(rows: Tensor, tile: int) -> Tensor:
     size = rows.shape[1]
     tiles = triton.cdiv(size, tile)
     out = torch.empty((2, tiles, LANES), dtype=torch.float64, device=rows.device)
-    _masses[(tiles,)](rows, rows.stride(0), out, size, len(rows), tile, LANES, num_warps=1)
+    launch(_masses, (tiles,), rows, rows.stride(0), out, size, len(rows), tile, LANES, num_warps=1)
     return out
 
 
@@ -435,9 +464,10 @@ def count_high(rows: Tensor, experts: Array, every: int) -> Tensor:
     """As `select.count_high`: int32 counts by expert, and last what is not zero if not finite."""
     size = len(experts) * select.HIGH_PLACES
     found = torch.zeros(size + 1, dtype=torch.int32, device=rows.device)
-    _count_high[_strips(rows, every, len(experts))](
-        rows, rows.stride(0), there(experts, rows), found, found[size:], rows.shape[1], every,
-        len(rows), select.HIGH_PLACES, STRIP, BLOCK, **EXACT,
+    launch(
+        _count_high, _strips(rows, every, len(experts)), rows, rows.stride(0),
+        there(experts, rows), found, found[size:], rows.shape[1], every, len(rows),
+        select.HIGH_PLACES, STRIP, BLOCK, **EXACT,
     )  # fmt: skip
     return found
 
@@ -452,9 +482,10 @@ def count_inside(rows: Tensor, experts: Array, every: int, ranges: Array, places
     both = size * (2 if ranges[:, 2].any() else 1)
     found = torch.zeros(both + count + 1, dtype=torch.int32, device=rows.device)
     wanted = np.column_stack([experts, ranges]).astype(np.int64)
-    _count_inside[_strips(rows, every, count)](
-        rows, rows.stride(0), there(wanted, rows), found, found[both - size :], found[both:],
-        found[both + count :], rows.shape[1], every, len(rows), places, STRIP, BLOCK, **EXACT,
+    launch(
+        _count_inside, _strips(rows, every, count), rows, rows.stride(0), there(wanted, rows),
+        found, found[both - size :], found[both:], found[both + count :],
+        rows.shape[1], every, len(rows), places, STRIP, BLOCK, **EXACT,
     )  # fmt: skip
     return found
 
