@@ -1,7 +1,7 @@
 """Merges, views and repairs on a GPU beside the processor, and beside what copying takes.
 
     python -m benchmarks.gpu [--layers 32] [--folder /dev/shm/gpu] [--device cuda] [--page FILE]
-    python -m benchmarks.gpu --only ties,repair --where        # where the threads' time goes
+    python -m benchmarks.gpu --only ties,repair --alone --where   # where the threads' time goes
 
 A generated Llama pool in bfloat16, a reference and five experts, all in the page cache. Everything
 runs in one process, the second run counts: loading torch and starting CUDA take seconds, once.
@@ -11,8 +11,8 @@ the time in which its memory moves the bytes that the passes need. *topk* is TIE
 plainly in torch: whole tensors on the GPU, `topk` for each. mergekit's merge is a command, with its
 start-up, where it is installed.
 
-What the bars are about comes first. No measurement is begun after `--budget` seconds; what is
-missing is a dash. The processor's runs show whether the bytes are the same.
+What the bars are about comes first (`ORDER`). No measurement is begun after `--budget` seconds;
+what is missing is a dash. The processor's runs show whether the bytes are the same.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "dare_linear": {"density": 0.5},
     "dare_ties": {"density": 0.5},
 }
+ORDER = ("ties", "repair", "claiming", "topk", "linear", "task_arithmetic", "mergekit",
+         "dare_linear", "dare_ties", "views")  # fmt: skip
+"""What is measured, the most wanted first."""
 PIECE = 64 << 20
 COPIES = 1.5
 """The bar: a merge takes at most this many times the copying of its bytes."""
@@ -123,10 +126,7 @@ class Bench:
             start = time.perf_counter()
             make()
             seconds = time.perf_counter() - start
-        digest = hashlib.sha256()
-        for file in sorted(self.out.glob("*.safetensors")):
-            digest.update(file.read_bytes())
-        return seconds, digest.hexdigest()
+        return seconds, digest(sorted(self.out.glob("*.safetensors")))
 
     def through_the_device(self) -> float:
         """Seconds for all inputs' bytes to the device, and one member's back and into a file."""
@@ -195,6 +195,19 @@ class Bench:
         except CommandFailed as error:
             print(f"mergekit: {error}")
             return None
+
+
+def digest(files: list[Path]) -> str:
+    """Of the bytes of files, piece by piece on all cores."""
+
+    def piece(part: tuple[Path, int]) -> bytes:
+        with part[0].open("rb") as stream:
+            stream.seek(part[1])
+            return hashlib.sha256(stream.read(PIECE)).digest()
+
+    parts = [(file, at) for file in files for at in range(0, file.stat().st_size, PIECE)]
+    with ThreadPoolExecutor() as pool:
+        return hashlib.sha256(b"".join(pool.map(piece, parts))).hexdigest()
 
 
 class Times:
@@ -306,8 +319,8 @@ class _Counted:
         return counted if callable(function) else function
 
 
-def claiming(device: str, size: int) -> tuple[float, float, float]:
-    """GB that the passes of five claims need; their seconds; those of their launches alone."""
+def claiming(device: str, size: int) -> tuple[float, float, Counter[str]]:
+    """GB that the passes of five claims need; their seconds; those of their launches by program."""
     names = tuple(f"expert-{i}" for i in range(5))
     with ThreadPoolExecutor(8) as pool:
         room = 16 * size * gpu.BLOCKS  # for all members, which take twelve bytes a coordinate
@@ -315,7 +328,7 @@ def claiming(device: str, size: int) -> tuple[float, float, float]:
         source: Any = _Memory(size, names)
         site = Site("w", size, 0, 1, names, {}, 0)
         block = LayerBlock(0, [site], names, source, source, loops)
-        best, launched = float("inf"), 0.0
+        best, launched = float("inf"), Counter[str]()
         for _ in range(3):
             loops.bytes = 0.0
             with launches(device) as spans:
@@ -323,13 +336,15 @@ def claiming(device: str, size: int) -> tuple[float, float, float]:
                 claim(block, range(5), [size // 20] * 5, loops=loops)
                 seconds = time.perf_counter() - start
             if seconds < best:
-                best, launched = seconds, sum(a.elapsed_time(b) for a, b in spans) / 1e3
+                best, launched = seconds, Counter()
+                for name, begin, end in spans:
+                    launched[name] += begin.elapsed_time(end) / 1e3
     return loops.bytes / 1e9, best, launched
 
 
 @contextlib.contextmanager
 def launches(device: str) -> Iterator[list[Any]]:
-    """Events around every launch."""
+    """Every launch: the program's name, an event before it and one after."""
     spans: list[Any] = []
     if device != "cuda":
         yield spans
@@ -338,12 +353,12 @@ def launches(device: str) -> Iterator[list[Any]]:
 
     function = JITFunction.run
 
-    def run(*given: Any, **named: Any) -> Any:
-        pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        pair[0].record()
-        result = function(*given, **named)
-        pair[1].record()
-        spans.append(pair)
+    def run(program: Any, *given: Any, **named: Any) -> Any:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        result = function(program, *given, **named)
+        end.record()
+        spans.append((program.__name__, begin, end))
         return result
 
     with patch.object(JITFunction, "run", run):
@@ -402,27 +417,33 @@ class Page:
         print(self.rows[-1], where, sep="\n" if where else "", flush=True)
         if name in ("ties", "repair") and times is not None:
             met = "PASS" if times <= COPIES else "MISS"
-            self.lines.append(f"- {met} {name}: {times:.2f} times copying (bar {COPIES:g})")
+            self.say(f"- {met} {name}: {times:.2f} times copying (bar {COPIES:g})")
 
-    def others(self) -> None:
-        """Claiming, the ceilings and `topk`."""
-        bench, said = self.bench, []
-        speeds = self.measured(lambda: dict(ceilings(bench.device)))
-        size = BLOCK if bench.device == "cuda" else BLOCK >> 8
-        claims = self.measured(lambda: claiming(bench.device, size)) if speeds else None
-        if claims:
-            most = claims[0] / speeds["device memory"]
-            share = most / claims[2] if claims[2] else 0.0
-            self.lines.append(
-                f"- {'PASS' if share >= SHARE else 'MISS'} claiming: {share:.0%} of the device "
-                f"memory's speed in launches, {most / claims[1]:.0%} with Python between them "
-                f"(bar {SHARE:.0%}); {claims[0]:.1f} GB in {claims[1] * 1e3:.1f} ms"
-            )
-        plain = self.measured(bench.topk)
-        said.append(f"Through the device: {number(self.copying)} s.")
-        said.append(f"TIES with `topk`: {number(plain)} s without writing.")
-        said += [f"{name} {speed:.0f} GB/s," for name, speed in (speeds or {}).items()]
-        self.lines.insert(0, " ".join(said).rstrip(",") + "\n")
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+        print(line, flush=True)
+
+    def claiming(self) -> None:
+        """The ceilings, and claiming beside that of the device's memory."""
+        device = self.bench.device
+        speeds = dict(ceilings(device))
+        self.say("- Speeds: " + ", ".join(f"{n} {speed:.0f} GB/s" for n, speed in speeds.items()))
+        gigabytes, seconds, by_program = claiming(device, BLOCK if device == "cuda" else BLOCK >> 8)
+        most, launched = gigabytes / speeds["device memory"], sum(by_program.values())
+        share = most / launched if launched else 0.0
+        programs = ", ".join(f"`{name}` {took * 1e3:.2f} ms" for name, took in by_program.items())
+        self.say(
+            f"- {'PASS' if share >= SHARE else 'MISS'} claiming: {share:.0%} of the device "
+            f"memory's speed in launches, {most / seconds:.0%} with Python between them "
+            f"(bar {SHARE:.0%}); {gigabytes:.1f} GB in {seconds * 1e3:.1f} ms; {programs}"
+        )
+
+    def topk(self) -> None:
+        self.say(f"- TIES with `topk`: {self.bench.topk():.2f} s without writing")
+
+    def mergekit(self) -> None:
+        if seconds := self.bench.mergekit():
+            self.say(f"- TIES by mergekit: {seconds:.1f} s")
 
     def save(self) -> None:
         """What is stopped later leaves what it measured."""
@@ -443,6 +464,8 @@ class Page:
             "|---|--:|--:|--:|--:|---|",
             *self.rows,
             "",
+            f"Through the device: {number(self.copying)} s.",
+            "",
             *self.lines,
             "",
         ])  # fmt: skip
@@ -462,7 +485,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--shard", default="5GB", help="the most a file of a result takes")
     parser.add_argument("--alone", action="store_true", help="without the processor's runs")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds")
-    parser.add_argument("--only", help="names of rows, with commas; nothing else is measured")
+    parser.add_argument("--only", help="names of measurements, with commas, in their order")
     parser.add_argument("--where", action="store_true", help="where the threads' time goes")
     parser.add_argument("--page", type=Path)
     asked = parser.parse_args(given)
@@ -472,25 +495,21 @@ def main(given: list[str] | None = None) -> int:
     bench = Bench(pool, asked.folder / "out", asked.device, threads[0], times)
     bench.shard = asked.shard
     jobs: dict[str, Callable[[Any], tuple[float, str]]] = {
-        "repair": bench.repair,
-        "ties": lambda device: bench.merge("ties", device),
         **{name: lambda device, name=name: bench.merge(name, device) for name in METHODS},
+        "repair": bench.repair,
         "views": bench.views,
     }
     page = Page(bench, asked.budget, asked.alone, asked.page)
     page.copying = page.measured(bench.through_the_device)
-    with times.taken(asked.device) if asked.where else contextlib.nullcontext():
-        for bench.threads in threads:
-            for name, job in jobs.items():
-                if asked.only is None or name in asked.only.split(","):
-                    page.job(name, job)
-                    page.save()
-    if asked.only is None:
-        page.others()
-        page.save()
-        if seconds := page.measured(bench.mergekit):
-            page.lines.append(f"- TIES by mergekit: {seconds:.1f} s")
-    page.save()
+    others = {"claiming": page.claiming, "topk": page.topk, "mergekit": page.mergekit}
+    for bench.threads in threads:
+        for name in asked.only.split(",") if asked.only else ORDER:
+            if name in jobs:
+                with times.taken(asked.device) if asked.where else contextlib.nullcontext():
+                    page.job(name, jobs[name])
+            elif bench.threads == threads[0]:
+                page.measured(others[name])
+            page.save()
     text = page.text()
     print(text)
     return 1 if "MISS" in text or "NO |" in text else 0

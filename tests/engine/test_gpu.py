@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import sigmerge
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine import gpu, stream
 from sigmerge.engine.gpu import Gpu
 from sigmerge.errors import PoolError, RecipeError
@@ -296,3 +298,34 @@ def test_a_gpu_gives_the_same_bytes(pool: PoolOnDisk, tmp_path: Path, case: str)
     recipe = pool.recipe(method, parameters, WEIGHT, each, dtype="bfloat16")
     sigmerge.merge(recipe, tmp_path / "gpu", device="cuda")
     assert weight_bytes(tmp_path / "gpu") == by_loops
+
+
+def test_rows_go_to_the_device_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte once, whatever lies between rows; no window is longer than its pinned memory."""
+    monkeypatch.setattr(gpu, "STAGED", 1000)
+    windows = gpu._windows([(5000, 0, 300), (9000, 512, 2700), (7000, 3328, 4)])
+    assert [(w.begin, w.end) for w in windows] == [
+        (0, 1000),
+        (1000, 2000),
+        (2000, 3000),
+        (3000, 3332),
+    ]
+    spans = [span for window in windows for span in window.spans]
+    assert spans == [(5000, 0, 300), (9000, 512, 488), (9488, 1000, 1000), (10488, 2000, 1000),
+                     (11488, 3000, 212), (7000, 3328, 4)]  # fmt: skip
+
+
+def test_mapped_files_are_read_not_mapped_in(
+    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*given: Any) -> None:
+        raise AssertionError("pages were mapped in")
+
+    monkeypatch.setattr(gpu.ctypes, "memmove", fault)
+    checkpoint = open_checkpoint(next(f for n, f in pool.experts.items() if n != "math"))
+    with PoolSource({"some": checkpoint}) as source:
+        name = max(checkpoint.tensors, key=lambda name: checkpoint.tensors[name].size)
+        values = source.raw("some", name)
+        rows = stream.StoredRows(name, 0, ("some", "again"), (values, values))
+        copies = Gpu("cpu", keep=0)._copies(rows, again=False)
+        assert all(copy.view(torch.int16).numpy().tobytes() == values.tobytes() for copy in copies)

@@ -6,7 +6,9 @@ Without a GPU: `pip install triton`, then `TRITON_INTERPRET=1 pytest tests/kerne
 from __future__ import annotations
 
 import os
-from typing import Any
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -59,6 +61,11 @@ def _in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "FUSED", {DEVICE})
 
 
+class Parameter(NamedTuple):
+    num: int
+    is_constexpr: bool
+
+
 class Rows:
     """Three experts and their reference, as the loops and as torch read them."""
 
@@ -72,7 +79,8 @@ class Rows:
             for row in made
         ]
         device = torch.device(DEVICE)
-        self.there = tensors.matrix(4, size, STORED[dtype], device).copy_(torch.stack(made))
+        self.there = tensors.matrix(4, size, STORED[dtype], device)[:, :size]
+        self.there.copy_(torch.stack(made))
         self.size = size
 
     def some(self, reference: bool) -> tuple[Any, torch.Tensor]:
@@ -245,3 +253,32 @@ def test_claims_are_those_of_the_loops(dtype: str, key: tuple[int, int, int]) ->
             place = np.uint64(address_of(again))
             assert claims.triton.admit(*of, claims.by_triton, *rest, place, kind) == (True, True)
             assert again.tobytes() == out.tobytes()
+
+
+def test_threads_compile_a_program_once() -> None:
+    """Two threads that launch it first at the same time; a constant makes another program."""
+    passes = tensors.passes()
+    running: list[int] = []
+
+    class Program:
+        __name__ = "program"
+        params = (Parameter(0, is_constexpr=False), Parameter(1, is_constexpr=True))
+
+        def __getitem__(self, grid: Any) -> Any:
+            return self.run
+
+        def run(self, rows: torch.Tensor, constant: int) -> None:
+            running.append(constant)
+            time.sleep(0.02)
+            alone = running.count(constant) == 1
+            running.remove(constant)
+            seen.append((constant, alone))
+
+    program, rows, seen = Program(), torch.zeros(1), list[tuple[int, bool]]()
+    with ThreadPoolExecutor(2) as pool:
+        for constant in (1, 2):
+            jobs = [pool.submit(passes.launch, program, (1,), rows, constant) for _ in range(2)]
+            for job in jobs:
+                job.result()
+    assert seen == [(1, True), (1, True), (2, True), (2, True)]
+    assert {key[-1] for key in passes._compiled if key[0] == "program"} == {1, 2}

@@ -15,6 +15,7 @@ import numpy as np
 
 from sigmerge.checkpoints.ahead import Passing, ReadAhead
 from sigmerge.checkpoints.header import Tensor
+from sigmerge.files.mapped import forget, note
 from sigmerge.files.objects import RemoteFile, remote_file
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.pages import advise
@@ -34,6 +35,7 @@ class Reader:
     def __init__(self, passing: Passing | None = None) -> None:
         self._passing = passing
         self._maps: dict[Path, mmap.mmap] = {}
+        self._firsts: list[int] = []
         self._lock = threading.Lock()
         self._ahead: SimpleQueue[Tensor | None] | None = None
         self._remote: dict[Path, RemoteFile | None] = {}
@@ -47,6 +49,9 @@ class Reader:
 
     def close(self) -> None:
         with self._lock:
+            for first in self._firsts:
+                forget(first)
+            self._firsts.clear()
             self._maps.clear()
             if self._ahead is not None:
                 with suppress(Empty):
@@ -69,7 +74,11 @@ class Reader:
         with self._lock:
             if file not in self._maps:
                 with file.open("rb") as stream:
-                    self._maps[file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                    mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                    first = _address(mapped)
+                    note(first, len(mapped), file, os.fstat(stream.fileno()))
+                    self._firsts.append(first)
+                    self._maps[file] = mapped
             return self._maps[file]
 
     def raw(self, tensor: Tensor, start: int = 0, stop: int | None = None) -> np.ndarray[Any, Any]:
@@ -125,13 +134,17 @@ class Reader:
 
     def address(self, tensor: Tensor) -> int:
         """Where the first byte of a tensor in a local file lies in memory."""
-        mapped = np.frombuffer(self._map(tensor.file), np.uint8)
-        return int(mapped.__array_interface__["data"][0]) + tensor.begin
+        return _address(self._map(tensor.file)) + tensor.begin
 
     def _span(self, tensor: Tensor, start: int, stop: int) -> tuple[int, int]:
         """The first address of elements [start, stop), and the last."""
         item, first = tensor.nbytes // max(1, tensor.size), self.address(tensor)
         return first + start * item, first + stop * item
+
+
+def _address(mapped: mmap.mmap) -> int:
+    """Where a map lies in memory."""
+    return int(np.frombuffer(mapped, np.uint8).__array_interface__["data"][0])
 
 
 def release_pages(spans: Sequence[tuple[int, int]]) -> None:

@@ -14,18 +14,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
 from sigmerge.engine.stream import StoredRows
 from sigmerge.errors import PoolError
+from sigmerge.files.mapped import mapped_at
 from sigmerge.kernels import TILE, Array, tensors
 from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, CODE, address_of
-from sigmerge.kernels.tensor_claims import TensorClaims, TileCopies
+from sigmerge.kernels.tensor_claims import TensorClaims, TileCopies, sizes
 from sigmerge.kernels.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ BLOCKS = 3
 """Blocks of a repair that are at work at a time, and share that room: one is copied there while
 another is claimed and a third written."""
 STAGED = 8 << 20
-"""Bytes that go through pinned memory at a time."""
-ITEM = 8 << 20
-"""Bytes of a block that one worker copies to the device at a time."""
+"""Bytes that go through pinned memory at a time, and that one worker copies of a block."""
 READ_ONCE = {signature}
 """Kernels after which no other pass reads the chunk."""
 
@@ -198,8 +197,8 @@ class Gpu:
         torch.cuda.empty_cache()
 
     @contextmanager
-    def stream(self) -> Iterator[None]:
-        """The calling thread's own stream; all that it was given is done in the end."""
+    def stream(self, *, wait: bool = True) -> Iterator[None]:
+        """The calling thread's own; if it waits, all that it was given is done in the end."""
         if self._device.type != "cuda":
             with torch.inference_mode():
                 yield
@@ -210,7 +209,8 @@ class Gpu:
             try:
                 yield
             finally:
-                self._local.stream.synchronize()
+                if wait:
+                    self._local.stream.synchronize()
 
     def _copies(self, rows: StoredRows, *, again: bool) -> Tensors:
         """The values on the device: from an earlier pass, or copied now."""
@@ -224,16 +224,25 @@ class Gpu:
 
     def _copied(self, rows: Sequence[Array]) -> Tensors:
         """Rows on the device; those of one type are a matrix."""
-        kinds = [tensors.STORED[CODE[values.dtype]] for values in rows]
+        kinds, length = [tensors.STORED[CODE[values.dtype]] for values in rows], len(rows[0])
+        alike = len(set(kinds)) == 1
         with self._for_all():
-            if len(set(kinds)) == 1:
-                found = tensors.matrix(len(rows), len(rows[0]), kinds[0], self._device)
-            else:
-                found = [torch.empty(len(v), dtype=k, device=self._device)
-                         for v, k in zip(rows, kinds, strict=True)]  # fmt: skip
+            found = [tensors.matrix(len(rows), length, kinds[0], self._device)] if alike else [
+                torch.empty(length, dtype=kind, device=self._device) for kind in kinds
+            ]  # fmt: skip
+        if alike:
+            self._send_rows(rows, found[0])
+            return found[0][:, :length]
         for values, place in zip(rows, found, strict=True):
-            self.send(address_of(values), place.view(torch.uint8))
+            self._send_rows([values], place[None])
         return found
+
+    def _send_rows(self, rows: Sequence[Array], matrix: torch.Tensor) -> None:
+        """Copy rows into those of a matrix, which may be longer."""
+        there, apart = matrix.view(torch.uint8).view(-1), matrix.stride(0) * matrix.itemsize
+        spans = [(address_of(v), number * apart, v.nbytes) for number, v in enumerate(rows)]
+        for window in _windows(spans):
+            self.send(window, there)
 
     @contextmanager
     def _for_all(self) -> Iterator[None]:
@@ -251,28 +260,68 @@ class Gpu:
             torch.cuda.current_stream().synchronize()
         return found
 
-    def send(self, address: int, place: torch.Tensor) -> None:
-        """Copy the bytes at an address to the device, piece by piece through pinned memory."""
-        size = len(place)
-        if self._device.type != "cuda":
-            _read(address, place.data_ptr(), size)
-            return
-        for begin in range(0, size, STAGED):
-            piece = place[begin : begin + STAGED]
-            pinned, copied = self._next_pinned()
-            copied.synchronize()
-            _read(address + begin, pinned.data_ptr(), len(piece))
-            piece.copy_(pinned[: len(piece)], non_blocking=True)
-            copied.record()
+    def send(self, window: _Window, there: torch.Tensor) -> torch.cuda.Event | None:
+        """Copy a window of bytes to the device through pinned memory; what shows that it is done.
 
-    def _next_pinned(self) -> tuple[torch.Tensor, torch.cuda.Event]:
+        None where it is done already.
+        """
+        if self._device.type != "cuda":
+            for address, place, count in window.spans:
+                _read(address, there.data_ptr() + place, count)
+            return None
+        piece, begin, end = self._next_pinned(), window.begin, window.end
+        piece.copied.synchronize()
+        for address, place, count in window.spans:
+            _read(address, piece.address + place - begin, count)
+        there[begin:end].copy_(piece.room[: end - begin], non_blocking=True)
+        piece.copied.record()
+        return piece.copied
+
+    def _next_pinned(self) -> _Pinned:
         """The piece of the calling thread's pinned memory that was used least recently."""
         if not hasattr(self._local, "pieces"):
             made = [torch.empty(STAGED, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-            self._local.pieces = [(each, torch.cuda.Event()) for each in made]
+            self._local.pieces = [
+                _Pinned(room, room.data_ptr(), torch.cuda.Event()) for room in made
+            ]
         self._local.pieces.reverse()
-        found: tuple[torch.Tensor, torch.cuda.Event] = self._local.pieces[0]
+        found: _Pinned = self._local.pieces[0]
         return found
+
+
+class _Pinned(NamedTuple):
+    """A piece of pinned memory, and what shows that it was copied."""
+
+    room: torch.Tensor
+    address: int
+    copied: torch.cuda.Event
+
+
+class _Window(NamedTuple):
+    """Bytes [begin, end) of a place, and what goes there, as (address, place, count).
+
+    What lies between these spans is of no account.
+    """
+
+    begin: int
+    end: int
+    spans: list[tuple[int, int, int]]
+
+
+def _windows(spans: Iterable[tuple[int, int, int]]) -> list[_Window]:
+    """Spans, whose places ascend, as windows of at most STAGED bytes."""
+    found: list[_Window] = []
+    for address, place, count in spans:
+        done = 0
+        while done < count:
+            at = place + done
+            if not found or at - found[-1].begin >= STAGED:
+                found.append(_Window(at, at, []))
+            taken = min(count - done, found[-1].begin + STAGED - at)
+            found[-1].spans.append((address + done, at, taken))
+            found[-1] = found[-1]._replace(end=at + taken)
+            done += taken
+    return found
 
 
 _Map: TypeAlias = Callable[..., Iterable[Any]]
@@ -291,15 +340,23 @@ class _BlockCopies(TileCopies):
         self._whole: dict[int, tuple[torch.Tensor, Array]] = {}
 
     def __call__(
-        self, addresses: Array, sizes: Array, first: int, last: int, *, alone: bool = False
+        self,
+        addresses: Array,
+        kinds: Array,
+        edges: Array,
+        first: int,
+        last: int,
+        *,
+        alone: bool = False,
     ) -> tuple[torch.Tensor, Array]:
         key = int(addresses[0])
         if key not in self._whole and not alone:
-            self._keep(key, addresses, sizes)
+            self._keep(key, addresses, sizes(kinds, edges))
         if key in self._whole:
             there, places = self._whole[key]
             return there, places[first:last]
-        return self._copied(addresses[first:last], sizes[first:last], map if alone else self._run)
+        some = sizes(kinds[first:last], edges[first : last + 1])
+        return self._copied(addresses[first:last], some, map if alone else self._run)
 
     def _keep(self, key: int, addresses: Array, sizes: Array) -> None:
         needed = int(_aligned(sizes).sum())
@@ -312,43 +369,42 @@ class _BlockCopies(TileCopies):
             self._left = 0
 
     def _copied(self, addresses: Array, sizes: Array, run: _Map) -> tuple[torch.Tensor, Array]:
-        ends = np.cumsum(_aligned(sizes))
-        there, places = self._gpu.bytes_there(int(ends[-1])), ends - _aligned(sizes)
+        places = _places(sizes)
+        there = self._gpu.bytes_there(int(places[-1]) + _aligned(int(sizes[-1])))
 
-        def send(piece: tuple[int, int, int]) -> None:
-            address, place, size = piece
-            with self._gpu.stream():
-                self._gpu.send(address, there[place : place + size])
+        def send(window: _Window) -> torch.cuda.Event | None:
+            with self._gpu.stream(wait=False):
+                return self._gpu.send(window, there)
 
-        for _ in run(send, _runs(addresses, places, sizes)):
-            pass
+        for copied in run(send, _windows(_spans(addresses.astype(np.int64), places, sizes))):
+            if copied is not None:
+                copied.wait()
         return there, places
 
 
-def _aligned(sizes: Array) -> Array:
+def _places(sizes: Array) -> Array:
+    """Where rows of so many bytes begin, each at a multiple of 256."""
+    return np.cumsum(_aligned(sizes)) - _aligned(sizes)
+
+
+def _aligned(sizes: Any) -> Any:
     return -(-sizes // 256) * 256
 
 
-def _runs(addresses: Array, places: Array, sizes: Array) -> list[tuple[int, int, int]]:
-    """(address, place, bytes) of what lies together here and there, at most ITEM long."""
-    found: list[list[int]] = []
-    for address, place, size in zip(
-        addresses.tolist(), places.tolist(), sizes.tolist(), strict=True
-    ):
-        if (
-            found
-            and found[-1][0] + found[-1][2] == address
-            and (found[-1][1] + found[-1][2] == place and found[-1][2] + size <= ITEM)
-        ):
-            found[-1][2] += size
-        else:
-            found.append([address, place, size])
-    return [(address, place, size) for address, place, size in found]
+def _spans(addresses: Array, places: Array, sizes: Array) -> Iterator[tuple[int, int, int]]:
+    """(address, place, bytes) of what lies together here and there."""
+    together = [starts[1:] == starts[:-1] + sizes[:-1] for starts in (addresses, places)]
+    firsts = np.flatnonzero(np.concatenate([[True], ~(together[0] & together[1])]))
+    lasts = np.concatenate([firsts[1:], [len(sizes)]]) - 1
+    counts = places[lasts] + sizes[lasts] - places[firsts]
+    return zip(addresses[firsts].tolist(), places[firsts].tolist(), counts.tolist(), strict=True)
 
 
 def _read(address: int, target: int, count: int) -> None:
-    """Copy bytes in memory, without Python's lock."""
-    ctypes.memmove(target, address, count)
+    """Copy bytes in memory, without Python's lock; those of a mapped file are read from it."""
+    file = mapped_at(address)
+    if file is None or not file.read(address, (ctypes.c_char * count).from_address(target)):
+        ctypes.memmove(target, address, count)
 
 
 def _at(address: int, count: int) -> Array:

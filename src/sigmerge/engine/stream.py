@@ -31,7 +31,7 @@ _Made = TypeVar("_Made")
 CHUNK = 32 * TILE
 """Coordinates one worker takes at a time. Fixed: sums of float64 over chunks have one order."""
 
-LONG_CHUNK = 4 * CHUNK
+LONG_CHUNK = 8 * CHUNK
 """Coordinates that a GPU takes at a time where chunks may end anywhere: Python needs as long for a
 long launch as for a short one."""
 

@@ -26,11 +26,18 @@ class TileCopies(Protocol):
     """Finds or makes copies of a member's tiles on the device."""
 
     def __call__(
-        self, addresses: Array, sizes: Array, first: int, last: int, *, alone: bool = False
+        self,
+        addresses: Array,
+        kinds: Array,
+        edges: Array,
+        first: int,
+        last: int,
+        *,
+        alone: bool = False,
     ) -> tuple[Tensor, Array]:
         """Bytes on the device, and where in them tiles [first, last) begin, for a pass.
 
-        `addresses` and `sizes` (in bytes) are those of all tiles of the block. `alone`: in a thread
+        `addresses`, `kinds` and `edges` are those of all tiles of the block. `alone`: in a thread
         that must not hand work to others.
         """
 
@@ -251,19 +258,18 @@ class TensorClaims:
         alone: bool = False,
     ) -> Tensor:
         """float32 values of a run of tiles."""
-        lengths = sizes(kinds, edges)
-        copy, places = self._copies(addresses, lengths, first, last, alone=alone)
+        copy, places = self._copies(addresses, kinds, edges, first, last, alone=alone)
+        lengths, some = sizes(kinds[first:last], edges[first : last + 1]), kinds[first:last]
         return torch.cat([
             copy[place : place + length].view(tensors.STORED[kind]).float()
             for place, length, kind in zip(
-                places.tolist(), lengths[first:last].tolist(), kinds[first:last].tolist(),
-                strict=True,
+                places.tolist(), lengths.tolist(), some.tolist(), strict=True
             )
         ])  # fmt: skip
 
 
 def sizes(kinds: Array, edges: Array) -> Array:
-    """Bytes of every tile of a member."""
+    """Bytes of tiles of a member."""
     return np.diff(edges) * np.where(kinds == F32, 4, 2)
 
 

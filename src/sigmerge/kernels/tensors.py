@@ -146,9 +146,9 @@ def no_flag(device: torch.device) -> Tensor:
 
 
 def matrix(count: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Room for the rows of a chunk, which begin where a GPU reads many numbers at once."""
+    """Room for rows of at least this size, which begin where a GPU reads many numbers at once."""
     wide = -(-size // ROW_GRAIN) * ROW_GRAIN
-    return torch.empty((count, wide), dtype=dtype, device=device)[:, :size]
+    return torch.empty((count, wide), dtype=dtype, device=device)
 
 
 def part(rows: Tensors, begin: int, length: int) -> Tensors:

@@ -18,7 +18,7 @@ from torch import Tensor
 from sigmerge.kernels import LANES, STRIP, Array, claim, tensors
 from sigmerge.kernels.claim import Admission, Settlement, TileTable
 from sigmerge.kernels.stored import BF16, F16, F32
-from sigmerge.kernels.tensor_claims import TensorClaims, sizes
+from sigmerge.kernels.tensor_claims import TensorClaims
 from sigmerge.kernels.tensors import fetched
 from sigmerge.kernels.triton_passes import (
     BLOCK,
@@ -484,7 +484,7 @@ class TritonClaims(TensorClaims):
         alone: bool = False,
     ) -> tuple[Tensor, Array]:
         """A copy of a member's tiles, and the address of each."""
-        copy, places = self._copies(addresses, sizes(kinds, edges), first, last, alone=alone)
+        copy, places = self._copies(addresses, kinds, edges, first, last, alone=alone)
         return copy, copy.data_ptr() + places
 
     def _edge(

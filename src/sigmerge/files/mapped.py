@@ -1,0 +1,76 @@
+"""Which file lies at an address: the maps of this process, whose bytes can also be read.
+
+Reading puts bytes where they are wanted without mapping pages in, of which many threads could only
+map one after another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from bisect import bisect_left, bisect_right
+from io import FileIO
+from pathlib import Path
+
+
+class MappedFile:
+    """A file that is mapped from an address on, and opened again once it is to be read."""
+
+    def __init__(self, first: int, file: Path, status: os.stat_result) -> None:
+        self.first, self._file, self._status = first, file, status
+        self._lock = threading.Lock()
+        self._opened: FileIO | None = None
+        self._gone = False
+
+    def read(self, address: int, room: ctypes.Array[ctypes.c_char]) -> bool:
+        """Fill a writable buffer with the bytes at an address; False if they cannot be read."""
+        opened = self._opened or self._open()
+        if opened is None:
+            return False
+        try:
+            return os.preadv(opened.fileno(), [room], address - self.first) == len(room)
+        except OSError:
+            return False
+
+    def _open(self) -> FileIO | None:
+        with self._lock:
+            if self._opened is None and not self._gone:
+                try:
+                    self._opened = FileIO(self._file)
+                    same = os.path.samestat(os.fstat(self._opened.fileno()), self._status)
+                except OSError:
+                    same = False
+                if not same:  # another file has its name by now
+                    self._opened, self._gone = None, True
+            return self._opened
+
+
+_changing = threading.Lock()
+_firsts: list[int] = []
+_maps: list[tuple[int, MappedFile]] = []
+"""Where maps begin, ascending; where each ends, and its file."""
+
+
+def note(first: int, size: int, file: Path, status: os.stat_result) -> None:
+    """A file with this status is mapped there now."""
+    with _changing:
+        at = bisect_right(_firsts, first)
+        _firsts.insert(at, first)
+        _maps.insert(at, (first + size, MappedFile(first, file, status)))
+
+
+def forget(first: int) -> None:
+    """What was mapped from this address on may be gone soon."""
+    with _changing:
+        at = bisect_left(_firsts, first)
+        del _firsts[at], _maps[at]
+
+
+def mapped_at(address: int) -> MappedFile | None:
+    """The file that lies at an address."""
+    with _changing:
+        at = bisect_right(_firsts, address) - 1
+        if at < 0 or address >= _maps[at][0]:
+            return None
+        return _maps[at][1]
