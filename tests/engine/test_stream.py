@@ -59,7 +59,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors of some hundred entries span many tiles and chunks."""
     monkeypatch.setattr(stream, "TILE", 48)
     monkeypatch.setattr(stream, "CHUNK", 144)
-    monkeypatch.setattr(stream, "_local", threading.local())
     monkeypatch.setattr("sigmerge.jobs.dense.TILE", 48)
     yield
 
