@@ -114,6 +114,7 @@ class RealTraining:
         domains = self.check()
         (self.out / RECORDS).mkdir(parents=True, exist_ok=True)
         self._copy()
+        self._check_settings()
         todo = [domain for domain in domains if self._record(domain) is None]
         if self.jobs == 1 or len(todo) < 2:
             for domain in todo:
@@ -172,6 +173,16 @@ class RealTraining:
                 shutil.copyfile(file, target)
             partial.rename(place)
 
+    def _check_settings(self) -> None:
+        """Experts of one pool are trained alike."""
+        for file in sorted((self.out / RECORDS).glob("*.json")):
+            record = read_json_object(file, "a record of a training", OutputError)
+            if record.get("settings") != asdict(self.settings):
+                raise OutputError(
+                    f"{self.out / file.stem}: trained with other settings, and experts of a pool "
+                    f"are trained alike; choose a new folder, or give those of {file}."
+                )
+
     def _made_from(self, domain: str) -> dict[str, Any]:
         files = [self.data / "train" / f"{domain}.jsonl", *self.reference.glob("*.safetensors")]
         sums = {file.name: digest for file, digest in sorted(sha256(files).items())}
@@ -185,9 +196,7 @@ class RealTraining:
         record = read_json_object(file, "a record of a training", OutputError)
         made = self._made_from(domain)
         if any(record.get(key) != value for key, value in made.items()):
-            raise OutputError(
-                f"{self.out / domain}: trained with other settings or data; choose a new folder."
-            )
+            raise OutputError(f"{self.out / domain}: trained with other data; choose a new folder.")
         return record
 
     def _train(self, domain: str, progress: Progress) -> None:
