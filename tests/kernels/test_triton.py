@@ -229,6 +229,8 @@ def test_claims_are_those_of_the_loops(dtype: str, key: tuple[int, int, int]) ->
         claims.both("count_low", table, 1, before, place // 2, results=[low])
         threshold = select.threshold_of(place // 2, max(0, select.bin_of_rank(low, 3)[0]))
         counts, mass = np.zeros((3, 2), np.int64), np.zeros(3)
+        if domain == 0:  # a wrong guess, whose marks are free for the right one
+            claims.marked(table, before, threshold - 1, np.zeros((3, 2), np.int64))
         if not key[0]:
             claims.both("mark", table, before, threshold, results=[counts, mass])
         else:  # the mass of random bits says nothing
