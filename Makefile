@@ -48,9 +48,10 @@ check: $(STAMP)
 	$(MAKE) --no-print-directory --jobs=2 lint $(WARM)
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(FAST)
 
+# Files come in the order of tests/conftest.py, not by how many tests they have.
 test: $(STAMP)
 	$(MAKE) --no-print-directory --jobs=2 lint browser $(WARM)
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 bench: $(WARM)
 	$(BIN)/python -m benchmarks

@@ -10,6 +10,29 @@ from jaxtyping import install_import_hook
 
 install_import_hook("sigmerge.method", "beartype.beartype")
 
+LONG = (
+    "docs/test_notebook.py",
+    "jobs/test_run.py",
+    "experiments/test_suite.py",
+    "test_same_bytes.py",
+    "jobs/test_tune.py",
+    "nano/test_train.py",
+    "test_readme.py",
+    "merge3/test_suites.py",
+    "merge3/test_search.py",
+    "method/test_occupancy.py",
+    "jobs/test_guide.py",
+    "kernels/test_jit.py",
+)
+"""Files that take longest. They come first, so that none is left to one worker at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    assert all((here / name).is_file() for name in LONG)
+    places = {here / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -21,10 +44,10 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def mini(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """A miniature pool, trained once for all workers of the run. No test changes it."""
-    from sigmerge.evaluation.run import nano_scores
     from sigmerge.nano.train import train
+    from tests.pools import few_scores
 
     base = tmp_path_factory.getbasetemp()
     pool = (base if worker_id == "master" else base.parent) / "mini"
     with FileLock(pool.with_suffix(".lock")):
-        return pool if pool.exists() else train(pool, 0, "mini", measure=nano_scores)
+        return pool if pool.exists() else train(pool, 0, "mini", measure=few_scores)

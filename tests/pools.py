@@ -376,3 +376,11 @@ def weight_bytes(folder: Path) -> dict[str, bytes]:
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file.name not in records
     }
+
+
+def few_scores(checkpoint: Path, split: str, pool: Path) -> dict[str, float]:
+    """Domain scores of a nano checkpoint on twenty items each: what the miniature pool logs."""
+    from sigmerge.evaluation.how import How
+    from sigmerge.evaluation.run import nano_scores
+
+    return nano_scores(checkpoint, split, pool, How(limit=20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,24 @@ from sigmerge.records import TunedScores, TuneRecord
 ANCHORS = ("linear", "ties")
 
 
+@pytest.fixture(scope="module")
+def recipes(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped recipes, on a miniature pool and few items."""
+    home = tmp_path_factory.mktemp("demo")
+    shutil.copytree(mini, home / "pool")
+    (home / "recipes").mkdir()
+    few = f"{{suite: nano, pool: {home / 'pool'}, limit: 20}}"
+    for name in ANCHORS:
+        text = (RECIPES / f"{name}.yaml").read_text()
+        assert text.count("{suite: nano}") == 1
+        (home / f"recipes/{name}.yaml").write_text(text.replace("{suite: nano}", few))
+    return home / "recipes"
+
+
 @pytest.fixture(autouse=True)
-def _two_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+def _two_anchors(recipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "DEMO_ANCHORS", ANCHORS)
+    monkeypatch.setattr(demo_module, "RECIPES", recipes)
 
 
 class Interrupt:
@@ -51,8 +67,8 @@ def test_an_interrupted_demo_goes_on(tmp_path: Path) -> None:
         sigmerge.demo(out)
 
 
-def test_a_run_of_the_users_own_is_not_replaced(tmp_path: Path) -> None:
-    sigmerge.run(RECIPES / "linear.yaml", tmp_path / "linear")
+def test_a_run_of_the_users_own_is_not_replaced(recipes: Path, tmp_path: Path) -> None:
+    sigmerge.run(recipes / "linear.yaml", tmp_path / "linear")
     before = (tmp_path / "linear/run.json").read_bytes()
     sigmerge.demo(tmp_path, calls=0)
     assert (tmp_path / "linear/run.json").read_bytes() == before

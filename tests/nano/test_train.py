@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from sigmerge.errors import OutputError, PoolError, RecipeError
-from sigmerge.evaluation.run import nano_scores
 from sigmerge.nano import files
 from sigmerge.nano.facts import build_all
 from sigmerge.nano.train import SIZES, Schedule, experts_with, train
+from tests.pools import few_scores
 
 
 def contents(pool: Path) -> dict[str, bytes]:
@@ -23,7 +23,7 @@ def contents(pool: Path) -> dict[str, bytes]:
 def test_the_same_seed_gives_the_same_bytes(mini: Path, tmp_path: Path) -> None:
     heard: list[tuple[str, int, int]] = []
     again = train(
-        tmp_path / "again", 0, "mini", progress=lambda *e: heard.append(e), measure=nano_scores
+        tmp_path / "again", 0, "mini", progress=lambda *e: heard.append(e), measure=few_scores
     )
     assert contents(again) == contents(mini)
     assert [path.name for path in tmp_path.iterdir()] == ["again"]
@@ -82,7 +82,7 @@ def test_training_teaches_the_domain(mini: Path) -> None:
 def test_the_log_holds_the_scores(mini: Path) -> None:
     logged = next(r for r in files.read_lines(mini / files.LOG) if r.get("member") == "safety"
                   and r.get("split") == "calibration")  # fmt: skip
-    assert nano_scores(mini / "safety", "calibration", mini) == logged["scores"]
+    assert few_scores(mini / "safety", "calibration", mini) == logged["scores"]
 
 
 def test_the_files_are_the_facts(mini: Path) -> None:
@@ -123,7 +123,7 @@ def test_what_a_merge_remembers_is_no_part_of_the_pool(tmp_path: Path) -> None:
 
 def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
-        train(tmp_path, size="mini", measure=nano_scores)
+        train(tmp_path, size="mini", measure=few_scores)
 
 
 def test_the_rate_rises_and_falls_to_zero() -> None:
