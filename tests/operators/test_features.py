@@ -325,30 +325,36 @@ def test_regmean_against_the_dense_inverse(pool: Any, factor: float) -> None:
         np.testing.assert_allclose(out[name], wanted.ravel(), rtol=1e-6, atol=1e-6)
 
 
-def test_regmean_moves_experts_by_their_weights(pool: Any) -> None:
-    """The inverse of the regression of W_ref + w (W − W_ref), and the mean of such elsewhere."""
+def test_regmean_weighs_grams_and_scales_the_task_vector(pool: Any) -> None:
+    """More tokens by √w are a Gram times w; elsewhere the weighted mean."""
     reference, experts, statistics = pool
-    given = (1.7, 1.0, 0.0)
-    out = run("regmean", reference, experts, statistics=statistics, weight=given)
+    given, scale = (1.7, 1.0, 0.4), 1.3
+    out = run(
+        "regmean", reference, experts, statistics=statistics, weight=given, **{"lambda": scale}
+    )
     for name in ("l.0.q.weight", "l.0.v.weight", "l.0.n.weight", "l.0.q.bias", "embed"):
         base, deltas, features = exact(pool, name)
-        moved = [base + w * d for w, d in zip(given, deltas, strict=True)]
-        gram = statistics.measured(name) == "gram"
-        wanted = oracle.regmean(moved, features, 0.9) if gram else np.mean(moved, axis=0)
-        np.testing.assert_allclose(out[name], wanted.ravel(), rtol=2e-6, atol=2e-6)
-    ones = run("regmean", reference, experts, statistics=statistics, weight=(1.0,) * 3)
+        moved = np.average(deltas, axis=0, weights=given)
+        if statistics.measured(name) == "gram":
+            louder = [x * np.sqrt(w) for x, w in zip(features, given, strict=True)]
+            moved = oracle.regmean(deltas, louder, 0.9)
+        np.testing.assert_allclose(out[name], (base + scale * moved).ravel(), rtol=4e-6, atol=4e-6)
+    twice = run("regmean", reference, experts, statistics=statistics, weight=(2.0,) * 3)
     plain = run("regmean", reference, experts, statistics=statistics)
-    assert all((ones[name] == plain[name]).all() for name in plain)
+    assert all((twice[name] == plain[name]).all() for name in plain)
 
 
-def test_regmean_with_weights_needs_the_reference() -> None:
-    def problems(weight: tuple[float, ...], reference: bool) -> list[str]:
-        site = Site("t", 2, 0, 1, ("A", "B"), {"weight": weight}, 0, (1, 2), "gram")
+def test_regmean_refuses_settings_that_have_no_meaning() -> None:
+    def problems(weight: tuple[float, ...], scale: float, reference: bool) -> list[str]:
+        settings = {"weight": weight, "lambda": scale}
+        site = Site("t", 2, 0, 1, ("A", "B"), settings, 0, (1, 2), "gram")
         return operator("regmean").with_reference(reference).check([site])
 
-    assert problems((1.0, 1.0), False) == problems((1.0, 0.5), True) == []
-    (problem,) = problems((1.0, 0.5), False)
+    assert problems((1.0, 0.5), 1.0, False) == problems((1.0, 0.0), 1.5, True) == []
+    (problem,) = problems((1.0, 1.0), 1.5, False)
     assert "without base_model" in problem
+    (problem,) = problems((0.0, 0.0), 1.0, True)
+    assert "t are all zero" in problem
 
 
 def test_regmean_near_singularity_does_what_is_asked() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.kernels import Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import OUTSIDE, WEIGHT, Chunk, Operator, Parameter, Site, Tile
@@ -14,9 +15,13 @@ from sigmerge.operators.base import OUTSIDE, WEIGHT, Chunk, Operator, Parameter,
 
 def plain_mean(tile: Tile) -> None:
     """The mean of the experts' rows."""
-    experts = len(tile.experts)
-    kernels.weighted_sum(tile.experts, np.ones(experts, np.float32), tile.out)
-    kernels.scale(tile.out, float(experts), 1.0)
+    weighted_mean(tile, np.ones(len(tile.experts), np.float32))
+
+
+def weighted_mean(tile: Tile, weights: Array) -> None:
+    """Σ w θ / Σ w of the experts' rows."""
+    kernels.weighted_sum(tile.experts, weights, tile.out)
+    kernels.scale(tile.out, float(weights.sum(dtype=np.float32)), 1.0)
 
 
 class Linear(Operator):

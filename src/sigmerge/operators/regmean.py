@@ -15,10 +15,11 @@ import numpy as np
 
 from sigmerge.errors import PoolError
 from sigmerge.kernels import Array
+from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.algebra import Algebra, Matrix
 from sigmerge.operators.base import (
+    LAMBDA,
     OUTSIDE,
-    WEIGHT,
     Chunk,
     Operator,
     Parameter,
@@ -27,7 +28,7 @@ from sigmerge.operators.base import (
     Tile,
 )
 from sigmerge.operators.features import RTOL, grams, matrices, note_fallback, stored, sum_of
-from sigmerge.operators.linear import plain_mean
+from sigmerge.operators.linear import weighted_mean
 
 
 class Solver(NamedTuple):
@@ -41,8 +42,9 @@ class RegMean(Operator):
     """W = (Σ_k W_k S̃_k)(Σ_k S̃_k)⁻¹; tensors without Grams are averaged.
 
     S̃_k is the mean over tokens of the Gram, its off-diagonal entries multiplied by a factor. A
-    pseudo-inverse erases what the experts know in directions that no exemplar shows. A `weight`
-    other than 1 (ours) moves the expert along its task vector first: W_ref + w_k (W_k − W_ref).
+    pseudo-inverse erases what the experts know in directions that no exemplar shows. Ours: Grams,
+    and experts in an average, may have weights, and `lambda` other than 1 moves the result along
+    its task vector.
     """
 
     name = "regmean"
@@ -51,7 +53,8 @@ class RegMean(Operator):
     needs = "features"
     gives_vector = False
     parameters = (
-        WEIGHT,
+        Parameter("weight", float, "factor of the expert's Gram", 1.0, 1.0, True, 0),
+        LAMBDA,
         Parameter(
             "off_diagonal", float, "factor on off-diagonal Gram entries", 0.9, 0.9, False, 0, 1
         ),
@@ -75,9 +78,12 @@ class RegMean(Operator):
         return RegMean(given)
 
     def check(self, sites: Sequence[Site]) -> list[str]:
-        if self.needs_reference or not any(_moves(site) for site in sites):
-            return []
-        return ["weight: without base_model there is nothing to move an expert from; leave it out"]
+        for site in sites:
+            if not any(site.settings["weight"]):
+                return [f"the weights of {site.tensor} are all zero; give others"]
+            if not self.needs_reference and site.settings["lambda"] != 1:
+                return ["lambda: without base_model there is no task vector to scale; leave it out"]
+        return []
 
     def check_statistics(self, sites: Sequence[Site], statistics: Statistics) -> list[str]:
         """With the factor at 1, fewer tokens than input channels cannot be inverted."""
@@ -98,31 +104,19 @@ class RegMean(Operator):
         return site.size if site.measured == "gram" else 4
 
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
-        site, moves = chunk.site, _moves(chunk.site)
-        for tile in chunk.tiles(reference=moves):
-            if moves:
-                _move(tile, site)
+        site = chunk.site
+        for tile in chunk.tiles():
             if site.measured == "gram":
                 regress = partial(_regress, tile, site, chunk.statistics)
                 tile.out[:], notes = chunk.solve(regress)
                 chunk.notes.update(notes)
             else:
                 note_fallback(chunk, "mean of the experts")
-                plain_mean(tile)
+                weighted_mean(tile, site.weights())
+            if (factor := site.settings["lambda"]) != 1:
+                kernels.scale(tile.out, 1.0, factor)
+                chunk.add_reference(tile, 1 - factor)
             yield tile
-
-
-def _moves(site: Site) -> bool:
-    return any(weight != 1 for weight in site.settings["weight"])
-
-
-def _move(tile: Tile, site: Site) -> None:
-    """θ_ref + w_k (θ_k − θ_ref) in place of θ_k; the last row, the reference, is taken off."""
-    *_, reference = tile.experts
-    tile.experts = tile.experts[:-1]
-    for row, weight in zip(tile.experts, site.settings["weight"], strict=True):
-        if weight != 1:
-            row[:] = reference + weight * (row.astype(np.float64) - reference)
 
 
 def _regress(
@@ -132,21 +126,22 @@ def _regress(
     options = site.settings
 
     def shrunken() -> Iterator[Matrix]:
-        every = grams(site, statistics, True, algebra)
-        return (shrunk(gram, options["off_diagonal"]) for gram in every)
+        every = zip(grams(site, statistics, True, algebra), options["weight"], strict=True)
+        return (shrunk(gram, options["off_diagonal"], weight) for gram, weight in every)
 
-    key = tuple(item for item in options.items() if item[0] != "weight")
-    solve = statistics.once(site.tensor, key, lambda: solver(sum_of(shrunken()), site, algebra))
+    solve = statistics.once(
+        site.tensor, tuple(options.items()), lambda: solver(sum_of(shrunken()), site, algebra)
+    )
     pairs = zip(matrices(tile.experts, site, algebra), shrunken(), strict=True)
     merged = solve.apply(sum_of(weight @ gram for weight, gram in pairs))
     return stored(merged, site, algebra), solve.notes
 
 
-def shrunk(gram: Matrix, factor: float) -> Matrix:
-    """S̃: off-diagonal entries times the factor."""
+def shrunk(gram: Matrix, factor: float, weight: float = 1.0) -> Matrix:
+    """S̃: off-diagonal entries times the factor; then all of them times the weight."""
     shrunken = gram * factor
     _diagonal(shrunken)[:] = gram.diagonal()
-    return shrunken
+    return shrunken if weight == 1 else shrunken * weight
 
 
 def _diagonal(matrix: Matrix) -> Matrix:

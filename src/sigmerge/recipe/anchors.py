@@ -188,7 +188,7 @@ def _anchor(
     preset: str,
 ) -> AnchorRecipe:
     known = {p.name: p for p in chosen.parameters}
-    averages = method == "fisher" or (
+    averages = method in ("fisher", "regmean") or (
         "normalize" in known and bool(shared.get("normalize", getattr(known["normalize"], preset)))
     )
     scale = None
