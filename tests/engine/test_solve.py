@@ -20,6 +20,7 @@ TOLERANCE = 1e-6
 """Of the largest weight of a tensor: what docs/results/gpu.md states."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "regmean": ("regmean", {}),
+    "regmean, weights": ("regmean", {"weight": [1.5, 0.5, 1.0], "lambda": 1.2}),
     "regmean, jitter": ("regmean", {"condition": 1.0, "singular": "jitter"}),
     "regmean, pinv": ("regmean", {"off_diagonal": 1.0, "rtol": 1e-8}),
     "lot": ("lot", {"rtol": 1e-8}),
