@@ -294,6 +294,17 @@ def test_wrong_sections_are_refused(more: dict[str, Any], told: str, pool: PoolO
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties"])
+def test_weights_that_no_step_can_start_from_are_refused(
+    method: str, pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    score = Scored(pool)
+    file = recipe_of(pool, method, parameters={"weight": 0}, guide={"calls": 3})
+    with pytest.raises(RecipeError, match=r"all weights are 0|the weights of ties sum to 0"):
+        merged(file, tmp_path / "out", score)
+    assert not score.asked and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("method", ["model_stock", "lot"])
 def test_an_operator_without_weights_is_refused(method: str, pool: PoolOnDisk) -> None:
     (pool.root / "exemplars.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n")

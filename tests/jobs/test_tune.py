@@ -382,6 +382,19 @@ def test_wrong_input_is_refused_before_anything_is_written(
     layered = pool.write(content, "layered.yaml")
     with pytest.raises(RecipeError, match="one weight per expert"):
         run(pool, out, recipe=layered)
+    unscored = Contested(pool.root, DOMAINS)
+    for method, parameters, problem in (
+        ("task_arithmetic", {"weight": 0}, "all weights are 0"),
+        ("task_arithmetic", {"weight": -0.4}, "math: the weight -0.4 is not 0 or more"),
+        ("ties", {"weight": 0, "density": 0.5}, "the weights of ties sum to 0"),
+        ("ties", {"lambda": [0.5, 1.0], "density": 0.5}, "lambda: differs between layers"),
+    ):
+        file = recipe_of(pool, method, parameters=parameters)
+        alone = TuneSection(calls=4, anchors=[method])
+        with pytest.raises(RecipeError) as refused:
+            run(pool, out, recipe=file, settings=alone, scorer=unscored)
+        assert problem in str(refused.value)
+    assert not unscored.asked
     for ranges in ([[0, 1]], [[0, 2], [1, 2]]):
         with pytest.raises(RecipeError, match="weights of whole models are tuned, not of layers"):
             run(pool, out, recipe=sliced(pool, ranges))

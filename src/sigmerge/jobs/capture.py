@@ -298,7 +298,8 @@ def _claim(folder: Path) -> None:
         discard_damaged(folder)
     except OSError as error:
         raise OutputError(
-            f"{folder}: statistics cannot be kept there ({error.strerror})."
+            f"{folder}: statistics cannot be kept there ({error.strerror}). Name another folder "
+            "(capture: {folder: …} in the recipe)."
         ) from None
 
 

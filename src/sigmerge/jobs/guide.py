@@ -33,6 +33,7 @@ from sigmerge.jobs.scores import ScoreFunction
 from sigmerge.jobs.strategies import Setup, guide
 from sigmerge.jobs.work_folder import hidden, list_records
 from sigmerge.method.deficit import Reference
+from sigmerge.method.guidance import check_weights
 from sigmerge.method.tuning import Proposal
 from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
@@ -91,6 +92,7 @@ class GuideJob:
     def header(self, measure: Measure) -> dict[str, Any]:
         """Whose calls a journal holds; calls are only continued under the same header."""
         require_whole(self.recipe, self.pool)
+        check_weights(self.anchor.weights)
         plain = load_recipe(self.anchor.recipe(tuple(self.anchor.weights.values())))
         return {
             "settings": self.section.model_dump(exclude={"command", "evaluate"}),

@@ -205,6 +205,8 @@ def check_method(method: str, anchors: Mapping[str, AnchorRecipe], calls: int, p
             )
     else:
         check_calls(calls, len(anchors) + 1, f"tuning {len(anchors)} anchors")
+        for anchor in anchors.values():
+            guidance.check_weights(anchor.weights)
 
 
 STRATEGIES: Final[Mapping[str, Callable[[Setup, Ask], Ended]]] = {

@@ -123,15 +123,9 @@ def begin(
     """
     domains, chosen = tuple(weights), objective or Objective()
     check_calls(calls, 1, "guide:")
+    check_weights(weights)
     problems = chosen.problems(domains)
     problems += [f"{d}: no score of an expert" for d in domains if d not in target]
-    problems += [
-        f"{d}: the weight {w:g} is not 0 or more"
-        for d, w in weights.items()
-        if not 0 <= w < math.inf
-    ]
-    if not any(weights.values()):
-        problems.append("all weights are 0")
     if problems:
         raise RecipeError("The weights cannot be guided:", problems)
     return Guidance(
@@ -144,6 +138,19 @@ def begin(
         upcoming=tuple(weights.values()),
         stretch=STRETCH if level else 1.0,
     )
+
+
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Refuse weights that no step can start from."""
+    problems = [
+        f"{d}: the weight {w:g} is not 0 or more"
+        for d, w in weights.items()
+        if not 0 <= w < math.inf
+    ]
+    if not any(weights.values()):
+        problems.append("all weights are 0")
+    if problems:
+        raise RecipeError("The weights cannot be guided:", problems)
 
 
 def propose(state: Guidance) -> dict[str, float] | None:

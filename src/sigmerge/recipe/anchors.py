@@ -193,7 +193,18 @@ def _anchor(
     )
     scale = None
     if averages and "lambda" in known:
-        scale = float(shared.get("lambda", getattr(known["lambda"], preset)))
+        given = shared.get("lambda", getattr(known["lambda"], preset))
+        if not isinstance(given, int | float):
+            raise RecipeError(
+                "lambda: differs between layers or tensors; tuning moves one for all. Give a "
+                "number."
+            )
+        if sum(weights.values()) == 0:
+            raise RecipeError(
+                f"weight: the weights of {method} sum to 0, and lambda follows their mean; give "
+                "others."
+            )
+        scale = float(given)
     return AnchorRecipe(
         method, models, shared, common, weights, not averages or scale is not None, scale
     )
