@@ -114,6 +114,9 @@ def test_what_was_scored_is_stored_and_made_again(
     recipe = tmp_path / "alone/winner/sigmerge/recipe.yaml"
     shown = [model["exemplars"] for model in yaml.safe_load(recipe.read_text())["models"]]
     assert shown == [str(pool / f"exemplars/{name}.jsonl") for name in DOMAINS]
+    weights = list(found.calls[found.chosen].weights.values())
+    level = yaml.safe_load(recipe.read_text())["parameters"]["lambda"]
+    assert level == pytest.approx(sum(weights) / len(weights)) != 1
     sigmerge.merge(recipe, tmp_path / "again")
     assert weight_bytes(tmp_path / "again") == weight_bytes(tmp_path / "alone/winner")
 
