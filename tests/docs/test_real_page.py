@@ -8,6 +8,7 @@ import re
 import tarfile
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,7 @@ ANALYSIS = (RESULTS / "real" / "analysis.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    file = tmp_path_factory.mktemp("real") / STORE
-    file.write_bytes(lzma.decompress((RESULTS / "real" / f"{STORE}.xz").read_bytes()))
-    with open_read_only(file) as store:
-        return results(*store.frames())
+    return _stored(tmp_path_factory.mktemp("real"), f"{STORE}.xz")
 
 
 def test_the_analysis_is_that_of_the_store(found: Results) -> None:
@@ -63,7 +61,7 @@ def test_the_seconds_of_the_trainings_are_those_of_the_records() -> None:
     seconds: dict[str, list[float]] = {}
     with tarfile.open(RESULTS / "real" / "logs.tar.xz") as records:
         for name in records.getnames():
-            if "/training/" in name and (file := records.extractfile(name)):
+            if re.match(r"[a-z]+-\d/training/", name) and (file := records.extractfile(name)):
                 seconds.setdefault(name.split("/")[0], []).append(json.load(file)["seconds"])
     assert all(len(five) == 5 for five in seconds.values()) and len(seconds) == 4
 
@@ -85,18 +83,77 @@ def test_the_seconds_of_a_scored_checkpoint_are_those_of_the_records() -> None:
     assert f"takes {median(seconds.values()):.0f} s (median of {len(seconds)})" in text
 
 
+def _stored(folder: Path, name: str) -> Results:
+    (folder / STORE).write_bytes(lzma.decompress((RESULTS / "real" / name).read_bytes()))
+    with open_read_only(folder / STORE) as store:
+        return results(*store.frames())
+
+
+def _repaired(found: Results) -> dict[tuple[str, str, str], float]:
+    """Macro-5 by pool, row and anchor, as the page's first table has it."""
+    [table] = tables.main_gain(found)
+    heads, *lines = [line.strip("| ").split(" | ") for line in markdown(table).splitlines()
+                     if line.startswith("| ")]  # fmt: skip
+    return {
+        (pool, row, anchor): float(score)
+        for pool, row, *scores in lines
+        for anchor, score in zip(heads[2:], scores, strict=True)
+        if row in ("anchor", "+ repair") and anchor in ("regmean", "task_arithmetic")
+    }
+
+
+def _read(records: tarfile.TarFile, name: str) -> Any:
+    file = records.extractfile(name)
+    assert file is not None
+    return json.load(file)
+
+
+def test_what_is_said_of_the_second_tunings_is_in_their_records(
+    found: Results, tmp_path: Path
+) -> None:
+    text = " ".join(PAGE.split())
+    before, again = _repaired(found), _repaired(_stored(tmp_path, "again.sqlite.xz"))
+    assert max(abs(score - before[key]) for key, score in again.items()) <= 0.05
+    strongest = [again[pool, "+ repair", "regmean"] for pool in ("long-0", "mild-0")]
+    assert f"({strongest[0]:.2f} and {strongest[1]:.2f} on these trainings" in text
+    with tarfile.open(RESULTS / "real" / "logs.tar.xz") as records:
+        tuned, repairs, means, same = {}, [], {}, 0
+        for pool in ("long-0", "mild-0", "long-1", "mild-1"):
+            record = _read(records, f"again/tuned-{pool}-guided-24/tune.json")
+            scores, calls = record["evaluation"]["tuned"], record["calls"]
+            tuned[pool] = 100 * sum(scores.values()) / len(scores)
+            winner = calls[record["chosen"]]
+            means[pool] = sum(winner["weights"].values()) / len(winner["weights"])
+            repairs += [100 * (winner["value"] - c["value"]) for c in calls if c.get("repair")]
+            for domain in winner["weights"]:
+                first = _read(records, f"{pool}/training/{domain}.json")
+                second = _read(records, f"again/{pool}/training/{domain}.json")
+                same += first["weights"] == second["weights"]
+    assert f"the weights of {same} of the 20 experts are the same bits" in text
+    assert (
+        f"({tuned['long-0']:.2f} and 67.42)" in text and f"({tuned['mild-0']:.2f} and 66.27" in text
+    )
+    assert f"{means['long-0']:.2f} and {means['long-1']:.2f} on the long pools" in text
+    assert f"{means['mild-0']:.2f} and {means['mild-1']:.2f} on the mild ones" in text
+    assert (
+        f"score {min(repairs):.1f} to {max(repairs):.1f} points below" in text
+        and len(repairs) == 12
+    )
+
+
 def test_the_tunings_on_the_page_are_those_of_the_records() -> None:
     cells = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
     rows = [(pool, *row.split("-"), *rest) for pool, row, *rest in cells if len(rest) == 6]
-    rows = [row for row in rows if row[1] in ("tune", "random", "merge3")]
+    rows = [row for row in rows if row[1] in ("tune", "random", "merge3", "regmean")]
     with tarfile.open(RESULTS / "real" / "logs.tar.xz") as records:
         names = {name for name in records.getnames() if name.endswith("tune.json")}
-        assert len(rows) == len(names) == 12
-        for pool, method, budget, calls, plain, tuned, gain, chosen, seconds in rows:
+        assert len(rows) == len(names) == 18
+        for number, (pool, method, budget, calls, plain, tuned, gain, chosen, seconds) in enumerate(
+            rows
+        ):
             kind = "guided" if method == "tune" else method
-            file = records.extractfile(f"tuned-{pool}-{kind}-{budget}/tune.json")
-            assert file is not None
-            record = json.load(file)
+            folder = f"tuned-{pool}-{kind}-{budget}"
+            record = _read(records, f"{folder if number < 12 else f'again/{folder}'}/tune.json")
             scores = record["evaluation"]
             numbers = [
                 f"{100 * sum(scores[k].values()) / len(scores[k]):.2f}" for k in ("plain", "tuned")
