@@ -61,9 +61,11 @@ def printable(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for people, to two digits."""
+    """A time for people, to two digits; 0.1 s is the least."""
     for unit, length in (("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.2g} {unit}" if seconds < 100 * length else (
                 f"{seconds / length:.0f} {unit}")  # fmt: skip
+    if seconds < 0.1:
+        return "0.1 s"
     return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"

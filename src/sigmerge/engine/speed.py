@@ -16,17 +16,17 @@ class PassSpeed(NamedTuple):
 
 
 SPEEDS = {
-    "linear": PassSpeed(12.9, 0.44),
-    "task_arithmetic": PassSpeed(13.1, 0.43),
-    "dare_ties": PassSpeed(30.9, 0.26),
-    "ties": PassSpeed(29.4, 1.38),
-    "profile": PassSpeed(14.4, 1.2),
-    "repair": PassSpeed(25.8, 1.47),
+    "linear": PassSpeed(11.5, 0.14),
+    "task_arithmetic": PassSpeed(11.4, 0.11),
+    "dare_ties": PassSpeed(25.2, 0.08),
+    "ties": PassSpeed(23.0, 0.53),
+    "profile": PassSpeed(14.4, 1.85),
+    "repair": PassSpeed(21.6, 0.67),
 }
 """Of the table of 16 cores in docs/results/scaling.md (CPU time; wall time beyond start-up and the
 share of the cores), the profile of docs/results/repair.md (2 cores, 430 M coordinates)."""
 MEASURED_EXPERTS = 5
-START = 1.0
+START = 0.7
 """Seconds until the first block."""
 DISK = 1.7e9
 """Bytes a second, read and written: the floor of docs/results/repair.md, from disk."""
