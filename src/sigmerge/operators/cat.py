@@ -31,6 +31,7 @@ from sigmerge.operators.base import (
     Tile,
 )
 from sigmerge.operators.features import (
+    FORMED,
     NORMALIZE_TOKENS,
     energies,
     grams,
@@ -171,9 +172,15 @@ def _top(apply: Trim, size: int, rank: int, algebra: Algebra) -> tuple[Array, Ar
         try:
             return _lanczos(lambda v: algebra.array(apply(algebra.matrix(v))), size, rank)
         except ArpackNoConvergence:
-            pass  # positive eigenvalues too close to one another: take all of them apart
+            pass  # largest eigenvalues too close to one another: take all of them apart
     matrix = apply(algebra.matrix(np.eye(size)))
-    values, vectors = algebra.eigh((matrix + matrix.T) / 2)
+    matrix = (matrix + matrix.T) / 2
+    norm = algebra.norm(matrix)
+    zero = ZERO * norm / np.sqrt(size)
+    # None is positive where this has a factor: the largest are a crowd around zero.
+    if np.isfinite(algebra.cholesky(algebra.matrix(zero * np.eye(size)) - matrix)[1]):
+        return np.zeros(0), np.zeros((size, 0)), norm
+    values, vectors = algebra.eigh(matrix)
     top = algebra.array(values[-rank:]), algebra.array(vectors[:, -rank:])
     return *top, float(abs(values).max())
 
@@ -189,7 +196,8 @@ def _lanczos(apply: Callable[[Array], Array], size: int, rank: int) -> tuple[Arr
     largest = float(np.abs(found[0]))
     shifted = LinearOperator((size, size), lambda v: apply(v) / largest + v, dtype=np.float64)
     space = min(size, max(64, 4 * rank))
-    values, vectors = eigsh(shifted, rank, which="LA", v0=start, ncv=space, tol=ZERO)
+    soon = max(4, size // 256) if size <= FORMED else None
+    values, vectors = eigsh(shifted, rank, which="LA", v0=start, ncv=space, maxiter=soon, tol=ZERO)
     order = np.argsort(values)
     return (values[order] - 1.0) * largest, vectors[:, order], largest
 

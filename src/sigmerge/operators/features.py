@@ -21,10 +21,15 @@ RTOL = Parameter(
 NORMALIZE_TOKENS = "divide each expert's sums by its tokens"
 
 
+FORMED = 8192
+"""Outputs of a weight up to which CAT forms a matrix of them where its solver does not end soon."""
+
+
 def peak_bytes(experts: int, shape: tuple[int, ...]) -> int:
     """What merging a weight with Grams takes at most: CAT, which takes most, holds the updates in
-    float32 and float64, and every expert's Gram."""
-    return 12 * (experts + 3) * prod(shape) + 8 * (experts + 8) * shape[-1] ** 2
+    float32 and float64, every expert's Gram, and at times a few matrices of its outputs."""
+    outputs = min(shape[0], FORMED)
+    return 12 * (experts + 3) * prod(shape) + 8 * (experts + 8) * shape[-1] ** 2 + 32 * outputs**2
 
 
 def grams(site: Site, statistics: Statistics, mean: bool, algebra: Algebra) -> Iterator[Matrix]:
