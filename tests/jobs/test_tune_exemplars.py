@@ -151,3 +151,11 @@ def test_experts_without_exemplars_are_named(pool: Path, tmp_path: Path) -> None
     failed = command("tune", str(file), str(out), "--anchor", "regmean")
     assert failed.code == 2 and "there are none of coding, math, safety" in failed.err
     assert not out.exists()
+
+
+def test_a_folder_of_captures_is_that_beside_the_recipe(pool: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    given = {**yaml.safe_load(pool_recipe(pool).text), "capture": {"folder": "kept"}}
+    file.write_text(yaml.safe_dump(given))
+    tuned = job(pool, tmp_path / "out", READING, recipe=load_recipe(file))
+    assert tuned.anchors["regmean"].common["capture"] == {"folder": str(tmp_path / "kept")}
