@@ -135,6 +135,8 @@ def test_nothing_is_kept_inside_the_installed_package(
     own = tmp_path / "pool/reference"
     own.mkdir(parents=True)
     assert cache.beside(own, "note.json") == tmp_path / "pool/.sigmerge/note.json"
+    (tmp_path / "pool/.sigmerge").write_text("no folder")
+    assert cache.beside(own, "note.json") == tmp_path / "cache/profiles/note.json"
 
 
 def test_notes_beside_a_pool_are_made_again_and_never_stop(tmp_path: Path) -> None:

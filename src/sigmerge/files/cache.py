@@ -51,7 +51,8 @@ def beside(member: Path, name: str) -> Path:
     """
     folder = member.parent / ".sigmerge"
     if not _installed(folder):
-        if os.access(folder if folder.exists() else folder.parent, os.W_OK):
+        place = folder if folder.exists() else folder.parent
+        if place.is_dir() and os.access(place, os.W_OK):
             return folder / name
         if (folder / name).exists():
             return folder / name
