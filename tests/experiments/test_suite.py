@@ -21,9 +21,11 @@ import pytest
 import yaml
 
 import sigmerge as package
+from sigmerge.experiments import group
 from sigmerge.experiments.plan import _reads_exemplars, _search_items, plans
 from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.experiments.suite import SHIPPED_EXPERIMENTS, load_suite
+from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Options
 from tests.command_line import refused, sigmerge, tree
 from tests.pools import PoolOnDisk, make_pool
@@ -153,6 +155,24 @@ def finished(out: Path) -> int:
     except FileNotFoundError:
         return 0
     return sum(pool["done"] for pool in pools.values())
+
+
+def test_a_suite_that_ended_while_it_removed_a_repair_goes_on(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(path: Path) -> None:
+        if (path / "config.json").exists() and path.name == "repaired":
+            (path / "config.json").unlink()
+            raise KeyboardInterrupt
+        remove(path)
+
+    content = definition(pool)
+    monkeypatch.setattr(group, "remove", half)
+    with pytest.raises(KeyboardInterrupt):
+        package.suite(content, tmp_path / "out", threads=1)
+    monkeypatch.undo()
+    assert list((tmp_path / "out").rglob("repaired"))
+    assert package.suite(content, tmp_path / "out", threads=1).made > 0
 
 
 @pytest.mark.parametrize(("jobs", "kills"), [("1", 10), ("2", 4)])

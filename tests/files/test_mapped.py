@@ -53,3 +53,11 @@ def test_a_file_that_was_replaced_or_cut_short_is_not_read(file: Path) -> None:
             stream.truncate(100)
         assert read(first, 80) is None
         assert read(first, 60) == bytes(60)
+
+
+def test_maps_that_nobody_closes_are_not_noted(file: Path) -> None:
+    """They go when their last array does, and other memory may lie there then."""
+    reader = Reader()
+    first = reader.address(Tensor("w", "F32", (20,), file, 40, 120))
+    assert mapped_at(first) is None
+    reader.close()

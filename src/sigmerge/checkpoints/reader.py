@@ -29,19 +29,21 @@ class Reader:
     """Maps each file once. `release` gives pages back, so resident memory follows the work.
 
     `close` ends the threads that read ahead; the maps go with the arrays that view them. What is
-    read of a remote file belongs to the array that is returned; `passing` is called with it.
+    read of a remote file belongs to the array that is returned; `passing` is called with it. As a
+    context manager it notes which file lies where, until it is closed and its maps may go.
     """
 
     def __init__(self, passing: Passing | None = None) -> None:
         self._passing = passing
         self._maps: dict[Path, mmap.mmap] = {}
-        self._firsts: list[int] = []
+        self._firsts: list[int] | None = None
         self._lock = threading.Lock()
         self._ahead: SimpleQueue[Tensor | None] | None = None
         self._remote: dict[Path, RemoteFile | None] = {}
         self._requests: ReadAhead | None = None
 
     def __enter__(self) -> Reader:
+        self._firsts = []
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,9 +51,9 @@ class Reader:
 
     def close(self) -> None:
         with self._lock:
-            for first in self._firsts:
+            for first in self._firsts or ():
                 forget(first)
-            self._firsts.clear()
+            self._firsts = None
             self._maps.clear()
             if self._ahead is not None:
                 with suppress(Empty):
@@ -75,9 +77,9 @@ class Reader:
             if file not in self._maps:
                 with file.open("rb") as stream:
                     mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-                    first = _address(mapped)
-                    note(first, len(mapped), file, os.fstat(stream.fileno()))
-                    self._firsts.append(first)
+                    if self._firsts is not None:
+                        self._firsts.append(_address(mapped))
+                        note(self._firsts[-1], len(mapped), file, os.fstat(stream.fileno()))
                     self._maps[file] = mapped
             return self._maps[file]
 

@@ -113,6 +113,7 @@ class PoolSource:
         self._formed = FormedValues(self.reader)
 
     def __enter__(self) -> PoolSource:
+        self.reader.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -108,8 +108,8 @@ class Maker:
 
     def _repaired(self, run: PlannedRun, anchor: Path, folder: Path) -> StoredRun:
         shared, measured = self.shared, self._measured(run.recipe, anchor, "calibration")
-        options = replace(self.options, overwrite=True)
-        job = RepairJob(run.recipe, folder, options, anchor, kept=False)
+        remove(folder)  # of a suite that was interrupted, perhaps while it removed this
+        job = RepairJob(run.recipe, folder, self.options, anchor, kept=False)
         made = job.repair()
         scores = self._scores(run.recipe, folder, ("evaluation",))
         remove(folder)
