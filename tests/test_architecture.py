@@ -80,6 +80,7 @@ DEVICE = {
     "tensor_algebra.py": ("torch",),
     "triton_passes.py": ("torch", "triton"),
     "triton_claims.py": ("torch", "triton"),
+    "triton_select.py": ("torch", "triton"),
 }
 """Kernels for a GPU, and what they are written in."""
 

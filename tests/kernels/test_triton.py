@@ -165,6 +165,22 @@ def test_counts_are_those_of_the_loops(dtype: str, size: int, tile: int, every: 
         assert all((a == b).all() for a, b in zip(*found, strict=True))
 
 
+@CASES
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_selected_magnitudes_are_those_of_a_sort(
+    dtype: str, size: int, tile: int, share: float
+) -> None:
+    rows, experts = Rows(size, dtype), np.array([0, 2])
+    ranks = np.array([max(1, int(share * size)), size])
+    found = tensors.selected(rows.some(True)[1], experts, ranks)
+    values = rows.there.float().cpu().numpy()
+    assert found is not None
+    for expert, rank, numbers in zip(experts, ranks, found.tolist(), strict=True):
+        patterns = np.sort(np.abs(values[expert] - values[3]).view(np.uint32))[::-1]
+        at = patterns[rank - 1]
+        assert numbers == [at, rank - (patterns > at).sum(), (patterns == at).sum()]
+
+
 def test_what_is_not_finite_is_left_to_the_loops() -> None:
     rows = Rows(2000, "bf16")
     rows.there[1][1500] = float("inf")
@@ -173,6 +189,7 @@ def test_what_is_not_finite_is_left_to_the_loops() -> None:
     assert not tensors.COUNTERPARTS[signature](there, START, 1024, np.zeros((3, 3)), np.zeros(2))
     counts = np.zeros((1, select.HIGH_PLACES), np.uint32)
     assert not tensors.count_high(there, START, np.array([1]), 1, counts)
+    assert tensors.selected(there, np.array([0, 1]), np.array([5, 5])) is None
     assert not counts.any()
 
 

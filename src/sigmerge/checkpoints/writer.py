@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -244,7 +245,8 @@ class Output:
         found, nbytes, place = checksum(data.cast("B")), data.nbytes, slot.begin + position
         with self._writing():
             while data:
-                count = os.pwrite(self._files[slot.shard], data, place)
+                with self._turns[slot.shard]:
+                    count = os.pwrite(self._files[slot.shard], data, place)
                 data, place = data[count:], place + count
         self._written.note(tensor, position, nbytes, found)
 
@@ -370,6 +372,8 @@ class Output:
             self._journal = Journal(file, header, [_RECORD], durable=False)
         self._journal_stack.enter_context(self._journal)
         self._files = [self._open_shard(number) for number in range(len(self.layout.headers))]
+        # The system lets one thread at a time write to a file; who waits there keeps a core busy.
+        self._turns = [threading.Lock() for _ in self._files]
         places = {n: ShardBytes(s.shard, s.begin, s.nbytes) for n, s in self.layout.slots.items()}
         self._written = Written(
             places, self._files, self.layout.sizes, self._threads, durable=self.durable

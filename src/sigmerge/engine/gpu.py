@@ -108,6 +108,18 @@ class Gpu:
 
         return self._fitting(rows, TILE, run, again=kernel not in READ_ONCE)
 
+    def select(self, rows: StoredRows, experts: Array, ranks: Array) -> Array | None:
+        """`tensors.selected` of a chunk; None if it is left to passes."""
+        found: list[Array | None] = [None]
+
+        def run(raw: Tensors, length: int) -> bool:
+            if length >= _size(rows):  # a part of a chunk has no ranks
+                found[0] = tensors.selected(raw, experts, ranks)
+            return True
+
+        self._fitting(rows, TILE, run, again=True)
+        return found[0]
+
     def solve(self, tensor: str, program: Callable[[Algebra], _Made]) -> _Made:
         """program(algebra) with matrices on this device: those of one tensor at a time."""
         from sigmerge.kernels.tensor_algebra import TensorAlgebra

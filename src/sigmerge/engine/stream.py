@@ -56,6 +56,9 @@ class Accelerator(Protocol):
     def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
         """The same as a kernel that reads a chunk; whether it was done."""
 
+    def select(self, rows: StoredRows, experts: Array, ranks: Array) -> Array | None:
+        """What `Chunk.selected` returns; None if it is left to passes."""
+
     def room(self, size: int) -> Array:
         """The calling thread's own room for so many float32, to which the device copies best."""
 
@@ -127,6 +130,18 @@ class StreamChunk:
             fine = kernel(*members(rows), self.start, self.size, *arguments)
             self._check(fine, reference=reference)
         self.source.done(self.site.tensor, self.start, self.stop, share)
+
+    def selected(self, experts: Array, ranks: Array) -> Array | None:
+        """By expert the magnitude of Δ_d at a rank of this chunk, the entries of it within the
+        rank, and all of it; None where no device finds them at once.
+        """
+        if self.device is None:
+            return None
+        rows = self._named(self._stored(reference=True), True)
+        found = self.device.select(rows, experts, ranks)
+        if found is not None:
+            self.source.done(self.site.tensor, self.start, self.stop)
+        return found
 
     def merged(self, formula: Formula, dtype: str) -> tuple[Array, bool]:
         """The chunk merged and rounded once, in the calling thread's room; whether it is finite."""

@@ -30,7 +30,7 @@ times, so the digest of a file that is younger is not remembered."""
 LEAF = 1 << 26
 TREE = "64MiB-tree:"
 
-_BUFFER = 1 << 20
+_BUFFER = 4 << 20
 _REQUEST = 16 << 20
 """Bytes of a remote file that are requested at a time."""
 

@@ -94,10 +94,7 @@ def _simple(formula: Formula) -> bool:
 def _fused_merge(
     formula: Formula, block: Tensor, start: int, tile: int, kind: int, flag: Tensor
 ) -> Tensor:
-    experts = len(formula.weights)
-    thin = passes().thinned(formula, block, start, flag)
-    base = block[experts] if len(block) > experts else None
-    out: Tensor = passes().combined(formula, thin, base, kind, flag)
+    out: Tensor = passes().merged(formula, block, start, kind, flag)
     return passes().lane_sums(out[None], tile)[0] if kind == NORM else out
 
 
@@ -295,6 +292,26 @@ def count_high(rows: Tensors, start: int, experts: Array, every: int, counts: Ar
     ]
     counts += torch.stack(found).cpu().numpy().astype(counts.dtype)
     return True
+
+
+def selected(rows: Tensors, experts: Array, ranks: Array) -> Array | None:
+    """By expert its magnitude at a rank, how many of it lie within the rank, how many there are.
+
+    None if something is not finite.
+    """
+    if (block := fused(rows)) is not None:
+        from sigmerge.kernels import triton_select
+
+        found = fetched(triton_select.selected(block, experts, ranks))
+        return None if found[-1].any() else found[:-1, 1:].astype(np.int64)
+    if not _finite(rows):
+        return None
+    numbers = []
+    for magnitude, rank in zip(_magnitudes(rows, experts), ranks.tolist(), strict=True):
+        pattern = magnitude.kthvalue(len(magnitude) - rank + 1).values
+        above = (magnitude > pattern).sum()
+        numbers.append(torch.stack([pattern, rank - above, (magnitude == pattern).sum()]))
+    return torch.stack(numbers).cpu().numpy()
 
 
 def high_place(magnitude: Any) -> Any:

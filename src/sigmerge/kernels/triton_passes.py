@@ -124,27 +124,20 @@ def _count_ties(
     tl.store(ties + place, tl.sum(tied.to(tl.int32), 0))
 
 
-@triton.jit(do_not_specialize=["start", "size"])
-def _thin(
-    rows, stride, out, flag, numbers, earlier, start, size, members: tl.constexpr,
-    vectors: tl.constexpr, thin: tl.constexpr, counted: tl.constexpr, block: tl.constexpr,
+@triton.jit
+def _kept(
+    value, row, earlier, at, start, thin: tl.constexpr, counted: tl.constexpr
 ):  # fmt: skip
-    """θ_d or Δ_d of one expert and block, less what it loses before the combination.
+    """Entries of one expert, less what it loses before the combination, rescaled.
 
     `earlier`: how many entries before the block lie on the cut, where ties are `counted` out.
     """
-    expert = tl.program_id(1)
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    there = at < size
-    value = entry(rows, stride, expert, at, there, members, vectors)
-    note_wrong(value, flag, 1)
-    row = numbers + expert * _THINNING
     if thin == _TRIM:
         least, magnitude = tl.load(row), magnitude_of(value)
         kept = magnitude >= least
         if counted:
             tied = magnitude == least - 1
-            before = tl.load(earlier + expert * tl.num_programs(0) + tl.program_id(0))
+            before = tl.load(earlier)
             kept = kept | (tied & (before + tl.cumsum(tied.to(tl.int32), 0) <= tl.load(row + 1)))
         value = tl.where(kept, value, 0.0)
     elif thin == _DROP:
@@ -153,48 +146,78 @@ def _thin(
             draw = drawn(tl.load(row + 1), tl.load(row + 2), start + at.to(tl.int64))
             value = tl.where((draw <= last) & (mode == 1), value, 0.0)
     # Factors and divisors of 1 change nothing.
-    value = value * tl.load(row + 4).to(tl.float32, bitcast=True)
-    divisor = tl.load(row + 5).to(tl.float32, bitcast=True)
-    value = tl.div_rn(value, tl.zeros_like(value) + divisor)
+    value = value * _number(row + 4)
+    return tl.div_rn(value, tl.zeros_like(value) + _number(row + 5))
+
+
+@triton.jit
+def _number(place):
+    """A float32 that is stored as its pattern."""
+    return tl.load(place).to(tl.float32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["start", "size"])
+def _thin(
+    rows, stride, out, flag, numbers, earlier, start, size, members: tl.constexpr,
+    vectors: tl.constexpr, thin: tl.constexpr, counted: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """θ_d or Δ_d of one expert and block, less what it loses."""
+    expert = tl.program_id(1)
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    there = at < size
+    value = entry(rows, stride, expert, at, there, members, vectors)
+    note_wrong(value, flag, 1)
+    before = earlier + expert * tl.num_programs(0) + tl.program_id(0)
+    value = _kept(value, numbers + expert * _THINNING, before, at, start, thin, counted)
     tl.store(out + expert.to(tl.int64) * size + at, value, mask=there)
 
 
-@triton.jit(do_not_specialize=["size"])
-def _combine(
-    rows, base, out, flag, weights, after, cancelled, size, experts: tl.constexpr,
+@triton.jit(do_not_specialize=["cancelled", "start", "size"])
+def _merge(
+    rows, stride, out, flag, numbers, earlier, cancelled, start, size, members: tl.constexpr,
+    experts: tl.constexpr, vectors: tl.constexpr, thin: tl.constexpr, counted: tl.constexpr,
     reads: tl.constexpr, disjoint: tl.constexpr, weighted: tl.constexpr, normalize: tl.constexpr,
     steps: tl.constexpr, kind: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Thinned rows to the merge: `weighted_sum` or `disjoint`, then the steps after it."""
+    """One block of the merge: entries thinned, `weighted_sum` or `disjoint`, the steps after it.
+
+    `numbers` are rows of `_thinning`, then the experts' weights, then the steps.
+    """
     at = tl.program_id(0) * block + tl.arange(0, block)
     there = at < size
-    wide = size.to(tl.int64)
+    weights, after = numbers + experts * _THINNING, numbers + experts * (_THINNING + 1)
+    entries = ()
+    for d in tl.static_range(experts):
+        value = entry(rows, stride, d, at, there, members, vectors)
+        note_wrong(value, flag, 1)
+        before = earlier + d * tl.num_programs(0) + tl.program_id(0)
+        value = _kept(value, numbers + d * _THINNING, before, at, start, thin, counted)
+        entries = entries + (value,)  # type: ignore[assignment]  # noqa: RUF005
     total = tl.zeros([block], tl.float32)
     if disjoint:
         sums, share = tl.zeros([block], tl.float32), tl.zeros([block], tl.float32)
         for d in tl.static_range(experts):
-            row = widened(rows + d * wide, at, there)
-            sums = sums + (row * tl.load(weights + d) if weighted else row)
+            sums = sums + (entries[d] * _number(weights + d) if weighted else entries[d])
         level = tl.where(sums == 0, cancelled, 0.0)
         sign = tl.where(sums > 0, 1.0, tl.where(sums < 0, -1.0, level))
         for d in tl.static_range(experts):
-            weight = tl.load(weights + d)
-            entry = widened(rows + d * wide, at, there) * weight
-            agrees = entry * sign > 0
-            total = total + tl.where(agrees, entry, 0.0)
+            weight = _number(weights + d)
+            value = entries[d] * weight
+            agrees = value * sign > 0
+            total = total + tl.where(agrees, value, 0.0)
             share = share + tl.where(agrees, weight, 0.0)
         if normalize:
             total = tl.div_rn(total, tl.where(share != 0, share, 1.0))
     else:
-        total = widened(rows, at, there) * tl.load(weights)
+        total = entries[0] * _number(weights)  # type: ignore[misc]
         for d in tl.static_range(1, experts):
-            total = total + widened(rows + d * wide, at, there) * tl.load(weights + d)
+            total = total + entries[d] * _number(weights + d)
     for step in tl.static_range(steps):
-        divisor, factor = tl.load(after + 3 * step), tl.load(after + 3 * step + 1)
+        divisor, factor = _number(after + 3 * step), _number(after + 3 * step + 1)
         total = tl.div_rn(total, tl.zeros_like(total) + divisor) * factor
         if reads:
-            part = tl.load(after + 3 * step + 2)
-            reference = widened(base, at, there)
+            part = _number(after + 3 * step + 2)
+            reference = widened(rows + experts * stride.to(tl.int64), at, there)
             note_wrong(reference, flag, 1)
             total = tl.where(part != 0, total + reference * part, total)
     save(out, at, there, total, flag, kind)
@@ -331,19 +354,23 @@ def thinned(formula: Formula, rows: Tensor, start: int, flag: Tensor) -> Tensor:
     experts, size = len(formula.weights), rows.shape[1]
     out = torch.empty((experts, size), dtype=torch.float32, device=rows.device)
     numbers, counted = there(_thinning(formula), rows), _counts_ties(formula)
-    grid, earlier = (triton.cdiv(size, BLOCK), experts), numbers
-    if counted:
-        ties = torch.empty(grid[::-1], dtype=torch.int32, device=rows.device)
-        launch(
-            _count_ties, grid, rows, rows.stride(0), numbers, ties, size, len(rows),
-            formula.vectors, BLOCK, **EXACT,
-        )  # fmt: skip
-        earlier = ties.cumsum(1, dtype=torch.int32) - ties
+    earlier = _earlier_ties(formula, rows, numbers) if counted else numbers
     launch(
-        _thin, grid, rows, rows.stride(0), out, flag, numbers, earlier, start, size, len(rows),
-        formula.vectors, formula.thin, counted, BLOCK, **EXACT,
+        _thin, (triton.cdiv(size, BLOCK), experts), rows, rows.stride(0), out, flag, numbers,
+        earlier, start, size, len(rows), formula.vectors, formula.thin, counted, BLOCK, **EXACT,
     )  # fmt: skip
     return out
+
+
+def _earlier_ties(formula: Formula, rows: Tensor, numbers: Tensor) -> Tensor:
+    """By expert and block, how many entries before it lie on the cut."""
+    grid = (triton.cdiv(rows.shape[1], BLOCK), len(formula.weights))
+    ties = torch.empty(grid[::-1], dtype=torch.int32, device=rows.device)
+    launch(
+        _count_ties, grid, rows, rows.stride(0), numbers, ties, rows.shape[1], len(rows),
+        formula.vectors, BLOCK, **EXACT,
+    )  # fmt: skip
+    return ties.cumsum(1, dtype=torch.int32) - ties
 
 
 def launch(program: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
@@ -401,21 +428,21 @@ def _thinning(formula: Formula) -> Array:
     return table.astype(np.uint32).view(np.int32)
 
 
-def combined(
-    formula: Formula, thin: Tensor, base: Tensor | None, kind: int, flag: Tensor
-) -> Tensor:
+def merged(formula: Formula, rows: Tensor, start: int, kind: int, flag: Tensor) -> Tensor:
     """The merge in its stored type; in float32 where its norm is wanted."""
-    size, device = thin.shape[1], thin.device
+    experts, size = len(formula.weights), rows.shape[1]
     kind = F32 if kind == NORM else kind
     stored = {BF16: torch.int16, F16: torch.float16, F32: torch.float32}[kind]
-    out = torch.empty(size, dtype=stored, device=device)
-    weights = there(np.asarray(formula.weights, np.float32), thin)
-    after = there(np.asarray(formula.after, np.float32), thin)
-    reads = bool(formula.after[:, 2].any())
+    out = torch.empty(size, dtype=stored, device=rows.device)
+    others = (np.asarray(some, np.float32).ravel() for some in (formula.weights, formula.after))
+    patterns = [_thinning(formula).ravel(), *(some.view(np.int32) for some in others)]
+    numbers, counted = there(np.concatenate(patterns), rows), _counts_ties(formula)
+    earlier = _earlier_ties(formula, rows, numbers) if counted else numbers
     launch(
-        _combine, (triton.cdiv(size, BLOCK),), thin, base if reads else thin, out, flag, weights,
-        after, float(formula.cancelled), size, len(thin), reads, formula.combine == DISJOINT,
-        formula.weighted, formula.normalize, len(formula.after), kind, BLOCK, **EXACT,
+        _merge, (triton.cdiv(size, BLOCK),), rows, rows.stride(0), out, flag, numbers, earlier,
+        float(formula.cancelled), start, size, len(rows), experts, formula.vectors, formula.thin,
+        counted, bool(formula.after[:, 2].any()), formula.combine == DISJOINT, formula.weighted,
+        formula.normalize, len(formula.after), kind, BLOCK, **EXACT,
     )  # fmt: skip
     return out.view(torch.bfloat16) if kind == BF16 else out
 

@@ -155,6 +155,11 @@ class Chunk(Protocol):
         whether all it read is finite; `share` is how much of the chunk it reads.
         """
 
+    def selected(self, experts: Array, ranks: Array) -> Array | None:
+        """By expert the magnitude of Δ_d at a rank of this chunk, the entries of it within the
+        rank, and all of it; None where passes must count.
+        """
+
     def norm(self, formula: Formula, tile: int) -> float:
         """‖τ‖₁ of what a formula gives on this chunk, added up tile by tile."""
 

@@ -141,11 +141,15 @@ def find_cuts(ranks: Sequence[int], size: int) -> Passes:
     wanted = {d: rank for d, rank in enumerate(ranks) if 0 < rank < size}
     found = Found({}, {}, wanted, len(ranks))
     if wanted:
-        sample = yield from _high(wanted, select.SAMPLE)
-        guesses = yield from _guesses(wanted, size, sample)
-        around = _around(wanted, size, sample)
-        yield from _counted(wanted, around | guesses, found)
-        yield from _counted(found.missing(guesses), around, found)
+        sample = yield from _high(wanted, select.SAMPLE, size)
+        if isinstance(sample, AtOnce):
+            for d, (pattern, ties, level) in zip(wanted, sample.found.tolist(), strict=True):
+                found.add(d, select.Cut(pattern, ties), [(sample.start, level)])
+        else:
+            guesses = yield from _guesses(wanted, size, sample)
+            around = _around(wanted, size, sample)
+            yield from _counted(wanted, around | guesses, found)
+            yield from _counted(found.missing(guesses), around, found)
     if missing := found.missing(wanted):
         high = yield from _high(missing, 1)
         bins = {d: select.place_of_rank(high[d], rank)[0] // 2 for d, rank in missing.items()}
@@ -173,13 +177,25 @@ class Found(NamedTuple):
             self.tied.setdefault(start, [0] * self.experts)[expert] = int(count)
 
 
-def _high(wanted: Mapping[int, int], every: int) -> Passes:
-    """By expert what `select.count_high` counts in one strip of `every`, place by place."""
-    counts = yield Pass(partial(_count_high, experts=np.array(list(wanted)), every=every), _join)
-    return dict(zip(wanted, counts, strict=True))
+class AtOnce(NamedTuple):
+    """What a device found of a tensor that is one chunk: its start, and `Chunk.selected`."""
+
+    start: int
+    found: Array
 
 
-def _join(total: list[Array] | None, part: list[Array]) -> list[Array]:
+def _high(wanted: Mapping[int, int], every: int, size: int = 0) -> Passes:
+    """By expert what `select.count_high` counts in one strip of `every`, place by place.
+
+    Or what is found at once of a chunk that has all entries, of which there are `size`.
+    """
+    counts = yield Pass(partial(_count_high, wanted=wanted, every=every, size=size), _join)
+    return counts if isinstance(counts, AtOnce) else dict(zip(wanted, counts, strict=True))
+
+
+def _join(total: list[Array] | None, part: list[Array] | AtOnce) -> list[Array] | AtOnce:
+    if isinstance(part, AtOnce):  # and there is no other
+        return part
     before: Sequence[Array | None] = total or [None] * len(part)
     return [select.joined(old, new) for old, new in zip(before, part, strict=True)]
 
@@ -280,8 +296,15 @@ class Inside(NamedTuple):
             yield start, int(kept[1, at]) if there else 0
 
 
-def _count_high(chunk: Chunk, experts: Array, every: int) -> list[Array]:
+def _count_high(
+    chunk: Chunk, wanted: Mapping[int, int], every: int, size: int
+) -> list[Array] | AtOnce:
     """By expert the places that have entries."""
+    experts = np.array(list(wanted))
+    if chunk.size == size:
+        found = chunk.selected(experts, np.array(list(wanted.values())))
+        if found is not None:
+            return AtOnce(chunk.start, found)
     counts = zeros((len(experts), select.HIGH_PLACES), np.uint32, "counts")
     chunk.read(select.count_high, experts, every, counts, share=1 / every)
     return select.occupied(counts, np.empty((0, 0), np.uint16))
