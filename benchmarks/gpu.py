@@ -323,7 +323,7 @@ def claiming(device: str, size: int) -> tuple[float, float, Counter[str]]:
     """GB that the passes of five claims need; their seconds; those of their launches by program."""
     names = tuple(f"expert-{i}" for i in range(5))
     with ThreadPoolExecutor(8) as pool:
-        room = 16 * size * gpu.BLOCKS  # for all members, which take twelve bytes a coordinate
+        room = 16 * size  # for all members, which take twelve bytes a coordinate
         loops = _Counted(gpu.Gpu(device, keep=room).claims(pool.map), size)
         source: Any = _Memory(size, names)
         site = Site("w", size, 0, 1, names, {}, 0)

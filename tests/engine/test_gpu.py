@@ -55,6 +55,11 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             done.extend([kernel.__name__] * (found := super().read(kernel, *given)))
             return found
 
+        def select(self, *given: Any) -> Any:
+            found = super().select(*given)
+            done.extend(["select"] * (found is not None))
+            return found
+
     monkeypatch.setattr(Options, "gpu", lambda self: Noted("cpu", 1 << 20))
     yield done
 
@@ -74,6 +79,8 @@ def test_the_bytes_are_those_of_the_loops(
     done = request.getfixturevalue("passes")
     assert merged(pool, case, tmp_path / "torch", dtype) == by_loops
     assert "gram" in done if case == "multislerp" else "merge" in done
+    assert ("select" in done) == ("ties" in case and not case.startswith(("dare", "ties over")))
+    assert ("count_high" in done) == (case == "ties over the model")
 
 
 @pytest.mark.parametrize("case", ["ties", "ties over the model", "cabs", "dare_linear l1"])
@@ -98,6 +105,7 @@ def test_short_of_memory_a_chunk_is_taken_in_parts(
         return run
 
     patch.setattr(tensors, "merge", full(tensors.merge))
+    patch.setattr(tensors, "selected", full(tensors.selected))
     programs = {kernel: full(program) for kernel, program in tensors.COUNTERPARTS.items()}
     patch.setattr(tensors, "COUNTERPARTS", programs)
     assert merged(pool, case, tmp_path / "torch", "bfloat16") == by_loops
@@ -222,6 +230,11 @@ def test_what_is_not_finite_is_left_to_the_loops(
     assert "merge" in done
     with pytest.raises(PoolError, match=name):
         sigmerge.merge(recipe, tmp_path / "strict")
+
+
+def test_more_blocks_are_at_work_where_all_have_room() -> None:
+    device = Gpu("cpu", keep=1000)
+    assert [device.blocks(size) for size in (0, 100, 200, 250, 400, 2000)] == [6, 6, 5, 4, 3, 3]
 
 
 def test_a_second_pass_takes_the_copies_of_the_first() -> None:

@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import stat
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from sigmerge.checkpoints.remote import check_remote_target, target_url, upload
 from sigmerge.checkpoints.written import ShardBytes, Written
 from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeError
 from sigmerge.files.exchange import exchange
+from sigmerge.files.filled import FilledFile
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.locks import only_writer
 from sigmerge.files.objects import address, stored_size
@@ -244,10 +244,7 @@ class Output:
         self._sealed = None
         found, nbytes, place = checksum(data.cast("B")), data.nbytes, slot.begin + position
         with self._writing():
-            while data:
-                with self._turns[slot.shard]:
-                    count = os.pwrite(self._files[slot.shard], data, place)
-                data, place = data[count:], place + count
+            self._filled[slot.shard].write(data.cast("B"), place)
         self._written.note(tensor, position, nbytes, found)
 
     def finish(self, block: str, record: Any = None, tensors: Iterable[str] | None = None) -> None:
@@ -372,8 +369,12 @@ class Output:
             self._journal = Journal(file, header, [_RECORD], durable=False)
         self._journal_stack.enter_context(self._journal)
         self._files = [self._open_shard(number) for number in range(len(self.layout.headers))]
-        # The system lets one thread at a time write to a file; who waits there keeps a core busy.
-        self._turns = [threading.Lock() for _ in self._files]
+        self._filled = [
+            FilledFile(handle, size, self._threads)
+            for handle, size in zip(self._files, self.layout.sizes, strict=True)
+        ]
+        for file_ in self._filled:
+            self._stack.callback(file_.close)
         places = {n: ShardBytes(s.shard, s.begin, s.nbytes) for n, s in self.layout.slots.items()}
         self._written = Written(
             places, self._files, self.layout.sizes, self._threads, durable=self.durable

@@ -24,11 +24,9 @@ from sigmerge.files.regular import begin_sync
 from sigmerge.kernels.checksum import checksum
 from sigmerge.kernels.rooms import room
 
-READ_BACK = 1 << 20
-"""Bytes that are read back at a time: they fit into a core's own cache, and a thread works on them
-for longer than it waits for Python's lock."""
-HASHED = 4 << 20
-"""Bytes that are hashed at a time: SHA-256 takes so long for them that no cache matters."""
+READ_BACK = 4 << 20
+"""Bytes that are read back at a time: a thread works on them for longer than it waits for Python's
+lock."""
 
 WrittenPiece = tuple[int, int, int]
 """Position in the tensor in bytes, length, checksum."""
@@ -237,9 +235,9 @@ class _Hasher:
         if self._durable:
             begin_sync(self._handles[piece.shard], piece.begin, piece.end - piece.begin)
         value, at = hashlib.sha256(), piece.begin
-        buffer = room(HASHED, np.uint8, "hashed").data
+        buffer = _buffer()
         while at < piece.end:
-            part = buffer[: min(HASHED, piece.end - at)]
+            part = buffer[: min(READ_BACK, piece.end - at)]
             if not _fill(self._handles[piece.shard], at, part):
                 break  # truncated; the checksums show it
             value.update(part)

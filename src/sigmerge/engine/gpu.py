@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 _Made = TypeVar("_Made")
 KEPT_SHARE = 0.4
 """Part of the free memory in which copies are kept for the next pass."""
-BLOCKS = 3
+BLOCKS = 3, 6
 """Blocks of a repair that are at work at a time, and share that room: one is copied there while
-another is claimed and a third written."""
-STAGED = 8 << 20
+another is claimed and a third written. More where all of them have room."""
+STAGED = 32 << 20
 """Bytes that go through pinned memory at a time, and that one worker copies of a block."""
 READ_ONCE = {signature}
 """Kernels after which no other pass reads the chunk."""
@@ -46,8 +46,6 @@ READ_ONCE = {signature}
 
 class Gpu:
     """Where torch passes over chunks: `cuda`, or `cpu` in tests."""
-
-    blocks = BLOCKS
 
     def __init__(self, name: str = "cuda", keep: int | None = None) -> None:
         self._device = torch.device(name)
@@ -147,15 +145,20 @@ class Gpu:
         room: Array = self._local.room[:size].numpy()
         return room
 
-    def claims(self, run: _Map = map) -> TensorClaims:
-        """The loops of a repair on this device, for one block, whose copies they keep.
+    def blocks(self, nbytes: int) -> int:
+        """How many blocks of a repair are at work at a time, whose members take so many bytes."""
+        fewest, most = BLOCKS
+        return max(fewest, min(most, self._keep // max(1, nbytes)))
+
+    def claims(self, run: _Map = map, blocks: int = 1) -> TensorClaims:
+        """The loops of a repair on this device, for one of `blocks`, whose copies they keep.
 
         `run` spreads copying over threads.
         """
         way: type[TensorClaims] = TensorClaims
         if tensors.in_triton(self._device):
             from sigmerge.kernels.triton_claims import TritonClaims as way  # noqa: N813
-        return way(self._device, _BlockCopies(self, self._keep // BLOCKS, run), self)
+        return way(self._device, _BlockCopies(self, self._keep // blocks, run), self)
 
     def give(self, values: torch.Tensor, out: Array) -> None:
         """Copy results to where they belong; it is done when the stream is."""

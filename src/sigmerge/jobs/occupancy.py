@@ -275,12 +275,14 @@ def write_layers(
     # What is not finite has no order but that of its bits, which a GPU need not keep.
     gpu = None if options.allow_nonfinite or cluster else options.gpu()
 
+    largest = max(sum(site.size for site in sites) for sites in blocks)
+    members = max(sizes) * (len(job.pool.experts) + 2)
+    most = gpu.blocks(members) if gpu else _together(largest, workers.threads)
+
     def layer(index: int) -> list[dict[str, Any]]:
-        loops = gpu.claims(workers.map) if gpu else compiled
+        loops = gpu.claims(workers.map, most) if gpu else compiled
         return _write_layer(job, index, blocks[index], source, anchor, workers, output, loops)
 
-    largest = max(sum(site.size for site in sites) for sites in blocks)
-    most = gpu.blocks if gpu else _together(largest, workers.threads)
     if cluster is not None:
         records = _layers_on(cluster, job, todo, source, output, options)
     else:
