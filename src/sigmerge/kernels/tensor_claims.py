@@ -21,6 +21,9 @@ from sigmerge.kernels.claim import Admission, Settlement, TileTable
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE
 from sigmerge.kernels.stored import F32
 
+ENOUGH = 1 << 22
+"""Coordinates of a sample; of a block that has more, strips of fewer tiles are counted."""
+
 
 class TileCopies(Protocol):
     """Finds or makes copies of a member's tiles on the device."""

@@ -1,13 +1,15 @@
 """The loops of `claim` on a GPU, one launch each: the same counts, marks and values.
 
-A program takes one tile, or one strip of it. It finds the stored values by a table of addresses on
-the device, which has a row for every tile. Runs whose tiles are stored in different types are left
-to the programs in torch.
+A program takes a part of a tile. It finds the stored values by a table of addresses on the device,
+which has a row for every tile. Runs whose tiles are stored in different types are left to the
+programs in torch. The loops add masses entry after entry; where a sum is exact, its order is of no
+account, and all parts of a tile add theirs at once (`exact_below`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 from sigmerge.kernels import LANES, STRIP, Array, claim, tensors
 from sigmerge.kernels.claim import Admission, Settlement, TileTable
 from sigmerge.kernels.stored import BF16, F16, F32
-from sigmerge.kernels.tensor_claims import TensorClaims
+from sigmerge.kernels.tensor_claims import ENOUGH, TensorClaims
 from sigmerge.kernels.tensors import fetched
 from sigmerge.kernels.triton_passes import (
     BLOCK,
@@ -35,14 +37,19 @@ from sigmerge.kernels.triton_passes import (
     widened,
 )
 
-TILE_ROW = 5
+TILE_ROW = 4
 """Numbers of a tile in its row of the table, before the addresses of domains: two addresses, its
-begin, its size, and the least code of what is free."""
+begin and its size."""
+MARK_BLOCK, MARK_WARPS = 4096, 4
+COUNT_BLOCK, COUNT_WARPS = 1024, 4
+SETTLE_BLOCK, SETTLE_WARPS = 8192, 4
+"""Coordinates and warps of a program; a block of those that count is a part of a STRIP."""
+COPIES = 16
+"""Histograms that programs count in by turns: differences of bfloat16 numbers have few places, and
+a GPU adds to one place once at a time."""
 DEPTH = 16
 """Steps of the lanes whose entries are loaded before the first is used: a GPU's memory answers
 late. The time to compile grows with its square."""
-TAIL = 1
-"""The same for the entries at the end of a tile that fill no such steps."""
 _TILE_ROW = tl.constexpr(TILE_ROW)
 _BF16, _F16 = tl.constexpr(BF16), tl.constexpr(F16)
 _ABOVE, _TIED, _FREE = (tl.constexpr(int(c)) for c in (claim.ABOVE, claim.TIED, claim.FREE))
@@ -69,6 +76,13 @@ def _begin(row, aligned: tl.constexpr):
 
 
 @triton.jit
+def _size(row, aligned: tl.constexpr):
+    """Coordinates of a tile; where they are a multiple of 16, threads load many at once."""
+    size = tl.load(row + 3).to(tl.int32)
+    return tl.multiple_of(size, 16) if aligned else size
+
+
+@triton.jit
 def _score(row, begin, at, there, key0, key1, random: tl.constexpr, kind: tl.constexpr):
     """Δ_d, or random bits of the flat index."""
     if random:
@@ -77,6 +91,15 @@ def _score(row, begin, at, there, key0, key1, random: tl.constexpr, kind: tl.con
         own = widened(_stored(tl.load(row), kind), at, there)
         score = own - widened(_stored(tl.load(row + 1), kind), at, there)
     return score
+
+
+@triton.jit
+def _least(begin, size, claimed, least):
+    """The least code of a free coordinate: `least`, but where the tile ends at `claimed` or before.
+
+    All ties of such a tile are claimed.
+    """
+    return tl.where(begin + size <= claimed, _FREE, least)
 
 
 @triton.jit
@@ -93,97 +116,54 @@ def _settled(code, at, last_tie, domain):
 
 
 @triton.jit
-def _ahead(pointer, step, size, lanes: tl.constexpr, depth: tl.constexpr, masked: tl.constexpr):
+def _ahead(pointer, step, size, lanes: tl.constexpr, depth: tl.constexpr):
     """The entries of the next steps of the lanes, as they are stored."""
     found = ()
     for part in tl.static_range(depth):
         at = step + part * lanes + tl.arange(0, lanes)
-        if masked:
-            found = found + (tl.load(pointer + at, mask=at < size, other=0),)  # type: ignore[assignment]  # noqa: RUF005
-        else:
-            found = found + (tl.load(pointer + at),)  # type: ignore[assignment]  # noqa: RUF005
+        found = found + (tl.load(pointer + at, mask=at < size, other=0),)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
 
-@triton.jit
-def _scores(
-    row, begin, step, size, key0, key1, random: tl.constexpr, kind: tl.constexpr,
-    lanes: tl.constexpr, depth: tl.constexpr, masked: tl.constexpr,
-):  # fmt: skip
-    """What the entries of the next steps are ranked by."""
-    found = ()
-    if random:
-        for part in tl.static_range(depth):
-            place = begin + step + part * lanes + tl.arange(0, lanes)
-            found = found + (drawn(key0, key1, place).to(tl.float32, bitcast=True),)  # type: ignore[assignment]  # noqa: RUF005
-    else:
-        own = _ahead(_stored(tl.load(row), kind), step, size, lanes, depth, masked)
-        base = _ahead(_stored(tl.load(row + 1), kind), step, size, lanes, depth, masked)
-        for part in tl.static_range(depth):
-            found = found + (wide(own[part]) - wide(base[part]),)  # type: ignore[assignment]  # noqa: RUF005
-    return found
-
-
-@triton.jit
-def _mark_run(
-    row, owner, begin, size, first, end, last_tie, domain, threshold, key0, key1, total, bad,
-    above, equal, random: tl.constexpr, kind: tl.constexpr,
-    lanes: tl.constexpr, depth: tl.constexpr, masked: tl.constexpr,
-):  # fmt: skip
-    """Mark a run of a tile, once the marks of the domain before are handed out."""
-    step = first
-    while step < end:  # an interpreter takes no number of a device for a range
-        codes = _ahead(owner + begin, step, size, lanes, depth, masked)
-        scores = _scores(
-            row, begin, step, size, key0, key1, random, kind, lanes, depth, masked
-        )  # fmt: skip
-        for part in tl.static_range(depth):
-            at = step + part * lanes + tl.arange(0, lanes)
-            code = _settled(codes[part].to(tl.int32), at, last_tie, domain)
-            score = scores[part]
-            magnitude = magnitude_of(score)
-            new = tl.where(magnitude == threshold, _TIED, _FREE)
-            new = tl.where(magnitude > threshold, _ABOVE, new)
-            code = tl.where(code >= _ABOVE, new, code)
-            if masked:
-                code = tl.where(at < size, code, 0)
-                tl.store(owner + begin + at, code.to(tl.uint8), mask=at < size)
-            else:
-                tl.store(owner + begin + at, code.to(tl.uint8))
-            above += (code == _ABOVE).to(tl.int32)
-            equal += (code == _TIED).to(tl.int32)
-            if not random:
-                bad += score - score
-                total += tl.where(code == _ABOVE, tl.abs(score), 0.0).to(tl.float64)
-        step += lanes * depth
-    return total, bad, above, equal
-
-
-@triton.jit(do_not_specialize=["domain", "threshold", "key0", "key1"])
+@triton.jit(do_not_specialize=["domain", "claimed", "least", "threshold", "key0", "key1"])
 def _mark(
-    table, width, owner, edge, counts, mass, domain, threshold, key0, key1, random: tl.constexpr,
-    kind: tl.constexpr, lanes: tl.constexpr, depth: tl.constexpr, tail: tl.constexpr,
+    table, width, owner, counts, mass, domain, claimed, least, threshold, key0, key1,
+    random: tl.constexpr, kind: tl.constexpr, aligned: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """`claim.mark` of one tile: counts above, tied and not finite, the lanes of its mass."""
-    tile = tl.program_id(0)
-    row, begin = table + tile * width, tl.load(table + tile * width + 2)
-    size = tl.load(row + 3).to(tl.int32)
-    last_tie = _last_tie(edge, begin)
-    total, bad = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float32)
-    above, equal = tl.zeros([lanes], tl.int32), tl.zeros([lanes], tl.int32)
-    whole = size // (lanes * depth) * (lanes * depth)
-    total, bad, above, equal = _mark_run(
-        row, owner, begin, size, size - size, whole, last_tie, domain, threshold, key0, key1, total,
-        bad, above, equal, random, kind, lanes, depth, False,
-    )  # fmt: skip
-    total, bad, above, equal = _mark_run(
-        row, owner, begin, size, whole, size, last_tie, domain, threshold, key0, key1, total, bad,
-        above, equal, random, kind, lanes, tail, True,
-    )  # fmt: skip
-    tl.store(counts + 3 * tile, tl.sum(above, 0))
-    tl.store(counts + 3 * tile + 1, tl.sum(equal, 0))
-    tl.store(counts + 3 * tile + 2, tl.sum((bad != 0).to(tl.int32), 0))
-    tl.store(mass + tile * lanes + tl.arange(0, lanes), total)
+    """`claim.mark` of one block of a tile, all or none of whose ties are claimed already.
+
+    A row of four numbers a tile gains how many are above, how many tied, whether any is not finite,
+    and the mass.
+    """
+    tile = tl.program_id(1)
+    row, counts = table + tile * width, counts + 4 * tile
+    begin, size = _begin(row, aligned), _size(row, aligned)
+    least = _least(begin, size, claimed, least)
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    there = at < size
+    code = tl.load(owner + begin + at, mask=there, other=0).to(tl.int32)
+    score = _score(row, begin, at, there, key0, key1, random, kind)
+    magnitude = magnitude_of(score)
+    free = code >= least
+    settled = tl.where(free, _FREE, tl.where(code >= _ABOVE, domain, code))
+    ranked = tl.where(free, magnitude, -1)
+    # What a mark takes off FREE, and above it a count; of the difference a byte is stored.
+    taken = tl.where(ranked > threshold, _FREE - _ABOVE + 0x10000, 0)
+    taken = tl.where(ranked == threshold, _FREE - _TIED, taken)
+    tl.store(owner + begin + at, (settled - taken).to(tl.uint8), mask=there)
+    kept = tl.where(ranked > threshold, magnitude, 0).to(tl.float32, bitcast=True)
+    total = tl.sum(kept.to(tl.float64), 0)
+    largest, found = tl.max(magnitude, 0), tl.sum(taken, 0)
+    above = found >> 16
+    tied = (found & 0xFFFF) - above * (_FREE - _ABOVE)
+    if found > 0:
+        tl.atomic_add(counts, above.to(tl.int64), sem="relaxed")
+        tl.atomic_add(counts + 1, tied.to(tl.int64), sem="relaxed")
+    if not random:
+        if above > 0:
+            tl.atomic_add(mass + 4 * tile + 3, total, sem="relaxed")
+        if largest >= 0x7F800000:
+            tl.atomic_add(counts + 2, tl.full((), 1, tl.int64), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["domain"])
@@ -192,7 +172,7 @@ def _settle(
 ):  # fmt: skip
     """`claim.settle` of one block of a tile."""
     row = table + tl.program_id(1) * width
-    begin, size = _begin(row, aligned), tl.load(row + 3).to(tl.int32)
+    begin, size = _begin(row, aligned), _size(row, aligned)
     at = tl.program_id(0) * block + tl.arange(0, block)
     code = tl.load(owner + begin + at, mask=at < size, other=0).to(tl.int32)
     code = _settled(code, at, _last_tie(edge, begin), domain)
@@ -207,16 +187,18 @@ def _tally(
     """`claim.tally` of one tile: support, how many are not finite, the lanes of its mass."""
     tile = tl.program_id(0)
     row, begin = table + tile * width, tl.load(table + tile * width + 2)
-    size, key = tl.load(row + 3).to(tl.int32), tl.zeros((), tl.int32)
+    size = tl.load(row + 3).to(tl.int32)
     total, bad = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float32)
     found = tl.zeros([lanes], tl.int32)
     step = size - size
     while step < size:
-        codes = _ahead(owner + begin, step, size, lanes, depth, True)
-        scores = _scores(row, begin, step, size, key, key, False, kind, lanes, depth, True)
+        codes = _ahead(owner + begin, step, size, lanes, depth)
+        own = _ahead(_stored(tl.load(row), kind), step, size, lanes, depth)
+        base = _ahead(_stored(tl.load(row + 1), kind), step, size, lanes, depth)
         for part in tl.static_range(depth):
             at = step + part * lanes + tl.arange(0, lanes)
-            mine, score = (codes[part].to(tl.int32) == code) & (at < size), scores[part]
+            mine = (codes[part].to(tl.int32) == code) & (at < size)
+            score = wide(own[part]) - wide(base[part])
             bad += score - score
             found += (mine & (score != 0)).to(tl.int32)
             total += tl.where(mine, tl.abs(score), 0.0).to(tl.float64)
@@ -226,15 +208,18 @@ def _tally(
     tl.store(mass + tile * lanes + tl.arange(0, lanes), total)
 
 
-@triton.jit(do_not_specialize=["every", "high", "key0", "key1"])
+@triton.jit(do_not_specialize=["claimed", "least", "every", "high", "key0", "key1"])
 def _count(
-    table, width, owner, histogram, every, high, key0, key1, lower: tl.constexpr,
-    random: tl.constexpr, kind: tl.constexpr, aligned: tl.constexpr, strip: tl.constexpr,
-    block: tl.constexpr,
+    table, width, owner, histograms, places, claimed, least, every, high, key0, key1,
+    lower: tl.constexpr, random: tl.constexpr, kind: tl.constexpr, aligned: tl.constexpr,
+    copies: tl.constexpr, strip: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """`claim.count_high`, or with `lower` `claim.count_low`, of one block of one strip."""
     row = table + tl.program_id(1) * width
-    begin, size, least = _begin(row, aligned), tl.load(row + 3).to(tl.int32), tl.load(row + 4)
+    begin, size = _begin(row, aligned), _size(row, aligned)
+    least = _least(begin, size, claimed, least)
+    number = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    histogram = histograms + (number % copies) * places
     at, there = sampled(size, every, strip, block)
     code = tl.load(owner + begin + at, mask=there, other=0).to(tl.int32)
     score = _score(row, begin, at, there, key0, key1, random, kind)
@@ -256,7 +241,7 @@ def _admit(
 ):  # fmt: skip
     """`claim.admit` of one block of a tile. Addresses in a row: anchor, reference, domains."""
     row = table + tl.program_id(1) * width
-    begin, size = _begin(row, aligned), tl.load(row + 3).to(tl.int32)
+    begin, size = _begin(row, aligned), _size(row, aligned)
     at = tl.program_id(0) * block + tl.arange(0, block)
     there = at < size
     mine = tl.load(owner + begin + at, mask=there, other=_FREE).to(tl.int32)
@@ -275,11 +260,15 @@ def _admit(
             draw = drawn(tl.load(key), tl.load(key + 1), begin + at).to(tl.int64)
             chosen = chosen & (draw >= below)
         some = tl.where(chosen, moved, some)
-    save(out + (begin - base), at, there, some, flag, result)
+    start = begin - base
+    start = tl.multiple_of(start, 16) if aligned else start
+    save(out + start, at, there, some, flag, result)
 
 
 class TritonClaims(TensorClaims):
     """`TensorClaims` with one launch for each loop."""
+
+    _last: _Tiles | None = None
 
     def count_high(
         self,
@@ -325,17 +314,21 @@ class TritonClaims(TensorClaims):
         high: int | None = None,
     ) -> None:
         def one(first: int, last: int) -> None:
-            rows, held = self._rows(table, first, last)
-            rows[:, 4] = _least_free(before, first, last)
-            found = torch.zeros(len(histogram), dtype=torch.int32, device=self._device)
-            strips = triton.cdiv(int(rows[:, 3].max()), STRIP * every) * (STRIP // BLOCK)
-            launch(
-                _count, (strips, len(rows)), there(rows, owner), rows.shape[1], owner, found,
-                every, high or 0, *_key(table), high is not None, bool(table.key[0]), kind,
-                _aligned(table.edges), STRIP, BLOCK, **EXACT,
+            tiles, edges = self._rows(table, owner, first, last), table.edges
+            size = int(edges[last] - edges[first])
+            step = max(1, size // (every * ENOUGH)) if every > 1 else 1
+            strips = triton.cdiv(tiles.longest, STRIP * every) * (STRIP // COUNT_BLOCK)
+            found = torch.zeros(
+                (COPIES, len(histogram)), dtype=torch.int32, device=self._device
             )  # fmt: skip
-            np.add(histogram, fetched(found), out=histogram, casting="unsafe")
-            del held
+            launch(
+                _count, (strips, triton.cdiv(last - first, step)), tiles.there, step * TILE_ROW,
+                owner, found, len(histogram), *_free(edges, before, first, last), every, high or 0,
+                *_key(table), high is not None, bool(table.key[0]), kind, _aligned(edges), COPIES,
+                STRIP, COUNT_BLOCK, num_warps=COUNT_WARPS, **EXACT,
+            )  # fmt: skip
+            counted = fetched(found.sum(0, dtype=torch.int32))
+            np.add(histogram, counted.view(np.uint32), out=histogram)
 
         self._place.halved(first, last, one)
 
@@ -355,36 +348,43 @@ class TritonClaims(TensorClaims):
         wrong: list[int] = []
 
         def one(first: int, last: int) -> None:
-            rows, held = self._rows(table, first, last)
-            tiles = len(rows)
-            found = torch.empty((tiles, 3), dtype=torch.int32, device=self._device)
-            sums = torch.empty((tiles, LANES), dtype=torch.float64, device=self._device)
-            # Where nothing is left to settle, marks of a wrong guess are free again.
-            domain = before.domain if before.ties.size else int(claim.FREE)
+            tiles, random = self._rows(table, owner, first, last), bool(table.key[0])
+            found = torch.zeros((last - first, 4), dtype=torch.float64, device=self._device)
+            some = _first_left(before, first, last)
+            if some < last and before.ties[some]:
+                self._settled(table.edges, owner, some, some + 1, before)
             launch(
-                _mark, (tiles,), there(rows, owner), rows.shape[1], owner,
-                self._edge(table.edges, owner, first, last, before), found, sums, domain,
-                threshold, *_key(table), bool(table.key[0]), kind, LANES, DEPTH, TAIL,
-                num_warps=2, **EXACT,
+                _mark, _blocks(tiles.longest, MARK_BLOCK, last - first), tiles.there, TILE_ROW,
+                owner, found.view(torch.int64), found, before.domain,
+                *_free(table.edges, before, first, last), threshold, *_key(table), random, kind,
+                _aligned(table.edges), MARK_BLOCK, num_warps=MARK_WARPS, **EXACT,
             )  # fmt: skip
-            mass[first:last] = tensors.totals(sums)
-            numbers = fetched(found)
-            counts[first:last] = numbers[:, :2]
+            sums = fetched(found).copy()
+            numbers = sums.view(np.int64)
+            again = np.flatnonzero(~(sums[:, 3] < exact_below(threshold)))
+            if again.size:
+                sums[again, 3] = self._tallied(tiles.rows[again], owner, int(claim.ABOVE), kind)[0]
+            counts[first:last], mass[first:last] = numbers[:, :2], sums[:, 3]
             wrong.extend(first + np.flatnonzero(numbers[:, 2]))
-            del held
 
         self._place.halved(first, last, one)
         return int(min(wrong, default=-1))
 
     def settle(self, edges: Array, owner: Tensor, first: int, last: int, marks: Settlement) -> None:
         def one(first: int, last: int) -> None:
-            rows = _tiles(edges, first, last)
-            launch(
-                _settle, _blocks(rows), there(rows, owner), rows.shape[1], owner,
-                self._edge(edges, owner, first, last, marks), marks.domain, _aligned(edges), BLOCK,
-            )  # fmt: skip
+            self._settled(edges, owner, first, last, marks)
 
         self._place.halved(first, last, one)
+
+    def _settled(
+        self, edges: Array, owner: Tensor, first: int, last: int, marks: Settlement
+    ) -> None:
+        rows = _tiles(edges, first, last)
+        launch(
+            _settle, _blocks(int(rows[:, 3].max()), SETTLE_BLOCK, len(rows)), there(rows, owner),
+            TILE_ROW, owner, self._edge(edges, owner, first, last, marks), marks.domain,
+            _aligned(edges), SETTLE_BLOCK, num_warps=SETTLE_WARPS,
+        )  # fmt: skip
 
     def tally(
         self,
@@ -401,21 +401,23 @@ class TritonClaims(TensorClaims):
         wrong: list[int] = []
 
         def one(first: int, last: int) -> None:
-            rows, held = self._rows(table, first, last)
-            found = torch.empty((len(rows), 2), dtype=torch.int32, device=self._device)
-            sums = torch.empty((len(rows), LANES), dtype=torch.float64, device=self._device)
-            launch(
-                _tally, (len(rows),), there(rows, owner), rows.shape[1], owner, found, sums, code,
-                kind, LANES, DEPTH, num_warps=2, **EXACT,
-            )  # fmt: skip
-            mass[first:last] = tensors.totals(sums)
-            numbers = fetched(found)
+            rows = self._rows(table, owner, first, last).rows
+            mass[first:last], numbers = self._tallied(rows, owner, code, kind)
             support[first:last] = numbers[:, 0]
             wrong.extend(first + np.flatnonzero(numbers[:, 1]))
-            del held
 
         self._place.halved(first, last, one)
         return int(min(wrong, default=-1))
+
+    def _tallied(self, rows: Array, owner: Tensor, code: int, kind: int) -> tuple[Array, Array]:
+        """By tile: the mass, added in the order of the loops; support and how many not finite."""
+        found = torch.empty((len(rows), 2), dtype=torch.int32, device=self._device)
+        sums = torch.empty((len(rows), LANES), dtype=torch.float64, device=self._device)
+        launch(
+            _tally, (len(rows),), there(rows, owner), TILE_ROW, owner, found, sums, code, kind,
+            LANES, DEPTH, num_warps=2, **EXACT,
+        )  # fmt: skip
+        return tensors.totals(sums), fetched(found)
 
     def admit(
         self,
@@ -447,8 +449,8 @@ class TritonClaims(TensorClaims):
             stored = torch.empty(end - begin, dtype=_RESULT[kind], device=self._device)
             flag = tensors.no_flag(self._device)
             launch(
-                _admit, _blocks(rows), there(rows, owner), rows.shape[1], owner, stored, flag,
-                there(update.domains.astype(np.int32), owner),
+                _admit, _blocks(int(rows[:, 3].max()), BLOCK, len(rows)), there(rows, owner),
+                rows.shape[1], owner, stored, flag, there(update.domains.astype(np.int32), owner),
                 there(update.keys.astype(np.uint32).view(np.int32), owner),
                 float(np.float32(update.scale)), int(update.below), begin, update.form,
                 len(update.domains), int(kinds[0, first]), kind, _aligned(edges), BLOCK, **EXACT,
@@ -462,16 +464,23 @@ class TritonClaims(TensorClaims):
         self._place.halved(first, last, one)
         return fine[0], fine[1]
 
-    def _rows(self, table: TileTable, first: int, last: int) -> tuple[Array, list[Any]]:
-        """The table's rows, and the copies that they point to."""
-        rows, held = _tiles(table.edges, first, last), []
+    def _rows(self, table: TileTable, owner: Tensor, first: int, last: int) -> _Tiles:
+        """The table's rows; those of the pass before, if that read the same copies."""
+        copies, places = [], []
         if not table.key[0]:
-            for column, (addresses, kinds) in enumerate((
+            for addresses, kinds in (
                 (table.expert, table.expert_kinds), (table.reference, table.reference_kinds)
-            )):  # fmt: skip
-                copy, rows[:, column] = self._where(addresses, kinds, table.edges, first, last)
-                held.append(copy)
-        return rows, held
+            ):  # fmt: skip
+                copy, place = self._where(addresses, kinds, table.edges, first, last)
+                copies.append(copy)
+                places.append(place)
+        key = (first, last, *(copy.data_ptr() for copy in copies))
+        if self._last is None or self._last.key != key:
+            rows = _tiles(table.edges, first, last)
+            for column, place in enumerate(places):
+                rows[:, column] = place
+            self._last = _Tiles(key, rows, int(rows[:, 3].max()), there(rows, owner), copies)
+        return self._last
 
     def _where(
         self,
@@ -494,16 +503,34 @@ class TritonClaims(TensorClaims):
 
         Ties go from the lowest index on, so that at most one tile has only some of its own claimed.
         """
-        if not marks.ties.size:
-            return there(np.array([-1]), owner)
-        ties, tied = marks.ties[first:last], marks.counts[first:last, 1]
-        some, full = np.flatnonzero((ties > 0) & (ties < tied)), np.flatnonzero(ties > 0)
-        if not some.size:
-            last_one = int(edges[first + full[-1] + 1]) - 1 if full.size else -1
-            return there(np.array([last_one]), owner)
-        begin, end = (int(edge) for edge in edges[first + some[0] :][:2])
+        some = _first_left(marks, first, last)
+        if some == last or not marks.ties[some]:
+            return there(edges[some : some + 1] - 1, owner)
+        begin, end = (int(edge) for edge in edges[some : some + 2])
         rank = (owner[begin:end] == int(claim.TIED)).cumsum(0)
-        return torch.searchsorted(rank, int(ties[some[0]])).reshape(1) + begin
+        return torch.searchsorted(rank, int(marks.ties[some])).reshape(1) + begin
+
+
+class _Tiles(NamedTuple):
+    """The table of a pass: what it was made from, its rows here and on the device."""
+
+    key: tuple[int, ...]
+    rows: Array
+    longest: int
+    there: Tensor
+    copies: list[Tensor]
+    """What the rows point to."""
+
+
+def exact_below(threshold: int) -> float:
+    """A float64 sum of magnitudes above a threshold that is less than this is exact.
+
+    float32 numbers above a threshold are whole multiples of its last bit's value, the unit, and so
+    are their sums, which float64 holds exactly up to 2⁵³ units. Rounding is monotonic and nothing
+    is negative, so that a partial sum of 2⁵³ units or more leaves a total of as many: a total below
+    proves that nothing was rounded, in whatever order it was added.
+    """
+    return math.ldexp(1.0, 53 + max(threshold >> 23, 1) - 150)
 
 
 _RESULT = {BF16: torch.int16, F16: torch.float16, F32: torch.float32}
@@ -513,8 +540,9 @@ def _kind(table: TileTable, first: int, last: int) -> int | None:
     """The one type in which the tiles of a run are stored; None if there are several."""
     if table.key[0]:
         return F32
-    kinds = np.unique([table.expert_kinds[first:last], table.reference_kinds[first:last]])
-    return int(kinds[0]) if len(kinds) == 1 else None
+    kinds = (table.expert_kinds[first:last], table.reference_kinds[first:last])
+    found = {int(extreme) for some in kinds for extreme in (some.min(), some.max())}
+    return found.pop() if len(found) == 1 else None
 
 
 def _key(table: TileTable) -> tuple[int, int]:
@@ -529,18 +557,26 @@ def _tiles(edges: Array, first: int, last: int) -> Array:
     return rows
 
 
-def _blocks(rows: Array) -> tuple[int, int]:
-    """A grid of BLOCKs of tiles."""
-    return triton.cdiv(int(rows[:, 3].max()), BLOCK), len(rows)
+def _blocks(longest: int, block: int, tiles: int) -> tuple[int, int]:
+    """A grid of blocks of tiles."""
+    return triton.cdiv(longest, block), tiles
 
 
 def _aligned(edges: Array) -> bool:
-    return not (edges[:-1] % 16).any()
+    return not (edges % 16).any()
 
 
-def _least_free(before: Settlement, first: int, last: int) -> Any:
-    """As `claim._least_free`, of every tile."""
+def _free(edges: Array, before: Settlement, first: int, last: int) -> tuple[int, int]:
+    """What `_least` reads: where the tiles end all of whose ties are claimed, and the least code.
+
+    Of a tile some of whose ties are claimed, all count as free, as in the loops.
+    """
     if not before.ties.size:
-        return int(claim.ABOVE)
-    all_claimed = before.ties[first:last] == before.counts[first:last, 1]
-    return np.where(all_claimed, int(claim.FREE), int(claim.TIED))
+        return -1, int(claim.ABOVE)
+    return int(edges[_first_left(before, first, last)]), int(claim.TIED)
+
+
+def _first_left(marks: Settlement, first: int, last: int) -> int:
+    """The first tile not all of whose ties are claimed; those behind it have none claimed."""
+    left = np.flatnonzero(marks.ties[first:last] < marks.counts[first:last, 1])
+    return first + int(left[0]) if left.size else last
