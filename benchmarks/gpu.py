@@ -46,6 +46,7 @@ from sigmerge.engine import gpu
 from sigmerge.engine.layer import LayerBlock
 from sigmerge.engine.stream import StreamChunk
 from sigmerge.kernels.convert import narrow_bf16
+from sigmerge.kernels.tensor_claims import ENOUGH
 from sigmerge.method.occupancy import claim
 from sigmerge.operators.base import Site
 
@@ -311,9 +312,11 @@ class _Counted:
         function = getattr(self._loops, name)
 
         def counted(*given: Any) -> Any:
-            every = given[4] if name in ("count_high", "count_low") else 1
+            size = self._size
+            if name in ("count_high", "count_low") and (every := given[4]) > 1:
+                size = min(size // every, ENOUGH)
             each = {"count_high": 5, "count_low": 5, "mark": 6, "settle": 2, "free_map": 1}
-            self.bytes += each.get(name, 0) * self._size / every
+            self.bytes += each.get(name, 0) * size
             return function(*given)
 
         return counted if callable(function) else function

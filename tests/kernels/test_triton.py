@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -197,13 +198,17 @@ class Claims:
     """Three tiles of a block, and both ways to claim them."""
 
     EDGES = np.array([0, 300, 1400, 2000], np.int64)
+    WIDE = np.array([0, 304, 1408, 2000], np.int64)
+    """Tiles that threads load sixteen coordinates of at once."""
 
-    def __init__(self, dtype: str, key: tuple[int, int, int] = (0, 0, 0)) -> None:
-        self.rows = Rows(2000, dtype, seed=1)
+    def __init__(
+        self, dtype: str, key: tuple[int, int, int] = (0, 0, 0), edges: Any = EDGES
+    ) -> None:
+        self.rows, self.edges = Rows(2000, dtype, seed=1), edges
         self.kinds = np.full((5, 3), CODE[self.rows.stored[0].dtype], np.uint8)
         of = [*self.rows.stored, self.rows.stored[0]]  # the first expert is the anchor too
         self.addresses = np.array(
-            [[address_of(row) + row.itemsize * begin for begin in self.EDGES[:-1].tolist()]
+            [[address_of(row) + row.itemsize * begin for begin in edges[:-1].tolist()]
              for row in of], np.uint64)  # fmt: skip
         self.key = np.array(key, np.int64)
         self.by_loops = claim.free_map(2000)
@@ -212,7 +217,7 @@ class Claims:
 
     def table(self, domain: int) -> TileTable:
         of = (self.addresses[domain], self.kinds[domain], self.addresses[3], self.kinds[3])
-        return TileTable(self.EDGES, *of, self.key)
+        return TileTable(self.edges, *of, self.key)
 
     def both(self, loop: str, table: Any, *given: Any, results: list[Any]) -> None:
         """Run a loop in both ways: equal results, equal owners."""
@@ -235,7 +240,8 @@ class Claims:
 @pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("key", [(0, 0, 0), (1, 77, 4000000000)], ids=["score", "random"])
 def test_claims_are_those_of_the_loops(dtype: str, key: tuple[int, int, int]) -> None:
-    claims, before = Claims(dtype, key), claim.SETTLED
+    edges = Claims.WIDE if dtype == "f16" or key[0] else Claims.EDGES
+    claims, before = Claims(dtype, key, edges), claim.SETTLED
     for domain in range(3):
         table = claims.table(domain)
         magnitudes = np.zeros(select.HIGH_PLACES, np.uint32)
@@ -255,7 +261,7 @@ def test_claims_are_those_of_the_loops(dtype: str, key: tuple[int, int, int]) ->
         assert counts[:, 0].any()
         ties = np.array([counts[0, 1], counts[1, 1] // 2, 0])
         before = Settlement(domain, ties, counts)
-    claims.both("settle", claims.EDGES, before, results=[])
+    claims.both("settle", claims.edges, before, results=[])
     support, mass = np.zeros(3, np.int64), np.zeros(3)
     plain = claims.table(1)._replace(key=np.zeros(3, np.int64))
     claims.both("tally", plain, 1, results=[support, mass])
@@ -266,12 +272,72 @@ def test_claims_are_those_of_the_loops(dtype: str, key: tuple[int, int, int]) ->
         update = Admission(form, scale, np.arange(3), 1 << 30, keys)
         for kind, stored in ((BF16, np.uint16), (F32, np.float32)):
             out, again = np.zeros(2000, stored), np.zeros(2000, stored)
-            of = (update, claims.EDGES)
+            of = (update, claims.edges)
             rest = (0, 3, claims.addresses[[0, 1, 2, 3, 4]], claims.kinds)
             claim.admit(*of, claims.by_loops, *rest, np.uint64(address_of(out)), kind)
             place = np.uint64(address_of(again))
             assert claims.triton.admit(*of, claims.by_triton, *rest, place, kind) == (True, True)
             assert again.tobytes() == out.tobytes()
+
+
+ONE = 0x3F800000
+JUST_MORE = np.nextafter(np.float32(1), np.float32(2))
+HALF = np.float32(2**29)
+"""Half of the bound for thresholds from 1 on and below 2: 2⁵³ units of 2⁻²³."""
+
+
+@pytest.mark.parametrize(
+    ("threshold", "entries", "in_order", "exact"),
+    [
+        (ONE, [HALF, HALF - 32, *[JUST_MORE] * 31], False, True),  # below the bound by 1 − 31 units
+        (ONE, [HALF, HALF], True, True),
+        (ONE, [*[JUST_MORE] * 999, 2 * HALF], True, False),
+        (ONE - 1, [HALF, *[JUST_MORE] * 99], True, True),  # a smaller unit, and half the bound
+        (0, [2**-97, 2**-149], False, True),
+        (0, [2**-96, 2**-149], True, False),
+        (0, [0.1, 2**-149, 3.0], True, False),
+        (5, [2**-149 * 7] * 900, False, True),
+        (0x7FFFFF, [2**-97, 2**-126], False, True),  # the largest number that is not normal
+        (0x7FFFFF, [2**-60, *[2**-126 + 2**-149] * 99], True, False),
+    ],
+)
+def test_masses_of_claims_are_those_of_the_loops_at_the_bound(
+    threshold: int,
+    entries: list[Any],
+    in_order: bool,
+    exact: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sum that may be rounded, and only such a one, is added in the order of the loops."""
+    claims = Claims("f32")
+    for row in claims.rows.stored:
+        row[:] = 0
+    claims.rows.stored[0][300 : 300 + len(entries)] = entries
+    tallied, again = claims.triton._tallied, []
+
+    def noted(rows: Any, *given: Any) -> Any:
+        again.extend(rows[:, 2].tolist())
+        return tallied(rows, *given)
+
+    monkeypatch.setattr(claims.triton, "_tallied", noted)
+    counts, mass = np.zeros((3, 2), np.int64), np.zeros(3)
+    claims.both("mark", claims.table(0), claim.SETTLED, threshold, results=[counts, mass])
+    assert counts[:, 0].tolist() == [0, len(entries), 0]
+    assert again == ([300] if in_order else [])
+    true = sum(map(Fraction, map(float, entries)))
+    assert (Fraction(float(mass[1])) == true) == exact
+
+
+def test_a_large_sample_of_claims_is_that_of_some_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2000 coordinates, of which a sample of one strip in 2 would have 1000; 500 are enough."""
+    monkeypatch.setattr("sigmerge.kernels.triton_claims.ENOUGH", 500)
+    claims = Claims("bf16")
+    counts = [np.zeros(select.HIGH_PLACES, np.uint32) for _ in range(2)]
+    for tile in (0, 2):
+        given = (claims.by_loops, tile, tile + 1, 2, claim.SETTLED)
+        claim.count_high(claims.table(0), *given, counts[0])
+    claims.triton.count_high(claims.table(0), claims.by_triton, 0, 3, 2, claim.SETTLED, counts[1])
+    assert (counts[0] == counts[1]).all() and counts[0].sum() == 900
 
 
 def test_threads_compile_a_program_once() -> None:

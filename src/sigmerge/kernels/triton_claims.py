@@ -40,7 +40,11 @@ from sigmerge.kernels.triton_passes import (
 TILE_ROW = 4
 """Numbers of a tile in its row of the table, before the addresses of domains: two addresses, its
 begin and its size."""
-MARK_BLOCK, MARK_WARPS = 4096, 4
+MARK_BLOCK, MARK_WARPS = 2048, 4
+MARK_STEPS = 4
+"""Blocks that one program marks; with 16,384 coordinates at most, since it counts in 16 bits."""
+MARK_TOGETHER = 16
+"""Coordinates that lie together and that a thread marks: their codes are one load."""
 COUNT_BLOCK, COUNT_WARPS = 1024, 4
 SETTLE_BLOCK, SETTLE_WARPS = 8192, 4
 """Coordinates and warps of a program; a block of those that count is a part of a STRIP."""
@@ -129,40 +133,49 @@ def _ahead(pointer, step, size, lanes: tl.constexpr, depth: tl.constexpr):
 def _mark(
     table, width, owner, counts, mass, domain, claimed, least, threshold, key0, key1,
     random: tl.constexpr, kind: tl.constexpr, aligned: tl.constexpr, block: tl.constexpr,
+    steps: tl.constexpr, together: tl.constexpr,
 ):  # fmt: skip
-    """`claim.mark` of one block of a tile, all or none of whose ties are claimed already.
+    """`claim.mark` of some blocks of a tile, all or none of whose ties are claimed already.
 
     A row of four numbers a tile gains how many are above, how many tied, whether any is not finite,
-    and the mass.
+    and the mass. A thread takes so many coordinates `together`.
     """
     tile = tl.program_id(1)
     row, counts = table + tile * width, counts + 4 * tile
     begin, size = _begin(row, aligned), _size(row, aligned)
     least = _least(begin, size, claimed, least)
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    there = at < size
-    code = tl.load(owner + begin + at, mask=there, other=0).to(tl.int32)
-    score = _score(row, begin, at, there, key0, key1, random, kind)
-    magnitude = magnitude_of(score)
-    free = code >= least
-    settled = tl.where(free, _FREE, tl.where(code >= _ABOVE, domain, code))
-    ranked = tl.where(free, magnitude, -1)
-    # What a mark takes off FREE, and above it a count; of the difference a byte is stored.
-    taken = tl.where(ranked > threshold, _FREE - _ABOVE + 0x10000, 0)
-    taken = tl.where(ranked == threshold, _FREE - _TIED, taken)
-    tl.store(owner + begin + at, (settled - taken).to(tl.uint8), mask=there)
-    kept = tl.where(ranked > threshold, magnitude, 0).to(tl.float32, bitcast=True)
-    total = tl.sum(kept.to(tl.float64), 0)
-    largest, found = tl.max(magnitude, 0), tl.sum(taken, 0)
-    above = found >> 16
-    tied = (found & 0xFFFF) - above * (_FREE - _ABOVE)
-    if found > 0:
+    threads: tl.constexpr = block // together
+    total, found = tl.zeros([threads], tl.float64), tl.zeros([threads], tl.int32)
+    largest = tl.zeros([threads], tl.int32)
+    for step in range(steps):
+        start = (tl.program_id(0) * steps + step) * block
+        at = start + tl.arange(0, threads)[:, None] * together + tl.arange(0, together)[None, :]
+        there = at < size
+        code = tl.load(owner + begin + at, mask=there, other=0).to(tl.int32)
+        score = _score(row, begin, at, there, key0, key1, random, kind)
+        magnitude, free = magnitude_of(score), code >= least
+        settled = tl.where(free, _FREE, tl.where(code >= _ABOVE, domain, code))
+        ranked = tl.where(free, magnitude, -1)
+        # What a mark takes off FREE, and above it a count; of the difference a byte is stored.
+        taken = tl.where(ranked > threshold, _FREE - _ABOVE + 0x10000, 0)
+        taken = tl.where(ranked == threshold, _FREE - _TIED, taken)
+        tl.store(owner + begin + at, (settled - taken).to(tl.uint8), mask=there)
+        found += tl.sum(taken, 1)
+        if not random:
+            kept = tl.where(ranked > threshold, magnitude, 0).to(tl.float32, bitcast=True)
+            total += tl.sum(kept.to(tl.float64), 1)
+            largest = tl.maximum(largest, tl.max(magnitude, 1))
+    marks = tl.sum(found, 0)
+    above = marks >> 16
+    if marks > 0:
         tl.atomic_add(counts, above.to(tl.int64), sem="relaxed")
+        tied = (marks & 0xFFFF) - above * (_FREE - _ABOVE)
         tl.atomic_add(counts + 1, tied.to(tl.int64), sem="relaxed")
     if not random:
+        mine = tl.sum(total, 0)
         if above > 0:
-            tl.atomic_add(mass + 4 * tile + 3, total, sem="relaxed")
-        if largest >= 0x7F800000:
+            tl.atomic_add(mass + 4 * tile + 3, mine, sem="relaxed")
+        if tl.max(largest, 0) >= 0x7F800000:
             tl.atomic_add(counts + 2, tl.full((), 1, tl.int64), sem="relaxed")
 
 
@@ -354,10 +367,11 @@ class TritonClaims(TensorClaims):
             if some < last and before.ties[some]:
                 self._settled(table.edges, owner, some, some + 1, before)
             launch(
-                _mark, _blocks(tiles.longest, MARK_BLOCK, last - first), tiles.there, TILE_ROW,
-                owner, found.view(torch.int64), found, before.domain,
+                _mark, _blocks(tiles.longest, MARK_BLOCK * MARK_STEPS, last - first),
+                tiles.there, TILE_ROW, owner, found.view(torch.int64), found, before.domain,
                 *_free(table.edges, before, first, last), threshold, *_key(table), random, kind,
-                _aligned(table.edges), MARK_BLOCK, num_warps=MARK_WARPS, **EXACT,
+                _aligned(table.edges), MARK_BLOCK, MARK_STEPS, MARK_TOGETHER,
+                num_warps=MARK_WARPS, **EXACT,
             )  # fmt: skip
             sums = fetched(found).copy()
             numbers = sums.view(np.int64)
