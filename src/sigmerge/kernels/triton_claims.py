@@ -326,6 +326,8 @@ class TritonClaims(TensorClaims):
         kind: int,
         high: int | None = None,
     ) -> None:
+        """Where a sample would be larger than ENOUGH, it is that of one tile in some."""
+
         def one(first: int, last: int) -> None:
             tiles, edges = self._rows(table, owner, first, last), table.edges
             size = int(edges[last] - edges[first])
@@ -542,7 +544,7 @@ def exact_below(threshold: int) -> float:
     float32 numbers above a threshold are whole multiples of its last bit's value, the unit, and so
     are their sums, which float64 holds exactly up to 2⁵³ units. Rounding is monotonic and nothing
     is negative, so that a partial sum of 2⁵³ units or more leaves a total of as many: a total below
-    proves that nothing was rounded, in whatever order it was added.
+    proves that nothing was rounded, and that every other order gives the same number.
     """
     return math.ldexp(1.0, 53 + max(threshold >> 23, 1) - 150)
 

@@ -134,11 +134,11 @@ def claim(
         free = sum(loops.count_free(owner[a:b]) for a, b in block.tiles)
     _check(block, order, quota, owner, free)
     support, mass = [0] * len(quota), [0.0] * len(quota)
-    step = None
+    step, how = None, (edges_of(block), mask_seed, run, loops)
     for domain in order:
         if quota[domain]:
             before = step.left if step else kernels.SETTLED
-            step = _Step(block, owner, domain, quota[domain], free, mask_seed, run, loops, before)
+            step = _Step(block, owner, domain, quota[domain], free, *how, before)
             support[domain], mass[domain] = step.claim()
             block.claimed(domain)
         free -= quota[domain]
@@ -216,6 +216,7 @@ class _Step:
     domain: int
     wanted: int
     free: int
+    edges: Int64[np.ndarray, _]
     mask_seed: int | None
     run: MapLike
     loops: Any
@@ -240,7 +241,7 @@ class _Step:
         """Settle what is left in a pass of its own."""
         left, self.left = self.left, kernels.SETTLED
         if left.ties.size:
-            self.each(PARTS, lambda *part: self.loops.settle(self.table.edges, *part, left))
+            self.each(PARTS, lambda *part: self.loops.settle(self.edges, *part, left))
 
     def settle_mask(self, marks: _Marks, ties: Int64[np.ndarray, tiles]) -> tuple[int, float]:
         """A random score says nothing about Δ, so support and mass are read off what it chose."""
@@ -331,7 +332,7 @@ class _Step:
             words = philox.key_of(self.mask_seed, "mask", str(block.index), name)
             key = np.array([1, *words], np.int64)
         mine, base = ((block.addresses[of], block.kinds[of]) for of in (self.domain, -1))
-        return kernels.TileTable(edges_of(block), mine[0], mine[1], base[0], base[1], key)
+        return kernels.TileTable(self.edges, mine[0], mine[1], base[0], base[1], key)
 
 
 _NO_KEY = np.zeros(3, np.int64)
