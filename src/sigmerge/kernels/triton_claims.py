@@ -44,7 +44,8 @@ MARK_BLOCK, MARK_WARPS = 2048, 4
 MARK_STEPS = 4
 """Blocks that one program marks; with 16,384 coordinates at most, since it counts in 16 bits."""
 MARK_TOGETHER = 16
-"""Coordinates that lie together and that a thread marks: their codes are one load."""
+"""Coordinates that lie together and that a thread marks: their codes are one load, if tiles begin
+at multiples of 16."""
 COUNT_BLOCK, COUNT_WARPS = 1024, 4
 SETTLE_BLOCK, SETTLE_WARPS = 8192, 4
 """Coordinates and warps of a program; a block of those that count is a part of a STRIP."""
@@ -363,7 +364,7 @@ class TritonClaims(TensorClaims):
         wrong: list[int] = []
 
         def one(first: int, last: int) -> None:
-            tiles, random = self._rows(table, owner, first, last), bool(table.key[0])
+            tiles, aligned = self._rows(table, owner, first, last), _aligned(table.edges)
             found = torch.zeros((last - first, 4), dtype=torch.float64, device=self._device)
             some = _first_left(before, first, last)
             if some < last and before.ties[some]:
@@ -371,9 +372,9 @@ class TritonClaims(TensorClaims):
             launch(
                 _mark, _blocks(tiles.longest, MARK_BLOCK * MARK_STEPS, last - first),
                 tiles.there, TILE_ROW, owner, found.view(torch.int64), found, before.domain,
-                *_free(table.edges, before, first, last), threshold, *_key(table), random, kind,
-                _aligned(table.edges), MARK_BLOCK, MARK_STEPS, MARK_TOGETHER,
-                num_warps=MARK_WARPS, **EXACT,
+                *_free(table.edges, before, first, last), threshold, *_key(table),
+                bool(table.key[0]), kind, aligned, MARK_BLOCK, MARK_STEPS,
+                MARK_TOGETHER if aligned else 1, num_warps=MARK_WARPS, **EXACT,
             )  # fmt: skip
             sums = fetched(found).copy()
             numbers = sums.view(np.int64)
