@@ -10,9 +10,8 @@ import torch
 
 from sigmerge.engine.gpu import Gpu
 from sigmerge.errors import PoolError
-from sigmerge.kernels.algebra import PROCESSOR
+from sigmerge.kernels.algebra import PROCESSOR, ProcessorAlgebra
 from sigmerge.kernels.tensor_algebra import TensorAlgebra
-from sigmerge.operators import cat
 from tests.operators.driver import run
 from tests.operators.test_features import Measured
 
@@ -74,7 +73,8 @@ def test_the_solve_is_the_processor_s(
     case: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case == "cat, Lanczos":
-        monkeypatch.setattr(cat, "DENSE", 4)
+        for algebra in (ProcessorAlgebra, TensorAlgebra):
+            monkeypatch.setattr(algebra, "dense", 4)
     wanted, noted = solved(case, None)
     gpu, tensors = Gpu(device), []
     solve = gpu.solve

@@ -218,7 +218,7 @@ def test_cat_2_without_rank_or_with_identical_features_it_is_task_arithmetic(poo
 def test_cat_3_bases_are_orthonormal_and_trimming_is_idempotent(
     dense: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cat_module, "DENSE", dense)
+    monkeypatch.setattr(ProcessorAlgebra, "dense", dense)
     rng = np.random.default_rng(3)
     deltas = rng.standard_normal((2, 30, 10))
     features = [rng.standard_normal((20, 10)) * s for s in (1.0, 0.6)]
@@ -261,7 +261,7 @@ def test_cat_masks_the_entries_of_a_bias_that_others_move_most() -> None:
 def test_cat_against_whole_spectra(
     pool: Any, renorm: bool, mean: bool, dense: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cat_module, "DENSE", dense)
+    monkeypatch.setattr(ProcessorAlgebra, "dense", dense)
     reference, experts, statistics = pool
     options: dict[str, Any] = {"rank": 2, "trade_off": 0.4, "renorm": renorm, "weight": (1, 2, 1),
                                "normalize_tokens": mean, "lambda": 0.4}  # fmt: skip

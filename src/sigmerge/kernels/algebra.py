@@ -21,6 +21,10 @@ Matrix: TypeAlias = Any
 class Algebra(Protocol):
     """Where matrices lie and are solved."""
 
+    dense: int
+    """Up to this many rows it is faster to decompose all of a symmetric matrix than to find some
+    eigenvectors by applying it to vectors."""
+
     def matrix(self, values: Array) -> Matrix:
         """Values in memory as a matrix; perhaps not a copy."""
 
@@ -47,6 +51,8 @@ class Algebra(Protocol):
 
 class ProcessorAlgebra:
     """numpy and LAPACK."""
+
+    dense = 1024
 
     def matrix(self, values: Array) -> Matrix:
         return np.asarray(values, np.float64)

@@ -12,6 +12,8 @@ from sigmerge.kernels.algebra import PROCESSOR, Matrix, condition, side
 class TensorAlgebra:
     """Matrices on one device."""
 
+    dense = 2048
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
 

@@ -41,8 +41,6 @@ from sigmerge.operators.features import (
 )
 from sigmerge.operators.task_arithmetic import task_vectors
 
-DENSE = 1024
-"""Up to this many outputs it is faster to form the matrix and decompose all of it."""
 ZERO = 1e-10
 """Eigenvalues below this times the largest |eigenvalue| are not positive."""
 
@@ -168,7 +166,7 @@ def removal_basis(
 
 def _top(apply: Trim, size: int, rank: int, algebra: Algebra) -> tuple[Array, Array, float]:
     """The largest algebraic eigenpairs in memory, ascending, and the largest |eigenvalue|."""
-    if size > max(DENSE, rank + 1):
+    if size > max(algebra.dense, rank + 1):
         try:
             return _lanczos(lambda v: algebra.array(apply(algebra.matrix(v))), size, rank)
         except ArpackNoConvergence:
