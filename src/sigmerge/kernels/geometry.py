@@ -1,6 +1,6 @@
 """Lengths and angles of tensors, and what is made of them.
 
-Sums are float64 in the fixed order of `signature`, so they have the same bits everywhere. A tensor
+Sums are float64 in the fixed order of `products`, so they have the same bits everywhere. A tensor
 can be one vector, or many: those along one axis. Seen as (outer, length, inner), vector o·inner + i
 has its entries at (o, ·, i).
 """
@@ -11,11 +11,11 @@ import numpy as np
 
 from sigmerge.kernels import LANES, Array
 from sigmerge.kernels.jit import kernel
-from sigmerge.kernels.signature import SIGNATURE_STRIP, add_products, lane_sum, widen
+from sigmerge.kernels.products import PRODUCT_STRIP, add_lanes, add_products
+from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import load, load_less
 
 
-@kernel
 def gram(
     addresses: Array, kinds: Array, start: int, size: int, vectors: bool, tile: int, dots: Array
 ) -> bool:
@@ -24,33 +24,34 @@ def gram(
     With `vectors` they are those of θ_d − θ_ref, the reference being the last member; else those
     of all members' values.
     """
-    rows, fine = len(dots), True
-    products = np.empty((rows, rows, LANES), dtype=np.float64)
-    base, room = np.empty(SIGNATURE_STRIP, np.float32), np.empty(SIGNATURE_STRIP, np.float32)
-    wide = np.empty((rows, SIGNATURE_STRIP), dtype=np.float64)
+    lanes = room((*dots.shape, LANES), np.float64, "lanes")
+    strips = room((len(dots) + 1, PRODUCT_STRIP), np.float32, "strips")
+    return bool(_gram(addresses, kinds, size, vectors, tile, dots, lanes, strips))
+
+
+@kernel
+def _gram(
+    addresses: Array, kinds: Array, size: int, vectors: bool, tile: int, dots: Array, lanes: Array,
+    strips: Array,
+) -> bool:  # fmt: skip
+    members, fine = len(dots), True
+    rows, less = strips[:members], strips[members]
     for first in range(0, size, tile):
-        products[:] = 0.0
+        lanes[:] = 0.0
         last = min(first + tile, size)
-        for begin in range(first, last, SIGNATURE_STRIP):
-            count = min(SIGNATURE_STRIP, last - begin)
-            row, less = room[:count], base[:count]
+        for begin in range(first, last, PRODUCT_STRIP):
+            count = min(PRODUCT_STRIP, last - begin)
             if vectors:
-                fine &= load(addresses[rows], kinds[rows], begin, less)
-            for d in range(rows):
+                fine &= load(addresses[members], kinds[members], begin, less[:count])
+            for d in range(members):
+                row = rows[d, :count]
                 if vectors:
-                    fine &= load_less(addresses[d], kinds[d], begin, less, row)
+                    fine &= load_less(addresses[d], kinds[d], begin, less[:count], row)
                 else:
                     fine &= load(addresses[d], kinds[d], begin, row)
-                widen(row, wide[d])
-            for a in range(rows):
-                for b in range(a, rows):
-                    add_products(wide[a], wide[b], products[a, b])
-        for a in range(rows):
-            for b in range(a, rows):
-                pair = lane_sum(products[a, b])
-                dots[a, b] += pair
-                if a != b:
-                    dots[b, a] += pair
+                rows[d, count:] = 0  # which changes no sum
+            add_products(rows, lanes)
+        add_lanes(lanes, dots)
     return fine
 
 

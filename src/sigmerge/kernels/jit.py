@@ -70,6 +70,12 @@ def part(function: Callable[..., Any]) -> Any:
     return _kept(njit(**_OPTIONS, no_cpython_wrapper=True)(function), function)
 
 
+def exact(function: Callable[..., Any]) -> Any:
+    """A part whose products are exact: one instruction may multiply and add, to the same bits."""
+    options = {**_OPTIONS, "no_cpython_wrapper": True, "fastmath": {"contract"}}
+    return _kept(njit(**options)(function), function)
+
+
 def variants(make: Callable[..., Any]) -> Callable[..., Any]:
     """make(constants) once for each, also where threads need the same kernel at the same time."""
     made, lock = functools.cache(make), threading.Lock()
