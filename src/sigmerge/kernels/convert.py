@@ -18,10 +18,15 @@ from sigmerge.kernels.raw import bits_as
 @kernel
 def widen_bf16(raw: Array, out: Array) -> bool:
     """float32 values of bfloat16 bit patterns; False if any is NaN or infinite."""
+    widen(raw, out)
+    return bool(finite_bf16(raw))
+
+
+@part
+def widen(raw: Array, out: Array) -> None:
     bits = bits_as(out, np.uint32)
     for i in range(raw.size):
         bits[i] = np.uint32(raw[i]) << np.uint32(16)
-    return bool(finite_bf16(raw))
 
 
 @part
@@ -46,12 +51,14 @@ def all_finite(values: Array) -> bool:
 def narrow_bf16(values: Array, out: Array) -> bool:
     """bfloat16 bit patterns of float32 values, round to nearest even; False if not all finite."""
     bits = bits_as(values, np.uint32)
+    largest = np.uint32(0)
     for i in range(bits.size):
         odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
         rounded = np.uint32(bits[i] + np.uint32(np.uint32(0x7FFF) + odd))
         out[i] = np.uint16(rounded >> np.uint32(16))
-    # Both, since rounding can carry a large number to infinity and a NaN past the sign.
-    return bool(all_finite(values) & finite_bf16(out))
+        largest = max(largest, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
+    # From here on rounding carries a number to infinity, and a NaN even past the sign.
+    return bool(largest < np.uint32(0x7F7F8000))
 
 
 @kernel

@@ -7,52 +7,86 @@ has its entries at (o, ·, i).
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from sigmerge.kernels import LANES, Array
-from sigmerge.kernels.jit import kernel
-from sigmerge.kernels.products import PRODUCT_STRIP, add_lanes, add_products
+from sigmerge.kernels.jit import kernel, part
+from sigmerge.kernels.products import (
+    PRODUCT_STRIP,
+    add_lanes,
+    add_pair,
+    add_pair_less,
+    add_products,
+    add_three_less,
+)
+from sigmerge.kernels.raw import array_at
 from sigmerge.kernels.rooms import room
-from sigmerge.kernels.stored import load, load_less
+from sigmerge.kernels.stored import BF16, take, take_less
 
 
 def gram(
     addresses: Array, kinds: Array, start: int, size: int, vectors: bool, tile: int, dots: Array
 ) -> bool:
-    """Add all inner products, tile by tile, to `dots`; whether everything read is finite.
+    """Add all inner products, tile by tile, to `dots`; False if something read is not finite.
 
     With `vectors` they are those of θ_d − θ_ref, the reference being the last member; else those
-    of all members' values.
+    of all members' values. What is not finite shows in the squares, which never reach infinity
+    otherwise, unless a difference of two finite numbers does.
     """
     lanes = room((*dots.shape, LANES), np.float64, "lanes")
     strips = room((len(dots) + 1, PRODUCT_STRIP), np.float32, "strips")
-    return bool(_gram(addresses, kinds, size, vectors, tile, dots, lanes, strips))
+    few = len(dots) == 2 or (len(dots) == 3 and vectors)
+    direct = few and not any(kind != BF16 for kind in kinds.tolist())
+    _gram(addresses, kinds, size, vectors, direct, tile, dots, lanes, lanes.reshape(-1), strips)
+    return all(map(math.isfinite, np.diagonal(dots).tolist()))
 
 
 @kernel
 def _gram(
-    addresses: Array, kinds: Array, size: int, vectors: bool, tile: int, dots: Array, lanes: Array,
-    strips: Array,
-) -> bool:  # fmt: skip
-    members, fine = len(dots), True
+    addresses: Array, kinds: Array, size: int, vectors: bool, direct: bool, tile: int, dots: Array,
+    lanes: Array, flat: Array, strips: Array,
+) -> None:  # fmt: skip
+    """`direct`: whole strips are taken as they are stored, which is bfloat16.
+
+    `flat` is `lanes` again, in one dimension.
+    """
+    members = len(dots)
     rows, less = strips[:members], strips[members]
     for first in range(0, size, tile):
         lanes[:] = 0.0
         last = min(first + tile, size)
         for begin in range(first, last, PRODUCT_STRIP):
             count = min(PRODUCT_STRIP, last - begin)
+            if direct and count == PRODUCT_STRIP:
+                left, right = _stored(addresses[0], begin), _stored(addresses[1], begin)
+                if not vectors:
+                    add_pair(left, right, flat)
+                elif members == 2:
+                    add_pair_less(left, right, _stored(addresses[2], begin), flat)
+                else:
+                    third, base = _stored(addresses[2], begin), _stored(addresses[3], begin)
+                    add_three_less(left, right, third, base, flat)
+                continue
             if vectors:
-                fine &= load(addresses[members], kinds[members], begin, less[:count])
+                take(addresses[members], kinds[members], begin, less[:count])
             for d in range(members):
                 row = rows[d, :count]
                 if vectors:
-                    fine &= load_less(addresses[d], kinds[d], begin, less[:count], row)
+                    take_less(addresses[d], kinds[d], begin, less[:count], row)
                 else:
-                    fine &= load(addresses[d], kinds[d], begin, row)
+                    take(addresses[d], kinds[d], begin, row)
                 rows[d, count:] = 0  # which changes no sum
             add_products(rows, lanes)
         add_lanes(lanes, dots)
-    return fine
+
+
+@part
+def _stored(address: np.uint64, begin: int) -> Array:
+    """A strip of 16-bit patterns."""
+    place = np.uint64(address + np.uint64(2) * np.uint64(begin))
+    return array_at(place, PRODUCT_STRIP, np.uint16)
 
 
 @kernel

@@ -16,6 +16,7 @@ from sigmerge.kernels import LANES, Array
 from sigmerge.kernels.coordinates import keep_varying
 from sigmerge.kernels.jit import inlined, kernel, part, variants
 from sigmerge.kernels.stored import load, load_less, load_less_from, save
+from sigmerge.kernels.sums import add_scaled, scale, weighted_rows
 from sigmerge.kernels.thinning import (
     ALL,
     ANY_TIES,
@@ -80,6 +81,11 @@ class Formula(NamedTuple):
     @property
     def reads_reference(self) -> bool:
         return bool(self.vectors or self.after[:, 2].any())
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether entries are only weighted and added up."""
+        return self.thin == KEEP_ALL and self.combine == SUM and bool((self.rescale == 1).all())
 
     def plus_reference(self, share: float) -> Formula:
         """Then θ_ref, or a multiple of it, is added."""
@@ -153,6 +159,9 @@ def merge(
     instead, in a fixed order of addition.
     """
     result = kind if kind in (NORM, LEAD) else VALUES
+    if result == VALUES and formula.is_sum:
+        given = (formula.weights, bool(formula.vectors), formula.after, addresses, kinds, size)
+        return weighted_rows(*given, np.uint64(out), kind)
     loop = _merging(formula.thin, formula.combine, bool(formula.vectors), result)
     election = (formula.weighted, formula.normalize, formula.cancelled)
     given = (formula.weights, _tables(formula, strip), formula.rescale, election, formula.after)
@@ -406,22 +415,6 @@ def weighted_sum(values: Array, weights: Array, out: Array) -> None:
         out[i] = first[i] * weights[0]
     for d in range(1, len(values)):
         add_scaled(out, values[d, : out.size], weights[d])
-
-
-@kernel
-def add_scaled(total: Array, values: Array, factor: np.float32) -> None:
-    for i in range(total.size):
-        total[i] += values[i] * factor
-
-
-@kernel
-def scale(out: Array, divisor: float, factor: float) -> None:
-    """τ · factor / divisor, in place."""
-    below, above = np.float32(divisor), np.float32(factor)
-    if below == 1 and above == 1:
-        return
-    for i in range(out.size):
-        out[i] = out[i] / below * above
 
 
 @part

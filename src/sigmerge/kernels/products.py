@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from sigmerge.kernels import LANES, Array
-from sigmerge.kernels.jit import exact, part
+from sigmerge.kernels.jit import exact, inlined, part
 
 PRODUCT_STRIP: Final = 8 * LANES
 """Coordinates taken at once, few enough for the first-level cache. A lane has eight of them."""
@@ -67,6 +67,64 @@ def _square(row: Array, lanes: Array) -> None:
         for j in range(i, i + PRODUCT_STRIP, LANES):
             total += np.float64(row[j]) * np.float64(row[j])
         lanes[i] = total
+
+
+@inlined
+def _bf16(raw: Array, i: int) -> np.float32:
+    return np.uint32(np.uint32(raw[i]) << np.uint32(16)).view(np.float32)
+
+
+@exact
+def add_pair(left: Array, right: Array, lanes: Array) -> None:
+    """As `add_products` of two rows of bfloat16 patterns, which never leave the registers.
+
+    `lanes` is flat here and below: with a place in one array for each sum, the compiler sees that
+    none is another.
+    """
+    for i in range(LANES):
+        a, b, c = lanes[i], lanes[i + LANES], lanes[i + 3 * LANES]
+        for j in range(i, i + PRODUCT_STRIP, LANES):
+            x, y = np.float64(_bf16(left, j)), np.float64(_bf16(right, j))
+            a += x * x
+            b += x * y
+            c += y * y
+        lanes[i], lanes[i + LANES], lanes[i + 3 * LANES] = a, b, c
+
+
+@exact
+def add_pair_less(left: Array, right: Array, base: Array, lanes: Array) -> None:
+    """As `add_pair`, of what two rows are more than a third, rounded to float32."""
+    for i in range(LANES):
+        a, b, c = lanes[i], lanes[i + LANES], lanes[i + 3 * LANES]
+        for j in range(i, i + PRODUCT_STRIP, LANES):
+            less = _bf16(base, j)
+            x = np.float64(np.float32(_bf16(left, j) - less))
+            y = np.float64(np.float32(_bf16(right, j) - less))
+            a += x * x
+            b += x * y
+            c += y * y
+        lanes[i], lanes[i + LANES], lanes[i + 3 * LANES] = a, b, c
+
+
+@exact
+def add_three_less(left: Array, middle: Array, right: Array, base: Array, lanes: Array) -> None:
+    """As `add_pair_less`, of three rows."""
+    for i in range(LANES):
+        a, b, c = lanes[i], lanes[i + LANES], lanes[i + 2 * LANES]
+        d, e, f = lanes[i + 4 * LANES], lanes[i + 5 * LANES], lanes[i + 8 * LANES]
+        for j in range(i, i + PRODUCT_STRIP, LANES):
+            less = _bf16(base, j)
+            x = np.float64(np.float32(_bf16(left, j) - less))
+            y = np.float64(np.float32(_bf16(middle, j) - less))
+            z = np.float64(np.float32(_bf16(right, j) - less))
+            a += x * x
+            b += x * y
+            c += x * z
+            d += y * y
+            e += y * z
+            f += z * z
+        lanes[i], lanes[i + LANES], lanes[i + 2 * LANES] = a, b, c
+        lanes[i + 4 * LANES], lanes[i + 5 * LANES], lanes[i + 8 * LANES] = d, e, f
 
 
 @part

@@ -18,6 +18,7 @@ from sigmerge.kernels.convert import (
     finite_bf16,
     narrow_bf16,
     narrow_f16,
+    widen,
     widen_bf16,
     widen_f16,
 )
@@ -73,7 +74,9 @@ def load_less(address: np.uint64, kind: int, begin: int, less: Array, out: Array
     """float32 values from `begin` on, minus `less`; False if any value is NaN or infinite."""
     if kind == BF16:
         place = np.uint64(address + np.uint64(2) * np.uint64(begin))
-        return bool(_widen_less(array_at(place, out.size, np.uint16), less, out))
+        raw = array_at(place, out.size, np.uint16)
+        _widen_less(raw, less, out)
+        return bool(finite_bf16(raw))
     finite = load(address, kind, begin, out)
     for i in range(out.size):
         out[i] -= less[i]
@@ -81,12 +84,31 @@ def load_less(address: np.uint64, kind: int, begin: int, less: Array, out: Array
 
 
 @part
-def _widen_less(raw: Array, less: Array, out: Array) -> bool:
+def _widen_less(raw: Array, less: Array, out: Array) -> None:
     """widen_bf16 and the subtraction in one loop."""
     for i in range(out.size):
         bits = np.uint32(np.uint32(raw[i]) << np.uint32(16))
         out[i] = bits.view(np.float32) - less[i]
-    return bool(finite_bf16(raw))
+
+
+@part
+def take(address: np.uint64, kind: int, begin: int, out: Array) -> None:
+    """As `load`, where what follows shows whether all values are finite."""
+    if kind == BF16:
+        place = np.uint64(address + np.uint64(2) * np.uint64(begin))
+        widen(array_at(place, out.size, np.uint16), out)
+    else:
+        load(address, kind, begin, out)
+
+
+@part
+def take_less(address: np.uint64, kind: int, begin: int, less: Array, out: Array) -> None:
+    """As `load_less`, where what follows shows whether all values are finite."""
+    if kind == BF16:
+        place = np.uint64(address + np.uint64(2) * np.uint64(begin))
+        _widen_less(array_at(place, out.size, np.uint16), less, out)
+    else:
+        load_less(address, kind, begin, less, out)
 
 
 @part
