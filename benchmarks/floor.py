@@ -3,7 +3,8 @@
 `python -S -m benchmarks.floor THREADS OUT INPUT …`; a child that benchmarks measure. With "-"
 for OUT nothing is written. `map:OUT` is written through a map of the file, not by calls: the system
 gives the lock of a file that is written to one thread at a time, and a map needs none.
-With --fsync at the end, what was written is on the disk, too.
+With --fsync at the end, what was written is on the disk, too. With --stacked=N there, N bytes are
+written instead: the first of every input, equally many of each, one behind the other.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ STEP = 1 << 20
 """Bytes at a time: what stays in a second-level cache between reading and writing."""
 
 
-def copy(inputs: list[int], out: int, mapped: memoryview | None, begin: int, end: int) -> None:
+def copy(
+    inputs: list[int], out: int, mapped: memoryview | None, begin: int, end: int, shift: int = 0
+) -> None:
     buffer = memoryview(bytearray(STEP))
     *others, last = inputs
     for position in range(begin, end, STEP):
@@ -28,13 +31,19 @@ def copy(inputs: list[int], out: int, mapped: memoryview | None, begin: int, end
             piece = mapped[position : position + len(piece)]
         os.preadv(last, [piece], position)
         if mapped is None and out >= 0:
-            os.pwrite(out, piece, position)
+            os.pwrite(out, piece, position + shift)
+
+
+def stack(inputs: list[int], out: int, share: int, begin: int, end: int) -> None:
+    """Bytes begin to end of every input, which has a share of the output for its own."""
+    for number, file in enumerate(inputs):
+        copy([file], out, None, begin, end, number * share)
 
 
 def main() -> None:
-    synced = sys.argv[-1] == "--fsync"
+    synced, stacked = sys.argv[-1] == "--fsync", sys.argv[-1].startswith("--stacked=")
     threads, target = int(sys.argv[1]), sys.argv[2]
-    names = sys.argv[3 : len(sys.argv) - synced]
+    names = sys.argv[3 : len(sys.argv) - (synced or stacked)]
     inputs = [os.open(name, os.O_RDONLY) for name in names]
     file = target.removeprefix("map:")
     out = -1 if target == "-" else os.open(file, os.O_CREAT | os.O_RDWR | os.O_TRUNC)
@@ -42,10 +51,15 @@ def main() -> None:
     if file != target:
         os.ftruncate(out, size)
         mapped = memoryview(mmap.mmap(out, size))
+    if stacked:
+        size = int(sys.argv[-1].removeprefix("--stacked=")) // len(inputs)
     cuts = [size * i // threads for i in range(threads + 1)]
+    spans = [(cuts[i], cuts[i + 1]) for i in range(threads)]
     workers = [
-        threading.Thread(target=copy, args=(inputs, out, mapped, cuts[i], cuts[i + 1]))
-        for i in range(threads)
+        threading.Thread(target=stack, args=(inputs, out, size, *span))
+        if stacked
+        else threading.Thread(target=copy, args=(inputs, out, mapped, *span))
+        for span in spans
     ]
     for worker in workers:
         worker.start()

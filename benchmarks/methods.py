@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.dense import OUT, THREADS, Result, Sides, asked, measured, table
-from benchmarks.measure import machine, versions
+from benchmarks.measure import Cost, machine, run, versions
 from benchmarks.pool import HALF_BILLION, QUICK, TINY, BenchPool, make_pool
 
 FASTER, MEMORY, NEAR_FLOOR = 8.0, 10.0, 2.0
@@ -36,10 +37,19 @@ def _pair(pool: BenchPool) -> dict[str, Any]:
     return {"base_model": pair[0]["model"], "models": pair, "parameters": {"t": 0.4}}
 
 
+def _layers(pool: BenchPool) -> int:
+    """How many layers a frankenmerge takes of each of its two models: three quarters."""
+    return max(1, 3 * pool.shape.layers // 4)
+
+
+def _written(pool: BenchPool) -> int:
+    """Bytes of a frankenmerge."""
+    return 2 * replace(pool.shape, layers=2 * _layers(pool)).parameters
+
+
 def _stacked(pool: BenchPool) -> dict[str, Any]:
     """The lower three quarters of one expert, and the upper three quarters of another."""
-    depth = pool.shape.layers
-    cut = max(1, 3 * depth // 4)
+    depth, cut = pool.shape.layers, _layers(pool)
     ranges = ([0, cut], [depth - cut, depth])
     return {
         "slices": [{"sources": [{"model": str(expert.resolve()), "layer_range": layers}]}
@@ -69,9 +79,21 @@ class MethodSides(Sides):
 
     @property
     def files(self) -> list[Path]:
-        """A frankenmerge reads about as many bytes as it writes: the floor copies one model."""
-        count = {"slerp": 2, "passthrough": 1}.get(self.method, len(self.pool.members))
-        return [self.pool.weights(member) for member in self.pool.members[:count]]
+        members = self.pool.members
+        if self.method == "passthrough":
+            members = members[1:3]
+        elif self.method == "slerp":
+            members = members[:2]
+        return [self.pool.weights(member) for member in members]
+
+    def floor(self) -> Cost:
+        """Of a frankenmerge a copy of as many bytes as the result has, from both models."""
+        if self.method != "passthrough":
+            return super().floor()
+        command = [sys.executable, "-S", "-m", "benchmarks.floor", str(THREADS)]
+        return run(
+            [*command, self._fresh("floor"), *self.files, f"--stacked={_written(self.pool)}"]
+        )
 
 
 def bars(results: list[Result]) -> Iterator[tuple[bool, str]]:
@@ -88,7 +110,7 @@ def bars(results: list[Result]) -> Iterator[tuple[bool, str]]:
             near = result.cold[0].wall / result.cold[1].wall
             yield (
                 near <= NEAR_FLOOR,
-                (f"{method}: {near:.2f}× a copy of one model, from disk (bar {NEAR_FLOOR:g}×)"),
+                (f"{method}: {near:.2f}× a copy of as many bytes, from disk (bar {NEAR_FLOOR:g}×)"),
             )
 
 
@@ -103,8 +125,10 @@ def document(pool: BenchPool, results: list[Result], flags: str, load: float) ->
         "the page cache, start-up part of every time. slerp has two models, the others all. "
         "*passthrough* stacks the lower three quarters of one expert and the upper three quarters "
         "of another. *floor*: reading the inputs and writing as many bytes as one model, "
-        f"{THREADS} threads; of passthrough the copy of one model. *from disk*: the inputs were "
-        f"dropped from the page cache. *start-up alone*: {TINY.parameters:,} parameters.",
+        f"{THREADS} threads; of passthrough a copy from both models of as many bytes as the result "
+        f"has, {_written(pool) / pool.shape.parameters / 2:.1f} models. *from disk*: "
+        "the inputs were dropped from the page "
+        f"cache. *start-up alone*: {TINY.parameters:,} parameters.",
         "",
         f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba', 'mergekit', 'torch')}. "
         f"Load average before the run: {load:.1f}; where it is not near 0, other work shared the "

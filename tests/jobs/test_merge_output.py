@@ -12,12 +12,15 @@ import pytest
 import torch
 import yaml
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sigmerge
 from sigmerge.checkpoints.folder import INDEX
+from sigmerge.errors import PoolError
 from tests.operators.driver import run
 from tests.pools import (
+    DTYPES,
     STYLES,
     VOCAB,
     PoolOnDisk,
@@ -261,9 +264,33 @@ def test_outside_reference_keeps_the_references_own(tmp_path: Path) -> None:
         assert (written[name] == values).all() == kept, name
 
 
-def test_buffers_that_are_not_numbers_to_merge_are_copied(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_only_handed_over_keeps_its_bytes(tmp_path: Path, dtype: str) -> None:
+    pool = make_pool(tmp_path / "pool", experts=1, dtype=dtype)
+    stacked = {"merge_method": "passthrough", "models": [{"model": str(pool.reference)}]}
+    outside = pool.recipe("task_arithmetic", {"outside": "reference"}, WEIGHT[:1])
+    place, first = "model.embed_tokens.weight", pool.reference / "model.safetensors"
+    for name, recipe in (("passthrough", stacked), ("outside", outside)):
+        sigmerge.merge(recipe, tmp_path / name)
+        ours, theirs = load_file(tmp_path / name / "model.safetensors"), load_file(first)
+        kept = [n for n in theirs if name == "passthrough" or not n.startswith("model.layers.")]
+        assert all(
+            torch.equal(ours[n].view(torch.uint8), theirs[n].view(torch.uint8)) for n in kept
+        )
+    spoiled = load_file(first)
+    spoiled[place].view(-1)[5] = float("nan")
+    save_file(spoiled, first)
+    for name, recipe in (("passthrough", stacked), ("outside", outside)):
+        with pytest.raises(PoolError, match=rf"{place} holds nan at flat index 5"):
+            sigmerge.merge(recipe, tmp_path / f"{name}-refused")
+        sigmerge.merge(recipe, tmp_path / f"{name}-allowed", allow_nonfinite=True)
+        found = load_file(tmp_path / f"{name}-allowed" / "model.safetensors")[place]
+        assert (
+            torch.isnan(found).nonzero().tolist() == torch.isnan(spoiled[place]).nonzero().tolist()
+        )
 
+
+def test_buffers_that_are_not_numbers_to_merge_are_copied(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", experts=2)
     mask = torch.tril(torch.ones(4, 4)).to(torch.bool)
     for folder in (pool.reference, *pool.experts.values()):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sigmerge.kernels import merge
-from sigmerge.kernels.stored import CODE, F32, address_of, members
+from sigmerge.kernels.stored import BF16, CODE, F32, address_of, members
 from sigmerge.kernels.thinning import ALL, ANY_TIES
-from tests.kernels.test_stored import KINDS, SIZE, make
+from tests.kernels.test_stored import KINDS, SIZE, make, spoil
 
 WEIGHTS = np.array([0.3, -0.4, 0.9], np.float32)
 
@@ -37,6 +37,23 @@ def test_sums_round_after_every_operation(kinds, vectors):
     formula = formula.plus_reference(-1.0).times(0.5)
     assert formula.reads_reference
     assert np.array_equal(merged(formula, stored), after)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_sum_reports_which_side_is_not_finite(kind, vectors, value):
+    rows = [make(kind, i)[0] for i in range(4)]
+    formula = merge.formula(np.array([0, -0.4, 0.9], np.float32), vectors=vectors)
+    formula = formula.plus_reference(1.0)
+    out = np.empty(SIZE, np.uint16)
+    how = (0, SIZE, SIZE, 100, np.uint64(address_of(out)), BF16, np.zeros(1))
+    for member in range(4):
+        spoiled = [spoil(row, kind, value) if d == member else row for d, row in enumerate(rows)]
+        assert merge.merge(formula, *members(spoiled), *how) == (False, False)
+    assert merge.merge(formula, *members(rows), *how) == (True, True)
+    large = [np.full(SIZE, 3e38, np.float32), *(np.zeros(SIZE, np.float32) for _ in range(3))]
+    assert merge.merge(formula.times(1e10), *members(large[::-1]), *how) == (True, False)
 
 
 def test_a_sum_keeps_the_sign_of_zero():

@@ -48,6 +48,7 @@ def test_what_is_not_finite_is_reported(kind, value):
     bad = spoil(raw, kind, value)
     (good_at, bad_at), (code, _) = stored.members([raw, bad])
     out, room = np.empty(SIZE, np.float32), np.empty(SIZE, np.float32)
+    assert stored.is_finite(raw) and not stored.is_finite(bad)
     assert not stored.load(bad_at, code, 0, out)
     assert not stored.load_less(bad_at, code, 0, wide, out)
     assert not stored.load_difference(bad_at, code, good_at, code, 0, room, out)

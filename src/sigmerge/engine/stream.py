@@ -21,7 +21,7 @@ from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.rooms import room
-from sigmerge.kernels.stored import CODE, address_of, load_rows, members
+from sigmerge.kernels.stored import CODE, address_of, is_finite, load_rows, members
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 if TYPE_CHECKING:
@@ -149,6 +149,13 @@ class StreamChunk:
         place = self.device.room if self.device else _room
         out = place(-(-self.size * kind.itemsize // 4)).view(kind)[: self.size]
         return out, self._run(formula, out, CODE[kind], self.step)
+
+    def copied(self, formula: Formula, dtype: str) -> Array | None:
+        """The expert's own stored values, where the merge is nothing else and they are finite."""
+        if not formula.is_copy:
+            return None
+        (raw,) = self._stored(reference=False)
+        return raw if raw.dtype == STORAGE[dtype] and is_finite(raw) else None
 
     def norm(self, formula: Formula, tile: int) -> float:
         """‖τ‖₁ of what a formula gives, added up tile by tile."""
@@ -428,6 +435,10 @@ def merge_chunk(
         return
     if operator.gives_vector:
         formula = formula.plus_reference(1.0)
+    if (stored := chunk.copied(formula, dtype)) is not None:
+        yield chunk.start, stored
+        chunk.source.done(chunk.site.tensor, chunk.start, chunk.stop)
+        return
     raw, finite = chunk.merged(formula, dtype)
     if not finite:
         values = chunk.merged(formula, "F32")[0].copy()

@@ -41,6 +41,8 @@ from sigmerge.jobs.pools import (
 )
 from sigmerge.jobs.work_folder import open_output
 from sigmerge.kernels import TILE
+from sigmerge.kernels.convert import STORAGE
+from sigmerge.kernels.stored import is_finite
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.features import peak_bytes
 from sigmerge.recipe import Recipe
@@ -343,7 +345,7 @@ def merge_blocks(
     for (key, names), notes in zip(todo, merged, strict=True):
         for name in names:
             if name not in job.sites:
-                _copy_tensor(job, source, output, name)
+                _copy_tensor(job, source, workers, output, name)
         output.finish(key, notes or None, names)
         written += sum(job.layout.slots[name].nbytes for name in names)
         options.progress("merging", written, total)
@@ -368,9 +370,11 @@ def _stream(job: DenseJob, source: PoolSource, workers: Workers, options: Option
     )
 
 
-def _copy_tensor(job: DenseJob, source: PoolSource, output: Sink, name: str) -> None:
+def _copy_tensor(
+    job: DenseJob, source: PoolSource, workers: Workers, output: Sink, name: str
+) -> None:
     """A tensor that is not merged: the layout checkpoint's own values, cast to the output type."""
-    stored, slot = job.pool.layout.tensors[name], job.layout.slots[name]
+    stored, dtype = job.pool.layout.tensors[name], job.layout.slots[name].dtype
     if not stored.floating:
         output.write_bytes(name, source.reader.bytes(stored))
         return
@@ -378,11 +382,22 @@ def _copy_tensor(job: DenseJob, source: PoolSource, output: Sink, name: str) -> 
     lenient, passing = source.allow_nonfinite, source.passing
     layout = {member: job.pool.layout}
     with PoolSource(layout, allow_nonfinite=lenient, passing=passing) as origin:
+
+        def copy(first: int) -> None:
+            last = min(first + CHUNK, stored.size)
+            raw = origin.piece(member, name, first, last)
+            if raw.dtype == STORAGE[dtype] and is_finite(raw):
+                output.write(name, first, raw)
+            else:
+                for start in range(first, last, TILE):
+                    values = np.empty(min(TILE, last - start), np.float32)
+                    origin.fill(member, name, start, values)
+                    output.write(name, start, rounded(name, start, values, dtype, lenient))
+            origin.done(name, first, last)
+
         origin.prefetch([name])
-        for start in range(0, stored.size, TILE):
-            values = np.empty(min(TILE, stored.size - start), np.float32)
-            origin.fill(member, name, start, values)
-            output.write(name, start, rounded(name, start, values, slot.dtype, lenient))
+        for _ in workers.map(copy, range(0, stored.size, CHUNK)):
+            pass
 
 
 def summary(sites: Mapping[str, Site]) -> dict[str, Any]:

@@ -87,6 +87,12 @@ class Formula(NamedTuple):
         """Whether entries are only weighted and added up."""
         return self.thin == KEEP_ALL and self.combine == SUM and bool((self.rescale == 1).all())
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether the result is the one expert's values."""
+        one = len(self.weights) == 1 and self.weights[0] == 1 and not self.vectors
+        return one and self.is_sum and bool((self.after == (1, 1, 0)).all())
+
     def plus_reference(self, share: float) -> Formula:
         """Then θ_ref, or a multiple of it, is added."""
         return self._then(1.0, 1.0, share)

@@ -14,8 +14,10 @@ import numpy as np
 
 from sigmerge.kernels import Array
 from sigmerge.kernels.convert import (
+    all_finite,
     copy_f32,
     finite_bf16,
+    finite_f16,
     narrow_bf16,
     narrow_f16,
     widen,
@@ -177,6 +179,19 @@ def save(values: Array, address: np.uint64, kind: int, begin: int) -> bool:
     if kind == F16:
         return bool(narrow_f16(values, array_at(place, values.size, np.uint16)))
     return bool(copy_f32(values, array_at(place, values.size, np.float32)))
+
+
+def is_finite(row: Array) -> bool:
+    """Whether all values of a contiguous row, bfloat16 as uint16 bit patterns, are finite."""
+    return bool(_is_finite(np.uint64(address_of(row)), CODE[row.dtype], row.size))
+
+
+@kernel
+def _is_finite(address: np.uint64, kind: int, size: int) -> bool:
+    if kind == F32:
+        return bool(all_finite(array_at(address, size, np.float32)))
+    raw = array_at(address, size, np.uint16)
+    return bool(finite_bf16(raw)) if kind == BF16 else bool(finite_f16(raw))
 
 
 @kernel
