@@ -216,7 +216,7 @@ WRONG: dict[str, tuple[Sliced, str]] = {
         {"modules": {"eyes": {"models": [{"model": MATH}]},
                      "text": {"models": [{"model": CODING}]}},
          "merge_method": "passthrough"},
-        r"modules\.text: is not merged as eyes is.*by what its tensors are called",
+        "modules: eyes, text are not merged alike.*by what its tensors are called",
     ),
     "slices of two modules": (
         {"modules": {name: {"slices": [piece(source(MATH, 0, 3))]} for name in ("eyes", "text")},

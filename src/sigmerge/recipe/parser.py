@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -17,6 +18,7 @@ from sigmerge.files.yaml_documents import decoded, parse_yaml
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import names, operator
 from sigmerge.recipe.members import fetched, with_models
+from sigmerge.recipe.modules import all_models, by_module, differing_modules
 from sigmerge.recipe.reading import OWN, Reading
 from sigmerge.recipe.record import Recipe, RecipeModel, RecipeSlice
 from sigmerge.recipe.sections import (
@@ -82,6 +84,9 @@ class _Sections:
 
 
 class _Parser(Reading):
+    modules: Mapping[str, ModuleSection] = MappingProxyType({})
+    """Modules that are not merged alike."""
+
     def parse(self, seed: int | None, repair: Mapping[str, Any]) -> Recipe:
         data = self._changed(self._yaml(), repair)
         self.strict |= any(key in OWN and key != "seed" for key in data)
@@ -104,6 +109,13 @@ class _Parser(Reading):
             models, slices = read_slices(self, sections.slices, judge, reference, whole)
         else:
             models += self._base_in_soup(sections, chosen, reference, models, parameters)
+        modules: Mapping[str, Mapping[str, Any]] = {}
+        if self.modules:
+            whole = [key for key in SCORED_KEYS if getattr(sections, key) is not None]
+            for key in whole:
+                self.problem((key,), "needs models that are merged alike in all their modules")
+            models, modules = by_module(self, self.modules, judge, models, chosen)
+        elif not sections.slices:
             check_count(self, chosen, ("models",), len(models))
         self._check_names(models)
         self._check(sections, chosen, [model.name for model in models])
@@ -128,6 +140,7 @@ class _Parser(Reading):
             slices=slices,
             vocabulary=vocabulary,
             architecture=self._architecture(data),
+            modules=modules,
             capture=sections.capture,
             search=sections.search,
             tune=sections.tune,
@@ -232,14 +245,9 @@ class _Parser(Reading):
             self.problem(("modules",), "must be a mapping from names of modules to their models")
             return data
         name, *others = modules
-        if differing := [other for other in others if modules[other] != modules[name]]:
-            self.problem(
-                ("modules", differing[0]),
-                f"is not merged as {name} is, and a recipe merges all parts of a model alike. "
-                "Write models: instead of modules:, and give a part values of its own by what its "
-                "tensors are called: weight: [{filter: vision_tower, value: 0.2}, {value: 0.5}]",
-            )
-            return data
+        if any(modules[other] != modules[name] for other in others):
+            self.modules = differing_modules(self, modules)
+            return {**data, "models": all_models(self.modules)} if self.modules else data
         module = self.checked(ModuleSection, modules[name], ("modules", name))
         if module is not None and others and module.slices:
             self.problem(

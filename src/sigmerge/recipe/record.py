@@ -17,12 +17,18 @@ if TYPE_CHECKING:  # few recipes have these
     from sigmerge.recipe.scored import GuideSection, RepairSection, SearchSection, TuneSection
 
 
+EYES = ("vision_tower", "vision_model")
+"""What mergekit calls the module that sees."""
+
+
 @dataclass(frozen=True)
 class RecipeModel:
     name: str
     path: Path
     parameters: Mapping[str, Any]
     exemplars: Path | None = None
+    parts: Mapping[str, Mapping[str, Any]] | None = None
+    """The modules that it is merged into, with its parameters there; None: it is everywhere."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,8 @@ class Recipe:
     vocabulary: VocabularyRequest | None = None
     architecture: str | None = None
     """What config.json calls the architecture, in place of the model's own name for it."""
+    modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The parameters of modules that are not merged alike."""
 
     @property
     def experts(self) -> dict[str, Path]:
@@ -92,8 +100,14 @@ class Recipe:
     def site(self, tensor: str, size: int, block: int | None, depth: int) -> Site:
         """A tensor with the options that hold for it: filters and depth gradients resolved."""
         t = 0.0 if block is None else block / (depth - 1) if depth > 1 else 1.0
-        models = {model.name: (tensor, [model.parameters]) for model in self.models}
-        settings = self._settings(tensor, t, models, [])
+        module = module_of(tensor, list(self.modules)) if self.modules else ""
+        nearer = [self.modules[module]] if module else []
+        models = {
+            model.name: (tensor, [(model.parts or {}).get(module, model.parameters), *nearer])
+            for model in self.models
+            if model.parts is None or module in model.parts
+        }
+        settings = self._settings(tensor, t, models, nearer)
         return Site(tensor, size, block, depth, tuple(models), settings, self.seed)
 
     def sliced_site(
@@ -151,3 +165,16 @@ class Recipe:
             else:
                 settings[parameter.name] = found(parameter, nearer, tensor)
         return settings
+
+
+def module_of(tensor: str, modules: Sequence[str]) -> str:
+    """The module of a tensor, from the components of its name."""
+    names = set(tensor.split("."))
+    if "encoder" in modules and "text_decoder" not in modules:
+        return next((name for name in ("encoder", "decoder") if name in names), "shared")
+    merges = {"merger", "merger_list", "deepstack_merger_list"} & names
+    if "multi_modal_projector" in names or ("visual" in names and merges):
+        return "multi_modal_projector"
+    if names & {*EYES, "visual"}:
+        return next(name for name in EYES if name in modules)
+    return "text_decoder"

@@ -68,7 +68,7 @@ class SliceSection(Section):
 
 
 class ModuleSection(Section):
-    """mergekit's form for a part of a model; here all parts are merged alike."""
+    """A part of a model, as mergekit calls it."""
 
     slices: list[Any] | None = None
     models: list[Any] | None = None

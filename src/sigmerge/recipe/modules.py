@@ -1,0 +1,88 @@
+"""The modules of a recipe: parts of a model that are merged each with models and values of its own.
+
+mergekit knows the modules of few model types, and by these names. Here the part that a tensor
+belongs to follows from the components of its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sigmerge.operators.base import Operator
+from sigmerge.recipe.reading import Reading
+from sigmerge.recipe.record import EYES, RecipeModel
+from sigmerge.recipe.sections import ModelSection, ModuleSection
+from sigmerge.recipe.settings import ParameterCheck
+from sigmerge.recipe.slices import check_count
+
+FAMILIES = (
+    ("text_decoder", "multi_modal_projector", EYES[0]),
+    ("text_decoder", "multi_modal_projector", EYES[1]),
+    ("encoder", "decoder", "shared"),
+)
+"""The modules of models that see, and of those that encode and decode."""
+
+Modules = Mapping[str, ModuleSection]
+
+
+def differing_modules(reading: Reading, given: Mapping[str, Any]) -> dict[str, ModuleSection]:
+    """The sections of modules that are not merged alike; empty if something is wrong with them."""
+    if sorted(given) not in [sorted(family) for family in FAMILIES]:
+        known = "; or ".join(", ".join(family) for family in FAMILIES)
+        reading.problem(
+            ("modules",),
+            f"{', '.join(given)} are not merged alike, and so must be all modules of a model: "
+            f"{known}. Else write models:, and give a part values of its own by what its tensors "
+            "are called: weight: [{filter: vision_tower, value: 0.2}, {value: 0.5}]",
+        )
+        return {}
+    sections = {}
+    for name, content in given.items():
+        section = reading.checked(ModuleSection, content, ("modules", name))
+        if section is not None and not section.models:
+            stacked = "the layers of several modules cannot be stacked in one recipe; give models:"
+            told = stacked if section.slices else "no expert is listed"
+            reading.problem(("modules", name), told)
+        elif section is not None:
+            sections[name] = section
+    return sections if len(sections) == len(given) else {}
+
+
+def all_models(modules: Modules) -> list[Any]:
+    """Every model that stands in a module, once and without its parameters."""
+    found: list[Any] = []
+    for section in modules.values():
+        for entry in section.models or ():
+            plain = entry
+            if isinstance(entry, dict):
+                plain = {key: value for key, value in entry.items() if key != "parameters"}
+            if plain not in found:
+                found.append(plain)
+    return found
+
+
+def by_module(
+    reading: Reading, modules: Modules, judge: ParameterCheck | None, models: Sequence[RecipeModel],
+    operator: Operator | None,
+) -> tuple[list[RecipeModel], dict[str, Mapping[str, Any]]]:  # fmt: skip
+    """The models with what each module says of them, and what it says of all its own."""
+    parts: dict[Path, dict[str, Mapping[str, Any]]] = {model.path: {} for model in models}
+    shared: dict[str, Mapping[str, Any]] = {}
+    for name, section in modules.items():
+        given = section.parameters or {}
+        place = ("modules", name)
+        shared[name] = judge.settings((*place, "parameters"), given) if judge else {}
+        for i, entry in enumerate(section.models or ()):
+            here = (*place, "models", i)
+            checked = reading.checked(ModelSection, entry, here)
+            path = reading.path((*here, "model"), checked.model) if checked else None
+            if checked is None or judge is None or path not in parts:
+                continue  # reported already, or the base model
+            own = checked.parameters or {}
+            parts[path][name] = judge.settings((*here, "parameters"), own, per_model=True)
+        check_count(reading, operator, place, sum(name in part for part in parts.values()))
+    # One that stands in none is the base model, which mergekit counts into a soup everywhere.
+    return [replace(model, parts=parts[model.path] or None) for model in models], shared

@@ -1,0 +1,121 @@
+"""`modules:` of a recipe that are merged each in its own way, beside mergekit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+import sigmerge
+from sigmerge.errors import RecipeError
+from sigmerge.recipe.record import module_of
+from tests.jobs.test_mergekit_parity import agree, both
+from tests.pools import read_weights
+
+MEMBERS = ("base", "math", "coding")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("t5")
+    config = T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=3, num_heads=2,
+                      num_decoder_layers=2, tie_word_embeddings=False,
+                      feed_forward_proj="gated-gelu")  # fmt: skip
+    for seed, name in enumerate(MEMBERS):
+        torch.manual_seed(seed)
+        T5ForConditionalGeneration(config).save_pretrained(root / name)
+    return {name: str(root / name) for name in MEMBERS}
+
+
+def models(folders: dict[str, str], **weights: Any) -> list[dict[str, Any]]:
+    return [{"model": folders[name], "parameters": {"weight": w}} for name, w in weights.items()]
+
+
+def test_modules_have_weights_and_models_of_their_own(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    filtered = [{"filter": "SelfAttention", "value": 0.9}, {"value": 0.2}]
+    modules = {
+        "decoder": {"models": models(folders, math=filtered, coding=0.5)},
+        "encoder": {"models": models(folders, coding=1.0), "parameters": {"normalize": False}},
+        "shared": {"models": models(folders, coding=0.25, math=0.75)},
+    }
+    recipe = {"merge_method": "linear", "modules": modules, "dtype": "float32"}
+    ours, theirs = both(None, recipe, tmp_path)  # type: ignore[arg-type]
+    agree(ours, theirs, ulps=2)
+    coding = read_weights(Path(folders["coding"]))
+    encoder = [name for name in ours if name.startswith("encoder.block")]
+    assert encoder and all(np.array_equal(ours[name], coding[name]) for name in encoder)
+    decoder = [n for n in ours if n.startswith("decoder.block") and "layer_norm" not in n]
+    assert decoder and not any(np.array_equal(ours[name], coding[name]) for name in decoder)
+
+
+def test_modules_of_task_vectors(folders: dict[str, str], tmp_path: Path) -> None:
+    modules = {
+        "decoder": {"models": models(folders, math=0.3, coding=0.5)},
+        "encoder": {"models": models(folders, base=1.0, coding=0.7)},
+        "shared": {"models": models(folders, math=1.0), "parameters": {"lambda": 0.5}},
+    }
+    recipe = {"merge_method": "task_arithmetic", "base_model": folders["base"],
+              "modules": modules, "dtype": "float32"}  # fmt: skip
+    agree(*both(None, recipe, tmp_path), ulps=4)  # type: ignore[arg-type]
+
+
+def test_slerp_takes_two_models_in_each_module(folders: dict[str, str], tmp_path: Path) -> None:
+    pair = {other: [{"model": folders["base"]}, {"model": folders[other]}] for other in MEMBERS[1:]}
+    modules = {
+        "decoder": {"models": pair["math"], "parameters": {"t": 0.3}},
+        "encoder": {"models": pair["coding"]},
+        "shared": {"models": pair["math"]},
+    }
+    recipe = {"merge_method": "slerp", "base_model": folders["base"], "modules": modules,
+              "parameters": {"t": 0.6}, "dtype": "float32"}  # fmt: skip
+    agree(*both(None, recipe, tmp_path), ulps=8)  # type: ignore[arg-type]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a module is missing": (
+        {"decoder": {"weight": 1}, "encoder": {"weight": 2}},
+        "decoder, encoder are not merged alike, and so must be all modules",
+    ),
+    "a wrong value": (
+        {"decoder": {"weight": "much"}, "encoder": {"weight": 1}, "shared": {"weight": 1}},
+        r"modules\.decoder\.models\[0\]\.parameters\.weight: must be a number",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_modules(folders: dict[str, str], tmp_path: Path, wrong: str) -> None:
+    given, words = WRONG[wrong]
+    modules = {
+        name: {"models": [{"model": folders["math"], "parameters": own}]}
+        for name, own in given.items()
+    }
+    with pytest.raises(RecipeError, match=words):
+        sigmerge.merge({"merge_method": "linear", "modules": modules}, tmp_path / "out")
+
+
+SEEING = ("text_decoder", "multi_modal_projector", "vision_tower")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "module"),
+    [
+        ("language_model.model.layers.0.mlp.up_proj.weight", "text_decoder"),
+        ("model.layers.0.mlp.up_proj.weight", "text_decoder"),
+        ("model.language_model.layers.0.mlp.up_proj.weight", "text_decoder"),
+        ("lm_head.weight", "text_decoder"),
+        ("multi_modal_projector.linear_1.weight", "multi_modal_projector"),
+        ("visual.merger.mlp.0.weight", "multi_modal_projector"),
+        ("model.visual.deepstack_merger_list.0.norm.weight", "multi_modal_projector"),
+        ("vision_tower.vision_model.encoder.layers.0.layer_norm1.bias", "vision_tower"),
+        ("visual.blocks.0.norm1.weight", "vision_tower"),
+    ],
+)
+def test_the_module_of_a_tensor(tensor: str, module: str) -> None:
+    assert module_of(tensor, SEEING) == module
