@@ -22,6 +22,7 @@ from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import CODE, address_of, is_finite, load_rows, members
+from sigmerge.kernels.sums import add_scaled
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class StreamChunk:
         raw = self.source.piece("reference", self.site.tensor, tile.start, stop)
         fine = load_rows(*members([raw]), np.uint64(0), np.uint8(0), 0, values)
         self._check(fine, reference=True)
-        kernels.add_scaled(tile.out, values[0], np.float32(factor))
+        add_scaled(tile.out, values[0], np.float32(factor))
 
     def _run(self, formula: Formula, out: Array, kind: int, tile: int) -> bool:
         """Merge into `out`, which is one float64 for NORM and LEAD; whether all of it is finite."""

@@ -166,8 +166,8 @@ def merge(
     """
     result = kind if kind in (NORM, LEAD) else VALUES
     if result == VALUES and formula.is_sum:
-        given = (formula.weights, bool(formula.vectors), formula.after, addresses, kinds, size)
-        return weighted_rows(*given, np.uint64(out), kind)
+        how = (formula.weights, bool(formula.vectors), formula.after)
+        return weighted_rows(*how, addresses, kinds, size, np.uint64(out), kind)
     loop = _merging(formula.thin, formula.combine, bool(formula.vectors), result)
     election = (formula.weighted, formula.normalize, formula.cancelled)
     given = (formula.weights, _tables(formula, strip), formula.rescale, election, formula.after)

@@ -19,6 +19,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from sigmerge.kernels import Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.algebra import PROCESSOR, Algebra, Matrix
+from sigmerge.kernels.sums import scale
 from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,
@@ -88,7 +89,7 @@ class Cat(Operator):
             else:
                 note_fallback(chunk, "task vectors added untrimmed")
             kernels.weighted_sum(tile.experts, site.weights(), tile.out)
-            kernels.scale(tile.out, 1.0, site.settings["lambda"])
+            scale(tile.out, 1.0, site.settings["lambda"])
             yield tile
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from sigmerge.kernels import Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
+from sigmerge.kernels.sums import scale
 from sigmerge.operators.base import OUTSIDE, WEIGHT, Chunk, Operator, Parameter, Site, Tile
 
 
@@ -21,7 +22,7 @@ def plain_mean(tile: Tile) -> None:
 def weighted_mean(tile: Tile, weights: Array) -> None:
     """Σ w θ / Σ w of the experts' rows."""
     kernels.weighted_sum(tile.experts, weights, tile.out)
-    kernels.scale(tile.out, float(weights.sum(dtype=np.float32)), 1.0)
+    scale(tile.out, float(weights.sum(dtype=np.float32)), 1.0)
 
 
 class Linear(Operator):

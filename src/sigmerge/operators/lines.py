@@ -10,6 +10,7 @@ import numpy as np
 from sigmerge.kernels import Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
+from sigmerge.kernels.sums import scale
 from sigmerge.operators.base import (
     Chunk,
     Operator,
@@ -89,7 +90,7 @@ class Lines(Operator):
     def merge(self, chunk: Chunk, survey: LinesSurvey) -> Iterator[Tile]:
         factor = depth_factor(chunk.site, survey.alpha)
         for tile in self._vectors(chunk, survey.inner):
-            kernels.scale(tile.out, 1.0, factor)
+            scale(tile.out, 1.0, factor)
             yield tile
 
     def _vector(self, chunk: Chunk, inner: Any) -> Formula | None:

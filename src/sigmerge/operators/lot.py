@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sigmerge.kernels import Array
-from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.algebra import Algebra, Matrix
+from sigmerge.kernels.sums import scale
 from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,
@@ -82,7 +82,7 @@ class Lot(Operator):
             else:
                 note_fallback(chunk, "mean of the task vectors")
                 plain_mean(tile)
-            kernels.scale(tile.out, 1.0, site.settings["lambda"])
+            scale(tile.out, 1.0, site.settings["lambda"])
             yield tile
 
 

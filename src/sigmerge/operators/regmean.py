@@ -15,8 +15,8 @@ import numpy as np
 
 from sigmerge.errors import PoolError
 from sigmerge.kernels import Array
-from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.algebra import Algebra, Matrix
+from sigmerge.kernels.sums import scale
 from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,
@@ -114,7 +114,7 @@ class RegMean(Operator):
                 note_fallback(chunk, "mean of the experts")
                 weighted_mean(tile, site.weights())
             if (factor := site.settings["lambda"]) != 1:
-                kernels.scale(tile.out, 1.0, factor)
+                scale(tile.out, 1.0, factor)
                 chunk.add_reference(tile, 1 - factor)
             yield tile
 
