@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sigmerge.operators.base import Operator
 from sigmerge.recipe.reading import Reading
 from sigmerge.recipe.record import EYES, RecipeModel
 from sigmerge.recipe.sections import ModelSection, ModuleSection
@@ -65,9 +64,8 @@ def all_models(modules: Modules) -> list[Any]:
 
 
 def by_module(
-    reading: Reading, modules: Modules, judge: ParameterCheck | None, models: Sequence[RecipeModel],
-    operator: Operator | None,
-) -> tuple[list[RecipeModel], dict[str, Mapping[str, Any]]]:  # fmt: skip
+    reading: Reading, modules: Modules, judge: ParameterCheck | None, models: Sequence[RecipeModel]
+) -> tuple[list[RecipeModel], dict[str, Mapping[str, Any]]]:
     """The models with what each module says of them, and what it says of all its own."""
     parts: dict[Path, dict[str, Mapping[str, Any]]] = {model.path: {} for model in models}
     shared: dict[str, Mapping[str, Any]] = {}
@@ -83,6 +81,7 @@ def by_module(
                 continue  # reported already, or the base model
             own = checked.parameters or {}
             parts[path][name] = judge.settings((*here, "parameters"), own, per_model=True)
-        check_count(reading, operator, place, sum(name in part for part in parts.values()))
+        count = sum(name in part for part in parts.values())
+        check_count(reading, judge.operator if judge else None, place, count)
     # One that stands in none is the base model, which mergekit counts into a soup everywhere.
     return [replace(model, parts=parts[model.path] or None) for model in models], shared

@@ -102,21 +102,7 @@ class _Parser(Reading):
         # Without an operator nothing can be said about parameters.
         parameters = judge.settings(("parameters",), parameters) if judge else {}
         reference = self.path(("base_model",), top.base_model) if top.base_model else None
-        models = self._models(sections, judge, reference)
-        slices: tuple[RecipeSlice, ...] = ()
-        if sections.slices:
-            whole = [k for k in ("search", "guide", "tune") if getattr(sections, k) is not None]
-            models, slices = read_slices(self, sections.slices, judge, reference, whole)
-        else:
-            models += self._base_in_soup(sections, chosen, reference, models, parameters)
-        modules: Mapping[str, Mapping[str, Any]] = {}
-        if self.modules:
-            whole = [key for key in SCORED_KEYS if getattr(sections, key) is not None]
-            for key in whole:
-                self.problem((key,), "needs models that are merged alike in all their modules")
-            models, modules = by_module(self, self.modules, judge, models, chosen)
-        elif not sections.slices:
-            check_count(self, chosen, ("models",), len(models))
+        models, slices, modules = self._merged(sections, judge, reference, parameters)
         self._check_names(models)
         self._check(sections, chosen, [model.name for model in models])
         tokenizer, vocabulary = read_tokenizer(self, top, reference, models)
@@ -317,6 +303,29 @@ class _Parser(Reading):
             said = str(error).removeprefix("merge_method: ").removeprefix("parameters.on: ")
             self.problem(place, said)
             return None
+
+    def _merged(
+        self,
+        sections: _Sections,
+        judge: ParameterCheck | None,
+        reference: Path | None,
+        parameters: Mapping[str, Any],
+    ) -> tuple[list[RecipeModel], tuple[RecipeSlice, ...], Mapping[str, Mapping[str, Any]]]:
+        """The experts, and the slices or modules that they are merged in."""
+        chosen = judge.operator if judge else None
+        models = self._models(sections, judge, reference)
+        if sections.slices:
+            whole = [k for k in ("search", "guide", "tune") if getattr(sections, k) is not None]
+            return *read_slices(self, sections.slices, judge, reference, whole), {}
+        models += self._base_in_soup(sections, chosen, reference, models, parameters)
+        if not self.modules:
+            check_count(self, chosen, ("models",), len(models))
+            return models, (), {}
+        for key in SCORED_KEYS:
+            if getattr(sections, key) is not None:
+                self.problem((key,), "needs models that are merged alike in all their modules")
+        models, modules = by_module(self, self.modules, judge, models)
+        return models, (), modules
 
     def _models(
         self, sections: _Sections, judge: ParameterCheck | None, reference: Path | None
