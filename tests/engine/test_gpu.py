@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import json
+import os
+import threading
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -15,8 +20,10 @@ import sigmerge
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine import gpu, stream
+from sigmerge.engine.beside import Behind
 from sigmerge.engine.gpu import Gpu
-from sigmerge.errors import PoolError, RecipeError
+from sigmerge.engine.workers import Workers
+from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.jobs.options import Options
 from sigmerge.kernels import LANES, philox, tensors
 from sigmerge.kernels.merge import NORM, norm
@@ -342,3 +349,54 @@ def test_mapped_files_are_read_not_mapped_in(
         rows = stream.StoredRows(name, 0, ("some", "again"), (values, values))
         copies = Gpu("cpu", keep=0)._copies(rows, again=False)
         assert all(copy.view(torch.int16).numpy().tobytes() == values.tobytes() for copy in copies)
+
+
+def test_a_room_is_taken_again_when_its_values_are_written(tmp_path: Path) -> None:
+    """A thread has two rooms; a slow write keeps the first from being overwritten."""
+    device, written, slow = Gpu("cpu"), list[Any](), threading.Event()
+
+    def write(values: Any) -> None:
+        slow.wait(10)
+        written.append(values.tolist())
+
+    def work() -> None:
+        for number in range(4):
+            room = device.room(3)
+            if number == 2:
+                assert not written
+                threading.Timer(0.05, slow.set).start()
+            room[:] = number
+            behind(write, room)
+        behind.wait()
+
+    with Workers(2) as workers:
+        behind = Behind(workers, device)
+        list(workers.map(lambda _: work(), [0]))
+    assert sorted(written) == [[number] * 3 for number in range(4)]
+
+
+@pytest.mark.parametrize("verb", ["merge", "repair"])
+def test_a_write_that_fails_behind_is_the_job_s_error(
+    pool: PoolOnDisk, tmp_path: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    recipe = pool.recipe("task_arithmetic", {}, WEIGHT, {}, dtype="bfloat16")
+    sigmerge.merge(recipe, tmp_path / "anchor")
+    real, calls = os.pwrite, itertools.count(1)
+
+    def full(*given: Any) -> int:
+        if next(calls) > 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*given)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OutputError, match="No space left"):
+        if verb == "merge":
+            sigmerge.merge(recipe, tmp_path / "out")
+        else:
+            scores = {d: {e: 0.9 if e == d else 0.4 for e in pool.experts} for d in pool.experts}
+            table = {"experts": scores, "anchor": dict.fromkeys(pool.experts, 0.6)}
+            file = tmp_path / "scores.json"
+            file.write_text(json.dumps(table))
+            recipe["repair"] = {"guard": "off", "scores": str(file)}
+            sigmerge.repair(recipe, tmp_path / "out", anchor=tmp_path / "anchor")
+    assert not (tmp_path / "out").exists()

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,13 +31,16 @@ from sigmerge.checkpoints.remote import check_remote_target, target_url, upload
 from sigmerge.checkpoints.written import ShardBytes, Written
 from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeError
 from sigmerge.files.exchange import exchange
-from sigmerge.files.filled import FilledFile
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.locks import only_writer
 from sigmerge.files.objects import address, stored_size
 from sigmerge.files.regular import open_regular, remove, sync_folder
 from sigmerge.kernels.checksum import checksum
 from sigmerge.progress import Progress
+
+INSIDE = 2
+"""Threads that write to one file: the system lets in one at a time, the other follows at once, and
+further ones would only keep cores busy that have other work."""
 
 Spec = tuple[str, str, tuple[int, ...]]
 """A tensor to be written: name, safetensors dtype, shape."""
@@ -243,8 +247,10 @@ class Output:
     def _write_at(self, tensor: str, slot: Slot, position: int, data: memoryview) -> None:
         self._sealed = None
         found, nbytes, place = checksum(data.cast("B")), data.nbytes, slot.begin + position
-        with self._writing():
-            self._filled[slot.shard].write(data.cast("B"), place)
+        with self._writing(), self._turns[slot.shard]:
+            while data:
+                count = os.pwrite(self._files[slot.shard], data, place)
+                data, place = data[count:], place + count
         self._written.note(tensor, position, nbytes, found)
 
     def finish(self, block: str, record: Any = None, tensors: Iterable[str] | None = None) -> None:
@@ -369,12 +375,7 @@ class Output:
             self._journal = Journal(file, header, [_RECORD], durable=False)
         self._journal_stack.enter_context(self._journal)
         self._files = [self._open_shard(number) for number in range(len(self.layout.headers))]
-        self._filled = [
-            FilledFile(handle, size, self._threads)
-            for handle, size in zip(self._files, self.layout.sizes, strict=True)
-        ]
-        for file_ in self._filled:
-            self._stack.callback(file_.close)
+        self._turns = [threading.Semaphore(INSIDE) for _ in self._files]
         places = {n: ShardBytes(s.shard, s.begin, s.nbytes) for n, s in self.layout.slots.items()}
         self._written = Written(
             places, self._files, self.layout.sizes, self._threads, durable=self.durable

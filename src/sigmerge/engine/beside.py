@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from sigmerge.engine.workers import Stopped
+from sigmerge.engine.workers import Stopped, Workers
 
 _Result = TypeVar("_Result")
 Advance = Callable[[int], None]
@@ -34,3 +34,31 @@ def beside(function: Callable[[Advance], _Result]) -> Iterator[Callable[[], _Res
             yield running.result
         finally:
             over.set()
+
+
+class Rooms(Protocol):
+    """Where a device puts results: a thread has several rooms, which it takes in turn."""
+
+    def hold(self, done: Future[object]) -> None:
+        """The room that the calling thread got last is free when this is done."""
+
+
+class Behind:
+    """Writes of what a device made, while its threads go on; without a device they are at once."""
+
+    def __init__(self, workers: Workers, rooms: Rooms | None) -> None:
+        self._workers, self._rooms = workers, rooms
+        self._begun: list[Future[object]] = []
+
+    def __call__(self, write: Callable[..., object], *given: object) -> None:
+        if self._rooms is None:
+            write(*given)
+            return
+        done = self._workers.later(write, *given)
+        self._rooms.hold(done)
+        self._begun.append(done)
+
+    def wait(self) -> None:
+        """All is written; raises what a write raised."""
+        for done in self._begun:
+            done.result()

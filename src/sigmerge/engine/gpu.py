@@ -13,6 +13,7 @@ import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -138,12 +139,16 @@ class Gpu:
                 ) from None
 
     def room(self, size: int) -> Array:
-        """The calling thread's own pinned room for so many float32."""
-        if getattr(self._local, "room", _NOTHING).numel() < size:
-            pin = self._device.type == "cuda"
-            self._local.room = torch.empty(size, dtype=torch.float32, pin_memory=pin)
-        room: Array = self._local.room[:size].numpy()
-        return room
+        """The one of the calling thread's two pinned rooms that was used less recently."""
+        rooms = self._local.__dict__.setdefault("rooms", [_Room(), _Room()])
+        rooms.reverse()
+        found: Array = rooms[0].of(size, pinned=self._device.type == "cuda")
+        return found
+
+    def hold(self, done: Future[object]) -> None:
+        """The room that the calling thread got last is free when this is done."""
+        if rooms := self._local.__dict__.get("rooms"):
+            rooms[0].held = done
 
     def blocks(self, nbytes: int) -> int:
         """How many blocks of a repair are at work at a time, whose members take so many bytes."""
@@ -302,6 +307,24 @@ class Gpu:
         self._local.pieces.reverse()
         found: _Pinned = self._local.pieces[0]
         return found
+
+
+class _Room:
+    """Memory for results, which is taken again when they are written."""
+
+    def __init__(self) -> None:
+        self._memory = _NOTHING
+        self.held: Future[object] | None = None
+
+    def of(self, size: int, *, pinned: bool) -> Array:
+        """So many float32."""
+        if self.held is not None:
+            self.held.result()
+            self.held = None
+        if self._memory.numel() < size:
+            self._memory = torch.empty(size, dtype=torch.float32, pin_memory=pinned)
+        room: Array = self._memory[:size].numpy()
+        return room
 
 
 class _Pinned(NamedTuple):

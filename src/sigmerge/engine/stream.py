@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from sigmerge.engine.beside import Behind
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError
 from sigmerge.kernels import STRIP, TILE, Array
@@ -62,6 +64,9 @@ class Accelerator(Protocol):
 
     def room(self, size: int) -> Array:
         """The calling thread's own room for so many float32, to which the device copies best."""
+
+    def hold(self, done: Future[object]) -> None:
+        """The room that the calling thread got last is free when this is done."""
 
     def solve(self, tensor: str, program: Callable[[Algebra], _Made]) -> _Made:
         """program(algebra) with the matrices of one tensor there."""
@@ -370,16 +375,18 @@ class Stream:
         def one(block: Sequence[Site]) -> dict[str, Any]:
             states = self.prepare(block, lambda site: operator.prepare(site, survey))
             notes: dict[str, Any] = {}
+            behind = Behind(self.workers, self.device)
 
             def visit(chunk: StreamChunk) -> None:
                 dtype = dtypes[chunk.site.tensor]
                 for start, raw in merge_chunk(operator, chunk, survey, dtype):
-                    write(chunk.site.tensor, start, raw)
+                    behind(write, chunk.site.tensor, start, raw)
                 if chunk.notes:
                     notes[chunk.site.tensor] = chunk.notes
 
             for _ in self._map(visit, self._chunks(block, states)):
                 pass
+            behind.wait()
             return notes
 
         return self.workers.overlap(

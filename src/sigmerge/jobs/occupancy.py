@@ -23,7 +23,7 @@ from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, Output, mirror_layout
-from sigmerge.engine.beside import beside
+from sigmerge.engine.beside import Behind, beside
 from sigmerge.engine.layer import LayerBlock, Piece
 from sigmerge.engine.machine import INTERPRETER, Meter, versions
 from sigmerge.engine.sink import Sink
@@ -361,12 +361,16 @@ def _write_layer(
     owners = [d for d in range(len(job.domains)) if any(r["claimed"][d] for r in records)]
     update = admission(block, owners, job.update)
 
+    behind = Behind(workers, None if loops is compiled else loops)
+
     def write(piece: Piece) -> None:
         dtype = job.layout.slots[piece.tensor].dtype
-        output.write(piece.tensor, piece.start, block.repaired(piece, update, owner, dtype))
+        values = block.repaired(piece, update, owner, dtype)
+        behind(output.write, piece.tensor, piece.start, values)
 
     for _ in workers.map(write, block.pieces):
         pass
+    behind.wait()
     for one in (source, anchor):
         one.let_go(names)
     return records

@@ -8,6 +8,7 @@ a run that does not fit the memory can be taken again in halves.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -60,6 +61,9 @@ class ClaimDevice(Protocol):
     def room(self, size: int) -> Array:
         """The calling thread's own room for so many float32."""
 
+    def hold(self, done: Future[object]) -> None:
+        """The room that the calling thread got last is free when this is done."""
+
 
 _ABOVE, _TIED, _FREE = int(claim.ABOVE), int(claim.TIED), int(claim.FREE)
 
@@ -79,6 +83,10 @@ class TensorClaims:
         """The calling thread's own, where results are copied to."""
         kind = np.dtype(dtype)
         return self._place.room(-(-size * kind.itemsize // 4)).view(kind)[:size]
+
+    def hold(self, done: Future[object]) -> None:
+        """That room is free when this is done."""
+        self._place.hold(done)
 
     def free_map(self, size: int) -> Tensor:
         with self._place.stream():
