@@ -21,6 +21,7 @@ import numpy as np
 
 from sigmerge.kernels import STRIP, Array, rooms
 from sigmerge.kernels.jit import kernel, part
+from sigmerge.kernels.raw import bits_as
 from sigmerge.kernels.stored import load, load_less
 
 HIGH_BINS = 1 << 16
@@ -57,7 +58,6 @@ def high_place(bits: np.uint32) -> np.uint32:
     return np.uint32(((magnitude >> np.uint32(LOW_BITS)) << np.uint32(1)) | others)
 
 
-@kernel
 def count_high(
     addresses: Array, kinds: Array, start: int, size: int, experts: Array, every: int, counts: Array
 ) -> bool:
@@ -67,21 +67,29 @@ def count_high(
     where all have one pattern. Only one strip in `every` is looked at. Members are all experts and
     the reference; returns whether everything read is finite.
     """
-    room, base, fine = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32), True
+    strips = rooms.room((2, STRIP), np.float32, "strips")
+    return bool(_count_high(addresses, kinds, size, experts, every, counts, strips))
+
+
+@kernel
+def _count_high(
+    addresses: Array, kinds: Array, size: int, experts: Array, every: int, counts: Array,
+    strips: Array,
+) -> bool:  # fmt: skip
+    fine = True
     for begin in range(0, size, STRIP * every):
         count = min(STRIP, size - begin)
-        delta, less = room[:count], base[:count]
+        delta, less = strips[0, :count], strips[1, :count]
         fine &= load(addresses[-1], kinds[-1], begin, less)
         for row in range(len(experts)):
             d = experts[row]
             fine &= load_less(addresses[d], kinds[d], begin, less, delta)
-            bits, histogram = delta.view(np.uint32), counts[row]
+            bits, histogram = bits_as(delta, np.uint32), counts[row]
             for i in range(count):
                 histogram[high_place(bits[i])] += np.uint32(1)
     return fine
 
 
-@kernel
 def count_inside(
     addresses: Array,
     kinds: Array,
@@ -102,17 +110,27 @@ def count_inside(
     the upper one. above[row] gains how many patterns lie above the range. Members are all experts
     and the reference; returns whether everything is finite.
     """
-    room, base, fine = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32), True
-    inside = np.empty(STRIP + 1, np.uint32)
+    strips = rooms.room((2, STRIP), np.float32, "strips")
+    inside = rooms.room(STRIP + 1, np.uint32, "inside")
+    found = (ranges, counts, left_out, above, strips, inside)
+    return bool(_count_inside(addresses, kinds, size, experts, every, *found))
+
+
+@kernel
+def _count_inside(
+    addresses: Array, kinds: Array, size: int, experts: Array, every: int, ranges: Array,
+    counts: Array, left_out: Array, above: Array, strips: Array, inside: Array,
+) -> bool:  # fmt: skip
+    fine = True
     for begin in range(0, size, STRIP * every):
         count = min(STRIP, size - begin)
-        delta, less = room[:count], base[:count]
+        delta, less = strips[0, :count], strips[1, :count]
         fine &= load(addresses[-1], kinds[-1], begin, less)
         for row in range(len(experts)):
             lowest, width = np.uint32(ranges[row, 0]), np.uint32(ranges[row, 1])
             d, shift = experts[row], np.uint32(ranges[row, 2])
             fine &= load_less(addresses[d], kinds[d], begin, less, delta)
-            more, found = _gather(delta.view(np.uint32), lowest, width, inside)
+            more, found = _gather(bits_as(delta, np.uint32), lowest, width, inside)
             above[row] += more
             if width == 1:
                 counts[row, 0] += np.uint32(found)

@@ -9,6 +9,7 @@ import numpy as np
 from sigmerge.kernels import Array
 from sigmerge.kernels.jit import part
 from sigmerge.kernels.philox import fill
+from sigmerge.kernels.raw import bits_as
 from sigmerge.kernels.select import MAGNITUDE
 from sigmerge.kernels.stored import keep_from
 
@@ -26,7 +27,7 @@ def trim(values: Array, threshold: int, ties: int) -> int:
 
     Returns how many ties may still be kept further on.
     """
-    bits, cut = values.view(np.int32), np.int32(threshold)
+    bits, cut = bits_as(values, np.int32), np.int32(threshold)
     if ties == 0:
         keep_from(values, np.int32(min(threshold, 0x7FFFFFFE) + 1))
         return 0
@@ -47,7 +48,7 @@ def trim(values: Array, threshold: int, ties: int) -> int:
 @part
 def clear_top(values: Array, threshold: int, ties: int) -> int:
     """Zero what lies above a cut, and the first `ties` of the entries equal to it; as `trim`."""
-    bits, cut = values.view(np.int32), np.int32(threshold)
+    bits, cut = bits_as(values, np.int32), np.int32(threshold)
     if 0 < ties < ANY_TIES:
         for i in range(bits.size):
             magnitude = bits[i] & np.int32(0x7FFFFFFF)
@@ -69,7 +70,7 @@ def drop(values: Array, key: tuple[int, int], start: int, keep: int) -> None:
         return
     drawn = np.empty(values.size, np.uint32)
     fill(key, start, drawn)
-    bits, last = values.view(np.uint32), np.uint32(keep - 1)
+    bits, last = bits_as(values, np.uint32), np.uint32(keep - 1)
     for i in range(bits.size):
         # A factor of 0 or 1, since a store under a condition does not run in vectors.
         bits[i] = np.uint32(bits[i] * np.uint32(drawn[i] <= last))
@@ -82,7 +83,7 @@ def prune_groups(values: Array, taken: Array, n: int, m: int, overlap: bool) -> 
     Free means not `taken` by an earlier expert. With `overlap`, a group that runs out of free
     entries fills up from taken ones. Ties go to the lowest index. A tail shorter than m is zeroed.
     """
-    bits = values.view(np.uint32)
+    bits = bits_as(values, np.uint32)
     scores = np.empty(m, np.int64)
     whole = values.size // m * m
     for base in range(0, whole, m):
@@ -152,7 +153,7 @@ def prune_by_rank(
     is divided by its probability. Seen along the axis `values` are (outer, length, inner), and
     `start` is the flat index of the first.
     """
-    drawn, bits = np.empty(values.size, np.uint32), values.view(np.uint32)
+    drawn, bits = np.empty(values.size, np.uint32), bits_as(values, np.uint32)
     fill(key, start, drawn)
     rows = np.empty((4, length), np.uint32)
     keys, ranks, order = rows[0], rows[1], rows[2:]
@@ -177,7 +178,7 @@ def prune_by_rank(
 @part
 def mark(values: Array, marks: Array) -> None:
     """A bit for each entry, eight to a byte: whether it is not zero."""
-    bits = values.view(np.uint32)
+    bits = bits_as(values, np.uint32)
     for byte in range(-(-bits.size // 8)):
         marks[byte] = 0
         for i in range(8 * byte, min(8 * byte + 8, bits.size)):
@@ -187,7 +188,7 @@ def mark(values: Array, marks: Array) -> None:
 @part
 def keep_marked(values: Array, marks: Array) -> None:
     """Zero the entries whose bit is not set."""
-    bits = values.view(np.uint32)
+    bits = bits_as(values, np.uint32)
     for i in range(bits.size):
         bits[i] *= np.uint32((marks[i // 8] >> np.uint8(i % 8)) & np.uint8(1))
 
