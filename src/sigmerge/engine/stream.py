@@ -157,8 +157,11 @@ class StreamChunk:
         return out, self._run(formula, out, CODE[kind], self.step)
 
     def copied(self, formula: Formula, dtype: str) -> Array | None:
-        """The expert's own stored values, where the merge is nothing else and they are finite."""
-        if not formula.is_copy:
+        """The expert's own stored values, where the merge is nothing else and they are finite.
+
+        Not with a device: what is written behind its threads must lie in one of their rooms.
+        """
+        if self.device is not None or not formula.is_copy:
             return None
         (raw,) = self._stored(reference=False)
         return raw if raw.dtype == STORAGE[dtype] and is_finite(raw) else None
