@@ -38,8 +38,8 @@ from sigmerge.files.regular import open_regular, remove, sync_folder
 from sigmerge.kernels.checksum import checksum
 from sigmerge.progress import Progress
 
-INSIDE = 2
-"""Threads that write to one file: the system lets in one at a time, the other follows at once, and
+INSIDE = 4
+"""Threads that write to one file: the system lets in one at a time, the others follow at once, and
 further ones would only keep cores busy that have other work."""
 
 Spec = tuple[str, str, tuple[int, ...]]

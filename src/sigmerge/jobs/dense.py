@@ -273,7 +273,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
     with (
         open_output(out, job.layout, job.fingerprint(), options) as output,
         PoolSource(job.members, allow_nonfinite=lenient, passing=passing) as source,
-        Workers(options.threads) as workers,
+        Workers(options.workers) as workers,
     ):
         resumed = sorted(output.done)
         with beside(partial(inputs.hash, options)) as hashed:

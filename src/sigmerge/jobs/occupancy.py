@@ -201,7 +201,7 @@ def write_candidate(job: OccupancyJob, folder: Path, options: Options) -> None:
 
 def claim_into(job: OccupancyJob, sink: Sink, options: Options) -> None:
     """The weights of a repaired checkpoint that is not stored."""
-    with _sources(job, options) as (source, anchor), Workers(options.threads) as workers:
+    with _sources(job, options) as (source, anchor), Workers(options.workers) as workers:
         write_layers(job, source, anchor, workers, sink, options)
         copy_outside(job, anchor, workers, sink)
 
@@ -222,7 +222,7 @@ def _write(
 ) -> dict[str, Any]:
     """All weights and companions; returns what was claimed."""
     source, anchor = sources
-    with Workers(options.threads) as workers:
+    with Workers(options.workers) as workers:
         layers = write_layers(job, source, anchor, workers, output, options)
         copy_outside(job, anchor, workers, output)
     copy_companions(output, Pool(job.anchor, {}), None, None)

@@ -75,6 +75,11 @@ class Options:
         where = f"local, {self.threads} threads" if cluster is None else cluster.name
         return where if self.device == "cpu" else f"{where}, {self.device}"
 
+    @property
+    def workers(self) -> int:
+        """Threads that make results; beside a GPU, a quarter is left to those that write them."""
+        return self.threads if self.device == "cpu" else self.threads - self.threads // 4
+
     def gpu(self) -> Gpu | None:
         """The GPU that passes over weights, if it is to be one."""
         return open_gpu() if (open_gpu := self.open_gpu) else None
