@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,4 +79,11 @@ def machine() -> str:
 
 def versions(*packages: str) -> str:
     python = ".".join(map(str, sys.version_info[:3]))
-    return ", ".join([f"Python {python}", *(f"{name} {version(name)}" for name in packages)])
+    return ", ".join([f"Python {python}", *(f"{name} {_version(name)}" for name in packages)])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a folder of sources
+        return "not installed"

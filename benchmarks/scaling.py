@@ -64,8 +64,9 @@ class Bench:
             {"model": str(member.resolve()), "parameters": {"weight": 0.2, **METHODS[method]}}
             for member in self.pool.members[1:]
         ]
-        reference = str(self.pool.reference.resolve())
-        content = {"merge_method": method, "base_model": reference, "models": models}
+        content: dict[str, Any] = {"merge_method": method, "models": models}
+        if method != "linear":  # mergekit would merge the reference too
+            content["base_model"] = str(self.pool.reference.resolve())
         file = self.out / f"{method}{'-repair' if extra else ''}.yaml"
         file.write_text(yaml.safe_dump({**content, "dtype": "bfloat16", **(extra or {})}))
         return file

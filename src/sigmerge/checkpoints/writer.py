@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import stat
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,10 +36,6 @@ from sigmerge.files.objects import address, stored_size
 from sigmerge.files.regular import open_regular, remove, sync_folder
 from sigmerge.kernels.checksum import checksum
 from sigmerge.progress import Progress
-
-INSIDE = 4
-"""Threads that write to one file: the system lets in one at a time, the others follow at once, and
-further ones would only keep cores busy that have other work."""
 
 Spec = tuple[str, str, tuple[int, ...]]
 """A tensor to be written: name, safetensors dtype, shape."""
@@ -247,7 +242,7 @@ class Output:
     def _write_at(self, tensor: str, slot: Slot, position: int, data: memoryview) -> None:
         self._sealed = None
         found, nbytes, place = checksum(data.cast("B")), data.nbytes, slot.begin + position
-        with self._writing(), self._turns[slot.shard]:
+        with self._writing():
             while data:
                 count = os.pwrite(self._files[slot.shard], data, place)
                 data, place = data[count:], place + count
@@ -375,7 +370,6 @@ class Output:
             self._journal = Journal(file, header, [_RECORD], durable=False)
         self._journal_stack.enter_context(self._journal)
         self._files = [self._open_shard(number) for number in range(len(self.layout.headers))]
-        self._turns = [threading.Semaphore(INSIDE) for _ in self._files]
         places = {n: ShardBytes(s.shard, s.begin, s.nbytes) for n, s in self.layout.slots.items()}
         self._written = Written(
             places, self._files, self.layout.sizes, self._threads, durable=self.durable
