@@ -167,3 +167,21 @@ def test_the_tunings_on_the_page_are_those_of_the_records() -> None:
             assert chosen == winner["anchor"] + (" + repair" if winner.get("repair") else "")
             assert seconds == f"{record['wall_seconds']:.0f}"
             assert record["calibration"]["gain"]["items"] == 1439
+
+
+def test_the_tasks_are_those_of_the_records() -> None:
+    records = json.loads((RESULTS / "real" / "tasks.json").read_text(encoding="utf-8"))
+    shown = {"svamp_number": "SVAMP", "mawps_number": "MAWPS", "gsm8k_number": "GSM8K",
+             "marc": "mARC", "belebele": "Belebele", "harmbench": "HarmBench",
+             "xstest": "XSTest"}  # fmt: skip
+    assert list(records) == [
+        "reference", "math", "instruction", "coding", "multilingual", "safety", "regmean"
+    ]  # fmt: skip
+    for benchmark, title in shown.items():
+        [row] = [line for line in PAGE.splitlines() if line.startswith(f"| {title} | ")]
+        # The first measure is the one that counts.
+        scores = [next(iter(r["benchmarks"][benchmark].values())) for r in records.values()]
+        assert row.split(" | ", 2)[2] == " | ".join(f"{100 * s:.0f}" for s in scores) + " |"
+        assert {r["items"][benchmark] for r in records.values()} == {100}
+    seconds = [record["usage_of_run"]["seconds"] for record in records.values()]
+    assert f"{min(seconds):.0f} to {max(seconds):.0f} s a model" in " ".join(PAGE.split())
