@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 import sigmerge
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.writer import Output
 from sigmerge.engine import gpu, stream
 from sigmerge.engine.beside import Behind
 from sigmerge.engine.gpu import Gpu
@@ -355,7 +357,7 @@ def test_a_room_is_taken_again_when_its_values_are_written(tmp_path: Path) -> No
     """A thread has two rooms; a slow write keeps the first from being overwritten."""
     device, written, slow = Gpu("cpu"), list[Any](), threading.Event()
 
-    def write(values: Any) -> None:
+    def write(tensor: str, start: int, values: Any) -> None:
         slow.wait(10)
         written.append(values.tolist())
 
@@ -367,7 +369,7 @@ def test_a_room_is_taken_again_when_its_values_are_written(tmp_path: Path) -> No
             room = device.room(3)
             assert number < 2 or [number - 2] * 3 in written
             room[:] = number
-            behind(write, room)
+            behind(write, "w", 0, room)
         behind.wait()
 
     with Workers(2) as workers:
@@ -394,10 +396,67 @@ def test_a_write_that_fails_behind_is_the_job_s_error(
         if verb == "merge":
             sigmerge.merge(recipe, tmp_path / "out")
         else:
-            scores = {d: {e: 0.9 if e == d else 0.4 for e in pool.experts} for d in pool.experts}
-            table = {"experts": scores, "anchor": dict.fromkeys(pool.experts, 0.6)}
-            file = tmp_path / "scores.json"
-            file.write_text(json.dumps(table))
-            recipe["repair"] = {"guard": "off", "scores": str(file)}
+            recipe["repair"] = {"guard": "off", "scores": scored(pool, tmp_path)}
             sigmerge.repair(recipe, tmp_path / "out", anchor=tmp_path / "anchor")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tile_that_is_written_frees_no_room(
+    tmp_path: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some tensors are merged tile by tile, in no room, while a slow write keeps one."""
+    pool = make_pool(tmp_path / "pool", layers=2, experts=2, dtype="bf16")
+    flatten = [{"filter": "mlp", "value": False}, {"value": True}]
+    recipe = pool.recipe("nuslerp", {"nuslerp_flatten": flatten}, (1.0, 0.4), {}, dtype="bfloat16")
+    with monkeypatch.context() as without:
+        without.setattr(Options, "gpu", lambda self: None)
+        sigmerge.merge(recipe, tmp_path / "loops", threads=1)
+    real = Output.write
+
+    def slow(self: Output, tensor: str, *given: Any) -> None:
+        if "input_layernorm" in tensor:
+            time.sleep(0.2)
+        real(self, tensor, *given)
+
+    monkeypatch.setattr(Output, "write", slow)
+    sigmerge.merge(recipe, tmp_path / "torch", threads=1)
+    assert weight_bytes(tmp_path / "torch") == weight_bytes(tmp_path / "loops")
+    assert "merge" in passes
+
+
+@pytest.mark.parametrize("verb", ["merge", "repair"])
+def test_a_block_is_finished_after_its_last_write(
+    pool: PoolOnDisk, tmp_path: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    recipe = pool.recipe("task_arithmetic", {}, WEIGHT, {}, dtype="bfloat16")
+    sigmerge.merge(recipe, tmp_path / "anchor")
+    write, finish, begun, written = Output.write, Output.finish, list[str](), list[str]()
+
+    def slow(self: Output, tensor: str, *given: Any) -> None:
+        begun.append(tensor)
+        time.sleep(0.01)
+        write(self, tensor, *given)
+        written.append(tensor)
+
+    def finished(self: Output, block: str, record: Any = None, tensors: Any = None) -> None:
+        mine = [name for name in tensors or () if name in begun]
+        assert set(mine) <= set(written)
+        finish(self, block, record, tensors)
+
+    monkeypatch.setattr(Output, "write", slow)
+    monkeypatch.setattr(Output, "finish", finished)
+    if verb == "repair":
+        recipe["repair"] = {"guard": "off", "scores": scored(pool, tmp_path)}
+        sigmerge.repair(recipe, tmp_path / "out", anchor=tmp_path / "anchor")
+    else:
+        sigmerge.merge(recipe, tmp_path / "out")
+    assert written
+
+
+def scored(pool: PoolOnDisk, folder: Path) -> str:
+    """A file of scores: every expert is best at its own domain."""
+    experts = {d: {e: 0.9 if e == d else 0.4 for e in pool.experts} for d in pool.experts}
+    file = folder / "scores.json"
+    anchor = dict.fromkeys(pool.experts, 0.6)
+    file.write_text(json.dumps({"experts": experts, "anchor": anchor}))
+    return str(file)

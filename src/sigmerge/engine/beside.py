@@ -10,9 +10,12 @@ from contextvars import copy_context
 from typing import Protocol, TypeVar
 
 from sigmerge.engine.workers import Stopped, Workers
+from sigmerge.kernels import Array
 
 _Result = TypeVar("_Result")
 Advance = Callable[[int], None]
+Write = Callable[[str, int, Array], None]
+"""(tensor, first coordinate, stored values): where the values of a merge go."""
 
 
 @contextmanager
@@ -39,22 +42,25 @@ def beside(function: Callable[[Advance], _Result]) -> Iterator[Callable[[], _Res
 class Rooms(Protocol):
     """Where a device puts results: a thread has several rooms, which it takes in turn."""
 
+    def lent(self, values: Array) -> bool:
+        """Whether values lie in the room that the calling thread got last."""
+
     def hold(self, done: Future[object]) -> None:
-        """The room that the calling thread got last is free when this is done."""
+        """That room is free when this is done."""
 
 
 class Behind:
-    """Writes of what a device made, while its threads go on; without a device they are at once."""
+    """Writes of what lies in a device's rooms, while its threads go on; others are at once."""
 
     def __init__(self, workers: Workers, rooms: Rooms | None) -> None:
         self._workers, self._rooms = workers, rooms
         self._begun: list[Future[object]] = []
 
-    def __call__(self, write: Callable[..., object], *given: object) -> None:
-        if self._rooms is None:
-            write(*given)
+    def __call__(self, write: Write, tensor: str, start: int, values: Array) -> None:
+        if self._rooms is None or not self._rooms.lent(values):
+            write(tensor, start, values)
             return
-        done = self._workers.later(write, *given)
+        done = self._workers.later(write, tensor, start, values)
         self._rooms.hold(done)
         self._begun.append(done)
 

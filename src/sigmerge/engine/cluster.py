@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from sigmerge.engine.beside import Write
 from sigmerge.engine.machine import CORES, LIBRARIES
-from sigmerge.engine.stream import Accelerator, Granule, Source, Stream, Write, drive
+from sigmerge.engine.stream import Accelerator, Granule, Source, Stream, drive
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, SigmergeError
 from sigmerge.kernels import Array

@@ -145,10 +145,14 @@ class Gpu:
         found: Array = rooms[0].of(size, pinned=self._device.type == "cuda")
         return found
 
+    def lent(self, values: Array) -> bool:
+        """Whether values lie in the room that the calling thread got last."""
+        rooms = self._local.__dict__.get("rooms")
+        return rooms is not None and rooms[0].has(values)
+
     def hold(self, done: Future[object]) -> None:
-        """The room that the calling thread got last is free when this is done."""
-        if rooms := self._local.__dict__.get("rooms"):
-            rooms[0].held = done
+        """That room is free when this is done."""
+        self._local.rooms[0].held = done
 
     def blocks(self, nbytes: int) -> int:
         """How many blocks of a repair are at work at a time, whose members take so many bytes."""
@@ -325,6 +329,9 @@ class _Room:
             self._memory = torch.empty(size, dtype=torch.float32, pin_memory=pinned)
         room: Array = self._memory[:size].numpy()
         return room
+
+    def has(self, values: Array) -> bool:
+        return bool(np.may_share_memory(values, self._memory.numpy()))
 
 
 class _Pinned(NamedTuple):

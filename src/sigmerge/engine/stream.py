@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from sigmerge.engine.beside import Behind
+from sigmerge.engine.beside import Behind, Write
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError
 from sigmerge.kernels import STRIP, TILE, Array
@@ -65,8 +65,11 @@ class Accelerator(Protocol):
     def room(self, size: int) -> Array:
         """The calling thread's own room for so many float32, to which the device copies best."""
 
+    def lent(self, values: Array) -> bool:
+        """Whether values lie in the room that the calling thread got last."""
+
     def hold(self, done: Future[object]) -> None:
-        """The room that the calling thread got last is free when this is done."""
+        """That room is free when this is done."""
 
     def solve(self, tensor: str, program: Callable[[Algebra], _Made]) -> _Made:
         """program(algebra) with the matrices of one tensor there."""
@@ -157,11 +160,8 @@ class StreamChunk:
         return out, self._run(formula, out, CODE[kind], self.step)
 
     def copied(self, formula: Formula, dtype: str) -> Array | None:
-        """The expert's own stored values, where the merge is nothing else and they are finite.
-
-        Not with a device: what is written behind its threads must lie in one of their rooms.
-        """
-        if self.device is not None or not formula.is_copy:
+        """The expert's own stored values, where the merge is nothing else and they are finite."""
+        if not formula.is_copy:
             return None
         (raw,) = self._stored(reference=False)
         return raw if raw.dtype == STORAGE[dtype] and is_finite(raw) else None
@@ -311,8 +311,6 @@ def ahead(items: Iterable[Any], prefetch: Callable[[Any], None]) -> Iterator[Any
 
 
 Granule = Callable[[Site], int]
-Write = Callable[[str, int, Array], None]
-"""(tensor, first coordinate, stored values): where the values of a merge go."""
 
 
 @dataclass(frozen=True)

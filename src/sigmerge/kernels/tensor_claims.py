@@ -61,8 +61,11 @@ class ClaimDevice(Protocol):
     def room(self, size: int) -> Array:
         """The calling thread's own room for so many float32."""
 
+    def lent(self, values: Array) -> bool:
+        """Whether values lie in the room that the calling thread got last."""
+
     def hold(self, done: Future[object]) -> None:
-        """The room that the calling thread got last is free when this is done."""
+        """That room is free when this is done."""
 
 
 _ABOVE, _TIED, _FREE = int(claim.ABOVE), int(claim.TIED), int(claim.FREE)
@@ -83,6 +86,10 @@ class TensorClaims:
         """The calling thread's own, where results are copied to."""
         kind = np.dtype(dtype)
         return self._place.room(-(-size * kind.itemsize // 4)).view(kind)[:size]
+
+    def lent(self, values: Array) -> bool:
+        """Whether values lie in the room that the calling thread got last."""
+        return self._place.lent(values)
 
     def hold(self, done: Future[object]) -> None:
         """That room is free when this is done."""
