@@ -119,3 +119,29 @@ SEEING = ("text_decoder", "multi_modal_projector", "vision_tower")
 )
 def test_the_module_of_a_tensor(tensor: str, module: str) -> None:
     assert module_of(tensor, SEEING) == module
+
+
+def test_a_model_stands_once_in_a_module(folders: dict[str, str], tmp_path: Path) -> None:
+    one = models(folders, math=1.0)
+    modules = {"decoder": {"models": [*models(folders, math=0.3), *one]},
+               "encoder": {"models": one}, "shared": {"models": one}}  # fmt: skip
+    with pytest.raises(RecipeError, match=r"modules\.decoder\.models\[1\]: .*is listed twice"):
+        sigmerge.merge({"merge_method": "linear", "modules": modules}, tmp_path / "out")
+
+
+def test_what_holds_for_the_model_is_no_module_s(folders: dict[str, str], tmp_path: Path) -> None:
+    modules: dict[str, Any] = {
+        name: {"models": models(folders, **{some: 1.0})}
+        for name, some in {"decoder": "math", "encoder": "coding", "shared": "math"}.items()
+    }
+    recipe = {"merge_method": "ties", "base_model": folders["base"], "modules": modules,
+              "parameters": {"density": 0.5, "scope": "model"}}  # fmt: skip
+    with pytest.raises(RecipeError, match="scope: model takes one set of experts"):
+        sigmerge.merge(recipe, tmp_path / "out")
+    modules["shared"]["parameters"] = {"outside": "reference"}
+    with pytest.raises(RecipeError, match=r"modules\.shared\.parameters\.outside: is one for the"):
+        sigmerge.merge(recipe, tmp_path / "out")
+    modules["shared"] = {"models": models(folders, math=1.0, coding=1.0)}
+    recipe = recipe | {"merge_method": "lines", "parameters": {"alpha": "auto"}}
+    with pytest.raises(RecipeError, match="alpha: auto takes as many experts"):
+        sigmerge.merge(recipe, tmp_path / "out")

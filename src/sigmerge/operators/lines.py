@@ -59,6 +59,8 @@ class Lines(Operator):
     def check(self, sites: Sequence[Site]) -> list[str]:
         alphas = {site.settings["alpha"] for site in sites}
         several = ["alpha must be the same for every tensor"] if len(alphas) > 1 else []
+        if "auto" in alphas and len({len(site.experts) for site in sites}) > 1:
+            several.append("alpha: auto takes as many experts for every tensor; give a number")
         return several + self.inner.check(sites)
 
     def check_statistics(self, sites: Sequence[Site], statistics: Statistics) -> list[str]:

@@ -84,6 +84,9 @@ class Ties(Thinned):
                 "scope: model takes one density per expert; filters and gradients need "
                 "scope: tensor"
             ]
+        if "model" in scopes and len({site.experts for site in sites}) > 1:
+            return ["scope: model takes one set of experts for all tensors; parts of the model "
+                    "that have experts of their own need scope: tensor"]  # fmt: skip
         return ["scope must be the same for every tensor"] if len(scopes) > 1 else []
 
     def survey(self, sites: Sequence[Site]) -> Passes:

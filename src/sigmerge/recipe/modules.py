@@ -72,6 +72,9 @@ def by_module(
     for name, section in modules.items():
         given = section.parameters or {}
         place = ("modules", name)
+        if "outside" in given:
+            told = "is one for the whole recipe; write it under parameters: of the recipe"
+            reading.problem((*place, "parameters", "outside"), told)
         shared[name] = judge.settings((*place, "parameters"), given) if judge else {}
         for i, entry in enumerate(section.models or ()):
             here = (*place, "models", i)
@@ -79,6 +82,8 @@ def by_module(
             path = reading.path((*here, "model"), checked.model) if checked else None
             if checked is None or judge is None or path not in parts:
                 continue  # reported already, or the base model
+            if name in parts[path]:
+                reading.problem(here, f"{checked.model} is listed twice")
             own = checked.parameters or {}
             parts[path][name] = judge.settings((*here, "parameters"), own, per_model=True)
         count = sum(name in part for part in parts.values())
