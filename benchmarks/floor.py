@@ -2,7 +2,8 @@
 
 `python -S -m benchmarks.floor THREADS OUT INPUT …`; a child that benchmarks measure. With "-"
 for OUT nothing is written. `map:OUT` is written through a map of the file, not by calls: the system
-gives the lock of a file that is written to one thread at a time, and a map needs none.
+gives the lock of a file that is written to one thread at a time, and a map needs none. For
+`split:OUT`, threads write different ones of eight files, OUT.0 … OUT.7, as those of a merge do.
 With --fsync at the end, what was written is on the disk, too. With --stacked=N there, N bytes are
 written instead: the first of every input, equally many of each, one behind the other.
 """
@@ -14,6 +15,7 @@ import os
 import sys
 import threading
 
+PARTS = 8
 STEP = 1 << 20
 """Bytes at a time: what stays in a second-level cache between reading and writing."""
 
@@ -45,27 +47,31 @@ def main() -> None:
     threads, target = int(sys.argv[1]), sys.argv[2]
     names = sys.argv[3 : len(sys.argv) - (synced or stacked)]
     inputs = [os.open(name, os.O_RDONLY) for name in names]
-    file = target.removeprefix("map:")
-    out = -1 if target == "-" else os.open(file, os.O_CREAT | os.O_RDWR | os.O_TRUNC)
+    how, _, file = target.rpartition(":")
+    parts = [f"{file}.{i}" for i in range(PARTS)] if how == "split" else [file]
+    outs = [-1 if target == "-" else os.open(part, os.O_CREAT | os.O_RDWR | os.O_TRUNC)
+            for part in parts]  # fmt: skip
     size, mapped = os.fstat(inputs[0]).st_size, None
-    if file != target:
-        os.ftruncate(out, size)
-        mapped = memoryview(mmap.mmap(out, size))
+    if how == "map":
+        os.ftruncate(outs[0], size)
+        mapped = memoryview(mmap.mmap(outs[0], size))
     if stacked:
         size = int(sys.argv[-1].removeprefix("--stacked=")) // len(inputs)
     cuts = [size * i // threads for i in range(threads + 1)]
     spans = [(cuts[i], cuts[i + 1]) for i in range(threads)]
     workers = [
-        threading.Thread(target=stack, args=(inputs, out, size, *span))
+        threading.Thread(target=stack, args=(inputs, outs[0], size, *span))
         if stacked
-        else threading.Thread(target=copy, args=(inputs, out, mapped, *span))
-        for span in spans
+        else threading.Thread(
+            target=copy, args=(inputs, outs[i * len(outs) // threads], mapped, *span)
+        )
+        for i, span in enumerate(spans)
     ]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    if synced:
+    for out in outs if synced else ():
         os.fsync(out)
 
 

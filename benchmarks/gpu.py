@@ -73,7 +73,7 @@ BLOCK = 1 << 28
 class Bench:
     def __init__(self, pool: BenchPool, out: Path, device: Any, threads: int, times: Times) -> None:
         self.pool, self.out, self.device, self.times = pool, out, device, times
-        self.threads, self.shard = threads, "5GB"
+        self.threads, self.shard = threads, None
 
     def recipe(self, method: str, **more: Any) -> dict[str, Any]:
         models = [
@@ -476,7 +476,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/gpu"))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--threads", default=str(len(os.sched_getaffinity(0))), help="as 16,8,4")
-    parser.add_argument("--shard", default="5GB", help="the most a file of a result takes")
+    parser.add_argument("--shard", help="the most a file of a result takes")
     parser.add_argument("--alone", action="store_true", help="without the processor's runs")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds")
     parser.add_argument("--only", help="names of measurements, with commas, in their order")

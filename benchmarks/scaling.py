@@ -6,7 +6,8 @@
 A generated Llama pool in bfloat16, a reference and five experts, all in the page cache; every run
 is a command from its start to its end. With 32 layers, the default, the pool has 1.59 B parameters
 and takes 19 GB, its results some more. *read* reads the inputs and nothing else, *copy* also writes
-as many bytes as a result has, from as many threads, *map* the same through a map of the file.
+as many bytes as a result has, from as many threads, into one file; *split* into eight, as a merge
+does, and *map* through a map of one file.
 
 All cores come first, then one, then the others. The second command above ends after about six
 minutes on 16 cores, whatever it has measured by then: no run is begun after `--budget` seconds, and
@@ -50,7 +51,7 @@ TIMES_MERGEKIT = {"linear": 8.0, "task_arithmetic": 8.0, "ties": 30.0, "dare_tie
 """On two cores; with more, five times its speed on a GPU."""
 SPEEDUP = 9.0
 """16 threads against one, for TIES, DARE-TIES and the repair."""
-FLOORS = ("read", "copy", "map")
+FLOORS = ("read", "copy", "split", "map")
 SIGMERGE = [sys.executable, "-c", "from sigmerge.cli import main; main()"]
 
 
@@ -105,14 +106,14 @@ class Bench:
         return run([*command, *(["--cuda"] if shutil.which("nvidia-smi") else [])])
 
     def floor(self, threads: int, how: str) -> Cost:
-        """The least a merge must do; *map* writes through a map of the file, *copy* by calls."""
-        target = self.out / "copy"
-        target.unlink(missing_ok=True)
+        """The least a merge must do, which writes in one of three ways."""
+        target = self.out / "copies" / "copy"
+        target.parent.mkdir(parents=True)
         command = [sys.executable, "-S", "-m", "benchmarks.floor", str(threads)]
         files = [self.pool.weights(member) for member in self.pool.members]
-        given = {"read": "-", "copy": str(target), "map": f"map:{target}"}[how]
+        given = {"read": "-", "copy": str(target)}.get(how, f"{how}:{target}")
         cost = run([*command, given, *files])
-        target.unlink(missing_ok=True)
+        shutil.rmtree(target.parent)
         return cost
 
     @property

@@ -110,7 +110,7 @@ def leftovers(out: Path) -> list[str]:
     [
         (AFTER_WRITES.format(n=1), (0,)),
         (AFTER_BLOCKS.format(n=1), (1,)),
-        (AFTER_WRITES.format(n=20), (2, 3)),  # two blocks are at work
+        (AFTER_WRITES.format(n=12), (1, 2, 3)),  # two blocks are at work
         (AFTER_BLOCKS.format(n=4), (4,)),
         (WITH_COMPANIONS, (6,)),
         (BETWEEN_RENAMES, (0,)),

@@ -30,8 +30,11 @@ FORMED_AT_ONCE = 16 * TILE
 
 def read_ahead(members: Iterable[Checkpoint]) -> int:
     """Bytes that reading and hashing from a remote store take for these checkpoints at most."""
-    remote = any(remote_file(file) for member in members for file in member.files)
-    return AHEAD_BYTES + HELD if remote else 0
+    return AHEAD_BYTES + HELD if _remote(members) else 0
+
+
+def _remote(members: Iterable[Checkpoint]) -> bool:
+    return any(remote_file(file) for member in members for file in member.files)
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,11 @@ class PoolSource:
         self._lying.clear()
         self._formed.kept.clear()
         self.reader.close()
+
+    @property
+    def in_order(self) -> bool:
+        """Whether tensors are best read one behind the other: a remote file is hashed meanwhile."""
+        return _remote(self.members.values())
 
     @property
     def bytes_read(self) -> int:

@@ -15,11 +15,12 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,6 +41,14 @@ from sigmerge.progress import Progress
 Spec = tuple[str, str, tuple[int, ...]]
 """A tensor to be written: name, safetensors dtype, shape."""
 
+SIDE_BY_SIDE = 8
+"""Shards that are written at a time: the system lets one thread write into a file, and the others
+wait."""
+
+SMALL_SHARD, LARGE_SHARD = 500 * 10**6, 5 * 10**9
+"""Bytes of the largest shard, where nobody says it: the least and the most."""
+
+_Block = TypeVar("_Block")
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -79,8 +88,29 @@ class Layout:
         return sum(self.sizes)
 
     def place(self, tensors: Iterable[str]) -> tuple[int, int]:
-        """Where the first of these tensors goes. Blocks made in this order are hashed meanwhile."""
+        """Where the first of these tensors goes."""
         return min((self.slots[name].shard, self.slots[name].begin) for name in tensors)
+
+    def in_turn(
+        self,
+        blocks: Iterable[_Block],
+        tensors: Callable[[_Block], Iterable[str]],
+        *,
+        in_order: bool = False,
+    ) -> list[_Block]:
+        """Blocks in the order in which they are best made: by turns of several shards.
+
+        Threads then write into different files. A block belongs to the shard that it begins in, and
+        those of a shard stay in order, so that what is complete of it is hashed meanwhile. With
+        `in_order`, a shard is made before the next.
+        """
+        width = 1 if in_order else SIDE_BY_SIDE
+        placed = [(self.place(tensors(block)), block) for block in blocks]
+        made, turns = Counter[int](), []
+        for (shard, _), block in sorted(placed, key=lambda pair: pair[0]):
+            turns.append(((shard // width, made[shard], shard), block))
+            made[shard] += 1
+        return [block for _, block in sorted(turns, key=lambda pair: pair[0])]
 
     def index(self) -> dict[str, Any] | None:
         """The content of the index file; a single shard has none."""
@@ -91,12 +121,18 @@ class Layout:
         return {"metadata": {"total_size": stored}, "weight_map": weight_map}
 
 
-def plan_layout(tensors: Sequence[Spec], max_shard: int) -> Layout:
-    """Fill shards in the order given; a tensor larger than a shard gets one of its own."""
+def plan_layout(tensors: Sequence[Spec], max_shard: int | None = None) -> Layout:
+    """Fill shards in the order given; a tensor larger than a shard gets one of its own.
+
+    Where no size is given, the tensors' bytes decide: a large output has SIDE_BY_SIDE shards.
+    """
+    sizes_of = [int(np.prod(shape, dtype=np.int64)) * ITEM_SIZE[kind] for _, kind, shape in tensors]
+    if max_shard is None:
+        share = -(-sum(sizes_of) // SIDE_BY_SIDE)
+        max_shard = min(max(share, SMALL_SHARD), LARGE_SHARD)
     shards: list[list[Spec]] = [[]]
     filled = 0
-    for name, dtype, shape in tensors:
-        nbytes = int(np.prod(shape, dtype=np.int64)) * ITEM_SIZE[dtype]
+    for (name, dtype, shape), nbytes in zip(tensors, sizes_of, strict=True):
         if shards[-1] and filled + nbytes > max_shard:
             shards.append([])
             filled = 0

@@ -67,7 +67,13 @@ def _options(
 RecipeFile = Annotated[Path, typer.Argument(help="YAML recipe, in mergekit's dialect.")]
 OutFolder = Annotated[Path, typer.Argument(help="New folder for the result.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing checkpoint.")]
-Shard = Annotated[str, typer.Option("--max-shard-size", help="Largest weight file, e.g. 5GB.")]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        help="Largest weight file, as 5GB.",
+        show_default="an eighth of the model, 500MB at least, 5GB at most",
+    ),
+]
 Threads = Annotated[int, typer.Option("--threads", min=0, help="Worker threads; 0: all cores.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check everything, say what would be done, write nothing.")
@@ -152,7 +158,7 @@ def options(
     progress: Progress,
     *,
     overwrite: bool = False,
-    max_shard_size: str = "5GB",
+    max_shard_size: str | None = None,
     allow_pickle: bool = False,
     allow_nonfinite: bool = False,
     trust_remote_code: bool = False,

@@ -66,7 +66,7 @@ def merge(
     recipe: RecipeFile,
     out: OutFolder,
     overwrite: Overwrite = False,
-    max_shard_size: Shard = "5GB",
+    max_shard_size: Shard = None,
     threads: Threads = 0,
     dry_run: DryRun = False,
     seed: Seed = None,

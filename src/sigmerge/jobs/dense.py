@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +192,8 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
         (name, dtypes[name], stored.shape)
         for name, stored in sorted(pool.layout.tensors.items(), key=lambda item: natural(item[0]))
     ]
-    layout = plan_layout(tensors, parse_size(options.max_shard_size))
+    shard = options.max_shard_size
+    layout = plan_layout(tensors, None if shard is None else parse_size(shard))
     exemplars, to_capture, solved_on = {}, {}, "cpu"
     if operator.needs == "features" and options.device != "cpu":
         solved_on = options.device
@@ -330,11 +332,8 @@ def merge_blocks(
 ) -> None:
     """Merge block by block what `output` does not have yet."""
     operator, pool = job.operator, job.pool
-    # In the order of the shards: the digest of one is computed while the next is made.
-    todo = sorted(
-        ((key, names) for key, names in pool.blocks() if key not in output.done),
-        key=lambda block: job.layout.place(block[1]),
-    )
+    left = [block for block in pool.blocks() if block[0] not in output.done]
+    todo = job.layout.in_turn(left, itemgetter(1), in_order=source.in_order)
     stream = _stream(job, source, workers, options)
     survey = stream.survey(operator.survey(list(job.sites.values()))) if todo else None
     total = sum(slot.nbytes for slot in job.layout.slots.values())

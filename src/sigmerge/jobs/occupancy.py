@@ -269,7 +269,12 @@ def write_layers(
         source.prefetch(names)
         anchor.prefetch(names)
 
-    todo = [index for index, key in enumerate(keys) if key not in output.done]
+    left = [index for index, key in enumerate(keys) if key not in output.done]
+    todo = job.layout.in_turn(
+        left,
+        lambda index: [site.tensor for site in blocks[index]],
+        in_order=source.in_order or anchor.in_order,
+    )
 
     cluster = options.cluster
     # What is not finite has no order but that of its bits, which a GPU need not keep.

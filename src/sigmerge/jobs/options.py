@@ -24,7 +24,8 @@ class Options:
     """`Keywords` has the same names, for the signatures of the verbs."""
 
     threads: int = field(default_factory=default_threads)
-    max_shard_size: str = "5GB"
+    max_shard_size: str | None = None
+    """Of the largest weight file; None: by the size of the model."""
     overwrite: bool = False
     allow_pickle: bool = False
     """Whether weights in pickle files are read (weights-only)."""
@@ -114,7 +115,7 @@ class Keywords(TypedDict, total=False):
     """The fields of `Options` as keyword arguments."""
 
     threads: int
-    max_shard_size: str
+    max_shard_size: str | None
     overwrite: bool
     allow_pickle: bool
     allow_nonfinite: bool
