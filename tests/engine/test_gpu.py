@@ -312,6 +312,13 @@ def test_the_flag_of_every_verb_asks_for_a_gpu(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_suite_merges_where_its_flag_says(tmp_path: Path) -> None:
+    ran = command("suite", "nano-study", tmp_path / "out", "--device", "cuda")
+    assert ran.code == 2 and "torch finds no GPU" in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("case", MORE)
 def test_a_gpu_gives_the_same_bytes(pool: PoolOnDisk, tmp_path: Path, case: str) -> None:

@@ -119,15 +119,15 @@ def test_batches_share_the_steps_of_generation():
     assert speed.step(8) == pytest.approx(0.8)
     batched = ItemCost(read=10, longest=100).time(speed, 8, 1.0)
     assert batched == pytest.approx(0.01 + 100 / 8 * 0.8)
-    alone = ItemCost(read=10, longest=100, alone=True).time(speed, 8, 1.0)
-    assert alone == pytest.approx(0.01 + 100 * 0.1)
+    several = ItemCost(read=10, answers=16, longest=100).time(speed, 8, 1.0)
+    assert several == pytest.approx(0.01 + 100 * 1.6)
 
 
 def test_ten_programs_of_a_problem_are_written_together():
     mark = load_suite("mergebench").benchmarks["humaneval_plus"]
     found = mark.cost(Item("all", 0, {}))
     assert found is not None
-    assert (found.answers, found.alone, found.read + found.longest) == (10, True, 512)
+    assert (found.answers, found.read + found.longest) == (10, 512)
     assert found.seconds > 0
 
 

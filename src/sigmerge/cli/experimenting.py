@@ -11,6 +11,7 @@ import typer
 from sigmerge.cli import show
 from sigmerge.cli.app import (
     Address,
+    Device,
     DryRun,
     EngineFlag,
     EngineKind,
@@ -32,6 +33,10 @@ PoolFolders = Annotated[
     list[Path] | None,
     typer.Option("--pool", help="Pool folder, in place of the suite's pools; repeatable."),
 ]
+MergeDevice = Annotated[
+    Device,
+    typer.Option("--device", help="Where weights are merged; `device:` of a suite: the models."),
+]
 
 
 @app.command(
@@ -47,6 +52,7 @@ def suite(
     jobs: Annotated[
         int, typer.Option("--jobs", min=1, help="Processes that make runs side by side.")
     ] = 1,
+    device: MergeDevice = Device.cpu,
     threads: Threads = 0,
     allow_pickle: Pickle = False,
     trust_remote_code: Trust = False,
@@ -71,6 +77,7 @@ def suite(
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
             strict=strict,
+            device=device,
             engine=engine,
             address=address,
         )

@@ -21,7 +21,7 @@ from sigmerge.evaluation.store import Scored
 from sigmerge.probing.generate import LoadedModel, Usage
 
 _T = TypeVar("_T")
-ITEMS_AT_ONCE = 16
+ITEMS_AT_ONCE = 64
 """Items that are scored together unless a harness says otherwise."""
 
 

@@ -24,16 +24,15 @@ class Speed:
 
 @dataclass(frozen=True)
 class ItemCost:
-    """Of one item at most: tokens read, answers, tokens of an answer; `alone`: not in a batch."""
+    """Of one item at most: tokens read, answers, which are in one batch, tokens of an answer."""
 
     read: float
     answers: int = 1
     longest: int = 0
-    alone: bool = False
     seconds: float = 0.0
 
     def time(self, speed: Speed, batch: int, part: float) -> float:
-        rows = self.answers if self.alone else batch
+        rows = max(self.answers, batch)
         steps = part * self.longest * self.answers / rows
         return self.read * speed.read + steps * speed.step(rows) + self.seconds
 

@@ -18,6 +18,8 @@ from sigmerge.probing.loading import load_pretrained, loading, put_adapter
 from sigmerge.probing.memory import free_now, in_halves
 
 _T = TypeVar("_T")
+DRAWS = 2
+"""Another number where the same seed draws other samples; results name it."""
 LONGEST = 2048
 """Tokens of an item and its answer for which a batch must have room."""
 
@@ -90,8 +92,8 @@ def load_model(
 
 
 class HfModel:
-    """Generation by transformers. Greedy answers are made in batches, sampled ones a prompt at a
-    time, from a generator seeded by the prompt, so that no answer depends on its neighbours.
+    """Generation by transformers, in batches. Every prompt's samples are drawn by a generator of
+    its own, seeded by the prompt, so that no answer depends on its neighbours.
 
     `dtype` auto is the type of the weights on a GPU, and float32 on processor cores: many compute
     in bfloat16 a hundred times slower.
@@ -127,9 +129,8 @@ class HfModel:
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> tuple[list[list[str]], Usage]:
         start, texts, usage, done = time.perf_counter(), [], Usage(), 0
         while done < len(prompts):
-            size = 1 if sampling.temperature else self.batch_size
-            some = prompts[done : done + size]
-            answers, cost = self.halving(lambda some=some: self._batch(some, sampling))
+            rest = prompts[done:]
+            answers, cost = self.halving(lambda rest=rest: self._batch(rest, sampling))
             texts += answers
             usage += cost
             done += len(answers)
@@ -161,34 +162,63 @@ class HfModel:
         return in_halves(sized, self.batch_size, self.name)
 
     def _batch(self, prompts: Sequence[str], sampling: Sampling) -> tuple[list[list[str]], Usage]:
-        prompts = prompts[: self.batch_size]
+        """The answers to the first prompts, as many as a batch has room for."""
+        n = sampling.samples
+        prompts = prompts[: max(1, self.batch_size // n)]
         special = not (sampling.templated and self.tokenizer.chat_template)
         inputs = self.tokenizer(
             list(prompts), return_tensors="pt", padding=True, add_special_tokens=special
         )
-        inputs = {k: inputs[k].to(self.model.device) for k in ("input_ids", "attention_mask")}
+        inputs = {
+            k: inputs[k].repeat_interleave(n, 0).to(self.model.device)
+            for k in ("input_ids", "attention_mask")
+        }
         # An encoder-decoder answers with one token to begin by, others with the prompt.
         apart = self.model.config.is_encoder_decoder
         width = 1 if apart else inputs["input_ids"].shape[1]
-        longest = sampling.max_new_tokens or max(1, (sampling.max_length or width + 64) - width)
+        longest = self._longest(inputs["attention_mask"], apart, sampling)
         how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None}
         if sampling.temperature:
-            how = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
-            self.torch.manual_seed(_seed(sampling, prompts[0]))
+            how["logits_processor"] = self._drawing(prompts, sampling)
         if sampling.stop:
             how |= {"stop_strings": list(sampling.stop), "tokenizer": self.tokenizer}
         with self.torch.inference_mode():
             rows = self.model.generate(
-                **inputs, max_new_tokens=longest, num_return_sequences=sampling.samples,
+                **inputs, max_new_tokens=max(longest),
                 pad_token_id=self.tokenizer.pad_token_id, top_k=None, **how,
             )[:, width:].tolist()  # fmt: skip
-        new = [self.until_end(row) for row in rows]
+        new = [self.until_end(row[:most]) for row, most in zip(rows, longest, strict=True)]
         texts = [
             _cut(self.tokenizer.decode(row, skip_special_tokens=True), sampling) for row in new
         ]
-        n = sampling.samples
-        usage = Usage(1, int(inputs["attention_mask"].sum()) * n, sum(map(len, new)))
+        usage = Usage(1, int(inputs["attention_mask"].sum()), sum(map(len, new)))
         return [texts[i : i + n] for i in range(0, len(texts), n)], usage
+
+    def _longest(self, mask: Any, apart: bool, sampling: Sampling) -> list[int]:
+        """The new tokens that each row may have: its prompt counts, the padding does not."""
+        if sampling.max_new_tokens:
+            return [sampling.max_new_tokens] * len(mask)
+        widths = [1] * len(mask) if apart else mask.sum(dim=1).tolist()
+        return [max(1, (sampling.max_length or width + 64) - width) for width in widths]
+
+    def _drawing(self, prompts: Sequence[str], sampling: Sampling) -> Any:
+        """Processors after which the likeliest token is a sample: with noise of Gumbel's law added
+        to logarithms, the largest is drawn with their probabilities."""
+        from transformers.generation import logits_process as warpers
+
+        torch, device = self.torch, self.model.device
+        seeds = [_seed(sampling, prompt) for prompt in prompts]
+        generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+        def draw(_: Any, scores: Any) -> Any:
+            noise = torch.empty(scores.shape, dtype=torch.float32, device=device)
+            for rows, generator in zip(noise.split(sampling.samples), generators, strict=True):
+                rows.exponential_(generator=generator)
+            return scores - noise.log_()
+
+        cuts = [warpers.TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []
+        warmth = warpers.TemperatureLogitsWarper(sampling.temperature)
+        return warpers.LogitsProcessorList([warmth, *cuts, draw])
 
     def until_end(self, row: list[int]) -> list[int]:
         """The tokens that were generated: up to the first end token, without padding after it."""

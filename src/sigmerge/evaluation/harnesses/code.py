@@ -29,7 +29,7 @@ from sigmerge.evaluation.costs import ItemCost
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.store import Scored
-from sigmerge.probing.generate import LoadedModel, Sampling, Usage
+from sigmerge.probing.generate import DRAWS, LoadedModel, Sampling, Usage
 from sigmerge.sandbox import plain
 from sigmerge.sandbox.run import Limits, best_mode, execute, require_permission
 
@@ -52,7 +52,7 @@ class Code(Benchmark):
     """`max_length` counts prompt and generation together, `timeout` is for one
     program on all tests of its problem, in seconds, the reference solution's time included."""
 
-    group: ClassVar[int | None] = 1
+    group: ClassVar[int | None] = 16
 
     harness: Literal["code"]
     dataset: Literal["humaneval", "mbpp"]
@@ -86,12 +86,12 @@ class Code(Benchmark):
         self.check(name, items)
 
     def key(self, name: str, asked: Asked) -> dict[str, Any]:
-        return {"sandbox": best_mode(), "evalplus": _version("evalplus")}
+        return {"sandbox": best_mode(), "evalplus": _version("evalplus"), "drawn": DRAWS}
 
     def cost(self, item: Item) -> ItemCost:
         length = self.max_length * 3 // 4
         seconds = self.samples * PROGRAM_SECONDS
-        return ItemCost(self.max_length - length, self.samples, length, True, seconds)
+        return ItemCost(self.max_length - length, self.samples, length, seconds)
 
     def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
         return CodeScorer(name, self, asked.model)

@@ -17,7 +17,7 @@ from sigmerge.evaluation.costs import ItemCost, tokens
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import UNPARSED, MetricValue, Scored, checkpoint_key
-from sigmerge.probing.generate import LoadedModel, Sampling, Usage, load_model
+from sigmerge.probing.generate import DRAWS, LoadedModel, Sampling, Usage, load_model
 
 
 class Safety(Benchmark):
@@ -51,12 +51,11 @@ class Safety(Benchmark):
         judge_key(how.judge)
 
     def key(self, name: str, asked: Asked) -> dict[str, Any]:
-        return {"judge": asked.once("judge_key", lambda: judge_key(asked.how.judge))}
+        judge = asked.once("judge_key", lambda: judge_key(asked.how.judge))
+        return {"judge": judge} | ({"drawn": DRAWS} if self.temperature else {})
 
     def cost(self, item: Item) -> ItemCost:
-        return ItemCost(
-            tokens(item.record), longest=self.max_new_tokens, alone=self.temperature > 0
-        )
+        return ItemCost(tokens(item.record), longest=self.max_new_tokens)
 
     def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
         how = asked.how
