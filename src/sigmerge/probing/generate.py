@@ -18,7 +18,7 @@ from sigmerge.probing.loading import load_pretrained, loading, put_adapter
 from sigmerge.probing.memory import free_now, in_halves
 
 _T = TypeVar("_T")
-DRAWS = 2
+SAMPLER = 2
 """Another number where the same seed draws other samples; results name it."""
 LONGEST = 2048
 """Tokens of an item and its answer for which a batch must have room."""

@@ -29,7 +29,7 @@ from sigmerge.evaluation.costs import ItemCost
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.store import Scored
-from sigmerge.probing.generate import DRAWS, LoadedModel, Sampling, Usage
+from sigmerge.probing.generate import SAMPLER, LoadedModel, Sampling, Usage
 from sigmerge.sandbox import plain
 from sigmerge.sandbox.run import Limits, best_mode, execute, require_permission
 
@@ -86,7 +86,7 @@ class Code(Benchmark):
         self.check(name, items)
 
     def key(self, name: str, asked: Asked) -> dict[str, Any]:
-        return {"sandbox": best_mode(), "evalplus": _version("evalplus"), "drawn": DRAWS}
+        return {"sandbox": best_mode(), "evalplus": _version("evalplus"), "drawn": SAMPLER}
 
     def cost(self, item: Item) -> ItemCost:
         length = self.max_length * 3 // 4

@@ -17,7 +17,7 @@ from sigmerge.evaluation.costs import ItemCost, tokens
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import UNPARSED, MetricValue, Scored, checkpoint_key
-from sigmerge.probing.generate import DRAWS, LoadedModel, Sampling, Usage, load_model
+from sigmerge.probing.generate import SAMPLER, LoadedModel, Sampling, Usage, load_model
 
 
 class Safety(Benchmark):
@@ -52,7 +52,7 @@ class Safety(Benchmark):
 
     def key(self, name: str, asked: Asked) -> dict[str, Any]:
         judge = asked.once("judge_key", lambda: judge_key(asked.how.judge))
-        return {"judge": judge} | ({"drawn": DRAWS} if self.temperature else {})
+        return {"judge": judge} | ({"drawn": SAMPLER} if self.temperature else {})
 
     def cost(self, item: Item) -> ItemCost:
         return ItemCost(tokens(item.record), longest=self.max_new_tokens)
