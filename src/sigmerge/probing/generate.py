@@ -20,6 +20,8 @@ from sigmerge.probing.memory import free_now, in_halves
 _T = TypeVar("_T")
 SAMPLER = 2
 """Another number where the same seed draws other samples; results name it."""
+LEAST_NOISE = 2.0**-25
+"""Half the step of an exponential draw in float32, which may be 0: its logarithm must be finite."""
 LONGEST = 2048
 """Tokens of an item and its answer for which a batch must have room."""
 
@@ -214,7 +216,7 @@ class HfModel:
             noise = torch.empty(scores.shape, dtype=torch.float32, device=device)
             for rows, generator in zip(noise.split(sampling.samples), generators, strict=True):
                 rows.exponential_(generator=generator)
-            return scores - noise.log_()
+            return scores - noise.clamp_(min=LEAST_NOISE).log_()
 
         cuts = [warpers.TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []
         warmth = warpers.TemperatureLogitsWarper(sampling.temperature)
