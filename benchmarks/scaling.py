@@ -13,7 +13,7 @@ All cores come first, then one, then the others. The second command above ends a
 minutes on 16 cores, whatever it has measured by then: no run is begun after `--budget` seconds, and
 what is missing is a dash. The section is written anew after every run, so that a run which is
 stopped leaves what it measured. Where mergekit-yaml is installed, the same merges by mergekit come
-last: on the GPU if there is one, else on all cores.
+after ours on all cores: on the GPU if there is one, else on all cores.
 """
 
 from __future__ import annotations
@@ -174,9 +174,9 @@ def measure(
         for what in FLOORS:
             floor = partial(bench.floor, count, what)
             note(f"{what}, {count} threads", table.rows[what], count, [floor] * repeat)
-    if shutil.which("mergekit-yaml"):
-        for what in METHODS:
-            note(f"mergekit, {what}", table.mergekit, what, [partial(bench.mergekit, what)])
+        if count == most and shutil.which("mergekit-yaml"):
+            for what in METHODS:
+                note(f"mergekit, {what}", table.mergekit, what, [partial(bench.mergekit, what)])
     return table
 
 

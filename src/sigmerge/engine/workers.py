@@ -20,8 +20,8 @@ Most of them need Python for some microseconds between two calls of kernels; wit
 they wait, one after another, for the thread that adds results up."""
 
 
-WRITERS = 4
-"""Threads that write what others made: one writes, the next are ready or compute checksums."""
+WRITERS = 8
+"""Threads that write what others made, as many as files are written side by side."""
 
 
 class Stopped(Exception):

@@ -76,7 +76,7 @@ class TensorClaims:
 
     most_parts = 1
     """Parts of a block: a launch takes all its tiles at once."""
-    longer = 8
+    longer = 16
     """How many times as many tiles as a worker of the loops rewrites are rewritten at a time."""
 
     def __init__(self, device: torch.device, copies: TileCopies, place: ClaimDevice) -> None:
