@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sigmerge.kernels import merge
+from sigmerge.kernels.philox import fill
 from sigmerge.kernels.stored import BF16, CODE, F32, address_of, members
 from sigmerge.kernels.thinning import ALL, ANY_TIES
 from tests.kernels.test_stored import KINDS, SIZE, make, spoil
@@ -134,3 +135,25 @@ def test_what_is_not_finite_is_reported(member):
     where = (0, SIZE, SIZE, 100, np.uint64(address_of(out)), CODE[out.dtype])
     fine, _ = merge.merge(merge.formula(WEIGHTS), *members(rows), *where, np.zeros(1))
     assert not fine
+
+
+RANKED = {
+    "equal": np.ones(SIZE, np.float32),
+    "zeros": np.zeros(SIZE, np.float32),
+    "few bits": np.arange(SIZE, dtype=np.float32) % 37 - 18,
+    "many bits": np.exp(np.linspace(-60, 60, SIZE, dtype=np.float32))[np.arange(SIZE) * 7 % SIZE],
+}
+
+
+@pytest.mark.parametrize("values", RANKED.values(), ids=RANKED)
+def test_an_entry_stays_with_the_odds_of_its_rank(values):
+    """The same draws as for equal odds; ranks by NumPy's stable sort."""
+    length, inner, key = 20, 5, (3, 4)
+    draws, drawn = np.array([[*key, 1]], np.int64), np.empty(SIZE, np.uint32)
+    fill(key, 0, drawn)
+    ranks = abs(values).reshape(-1, length, inner).argsort(1, kind="stable").argsort(1)
+    kept = drawn / 2**32 < (0.2 + 0.6 / (length - 1) * ranks).reshape(-1)
+    how = {"draws": draws, "odds": np.array([[0.2, 0.8]]), "axis": (length, inner, False)}
+    formula = merge.formula(np.ones(1, np.float32), vectors=False, thin=merge.RANK, **how)
+    assert SIZE % (length * inner) == 0
+    assert np.array_equal(merged(formula, [values]), np.where(kept, values, 0))

@@ -15,11 +15,14 @@ import numpy as np
 from sigmerge.kernels import LANES, Array
 from sigmerge.kernels.coordinates import keep_varying
 from sigmerge.kernels.jit import inlined, kernel, part, variants
+from sigmerge.kernels.rooms import room, zeros
 from sigmerge.kernels.stored import load, load_less, load_less_from, save
 from sigmerge.kernels.sums import add_scaled, scale, weighted_rows
 from sigmerge.kernels.thinning import (
     ALL,
     ANY_TIES,
+    RANK_COUNTS,
+    RANK_ROWS,
     clear_top,
     drop,
     keep_marked,
@@ -171,9 +174,9 @@ def merge(
     loop = _merging(formula.thin, formula.combine, bool(formula.vectors), result)
     election = (formula.weighted, formula.normalize, formula.cancelled)
     given = (formula.weights, _tables(formula, strip), formula.rescale, election, formula.after)
-    room = np.empty((len(formula.weights) + 4, strip), np.float32)
+    rows = room((len(formula.weights) + 4, strip), np.float32, "rows of a strip")
     fine, stored = loop(
-        *given, addresses, kinds, start, size, tile, room, np.uint64(out), kind, norms
+        *given, addresses, kinds, start, size, tile, rows, np.uint64(out), kind, norms
     )
     return fine, stored
 
@@ -181,7 +184,8 @@ def merge(
 def _tables(formula: Formula, strip: int) -> tuple[Array, ...]:
     """What a thinning reads. Of cuts a copy: a loop counts there how many ties are left.
 
-    PRUNE also has room for a strip, where entries are marked that an earlier expert has taken.
+    PRUNE also has room for a strip, where entries are marked that an earlier expert has taken, and
+    RANK what it needs for sorting one.
     """
     tables: tuple[Array, ...] = ()
     if formula.thin in (TRIM, SELECT):
@@ -191,12 +195,22 @@ def _tables(formula: Formula, strip: int) -> tuple[Array, ...]:
     elif formula.thin == DROP:
         tables = (formula.draws,)
     elif formula.thin == RANK:
-        tables = (formula.draws, formula.odds, formula.axis)
+        spare = room((RANK_ROWS, strip), np.uint32, "ranks")
+        counts = zeros(RANK_COUNTS, np.uint32, "counts of ranks")
+        tables = (formula.draws, formula.axis, *_odds_by_rank(formula), spare, counts)
     elif formula.thin == PRUNE:
         tables = (formula.groups, np.empty(strip, np.uint8))
     elif formula.thin == MARKED:
         tables = (formula.marks,)
     return tables
+
+
+def _odds_by_rank(formula: Formula) -> tuple[Array, Array]:
+    """By expert the probability to keep the entry of a rank, and the highest draw that keeps it."""
+    least, most = formula.odds[:, :1], formula.odds[:, 1:]
+    length = int(formula.axis[0])
+    odds = least + (most - least) / max(length - 1, 1) * np.arange(length)
+    return odds, np.clip(np.ceil(odds * 2.0**32) - 1, 0, 2**32 - 1).astype(np.uint32)
 
 
 @variants
@@ -207,11 +221,11 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
     @kernel
     def merging(
         weights: Array, tables: Any, rescale: Array, election: Any, after: Array, addresses: Array,
-        kinds: Array, start: int, size: int, tile: int, room: Array, out: np.uint64, kind: int,
+        kinds: Array, start: int, size: int, tile: int, spare: Array, out: np.uint64, kind: int,
         norms: Array,
     ) -> tuple[bool, bool]:  # fmt: skip
-        experts, strip = len(weights), room.shape[1]
-        rows = room[4:]
+        experts, strip = len(weights), spare.shape[1]
+        rows = spare[4:]
         number, fine, stored = -1, True, True
         for first in range(0, size, tile):
             if result == NORM:
@@ -219,8 +233,8 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
             last = min(first + tile, size)
             for begin in range(first, last, strip):
                 count = min(strip, last - begin)
-                here, base = room[0, :count], room[1, :count]
-                sign, share = room[2, :count], room[3, :count]
+                here, base = spare[0, :count], spare[1, :count]
+                sign, share = spare[2, :count], spare[3, :count]
                 number += 1
                 if len(addresses) > experts:
                     fine &= load(addresses[experts], kinds[experts], begin, base)
@@ -285,12 +299,15 @@ def _thin(
     elif thin == DROP:
         _drop(row, tables[0][expert], place)
     elif thin == RANK:
-        draws, odds, axis = tables[0][expert], tables[1][expert], tables[2]
-        if draws[2] > 0:
-            key = (draws[0], draws[1])
-            prune_by_rank(row, axis[0], axis[1], key, place, odds[0], odds[1], axis[2] != 0)
+        draws, axis, odds, lasts, spare, counts = tables
+        own, inverse = draws[expert], axis[2] != 0
+        if own[2] > 0:
+            prune_by_rank(
+                row, axis[0], axis[1], (own[0], own[1]), place, odds[expert], lasts[expert],
+                inverse, spare, counts,
+            )  # fmt: skip
         else:
-            _drop(row, draws, place)
+            _drop(row, own, place)
     elif thin == PRUNE:
         groups, taken = tables[0], tables[1][: row.size]
         if expert == 0:

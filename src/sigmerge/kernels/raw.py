@@ -51,3 +51,13 @@ def bits_as(typing_context: Any, values: Any, dtype: Any) -> Any:
         return impl_ret_borrowed(context, builder, made, array._getvalue())
 
     return made(values, dtype), generate
+
+
+@intrinsic
+def lowest_bit(typing_context: Any, word: Any) -> Any:
+    """The number of the lowest bit of a word that is set."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], cgutils.true_bit)
+
+    return types.uint32(types.uint32), generate

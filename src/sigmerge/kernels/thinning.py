@@ -9,7 +9,7 @@ import numpy as np
 from sigmerge.kernels import Array
 from sigmerge.kernels.jit import part
 from sigmerge.kernels.philox import fill
-from sigmerge.kernels.raw import bits_as
+from sigmerge.kernels.raw import bits_as, lowest_bit
 from sigmerge.kernels.select import MAGNITUDE
 from sigmerge.kernels.stored import keep_from
 
@@ -19,6 +19,12 @@ ANY_TIES: Final = 2**62
 """More ties than there can be."""
 DIGIT: Final = 11
 """Bits of a key that one pass of a sort looks at, at most."""
+COUNTED: Final = 20
+"""Bits of a key that has a count of its own, at most."""
+RANK_COUNTS: Final = (1 << COUNTED) + (1 << COUNTED - 5) + (1 << COUNTED - 10)
+"""A count for each such key, a bit for each in words of 32, and a bit for each word."""
+RANK_ROWS: Final = 5
+FIVE, LOWEST = np.uint32(5), np.uint32(31)
 
 
 @part
@@ -143,67 +149,142 @@ def prune_by_rank(
     inner: int,
     key: tuple[int, int],
     start: int,
-    least: float,
-    most: float,
+    odds: Array,
+    lasts: Array,
     inverse: bool,
+    room: Array,
+    counts: Array,
 ) -> None:
-    """Keep each entry with a probability from `least` to `most`, in equal steps by its rank.
+    """Keep each entry with a probability that depends on its rank.
 
-    Ranks are those of magnitudes along an axis; equal ones rank by index. With `inverse` a survivor
-    is divided by its probability. Seen along the axis `values` are (outer, length, inner), and
-    `start` is the flat index of the first.
+    Ranks are those of magnitudes along an axis; equal ones rank by index. `lasts` has the highest
+    draw that keeps the entry of a rank. With `inverse` a survivor is divided by its probability,
+    which `odds` has. Seen along the axis `values` are (outer, length, inner), and `start` is the
+    flat index of the first. `room`: RANK_ROWS rows, the first as long as `values`, the others as
+    the axis. `counts`: RANK_COUNTS zeros.
     """
-    drawn, bits = np.empty(values.size, np.uint32), bits_as(values, np.uint32)
+    drawn, bits = room[0, : values.size], bits_as(values, np.uint32)
     fill(key, start, drawn)
-    rows = np.empty((4, length), np.uint32)
-    keys, ranks, order = rows[0], rows[1], rows[2:]
-    step = (most - least) / (length - 1) if length > 1 else 0.0
-    odds, bounds = np.empty(length), np.empty(length, np.int64)
-    for rank in range(length):
-        odds[rank] = least + step * rank
-        bounds[rank] = np.int64(np.ceil(odds[rank] * 4294967296.0))
     for vector in range(values.size // length):
         first = vector // inner * length * inner + vector % inner
-        own, draws = bits[first::inner][:length], drawn[first::inner][:length]
+        if inner == 1:  # contiguous, which the compiler must know
+            own, draws = bits[first : first + length], drawn[first : first + length]
+            _prune(own, values[first : first + length], draws, odds, lasts, inverse, room, counts)
+        else:
+            apart, theirs = bits[first::inner][:length], drawn[first::inner][:length]
+            entries = values[first::inner][:length]
+            _prune(apart, entries, theirs, odds, lasts, inverse, room, counts)
+
+
+@part
+def _prune(
+    bits: Array, values: Array, draws: Array, odds: Array, lasts: Array, inverse: bool, room: Array,
+    counts: Array,
+) -> None:  # fmt: skip
+    """`prune_by_rank` of one vector, also given as bits."""
+    length = bits.size
+    keys, ranks, seen = room[1, :length], room[2, :length], room[3, :length]
+    for k in range(length):
+        keys[k] = bits[k] & MAGNITUDE
+    found = _rank(keys, ranks, seen, room[4, :length], counts)
+    if inverse:
         for k in range(length):
-            keys[k] = own[k] & MAGNITUDE
-        _rank(keys, order, ranks)
-        if inverse:
-            for k in range(length):
-                values[first + k * inner] /= np.float32(odds[ranks[k]])
-        for k in range(length):
-            own[k] = np.uint32(own[k] * np.uint32(np.int64(draws[k]) < bounds[ranks[k]]))
+            values[k] /= np.float32(odds[ranks[k] + counts[keys[k]]])
+    for k in range(length):
+        last = lasts[ranks[k] + counts[keys[k]]]
+        bits[k] = np.uint32(bits[k] * np.uint32(draws[k] <= last))
+    for i in range(found):
+        counts[seen[i]] = np.uint32(0)
 
 
 @part
 def mark(values: Array, marks: Array) -> None:
-    """A bit for each entry, eight to a byte: whether it is not zero."""
+    """A bit for each entry, eight to a byte: whether it is not zero.
+
+    The n-th bits of all bytes are those of the n-th eighth of the entries, so that both loops run
+    in vectors.
+    """
     bits = bits_as(values, np.uint32)
-    for byte in range(-(-bits.size // 8)):
-        marks[byte] = 0
-        for i in range(8 * byte, min(8 * byte + 8, bits.size)):
-            marks[byte] |= np.uint8(np.uint32(bits[i] != 0) << np.uint32(i % 8))
+    width = -(-bits.size // 8)
+    marks[:width] = 0
+    for eighth in range(8):
+        some = bits[eighth * width : (eighth + 1) * width]
+        for i in range(some.size):
+            marks[i] |= np.uint8(np.uint8(some[i] != 0) << np.uint8(eighth))
 
 
 @part
 def keep_marked(values: Array, marks: Array) -> None:
     """Zero the entries whose bit is not set."""
     bits = bits_as(values, np.uint32)
-    for i in range(bits.size):
-        bits[i] *= np.uint32((marks[i // 8] >> np.uint8(i % 8)) & np.uint8(1))
+    width = -(-bits.size // 8)
+    for eighth in range(8):
+        some = bits[eighth * width : (eighth + 1) * width]
+        for i in range(some.size):
+            some[i] *= np.uint32((marks[i] >> np.uint8(eighth)) & np.uint8(1))
 
 
 @part
-def _rank(keys: Array, order: Array, ranks: Array) -> None:
-    """The rank of every key, equal ones by index. Changes the keys; two rows of `order` are room.
+def _rank(keys: Array, ranks: Array, seen: Array, spare: Array, counts: Array) -> int:
+    """Rank keys, equal ones by index: the rank of entry i is ranks[i] + counts[keys[i]].
 
-    Sorts by counting, a digit at a time; the last pass leaves ranks.
+    Few bits tell the differences of stored halves apart: each such key has a count. Others are
+    sorted, and become the key 0. Returns how many keys of `seen` have counts; the caller clears
+    them.
     """
-    length, bits = keys.size, _squeeze(keys)
+    bits = _squeeze(keys)
+    if bits > COUNTED:
+        _sort(keys, bits, seen, spare, ranks)
+        keys[:] = 0
+        return 0
+    found = 0
+    for i in range(keys.size):
+        key = keys[i]
+        before = counts[key]
+        ranks[i], counts[key] = before, np.uint32(before + np.uint32(1))
+        # Adding 0 or 1 keeps the loop free of a branch that no one can predict.
+        seen[found] = key
+        found += int(before == 0)
+    _place(counts, seen[:found], bits)
+    return found
+
+
+@part
+def _place(counts: Array, seen: Array, bits: int) -> None:
+    """Turn the counts of the keys that were seen into sums of all before.
+
+    A bit for each key, and one for each word of those, bring them in order.
+    """
+    words, groups = counts[1 << COUNTED :], counts[(1 << COUNTED) + (1 << COUNTED - 5) :]
+    for i in range(seen.size):
+        word = seen[i] >> FIVE
+        words[word] |= np.uint32(1) << (seen[i] & LOWEST)
+        groups[word >> FIVE] |= np.uint32(1) << (word & LOWEST)
+    total = np.uint32(0)
+    for group in range(1 << max(bits - 10, 0)):
+        left = groups[group]
+        groups[group] = np.uint32(0)
+        while left != 0:
+            word = np.uint32(group << 5) + lowest_bit(left)
+            left = np.uint32(left & np.uint32(left - np.uint32(1)))
+            keys = words[word]
+            words[word] = np.uint32(0)
+            while keys != 0:
+                key = np.uint32(word << FIVE) + lowest_bit(keys)
+                keys = np.uint32(keys & np.uint32(keys - np.uint32(1)))
+                total, counts[key] = np.uint32(total + counts[key]), total
+
+
+@part
+def _sort(keys: Array, bits: int, source: Array, target: Array, ranks: Array) -> None:
+    """Rank keys of so many bits by counting, a digit at a time; the last pass leaves ranks.
+
+    `source` and `target` are room.
+    """
+    length = keys.size
     passes = max(1, -(-bits // DIGIT))
     width = np.uint32(-(-bits // passes))
     mask = np.uint32((np.uint32(1) << width) - np.uint32(1))
-    source, target = order[0], order[1]
     for i in range(length):
         source[i] = np.uint32(i)
     for number in range(passes):
@@ -240,9 +321,7 @@ def _squeeze(keys: Array) -> int:
         ones = np.uint32(ones | keys[i])
     if ones == 0:
         return 0
-    shift = np.uint32(0)
-    while (ones >> shift) & np.uint32(1) == 0:
-        shift += np.uint32(1)
+    shift = lowest_bit(ones)
     gap = np.uint32(lowest >> shift)
     for i in range(keys.size):
         keys[i] = np.uint32((keys[i] >> shift) - gap) if keys[i] != 0 else np.uint32(0)
