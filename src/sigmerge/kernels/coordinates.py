@@ -12,7 +12,7 @@ from sigmerge.kernels.raw import bits_as
 from sigmerge.kernels.stored import load, load_less
 from sigmerge.kernels.thinning import ALL, trim
 
-BLOCK: Final = 256
+SUMMED: Final = 256
 """Coordinates whose sums stay in the first cache."""
 UNSURE = np.float32(-1)
 """Stands for a variance that is computed later."""
@@ -25,10 +25,10 @@ def variance(values: Array, out: Array) -> None:
     Two divisions take longer than all else. Σ v² and Σ v give the variance but for an error that
     Σ v² bounds; where it rounds to one float32 with the error and without, that is the variance.
     """
-    rows, sums, squares = len(values), np.empty(BLOCK), np.empty(BLOCK)
+    rows, sums, squares = len(values), np.empty(SUMMED), np.empty(SUMMED)
     share = 1 / (rows * rows)
-    for begin in range(0, out.size, BLOCK):
-        here = out[begin : begin + BLOCK]
+    for begin in range(0, out.size, SUMMED):
+        here = out[begin : begin + SUMMED]
         _add_powers(values, begin, sums[: here.size], squares[: here.size])
         unsure = np.uint32(0)
         for i in range(here.size):
@@ -88,12 +88,12 @@ def _variance_within(values: Array, least: int, most: int, out: Array) -> None:
         variance(values, out)
         return
     rows = len(values)
-    sums, squares = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    sums, squares = np.empty(SUMMED, np.float32), np.empty(SUMMED, np.float32)
     times, error = np.float32(rows), np.float32(rows * (4 * rows + 16) * 2.0**-24)
     low *= np.float32(rows * rows * (1 - 2.0**-20))
     high *= np.float32(rows * rows * (1 + 2.0**-20))
-    for begin in range(0, out.size, BLOCK):
-        here = out[begin : begin + BLOCK]
+    for begin in range(0, out.size, SUMMED):
+        here = out[begin : begin + SUMMED]
         _add_powers(values, begin, sums[: here.size], squares[: here.size])
         unsure = np.uint32(0)
         for i in range(here.size):

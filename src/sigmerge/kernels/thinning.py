@@ -19,9 +19,9 @@ ANY_TIES: Final = 2**62
 """More ties than there can be."""
 DIGIT: Final = 11
 """Bits of a key that one pass of a sort looks at, at most."""
-COUNTED: Final = 20
+COUNTED_BITS: Final = 20
 """Bits of a key that has a count of its own, at most."""
-RANK_COUNTS: Final = (1 << COUNTED) + (1 << COUNTED - 5) + (1 << COUNTED - 10)
+RANK_COUNTS: Final = (1 << COUNTED_BITS) + (1 << COUNTED_BITS - 5) + (1 << COUNTED_BITS - 10)
 """A count for each such key, a bit for each in words of 32, and a bit for each word."""
 RANK_ROWS: Final = 5
 FIVE, LOWEST = np.uint32(5), np.uint32(31)
@@ -233,7 +233,7 @@ def _rank(keys: Array, ranks: Array, seen: Array, spare: Array, counts: Array) -
     them.
     """
     bits = _squeeze(keys)
-    if bits > COUNTED:
+    if bits > COUNTED_BITS:
         _sort(keys, bits, seen, spare, ranks)
         keys[:] = 0
         return 0
@@ -255,7 +255,10 @@ def _place(counts: Array, seen: Array, bits: int) -> None:
 
     A bit for each key, and one for each word of those, bring them in order.
     """
-    words, groups = counts[1 << COUNTED :], counts[(1 << COUNTED) + (1 << COUNTED - 5) :]
+    words, groups = (
+        counts[1 << COUNTED_BITS :],
+        counts[(1 << COUNTED_BITS) + (1 << COUNTED_BITS - 5) :],
+    )
     for i in range(seen.size):
         word = seen[i] >> FIVE
         words[word] |= np.uint32(1) << (seen[i] & LOWEST)
