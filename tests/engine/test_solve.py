@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lot": ("lot", {"rtol": 1e-8}),
     "cat": ("cat", {"rank": 3, "trade_off": 0.4}),
     "cat, renorm": ("cat", {"rank": 2, "trade_off": 0.4, "renorm": True, "lambda": 1.0}),
+    "cat, one direction": ("cat", {"rank": 1, "trade_off": 0.4}),
     "cat, Lanczos": ("cat", {"rank": 2, "trade_off": 0.4}),
 }
 

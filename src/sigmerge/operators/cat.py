@@ -162,7 +162,8 @@ def removal_basis(
     if rank == 0:
         return np.zeros((size, 0))
     values, vectors, largest = _top(apply, size, rank, algebra)
-    return vectors[:, values > ZERO * largest][:, ::-1]
+    # A copy: one column that was only turned round has a negative stride, which torch refuses.
+    return vectors[:, np.flatnonzero(values > ZERO * largest)[::-1]]
 
 
 def _top(apply: Trim, size: int, rank: int, algebra: Algebra) -> tuple[Array, Array, float]:
