@@ -129,6 +129,50 @@ def test_a_model_stands_once_in_a_module(folders: dict[str, str], tmp_path: Path
         sigmerge.merge({"merge_method": "linear", "modules": modules}, tmp_path / "out")
 
 
+def test_a_folder_is_one_model_however_it_is_written(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    modules = {"decoder": {"models": models(folders, math=1.0)},
+               "encoder": {"models": models({"math": f"{folders['math']}/"}, math=1.0)},
+               "shared": {"models": models(folders, coding=1.0)}}  # fmt: skip
+    recipe = {"merge_method": "linear", "modules": modules, "dtype": "float32"}
+    sigmerge.merge(recipe, tmp_path / "out")
+    math, out = read_weights(Path(folders["math"])), read_weights(tmp_path / "out")
+    inside = [name for name in out if module_of(name, list(modules)) != "shared"]
+    assert inside and all(np.array_equal(out[name], math[name]) for name in inside)
+
+
+def test_what_is_wrong_inside_a_module_is_reported_once(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    modules = {"decoder": {"models": models(folders, math=1.0)},
+               "encoder": {"models": models({"math": "/nowhere"}, math=1.0)},
+               "shared": {"models": [{"model": folders["math"], "name": 3}]}}  # fmt: skip
+    with pytest.raises(RecipeError) as raised:
+        sigmerge.merge({"merge_method": "linear", "modules": modules}, tmp_path / "out")
+    places = [problem.partition(": ")[0] for problem in raised.value.problems]
+    assert places == ["modules.encoder.models[0].model", "modules.shared.models[0].name"]
+
+
+def test_a_filter_that_matches_nothing_in_its_module_is_noted(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    def filtered(pattern: str) -> list[dict[str, Any]]:
+        return models(folders, math=[{"filter": pattern, "value": 0.9}, {"value": 0.2}])
+
+    modules = {"decoder": {"models": filtered("EncDecAttention")},
+               "encoder": {"models": filtered("EncDecAttention")},
+               "shared": {"models": filtered("shared"),
+                          "parameters": {"normalize": [{"filter": "nn", "value": False}]}},
+               }  # fmt: skip
+    recipe = {"merge_method": "linear", "modules": modules}
+    plan = sigmerge.merge(recipe, tmp_path / "out").plan
+    assert [note for note in plan.warnings if note.startswith("filter")] == [
+        "filter: EncDecAttention matches no tensor of encoder",
+        "filter: nn matches no tensor of shared",
+    ]
+
+
 def test_what_holds_for_the_model_is_no_module_s(folders: dict[str, str], tmp_path: Path) -> None:
     modules: dict[str, Any] = {
         name: {"models": models(folders, **{some: 1.0})}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from sigmerge.files.objects import address
 from sigmerge.jobs.options import Options
 from sigmerge.operators.base import Operator, Site
 from sigmerge.recipe import Recipe, load_recipe
-from sigmerge.recipe.record import RecipeSlice
+from sigmerge.recipe.record import RecipeSlice, module_of
 from sigmerge.recipe.settings import Conditions
 from sigmerge.records import InputFile, Member, PlanSlice, PlanSource, RepairPlan
 
@@ -261,20 +261,28 @@ def idle_settings(recipe: Recipe, pool: Pool, sites: Mapping[str, Site]) -> list
     scopes = [recipe.parameters, *(model.parameters for model in recipe.models)]
     scopes += [piece.parameters for piece in recipe.slices]
     scopes += [source.parameters for piece in recipe.slices for source in piece.sources]
+    notes = [f"filter: {pattern} matches no tensor" for pattern in _unmatched(scopes, names)]
+    for module, shared in recipe.modules.items():
+        scopes = [shared, *((model.parts or {}).get(module, {}) for model in recipe.models)]
+        inside = {name for name in names if module_of(name, list(recipe.modules)) == module}
+        notes += [
+            f"filter: {pattern} matches no tensor of {module}"
+            for pattern in _unmatched(scopes, inside)
+        ]
+    return notes + [note for key in ("density", "weight") for note in _nothing_of(key, sites)]
+
+
+def _unmatched(scopes: Iterable[Mapping[str, Any]], names: Collection[str]) -> list[str]:
+    """The filters of some parameters that are part of no name."""
     patterns = {
-        pattern
+        str(pattern)
         for scope in scopes
         for setting in scope.values()
         if isinstance(setting, Conditions)
         for pattern, _ in setting.rules
         if pattern not in (None, "*")
     }
-    notes = [
-        f"filter: {pattern} matches no tensor"
-        for pattern in sorted(str(pattern) for pattern in patterns)
-        if not any(pattern in name for name in names)
-    ]
-    return notes + [note for key in ("density", "weight") for note in _nothing_of(key, sites)]
+    return sorted(p for p in patterns if not any(p in name for name in names))
 
 
 def _nothing_of(key: str, sites: Mapping[str, Site]) -> list[str]:

@@ -50,16 +50,26 @@ def differing_modules(reading: Reading, given: Mapping[str, Any]) -> dict[str, M
     return sections if len(sections) == len(given) else {}
 
 
-def all_models(modules: Modules) -> list[Any]:
-    """Every model that stands in a module, once and without its parameters."""
+def all_models(reading: Reading, modules: Modules) -> list[Any]:
+    """Every model that stands in a module, once and without its parameters.
+
+    What is wrong with one is reported where it stands first.
+    """
     found: list[Any] = []
-    for section in modules.values():
-        for entry in section.models or ():
-            plain = entry
+    known: list[Any] = []
+    for name, section in modules.items():
+        for i, entry in enumerate(section.models or ()):
+            place = ("modules", name, "models", i)
+            plain = same = entry
             if isinstance(entry, dict):
                 plain = {key: value for key, value in entry.items() if key != "parameters"}
-            if plain not in found:
+                checked = reading.checked(ModelSection, plain, place)
+                path = reading.path((*place, "model"), checked.model) if checked else None
+                same = (path, checked.name, checked.exemplars) if checked and path else plain
+            if same not in known:
+                reading.moved["models", len(found)] = place
                 found.append(plain)
+                known.append(same)
     return found
 
 

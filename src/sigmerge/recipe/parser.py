@@ -233,7 +233,7 @@ class _Parser(Reading):
         name, *others = modules
         if any(modules[other] != modules[name] for other in others):
             self.modules = differing_modules(self, modules)
-            return {**data, "models": all_models(self.modules)} if self.modules else data
+            return {**data, "models": all_models(self, self.modules)} if self.modules else data
         module = self.checked(ModuleSection, modules[name], ("modules", name))
         if module is not None and others and module.slices:
             self.problem(

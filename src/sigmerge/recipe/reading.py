@@ -50,6 +50,8 @@ class Reading:
         self.problems: dict[str, int] = {}
         self.notes: list[str] = []
         self.lines: dict[Place, int] = {}
+        self.moved: dict[Place, Place] = {}
+        """Where entries of `models:` stand that the recipe has elsewhere."""
         self.remote: dict[Path, tuple[Place, str]] = {}
         self.flags: dict[str, str] = {}
 
@@ -70,6 +72,7 @@ class Reading:
             self.note(f"{self._place(path)[1]}: {meaning}")
 
     def _place(self, path: Place) -> tuple[int | None, str]:
+        path = (*self.moved.get(path[:2], path[:2]), *path[2:])
         if path[:1] == ("repair",) and self.flags:
             asked = [flag for key, flag in self.flags.items() if key in path[1:]]
             if asked or path == ("repair",):
