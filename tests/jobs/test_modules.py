@@ -189,3 +189,19 @@ def test_what_holds_for_the_model_is_no_module_s(folders: dict[str, str], tmp_pa
     recipe = recipe | {"merge_method": "lines", "parameters": {"alpha": "auto"}}
     with pytest.raises(RecipeError, match="alpha: auto takes as many experts"):
         sigmerge.merge(recipe, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("section", "instead"),
+    [("repair", "merge_method: checkpoint"), ("search", "by what its tensors are called"),
+     ("tune", "by what its tensors are called")],
+)  # fmt: skip
+def test_what_to_do_where_modules_must_be_merged_alike(
+    folders: dict[str, str], tmp_path: Path, section: str, instead: str
+) -> None:
+    modules = {"decoder": {"models": models(folders, math=1.0)},
+               "encoder": {"models": models(folders, math=1.0)},
+               "shared": {"models": models(folders, coding=1.0)}}  # fmt: skip
+    recipe = {"merge_method": "linear", "base_model": folders["base"], "modules": modules}
+    with pytest.raises(RecipeError, match=f"{section}: needs models that.*{instead}"):
+        sigmerge.merge({**recipe, section: {}}, tmp_path / "out")

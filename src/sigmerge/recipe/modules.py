@@ -24,6 +24,10 @@ FAMILIES = (
 )
 """The modules of models that see, and of those that encode and decode."""
 
+BY_FILTER = (
+    "write models:, and give a part values of its own by what its tensors are called: "
+    "weight: [{filter: vision_tower, value: 0.2}, {value: 0.5}]"
+)
 Modules = Mapping[str, ModuleSection]
 
 
@@ -34,15 +38,18 @@ def differing_modules(reading: Reading, given: Mapping[str, Any]) -> dict[str, M
         reading.problem(
             ("modules",),
             f"{', '.join(given)} are not merged alike, and so must be all modules of a model: "
-            f"{known}. Else write models:, and give a part values of its own by what its tensors "
-            "are called: weight: [{filter: vision_tower, value: 0.2}, {value: 0.5}]",
+            f"{known} (mergekit writes a model without the tensors of the others). "
+            f"Else {BY_FILTER}",
         )
         return {}
     sections = {}
     for name, content in given.items():
         section = reading.checked(ModuleSection, content, ("modules", name))
         if section is not None and not section.models:
-            stacked = "the layers of several modules cannot be stacked in one recipe; give models:"
+            stacked = (
+                "the layers of several modules cannot be stacked in one recipe; write models:, or "
+                "slices: of one module"
+            )
             told = stacked if section.slices else "no expert is listed"
             reading.problem(("modules", name), told)
         elif section is not None:

@@ -18,7 +18,7 @@ from sigmerge.files.yaml_documents import decoded, parse_yaml
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import names, operator
 from sigmerge.recipe.members import fetched, with_models
-from sigmerge.recipe.modules import all_models, by_module, differing_modules
+from sigmerge.recipe.modules import BY_FILTER, all_models, by_module, differing_modules
 from sigmerge.recipe.reading import OWN, Reading
 from sigmerge.recipe.record import Recipe, RecipeModel, RecipeSlice
 from sigmerge.recipe.sections import (
@@ -323,7 +323,13 @@ class _Parser(Reading):
             return models, (), {}
         for key in SCORED_KEYS:
             if getattr(sections, key) is not None:
-                self.problem((key,), "needs models that are merged alike in all their modules")
+                instead = (
+                    "merge first, then repair the result with merge_method: checkpoint"
+                    if key == "repair"
+                    else BY_FILTER
+                )
+                told = f"needs models that are merged alike in all their modules; {instead}"
+                self.problem((key,), told)
         models, modules = by_module(self, self.modules, judge, models)
         return models, (), modules
 
