@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.nano import files
 from sigmerge.nano.facts import build_all
-from sigmerge.nano.train import SIZES, Schedule, experts_with, train
+from sigmerge.nano.train import SIZES, Schedule, Size, experts_with, train
 from tests.pools import few_scores
 
 
@@ -20,24 +21,33 @@ def contents(pool: Path) -> dict[str, bytes]:
     return {path.relative_to(pool).as_posix(): path.read_bytes() for path in paths}
 
 
-def test_the_same_seed_gives_the_same_bytes(mini: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def smallest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A pool of a size of its own: a few steps of one layer."""
+    size = Size(32, 1, 64, Schedule(8, 1e-2, 2), Schedule(4, 3e-3, 2), batch=8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SIZES, "smallest", size)
+        yield train(tmp_path_factory.mktemp("smallest") / "pool", 0, "smallest", measure=few_scores)
+
+
+def test_the_same_seed_gives_the_same_bytes(smallest: Path, tmp_path: Path) -> None:
     heard: list[tuple[str, int, int]] = []
     again = train(
-        tmp_path / "again", 0, "mini", progress=lambda *e: heard.append(e), measure=few_scores
+        tmp_path / "again", 0, "smallest", progress=lambda *e: heard.append(e), measure=few_scores
     )
-    assert contents(again) == contents(mini)
+    assert contents(again) == contents(smallest)
     assert [path.name for path in tmp_path.iterdir()] == ["again"]
     assert {member for member, _, _ in heard} == set(files.MEMBERS)
     assert heard[-1][1] == heard[-1][2]
 
 
-def test_other_experts_of_the_same_reference(mini: Path, tmp_path: Path) -> None:
+def test_other_experts_of_the_same_reference(smallest: Path, tmp_path: Path) -> None:
     """Rate and replay change the experts alone, and the log says what they were made with."""
     unscored = {"measure": lambda *_: {}}
-    harsher = train(tmp_path / "harsher", 0, "mini", rate=5e-3, replay=0.0, **unscored)
-    weights = "model.safetensors"
+    harsher = train(tmp_path / "harsher", 0, "smallest", rate=5e-3, replay=0.0, **unscored)
     for member in files.MEMBERS:
-        same = (harsher / member / weights).read_bytes() == (mini / member / weights).read_bytes()
+        file = Path(member) / "model.safetensors"
+        same = (harsher / file).read_bytes() == (smallest / file).read_bytes()
         assert same == (member == files.REFERENCE)
     recipe = files.read_lines(harsher / files.LOG)[0]["recipe"]
     assert (recipe["expert"]["rate"], recipe["replay"]) == (5e-3, 0.0)
