@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
+BASE   := $(VENV)/.installed-base
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
 WARM   := $(VENV)/.warm
@@ -10,22 +12,28 @@ WARM   := $(VENV)/.warm
 FAST := tests/method tests/kernels tests/operators tests/files tests/engine tests/checkpoints \
         tests/test_architecture.py tests/test_recipe.py tests/docs/test_architecture_page.py
 
-.PHONY: demo check test bench lint browser clean
+.PHONY: demo check fast test suite bench lint browser clean
 .DEFAULT_GOAL := test
 
-$(STAMP): pyproject.toml constraints.txt
+# Python compiles a module when it is first imported; most modules of the packages never are.
+$(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) .
+	touch $@
+
+$(STAMP): $(BASE)
+	$(PIP) '.[dev]'
 	touch $@ $(DEMO)
 
-$(WARM): $(STAMP)
+# Kernels need no extra: they are compiled while the extras are installed.
+$(WARM): $(BASE)
 	$(BIN)/python -m sigmerge.warm
 	touch $@
 
 # The demo needs no harness, no browser and no development tool.
 $(DEMO): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	$(PIP) '.[demo]'
 	touch $@
 
 demo: $(DEMO)
@@ -43,17 +51,23 @@ browser:
 	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; \
 	else echo "Browser tests are skipped: install chromium and chromium-driver to run them"; fi
 
-# Kernels are compiled while the code is checked; all of it comes after the installation.
-check: $(STAMP)
-	$(MAKE) --no-print-directory --jobs=2 lint $(WARM)
+# The code is checked while the tests run. Neither starts before the installation is whole.
+check:
+	$(MAKE) --no-print-directory --jobs=2 $(STAMP) $(WARM)
+	$(MAKE) --no-print-directory --jobs=2 lint fast
+
+test:
+	$(MAKE) --no-print-directory --jobs=2 $(STAMP) $(WARM) browser
+	$(MAKE) --no-print-directory --jobs=2 lint suite
+
+fast: $(STAMP) $(WARM)
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(FAST)
 
 # Files come in the order of tests/conftest.py, not by how many tests they have.
-test: $(STAMP)
-	$(MAKE) --no-print-directory --jobs=2 lint browser $(WARM)
+suite: $(STAMP) $(WARM)
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-bench: $(WARM)
+bench: $(STAMP) $(WARM)
 	$(BIN)/python -m benchmarks
 
 clean:
