@@ -224,7 +224,7 @@ def test_circles_are_found() -> None:
 JOBS = (
     "options", "work_folder", "pools", "scores", "capture", "profile", "dense", "search",
     "occupancy", "decided", "candidates", "strategies", "calls", "guide", "anchor", "calibrate",
-    "repair", "merge", "several", "tune", "report", "run", "demo", "verify",
+    "repair", "replay", "merge", "several", "tune", "report", "run", "demo", "verify",
     "extract",
 )  # fmt: skip
 """A job imports only jobs above it; the files that are not listed import none of the roads."""

@@ -154,7 +154,7 @@ def replay(
     plan: PathName, out: PathName, *, anchor: PathName | None = None, **how: Unpack[Keywords]
 ) -> Merged:
     """Make the repair of a plan.json again, byte for byte. It needs no scores and no probe."""
-    from sigmerge.jobs.repair import ReplayJob
+    from sigmerge.jobs.replay import ReplayJob
 
     stored = place_of(anchor) if anchor is not None else None
     return _with_progress(how, lambda o: _done(ReplayJob(Path(plan), target(out), o, stored)))

@@ -271,7 +271,8 @@ def repair(
     """
     _start_kernels()
     from sigmerge.checkpoints.remote import place_of, target
-    from sigmerge.jobs.repair import RepairJob, ReplayJob
+    from sigmerge.jobs.repair import RepairJob
+    from sigmerge.jobs.replay import ReplayJob
 
     if len(paths) != (1 if plan else 2):
         raise typer.BadParameter("give OUT alone with --plan, otherwise RECIPE and OUT")

@@ -17,11 +17,9 @@ import yaml
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool
-from sigmerge.checkpoints.remote import place_of
 from sigmerge.checkpoints.writer import check_space, check_target
 from sigmerge.engine.machine import Meter
-from sigmerge.errors import PoolError, RecipeError, ScoreError
-from sigmerge.files.digests import are_plain
+from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.files.regular import remove
 from sigmerge.jobs.calibrate import Calibrated, CalibrateJob, plain_text
 from sigmerge.jobs.decided import decide, decided_of
@@ -35,13 +33,10 @@ from sigmerge.jobs.occupancy import (
 )
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import (
-    block_sites,
     member,
     open_anchor,
     open_repair_pool,
     planned_slices,
-    recipe_of,
-    weight_digests,
 )
 from sigmerge.jobs.profile import (
     MeasuredViews,
@@ -73,7 +68,6 @@ from sigmerge.records import (
     Round,
     ScoreTable,
     read_plan,
-    read_repair_plan,
 )
 from sigmerge.results import Deficits, Merged
 
@@ -488,74 +482,6 @@ def _guard(section: RepairSection, scorer: CheckpointScorer | None, table: Score
         )
 
     return look
-
-
-@dataclass(frozen=True)
-class ReplayJob:
-    """The repair of a plan.json again, byte for byte. It needs no scores and no probe."""
-
-    plan_file: Path
-    out: Path
-    options: Options
-    given_anchor: Path | None = None
-
-    def describe(self) -> Description:
-        _, pool, _, _ = self._planned()
-        return Description((describe_occupancy(pool, self.options.threads),), self.options.threads)
-
-    def run(self) -> Merged:
-        meter = Meter()
-        plan, pool, stored, text = self._planned()
-        verdict = plan.guard
-        kept = verdict is not None and verdict.kept == "anchor"
-        guard: Guard | None = (lambda folder: verdict) if verdict is not None and kept else None
-        return run_occupancy(plan, pool, stored, text, self.out, self.options, meter, guard)
-
-    def _planned(self) -> tuple[RepairPlan, Pool, Checkpoint, str]:
-        """The plan, its pool, its anchor, and a recipe that says where it came from."""
-        plan = read_repair_plan(self.plan_file)
-        recipe = recipe_of(plan, self.plan_file)
-        pool = open_repair_pool(recipe, self.options)
-        path = self.given_anchor or plan.anchor.path
-        if path is None:
-            raise RecipeError(
-                f"{self.plan_file}: the anchor it repaired was not kept; make it again with "
-                "`sigmerge merge` (the recipe without repair:) and pass --anchor FOLDER."
-            )
-        check_target(self.out, self.options.overwrite, [*recipe.inputs, place_of(path)])
-        stored = open_anchor(place_of(path), pool, self.options)
-        _check_plan(self.plan_file, plan, pool)
-        _check_digests(plan, {**pool.members, "anchor": stored}, self.options)
-        return plan, pool, stored, f"# replayed from a plan\n{recipe.text}"
-
-
-def _check_plan(file: Path, plan: RepairPlan, pool: Pool) -> None:
-    """Whether a plan's claims fit the pool."""
-    experts, depth = sorted(pool.experts), pool.stack.depth
-    sizes = [sum(site.size for site in block) for block in block_sites(pool)]
-    claims = np.zeros(depth)
-    for turn in plan.rounds:
-        if sorted(turn.order) != experts:
-            raise RecipeError(f"{file}: order must name each of {', '.join(experts)} once.")
-        if len(turn.quota) != depth or any(len(row) != len(experts) for row in turn.quota):
-            raise RecipeError(f"{file}: quota must have {depth} rows of {len(experts)} numbers.")
-        claims += np.sum(turn.quota, axis=1)
-    for layer, (wanted, size) in enumerate(zip(claims, sizes, strict=True)):
-        if wanted > size:
-            raise RecipeError(f"{file}: layer {layer}: {wanted:g} of {size} coordinates claimed.")
-
-
-def _check_digests(plan: RepairPlan, members: Mapping[str, Checkpoint], options: Options) -> None:
-    promised = {"reference": plan.reference, "anchor": plan.anchor, **plan.experts}
-    changed = [
-        name
-        for name, checkpoint in members.items()
-        if (expected := promised[name]) is None
-        or sorted(weight_digests(checkpoint, options, plain=are_plain(expected.sha256)))
-        != sorted(expected.sha256)
-    ]
-    if changed:
-        raise PoolError(f"The plan was made with other weights of: {', '.join(changed)}.")
 
 
 @dataclass(frozen=True)
