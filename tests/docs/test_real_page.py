@@ -10,11 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sigmerge.analysis import tables
-from sigmerge.analysis.forms import markdown
-from sigmerge.analysis.intervals import paired_intervals
+from sigmerge.analysis.forms import Table, markdown
+from sigmerge.analysis.intervals import paired_intervals, variant_intervals
 from sigmerge.analysis.results import Results, results
 from sigmerge.experiments.store import STORE, open_read_only
 
@@ -28,11 +29,27 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return _stored(tmp_path_factory.mktemp("real"), f"{STORE}.xz")
 
 
-def test_the_analysis_is_that_of_the_store(found: Results) -> None:
-    builders = (tables.main_gain, tables.statements, tables.baselines, paired_intervals)
-    for build in builders:
-        for table in build(found):
-            assert markdown(table) in ANALYSIS, table.label
+@pytest.fixture(scope="module")
+def repairs(found: Results) -> Table:
+    [table] = paired_intervals(found)
+    return table
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return _stored(tmp_path_factory.mktemp("later"), "later.sqlite.xz")
+
+
+@pytest.fixture(scope="module")
+def settings(later: Results) -> Table:
+    [table] = variant_intervals(later)
+    return table
+
+
+def test_the_analysis_is_that_of_the_store(found: Results, repairs: Table) -> None:
+    builders = (tables.main_gain, tables.statements, tables.baselines)
+    for table in (*(table for build in builders for table in build(found)), repairs):
+        assert markdown(table) in ANALYSIS, table.label
 
 
 def test_the_page_shows_tables_of_the_analysis() -> None:
@@ -43,12 +60,11 @@ def test_the_page_shows_tables_of_the_analysis() -> None:
     assert set(shown) <= set(ANALYSIS.splitlines())
 
 
-def test_the_page_counts_the_intervals(found: Results) -> None:
-    [table] = paired_intervals(found)
-    ends = [re.findall(r"[+−][0-9.]+", str(row[2])) for row in table.rows]
+def test_the_page_counts_the_intervals(repairs: Table) -> None:
+    ends = [re.findall(r"[+−][0-9.]+", str(row[2])) for row in repairs.rows]
     above = sum(low[0] == "+" and float(low[1:]) > 0 for _, low, _ in ends)
     below = [
-        f"{r[1]} {r[0]}" for r, (*_, high) in zip(table.rows, ends, strict=True) if "−" in high
+        f"{r[1]} {r[0]}" for r, (*_, high) in zip(repairs.rows, ends, strict=True) if "−" in high
     ]
     assert (len(ends), above) == (28, 24)
     assert below == ["dare_ties mild-0", "dare_ties long-1", "dare_ties mild-1"]
@@ -185,3 +201,224 @@ def test_the_tasks_are_those_of_the_records() -> None:
         assert {r["items"][benchmark] for r in records.values()} == {100}
     seconds = [record["usage_of_run"]["seconds"] for record in records.values()]
     assert f"{min(seconds):.0f} to {max(seconds):.0f} s a model" in " ".join(PAGE.split())
+
+
+def test_our_settings_are_those_of_their_store(
+    found: Results, later: Results, settings: Table
+) -> None:
+    cells: dict[str, dict[str, str]] = {pool: {} for pool in later.pools}
+    for row in later.main.to_dicts():
+        cells[row["pool"]] |= {"task_arithmetic": _percent(row["before"])}
+        cells[row["pool"]] |= {"+ repair": _percent(row["after"])}
+    for row in later.variants("ours").to_dicts():
+        cells[row["pool"]][row["setting"]] = _percent(row["after"])
+    for pool, _, setting, gain, *_ in settings.rows:
+        cells[str(pool)][f"{setting} − repair"] = str(gain)
+    heads = ("task_arithmetic", "+ repair", "replace", "calibrated",
+             "replace − repair", "calibrated − repair")  # fmt: skip
+    lines = PAGE.splitlines()
+    start = lines.index(f"| pool | {' | '.join(heads)} |") + 2
+    assert lines[start : start + 4] == [
+        f"| {pool} | {' | '.join(row.get(head, '–') for head in heads)} |"
+        for pool, row in cells.items()
+    ]
+    ahead = [float(row["replace − repair"].split(" ")[0]) for row in cells.values()]
+    assert f"on all four pools, by {min(ahead):.1f} to {max(ahead):.1f} points" in " ".join(
+        PAGE.split()
+    )
+    before, after = _repaired(found), _repaired(later)
+    moved = max(abs(score - before[key]) for key, score in after.items())
+    text = " ".join(PAGE.split())
+    assert f"its repair score within {moved:.2f} points of the first table" in text
+    behind = [before[pool, "+ repair", "regmean"] - float(cells[pool][setting])
+              for pool in cells for setting in ("replace", "calibrated")
+              if setting in cells[pool]]  # fmt: skip
+    assert f"stays {int(10 * min(behind)) / 10} points or more below RegMean" in text
+
+
+def test_what_is_said_of_domains_under_our_settings_is_in_the_store(
+    later: Results, settings: Table
+) -> None:
+    by_domain = {
+        (str(pool), str(setting)): {
+            domain: [float(n.replace("−", "-")) for n in re.findall(r"[+−][0-9.]+", str(gain))]
+            for domain, gain in zip(later.domains, gains, strict=True)
+        }
+        for pool, _, setting, _, *gains in settings.rows
+    }
+    replaced = [by_domain[pool, "replace"] for pool in later.pools]
+    for domain in ("math", "instruction", "coding", "safety"):
+        assert all(row[domain][1] > 0 for row in replaced), domain
+    first, *others = [row["multilingual"] for row in replaced]
+    text = " ".join(PAGE.split())
+    assert first[2] < 0 and all(low < 0 < high for _, low, high in others)
+    assert f"multilingual loses {-first[0]:.2f} on {later.pools[0]}" in text
+    taken = by_domain["long-0", "calibrated"]["multilingual"]
+    assert f"takes {-taken[0]:.1f} points from multilingual there" in text
+    losses = [-g[0] for g in by_domain["mild-0", "calibrated"].values() if g[2] < 0]
+    assert len(losses) == 3
+    assert f"and {min(losses):.1f} to {max(losses):.1f} from three of the five domains" in text
+
+
+def test_what_is_said_of_our_settings_in_the_first_grid_is_in_its_tables() -> None:
+    rows = {
+        (pool, setting): [abs(float(gain.split(" ")[0].replace("−", "-"))) for gain in gains]
+        for pool, anchor, setting, *gains in (
+            line.strip("| ").split(" | ") for line in ANALYSIS.splitlines() if line.count("[") == 6
+        )
+        if anchor == "task_arithmetic" and setting in ("replace", "calibrated")
+    }
+    replace, calibrated = (
+        [f"{rows[pool, setting][0]:.2f}" for pool in ("long-0", "mild-0")]
+        for setting in ("replace", "calibrated")
+    )
+    text = " ".join(PAGE.split())
+    assert (
+        f"`replace` adds {' and '.join(replace)} points and `calibrated` {' and '.join(calibrated)}"
+    ) in text
+    assert f"({rows['long-0', 'calibrated'][4]:.1f} in the first grid)" in text
+
+
+def test_the_later_trainings_are_as_like_the_first_as_the_page_says() -> None:
+    with tarfile.open(RESULTS / "real" / "logs.tar.xz") as records:
+        names = [n for n in records.getnames() if re.match(r"later/[a-z]+-\d/training/", n)]
+        pairs = [(_read(records, n), _read(records, n.removeprefix("later/"))) for n in names]
+    assert len(pairs) == 20
+    assert all(a["settings"] == b["settings"] and a["sums"] == b["sums"] for a, b in pairs)
+    same = sum(a["weights"] == b["weights"] for a, b in pairs)
+    assert f"weights of {same} of the 20 experts are the same bits as at first" in " ".join(
+        PAGE.split()
+    )
+
+
+HARNESSES = {"IFEval": ("ifeval", "prompt_strict"),
+             "HumanEval+, pass@10": ("humaneval_plus", "pass@10"),
+             "HumanEval+, pass@1": ("humaneval_plus", "pass@1"),
+             "MBPP+, pass@10": ("mbpp_plus", "pass@10"),
+             "MBPP+, pass@1": ("mbpp_plus", "pass@1")}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[dict[str, Any]]:
+    packed = (RESULTS / "real" / "answers.jsonl.xz").read_bytes()
+    return [json.loads(line) for line in lzma.decompress(packed).splitlines()]
+
+
+def test_instructions_and_programs_are_those_of_the_records(answers: list[dict[str, Any]]) -> None:
+    records = json.loads((RESULTS / "real" / "harnesses.json").read_text(encoding="utf-8"))
+    for title, (benchmark, measure) in HARNESSES.items():
+        shown = []
+        for model, of_model in records.items():
+            if benchmark not in of_model:
+                shown.append("–")
+                continue
+            score = of_model[benchmark]["benchmarks"][benchmark][measure]
+            scored = [_scored(row, measure) for row in answers
+                      if (row["model"], row["benchmark"]) == (model, benchmark)]  # fmt: skip
+            assert len(scored) == of_model[benchmark]["items"][benchmark]
+            assert len(scored) == (100 if benchmark == "ifeval" else 48)
+            assert score == pytest.approx(sum(scored) / len(scored))
+            shown.append(f"{100 * score:.0f}")
+        assert _row(title)[1:] == shown, title
+        assert benchmark == "ifeval" or _row(title)[0] == "0"
+    scored = records["reference"]
+    limits = [scored[b]["limit"] for b in ("ifeval", "humaneval_plus", "mbpp_plus")]
+    text = " ".join(PAGE.split())
+    assert f"--limit {limits[0]} --benchmark ifeval`, and `--limit {limits[1]} --benchmark" in text
+    assert limits[1] == limits[2] and f"Of {limits[2]} problems of HumanEval+" in text
+
+
+def test_the_standard_errors_are_those_of_the_scores() -> None:
+    records = json.loads((RESULTS / "real" / "harnesses.json").read_text(encoding="utf-8"))
+    text = " ".join(PAGE.split())
+    for measure in ("prompt_strict", "pass@10"):
+        scores = [
+            (part["benchmarks"][benchmark].get(measure, 0.0), part["items"][benchmark])
+            for of_model in records.values()
+            for benchmark, part in of_model.items()
+        ]
+        errors = [100 * (score * (1 - score) / items) ** 0.5 for score, items in scores if score]
+        assert (round(min(errors)), round(max(errors))) == (3, 4), measure
+    assert "of IFEval is 3 to 4 points, of a pass@10 other than 0 as many" in text
+
+
+def test_the_intervals_of_ifeval_are_those_of_the_answers(answers: list[dict[str, Any]]) -> None:
+    scores: dict[str, dict[str, float]] = {}
+    for row in answers:
+        if row["benchmark"] == "ifeval":
+            scores.setdefault(row["model"], {})[row["item"]] = _scored(row, "prompt_strict")
+    reference = scores.pop("reference")
+    differences = np.array([[of[item] - reference[item] for item in reference]
+                            for of in scores.values()]).T  # fmt: skip
+    drawn = np.random.default_rng(0).multinomial(100, np.full(100, 0.01), 2_000) @ differences
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    middle = differences.sum(axis=0)
+    assert _row("IFEval − reference")[1:] == ["", *(
+        f"{_whole(m)} [{_whole(a)}, {_whole(b)}]"
+        for m, a, b in zip(middle, low, high, strict=True)
+    )]  # fmt: skip
+    assert np.all(low <= 0) and np.all(high >= 0)
+    text = " ".join(PAGE.split())
+    solved, half = [sum(of.values()) for of in scores.values()], (high - low) / 2
+    assert f"RegMean span {min(solved):.0f} to {max(solved):.0f}" in text
+    assert (
+        f"the expert of instructions is at {sum(scores['instruction'].values()):.0f}, and RegMean "
+        f"at {sum(scores['regmean'].values()):.0f} is below the floor"
+    ) in text
+    assert f"half an interval is {min(half):.0f} to {max(half):.0f} points" in text
+
+
+def test_what_is_said_of_programs_is_in_the_answers(answers: list[dict[str, Any]]) -> None:
+    solved: dict[str, list[set[str]]] = {}
+    for benchmark in ("humaneval_plus", "mbpp_plus"):
+        solved[benchmark] = [
+            {r["item"] for r in answers if r["model"] == model and r["benchmark"] == benchmark
+             and any(sample["verdict"] == "pass" for sample in r["output"])}
+            for model in ("reference", "coding", "regmean")
+        ]  # fmt: skip
+    human, basic = ([len(items) for items in solved[b]] for b in solved)
+    text = " ".join(PAGE.split())
+    assert (
+        f"the reference solves {human[0]}, the expert of coding {human[1]}, RegMean the same "
+        f"{human[2]}; of MBPP+ {basic[0]}, {basic[1]} and {basic[2]}." in text
+    )
+    assert solved["humaneval_plus"][1] == solved["humaneval_plus"][2]
+    samples = [(r["record"]["prompt"].strip('"\n').split("\n")[0].strip(), s["text"].strip())
+               for r in answers if (r["model"], r["benchmark"]) == ("coding", "mbpp_plus")
+               for s in r["output"]]  # fmt: skip
+    assert not any("def " in answer for _, answer in samples)
+    repeated = sum(line == answer for line, answer in samples)
+    assert f"none of its {len(samples)} answers has a function; {repeated} repeat" in text
+
+
+def test_the_floor_of_ifeval_is_that_of_its_items(answers: list[dict[str, Any]]) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'sigmerge[eval]'")
+    from sigmerge.evaluation.harnesses.lm_eval import provide_punkt
+
+    provide_punkt()
+    from lm_eval.tasks.ifeval.utils import process_results
+
+    items = [
+        r["record"] for r in answers if (r["model"], r["benchmark"]) == ("reference", "ifeval")
+    ]
+    right = sum(process_results(item, ["yes"])["prompt_level_strict_acc"] for item in items)
+    assert len(items) == 100 and _row("IFEval")[0] == str(right)
+
+
+def _percent(score: float) -> str:
+    return f"{100 * score:.2f}"
+
+
+def _whole(points: float) -> str:
+    return f"{points:+.0f}".replace("-", "−").replace("+0", "0").replace("−0", "0")
+
+
+def _row(title: str) -> list[str]:
+    """The cells of a row of the table of instructions and programs: floor, then the models."""
+    [line] = [line for line in PAGE.splitlines() if line.startswith(f"| {title} | ")]
+    return [cell.strip() for cell in line.strip().strip("|").split("|")][1:]
+
+
+def _scored(row: dict[str, Any], measure: str) -> float:
+    name = {"prompt_strict": "prompt_level_strict_acc,none"}.get(measure, measure)
+    return float(row["scores"][name])
