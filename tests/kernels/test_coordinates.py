@@ -58,3 +58,25 @@ def test_what_varies_most_stays_the_first_of_equals(rows):
     stays[first] = True
     stays &= found != 0
     assert np.array_equal(kept, np.where(stays, rows, np.float32(0)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_a_variance_that_is_not_finite_counts_as_the_largest(bad):
+    """The sign of a NaN must not lead out of the table of counts."""
+    rows = _PLAIN.copy()
+    rows[1, ::7] = bad
+    around = np.zeros(4 * select.HIGH_BINS, np.int64)
+    table = members([*rows, np.zeros(SIZE, np.float32)])
+    assert not coordinates.count_variances(*table, 0, SIZE, -1, around[: select.HIGH_BINS + 1])
+    assert not around[select.HIGH_BINS :].any()
+    assert around[np.float32(np.inf).view(np.uint32) >> 15 :].sum() == len(rows[0, ::7])
+
+
+def test_sums_that_only_just_overflow_do_not_vary():
+    """Of Σ v² · n and (Σ v)² of equal rows, one may be infinite in float32 and the other not."""
+    count = 12
+    middle = int(np.float32(2.0**64 / count).view(np.uint32))
+    row = np.arange(middle - 300, middle + 300, dtype=np.uint32).view(np.float32)
+    rows, room = np.repeat(row[None], count, axis=0), np.empty(row.size, np.float32)
+    coordinates.keep_varying(rows, int(np.float32(1).view(np.uint32)), 1, room)
+    assert not rows.any()

@@ -66,7 +66,8 @@ def _settle(values: Array, begin: int, out: Array) -> None:
 
 @part
 def _variance_at(values: Array, i: int) -> np.float32:
-    """The variance of a coordinate, computed in float64, row by row."""
+    """The variance of a coordinate, computed in float64, row by row. A NaN has no sign, either:
+    tables of counts have a place for 31 bits."""
     rows, mean, total = len(values), 0.0, 0.0
     for d in range(rows):
         mean += np.float64(values[d, i])
@@ -74,7 +75,7 @@ def _variance_at(values: Array, i: int) -> np.float32:
     for d in range(rows):
         apart = np.float64(values[d, i]) - mean
         total += apart * apart
-    return np.float32(total / rows)
+    return np.float32(abs(total / rows))
 
 
 @part
@@ -99,7 +100,8 @@ def _variance_within(values: Array, least: int, most: int, out: Array) -> None:
         for i in range(here.size):
             found = np.float32(squares[i] * times) - np.float32(sums[i] * sums[i])
             slack = np.float32(squares[i] * error)
-            below, above = found + slack < low, found - slack > high
+            # Infinite is also a product that only just overflowed, and the other did not.
+            below, above = found + slack < low, high < found - slack < np.float32(np.inf)
             inside = UNSURE if not above else np.float32(np.inf)
             here[i] = np.float32(0) if below else inside
             unsure += np.uint32(not (below or above))
