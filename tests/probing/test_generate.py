@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from sigmerge.probing.generate import HfModel, Sampling
 from tests.evaluation.tiny import write_tiny
@@ -32,6 +34,21 @@ def test_samples_do_not_depend_on_their_neighbours(folder: Path) -> None:
     )
     assert any(len(set(answers)) > 1 for answers in together)
     assert not any("e" in text for answers in together for text in answers)
+
+
+def test_samples_do_not_depend_on_how_the_model_generates_by_itself(
+    folder: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    config = GenerationConfig.from_pretrained(folder).to_dict()
+    config |= {"num_beams": 3, "num_return_sequences": 2, "do_sample": True, "top_k": 5}
+    (own / "generation_config.json").write_text(json.dumps(config))
+    sampling = Sampling(8, temperature=0.8, samples=2)
+    found = [HfModel(some, "float32", 64).generate(PROMPTS, sampling)[0] for some in (folder, own)]
+    assert found[0] == found[1]
+    greedy, _ = HfModel(own, "float32", 64).generate(PROMPTS, Sampling(8))
+    assert [len(answers) for answers in greedy] == [1] * len(PROMPTS)
 
 
 def test_a_length_counts_the_prompt_and_no_padding(folder: Path) -> None:

@@ -181,12 +181,12 @@ class HfModel:
         longest = self._longest(inputs["attention_mask"], apart, sampling)
         how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None}
         if sampling.temperature:
-            how["logits_processor"] = self._drawing(prompts, sampling)
+            how |= {"logits_processor": self._drawing(prompts, sampling), "num_beams": 1}
         if sampling.stop:
             how |= {"stop_strings": list(sampling.stop), "tokenizer": self.tokenizer}
         with self.torch.inference_mode():
             rows = self.model.generate(
-                **inputs, max_new_tokens=max(longest),
+                **inputs, max_new_tokens=max(longest), num_return_sequences=1,
                 pad_token_id=self.tokenizer.pad_token_id, top_k=None, **how,
             )[:, width:].tolist()  # fmt: skip
         new = [self.until_end(row[:most]) for row, most in zip(rows, longest, strict=True)]

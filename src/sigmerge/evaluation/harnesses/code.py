@@ -86,7 +86,8 @@ class Code(Benchmark):
         self.check(name, items)
 
     def key(self, name: str, asked: Asked) -> dict[str, Any]:
-        return {"sandbox": best_mode(), "evalplus": _version("evalplus"), "drawn": SAMPLER}
+        judge = {"sandbox": best_mode(), "evalplus": _version("evalplus")}
+        return judge | ({"drawn": SAMPLER} if self.temperature else {})
 
     def cost(self, item: Item) -> ItemCost:
         length = self.max_length * 3 // 4
