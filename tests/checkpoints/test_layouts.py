@@ -42,8 +42,17 @@ def test_shards_take_turns() -> None:
     assert made(layout, list(range(15, -1, -1)), in_order=True) == list(range(16))
 
 
-def test_of_many_shards_eight_are_made_at_a_time() -> None:
-    layout = of_layers(40, 2 * GB)  # 20 shards of two layers
-    order = [layout.slots[f"layers.{i}"].shard for i in made(layout, list(range(40)))]
-    assert order == [*range(8), *range(8), *range(8, 16), *range(8, 16), *range(16, 20),
-                     *range(16, 20)]  # fmt: skip
+@pytest.mark.parametrize(
+    ("layers", "groups"),
+    [
+        (18, [range(9)]),  # the ninth is not left over to be made alone
+        (32, [range(8), range(8, 16)]),
+        (46, [range(12), range(12, 23)]),
+    ],
+)
+def test_of_many_shards_eight_or_a_few_more_are_made_at_a_time(
+    layers: int, groups: list[range]
+) -> None:
+    layout = of_layers(layers, 2 * GB)  # two layers a shard
+    order = [layout.slots[f"layers.{i}"].shard for i in made(layout, list(range(layers)))]
+    assert order == [shard for group in groups for shard in [*group, *group]]

@@ -42,8 +42,8 @@ Spec = tuple[str, str, tuple[int, ...]]
 """A tensor to be written: name, safetensors dtype, shape."""
 
 SIDE_BY_SIDE = 8
-"""Shards that are written at a time: the system lets one thread write into a file, and the others
-wait."""
+"""Shards that are written at a time, at least: the system lets one thread write into a file, and
+the others wait."""
 
 SMALL_SHARD, LARGE_SHARD = 500 * 10**6, 5 * 10**9
 """Bytes of the largest shard, where nobody says it: the least and the most."""
@@ -101,14 +101,16 @@ class Layout:
         """Blocks in the order in which they are best made: by turns of several shards.
 
         Threads then write into different files. A block belongs to the shard that it begins in, and
-        those of a shard stay in order, so that what is complete of it is hashed meanwhile. With
-        `in_order`, a shard is made before the next.
+        those of a shard stay in order, so that what is complete of it is hashed meanwhile. No shard
+        is left over to be made alone: groups have SIDE_BY_SIDE or a few more. With `in_order`, a
+        shard is made before the next.
         """
-        width = 1 if in_order else SIDE_BY_SIDE
+        count = len(self.files)
+        groups = count if in_order else max(1, count // SIDE_BY_SIDE)
         placed = [(self.place(tensors(block)), block) for block in blocks]
         made, turns = Counter[int](), []
         for (shard, _), block in sorted(placed, key=lambda pair: pair[0]):
-            turns.append(((shard // width, made[shard], shard), block))
+            turns.append(((shard * groups // count, made[shard], shard), block))
             made[shard] += 1
         return [block for _, block in sorted(turns, key=lambda pair: pair[0])]
 
@@ -124,7 +126,8 @@ class Layout:
 def plan_layout(tensors: Sequence[Spec], max_shard: int | None = None) -> Layout:
     """Fill shards in the order given; a tensor larger than a shard gets one of its own.
 
-    Where no size is given, the tensors' bytes decide: a large output has SIDE_BY_SIDE shards.
+    Where no size is given, the tensors' bytes decide: a large output has SIDE_BY_SIDE shards, or
+    one or two more, since tensors are not split.
     """
     sizes_of = [int(np.prod(shape, dtype=np.int64)) * ITEM_SIZE[kind] for _, kind, shape in tensors]
     if max_shard is None:
