@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import load_file, save_file
 
 import sigmerge
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, SigmergeError
@@ -145,6 +146,20 @@ def test_without_deficit_the_anchor_comes_back_byte_for_byte(
     result = sigmerge.repair(file, tmp_path / "out", anchor=pool.root / "anchor")
     assert weights(tmp_path / "out") == weights(pool.root / "anchor")
     assert any("unchanged" in warning for warning in result.as_json()["plan"]["warnings"])
+
+
+def test_a_layer_without_floating_tensors_stays(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, layers=2)
+    for folder in (pool.reference, *pool.experts.values()):
+        tensors = load_file(folder / "model.safetensors")
+        whole = {n: np.ones(t.shape, np.int32) for n, t in tensors.items() if "layers.1." in n}
+        save_file(tensors | whole, folder / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "scores.json").write_text(json.dumps(SCORES))
+    sigmerge.merge(pool.recipe("linear"), tmp_path / "anchor")
+    sigmerge.repair(recipe(pool), tmp_path / "out", anchor=tmp_path / "anchor")
+    found = load_file(tmp_path / "out/model.safetensors")
+    kept = {t.dtype == np.int32 and bool((t == 1).all()) for n, t in found.items() if "s.1." in n}
+    assert kept == {True}
 
 
 def test_threads_do_not_change_a_bit(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -88,8 +88,9 @@ class Layout:
         return sum(self.sizes)
 
     def place(self, tensors: Iterable[str]) -> tuple[int, int]:
-        """Where the first of these tensors goes."""
-        return min((self.slots[name].shard, self.slots[name].begin) for name in tensors)
+        """Where the first of these tensors goes; of none, the beginning."""
+        places = ((self.slots[name].shard, self.slots[name].begin) for name in tensors)
+        return min(places, default=(0, 0))
 
     def in_turn(
         self,
