@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
+PIP    := $(BIN)/pip install --quiet --constraint constraints.txt --editable
 BASE   := $(VENV)/.installed-base
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
@@ -15,7 +15,6 @@ FAST := tests/method tests/kernels tests/operators tests/files tests/engine test
 .PHONY: demo check fast test suite bench lint browser clean
 .DEFAULT_GOAL := test
 
-# Python compiles a module when it is first imported; most modules of the packages never are.
 $(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) .
