@@ -37,7 +37,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
     root = tmp_path_factory.mktemp("repair")
     made = make_pool(root, layers=LAYERS, dtype="bf16", shards=(1, 2, 1, 3), spread=0.002)
     (root / "scores.json").write_text(json.dumps(SCORES))
-    sigmerge.merge(made.recipe("linear"), root / "anchor", max_shard_size="20KB")
+    sigmerge.merge(made.recipe("linear"), root / "anchor", max_shard_size="12KB")
     return made
 
 
@@ -112,7 +112,7 @@ def test_members_of_different_types_are_repaired_as_their_float32_values(tmp_pat
 def test_one_step_is_two_steps_and_the_plan_replays(pool: PoolOnDisk, tmp_path: Path) -> None:
     file = recipe(pool)
     sigmerge.repair(file, tmp_path / "two", anchor=pool.root / "anchor")
-    sigmerge.merge(file, tmp_path / "one", max_shard_size="20KB")
+    sigmerge.merge(file, tmp_path / "one", max_shard_size="12KB")
     assert weights(tmp_path / "one") == weights(tmp_path / "two")
     assert not list(tmp_path.glob(".*")), "nothing is left beside the result"
     sigmerge.replay(tmp_path / "two/sigmerge/plan.json", tmp_path / "again")

@@ -98,7 +98,7 @@ def remote(server: None, tmp_path_factory: pytest.TempPathFactory) -> Remote:
     made = make_pool(root, layers=3, dtype="bf16", shards=(1, 2, 1, 3), spread=0.002,
                      tokenizer=True)  # fmt: skip
     (root / "scores.json").write_text(json.dumps(SCORES))
-    sigmerge.merge(made.recipe("linear"), root / "anchor", max_shard_size="20KB")
+    sigmerge.merge(made.recipe("linear"), root / "anchor", max_shard_size="12KB")
     bucket = fsspec.filesystem("s3")
     bucket.mkdir("models")
     for folder in ("reference", *DOMAINS, "anchor"):

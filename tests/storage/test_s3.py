@@ -16,6 +16,7 @@ import sigmerge
 from sigmerge.checkpoints import ahead
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.remote import UNFINISHED, place_of
+from sigmerge.checkpoints.writer import Output
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.jobs.work_folder import WorkFolder
 from tests.command_line import refused
@@ -78,15 +79,35 @@ def test_a_merge_from_and_to_a_bucket_is_the_local_one(
     assert plan["experts"]["math"]["path"] == "s3://models/pool/math"
 
 
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Where the blocks of results begin, in the order in which they are made."""
+    noted: list[tuple[int, int]] = []
+    finish = Output.finish
+
+    def noting(self: Output, block: str, record: Any, tensors: list[str]) -> None:
+        noted.append(self.layout.place(tensors))
+        finish(self, block, record, tensors)
+
+    monkeypatch.setattr(Output, "finish", noting)
+    return noted
+
+
 @pytest.mark.parametrize("unit", [3000])
 def test_read_ahead_of_any_size_reads_the_same(
-    remote: Remote, tmp_path: Path, merged: dict[str, bytes], monkeypatch: Any, unit: int
+    remote: Remote,
+    tmp_path: Path,
+    merged: dict[str, bytes],
+    monkeypatch: Any,
+    unit: int,
+    places: list[tuple[int, int]],
 ) -> None:
     monkeypatch.setattr(ahead, "UNIT", unit)
     monkeypatch.setattr(ahead, "AHEAD_BYTES", 5 * unit)
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
     sigmerge.merge(sectioned(remote), tmp_path / "out", max_shard_size=SHARD, threads=2)
     assert weights(files(tmp_path / "out")) == merged
+    assert places[-1][0] > 0 and places == sorted(places)  # what is remote is read in order
 
 
 @pytest.mark.parametrize("when", ["merging", "3"])
@@ -108,7 +129,9 @@ def test_killed_and_run_again(
     assert again.provenance.blocks_resumed
 
 
-def test_a_repair_from_and_to_a_bucket_is_the_local_one(remote: Remote, tmp_path: Path) -> None:
+def test_a_repair_from_and_to_a_bucket_is_the_local_one(
+    remote: Remote, tmp_path: Path, places: list[tuple[int, int]]
+) -> None:
     scores = {"scores": str(remote.local.root / "scores.json")}
     local = remote.local.recipe("linear", repair=scores)
     sigmerge.repair(local, tmp_path / "local", anchor=remote.local.root / "anchor")
@@ -120,8 +143,10 @@ def test_a_repair_from_and_to_a_bucket_is_the_local_one(remote: Remote, tmp_path
     assert weights(found) == weights(files(tmp_path / "local"))
     plan = tmp_path / "plan.json"
     plan.write_bytes(found["sigmerge/plan.json"])
+    places.clear()
     sigmerge.replay(plan, tmp_path / "again")
     assert weights(files(tmp_path / "again")) == weights(found)
+    assert places[-1][0] > 0 and places == sorted(places)  # what is remote is read in order
 
 
 def test_an_older_result_is_replaced_only_when_asked(
