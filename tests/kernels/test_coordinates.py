@@ -66,7 +66,8 @@ def test_a_variance_that_is_not_finite_counts_as_the_largest(bad):
     rows = _PLAIN.copy()
     rows[1, ::7] = bad
     around = np.zeros(4 * select.HIGH_BINS, np.int64)
-    table = members([*rows, np.zeros(SIZE, np.float32)])
+    base = np.zeros(SIZE, np.float32)
+    table = members([*rows, base])
     assert not coordinates.count_variances(*table, 0, SIZE, -1, around[: select.HIGH_BINS + 1])
     assert not around[select.HIGH_BINS :].any()
     assert around[np.float32(np.inf).view(np.uint32) >> 15 :].sum() == len(rows[0, ::7])
