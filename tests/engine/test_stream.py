@@ -15,8 +15,6 @@ import torch
 
 import sigmerge
 from sigmerge.checkpoints.blocks import find_stack
-from sigmerge.checkpoints.source import PoolSource
-from sigmerge.checkpoints.writer import Output
 from sigmerge.engine import stream
 from sigmerge.engine.beside import beside
 from sigmerge.engine.stream import Stream
@@ -120,26 +118,8 @@ def test_one_thread_and_many_give_the_same_bytes(
     pool: PoolOnDisk, tmp_path: Path, small_tiles: None, case: str
 ) -> None:
     merged(pool, case, tmp_path / "one", threads=1)
-    for many in (5, stream.MANY_THREADS):
-        merged(pool, case, tmp_path / str(many), threads=many)
-        assert weight_bytes(tmp_path / "one") == weight_bytes(tmp_path / str(many))
-
-
-@pytest.mark.parametrize("case", ["linear", "ties"])
-def test_many_threads_take_long_chunks_and_read_them_in_parts(
-    pool: PoolOnDisk, tmp_path: Path, small_tiles: None, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    read, written = set(), set()
-    piece, write = PoolSource.piece, Output.write
-    monkeypatch.setattr(PoolSource, "piece", lambda self, member, tensor, start, stop: (
-        read.add(stop - start), piece(self, member, tensor, start, stop))[1])  # fmt: skip
-    monkeypatch.setattr(Output, "write", lambda self, tensor, start, raw: (
-        written.add(raw.size), write(self, tensor, start, raw))[1])  # fmt: skip
-    merged(pool, case, tmp_path / "few", threads=stream.MANY_THREADS - 1)
-    assert max(read) == max(written) == stream.CHUNK
-    merged(pool, case, tmp_path / "many", threads=stream.MANY_THREADS)
-    assert max(read) == stream.CHUNK
-    assert max(written) == stream.LONGER * stream.CHUNK
+    merged(pool, case, tmp_path / "many", threads=5)
+    assert weight_bytes(tmp_path / "one") == weight_bytes(tmp_path / "many")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -249,29 +229,6 @@ def test_small_tensors_are_one_item_of_work() -> None:
     chunks: Any = [Sized(size) for size in sizes]
     found = [[chunk.size for chunk in batch] for batch in stream.batches(chunks)]
     assert found == [sizes[:1], sizes[1:4], sizes[4:5], sizes[5:6], sizes[6:]]
-
-
-def test_overlapping_items_share_what_is_in_flight() -> None:
-    asked: dict[int, int] = {0: 0, 1: 0}
-    both, go = threading.Barrier(3), threading.Event()
-
-    def numbers(item: int) -> Iterator[int]:
-        for number in range(100):
-            asked[item] += 1
-            yield number
-
-    def one(item: int) -> None:
-        both.wait()
-        list(workers.map(lambda _: go.wait(), numbers(item)))
-
-    with Workers(16) as workers:
-        running = threading.Thread(target=lambda: list(workers.overlap(one, (0, 1), most=2)))
-        running.start()
-        both.wait()
-        time.sleep(0.2)
-        assert asked == {0: 17, 1: 17}  # half of twice the threads, and the one that waits
-        go.set()
-        running.join()
 
 
 def test_overlapping_work_keeps_order_and_is_given_up_on_error() -> None:

@@ -16,8 +16,8 @@ WEIGHTS = np.array([0.3, -0.4, 0.9], np.float32)
 
 def merged(formula, rows, *, strip=100, tile=SIZE, start=0):
     out, norms = np.full(SIZE, np.nan, np.float32), np.zeros(1)
-    where = (start, SIZE, tile, np.uint64(address_of(out)), norms)
-    fine, stored = merge.merging(formula, strip, F32)(*members(rows), *where)
+    where = (start, SIZE, tile, strip, np.uint64(address_of(out)), F32)
+    fine, stored = merge.merge(formula, *members(rows), *where, norms)
     assert fine and stored
     return out
 
@@ -48,14 +48,13 @@ def test_a_sum_reports_which_side_is_not_finite(kind, vectors, value):
     formula = merge.formula(np.array([0, -0.4, 0.9], np.float32), vectors=vectors)
     formula = formula.plus_reference(1.0)
     out = np.empty(SIZE, np.uint16)
-    how = (0, SIZE, SIZE, np.uint64(address_of(out)), np.zeros(1))
+    how = (0, SIZE, SIZE, 100, np.uint64(address_of(out)), BF16, np.zeros(1))
     for member in range(4):
         spoiled = [spoil(row, kind, value) if d == member else row for d, row in enumerate(rows)]
-        assert merge.merging(formula, 100, BF16)(*members(spoiled), *how) == (False, False)
-    assert merge.merging(formula, 100, BF16)(*members(rows), *how) == (True, True)
+        assert merge.merge(formula, *members(spoiled), *how) == (False, False)
+    assert merge.merge(formula, *members(rows), *how) == (True, True)
     large = [np.full(SIZE, 3e38, np.float32), *(np.zeros(SIZE, np.float32) for _ in range(3))]
-    loop = merge.merging(formula.times(1e10), 100, BF16)
-    assert loop(*members(large[::-1]), *how) == (True, False)
+    assert merge.merge(formula.times(1e10), *members(large[::-1]), *how) == (True, False)
 
 
 def test_a_sum_keeps_the_sign_of_zero():
@@ -114,8 +113,8 @@ def test_strips_leave_no_trace(thin):
 def test_a_norm_is_added_in_lanes_whatever_the_strips(strip):
     row = np.random.default_rng(0).lognormal(0, 20, SIZE).astype(np.float32)
     formula, norms = merge.formula(np.ones(1, np.float32), vectors=False), np.zeros(1)
-    where = (0, SIZE, 600, np.uint64(0), norms)
-    merge.merging(formula, strip, merge.NORM)(*members([row]), *where)
+    where = (0, SIZE, 600, strip, np.uint64(0), merge.NORM)
+    merge.merge(formula, *members([row]), *where, norms)
     total = 0.0
     for tile in (row[:600], row[600:]):
         lanes = np.zeros(64)
@@ -133,8 +132,8 @@ def test_what_is_not_finite_is_reported(member):
     rows = [make("F32", i)[0] for i in range(4)]
     rows[member][SIZE - 1] = np.nan
     out = np.empty(SIZE, np.float32)
-    where = (0, SIZE, SIZE, np.uint64(address_of(out)), np.zeros(1))
-    fine, _ = merge.merging(merge.formula(WEIGHTS), 100, CODE[out.dtype])(*members(rows), *where)
+    where = (0, SIZE, SIZE, 100, np.uint64(address_of(out)), CODE[out.dtype])
+    fine, _ = merge.merge(merge.formula(WEIGHTS), *members(rows), *where, np.zeros(1))
     assert not fine
 
 

@@ -38,10 +38,6 @@ LONG_CHUNK = 8 * CHUNK
 """Coordinates that a GPU takes at a time where chunks may end anywhere: Python needs as long for a
 long launch as for a short one."""
 
-MANY_THREADS, LONGER = 8, 4
-"""So many threads take chunks so many times as long where these may end anywhere: a thread that
-needs Python's lock between two kernels waits for the others, and needs it less often."""
-
 
 class StoredRows(NamedTuple):
     """The stored values of a chunk by member: of which tensor, and from which coordinate on."""
@@ -136,14 +132,13 @@ class StreamChunk:
         It returns whether all it read is finite; `share` is how much of the chunk it reads.
         Members are the experts, and the reference last unless it is left out.
         """
-        if self.device is not None and self.device.read(kernel, self._named(reference), *arguments):
-            self.source.done(self.site.tensor, self.start, self.stop, share)
-            return
-        for start, stop in self._parts():
-            rows = self._stored(start, stop, reference=reference)
-            fine = kernel(*members(rows), start, stop - start, *arguments)
+        rows = self._stored(reference=reference)
+        if self.device is None or not self.device.read(
+            kernel, self._named(rows, reference), *arguments
+        ):
+            fine = kernel(*members(rows), self.start, self.size, *arguments)
             self._check(fine, reference=reference)
-            self.source.done(self.site.tensor, start, stop, share)
+        self.source.done(self.site.tensor, self.start, self.stop, share)
 
     def selected(self, experts: Array, ranks: Array) -> Array | None:
         """By expert the magnitude of Δ_d at a rank of this chunk, the entries of it within the
@@ -151,7 +146,8 @@ class StreamChunk:
         """
         if self.device is None:
             return None
-        found = self.device.select(self._named(True), experts, ranks)
+        rows = self._named(self._stored(reference=True), True)
+        found = self.device.select(rows, experts, ranks)
         if found is not None:
             self.source.done(self.site.tensor, self.start, self.stop)
         return found
@@ -167,7 +163,7 @@ class StreamChunk:
         """The expert's own stored values, where the merge is nothing else and they are finite."""
         if not formula.is_copy:
             return None
-        (raw,) = self._stored(self.start, self.stop, reference=False)
+        (raw,) = self._stored(reference=False)
         return raw if raw.dtype == STORAGE[dtype] and is_finite(raw) else None
 
     def norm(self, formula: Formula, tile: int) -> float:
@@ -187,7 +183,7 @@ class StreamChunk:
 
         With `reference`, its values are one more row.
         """
-        stored = self._stored(self.start, self.stop, reference=bool(less) or reference)
+        stored = self._stored(reference=bool(less) or reference)
         table = members(stored)
         last = (table.addresses[-1], table.kinds[-1]) if less else (np.uint64(0), np.uint8(0))
         rows = len(self.site.experts) + reference
@@ -218,40 +214,27 @@ class StreamChunk:
     def _run(self, formula: Formula, out: Array, kind: int, tile: int) -> bool:
         """Merge into `out`, which is one float64 for NORM and LEAD; whether all of it is finite."""
         reference = formula.reads_reference
-        if self.device is not None and self.device.merge(
-            self._named(reference), formula, tile, self.step, kind, out
+        rows, stored = self._stored(reference=reference), True
+        if self.device is None or not self.device.merge(
+            self._named(rows, reference), formula, tile, self.step, kind, out
         ):
-            self.source.done(self.site.tensor, self.start, self.stop)
-            return True
-        number = kind in (kernels.NORM, kernels.LEAD)
-        place, norms = (0, out) if number else (address_of(out), np.zeros(1))
-        loop, finite = kernels.merging(formula, self.strip, kind), True
-        for start, stop in self._parts():
-            rows = self._stored(start, stop, reference=reference)
-            there = np.uint64(place + (start - self.start) * (0 if number else out.itemsize))
-            fine, stored = loop(*members(rows), start, stop - start, tile, there, norms)
+            number = kind in (kernels.NORM, kernels.LEAD)
+            place, norms = (0, out) if number else (address_of(out), np.zeros(1))
+            fine, stored = kernels.merge(
+                formula, *members(rows), self.start, self.size, tile, self.strip, np.uint64(place),
+                kind, norms,
+            )  # fmt: skip
             self._check(fine, reference=reference)
-            self.source.done(self.site.tensor, start, stop)
-            finite &= bool(stored)
-        return finite
+        self.source.done(self.site.tensor, self.start, self.stop)
+        return bool(stored)
 
-    def _parts(self) -> list[tuple[int, int]]:
-        """Where one call of a kernel begins and ends: the pages it read are given back after it."""
-        starts = range(self.start, self.stop, self._part)
-        return [(start, min(start + self._part, self.stop)) for start in starts]
-
-    @property
-    def _part(self) -> int:
-        return max(CHUNK // self.step, 1) * self.step
-
-    def _named(self, reference: bool) -> StoredRows:
-        values = self._stored(self.start, self.stop, reference=reference)
+    def _named(self, values: Sequence[Array], reference: bool) -> StoredRows:
         return StoredRows(self.site.tensor, self.start, self._names(reference), values)
 
-    def _stored(self, start: int, stop: int, *, reference: bool) -> list[Array]:
+    def _stored(self, *, reference: bool) -> list[Array]:
         """The members' values; a table of them does not keep them alive while a kernel runs."""
         tensor, names = self.site.tensor, self._names(reference)
-        return [self.source.piece(name, tensor, start, stop) for name in names]
+        return [self.source.piece(name, tensor, self.start, self.stop) for name in names]
 
     def _names(self, reference: bool) -> tuple[str, ...]:
         return (*self.site.experts, "reference") if reference else self.site.experts
@@ -300,11 +283,6 @@ def chunks(
         )
         for start in range(0, site.size, length)
     ]
-
-
-def longest_chunk(threads: int) -> int:
-    """Coordinates that one of so many threads takes at a time, where chunks may end anywhere."""
-    return CHUNK * (LONGER if threads >= MANY_THREADS else 1)
 
 
 def batches(chunks: Iterable[StreamChunk]) -> Iterator[list[StreamChunk]]:
@@ -419,10 +397,6 @@ class Stream:
     def ahead(self, blocks: Iterable[Sequence[Site]]) -> Iterator[Sequence[Site]]:
         return ahead(blocks, lambda block: self.source.prefetch(site.tensor for site in block))
 
-    @property
-    def _longest(self) -> int:
-        return LONG_CHUNK if self.device else longest_chunk(self.workers.threads)
-
     def _chunks(self, block: Sequence[Site], states: Mapping[str, Any]) -> list[StreamChunk]:
         return [
             chunk
@@ -434,7 +408,7 @@ class Stream:
                 states.get(site.tensor),
                 self.statistics,
                 self.device,
-                most=self._longest if self.anywhere(site) else CHUNK,
+                most=LONG_CHUNK if self.device and self.anywhere(site) else CHUNK,
             )
         ]
 

@@ -24,10 +24,6 @@ WRITERS = 8
 """Threads that write what others made, as many as files are written side by side."""
 
 
-FEW = 4
-"""Pieces of work in flight, at least, of one that maps."""
-
-
 class Stopped(Exception):
     """Work was given up because other work failed."""
 
@@ -44,7 +40,7 @@ class Workers:
         self.threads = max(1, threads)
         self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
         self._later = ThreadPoolExecutor(WRITERS, "sigmerge-writer")
-        self._stopped, self._at_once = False, 1
+        self._stopped = False
 
     def __enter__(self) -> Workers:
         self._limits, self._switch = threadpool_limits(1, "blas"), sys.getswitchinterval()
@@ -69,12 +65,11 @@ class Workers:
             yield from map(function, items)
             return
         waiting: deque[Future[_Result]] = deque()
-        most = max(FEW, 2 * self.threads // self._at_once)
         for item in items:
             if self._stopped:
                 raise Stopped
             waiting.append(self._pool.submit(function, item))
-            if len(waiting) > most:
+            if len(waiting) > 2 * self.threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -82,15 +77,10 @@ class Workers:
     def overlap(
         self, function: Callable[[_Item], _Result], items: Iterable[_Item], *, most: int = 2
     ) -> Iterator[_Result]:
-        """The results in order; up to `most` items at a time, which share the threads by `map`.
-
-        Each has a share of what is in flight: threads then work on different items, and write into
-        different files.
-        """
+        """The results in order; up to `most` items at a time, which share the threads by `map`."""
         if self._pool is None or most < 2:
             yield from map(function, items)
             return
-        self._at_once = most
         waiting: deque[Future[_Result]] = deque()
         with ThreadPoolExecutor(most) as drivers:
             try:
@@ -105,5 +95,3 @@ class Workers:
                 for future in waiting:
                     future.cancel()
                 raise
-            finally:
-                self._at_once = 1

@@ -24,7 +24,7 @@ from sigmerge.checkpoints.writer import Layout, parse_size, plan_layout
 from sigmerge.engine.beside import beside
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
 from sigmerge.engine.sink import Sink
-from sigmerge.engine.stream import CHUNK, Stream, longest_chunk, rounded
+from sigmerge.engine.stream import CHUNK, Stream, rounded
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.jobs.options import Options, Step
@@ -125,7 +125,7 @@ class DenseJob:
         """
         experts = len(self.pool.experts)
         scratch = (experts + 4) * TILE * 4
-        window = (experts * CHUNK + longest_chunk(threads)) * 4
+        window = (experts + 1) * CHUNK * 4
         counts = 3 * experts * 65536 * 8
         whole = 0
         if self.operator.needs == "features":

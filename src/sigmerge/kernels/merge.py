@@ -8,7 +8,6 @@ that thin and combine alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -150,38 +149,36 @@ def formula(
     )
 
 
-def merging(formula: Formula, strip: int, kind: int) -> Callable[..., tuple[bool, bool]]:
-    """What merges parts of a chunk, one behind the other: ties are counted over all of them.
+def merge(
+    formula: Formula,
+    addresses: Array,
+    kinds: Array,
+    start: int,
+    size: int,
+    tile: int,
+    strip: int,
+    out: np.uint64,
+    kind: int,
+    norms: Array,
+) -> tuple[bool, bool]:
+    """Merge `size` coordinates of a tensor from `start` on; whether input and output are finite.
 
-    It takes (addresses, kinds, start, size, tile, out, norms) and merges `size` coordinates of a
-    tensor from `start` on; it returns whether input and output are finite. Members are the experts,
-    then the reference if the formula reads it. `out` is the address of the result, `kind` its type;
-    with NORM or LEAD, that number is added to norms[0] tile by tile instead, in a fixed order of
-    addition.
+    Members are the experts, then the reference if the formula reads it. `out` is the address of the
+    result, `kind` its type; with NORM or LEAD, that number is added to norms[0] tile by tile
+    instead, in a fixed order of addition.
     """
     result = kind if kind in (NORM, LEAD) else VALUES
     if result == VALUES and formula.is_sum:
         how = (formula.weights, bool(formula.vectors), formula.after)
-
-        def add(
-            addresses: Array, kinds: Array, _: int, size: int, __: int, out: np.uint64, ___: Array
-        ) -> tuple[bool, bool]:
-            return weighted_rows(*how, addresses, kinds, size, out, kind)
-
-        return add
+        return weighted_rows(*how, addresses, kinds, size, np.uint64(out), kind)
     loop = _merging(formula.thin, formula.combine, bool(formula.vectors), result)
     election = (formula.weighted, formula.normalize, formula.cancelled)
     given = (formula.weights, _tables(formula, strip), formula.rescale, election, formula.after)
     rows = room((len(formula.weights) + 4, strip), np.float32, "rows of a strip")
-
-    def merge(
-        addresses: Array, kinds: Array, start: int, size: int, tile: int, out: np.uint64,
-        norms: Array,
-    ) -> tuple[bool, bool]:  # fmt: skip
-        fine, stored = loop(*given, addresses, kinds, start, size, tile, rows, out, kind, norms)
-        return fine, stored
-
-    return merge
+    fine, stored = loop(
+        *given, addresses, kinds, start, size, tile, rows, np.uint64(out), kind, norms
+    )
+    return fine, stored
 
 
 def _tables(formula: Formula, strip: int) -> tuple[Array, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 from sigmerge.kernels import Array
 from sigmerge.kernels.jit import kernel
 
-KEPT = 32 << 20
+KEPT = 16 << 20
 """Bytes of one array at most that a thread keeps."""
 
 _local = threading.local()
