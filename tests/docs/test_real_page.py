@@ -6,18 +6,29 @@ import json
 import lzma
 import re
 import tarfile
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
+import yaml
 
 from sigmerge.analysis import tables
 from sigmerge.analysis.forms import Table, markdown
-from sigmerge.analysis.intervals import paired_intervals, variant_intervals
+from sigmerge.analysis.intervals import (
+    Comparison,
+    Gain,
+    gains,
+    paired_intervals,
+    variant_intervals,
+)
 from sigmerge.analysis.results import Results, results
 from sigmerge.experiments.store import STORE, open_read_only
+from sigmerge.nano.files import RECIPES
+from sigmerge.operators.cat import Cat
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGE = (RESULTS / "real.md").read_text(encoding="utf-8")
@@ -219,21 +230,39 @@ def test_our_settings_are_those_of_their_store(
     lines = PAGE.splitlines()
     start = lines.index(f"| pool | {' | '.join(heads)} |") + 2
     assert lines[start : start + 4] == [
-        f"| {pool} | {' | '.join(row.get(head, '–') for head in heads)} |"
-        for pool, row in cells.items()
+        f"| {pool} | {' | '.join(row[head] for head in heads)} |" for pool, row in cells.items()
     ]
-    ahead = [float(row["replace − repair"].split(" ")[0]) for row in cells.values()]
-    assert f"on all four pools, by {min(ahead):.1f} to {max(ahead):.1f} points" in " ".join(
-        PAGE.split()
+    replaced, calibrated = (
+        [_numbers(row[f"{setting} − repair"]) for row in cells.values()]
+        for setting in ("replace", "calibrated")
     )
+    assert all(low > 0 for _, low, _ in (*replaced, *calibrated))
+    text = " ".join(PAGE.split())
+    assert (
+        f"on all four pools, `replace` by {min(replaced)[0]:.2f} to {max(replaced)[0]:.2f} points, "
+        f"`calibrated` by {min(calibrated)[0]:.2f} to {max(calibrated)[0]:.2f}."
+    ) in text
     before, after = _repaired(found), _repaired(later)
     moved = max(abs(score - before[key]) for key, score in after.items())
-    text = " ".join(PAGE.split())
     assert f"its repair score within {moved:.2f} points of the first table" in text
     behind = [before[pool, "+ repair", "regmean"] - float(cells[pool][setting])
-              for pool in cells for setting in ("replace", "calibrated")
-              if setting in cells[pool]]  # fmt: skip
+              for pool in cells for setting in ("replace", "calibrated")]  # fmt: skip
     assert f"stays {int(10 * min(behind)) / 10} points or more below RegMean" in text
+
+
+def test_what_is_said_of_one_setting_against_the_other_is_in_the_store(later: Results) -> None:
+    rows = {(r["pool"], r["setting"]): r["run"] for r in later.variants("ours").to_dicts()}
+    ahead = {
+        pool: _printed(_gain(later, rows[pool, "calibrated"], rows[pool, "replace"])[0])
+        for pool in later.pools
+    }
+    assert ahead["long-0"][0] == ahead["long-1"][0] and ahead["long-0"][1] > 0 < ahead["long-1"][1]
+    assert ahead["mild-0"][2] < 0 and ahead["mild-1"][1] < 0 < ahead["mild-1"][2]
+    assert (
+        f"`calibrated` is {ahead['long-0'][0]:.2f} ahead of `replace` on both long pools and "
+        f"{-ahead['mild-0'][0]:.2f} behind it on mild-0, outside of the intervals; on mild-1 the "
+        "interval holds 0."
+    ) in " ".join(PAGE.split())
 
 
 def test_what_is_said_of_domains_under_our_settings_is_in_the_store(
@@ -241,23 +270,151 @@ def test_what_is_said_of_domains_under_our_settings_is_in_the_store(
 ) -> None:
     by_domain = {
         (str(pool), str(setting)): {
-            domain: [float(n.replace("−", "-")) for n in re.findall(r"[+−][0-9.]+", str(gain))]
-            for domain, gain in zip(later.domains, gains, strict=True)
+            domain: _numbers(str(gain)) for domain, gain in zip(later.domains, gains, strict=True)
         }
         for pool, _, setting, _, *gains in settings.rows
     }
+    text = " ".join(PAGE.split())
     replaced = [by_domain[pool, "replace"] for pool in later.pools]
     for domain in ("math", "instruction", "coding", "safety"):
         assert all(row[domain][1] > 0 for row in replaced), domain
     first, *others = [row["multilingual"] for row in replaced]
-    text = " ".join(PAGE.split())
     assert first[2] < 0 and all(low < 0 < high for _, low, high in others)
     assert f"multilingual loses {-first[0]:.2f} on {later.pools[0]}" in text
-    taken = by_domain["long-0", "calibrated"]["multilingual"]
-    assert f"takes {-taken[0]:.1f} points from multilingual there" in text
-    losses = [-g[0] for g in by_domain["mild-0", "calibrated"].values() if g[2] < 0]
-    assert len(losses) == 3
-    assert f"and {min(losses):.1f} to {max(losses):.1f} from three of the five domains" in text
+
+    gained, lost = (
+        {domain: {pool: f"{abs(by_domain[pool, 'calibrated'][domain][0]):.2f}"
+                  for pool in later.pools if outside(by_domain[pool, "calibrated"][domain])}
+         for domain in later.domains}
+        for outside in (lambda g: g[1] > 0, lambda g: g[2] < 0)
+    )  # fmt: skip
+    every, long, mild = set(later.pools), {"long-0", "long-1"}, {"mild-0", "mild-1"}
+    assert {d: set(pools) for d, pools in gained.items() if pools} == {
+        "math": every, "safety": every, "coding": long
+    }  # fmt: skip
+    assert {d: set(pools) for d, pools in lost.items() if pools} == {
+        "multilingual": every, "coding": mild, "instruction": {"mild-0"}
+    }  # fmt: skip
+    tongues, coding = lost["multilingual"], lost["coding"]
+    assert (
+        f"{tongues['long-0']} points on long-0 (3.7 in the first grid) and {tongues['long-1']} on "
+        f"long-1, {tongues['mild-0']} on mild-0 and {tongues['mild-1']} on mild-1."
+    ) in text
+    assert (
+        f"from coding on both mild pools ({coding['mild-0']} and {coding['mild-1']}) and from "
+        f"instruction on mild-0 ({lost['instruction']['mild-0']})."
+    ) in text
+    coding = gained["coding"]
+    assert f"coding on the long ones ({coding['long-0']} and {coding['long-1']})" in text
+
+
+@pytest.fixture(scope="module")
+def cat(later: Results) -> dict[str, dict[str, tuple[Gain, dict[str, Gain]]]]:
+    """By pool, CAT against task arithmetic and against its repair, on the same trainings."""
+    named = {
+        (row["pool"], row["kind"]): row["run"]
+        for row in later.checkpoints.filter(pl.col("kind") != "expert").to_dicts()
+        if row["kind"] != "ours"
+    }
+    return {
+        pool: {
+            kind: _gain(later, named[pool, "baseline"], named[pool, kind])
+            for kind in ("anchor", "default")
+        }
+        for pool in later.pools
+    }
+
+
+def test_the_table_of_cat_is_that_of_its_store(
+    found: Results, later: Results, cat: dict[str, dict[str, tuple[Gain, dict[str, Gain]]]]
+) -> None:
+    [table] = tables.baselines(later)
+    assert table.rows[0][0] == "cat" and later.pools == found.pools
+    first, fourth = (
+        [_repaired(of)[pool, "anchor", "task_arithmetic"] for pool in later.pools]
+        for of in (found, later)
+    )
+    shown = {
+        "task_arithmetic, first trainings": [f"{score:.2f}" for score in first],
+        "task_arithmetic, fourth trainings": [f"{score:.2f}" for score in fourth],
+        "cat, fourth trainings": [_percent(score) for score in _baselines(later, "cat")],
+        "cat − task_arithmetic, fourth trainings": [
+            str(cat[pool]["anchor"][0]) for pool in later.pools
+        ],
+    }
+    for title, cells in shown.items():
+        assert _row(title) == cells
+    moved = max(abs(a - b) for a, b in zip(first, fourth, strict=True))
+    assert f"differs by up to {moved:.2f} points between them" in " ".join(PAGE.split())
+
+
+def test_what_is_said_of_cat_is_in_its_store(
+    found: Results, later: Results, cat: dict[str, dict[str, tuple[Gain, dict[str, Gain]]]]
+) -> None:
+    text = " ".join(PAGE.split())
+    *three, last = (_printed(cat[pool]["anchor"][0]) for pool in later.pools)
+    assert all(low > 0 for _, low, _ in three) and last[1] < 0 < last[2]
+    assert later.pools[-1] == "mild-1"
+    assert (
+        f"CAT is {min(three)[0]:.2f} to {max(three)[0]:.2f} points ahead of task arithmetic on "
+        "three pools, about what another training may change, and not ahead on mild-1."
+    ) in text
+    behind = [_printed(cat[pool]["default"][0]) for pool in later.pools]
+    assert all(high < 0 for *_, high in behind)
+    assert (
+        f"It stays {-max(behind)[0]:.2f} to {-min(behind)[0]:.2f} points below the repair of task "
+        "arithmetic, outside of every interval"
+    ) in text
+    math, tongues = (
+        [_printed(cat[pool]["anchor"][1][domain]) for pool in ("long-0", "long-1")]
+        for domain in ("math", "multilingual")
+    )
+    assert all(low > 0 for _, low, _ in math) and all(high < 0 for *_, high in tongues)
+    assert (
+        f"it gains {math[0][0]:.2f} and {math[1][0]:.2f} points in math and loses "
+        f"{-tongues[0][0]:.2f} and {-tongues[1][0]:.2f} in multilingual"
+    ) in text
+    scores = _baselines(later, "cat")
+    regmean = [_repaired(found)[pool, "anchor", "regmean"] / 100 for pool in found.pools]
+    below = [
+        [100 * (other - own) for other, own in zip(others, scores, strict=True)]
+        for others in (_baselines(found, "lot"), regmean)
+    ]
+    assert (
+        f"{min(below[0]):.1f} to {max(below[0]):.1f} below LOT and {min(below[1]):.1f} to "
+        f"{max(below[1]):.1f} below RegMean of the first trainings"
+    ) in text
+    levels = [yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
+              for name in ("task_arithmetic", "cat")]  # fmt: skip
+    assert levels[0]["parameters"] == {"weight": 0.4} and "parameters" not in levels[1]
+    usual = {parameter.name: parameter.paper for parameter in Cat.parameters}
+    assert usual["weight"] * usual["lambda"] == 0.4 and "Both add task vectors at 0.4" in text
+
+
+def test_the_seconds_of_the_later_store_are_those_on_the_pages(later: Results) -> None:
+    text = " ".join(PAGE.split())
+    runs = later.runs
+    took = runs.filter(pl.col("method") == "cat")
+    seconds, captured = took["wall_seconds"].to_list(), took["gpu_seconds"].to_list()
+    assert (
+        f"A merge takes {min(seconds):.0f} to {max(seconds):.0f} s, {min(captured):.0f} to "
+        f"{max(captured):.0f} of them to read exemplars"
+    ) in text
+    guide = " ".join((RESULTS.parent / "real.md").read_text(encoding="utf-8").split())
+    assert max(seconds) < 120 and "on a GPU it takes [less than two]" in guide
+    hours = float(np.mean(captured)) / 3600
+    assert f"CAT takes {np.mean(seconds):.0f} s, {hours:.3f} GPU hours without" in text
+    [repair] = runs.filter(pl.col("kind") == "default").select(pl.col("wall_seconds").mean()).row(0)
+    tried = runs.filter(pl.col("setting") == "calibrated")["wall_seconds"].to_list()
+    assert f"a repair {repair:.0f} s, `calibrated` {min(tried):.0f} to {max(tried):.0f} s" in text
+    with tarfile.open(RESULTS / "real" / "logs.tar.xz") as records:
+        clock = (file := records.extractfile("fourth/times")) and file.read().decode()
+    assert clock
+    begun = re.findall(r"([\d:]{8})\ngrid ", clock)
+    ended = re.findall(r"rc 0 ([\d:]{8})", clock)
+    assert len(begun) == len(ended) == 4
+    whole = datetime.strptime(max(ended), "%H:%M:%S") - datetime.strptime(min(begun), "%H:%M:%S")
+    assert f"all four side by side in {whole.seconds} s" in text
 
 
 def test_what_is_said_of_our_settings_in_the_first_grid_is_in_its_tables() -> None:
@@ -279,16 +436,32 @@ def test_what_is_said_of_our_settings_in_the_first_grid_is_in_its_tables() -> No
     assert f"({rows['long-0', 'calibrated'][4]:.1f} in the first grid)" in text
 
 
-def test_the_later_trainings_are_as_like_the_first_as_the_page_says() -> None:
+@pytest.mark.parametrize("folder", ["later", "fourth"])
+def test_further_trainings_had_the_settings_and_data_of_the_first(folder: str) -> None:
     with tarfile.open(RESULTS / "real" / "logs.tar.xz") as records:
-        names = [n for n in records.getnames() if re.match(r"later/[a-z]+-\d/training/", n)]
-        pairs = [(_read(records, n), _read(records, n.removeprefix("later/"))) for n in names]
+        names = [n for n in records.getnames() if re.match(rf"{folder}/[a-z]+-\d/training/", n)]
+        pairs = [(_read(records, n), _read(records, n.removeprefix(f"{folder}/"))) for n in names]
     assert len(pairs) == 20
     assert all(a["settings"] == b["settings"] and a["sums"] == b["sums"] for a, b in pairs)
-    same = sum(a["weights"] == b["weights"] for a, b in pairs)
-    assert f"weights of {same} of the 20 experts are the same bits as at first" in " ".join(
-        PAGE.split()
-    )
+    if folder == "fourth":  # those of the settings, which the page compares with the first
+        same = sum(a["weights"] == b["weights"] for a, b in pairs)
+        text = " ".join(PAGE.split())
+        assert f"weights of {same} of the 20 experts are the same bits as at first" in text
+
+
+def test_the_suite_in_the_logs_has_the_runs_of_the_later_store(later: Results) -> None:
+    with tarfile.open(RESULTS / "real" / "logs.tar.xz") as records:
+        file = records.extractfile("fourth/some-1.yaml")
+        assert file is not None
+        suite = yaml.safe_load(file)
+    for pool in later.pools:
+        runs = later.runs.filter(pl.col("pool") == pool)
+        assert runs.filter(pl.col("kind") == "expert")["method"].to_list() == suite["experts"]
+        assert later.anchors(pool) == suite["anchors"]
+        assert runs.filter(pl.col("kind") == "baseline")["method"].to_list() == suite["baselines"]
+        ours = runs.filter(pl.col("kind") == "ours")["setting"].to_list()
+        assert ours == list(suite["repairs"]["ours"])
+        assert runs.height == 10
 
 
 HARNESSES = {"IFEval": ("ifeval", "prompt_strict"),
@@ -403,6 +576,26 @@ def test_the_floor_of_ifeval_is_that_of_its_items(answers: list[dict[str, Any]])
     ]
     right = sum(process_results(item, ["yes"])["prompt_level_strict_acc"] for item in items)
     assert len(items) == 100 and _row("IFEval")[0] == str(right)
+
+
+def _gain(found: Results, after: str, before: str) -> tuple[Gain, dict[str, Gain]]:
+    """Of one run over another: that of the macro score, and those of its domains."""
+    [gain] = gains(found, [Comparison((), (after,), before)])
+    return gain
+
+
+def _printed(gain: Gain) -> list[float]:
+    """Difference, low and high in points, as the page rounds them."""
+    return _numbers(str(gain))
+
+
+def _numbers(gain: str) -> list[float]:
+    return [float(number.replace("−", "-")) for number in re.findall(r"[+−][0-9.]+", gain)]
+
+
+def _baselines(found: Results, method: str) -> list[float]:
+    rows = {r["pool"]: r["macro"] for r in found.baselines.to_dicts() if r["method"] == method}
+    return [rows[pool] for pool in found.pools]
 
 
 def _percent(score: float) -> str:
