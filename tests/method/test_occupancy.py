@@ -409,8 +409,24 @@ def test_tiles_go_to_the_threads_in_few_parts():
     pool = Pool(bf16_pool(2, 10_000), even(10_000, 20))
     claims = claim(pool, [1, 0], [3000, 2000], run=run)
     assert np.array_equal(claims.owner, claim(pool, [1, 0], [3000, 2000]).owner)
-    assert len(pool.tiles) == 500 and 1 < max(parts) <= occupancy.PARTS
-    assert len(parts) == 2 + 2 + 1  # a sample and the marks of each, and what the last claimed
+    assert len(pool.tiles) == 500
+    counted, marked = -(-500 // occupancy.COUNTING.least), -(-500 // occupancy.MARKING.least)
+    assert counted < occupancy.COUNTING.most and marked < occupancy.MARKING.most
+    # A sample and the marks of each, and what the last claimed.
+    assert parts == [counted, marked, counted, marked, marked]
+
+
+def test_a_large_block_is_cut_into_no_more_parts(monkeypatch):
+    monkeypatch.setattr(occupancy, "MARKING", occupancy.Cut(7, 2))
+    parts = []
+    pool = Pool(bf16_pool(1, 1000), even(1000, 20))
+    claim(
+        pool,
+        [0],
+        [300],
+        run=lambda task, some: parts.append(given := list(some)) or map(task, given),
+    )
+    assert [len(some) for some in parts[1:]] == [7, 7]
 
 
 @pytest.mark.parametrize("mask_seed", [None, 1])

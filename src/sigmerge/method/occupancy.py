@@ -41,10 +41,20 @@ Counts: TypeAlias = Int64[np.ndarray, "3 places"]
 MapLike: TypeAlias = Callable[..., Iterable[Any]]
 """Like `map`: applies a function to every item and returns the results in the items' order."""
 
-PARTS = 32
-"""A pass over a block is cut into this many items for `run`, if it has as many tiles."""
-COUNTED_PARTS = 16
-"""The same for a pass that counts: every item makes a histogram of its own."""
+
+class Cut(NamedTuple):
+    """A pass over a block is cut into `most` items for `run`, of at least so many tiles.
+
+    Threads that take short items wait for one another between them.
+    """
+
+    most: int
+    least: int
+
+
+MARKING = Cut(32, 20)
+COUNTING = Cut(16, 40)
+"""Every item makes a histogram of its own."""
 
 
 @runtime_checkable
@@ -241,7 +251,7 @@ class _Step:
         """Settle what is left in a pass of its own."""
         left, self.left = self.left, kernels.SETTLED
         if left.ties.size:
-            self.each(PARTS, lambda *part: self.loops.settle(self.edges, *part, left))
+            self.each(MARKING, lambda *part: self.loops.settle(self.edges, *part, left))
 
     def settle_mask(self, marks: _Marks, ties: Int64[np.ndarray, tiles]) -> tuple[int, float]:
         """A random score says nothing about Δ, so support and mass are read off what it chose."""
@@ -250,7 +260,7 @@ class _Step:
         support = np.zeros(len(ties), np.int64)
         found = (int(kernels.ABOVE), support, marks.mass)
         delta = self.table._replace(key=_NO_KEY)
-        self.each(PARTS, lambda *part: self.check(self.loops.tally(delta, *part, *found)))
+        self.each(MARKING, lambda *part: self.check(self.loops.tally(delta, *part, *found)))
         nothing = np.zeros_like(marks.counts)
         self.left = kernels.Settlement(self.domain, np.zeros_like(ties), nothing)
         return int(support.sum()), math.fsum(marks.mass.tolist())
@@ -293,7 +303,7 @@ class _Step:
         tiles = len(self.block.tiles)
         marks = _Marks(np.zeros((tiles, 2), np.int64), np.zeros(tiles))
         found = (self.left, threshold, *marks)
-        self.each(PARTS, lambda *part: self.check(self.loops.mark(self.table, *part, *found)))
+        self.each(MARKING, lambda *part: self.check(self.loops.mark(self.table, *part, *found)))
         self.left = kernels.SETTLED
         return marks
 
@@ -310,15 +320,15 @@ class _Step:
             count(self.table, *some, *arguments, counts[0])
             return occupied(counts, _NOTHING_LEFT_OUT)[0]
 
-        return reduce(joined, self.each(COUNTED_PARTS, part), _NO_PLACES)
+        return reduce(joined, self.each(COUNTING, part), _NO_PLACES)
 
-    def each(self, parts: int, task: Callable[[Owner, int, int], Any]) -> list[Any]:
+    def each(self, cut: Cut, task: Callable[[Owner, int, int], Any]) -> list[Any]:
         """The results of task(owner, first tile, last tile) for all tiles in order.
 
         Loops that take many tiles side by side themselves say how few parts they want.
         """
-        parts = min(parts, getattr(self.loops, "most_parts", parts))
-        length = max(1, -(-len(self.block.tiles) // parts))
+        parts = min(cut.most, getattr(self.loops, "most_parts", cut.most))
+        length = max(cut.least, -(-len(self.block.tiles) // parts))
         firsts = range(0, len(self.block.tiles), length)
         lasts = (min(first + length, len(self.block.tiles)) for first in firsts)
         return list(self.run(lambda part: task(self.owner, *part), zip(firsts, lasts, strict=True)))
