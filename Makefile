@@ -8,6 +8,9 @@ STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
 WARM   := $(VENV)/.warm
 
+# Tests start hundreds of commands, which need not compile their modules each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Tests that need no forward pass, no browser and no other tool, but for those marked slow.
 FAST := tests/method tests/kernels tests/operators tests/files tests/engine tests/checkpoints \
         tests/test_architecture.py tests/test_recipe.py tests/docs/test_architecture_page.py
