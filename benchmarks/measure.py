@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -67,11 +68,10 @@ def drop(files: Iterable[Path]) -> None:
 
 def machine() -> str:
     """Cores, processor and memory, without any name of the host."""
-    models = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
+    # What /proc/cpuinfo says of a processor differs between architectures; lscpu knows them.
+    known = shutil.which("lscpu")
+    lines = subprocess.check_output([known], text=True).splitlines() if known else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model name:")]
     memory = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
     cores = len(os.sched_getaffinity(0))
     return f"{cores} cores, {models[0] if models else 'unknown CPU'}, {memory / 1e9:.0f} GB RAM"

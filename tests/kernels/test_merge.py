@@ -157,3 +157,13 @@ def test_an_entry_stays_with_the_odds_of_its_rank(values):
     formula = merge.formula(np.ones(1, np.float32), vectors=False, thin=merge.RANK, **how)
     assert SIZE % (length * inner) == 0
     assert np.array_equal(merged(formula, [values]), np.where(kept, values, 0))
+
+
+def test_a_rank_keeps_as_many_draws_as_its_odds_say():
+    """Of 2^32 draws: half, three quarters, all; and one where that is the odds."""
+    axis, few = np.array([3, 1], np.int64), 2.0**-32
+    odds = np.array([[0.5, 1.0], [few, few]])
+    formula = merge.formula(np.ones(2, np.float32), thin=merge.RANK, axis=axis, odds=odds)
+    by_rank, highest = merge._odds_by_rank(formula)
+    assert by_rank.tolist() == [[0.5, 0.75, 1.0], [few] * 3]
+    assert highest.tolist() == [[2**31 - 1, 3 * 2**30 - 1, 2**32 - 1], [0] * 3]
