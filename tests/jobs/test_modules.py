@@ -205,3 +205,14 @@ def test_what_to_do_where_modules_must_be_merged_alike(
     recipe = {"merge_method": "linear", "base_model": folders["base"], "modules": modules}
     with pytest.raises(RecipeError, match=f"{section}: needs models that.*{instead}"):
         sigmerge.merge({**recipe, section: {}}, tmp_path / "out")
+
+
+def test_gradients_run_over_every_stack(folders: dict[str, str], tmp_path: Path) -> None:
+    """Not over that of the decoder alone, with modules or without."""
+    given = models(folders, math=[0.1, 0.9], coding=0.5)
+    modules = {"decoder": {"models": given}, "encoder": {"models": given[::-1]},
+               "shared": {"models": given}}  # fmt: skip
+    for name, merged in {"models": {"models": given}, "modules": {"modules": modules}}.items():
+        (tmp_path / name).mkdir()
+        recipe = {"merge_method": "linear", "dtype": "float32", **merged}
+        agree(*both(None, recipe, tmp_path / name), ulps=2)  # type: ignore[arg-type]

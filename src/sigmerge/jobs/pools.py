@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sigmerge.checkpoints.adapter_folders import home_of
+from sigmerge.checkpoints.blocks import positions
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
 from sigmerge.checkpoints.inputs import InputIdentity, digested, identify
@@ -218,11 +219,12 @@ def open_anchor(path: Path, pool: Pool, options: Options) -> Checkpoint:
 def merged_sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:
     """The tensors that the recipe's operator merges, with their settings."""
     sites = {}
+    placed = positions(pool.layout.tensors)
     for name, stored in sorted(pool.layout.tensors.items()):
         block = pool.stack.block_of(name)
         if stored.floating and stored.size and (outside or block is not None):
             if pool.output is None:
-                site = recipe.site(name, stored.size, block, pool.stack.depth)
+                site = recipe.site(name, stored.size, pool.stack, placed.get(name))
             else:
                 made_of = {m: e.tensors.get(name) for m, e in pool.experts.items()}
                 names = {m: tensor.name for m, tensor in made_of.items() if tensor}

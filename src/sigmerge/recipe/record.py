@@ -13,6 +13,7 @@ from sigmerge.recipe.sections import CaptureSection
 from sigmerge.recipe.settings import NEEDED, Conditions, bounded, evaluate
 
 if TYPE_CHECKING:  # few recipes have these
+    from sigmerge.checkpoints.blocks import Stack
     from sigmerge.checkpoints.vocabularies import VocabularyRequest
     from sigmerge.recipe.scored import GuideSection, RepairSection, SearchSection, TuneSection
 
@@ -97,9 +98,15 @@ class Recipe:
         given = [*others, *self.experts.values(), *sources]
         return [f for f in dict.fromkeys(p for g in given for p in split_adapter(g)) if f]
 
-    def site(self, tensor: str, size: int, block: int | None, depth: int) -> Site:
-        """A tensor with the options that hold for it: filters and depth gradients resolved."""
-        t = 0.0 if block is None else block / (depth - 1) if depth > 1 else 1.0
+    def site(
+        self, tensor: str, size: int, stack: Stack, position: tuple[int, int] | None = None
+    ) -> Site:
+        """A tensor with the options that hold for it: filters and depth gradients resolved.
+
+        Gradients run over the tensor's own stack, where `position` is its block and the depth.
+        """
+        block, depth = stack.block_of(tensor), stack.depth
+        t = _along(*position) if position else 0.0
         module = module_of(tensor, list(self.modules)) if self.modules else ""
         nearer = [self.modules[module]] if module else []
         models = {
@@ -132,7 +139,7 @@ class Recipe:
         left = block
         for piece in self.slices:
             if left < piece.depth:
-                return piece, left / (piece.depth - 1) if piece.depth > 1 else 1.0
+                return piece, _along(left, piece.depth)
             left -= piece.depth
         raise IndexError(block)
 
@@ -178,3 +185,8 @@ def module_of(tensor: str, modules: Sequence[str]) -> str:
     if names & {*EYES, "visual"}:
         return next(name for name in EYES if name in modules)
     return "text_decoder"
+
+
+def _along(block: int, depth: int) -> float:
+    """How far along so many layers one lies; a single one is the end."""
+    return block / (depth - 1) if depth > 1 else 1.0
