@@ -11,8 +11,8 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 import sigmerge
+from sigmerge.checkpoints.modules import module_of
 from sigmerge.errors import RecipeError
-from sigmerge.recipe.record import module_of
 from tests.jobs.test_mergekit_parity import agree, both
 from tests.pools import read_weights
 
@@ -80,7 +80,7 @@ def test_slerp_takes_two_models_in_each_module(folders: dict[str, str], tmp_path
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a module is missing": (
         {"decoder": {"weight": 1}, "encoder": {"weight": 2}},
-        "decoder, encoder are not merged alike, and so must be all modules",
+        "decoder, encoder are merged one by one, and so must be all modules",
     ),
     "a wrong value": (
         {"decoder": {"weight": "much"}, "encoder": {"weight": 1}, "shared": {"weight": 1}},
