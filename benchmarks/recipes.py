@@ -2,12 +2,12 @@
 
     python -m benchmarks.recipes [--only slerp,ties] [--page docs/results/recipes.md]
 
-`benchmarks/corpus` has one file a method, and one each for adapters and for tokenizers, several
-documents in a file, in the style of what is found in model cards. Both tools get every document
-unchanged, on the same tiny models. Where it asks for bfloat16 or float16, mergekit computes in that
-type and sigmerge in float32; so the numbers are compared a second time with `dtype: float32` in
-both. Methods that draw at random cannot agree value by value: there the size of the merged task
-vector is compared. Rows of embeddings are compared by token.
+`benchmarks/corpus` has one file a method, and one each for adapters, modules and tokenizers,
+several documents in a file, in the style of what is found in model cards. Both tools get every
+document unchanged, on the same tiny models. Where it asks for bfloat16 or float16, mergekit
+computes in that type and sigmerge in float32; so the numbers are compared a second time with
+`dtype: float32` in both. Methods that draw at random cannot agree value by value: there the size of
+the merged task vector is compared. Rows of embeddings are compared by token.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ WORDS = {
     "clerk": (["<s>", "</s>", "<pad>", "ledger", *SHARED[::-2], "sea"], ["<|invoice|>"]),
 }
 """Models with tokens of their own: words, and tokens that were added."""
+ENCODING = ("translator", "summarizer")
+"""Models with an encoder and a decoder."""
 TOKEN_ROWS = ("model.embed_tokens.weight", "lm_head.weight")
 LAYERS = 8
 ULPS = 16
@@ -125,6 +127,20 @@ def make_models(folder: Path) -> None:
         config["vocab_size"] = len(words) + len(added)
         (place / "config.json").write_text(json.dumps(config))
         _write_tokenizer(place, words, added)
+    for i, name in enumerate(ENCODING):
+        _write_encoding(folder / name, seed=300 + i)
+
+
+def _write_encoding(folder: Path, seed: int) -> None:
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=3, num_heads=2,
+                      num_decoder_layers=4, feed_forward_proj="gated-gelu")  # fmt: skip
+    torch.manual_seed(seed)
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    words, _ = WORDS["poet"]
+    _write_tokenizer(folder, words[: config.vocab_size], [])
 
 
 def _write_tokenizer(folder: Path, words: list[str], added: list[str]) -> None:
@@ -244,8 +260,9 @@ def page(found: list[Outcome], command: str) -> str:
         f"- for arcee_fusion in all but {TURNED:.1%} of the values: mergekit rounds divergences of "
         "rows to float32, and a score at the threshold can turn over.",
         "",
-        "Among them are adapters (LoRA, rsLoRA, DoRA) and models with other vocabularies, whose "
-        "embedding rows are compared by token.",
+        "Among them are adapters (LoRA, rsLoRA, DoRA), encoder-decoders whose modules are merged "
+        "one by one, and models with other vocabularies, whose embedding rows are compared by "
+        "token.",
         "",
         "The models are stored in float32, where magnitudes do not tie. Differences of bfloat16 "
         "weights tie often; sigmerge keeps the lowest index, mergekit what its sort leaves first.",

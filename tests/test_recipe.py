@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sigmerge.checkpoints.blocks import Stack
 from sigmerge.errors import RecipeError
 from sigmerge.recipe import load_recipe
 from sigmerge.recipe.folders import find_model
@@ -483,7 +484,8 @@ def test_lines_alpha_is_one_number(pool: PoolOnDisk) -> None:
 
 
 def site(recipe: dict[str, Any], tensor: str, block: int | None = None, depth: int = 5) -> Any:
-    return load_recipe(recipe).site(tensor, 100, block, depth).settings
+    position = None if block is None else (block, depth)
+    return load_recipe(recipe).site(tensor, 100, Stack("", 0), position).settings
 
 
 def test_presets(pool: PoolOnDisk) -> None:

@@ -152,10 +152,14 @@ class PlanSource(Part):
 
 
 class PlanSlice(Part):
-    """A run of layers of the result. `base` is the source that task vectors start from."""
+    """A run of layers of the result. `base` is the source that task vectors start from.
+
+    `module` is the part of the model that they are layers of, where it has several.
+    """
 
     sources: tuple[PlanSource, ...] = Field(min_length=1)
     base: str | None = None
+    module: str | None = None
 
 
 class TriedUpdate(Part):

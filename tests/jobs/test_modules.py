@@ -11,8 +11,8 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 import sigmerge
+from sigmerge.checkpoints.modules import module_of
 from sigmerge.errors import RecipeError
-from sigmerge.recipe.record import module_of
 from tests.jobs.test_mergekit_parity import agree, both
 from tests.pools import read_weights
 
@@ -80,7 +80,7 @@ def test_slerp_takes_two_models_in_each_module(folders: dict[str, str], tmp_path
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a module is missing": (
         {"decoder": {"weight": 1}, "encoder": {"weight": 2}},
-        "decoder, encoder are not merged alike, and so must be all modules",
+        "decoder, encoder are merged one by one, and so must be all modules",
     ),
     "a wrong value": (
         {"decoder": {"weight": "much"}, "encoder": {"weight": 1}, "shared": {"weight": 1}},
@@ -205,3 +205,14 @@ def test_what_to_do_where_modules_must_be_merged_alike(
     recipe = {"merge_method": "linear", "base_model": folders["base"], "modules": modules}
     with pytest.raises(RecipeError, match=f"{section}: needs models that.*{instead}"):
         sigmerge.merge({**recipe, section: {}}, tmp_path / "out")
+
+
+def test_gradients_run_over_every_stack(folders: dict[str, str], tmp_path: Path) -> None:
+    """Not over that of the decoder alone, with modules or without."""
+    given = models(folders, math=[0.1, 0.9], coding=0.5)
+    modules = {"decoder": {"models": given}, "encoder": {"models": given[::-1]},
+               "shared": {"models": given}}  # fmt: skip
+    for name, merged in {"models": {"models": given}, "modules": {"modules": modules}}.items():
+        (tmp_path / name).mkdir()
+        recipe = {"merge_method": "linear", "dtype": "float32", **merged}
+        agree(*both(None, recipe, tmp_path / name), ulps=2)  # type: ignore[arg-type]

@@ -216,12 +216,12 @@ WRONG: dict[str, tuple[Sliced, str]] = {
         {"modules": {"eyes": {"models": [{"model": MATH}]},
                      "text": {"models": [{"model": CODING}]}},
          "merge_method": "passthrough"},
-        "modules: eyes, text are not merged alike.*by what its tensors are called",
+        "modules: eyes, text are merged one by one.*by what its tensors are called",
     ),
-    "slices of two modules": (
+    "slices of modules that no model has": (
         {"modules": {name: {"slices": [piece(source(MATH, 0, 3))]} for name in ("eyes", "text")},
          "merge_method": "passthrough"},
-        r"modules\.eyes\.slices: the layers of several modules cannot be stacked",
+        "modules: eyes, text are merged one by one, and so must be all modules of a model",
     ),
 }  # fmt: skip
 

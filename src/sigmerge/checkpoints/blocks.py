@@ -73,3 +73,12 @@ def find_stack(sizes: Iterable[tuple[str, int]]) -> Stack:
     prefix = max(sorted(deciding or indices), key=lambda candidate: weight[candidate])
     seen = indices[prefix]
     return Stack(prefix, len(seen), next((i for i in range(len(seen)) if i not in seen), None))
+
+
+def positions(names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """The block of every tensor that has one, in whatever stack, and how many that stack has."""
+    numbered = {name: found for name in names if (found := _numbered(name))}
+    depths: dict[str, int] = defaultdict(int)
+    for prefix, block in numbered.values():
+        depths[prefix] = max(depths[prefix], block + 1)
+    return {name: (block, depths[prefix]) for name, (prefix, block) in numbered.items()}

@@ -27,6 +27,8 @@ HEAD_NAMES = ("lm_head.weight", "embed_out.weight", "output.weight", "head.weigh
 EMBEDDING_SUFFIXES = (
     "embed_tokens.weight", "wte.weight", "embed_in.weight", "embeddings.weight", "shared.weight",
 )  # fmt: skip
+BEFORE = ("embed", "wte.", "wpe.", "patch_conv.", "ln_pre.", "layernorm_pre.")
+"""Parts of the names of what lies before the layers; the last three see."""
 
 
 def is_head(name: str) -> bool:
@@ -36,7 +38,7 @@ def is_head(name: str) -> bool:
 
 def is_before(name: str) -> bool:
     """Whether a tensor outside the layers comes before them, as embeddings do."""
-    return not is_head(name) and any(word in name for word in ("embed", "wte.", "wpe."))
+    return not is_head(name) and any(word in name for word in BEFORE)
 
 
 def tied_head(embedding: str) -> str:

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 
 from sigmerge.checkpoints.folder import Checkpoint, is_before
 from sigmerge.checkpoints.header import Tensor
+from sigmerge.checkpoints.modules import LAYERLESS, ModulePart, config_key, depth_keys, module_part
 from sigmerge.checkpoints.pool import Pool, clash, listed, with_heads
 from sigmerge.errors import PoolError
-
-DEPTH_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""How configurations call the number of layers."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,14 @@ class LayerRange:
 
 @dataclass(frozen=True)
 class StackedSlice:
-    """What a run of layers is made of; `base` is the member that task vectors start from."""
+    """What a run of layers is made of; `base` is the member that task vectors start from.
+
+    `module` is the part of the model that they are layers of; "" is all of it.
+    """
 
     sources: tuple[LayerRange, ...]
     base: str | None
+    module: str = ""
 
     @property
     def depth(self) -> int:
@@ -108,38 +110,67 @@ def _different_rows(result: Checkpoint) -> list[str]:
     ]
 
 
+def by_module(slices: Sequence[StackedSlice]) -> dict[str, list[StackedSlice]]:
+    """The slices of every module."""
+    found: dict[str, list[StackedSlice]] = {}
+    for piece in slices:
+        found.setdefault(piece.module, []).append(piece)
+    return found
+
+
+def _modules(
+    members: Mapping[str, Checkpoint], slices: Sequence[StackedSlice]
+) -> Iterator[tuple[str, list[StackedSlice], dict[str, ModulePart]]]:
+    """Every module with its slices, and what the members have of it."""
+    found = by_module(slices)
+    for module, pieces in found.items():
+        named = dict.fromkeys(source.member for piece in pieces for source in piece.sources)
+        yield module, pieces, {n: module_part(members[n], module, found) for n in named}
+
+
 def _out_of_range(
     members: Mapping[str, Checkpoint], slices: Sequence[StackedSlice]
 ) -> Iterator[str]:
-    for piece in slices:
-        for source in piece.sources:
-            depth = members[source.member].stack.depth
-            if source.first < source.last > depth:
-                yield f"{source.member}: has {depth} layers, not {source.last}"
+    for module, pieces, parts in _modules(members, slices):
+        what = f"{module}: " if module else ""
+        for name, part in parts.items():
+            if part.stack.gap is not None:
+                gap = f"{part.stack.prefix}{part.stack.gap}.*"
+                yield f"{name}: no tensor is called {gap}; export or download the model again"
+        for piece in pieces:
+            if len({source.last - source.first for source in piece.sources}) > 1:
+                told = ", ".join(f"{s.member} has {s.last - s.first}" for s in piece.sources)
+                yield (
+                    f"{what}must have as many layers in all its models; {told}; say with slices: "
+                    "which layers belong together"
+                )
+            for source in piece.sources:
+                depth = parts[source.member].stack.depth
+                if source.first < source.last > depth:
+                    yield f"{what}{source.member}: has {depth} layers, not {source.last}"
 
 
 def _parts(members: Mapping[str, Checkpoint], slices: Sequence[StackedSlice]) -> Iterator[_Part]:
-    prefix = next(iter(members.values())).stack.prefix
-    layers = {name: _by_layer(member) for name, member in members.items()}
-    yield from _outside(members, slices[0], before=True)
-    block = 0
-    for piece in slices:
-        for offset in range(piece.depth):
-            found = {s.member: layers[s.member][s.first + offset] for s in piece.sources}
-            yield from _joined(f"{prefix}{block}.", piece, found)
-            block += 1
-    yield from _outside(members, slices[-1], before=False)
+    for _, pieces, parts in _modules(members, slices):
+        prefix = next(iter(parts.values())).stack.prefix
+        layers = {name: _by_layer(part) for name, part in parts.items()}
+        yield from _outside(parts, pieces[0], before=True)
+        block = 0
+        for piece in pieces:
+            for offset in range(piece.depth):
+                found = {s.member: layers[s.member][s.first + offset] for s in piece.sources}
+                yield from _joined(f"{prefix}{block}.", piece, found)
+                block += 1
+        yield from _outside(parts, pieces[-1], before=False)
 
 
-def _outside(
-    members: Mapping[str, Checkpoint], piece: StackedSlice, before: bool
-) -> Iterator[_Part]:
+def _outside(parts: Mapping[str, ModulePart], piece: StackedSlice, before: bool) -> Iterator[_Part]:
     """The tensors before the stack, or those after it."""
     found = {
         source.member: {
             name: tensor
-            for name, tensor in members[source.member].tensors.items()
-            if members[source.member].stack.block_of(name) is None and is_before(name) == before
+            for name, tensor in parts[source.member].tensors.items()
+            if parts[source.member].stack.block_of(name) is None and is_before(name) == before
         }
         for source in piece.sources
     }
@@ -156,37 +187,61 @@ def _joined(
         yield _Part(prefix + name, piece.base, stored, lacking)
 
 
-def _by_layer(member: Checkpoint) -> list[dict[str, Tensor]]:
-    layers: list[dict[str, Tensor]] = [{} for _ in range(member.stack.depth)]
-    for name, tensor in member.tensors.items():
-        block = member.stack.block_of(name)
+def _by_layer(part: ModulePart) -> list[dict[str, Tensor]]:
+    layers: list[dict[str, Tensor]] = [{} for _ in range(part.stack.depth)]
+    for name, tensor in part.tensors.items():
+        block = part.stack.block_of(name)
         if block is not None:
-            layers[block][name.removeprefix(f"{member.stack.prefix}{block}.")] = tensor
+            layers[block][name.removeprefix(f"{part.stack.prefix}{block}.")] = tensor
     return layers
 
 
 def stacked_config(
     home: Checkpoint, members: Mapping[str, Checkpoint], slices: Sequence[StackedSlice]
 ) -> dict[str, Any]:
-    """The configuration of `home` with the new depth, and its lists of one entry a layer."""
+    """The configuration of `home` with the new depths, and its lists of one entry a layer."""
+    result = dict(home.config)
+    found = by_module(slices)
+    others = {name: member.config for name, member in members.items()}
+    for module, pieces in found.items():
+        depth = module_part(home, module, found).stack.depth
+        if module in LAYERLESS:
+            continue
+        if not module and home.config.get("is_encoder_decoder"):
+            module = "decoder"  # the stack of such a model
+        key = config_key(module, result)
+        if key is None:
+            result = _stacked_entries(result, others, module, pieces, depth)
+        else:
+            inner = {name: config.get(key) or {} for name, config in others.items()}
+            result[key] = _stacked_entries(result[key], inner, module, pieces, depth)
+    return result
+
+
+def _stacked_entries(
+    config: Mapping[str, Any],
+    others: Mapping[str, Mapping[str, Any]],
+    module: str,
+    pieces: Sequence[StackedSlice],
+    depth: int,
+) -> dict[str, Any]:
+    """The configuration of a module that had `depth` layers; `others` are those of the members."""
     places = [
         (piece.sources[0].member, piece.sources[0].first + offset)
-        for piece in slices
+        for piece in pieces
         for offset in range(piece.depth)
     ]
-
-    def changed(config: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> Any:
-        result = dict(config)
-        for key, value in config.items():
-            if key in DEPTH_KEYS:
-                result[key] = len(places)
-            elif key == "text_config" and isinstance(value, dict):
-                result[key] = changed(value, {m: c.get(key) or {} for m, c in others.items()})
-            elif isinstance(value, list) and len(value) == home.stack.depth:
-                lists = {m: c.get(key) for m, c in others.items()}
-                if all(isinstance(lists[m], list) and i < len(lists[m] or []) for m, i in places):
-                    result[key] = [(lists[m] or [])[i] for m, i in places]
-        return result
-
-    merged: dict[str, Any] = changed(home.config, {m: c.config for m, c in members.items()})
-    return merged
+    result, keys = dict(config), depth_keys(module)
+    if module and len(places) != depth and not any(key in config for key in keys):
+        result[keys[0]] = len(places)  # a configuration may leave out what is the default
+    for key, value in config.items():
+        if key in keys:
+            result[key] = len(places)
+        elif not module and key == "text_config" and isinstance(value, dict):
+            inner = {member: config.get(key) or {} for member, config in others.items()}
+            result[key] = _stacked_entries(value, inner, module, pieces, depth)
+        elif isinstance(value, list) and len(value) == depth:
+            lists = {member: config.get(key) for member, config in others.items()}
+            if all(isinstance(lists[m], list) and i < len(lists[m] or []) for m, i in places):
+                result[key] = [(lists[m] or [])[i] for m, i in places]
+    return result

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sigmerge.checkpoints.adapter_folders import home_of
+from sigmerge.checkpoints.blocks import positions
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
 from sigmerge.checkpoints.inputs import InputIdentity, digested, identify
+from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
 from sigmerge.checkpoints.pool import Pool, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import sha256
@@ -19,7 +21,7 @@ from sigmerge.files.objects import address
 from sigmerge.jobs.options import Options
 from sigmerge.operators.base import Operator, Site
 from sigmerge.recipe import Recipe, load_recipe
-from sigmerge.recipe.record import RecipeSlice, module_of
+from sigmerge.recipe.record import RecipeSlice, RecipeSource
 from sigmerge.recipe.settings import Conditions
 from sigmerge.records import InputFile, Member, PlanSlice, PlanSource, RepairPlan
 
@@ -86,11 +88,18 @@ def _stacked_pool(recipe: Recipe, options: Options, vocabulary: Vocabulary | Non
     home = same[0] if same else next(iter(members.values()))
     if recipe.reference and not same:
         home = open_checkpoint(recipe.reference, allow_pickle=options.allow_pickle)
-    slices = [
-        StackedSlice(tuple(LayerRange(s.model, s.first, s.last) for s in piece.sources), piece.base)
-        for piece in recipe.slices
-    ]
-    ends = [[s.model for s in recipe.slices[at].sources] for at in (0, -1)]
+
+    def ranges(piece: RecipeSlice) -> tuple[LayerRange, ...]:
+        def last(source: RecipeSource) -> int:
+            if not piece.whole:
+                return source.last
+            return module_part(members[source.model], piece.module, recipe.modules).stack.depth
+
+        return tuple(LayerRange(s.model, s.first, last(s)) for s in piece.sources)
+
+    slices = [StackedSlice(ranges(piece), piece.base, piece.module) for piece in recipe.slices]
+    speaking = [piece for piece in recipe.slices if piece.module in SPEAKING]
+    ends = [[s.model for s in speaking[at].sources] for at in (0, -1)]
     vocabulary = vocabulary and _by_source(vocabulary, recipe)
     pool = stacked_pool(members, slices, home, _moving(vocabulary, *ends))
     if vocabulary is not None and pool.output is not None:
@@ -119,13 +128,19 @@ def planned_slices(recipe: Recipe, pool: Pool) -> tuple[PlanSlice, ...]:
     """What a stacked pool is made of, as a plan lists it."""
     if pool.output is None:
         return ()
+    output = pool.output
+
+    def source(piece: RecipeSlice, given: RecipeSource) -> PlanSource:
+        last = given.last
+        if piece.whole:
+            last = module_part(output, piece.module, recipe.modules).stack.depth
+        return PlanSource(model=given.model, path=str(given.path), first=given.first, last=last)
+
     return tuple(
         PlanSlice(
-            sources=tuple(
-                PlanSource(model=s.model, path=str(s.path), first=s.first, last=s.last)
-                for s in piece.sources
-            ),
+            sources=tuple(source(piece, given) for given in piece.sources),
             base=piece.base,
+            module=piece.module or None,
         )
         for piece in recipe.slices
     )
@@ -218,15 +233,19 @@ def open_anchor(path: Path, pool: Pool, options: Options) -> Checkpoint:
 def merged_sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:
     """The tensors that the recipe's operator merges, with their settings."""
     sites = {}
+    placed = positions(pool.layout.tensors)
+    stacks = {m: module_part(pool.layout, m, recipe.modules).stack for m in recipe.modules}
     for name, stored in sorted(pool.layout.tensors.items()):
         block = pool.stack.block_of(name)
         if stored.floating and stored.size and (outside or block is not None):
             if pool.output is None:
-                site = recipe.site(name, stored.size, block, pool.stack.depth)
+                site = recipe.site(name, stored.size, pool.stack, placed.get(name))
             else:
                 made_of = {m: e.tensors.get(name) for m, e in pool.experts.items()}
                 names = {m: tensor.name for m, tensor in made_of.items() if tensor}
-                site = recipe.sliced_site(name, stored.size, block, names, is_before(name))
+                own = stacks[module_of(name, stacks)] if stacks else pool.stack
+                both = pool.stack, own
+                site = recipe.sliced_site(name, stored.size, names, is_before(name), both)
             sites[name] = replace(site, shape=stored.shape)
     return sites
 
@@ -264,7 +283,7 @@ def idle_settings(recipe: Recipe, pool: Pool, sites: Mapping[str, Site]) -> list
     notes = [f"filter: {pattern} matches no tensor" for pattern in _unmatched(scopes, names)]
     for module, shared in recipe.modules.items():
         scopes = [shared, *((model.parts or {}).get(module, {}) for model in recipe.models)]
-        inside = {name for name in names if module_of(name, list(recipe.modules)) == module}
+        inside = {name for name in names if module_of(name, recipe.modules) == module}
         notes += [
             f"filter: {pattern} matches no tensor of {module}"
             for pattern in _unmatched(scopes, inside)

@@ -117,9 +117,12 @@ def _models(recipe: Recipe, data: Mapping[str, Any]) -> Iterator[tuple[Place, st
             "adapters are added in float32 where they are read; mergekit stores the model with its "
             "adapter first, rounded to the model's type",
         )
-    if len(recipe.slices) > 1 and len({len(piece.sources) for piece in recipe.slices}) > 1:
+    counts: dict[str, set[int]] = {}
+    for piece in recipe.slices:
+        counts.setdefault(piece.module, set()).add(len(piece.sources))
+    for module in (module for module, some in counts.items() if len(some) > 1):
         yield (
-            ("slices",),
+            ("modules", module, "slices") if module else ("slices",),
             "what lies behind the layers comes from the last slice with all of its sources; "
             "mergekit drops some where it has more than the first",
         )

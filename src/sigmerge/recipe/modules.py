@@ -1,8 +1,4 @@
-"""The modules of a recipe: parts of a model that are merged each with models and values of its own.
-
-mergekit knows the modules of few model types, and by these names. Here the part that a tensor
-belongs to follows from the components of its own name.
-"""
+"""The modules of a recipe: parts of a model, each with models, layers and values of its own."""
 
 from __future__ import annotations
 
@@ -11,18 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sigmerge.checkpoints.modules import FAMILIES, LAYERLESS
 from sigmerge.recipe.reading import Reading
-from sigmerge.recipe.record import EYES, RecipeModel
+from sigmerge.recipe.record import RecipeModel
 from sigmerge.recipe.sections import ModelSection, ModuleSection
 from sigmerge.recipe.settings import ParameterCheck
 from sigmerge.recipe.slices import check_count
-
-FAMILIES = (
-    ("text_decoder", "multi_modal_projector", EYES[0]),
-    ("text_decoder", "multi_modal_projector", EYES[1]),
-    ("encoder", "decoder", "shared"),
-)
-"""The modules of models that see, and of those that encode and decode."""
 
 BY_FILTER = (
     "write models:, and give a part values of its own by what its tensors are called: "
@@ -32,12 +22,12 @@ Modules = Mapping[str, ModuleSection]
 
 
 def differing_modules(reading: Reading, given: Mapping[str, Any]) -> dict[str, ModuleSection]:
-    """The sections of modules that are not merged alike; empty if something is wrong with them."""
+    """The sections of modules that are merged one by one; empty if something is wrong with them."""
     if sorted(given) not in [sorted(family) for family in FAMILIES]:
         known = "; or ".join(", ".join(family) for family in FAMILIES)
         reading.problem(
             ("modules",),
-            f"{', '.join(given)} are not merged alike, and so must be all modules of a model: "
+            f"{', '.join(given)} are merged one by one, and so must be all modules of a model: "
             f"{known} (mergekit writes a model without the tensors of the others). "
             f"Else {BY_FILTER}",
         )
@@ -45,16 +35,50 @@ def differing_modules(reading: Reading, given: Mapping[str, Any]) -> dict[str, M
     sections = {}
     for name, content in given.items():
         section = reading.checked(ModuleSection, content, ("modules", name))
-        if section is not None and not section.models:
-            stacked = (
-                "the layers of several modules cannot be stacked in one recipe; write models:, or "
-                "slices: of one module"
-            )
-            told = stacked if section.slices else "no expert is listed"
+        if section is None:
+            continue
+        if told := _wrong(name, section):
             reading.problem(("modules", name), told)
-        elif section is not None:
+        else:
             sections[name] = section
     return sections if len(sections) == len(given) else {}
+
+
+def _wrong(name: str, section: ModuleSection) -> str:
+    """What is wrong with what a module says it is merged of."""
+    if section.models and section.slices:
+        return "slices: and models: both say what is merged; give one"
+    if not section.models and not section.slices:
+        return "no expert is listed"
+    if name in LAYERLESS and len(section.slices or ()) > 1:
+        return "has no layers that could be stacked; give its models under models:"
+    return ""
+
+
+def all_slices(reading: Reading, modules: Modules) -> tuple[list[Any], list[tuple[str, bool]]]:
+    """The slices of all modules, and of each its module and whether it is whole.
+
+    The models of a module are one slice with all their layers.
+    """
+    found: list[Any] = []
+    kinds: list[tuple[str, bool]] = []
+    for name, section in modules.items():
+        place = ("modules", name)
+        for i, piece in enumerate(section.slices or ()):
+            whole = name in LAYERLESS
+            if whole:
+                reading.note(f"{name} has no layers; it is taken whole, whatever layer_range says")
+            reading.moved["slices", len(found)] = (*place, "slices", i)
+            found.append(piece)
+            kinds.append((name, whole))
+        if section.models:
+            at = ("slices", len(found))
+            reading.moved[at], reading.moved[*at, "sources"] = place, (*place, "models")
+            none = {"layer_range": [0, 0]}
+            sources = [{**m, **none} if isinstance(m, dict) else m for m in section.models]
+            found.append({"sources": sources})
+            kinds.append((name, True))
+    return found, kinds
 
 
 def all_models(reading: Reading, modules: Modules) -> list[Any]:
@@ -80,19 +104,28 @@ def all_models(reading: Reading, modules: Modules) -> list[Any]:
     return found
 
 
-def by_module(
-    reading: Reading, modules: Modules, judge: ParameterCheck | None, models: Sequence[RecipeModel]
-) -> tuple[list[RecipeModel], dict[str, Mapping[str, Any]]]:
-    """The models with what each module says of them, and what it says of all its own."""
-    parts: dict[Path, dict[str, Mapping[str, Any]]] = {model.path: {} for model in models}
+def shared_settings(
+    reading: Reading, modules: Modules, judge: ParameterCheck | None
+) -> dict[str, Mapping[str, Any]]:
+    """What each module says of all its models."""
     shared: dict[str, Mapping[str, Any]] = {}
     for name, section in modules.items():
         given = section.parameters or {}
-        place = ("modules", name)
+        place = ("modules", name, "parameters")
         if "outside" in given:
             told = "is one for the whole recipe; write it under parameters: of the recipe"
-            reading.problem((*place, "parameters", "outside"), told)
-        shared[name] = judge.settings((*place, "parameters"), given) if judge else {}
+            reading.problem((*place, "outside"), told)
+        shared[name] = judge.settings(place, given) if judge else {}
+    return shared
+
+
+def by_module(
+    reading: Reading, modules: Modules, judge: ParameterCheck | None, models: Sequence[RecipeModel]
+) -> list[RecipeModel]:
+    """The models with what each module says of them."""
+    parts: dict[Path, dict[str, Mapping[str, Any]]] = {model.path: {} for model in models}
+    for name, section in modules.items():
+        place = ("modules", name)
         for i, entry in enumerate(section.models or ()):
             here = (*place, "models", i)
             checked = reading.checked(ModelSection, entry, here)
@@ -106,4 +139,4 @@ def by_module(
         count = sum(name in part for part in parts.values())
         check_count(reading, judge.operator if judge else None, place, count)
     # One that stands in none is the base model, which mergekit counts into a soup everywhere.
-    return [replace(model, parts=parts[model.path] or None) for model in models], shared
+    return [replace(model, parts=parts[model.path] or None) for model in models]

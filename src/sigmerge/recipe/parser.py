@@ -18,7 +18,14 @@ from sigmerge.files.yaml_documents import decoded, parse_yaml
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import names, operator
 from sigmerge.recipe.members import fetched, with_models
-from sigmerge.recipe.modules import BY_FILTER, all_models, by_module, differing_modules
+from sigmerge.recipe.modules import (
+    BY_FILTER,
+    all_models,
+    all_slices,
+    by_module,
+    differing_modules,
+    shared_settings,
+)
 from sigmerge.recipe.reading import OWN, Reading
 from sigmerge.recipe.record import Recipe, RecipeModel, RecipeSlice
 from sigmerge.recipe.sections import (
@@ -30,7 +37,7 @@ from sigmerge.recipe.sections import (
     SourceSection,
 )
 from sigmerge.recipe.settings import Conditions, ParameterCheck, Place
-from sigmerge.recipe.slices import check_count, free_name, read_slices
+from sigmerge.recipe.slices import WrittenSlice, check_count, free_name, in_soup, read_slices
 from sigmerge.recipe.tokenizers import read_chat_template, read_tokenizer
 from sigmerge.words import shown, unknown
 
@@ -75,7 +82,7 @@ class _Sections:
 
     top: RecipeSection
     models: tuple[tuple[int, ModelSection], ...]
-    slices: tuple[tuple[SliceSection, tuple[SourceSection, ...]], ...]
+    slices: tuple[WrittenSlice, ...]
     capture: CaptureSection
     search: SearchSection | None
     repair: RepairSection | None
@@ -85,7 +92,9 @@ class _Sections:
 
 class _Parser(Reading):
     modules: Mapping[str, ModuleSection] = MappingProxyType({})
-    """Modules that are not merged alike."""
+    """Modules that are merged one by one."""
+    kinds: Sequence[tuple[str, bool]] = ()
+    """Of every slice of theirs, its module and whether it is whole."""
 
     def parse(self, seed: int | None, repair: Mapping[str, Any]) -> Recipe:
         data = self._changed(self._yaml(), repair)
@@ -231,16 +240,16 @@ class _Parser(Reading):
             self.problem(("modules",), "must be a mapping from names of modules to their models")
             return data
         name, *others = modules
-        if any(modules[other] != modules[name] for other in others):
+        stacked = any(isinstance(one, dict) and one.get("slices") for one in modules.values())
+        if others and (stacked or any(modules[other] != modules[name] for other in others)):
             self.modules = differing_modules(self, modules)
-            return {**data, "models": all_models(self, self.modules)} if self.modules else data
+            if not self.modules:
+                return data
+            if not stacked:
+                return {**data, "models": all_models(self, self.modules)}
+            slices, self.kinds = all_slices(self, self.modules)
+            return {**data, "slices": slices}
         module = self.checked(ModuleSection, modules[name], ("modules", name))
-        if module is not None and others and module.slices:
-            self.problem(
-                ("modules", name, "slices"),
-                "the layers of several modules cannot be stacked in one recipe; write models:, or "
-                "slices: of one module",
-            )
         if module is None:
             return data
         given = module.model_dump(exclude_none=True)
@@ -262,9 +271,7 @@ class _Parser(Reading):
             self.note(f"override_architecture: tensors are found by their names here; {what}")
         return named[0]
 
-    def _slice_sections(
-        self, top: RecipeSection
-    ) -> tuple[tuple[SliceSection, tuple[SourceSection, ...]], ...]:
+    def _slice_sections(self, top: RecipeSection) -> tuple[WrittenSlice, ...]:
         found = []
         for i, entry in enumerate(top.slices):
             piece = self.checked(SliceSection, entry, ("slices", i))
@@ -276,7 +283,10 @@ class _Parser(Reading):
             ]
             if not sources:
                 self.problem(("slices", i, "sources"), "no source is listed")
-            found.append((piece, tuple(source for source in sources if source is not None)))
+            kind = self.kinds[i] if self.kinds else ("", False)
+            found.append(
+                WrittenSlice(piece, [source for source in sources if source is not None], *kind)
+            )
         return tuple(found)
 
     # Operator and models
@@ -314,13 +324,24 @@ class _Parser(Reading):
         """The experts, and the slices or modules that they are merged in."""
         chosen = judge.operator if judge else None
         models = self._models(sections, judge, reference)
+        shared = shared_settings(self, self.modules, judge)
         if sections.slices:
             whole = [k for k in ("search", "guide", "tune") if getattr(sections, k) is not None]
-            return *read_slices(self, sections.slices, judge, reference, whole), {}
-        models += self._base_in_soup(sections, chosen, reference, models, parameters)
+            if self.modules:
+                self._refuse_scored(sections)
+                whole = []
+            weight = parameters.get("weight")
+            weights = {name: some.get("weight", weight) for name, some in shared.items()}
+            return *read_slices(self, sections.slices, judge, reference, whole, weights), shared
+        models += self._base_in_soup(sections, judge, reference, models, parameters)
         if not self.modules:
             check_count(self, chosen, ("models",), len(models))
             return models, (), {}
+        self._refuse_scored(sections)
+        return by_module(self, self.modules, judge, models), (), shared
+
+    def _refuse_scored(self, sections: _Sections) -> None:
+        """Scores are of a model, so what needs them takes models that are merged as one."""
         for key in SCORED_KEYS:
             if getattr(sections, key) is not None:
                 instead = (
@@ -330,8 +351,6 @@ class _Parser(Reading):
                 )
                 told = f"needs models that are merged alike in all their modules; {instead}"
                 self.problem((key,), told)
-        models, modules = by_module(self, self.modules, judge, models)
-        return models, (), modules
 
     def _models(
         self, sections: _Sections, judge: ParameterCheck | None, reference: Path | None
@@ -393,20 +412,19 @@ class _Parser(Reading):
     def _base_in_soup(
         self,
         sections: _Sections,
-        chosen: Operator | None,
+        judge: ParameterCheck | None,
         reference: Path | None,
         models: list[RecipeModel],
         parameters: Mapping[str, Any],
     ) -> list[RecipeModel]:
         """mergekit counts a base_model that is not listed into a soup, with the shared weight."""
         top = sections.top
-        if reference is None or chosen is None or chosen.needs_reference:
+        if reference is None or judge is None or judge.operator.needs_reference:
             return []
         if any(model.path == reference for model in models):
             return []
         weight = parameters.get("weight")
-        counts = chosen.name == "karcher" or (chosen.name == "linear" and weight is not None)
-        if not counts or top.preset != "mergekit":
+        if not in_soup(judge, weight):
             if sections.repair is None:  # which does read the reference
                 self.note(
                     f"{top.base_model} gives configuration and tokenizer only; it is not in the "

@@ -51,7 +51,7 @@ class Reading:
         self.notes: list[str] = []
         self.lines: dict[Place, int] = {}
         self.moved: dict[Place, Place] = {}
-        """Where entries of `models:` stand that the recipe has elsewhere."""
+        """Where entries of `models:` and `slices:` stand that the recipe has elsewhere."""
         self.remote: dict[Path, tuple[Place, str]] = {}
         self.flags: dict[str, str] = {}
 
@@ -72,7 +72,10 @@ class Reading:
             self.note(f"{self._place(path)[1]}: {meaning}")
 
     def _place(self, path: Place) -> tuple[int | None, str]:
-        path = (*self.moved.get(path[:2], path[:2]), *path[2:])
+        for n in range(len(path), 0, -1):
+            if path[:n] in self.moved:
+                path = (*self.moved[path[:n]], *path[n:])
+                break
         if path[:1] == ("repair",) and self.flags:
             asked = [flag for key, flag in self.flags.items() if key in path[1:]]
             if asked or path == ("repair",):

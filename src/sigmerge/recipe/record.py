@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sigmerge.checkpoints.adapter_folders import split_adapter
+from sigmerge.checkpoints.modules import module_of
 from sigmerge.operators.base import Operator, Parameter, Site
 from sigmerge.recipe.sections import CaptureSection
 from sigmerge.recipe.settings import NEEDED, Conditions, bounded, evaluate
 
 if TYPE_CHECKING:  # few recipes have these
+    from sigmerge.checkpoints.blocks import Stack
     from sigmerge.checkpoints.vocabularies import VocabularyRequest
     from sigmerge.recipe.scored import GuideSection, RepairSection, SearchSection, TuneSection
-
-
-EYES = ("vision_tower", "vision_model")
-"""What mergekit calls the module that sees."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,17 @@ class RecipeSource:
 
 @dataclass(frozen=True)
 class RecipeSlice:
-    """A run of layers of the result. `base` is the source that task vectors start from."""
+    """A run of layers of the result. `base` is the source that task vectors start from.
+
+    `module` is the part of the model that they are layers of; "" is all of it. A `whole` slice has
+    all layers of its models, however many they are.
+    """
 
     sources: tuple[RecipeSource, ...]
     base: str | None
     parameters: Mapping[str, Any]
+    module: str = ""
+    whole: bool = False
 
     @property
     def depth(self) -> int:
@@ -83,7 +87,7 @@ class Recipe:
     architecture: str | None = None
     """What config.json calls the architecture, in place of the model's own name for it."""
     modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The parameters of modules that are not merged alike."""
+    """The parameters of modules that are merged one by one."""
 
     @property
     def experts(self) -> dict[str, Path]:
@@ -97,10 +101,16 @@ class Recipe:
         given = [*others, *self.experts.values(), *sources]
         return [f for f in dict.fromkeys(p for g in given for p in split_adapter(g)) if f]
 
-    def site(self, tensor: str, size: int, block: int | None, depth: int) -> Site:
-        """A tensor with the options that hold for it: filters and depth gradients resolved."""
-        t = 0.0 if block is None else block / (depth - 1) if depth > 1 else 1.0
-        module = module_of(tensor, list(self.modules)) if self.modules else ""
+    def site(
+        self, tensor: str, size: int, stack: Stack, position: tuple[int, int] | None = None
+    ) -> Site:
+        """A tensor with the options that hold for it: filters and depth gradients resolved.
+
+        Gradients run over the tensor's own stack, where `position` is its block and the depth.
+        """
+        block, depth = stack.block_of(tensor), stack.depth
+        t = _along(*position) if position else 0.0
+        module = module_of(tensor, self.modules) if self.modules else ""
         nearer = [self.modules[module]] if module else []
         models = {
             model.name: (tensor, [(model.parts or {}).get(module, model.parameters), *nearer])
@@ -111,30 +121,28 @@ class Recipe:
         return Site(tensor, size, block, depth, tuple(models), settings, self.seed)
 
     def sliced_site(
-        self, tensor: str, size: int, block: int | None, names: Mapping[str, str], before: bool
+        self,
+        tensor: str,
+        size: int,
+        names: Mapping[str, str],
+        before: bool,
+        stacks: tuple[Stack, Stack],
     ) -> Site:
         """A tensor of a stacked model. `names` are those of the tensors it is made of, by expert.
 
         Gradients run over the slice. What lies `before` the layers belongs to the first slice, what
-        lies behind them to the last.
+        lies behind them to the last. `stacks` are those of the model and of the tensor's module.
         """
-        depth = sum(piece.depth for piece in self.slices)
-        piece, t = self._slice_of(block, before)
+        stack, own = stacks
+        module = module_of(tensor, self.modules) if self.modules else ""
+        pieces = [piece for piece in self.slices if piece.module == module]
+        piece, t = _slice_of(pieces, own, own.block_of(tensor), before)
+        nearer = [piece.parameters, *([self.modules[module]] if module else [])]
         given = {source.model: source.parameters for source in piece.sources}
-        models = {model: (name, [given[model], piece.parameters]) for model, name in names.items()}
-        settings = self._settings(tensor, t, models, [piece.parameters])
-        return Site(tensor, size, block, depth, tuple(models), settings, self.seed)
-
-    def _slice_of(self, block: int | None, before: bool) -> tuple[RecipeSlice, float]:
-        """The slice of a layer, and how far inside it lies."""
-        if block is None:
-            return self.slices[0 if before else -1], 0.0
-        left = block
-        for piece in self.slices:
-            if left < piece.depth:
-                return piece, left / (piece.depth - 1) if piece.depth > 1 else 1.0
-            left -= piece.depth
-        raise IndexError(block)
+        models = {model: (name, [given[model], *nearer]) for model, name in names.items()}
+        settings = self._settings(tensor, t, models, nearer)
+        block = stack.block_of(tensor)
+        return Site(tensor, size, block, stack.depth, tuple(models), settings, self.seed)
 
     def _settings(
         self,
@@ -167,14 +175,21 @@ class Recipe:
         return settings
 
 
-def module_of(tensor: str, modules: Sequence[str]) -> str:
-    """The module of a tensor, from the components of its name."""
-    names = set(tensor.split("."))
-    if "encoder" in modules and "text_decoder" not in modules:
-        return next((name for name in ("encoder", "decoder") if name in names), "shared")
-    merges = {"merger", "merger_list", "deepstack_merger_list"} & names
-    if "multi_modal_projector" in names or ("visual" in names and merges):
-        return "multi_modal_projector"
-    if names & {*EYES, "visual"}:
-        return next(name for name in EYES if name in modules)
-    return "text_decoder"
+def _slice_of(
+    pieces: Sequence[RecipeSlice], stack: Stack, block: int | None, before: bool
+) -> tuple[RecipeSlice, float]:
+    """The slice of a layer of a stack, and how far inside it lies."""
+    if block is None:
+        return pieces[0 if before else -1], 0.0
+    left = block
+    for piece in pieces:
+        depth = stack.depth if piece.whole else piece.depth
+        if left < depth:
+            return piece, _along(left, depth)
+        left -= depth
+    raise IndexError(block)
+
+
+def _along(block: int, depth: int) -> float:
+    """How far along so many layers one lies; a single one is the end."""
+    return block / (depth - 1) if depth > 1 else 1.0
