@@ -29,7 +29,7 @@ from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.jobs.options import Options
 from sigmerge.kernels import LANES, philox, tensors
 from sigmerge.kernels.merge import NORM, norm
-from sigmerge.method.occupancy import Cut
+from sigmerge.method.occupancy import Parts
 from tests.command_line import sigmerge as command
 from tests.engine.test_stream import CASES, WEIGHT
 from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes, write_weights
@@ -184,7 +184,7 @@ def test_repairs_are_those_of_the_loops(
     """Tiles of 40 coordinates, so that ties are handed out over many."""
     patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
     patch.setattr("sigmerge.engine.layer.CLAIM_TILE", 40)
-    patch.setattr("sigmerge.method.occupancy.MARKING", Cut(6, 1))
+    patch.setattr("sigmerge.method.occupancy.MARKING", Parts(6, 1))
     patch.setattr("sigmerge.engine.layer.PIECE", 4)
     domains = list(pool.experts)
 

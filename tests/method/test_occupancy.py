@@ -417,7 +417,7 @@ def test_tiles_go_to_the_threads_in_few_parts():
 
 
 def test_a_large_block_is_cut_into_no_more_parts(monkeypatch):
-    monkeypatch.setattr(occupancy, "MARKING", occupancy.Cut(7, 2))
+    monkeypatch.setattr(occupancy, "MARKING", occupancy.Parts(7, 2))
     parts = []
     pool = Pool(bf16_pool(1, 1000), even(1000, 20))
     claim(

@@ -42,7 +42,7 @@ MapLike: TypeAlias = Callable[..., Iterable[Any]]
 """Like `map`: applies a function to every item and returns the results in the items' order."""
 
 
-class Cut(NamedTuple):
+class Parts(NamedTuple):
     """A pass over a block is cut into `most` items for `run`, of at least so many tiles.
 
     Threads that take short items wait for one another between them.
@@ -52,8 +52,8 @@ class Cut(NamedTuple):
     least: int
 
 
-MARKING = Cut(32, 20)
-COUNTING = Cut(16, 40)
+MARKING = Parts(32, 20)
+COUNTING = Parts(16, 40)
 """Every item makes a histogram of its own."""
 
 
@@ -322,13 +322,13 @@ class _Step:
 
         return reduce(joined, self.each(COUNTING, part), _NO_PLACES)
 
-    def each(self, cut: Cut, task: Callable[[Owner, int, int], Any]) -> list[Any]:
+    def each(self, parts: Parts, task: Callable[[Owner, int, int], Any]) -> list[Any]:
         """The results of task(owner, first tile, last tile) for all tiles in order.
 
         Loops that take many tiles side by side themselves say how few parts they want.
         """
-        parts = min(cut.most, getattr(self.loops, "most_parts", cut.most))
-        length = max(cut.least, -(-len(self.block.tiles) // parts))
+        most = min(parts.most, getattr(self.loops, "most_parts", parts.most))
+        length = max(parts.least, -(-len(self.block.tiles) // most))
         firsts = range(0, len(self.block.tiles), length)
         lasts = (min(first + length, len(self.block.tiles)) for first in firsts)
         return list(self.run(lambda part: task(self.owner, *part), zip(firsts, lasts, strict=True)))
