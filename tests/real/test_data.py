@@ -280,10 +280,40 @@ def test_wrong_input(public: Path, tmp_path: Path) -> None:
     assert "exists" in refused(4, "real", "data", public, tmp_path / "out", beside=tmp_path)
 
 
+def test_a_chat_template_of_no_folder(public: Path, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    told = refused(3, "real", "data", public, tmp_path / "out", "--chat", nowhere, beside=tmp_path)
+    assert f"{nowhere}: no such folder; --chat" in told
+
+
 def test_a_damaged_file_is_named(public: Path, tmp_path: Path) -> None:
     packed = next(public.rglob("*.gz"))
     packed.write_bytes(packed.read_bytes()[:-9])
     assert packed.name in refused(5, "real", "data", public, tmp_path / "out", beside=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("gsm8k/train.jsonl", b"", "holds no records"),
+        ("gsm8k/train.jsonl", b'{"question": "x"}\n', "no 'answer'"),
+        ("dolly/dolly_3k.json", b'["x"]', "holds no records"),
+        ("dolly/dolly_3k.json", b"\xff\xfe[]", "can't decode"),
+        ("belebele_sub/belebele_fr.json", b'{"train": []}', "no 'test'"),
+        ("belebele_sub/belebele_fr.json", b"[]", "indices"),
+        ("harmbench/harmbench_behaviors_text_test.csv", b"\xff", "can't decode"),
+        ("math_extra/train.csv", b"Question,Numbers,Equation,Answer\nx,y,+,1\n", "float: 'y'"),
+        ("multi30k/train.fr", b"un\n", "1 lines in French for"),
+        ("multi30k/train.fr", b"\xff", "can't decode"),
+    ],
+)
+def test_content_of_another_form_is_no_fault_of_ours(
+    public: Path, tmp_path: Path, file: str, content: bytes, said: str
+) -> None:
+    (public / f"{file}.gz").unlink(missing_ok=True)
+    (public / file).write_bytes(content)
+    told = refused(5, "real", "data", public, tmp_path / "out", beside=tmp_path)
+    assert f"{public / file}: " in told and said in told
 
 
 def test_the_command(public: Path, tmp_path: Path) -> None:

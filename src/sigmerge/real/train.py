@@ -87,7 +87,8 @@ class RealTraining:
         if given.steps <= given.warmup or not 0 < given.rate <= LARGEST or given.batch < 1:
             raise RecipeError(
                 f"steps: {given.steps}, rate: {given.rate:g}, batch: {given.batch} cannot be "
-                f"trained with; give more than {given.warmup} steps and a rate such as 2e-4."
+                f"trained with; give more than {given.warmup} steps, a rate such as 2e-4 and a "
+                "batch of 1 or more."
             )
         if not 0 <= given.seed < SEEDS:
             raise RecipeError(f"seed: {given.seed} is none; give one from 0 to {SEEDS - 1}.")
