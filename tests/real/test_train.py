@@ -284,6 +284,13 @@ def test_wrong_input(made: RealTraining, tmp_path: Path) -> None:
     for seed in (-1, 2**70):
         refused(RecipeError, f"seed: {seed} is none", settings=replace(SETTINGS, seed=seed))
     refused(OutputError, "did not make it", out=made.data)
+    files: dict[str, Any] = {"probe.jsonl": {}, "items/code.jsonl": {}, "train/coding.jsonl": {}}
+    (made.data / "data.json").write_text(json.dumps({"files": files}))
+    named = r"data.json names are missing.*\n  - items/code.jsonl"
+    refused(RecipeError, rf"{named}\n  - train/coding.jsonl$")
+    refused(RecipeError, rf"{named}$", domains=("math",))
+    (made.data / "data.json").unlink()
+    assert not made.out.exists()
     if not torch.cuda.is_available():
         refused(RecipeError, "no GPU", device="cuda")
     (made.data / "train/math.jsonl").write_text('{"prompt": "x"}\n')
