@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ import torch
 import sigmerge as package
 from sigmerge.checkpoints.statistics import DONE
 from sigmerge.experiments.costs import _search_cost, merge_cost, on_gpu
+from sigmerge.jobs.candidates import SCRATCH_CANDIDATE, measure_of
+from sigmerge.jobs.options import Options
+from sigmerge.jobs.pools import open_repair_pool
+from sigmerge.merge3.extract import Question
 from sigmerge.recipe import load_recipe
 from sigmerge.records import SearchRecord, Winner
 from tests.experiments.test_suite import definition, rewritten, rows
@@ -120,3 +125,59 @@ def test_a_search_is_on_the_gpu_no_longer_than_it_runs(
     assert cost.wall_seconds == (None if asked is None else 60.0)
     assert (cost.evaluation_calls, cost.labelled, cost.iterations) == (240, 150, 240)
     assert (cost.spent_calls, cost.spent_labelled) == (244, 240 * 30 + 4 * 150)
+
+
+def test_a_calibrated_repair_counts_its_candidates(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is one more look, beside those at the experts and at the anchor."""
+    monkeypatch.setattr("sigmerge.experiments.costs.on_gpu", lambda recipe: True)
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    nap, log = 0.1, tmp_path / "looked"
+    content = definition(
+        pool,
+        anchors=[{"name": "mean", "merge_method": "linear"}],
+        baselines=[],
+        repairs={"ours": {"calibrated": {"scale": "calibrated"}}},
+    )
+    look = f"import time; time.sleep({nap})\nprint(folder.name, file=open({str(log)!r}, 'a'))\n"
+    rewritten(tmp_path / "score.py", "scores = {}", f"{look}scores = {{}}")
+    package.suite(content, tmp_path / "out", threads=1)
+    found = {row["setting"]: row for row in rows(tmp_path / "out") if row["anchor"] == "mean"}
+    default, calibrated = found["default"], found["calibrated"]
+    candidates = log.read_text().split().count(SCRATCH_CANDIDATE)
+    domains = len(pool.experts)
+    assert candidates > 1
+    assert default["spent_calls"] == (domains + 1) * domains
+    assert calibrated["spent_calls"] == (domains + 1 + candidates) * domains
+    assert calibrated["gpu_seconds"] > default["gpu_seconds"] + candidates * nap
+    assert calibrated["gpu_seconds"] < calibrated["wall_seconds"]
+
+
+class Slow:
+    """Answers every question rightly, after a while."""
+
+    name = "slow"
+
+    def questions(self) -> list[Question]:
+        marks = {"math": ("sums", 2), "coding": ("words", 3)}
+        return [
+            Question(f"{mark} {number}", mark, domain, "calibration")
+            for domain, (mark, count) in marks.items()
+            for number in range(count)
+        ]
+
+    def __call__(self, weights: object, questions: list[Question]) -> list[float]:
+        time.sleep(0.05)
+        return [1.0] * len(questions)
+
+
+def test_a_candidate_in_memory_is_a_look_at_all_its_items(pool: PoolOnDisk, tmp_path: Path) -> None:
+    how, recipe = Options(threads=1), pool.recipe("linear")
+    opened = open_repair_pool(load_recipe(recipe), how)
+    measure = measure_of(load_recipe(recipe), opened, tmp_path, how, scorer=Slow())
+    assert measure is not None
+    measure.recipe(recipe)
+    measure.folder(Path(recipe["base_model"]))
+    assert [look.items for look in measure.looks] == [5, 5]
+    assert all(look.seconds and 0.05 <= look.seconds <= look.waited for look in measure.looks)

@@ -14,6 +14,7 @@ import textwrap
 import time
 import zlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -645,3 +646,31 @@ def test_costs_do_not_depend_on_what_was_kept(
 def test_a_suite_without_anchors_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:
     ran = sigmerge("suite", write(tmp_path, definition(pool, anchors=[])), tmp_path / "out")
     assert ran.code == 2 and "anchors" in ran.err and "fault" not in ran.err
+
+
+def test_the_device_of_a_suite_is_that_of_its_runs(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if there were a GPU: what each merge and repair is told; it is then made without one."""
+    monkeypatch.setattr("sigmerge.jobs.options._check", lambda device: None)
+    told: list[tuple[str, str]] = []
+
+    def on_the_cpu(name: str) -> Any:
+        real = getattr(group, name)
+
+        def work(recipe: Any, second: Any, options: Options, *rest: Any, **more: Any) -> Any:
+            told.append((name, options.device))
+            return real(recipe, second, replace(options, device="cpu"), *rest, **more)
+
+        return work
+
+    for name in ("make_anchor", "RepairJob", "measure_profile"):
+        monkeypatch.setattr(group, name, on_the_cpu(name))
+    content = definition(pool, anchors=[{"name": "mean", "merge_method": "linear"}], repairs={})
+    file = write(tmp_path, content)
+    ran = sigmerge("suite", file, tmp_path / "out", "--device", "cuda", "--threads", "1")
+    assert ran.code == 0, ran
+    names = Counter(name for name, _ in told)
+    assert names == {"make_anchor": 2, "RepairJob": 1, "measure_profile": 1}
+    assert {device for _, device in told} == {"cuda"}
+    assert Options(threads=1, device="cuda").in_a_task.device == "cuda"

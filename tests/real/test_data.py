@@ -228,6 +228,37 @@ def test_no_training_pair_repeats_an_item(public: Path, tmp_path: Path) -> None:
     assert "basket" not in written and sentence("ifeval").casefold() not in written
 
 
+def test_no_training_pair_nearly_repeats_an_item_that_was_held_out(
+    public: Path, tmp_path: Path
+) -> None:
+    """Of another source too: here all that Dolly has is Alpaca's in other words."""
+    file = public / "dolly/dolly_3k.json"
+    file.with_name(f"{file.name}.gz").unlink(missing_ok=True)
+    twins = [
+        {**pair, "instruction": f"Please: {pair['instruction']}", "output": f"Well {i}."}
+        for i, pair in enumerate(asked("alpaca/random_9k.json", 8))
+    ]
+    file.write_text(json.dumps(twins))
+    sources = tuple(replace(each, held_out=0) if each.name == "dolly" else each for each in SMALL)
+    summary = build(public, tmp_path / "out", sources=sources)
+    held = [item["prompt"] for item in lines(tmp_path / "out/items/alpaca.jsonl")]
+    assert len(held) == 3 and summary["overlaps"]["alpaca"] == {"exact": 0, "near": 3}
+    assert summary["sources"]["dolly"]["kept"] == 5
+    trained = [pair["prompt"] for pair in lines(tmp_path / "out/train/instruction.jsonl")]
+    assert not any(text in prompt for text in held for prompt in trained)
+
+
+def test_probes_are_other_prompts_than_exemplars(public: Path, tmp_path: Path) -> None:
+    build(public, tmp_path / "out", sources=SMALL)
+    shown = {
+        record["prompt"]
+        for file in (tmp_path / "out/exemplars").iterdir()
+        for record in lines(file)
+    }
+    probes = lines(tmp_path / "out/probe.jsonl")
+    assert probes and not shown & {record["prompt"] for record in probes}
+
+
 def test_an_article_and_a_sentence_are_held_out_in_all_languages(
     public: Path, tmp_path: Path
 ) -> None:
@@ -280,10 +311,40 @@ def test_wrong_input(public: Path, tmp_path: Path) -> None:
     assert "exists" in refused(4, "real", "data", public, tmp_path / "out", beside=tmp_path)
 
 
+def test_a_chat_template_of_no_folder(public: Path, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    told = refused(3, "real", "data", public, tmp_path / "out", "--chat", nowhere, beside=tmp_path)
+    assert f"{nowhere}: no such folder; --chat" in told
+
+
 def test_a_damaged_file_is_named(public: Path, tmp_path: Path) -> None:
     packed = next(public.rglob("*.gz"))
     packed.write_bytes(packed.read_bytes()[:-9])
     assert packed.name in refused(5, "real", "data", public, tmp_path / "out", beside=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("gsm8k/train.jsonl", b"", "holds no records"),
+        ("gsm8k/train.jsonl", b'{"question": "x"}\n', "no 'answer'"),
+        ("dolly/dolly_3k.json", b'["x"]', "holds no records"),
+        ("dolly/dolly_3k.json", b"\xff\xfe[]", "can't decode"),
+        ("belebele_sub/belebele_fr.json", b'{"train": []}', "no 'test'"),
+        ("belebele_sub/belebele_fr.json", b"[]", "indices"),
+        ("harmbench/harmbench_behaviors_text_test.csv", b"\xff", "can't decode"),
+        ("math_extra/train.csv", b"Question,Numbers,Equation,Answer\nx,y,+,1\n", "float: 'y'"),
+        ("multi30k/train.fr", b"un\n", "1 lines in French for"),
+        ("multi30k/train.fr", b"\xff", "can't decode"),
+    ],
+)
+def test_content_of_another_form_is_no_fault_of_ours(
+    public: Path, tmp_path: Path, file: str, content: bytes, said: str
+) -> None:
+    (public / f"{file}.gz").unlink(missing_ok=True)
+    (public / file).write_bytes(content)
+    told = refused(5, "real", "data", public, tmp_path / "out", beside=tmp_path)
+    assert f"{public / file}: " in told and said in told
 
 
 def test_the_command(public: Path, tmp_path: Path) -> None:

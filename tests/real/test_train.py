@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,11 @@ def test_a_pool_goes_on_with_its_own_reference_and_data(made: RealTraining, tmp_
     assert not (made.out / "safety").exists()
     rest.run(silent)
     assert (made.out / "training/safety.json").is_file()
+    more = shutil.copytree(made.data, tmp_path / "more")
+    with (more / "train/math.jsonl").open("a") as file:
+        file.write('{"prompt": "x", "response": "y"}\n')
+    with pytest.raises(OutputError, match="math: trained with other data"):
+        replace(short, data=more).run(silent)
 
 
 def test_a_disk_that_is_full_is_no_fault_and_leaves_no_expert(made: RealTraining) -> None:
@@ -197,6 +203,72 @@ def test_a_batch_that_does_not_fit_is_halved(
         fit(model, pairs, tokenizer.eos_token_id, few, "math", silent)
 
 
+def _unlike(made: RealTraining) -> tuple[Any, list[tuple[list[int], int]]]:
+    """A fresh model, and pairs whose responses are of different lengths."""
+    model = AutoModelForCausalLM.from_pretrained(made.reference, dtype=torch.float32)
+    return model, [([1 + i % 7, *range(2, 3 + i)], 1) for i in range(8)]
+
+
+def test_the_pieces_of_a_batch_give_its_gradients(made: RealTraining) -> None:
+    """Whatever the pieces: a long response weighs as much as it has tokens."""
+    found = []
+    for at_once in (8, 3):
+        model, pairs = _unlike(made)
+        loss = training._backward(model, pairs, 0, at_once)
+        found.append((loss, [weight.grad for weight in model.parameters()]))
+    (whole, gradients), (pieces, others) = found
+    assert torch.allclose(whole, pieces)
+    for one, other in zip(gradients, others, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_a_batch_that_does_not_fit_halfway_begins_anew(
+    made: RealTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradients of the pieces that did fit are not counted twice."""
+    few, real = replace(SETTINGS, steps=3, rate=1e-3), training._batch
+    trained, rows = [], list[int]()
+
+    def limited(some: Any, padding: int) -> Any:
+        rows.append(len(some))
+        if rows in ([8], [8, 4, 4, 4, 4]):  # the first batch at once, then the end of the second
+            raise torch.OutOfMemoryError("full")
+        return real(some, padding)
+
+    for batch in (real, limited):
+        monkeypatch.setattr(training, "_batch", batch)
+        model, pairs = _unlike(made)
+        fit(model, pairs, 0, few, "math", silent)
+        trained.append(model.get_input_embeddings().weight.detach())
+    assert rows == [8, 4, 4, 4, 4, *[2] * 8]
+    assert torch.allclose(*trained, atol=1e-5)
+
+
+def test_the_seed_and_the_domain_decide_the_batches(made: RealTraining) -> None:
+    _, pairs = _unlike(made)
+    drawn = [
+        training._draws(pairs, replace(SETTINGS, batch=3, seed=seed), domain)
+        for seed, domain in ((0, "math"), (0, "safety"), (1, "math"))
+    ]
+    assert len({str(batches) for batches in drawn}) == 3
+    for batches in drawn:
+        assert len(batches) == SETTINGS.steps
+        seen = Counter(row for batch in batches[:16] for row in batch)
+        assert max(seen.values()) - min(seen.values()) == 0  # 48 rows: six passes over eight pairs
+
+
+def test_an_expert_without_a_record_is_trained_again(made: RealTraining) -> None:
+    """Cut off between its weights and its record."""
+    short = replace(made, settings=replace(SETTINGS, steps=3), domains=("math",))
+    pool = short.run(silent)
+    before = (pool / "math/model.safetensors").read_bytes()
+    (pool / "training/math.json").unlink()
+    (pool / "math/model.safetensors").write_bytes(b"")
+    short.run(silent)
+    assert (pool / "math/model.safetensors").read_bytes() == before
+    assert (pool / "training/math.json").is_file()
+
+
 def test_wrong_input(made: RealTraining, tmp_path: Path) -> None:
     def refused(error: type[Exception], words: str, **change: object) -> None:
         with pytest.raises(error, match=words):
@@ -206,11 +278,19 @@ def test_wrong_input(made: RealTraining, tmp_path: Path) -> None:
     refused(RecipeError, "sigmerge real data", data=tmp_path / "nowhere")
     refused(RecipeError, "no training data for poetry; there is math, safety", domains=("poetry",))
     refused(RecipeError, "more than 2 steps", settings=replace(SETTINGS, steps=2))
+    refused(RecipeError, "batch of 1 or more", settings=replace(SETTINGS, batch=0))
     for rate in (float("nan"), 0.0, 1e39):
         refused(RecipeError, "rate", settings=replace(SETTINGS, rate=rate))
     for seed in (-1, 2**70):
         refused(RecipeError, f"seed: {seed} is none", settings=replace(SETTINGS, seed=seed))
     refused(OutputError, "did not make it", out=made.data)
+    files: dict[str, Any] = {"probe.jsonl": {}, "items/code.jsonl": {}, "train/coding.jsonl": {}}
+    (made.data / "data.json").write_text(json.dumps({"files": files}))
+    named = r"data.json names are missing.*\n  - items/code.jsonl"
+    refused(RecipeError, rf"{named}\n  - train/coding.jsonl$")
+    refused(RecipeError, rf"{named}$", domains=("math",))
+    (made.data / "data.json").unlink()
+    assert not made.out.exists()
     if not torch.cuda.is_available():
         refused(RecipeError, "no GPU", device="cuda")
     (made.data / "train/math.jsonl").write_text('{"prompt": "x"}\n')

@@ -88,7 +88,7 @@ def repair_cost(job: RepairJob, made: Merged, anchor: MeasuredScores, shared: Sh
     recipe, plan = job.recipe, made.repair
     assert job.scorer is not None
     experts, looks = len(recipe.experts), job.scorer.looks
-    counted = sum(look.seconds for look in looks[experts:])
+    counted = _sum([look.seconds for look in looks[experts:]])
     claims = made.provenance.wall_seconds - sum(look.waited for look in looks)
     whole = None if made.provenance.blocks_resumed else max(0.0, claims)
     items = sum(metric.items for metric in anchor.metrics if metric.headline)
@@ -102,7 +102,7 @@ def repair_cost(job: RepairJob, made: Merged, anchor: MeasuredScores, shared: Sh
         labelled=items,
         unlabelled=len(read_prompts(Path(probe))) if probe else 0,
         spent_calls=len(looks) * len(plan.domains),
-        spent_labelled=len(looks) * items,
+        spent_labelled=sum(items if look.items is None else look.items for look in looks),
     )
 
 

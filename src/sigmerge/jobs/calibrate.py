@@ -8,7 +8,7 @@ replays them and goes on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -24,7 +24,7 @@ from sigmerge.files.regular import remove
 from sigmerge.jobs.calls import CALL_LINES, Calls, decided_section, target_of
 from sigmerge.jobs.candidates import Measure, measure_of
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.scores import ScoreFunction
+from sigmerge.jobs.scores import Look, ScoreFunction
 from sigmerge.jobs.strategies import Setup, calibrate
 from sigmerge.jobs.work_folder import hidden
 from sigmerge.method.objective import Answer, Vector
@@ -42,7 +42,8 @@ class Calibrated:
     """Every repair that was tried, and the recipe of the one that is chosen.
 
     `repair` is its decided repair: section; None if the plain anchor is as good. `level` is the
-    factor of the anchor's weights, `recipe` makes the result again without any evaluation.
+    factor of the anchor's weights, `recipe` makes the result again without any evaluation. `looks`
+    are those at the candidates, and at the anchor where its single answers were asked for.
     """
 
     tried: tuple[TriedUpdate, ...]
@@ -50,6 +51,7 @@ class Calibrated:
     level: float
     recipe: Mapping[str, Any]
     stopped: str
+    looks: tuple[Look, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class CalibrateJob:
         target = target_of(self.table.experts, list(self.recipe.experts), reference)
         aim, budget = self.section.aim, self.section.calls
         with Journal(self.work / CALIBRATE_JOURNAL, header, CALL_LINES, "calibration") as journal:
+            replayed = len(journal.records)
             plain = self._plain(journal, measure)
             calls = Calls(
                 journal, measure, target, aim, budget, self._candidate, self.options, "calibrating"
@@ -124,7 +127,9 @@ class CalibrateJob:
                 {self.recipe.method: self.anchor}, target, budget, aim, self.plan.capacity
             )
             ended = calibrate(setup, plain, calls.ask)
-        return self._chosen(calls, ended.chosen, ended.stopped)
+        before = Look(None, 0.0, sum(measure.items.values()) or None)
+        looks = (*[before] * replayed, *measure.looks)
+        return replace(self._chosen(calls, ended.chosen, ended.stopped), looks=looks)
 
     def _chosen(self, calls: Calls, chosen: int | None, stopped: str) -> Calibrated:
         tried = tuple(

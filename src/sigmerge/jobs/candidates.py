@@ -13,7 +13,7 @@ import numpy as np
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
-from sigmerge.engine.machine import free_memory
+from sigmerge.engine.machine import Meter, free_memory
 from sigmerge.engine.stream import Workers
 from sigmerge.files.regular import remove
 from sigmerge.jobs.decided import decided_job
@@ -22,6 +22,7 @@ from sigmerge.jobs.occupancy import claim_into, write_candidate
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import (
     CheckpointScorer,
+    Look,
     ScoreFunction,
     scorer_of,
     suite_and_how,
@@ -43,7 +44,13 @@ Worths = dict[str, list[float]]
 
 
 class Measure(Protocol):
-    """Scores recipes and stored checkpoints. A tuning is resumed only with the same `name`."""
+    """Scores recipes and stored checkpoints. A tuning is resumed only with the same `name`.
+
+    `looks` grows by one whenever one of them is scored.
+    """
+
+    @property
+    def looks(self) -> list[Look]: ...
 
     @property
     def name(self) -> str: ...
@@ -97,6 +104,10 @@ class StoredMeasure:
     def name(self) -> str:
         return self.scorer.name
 
+    @property
+    def looks(self) -> list[Look]:
+        return self.scorer.looks
+
     def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Worths | None]:
         loaded = load_recipe(recipe)
         remove(self.place)
@@ -132,6 +143,7 @@ class MemoryMeasure:
         limit: int | None = None,
     ) -> None:
         self.scorer, self.pool = scorer, pool
+        self.looks: list[Look] = []
         # Where a cluster has the GPUs, a candidate is made here too, where there may be none.
         device = options.device if options.engine == "local" else "cpu"
         self.options = replace(options.in_a_task, overwrite=True, durable=False, device=device)
@@ -201,7 +213,9 @@ class MemoryMeasure:
 
     def _asked(self, weights: Weights) -> tuple[dict[str, float], Worths]:
         flat = [question for each in self.questions.values() for question in each]
+        meter = Meter()
         answers = iter(self.scorer(weights, flat))
+        self.looks.append(Look(meter.wall_seconds, meter.wall_seconds, len(flat)))
         worth = {name: [next(answers) for _ in each] for name, each in self.questions.items()}
         scores = {
             domain: fmean(fmean(worth[b]) for b in marks) for domain, marks in self.domains.items()

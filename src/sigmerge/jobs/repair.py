@@ -174,6 +174,8 @@ class RepairJob:
             self.recipe, self.out, self.options, pool, stored, plan, table, self.made, self.score
         )
         found = job.run()
+        assert self.scorer is not None  # else nothing could have been calibrated
+        self.scorer.looks.extend(found.looks)
         anchor, place = stored, hidden(self.out, "level")
         if found.level != 1:
             options = replace(self.options, overwrite=True, progress=silent)

@@ -73,10 +73,15 @@ class MeasuredScores:
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a checkpoint: what measuring it took, and how long this look had to wait."""
+    """One look at a checkpoint: what measuring it took, and how long this look had to wait.
 
-    seconds: float
+    `seconds` is None where a run that was interrupted has looked. `items` is how many it answered;
+    None: those of the split.
+    """
+
+    seconds: float | None
     waited: float
+    items: int | None = None
 
 
 @dataclass(frozen=True)

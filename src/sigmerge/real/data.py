@@ -166,8 +166,9 @@ def build(
     data.check(needed())
     shown = partial(_in_chat, _chatting(chat)) if chat else str
     made = RealData(seed)
-    compared = _add_tests(made, data)
-    drawn = {source: _draw(made, data, source, compared) for source in sources}
+    with data.understood():
+        compared = _add_tests(made, data)
+        drawn = {source: _draw(made, data, source, compared) for source in sources}
     _keep(made, drawn, Overlaps(compared))
     hidden = out.with_name(f".{out.name}.partial")
     remove(hidden)
@@ -178,6 +179,8 @@ def build(
 
 def _chatting(folder: Path) -> Any:
     """The tokenizer of a folder, with its chat template."""
+    if not folder.is_dir():
+        raise PoolError(f"{folder}: no such folder; --chat is a checkpoint with its tokenizer.")
     tokenizer = tokenizer_of(folder)
     if not tokenizer.chat_template:
         raise PoolError(f"{folder}: its tokenizer has no chat template; do without --chat.")

@@ -7,7 +7,8 @@ import gzip
 import hashlib
 import io
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ class PublicData:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.sums: dict[str, str] = {}
+        self._latest = root
 
     def check(self, names: Iterable[str]) -> None:
         """ScoreError with every file that is not there."""
@@ -31,6 +33,20 @@ class PublicData:
                 missing,
             )
 
+    @contextmanager
+    def understood(self) -> Iterator[None]:
+        """In this context content of another form is ScoreError with the file that was read last.
+
+        Readers take columns and numbers as the data set has them; what they stumble over is said.
+        """
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            found = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise ScoreError(
+                f"{self._latest}: is not as its data set has it ({found}); download it again."
+            ) from error
+
     def _place(self, name: str) -> Path | None:
         places = (self.root / name, self.root / f"{name}.gz")
         return next((place for place in places if place.is_file()), None)
@@ -40,6 +56,7 @@ class PublicData:
         place = self._place(name)
         if place is None:
             raise ScoreError(f"{self.root / name}: no such file, plain or with .gz.")
+        self._latest = place
         packed = read_bytes(place, "a file of records", ScoreError)
         try:
             content = gzip.decompress(packed) if place.suffix == ".gz" else packed
@@ -50,6 +67,12 @@ class PublicData:
 
     def records(self, name: str, rows: str | None = None) -> list[dict[str, Any]]:
         """The records of JSON, JSON lines or CSV; `rows` is the key of a JSON object's list."""
+        found = self._parsed(name, rows)
+        if not found or not all(isinstance(record, dict) for record in found):
+            raise ScoreError(f"{self._latest}: holds no records; download it again.")
+        return found
+
+    def _parsed(self, name: str, rows: str | None) -> list[dict[str, Any]]:
         content, kind = self.content(name), Path(name.removesuffix(".gz")).suffix
         where = str(self.root / name)
         if kind == ".jsonl":

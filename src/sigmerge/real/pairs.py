@@ -136,6 +136,9 @@ def xquad(data: PublicData) -> Iterator[Pair]:
 def translations(pairs: Mapping[str, tuple[list[str], list[str]]]) -> Iterator[Pair]:
     """English sentences and their translations, by language. A sentence is one group in all."""
     for language, (english, other) in pairs.items():
+        if len(english) != len(other):
+            told = f"{len(other)} lines in {_LANGUAGES[language]} for {len(english)} in English"
+            raise ValueError(told)
         for sentence, translated in zip(english, other, strict=True):
             prompt = f"Translate this sentence into {_LANGUAGES[language]}: {sentence}"
             yield Pair(prompt, translated, sentence.casefold(), sentence)

@@ -87,7 +87,8 @@ class RealTraining:
         if given.steps <= given.warmup or not 0 < given.rate <= LARGEST or given.batch < 1:
             raise RecipeError(
                 f"steps: {given.steps}, rate: {given.rate:g}, batch: {given.batch} cannot be "
-                f"trained with; give more than {given.warmup} steps and a rate such as 2e-4."
+                f"trained with; give more than {given.warmup} steps, a rate such as 2e-4 and a "
+                "batch of 1 or more."
             )
         if not 0 <= given.seed < SEEDS:
             raise RecipeError(f"seed: {given.seed} is none; give one from 0 to {SEEDS - 1}.")
@@ -100,6 +101,12 @@ class RealTraining:
             raise RecipeError(
                 f"{self.data}: holds no train/DOMAIN.jsonl; `sigmerge real data` makes them."
             )
+        if missing := self._missing():
+            raise RecipeError(
+                f"{self.data}: these files that its data.json names are missing; run `sigmerge "
+                "real data` again:",
+                missing,
+            )
         if unknown := [name for name in self.domains if name not in found]:
             raise RecipeError(
                 f"{self.data}: no training data for {unknown[0]}; there is {', '.join(found)}."
@@ -109,6 +116,21 @@ class RealTraining:
         if self.out.exists() and not (self.out / RECORDS).is_dir():
             raise OutputError(f"{self.out}: exists, and `sigmerge real train` did not make it.")
         return list(self.domains) or found
+
+    def _missing(self) -> list[str]:
+        """What `sigmerge real data` wrote and is not there any more; nothing of other data.
+
+        The pairs of domains that are not trained now may lie elsewhere.
+        """
+        record = self.data / "data.json"
+        if not record.is_file():
+            return []
+        files = read_json_object(record, "what data were made of", RecipeError).get("files", {})
+        missing = [name for name in files if not (self.data / name).is_file()]
+        if not self.domains:
+            return missing
+        mine = {f"train/{domain}.jsonl" for domain in self.domains}
+        return [name for name in missing if name in mine or not name.startswith("train/")]
 
     def run(self, progress: Progress) -> Path:
         domains = self.check()

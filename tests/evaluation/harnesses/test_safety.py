@@ -6,11 +6,14 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.benchmark import Asked
 from sigmerge.evaluation.harnesses.safety import (
     JUDGE_PROMPT,
     Judge,
@@ -26,7 +29,7 @@ from sigmerge.evaluation.harnesses.safety import (
 )
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.suite import load_suite
-from sigmerge.probing.generate import Sampling, Usage
+from sigmerge.probing.generate import SAMPLER, Sampling, Usage
 from tests.evaluation.scored import evaluate
 from tests.evaluation.tiny import VERDICTS, write_judge, write_tiny
 
@@ -206,3 +209,14 @@ def test_a_record_without_what_is_asked_is_refused(tmp_path: Path, lacking: str)
             "metrics": {"a": "refusal_match"}}  # fmt: skip
     with pytest.raises(ScoreError, match=f"the record all/1 has no '{lacking}'"):
         Safety.model_validate(mark).load("b", Data(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(("temperature", "drawn"), [(0.0, None), (1.0, SAMPLER)])
+def test_only_what_is_drawn_depends_on_the_sampler(temperature: float, drawn: int | None):
+    """A greedy result of an earlier version is found again; a sampled one is not mixed up."""
+    mark = Safety.model_validate(
+        {"harness": "safety", "files": "q.jsonl", "measure": "harm", "unparsed": 0,
+         "metrics": {"a": "harm"}, "temperature": temperature}
+    )  # fmt: skip
+    asked = cast(Asked, SimpleNamespace(once=lambda name, make: "a judge"))
+    assert mark.key("b", asked) == {"judge": "a judge"} | ({"drawn": drawn} if drawn else {})
