@@ -174,6 +174,7 @@ def test_what_is_written(public: Path, tmp_path: Path) -> None:
         assert file["records"] == len(records) > 0 and file["source"]
         assert all("".join(map(str, record.values())).strip() for record in records)
     assert lines(out / "items/marc_fr.jsonl")[0]["answer"] == 2
+    assert lines(out / "items/mmmlu_ru.jsonl")[0]["choices"]
     [passage] = {item["prompt"].split("\n\n")[0] for item in lines(out / "items/belebele_de.jsonl")}
     assert passage == sentence("bele de")
     assert lines(out / "items/harmbench.jsonl")[0]["ContextString"] == "a, b"

@@ -27,6 +27,16 @@ def m_arc(data: PublicData, language: str) -> list[dict[str, Any]]:
     return found
 
 
+def m_mmlu(data: PublicData, language: str) -> list[dict[str, Any]]:
+    """The same, of a sample of the benchmark."""
+    found = []
+    for record in data.records(f"m_mmlu_sub/mmlu_{language}.json", "test"):
+        choices = [choice.strip() for choice in record["choices"].values()]
+        answer = list(record["choices"]).index(record["answer"])
+        found.append({"prompt": record["question"].strip(), "choices": choices, "answer": answer})
+    return found
+
+
 def belebele(data: PublicData, language: str) -> list[dict[str, Any]]:
     """The same, with a passage before the question."""
     found = []
@@ -49,6 +59,8 @@ def xstest(data: PublicData) -> list[dict[str, Any]]:
 
 CHOICE_ITEMS: dict[str, tuple[str, Callable[[PublicData], list[dict[str, Any]]]]] = {
     **{f"marc_{code}": (f"m_arc/{code}_test.json", partial(m_arc, language=code))
+       for code in ("fr", "es", "de", "ru")},
+    **{f"mmmlu_{code}": (f"m_mmlu_sub/mmlu_{code}.json", partial(m_mmlu, language=code))
        for code in ("fr", "es", "de", "ru")},
     **{f"belebele_{code}": (f"belebele_sub/belebele_{code}.json", partial(belebele, language=code))
        for code in ("fr", "es", "de")},
@@ -78,8 +90,6 @@ GUARDED: dict[str, _Guard] = {
     "humaneval_plus": (("humanevalplus/HumanEvalPlus.jsonl",), None,
                        _columns("prompt", "canonical_solution")),
     "mbpp_plus": (("mbppplus/MbppPlus.jsonl",), None, _columns("prompt", "canonical_solution")),
-    "m_mmlu": (tuple(f"m_mmlu_sub/mmlu_{code}.json" for code in ("fr", "es", "de", "ru")),
-               "test", _choices),
     "m_hellaswag": (tuple(f"m_hellaswag_sub/hellaswag_{code}.json" for code in ("fr", "es", "de")),
                     "test", _choices),
     "harmbench_validation": (("harmbench/harmbench_behaviors_text_val.csv",), None,
