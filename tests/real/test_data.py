@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sigmerge.errors import PoolError
+from sigmerge.evaluation.suite import load_suite
 from sigmerge.nano.tokenizer import build_tokenizer
 from sigmerge.real.data import DATA_SETS, REAL_DOMAINS, build, needed
 from tests.command_line import refused, sigmerge, tree
@@ -164,6 +165,17 @@ def test_the_miniature_has_every_file_that_is_read(public: Path) -> None:
     assert {name.removesuffix(".gz") for name in tree(public) if "." in name} == set(needed())
 
 
+@pytest.mark.parametrize("suite", ["small", "small-tasks"])
+def test_every_item_that_a_suite_asks_for_is_written(
+    public: Path, tmp_path: Path, suite: str
+) -> None:
+    written = set(build(public, tmp_path / "out", sources=SMALL)["files"])
+    for name, benchmark in load_suite(suite).benchmarks.items():
+        languages = benchmark.languages or [""]
+        asked = {f.path.format(language=code) for f in benchmark.files for code in languages}
+        assert asked and asked <= written, name
+
+
 def test_what_is_written(public: Path, tmp_path: Path) -> None:
     summary = build(public, tmp_path / "out", sources=SMALL)
     out = tmp_path / "out"
@@ -174,7 +186,10 @@ def test_what_is_written(public: Path, tmp_path: Path) -> None:
         assert file["records"] == len(records) > 0 and file["source"]
         assert all("".join(map(str, record.values())).strip() for record in records)
     assert lines(out / "items/marc_fr.jsonl")[0]["answer"] == 2
-    assert lines(out / "items/mmmlu_ru.jsonl")[0]["choices"]
+    [asked, *_] = choices("ru", option=False)
+    assert lines(out / "items/mmmlu_ru.jsonl")[0] == {
+        "prompt": asked["question"], "choices": list(asked["choices"].values()), "answer": 1
+    }  # fmt: skip
     [passage] = {item["prompt"].split("\n\n")[0] for item in lines(out / "items/belebele_de.jsonl")}
     assert passage == sentence("bele de")
     assert lines(out / "items/harmbench.jsonl")[0]["ContextString"] == "a, b"

@@ -29,12 +29,8 @@ def m_arc(data: PublicData, language: str) -> list[dict[str, Any]]:
 
 def m_mmlu(data: PublicData, language: str) -> list[dict[str, Any]]:
     """The same, of a sample of the benchmark."""
-    found = []
-    for record in data.records(f"m_mmlu_sub/mmlu_{language}.json", "test"):
-        choices = [choice.strip() for choice in record["choices"].values()]
-        answer = list(record["choices"]).index(record["answer"])
-        found.append({"prompt": record["question"].strip(), "choices": choices, "answer": answer})
-    return found
+    records = data.records(f"m_mmlu_sub/mmlu_{language}.json", "test")
+    return [_lettered(record["question"].strip(), record) for record in records]
 
 
 def belebele(data: PublicData, language: str) -> list[dict[str, Any]]:
@@ -42,11 +38,15 @@ def belebele(data: PublicData, language: str) -> list[dict[str, Any]]:
     found = []
     for record in data.records(f"belebele_sub/belebele_{language}.json", "test"):
         passage, _, question = _PASSAGE.sub("", record["question"]).rpartition("\n\nQuestion: ")
-        choices = [choice.strip() for choice in record["choices"].values()]
-        answer = list(record["choices"]).index(record["answer"])
-        prompt = f"{passage.strip()}\n\n{question.strip()}"
-        found.append({"prompt": prompt, "choices": choices, "answer": answer})
+        found.append(_lettered(f"{passage.strip()}\n\n{question.strip()}", record))
     return found
+
+
+def _lettered(prompt: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The item of a record whose choices and answer have letters."""
+    choices = [choice.strip() for choice in record["choices"].values()]
+    answer = list(record["choices"]).index(record["answer"])
+    return {"prompt": prompt, "choices": choices, "answer": answer}
 
 
 def harmbench(data: PublicData) -> list[dict[str, Any]]:
