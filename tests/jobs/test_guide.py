@@ -14,6 +14,7 @@ import yaml
 
 import sigmerge
 from sigmerge.errors import RecipeError, ScoreError
+from sigmerge.jobs.calibrate import Calibrated, CalibrateJob
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.run import RunJob
@@ -249,9 +250,13 @@ def test_no_repair_is_a_candidate(pool: PoolOnDisk, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop_at", [4, 6, 8])
 def test_an_interrupted_calibration_goes_on_to_the_same_bytes(
-    stop_at: int, pool: PoolOnDisk, tmp_path: Path
+    stop_at: int, pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    anchor = tmp_path / "anchor"
+    anchor, ended = tmp_path / "anchor", list[Calibrated]()
+    calibrated = CalibrateJob.run
+    monkeypatch.setattr(
+        CalibrateJob, "run", lambda self: (ended.append(calibrated(self)), ended[-1])[1]
+    )
     sigmerge.merge(recipe_of(pool), anchor)
     file = recipe_of(pool, repair={"calibrate": {"calls": 4}, "guard": "off"})
     whole = sigmerge.repair(file, tmp_path / "whole", anchor=anchor, score=Scored(pool)).repair
@@ -261,7 +266,11 @@ def test_an_interrupted_calibration_goes_on_to_the_same_bytes(
     score = Scored(pool)
     plan = sigmerge.repair(file, tmp_path / "out", anchor=anchor, score=score).repair
     assert plan.candidates == whole.candidates
-    assert score.asked == 4 + 4 - (stop_at - 1 - 4 if stop_at > 4 else 0)
+    before = max(0, stop_at - 1 - 4)
+    assert score.asked == 4 + 4 - before
+    # Every candidate is a look, whoever made it; what those before took is not known.
+    assert [len(one.looks) for one in ended] == [4, 4]
+    assert [look.seconds is None for look in ended[1].looks] == [i < before for i in range(4)]
     assert weight_bytes(tmp_path / "out") == weight_bytes(tmp_path / "whole")
 
 
