@@ -31,7 +31,7 @@ class OneTile:
 
     def __init__(self, score: np.ndarray, key: tuple[int, int, int] = (0, 0, 0)) -> None:
         self.rows = [score, np.zeros_like(score)]
-        (expert, reference), (kind, base) = members(self.rows)
+        (expert, reference), (kind, base), _ = members(self.rows)
         self.edges = np.array([0, score.size])
         self.table = claim.TileTable(
             self.edges,
@@ -54,7 +54,7 @@ class OneTile:
     ) -> np.ndarray:
         """θ̂ where domain 1 (or 0, the same expert) may own; draws have the key (3, 4)."""
         values = np.empty_like(anchor)
-        addresses, kinds = members([self.rows[0], *self.rows, anchor])
+        addresses, kinds, _ = members([self.rows[0], *self.rows, anchor])
         update = claim.Admission(form, scale, np.array([0, 1]), below, np.array([[3, 4], [3, 4]]))
         fine, stored = claim.admit(
             update, self.edges, owner, 0, 1, addresses[:, None].copy(), kinds[:, None].copy(),

@@ -30,7 +30,7 @@ def spoil(raw: np.ndarray, kind: str, value: float) -> np.ndarray:
 @pytest.mark.parametrize("begin", [0, 13])
 def test_differences_are_those_of_float32(kinds, begin):
     (raw, wide), (base, wide_base) = make(kinds[0], 0), make(kinds[1], 1)
-    (a, b), (ka, kb) = stored.members([raw, base])
+    (a, b), (ka, kb), _ = stored.members([raw, base])
     out, room = np.empty(SIZE - begin, np.float32), np.empty(SIZE, np.float32)
     assert stored.load(a, ka, begin, out)
     assert np.array_equal(out, wide[begin:])
@@ -46,7 +46,7 @@ def test_differences_are_those_of_float32(kinds, begin):
 def test_what_is_not_finite_is_reported(kind, value):
     raw, wide = make(kind, 0)
     bad = spoil(raw, kind, value)
-    (good_at, bad_at), (code, _) = stored.members([raw, bad])
+    (good_at, bad_at), (code, _), _ = stored.members([raw, bad])
     out, room = np.empty(SIZE, np.float32), np.empty(SIZE, np.float32)
     assert stored.is_finite(raw) and not stored.is_finite(bad)
     assert not stored.load(bad_at, code, 0, out)
@@ -73,7 +73,7 @@ def test_rows(minus):
     table = stored.members([raw for raw, _ in rows])
     base = (table.addresses[2], table.kinds[2]) if minus else (np.uint64(0), np.uint8(0))
     out = np.empty((2, 900), np.float32)
-    assert stored.load_rows(*table, *base, 50, out)
+    assert stored.load_rows(table.addresses, table.kinds, *base, 50, out)
     for got, (_, wide) in zip(out, rows, strict=False):
         assert np.array_equal(got, (wide - rows[2][1] if minus else wide)[50:950])
 

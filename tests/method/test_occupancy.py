@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmerge.kernels import STRIP, TILE, convert, philox
-from sigmerge.kernels.claim import MAX_DOMAINS, admit
+from sigmerge.kernels.claim import MAX_DOMAINS, NO_FILES, admit
 from sigmerge.kernels.stored import CODE, F32, address_of
 from sigmerge.method import occupancy
 from sigmerge.method.occupancy import Update, admission, claim, edges_of
@@ -61,6 +61,10 @@ class Pool:
     def kinds(self) -> np.ndarray:
         rows = [[CODE[row.dtype]] * len(self.tiles) for row in self.members]
         return np.array(rows, np.uint8)
+
+    @property
+    def files(self) -> np.ndarray:
+        return NO_FILES
 
     def claimed(self, domain: int) -> None:
         pass

@@ -36,7 +36,9 @@ class MemorySource:
     def not_finite(self, members: Sequence[str], tensor: str, start: int, stop: int) -> None:
         raise ArithmeticError(f"{tensor} is not finite")
 
-    def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
+    def done(
+        self, tensor: str, start: int, stop: int, read: float = 1.0, *, mapped: bool = True
+    ) -> None:
         pass
 
     def prefetch(self, tensors: Iterable[str]) -> None:

@@ -163,13 +163,26 @@ class PoolSource:
         self.not_finite([member], tensor, 0, self.members[member].tensors[tensor].size)
 
     def not_finite(self, members: Sequence[str], tensor: str, start: int, stop: int) -> None:
-        """Raise if one of these values is NaN or infinite, unless that is allowed."""
+        """Raise if one of these values is NaN or infinite, unless that is allowed.
+
+        What could not be read counts as NaN, so it is looked first whether the files are whole.
+        """
+        for member in members:
+            self._check_whole(member, self.members[member].tensors[tensor])
         if self.allow_nonfinite:
             return
         values = np.empty(min(stop - start, TILE), np.float32)
         for begin in range(start, stop, TILE):
             for member in members:
                 self.fill(member, tensor, begin, values[: stop - begin])
+
+    def _check_whole(self, member: str, stored: Tensor) -> None:
+        for part, _, _ in stored_pieces(stored, 0, stored.size):
+            if self.reader.remote(part) is None and part.file.stat().st_size < part.end:
+                raise PoolError(
+                    f"{member}: {part.file} became shorter while it was read. Nothing is "
+                    "published. Put the whole file back, then run the same command again."
+                )
 
     def _refuse(self, member: str, tensor: str, start: int, values: np.ndarray[Any, Any]) -> None:
         place = int(np.flatnonzero(~np.isfinite(values))[0])
@@ -233,12 +246,18 @@ class PoolSource:
                 if stored is not None and not self._lies_here(stored):
                     self._raw.pop((name, tensor), None)
 
-    def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
-        """These coordinates, or that share of them, were read and are not needed for now."""
+    def done(
+        self, tensor: str, start: int, stop: int, read: float = 1.0, *, mapped: bool = True
+    ) -> None:
+        """These coordinates, or that share of them, were read and are not needed for now.
+
+        `mapped`: in memory that maps a file, whose pages are given back.
+        """
         if tensor not in self._lying:
             self._lying[tensor] = self._all_here(tensor)
         if (lying := self._lying[tensor]) is not None:
-            release_pages([(first + start * item, first + stop * item) for first, item in lying])
+            if mapped:
+                release_pages([(first + start * i, first + stop * i) for first, i in lying])
             passed = (stop - start) * sum(item for _, item in lying)
         else:
             pieces = [p for t in self._stored(tensor) for p in stored_pieces(t, start, stop)]

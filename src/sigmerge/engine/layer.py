@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sigmerge.engine.stream import Source, rounded
+from sigmerge.engine.stream import Source, place_of, rounded
 from sigmerge.kernels import Array, claim
 from sigmerge.kernels.claim import CLAIM_TILE, Admission
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.stored import CODE, address_of
+from sigmerge.kernels.window import MEMORY, Place
 from sigmerge.operators.base import Site
 
 PIECE = 8
@@ -31,6 +32,17 @@ class Piece(NamedTuple):
     size: int
     first: int
     last: int
+
+
+class _Row(NamedTuple):
+    """A member's address and type on every tile, and where it lies in a file."""
+
+    addresses: list[int]
+    kinds: list[int]
+    files: list[tuple[int, int]]
+
+
+_NOWHERE = Place(MEMORY, 0, 0)
 
 
 class LayerBlock:
@@ -70,8 +82,11 @@ class LayerBlock:
         self.size = offset
         members = [*((source, name) for name in (*domains, "reference")), (anchor, "anchor")]
         self._rows = [self._row(*member) for member in members]
-        self.all_addresses = np.array([addresses for addresses, _ in self._rows], np.uint64)
-        self.all_kinds = np.array([kinds for _, kinds in self._rows], np.uint8)
+        self.all_addresses = np.array([row.addresses for row in self._rows], np.uint64)
+        self.all_kinds = np.array([row.kinds for row in self._rows], np.uint8)
+        shape = (len(self._rows), len(self._places), 2)
+        self.all_files = np.array([row.files for row in self._rows], np.int64).reshape(shape)
+        self._mapped = loops is not claim or bool((self.all_files[..., 0] == MEMORY).any())
         self.edges = np.array([0, *(stop for _, stop in self.tiles)], np.int64)
 
     @property
@@ -82,13 +97,19 @@ class LayerBlock:
     def kinds(self) -> Array:
         return self.all_kinds[:-1]
 
-    def _row(self, source: Source, member: str) -> tuple[list[int], list[int]]:
-        """A member's address and type on every tile."""
+    @property
+    def files(self) -> Array:
+        return self.all_files[:-1]
+
+    def _row(self, source: Source, member: str) -> _Row:
         raw = {site.tensor: source.raw(member, site.tensor) for site in self._sites}
         begin = {tensor: address_of(values) for tensor, values in raw.items()}
-        return (
-            [begin[tensor] + start * raw[tensor].itemsize for tensor, start in self._places],
-            [CODE[raw[tensor].dtype] for tensor, _ in self._places],
+        lying = {tensor: place_of(values) or _NOWHERE for tensor, values in raw.items()}
+        skips = [(tensor, start * raw[tensor].itemsize) for tensor, start in self._places]
+        return _Row(
+            [begin[tensor] + skip for tensor, skip in skips],
+            [CODE[raw[tensor].dtype] for tensor, _ in skips],
+            [(lying[tensor].descriptor, lying[tensor].position + skip) for tensor, skip in skips],
         )
 
     def not_finite(self, domain: int, tile: int) -> None:
@@ -99,6 +120,8 @@ class LayerBlock:
 
     def claimed(self, domain: int) -> None:
         """Nothing reads this domain's values until the update: their memory is given back."""
+        if not self._mapped:
+            return
         name, tensors = self.domains[domain], [site.tensor for site in self._sites]
         for _ in self._run(lambda tensor: self._source.release(name, tensor), tensors):
             pass
@@ -112,7 +135,7 @@ class LayerBlock:
             values = rounded(piece.tensor, piece.start, wide, dtype, lenient)
         stop = piece.start + piece.size
         for source in (self._source, self._anchor):
-            source.done(piece.tensor, piece.start, stop)
+            source.done(piece.tensor, piece.start, stop, mapped=self._mapped)
         return values
 
     def _admit(self, piece: Piece, update: Admission, owner: Any, dtype: str) -> tuple[Array, bool]:
@@ -128,6 +151,7 @@ class LayerBlock:
             self.all_kinds,
             np.uint64(address_of(out)),
             CODE[kind],
+            self.all_files,
         )
         if not fine:
             stop = piece.start + piece.size

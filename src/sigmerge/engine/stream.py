@@ -18,13 +18,15 @@ import numpy as np
 from sigmerge.engine.beside import Behind, Write
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError
+from sigmerge.files.mapped import mapped_at
 from sigmerge.kernels import STRIP, TILE, Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.rooms import room
-from sigmerge.kernels.stored import CODE, address_of, is_finite, load_rows, members
+from sigmerge.kernels.stored import CODE, Members, address_of, is_finite, load_rows, members
 from sigmerge.kernels.sums import add_scaled
+from sigmerge.kernels.window import Place
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 if TYPE_CHECKING:
@@ -87,10 +89,18 @@ class Source(Protocol):
         """A run of a tensor as it is stored."""
 
     def not_finite(self, members: Sequence[str], tensor: str, start: int, stop: int) -> None:
-        """Raise if a value of these members is NaN or infinite, and that is not allowed."""
+        """Raise if a value of these members is NaN or infinite, and that is not allowed.
 
-    def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
-        """These coordinates, or that share of them, were read and are not needed for now."""
+        What could not be read is NaN, and never allowed.
+        """
+
+    def done(
+        self, tensor: str, start: int, stop: int, read: float = 1.0, *, mapped: bool = True
+    ) -> None:
+        """These coordinates, or that share of them, were read and are not needed for now.
+
+        `mapped`: in memory that maps a file, whose pages can be given back.
+        """
 
     def prefetch(self, tensors: Iterable[str]) -> None:
         """These tensors come next."""
@@ -133,12 +143,13 @@ class StreamChunk:
         Members are the experts, and the reference last unless it is left out.
         """
         rows = self._stored(reference=reference)
-        if self.device is None or not self.device.read(
-            kernel, self._named(rows, reference), *arguments
-        ):
-            fine = kernel(*members(rows), self.start, self.size, *arguments)
+        if self.device and self.device.read(kernel, self._named(rows, reference), *arguments):
+            self.source.done(self.site.tensor, self.start, self.stop, share)
+        else:
+            table = self._table(rows)
+            fine = kernel(*table, self.start, self.size, *arguments)
             self._check(fine, reference=reference)
-        self.source.done(self.site.tensor, self.start, self.stop, share)
+            self._done(table, share)
 
     def selected(self, experts: Array, ranks: Array) -> Array | None:
         """By expert the magnitude of Δ_d at a rank of this chunk, the entries of it within the
@@ -184,12 +195,12 @@ class StreamChunk:
         With `reference`, its values are one more row.
         """
         stored = self._stored(reference=bool(less) or reference)
-        table = members(stored)
-        last = (table.addresses[-1], table.kinds[-1]) if less else (np.uint64(0), np.uint8(0))
+        addresses, kinds, _ = members(stored)
+        last = (addresses[-1], kinds[-1]) if less else (np.uint64(0), np.uint8(0))
         rows = len(self.site.experts) + reference
         for start in range(self.start, self.stop, self.step):
             tile = Tile(start, *_rows(rows, min(self.step, self.stop - start)))
-            fine = load_rows(*table, *last, start - self.start, tile.experts)
+            fine = load_rows(addresses, kinds, *last, start - self.start, tile.experts)
             self._check(fine, reference=bool(less) or reference)
             yield tile
         self.source.done(self.site.tensor, self.start, self.stop)
@@ -207,26 +218,38 @@ class StreamChunk:
         values = np.empty((1, tile.out.size), np.float32)
         stop = tile.start + tile.out.size
         raw = self.source.piece("reference", self.site.tensor, tile.start, stop)
-        fine = load_rows(*members([raw]), np.uint64(0), np.uint8(0), 0, values)
+        addresses, kinds, _ = members([raw])
+        fine = load_rows(addresses, kinds, np.uint64(0), np.uint8(0), 0, values)
         self._check(fine, reference=True)
         add_scaled(tile.out, values[0], np.float32(factor))
 
     def _run(self, formula: Formula, out: Array, kind: int, tile: int) -> bool:
         """Merge into `out`, which is one float64 for NORM and LEAD; whether all of it is finite."""
         reference = formula.reads_reference
-        rows, stored = self._stored(reference=reference), True
-        if self.device is None or not self.device.merge(
+        rows = self._stored(reference=reference)
+        if self.device and self.device.merge(
             self._named(rows, reference), formula, tile, self.step, kind, out
         ):
-            number = kind in (kernels.NORM, kernels.LEAD)
-            place, norms = (0, out) if number else (address_of(out), np.zeros(1))
-            fine, stored = kernels.merge(
-                formula, *members(rows), self.start, self.size, tile, self.strip, np.uint64(place),
-                kind, norms,
-            )  # fmt: skip
-            self._check(fine, reference=reference)
-        self.source.done(self.site.tensor, self.start, self.stop)
+            self.source.done(self.site.tensor, self.start, self.stop)
+            return True
+        number = kind in (kernels.NORM, kernels.LEAD)
+        place, norms = (0, out) if number else (address_of(out), np.zeros(1))
+        table = self._table(rows)
+        fine, stored = kernels.merge(
+            formula, *table, self.start, self.size, tile, self.strip, np.uint64(place), kind, norms
+        )
+        self._check(fine, reference=reference)
+        self._done(table)
         return bool(stored)
+
+    def _table(self, rows: Sequence[Array]) -> Members:
+        """The members for a loop, which reads those that lie in files itself."""
+        return members(rows, [place_of(row) for row in rows], self.strip)
+
+    def _done(self, table: Members, share: float = 1.0) -> None:
+        """Pages of members that were not read from files are given back."""
+        mapped = len(table.window.files) < len(table.addresses)
+        self.source.done(self.site.tensor, self.start, self.stop, share, mapped=mapped)
 
     def _named(self, values: Sequence[Array], reference: bool) -> StoredRows:
         return StoredRows(self.site.tensor, self.start, self._names(reference), values)
@@ -243,6 +266,16 @@ class StreamChunk:
         if not fine:
             names = self._names(reference)
             self.source.not_finite(names, self.site.tensor, self.start, self.stop)
+
+
+def place_of(row: Array) -> Place | None:
+    """Where mapped values lie in their file, if it can be read as well."""
+    address = address_of(row)
+    file = mapped_at(address)
+    descriptor = file.descriptor() if file else None
+    if file is None or descriptor is None:
+        return None
+    return Place(descriptor, address - file.first, row.itemsize)
 
 
 def _rows(experts: int, size: int) -> tuple[Array, Array]:

@@ -33,6 +33,11 @@ class MappedFile:
         except OSError:
             return False
 
+    def descriptor(self) -> int | None:
+        """Of the file, open until it is forgotten; None if it cannot be read."""
+        opened = self._opened or self._open()
+        return None if opened is None else opened.fileno()
+
     def _open(self) -> FileIO | None:
         with self._lock:
             if self._opened is None and not self._gone:

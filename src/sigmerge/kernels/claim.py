@@ -22,8 +22,10 @@ import numpy as np
 from sigmerge.kernels import STRIP, Array, rooms
 from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.philox import fill
+from sigmerge.kernels.raw import bits_as
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE, high_place
-from sigmerge.kernels.stored import load, load_difference, save
+from sigmerge.kernels.stored import F32, address_of, load, load_difference, save
+from sigmerge.kernels.window import MEMORY, WIDEST, WINDOW, read
 
 ABOVE: Final = np.uint8(253)
 TIED: Final = np.uint8(254)
@@ -36,10 +38,16 @@ CLAIM_TILE: Final = 1 << 17
 ADD, SPARSE, REPLACE = 0, 1, 2
 
 
+NO_FILES: Final = np.zeros((0, 0, 2), np.int64)
+"""Where tiles lie in files, int64 (members, tiles, 2): a descriptor, or MEMORY, and the position of
+the first value. Without members all lie in memory."""
+
+
 class TileTable(NamedTuple):
     """Where the tiles of a block lie: their edges in flat order, addresses and types by tile.
 
-    With a `key` (1, and two words) the score is not Δ_d but random bits of the flat index.
+    With a `key` (1, and two words) the score is not Δ_d but random bits of the flat index. `files`
+    are the expert's and the reference's; see NO_FILES.
     """
 
     edges: Array
@@ -48,6 +56,7 @@ class TileTable(NamedTuple):
     reference: Array
     reference_kinds: Array
     key: Array
+    files: Array = NO_FILES
 
 
 class Settlement(NamedTuple):
@@ -78,23 +87,72 @@ def count_free(owner: Array) -> int:
     return int(np.count_nonzero(owner == FREE))
 
 
+class _Spare(NamedTuple):
+    """Room of the calling thread: strips of float32 and uint32, lanes, and windows by member."""
+
+    strips: Array
+    drawn: Array
+    lanes: Array
+    windows: Array
+    place: int
+    """The address of the first window."""
+
+
+def _spare(members: int) -> _Spare:
+    windows = rooms.room((members, WINDOW * WIDEST), np.uint8, "window")
+    return _Spare(
+        rooms.room((3, STRIP), np.float32, "strips"),
+        rooms.room(STRIP, np.uint32, "inside"),
+        rooms.room(_LANES, np.float64, "lanes"),
+        windows,
+        address_of(windows),
+    )
+
+
 @part
-def _score(table: TileTable, tile: int, begin: int, room: Array, out: Array) -> bool:
+def _at(
+    address: np.uint64, kind: int, files: Array, member: int, tile: int, begin: int, end: int,
+    spare: _Spare,
+) -> np.uint64:  # fmt: skip
+    """The address of a tile's first value, as it is while coordinates [begin, end) are used.
+
+    Those of a tile in a file are read into the member's window.
+    """
+    if len(files) == 0 or files[member, tile, 0] == MEMORY:
+        return address
+    width = 4 if kind == F32 else 2
+    skip, place = width * begin, spare.place + member * spare.windows.shape[1]
+    read(files[member, tile, 0], files[member, tile, 1] + skip, place, width * (end - begin))
+    return np.uint64(place - skip)
+
+
+@part
+def _pair(
+    table: TileTable, tile: int, begin: int, end: int, spare: _Spare
+) -> tuple[np.uint64, np.uint64]:
+    """Where the expert's values and the reference's begin, while [begin, end) are used."""
+    if table.key[0]:
+        return table.expert[tile], table.reference[tile]
+    left = _at(
+        table.expert[tile], table.expert_kinds[tile], table.files, 0, tile, begin, end, spare
+    )
+    right = _at(
+        table.reference[tile], table.reference_kinds[tile], table.files, 1, tile, begin, end, spare
+    )
+    return left, right
+
+
+@part
+def _score(
+    table: TileTable, tile: int, pair: tuple[np.uint64, np.uint64], begin: int, room: Array,
+    out: Array,
+) -> bool:  # fmt: skip
     """What a strip is ranked by: Δ_d or random bits; False if not all that was read is finite."""
     if table.key[0]:
         fill((table.key[1], table.key[2]), table.edges[tile] + begin, out.view(np.uint32))
         return True
-    return bool(
-        load_difference(
-            table.expert[tile],
-            table.expert_kinds[tile],
-            table.reference[tile],
-            table.reference_kinds[tile],
-            begin,
-            room,
-            out,
-        )
-    )
+    kinds = (table.expert_kinds[tile], table.reference_kinds[tile])
+    return bool(load_difference(pair[0], kinds[0], pair[1], kinds[1], begin, room, out))
 
 
 @part
@@ -108,7 +166,6 @@ def _least_free(before: Settlement, tile: int) -> np.uint8:
     return FREE if before.ties[tile] == before.counts[tile, 1] else TIED
 
 
-@kernel
 def count_high(
     table: TileTable,
     owner: Array,
@@ -122,21 +179,31 @@ def count_high(
 
     In HIGH_PLACES, as `select.count_high` does.
     """
-    room, deltas = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
+    _count_high(table, owner, first, last, every, before, histogram, _spare(2))
+
+
+@kernel
+def _count_high(
+    table: TileTable, owner: Array, first: int, last: int, every: int, before: Settlement,
+    histogram: Array, spare: _Spare,
+) -> None:  # fmt: skip
+    room, deltas = spare.strips[0], spare.strips[1]
     for tile in range(first, last):
         here = owner[table.edges[tile] : table.edges[tile + 1]]
         least = _least_free(before, tile)
+        pair = (np.uint64(0), np.uint64(0))
         for begin in range(0, here.size, STRIP * every):
             mine = here[begin : begin + STRIP]
             delta = deltas[: mine.size]
-            _score(table, tile, begin, room, delta)
-            bits = delta.view(np.uint32)
+            if every > 1 or begin % WINDOW == 0:
+                pair = _pair(table, tile, begin, _end(begin, every, here.size), spare)
+            _score(table, tile, pair, begin, room, delta)
+            bits = bits_as(delta, np.uint32)
             for i in range(mine.size):
                 # Adding 0 or 1 keeps the loop free of a branch that no one can predict.
                 histogram[high_place(bits[i])] += np.uint32(mine[i] >= least)
 
 
-@kernel
 def count_low(
     table: TileTable,
     owner: Array,
@@ -148,22 +215,39 @@ def count_low(
     histogram: Array,
 ) -> None:
     """The same, one count each, for the lower bits of magnitudes whose upper bits are `high`."""
-    room, deltas = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
-    inside, wanted = np.empty(STRIP, np.uint16), np.uint32(high)
+    _count_low(table, owner, first, last, every, before, high, histogram, _spare(2))
+
+
+@kernel
+def _count_low(
+    table: TileTable, owner: Array, first: int, last: int, every: int, before: Settlement,
+    high: int, histogram: Array, spare: _Spare,
+) -> None:  # fmt: skip
+    room, deltas = spare.strips[0], spare.strips[1]
+    inside, wanted = spare.drawn, np.uint32(high)
     for tile in range(first, last):
         here = owner[table.edges[tile] : table.edges[tile + 1]]
         least = _least_free(before, tile)
+        pair = (np.uint64(0), np.uint64(0))
         for begin in range(0, here.size, STRIP * every):
             mine = here[begin : begin + STRIP]
             delta = deltas[: mine.size]
-            _score(table, tile, begin, room, delta)
-            bits, count = delta.view(np.uint32), 0
+            if every > 1 or begin % WINDOW == 0:
+                pair = _pair(table, tile, begin, _end(begin, every, here.size), spare)
+            _score(table, tile, pair, begin, room, delta)
+            bits, count = bits_as(delta, np.uint32), 0
             for i in range(mine.size):
                 magnitude = bits[i] & MAGNITUDE
                 inside[count] = magnitude & np.uint32(LOW_BINS - 1)
                 count += (magnitude >> np.uint32(LOW_BITS) == wanted) & (mine[i] >= least)
             for i in range(count):
                 histogram[inside[i]] += np.uint32(1)
+
+
+@part
+def _end(begin: int, every: int, size: int) -> int:
+    """Up to where values are read from `begin` on: a strip of a sample, or a window."""
+    return min(begin + (WINDOW if every == 1 else STRIP), size)
 
 
 @part
@@ -203,7 +287,6 @@ def _code(delta: Array, owner: Array, cut: np.int32) -> tuple[int, int]:
     return int(above), int(tied)
 
 
-@kernel
 def mark(
     table: TileTable,
     owner: Array,
@@ -219,18 +302,30 @@ def mark(
     Row t of `counts` becomes how many of tile t are above and how many tied, mass[t] the sum of
     |score| over those above. Returns the first tile on which something read is not finite, or -1.
     """
-    room, deltas = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
-    lanes, wrong = np.empty(_LANES), -1
+    given = (table, owner, first, last, before, threshold, counts, mass)
+    return int(_mark(*given, _spare(2)))
+
+
+@kernel
+def _mark(
+    table: TileTable, owner: Array, first: int, last: int, before: Settlement, threshold: int,
+    counts: Array, mass: Array, spare: _Spare,
+) -> int:  # fmt: skip
+    room, deltas = spare.strips[0], spare.strips[1]
+    lanes, wrong = spare.lanes, -1
     for tile in range(first, last):
         here = owner[table.edges[tile] : table.edges[tile + 1]]
         if before.ties.size:
             _settle(here, np.uint8(before.domain), before.ties[tile], before.counts[tile, 1])
         lanes[:] = 0
         counts[tile, 0], counts[tile, 1] = 0, 0
+        pair = (np.uint64(0), np.uint64(0))
         for begin in range(0, here.size, STRIP):
             mine = here[begin : begin + STRIP]
             delta = deltas[: mine.size]
-            if not _score(table, tile, begin, room, delta) and wrong < 0:
+            if begin % WINDOW == 0:
+                pair = _pair(table, tile, begin, _end(begin, 1, here.size), spare)
+            if not _score(table, tile, pair, begin, room, delta) and wrong < 0:
                 wrong = tile
             above, tied = _code(delta, mine, np.int32(threshold))
             counts[tile, 0] += above
@@ -263,7 +358,6 @@ def _settle(owner: Array, code: np.uint8, ties: int, tied: int) -> None:
         rest[i] = code if rest[i] == ABOVE else (FREE if rest[i] == TIED else rest[i])
 
 
-@kernel
 def tally(
     table: TileTable, owner: Array, first: int, last: int, code: int, support: Array, mass: Array
 ) -> int:
@@ -271,16 +365,27 @@ def tally(
 
     Returns the first tile on which something read is not finite, or -1.
     """
-    room, deltas = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
-    lanes, wanted, wrong = np.empty(_LANES), np.uint8(code), -1
+    return int(_tally(table, owner, first, last, code, support, mass, _spare(2)))
+
+
+@kernel
+def _tally(
+    table: TileTable, owner: Array, first: int, last: int, code: int, support: Array, mass: Array,
+    spare: _Spare,
+) -> int:  # fmt: skip
+    room, deltas = spare.strips[0], spare.strips[1]
+    lanes, wanted, wrong = spare.lanes, np.uint8(code), -1
     for tile in range(first, last):
         here = owner[table.edges[tile] : table.edges[tile + 1]]
         lanes[:] = 0
         support[tile] = 0
+        pair = (np.uint64(0), np.uint64(0))
         for begin in range(0, here.size, STRIP):
             mine = here[begin : begin + STRIP]
             delta = deltas[: mine.size]
-            if not _score(table, tile, begin, room, delta) and wrong < 0:
+            if begin % WINDOW == 0:
+                pair = _pair(table, tile, begin, _end(begin, 1, here.size), spare)
+            if not _score(table, tile, pair, begin, room, delta) and wrong < 0:
                 wrong = tile
             support[tile] += _support(delta, mine, wanted)
             _add_mass(delta, mine, wanted, lanes)
@@ -311,7 +416,6 @@ class Admission(NamedTuple):
     keys: Array
 
 
-@kernel
 def admit(
     update: Admission,
     edges: Array,
@@ -322,41 +426,71 @@ def admit(
     kinds: Array,
     out: np.uint64,
     kind: int,
+    files: Array = NO_FILES,
 ) -> tuple[bool, bool]:
     """The repaired values of a run of tiles, rounded to their stored type at `out`.
 
-    Rows of `addresses` and `kinds`: the domains', the reference's, the anchor's, by tile. Returns
-    whether the anchor, and whether the result, is finite.
+    Rows of `addresses`, `kinds` and `files`: the domains', the reference's, the anchor's, by tile.
+    Returns whether the anchor, and whether the result, is finite.
     """
-    room, values = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
-    deltas, drawn = np.empty(STRIP, np.float32), np.empty(STRIP, np.uint32)
+    where, places = (addresses, kinds, files), np.empty(len(addresses), np.uint64)
+    spare = _spare(len(addresses))
+    fine, stored = _admit(update, edges, owner, first, last, where, places, out, kind, spare)
+    return bool(fine), bool(stored)
+
+
+@kernel
+def _admit(
+    update: Admission, edges: Array, owner: Array, first: int, last: int, where: Any,
+    places: Array, out: np.uint64, kind: int, spare: _Spare,
+) -> tuple[bool, bool]:  # fmt: skip
+    """`places` is room for the address of each member."""
+    addresses, kinds, files = where
+    room, values, deltas = spare.strips[0], spare.strips[1], spare.strips[2]
     reference, anchor = len(addresses) - 2, len(addresses) - 1
-    fine, stored = True, True
+    fine, stored, scale = True, True, np.float32(update.scale)
     for tile in range(first, last):
         here = owner[edges[tile] : edges[tile + 1]]
         for begin in range(0, here.size, STRIP):
             mine = here[begin : begin + STRIP]
             some, delta = values[: mine.size], deltas[: mine.size]
-            fine &= load(addresses[anchor, tile], kinds[anchor, tile], begin, some)
-            scale = np.float32(update.scale)
+            if begin % WINDOW == 0:
+                _places(update, where, tile, begin, _end(begin, 1, here.size), spare, places)
+            fine &= load(places[anchor], kinds[anchor, tile], begin, some)
             for row in range(len(update.domains)):
                 domain = update.domains[row]
                 code = np.uint8(domain)
-                address, own = addresses[domain, tile], kinds[domain, tile]
+                address, own = places[domain], kinds[domain, tile]
                 if update.form == REPLACE:
                     load(address, own, begin, delta)
                     _replace(some, mine, code, delta, scale)
                     continue
-                base, base_kind = addresses[reference, tile], kinds[reference, tile]
+                base, base_kind = places[reference], kinds[reference, tile]
                 load_difference(address, own, base, base_kind, begin, room, delta)
                 if update.form == SPARSE:
-                    draws = drawn[: mine.size]
+                    draws = spare.drawn[: mine.size]
                     fill((update.keys[row, 0], update.keys[row, 1]), edges[tile] + begin, draws)
                     _add_kept(some, mine, code, delta, scale, draws, update.below)
                 else:
                     _add(some, mine, code, delta, scale)
             stored &= save(some, out, kind, edges[tile] - edges[first] + begin)
     return fine, stored
+
+
+@part
+def _places(
+    update: Admission, where: Any, tile: int, begin: int, end: int, spare: _Spare, places: Array
+) -> None:
+    """Where the values of the members that the update reads begin, while [begin, end) are used."""
+    addresses, kinds, files = where
+    members = len(addresses)
+    for d in range(members):
+        wanted = d == members - 1 or (d == members - 2 and update.form != REPLACE)
+        for row in range(len(update.domains)):
+            wanted |= update.domains[row] == d
+        if wanted:
+            place, kind = addresses[d, tile], kinds[d, tile]
+            places[d] = _at(place, kind, files, d, tile, begin, end, spare)
 
 
 @part

@@ -11,6 +11,7 @@ from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.raw import bits_as
 from sigmerge.kernels.stored import load, load_less
 from sigmerge.kernels.thinning import ALL, trim
+from sigmerge.kernels.window import Window, ready
 
 SUMMED: Final = 256
 """Coordinates whose sums stay in the first cache."""
@@ -126,7 +127,7 @@ def keep_varying(values: Array, threshold: int, ties: int, room: Array) -> int:
 
 @kernel
 def count_variances(
-    addresses: Array, kinds: Array, start: int, size: int, upper: int, counts: Array
+    addresses: Array, kinds: Array, window: Window, start: int, size: int, upper: int, counts: Array
 ) -> bool:
     """Count the task vectors' variances by the upper 16 bits of their 31-bit pattern, or the lower.
 
@@ -134,9 +135,10 @@ def count_variances(
     counts zeros. Members are the experts and the reference; returns whether all is finite.
     """
     rows, base = np.empty((len(addresses) - 1, STRIP), np.float32), np.empty(STRIP, np.float32)
-    spread, fine, zeros = np.empty(STRIP, np.float32), True, 0
+    spread, fine, zeros, filled = np.empty(STRIP, np.float32), True, 0, 0
     for begin in range(0, size, STRIP):
         count = min(STRIP, size - begin)
+        filled = ready(addresses, window, begin, begin + count, size, filled)
         fine &= _load_vectors(addresses, kinds, begin, base[:count], rows)
         bits = spread[:count].view(np.uint32)
         if upper < 0:
@@ -159,6 +161,7 @@ def count_variances(
 def squares_of_varying(
     addresses: Array,
     kinds: Array,
+    window: Window,
     start: int,
     size: int,
     threshold: int,
@@ -171,12 +174,14 @@ def squares_of_varying(
     Members are the experts and the reference; returns whether everything read is finite.
     """
     rows, base = np.empty((len(total), STRIP), np.float32), np.empty(STRIP, np.float32)
-    room, lanes, fine = np.empty(STRIP, np.float32), np.empty((len(total), LANES)), True
+    room, lanes = np.empty(STRIP, np.float32), np.empty((len(total), LANES))
+    fine, filled = True, 0
     for first in range(0, size, tile):
         lanes[:] = 0
         last = min(first + tile, size)
         for begin in range(first, last, STRIP):
             count = min(STRIP, last - begin)
+            filled = ready(addresses, window, begin, begin + count, size, filled)
             fine &= _load_vectors(addresses, kinds, begin, base[:count], rows)
             ties = keep_varying(rows, threshold, ties, room[:count])
             for d in range(len(total)):

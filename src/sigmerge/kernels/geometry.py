@@ -24,11 +24,13 @@ from sigmerge.kernels.products import (
 from sigmerge.kernels.raw import array_at
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import BF16, take, take_less
+from sigmerge.kernels.window import Window, ready
 
 
 def gram(
-    addresses: Array, kinds: Array, start: int, size: int, vectors: bool, tile: int, dots: Array
-) -> bool:
+    addresses: Array, kinds: Array, window: Window, start: int, size: int, vectors: bool, tile: int,
+    dots: Array,
+) -> bool:  # fmt: skip
     """Add all inner products, tile by tile, to `dots`; False if something read is not finite.
 
     With `vectors` they are those of θ_d − θ_ref, the reference being the last member; else those
@@ -39,26 +41,28 @@ def gram(
     strips = room((len(dots) + 1, PRODUCT_STRIP), np.float32, "strips")
     few = len(dots) == 2 or (len(dots) == 3 and vectors)
     direct = few and not any(kind != BF16 for kind in kinds.tolist())
-    _gram(addresses, kinds, size, vectors, direct, tile, dots, lanes, lanes.reshape(-1), strips)
+    given = (addresses, kinds, window, size, vectors, direct, tile, dots)
+    _gram(*given, lanes, lanes.reshape(-1), strips)
     return all(map(math.isfinite, np.diagonal(dots).tolist()))
 
 
 @kernel
 def _gram(
-    addresses: Array, kinds: Array, size: int, vectors: bool, direct: bool, tile: int, dots: Array,
-    lanes: Array, flat: Array, strips: Array,
+    addresses: Array, kinds: Array, window: Window, size: int, vectors: bool, direct: bool,
+    tile: int, dots: Array, lanes: Array, flat: Array, strips: Array,
 ) -> None:  # fmt: skip
     """`direct`: whole strips are taken as they are stored, which is bfloat16.
 
     `flat` is `lanes` again, in one dimension.
     """
     members = len(dots)
-    rows, less = strips[:members], strips[members]
+    rows, less, filled = strips[:members], strips[members], 0
     for first in range(0, size, tile):
         lanes[:] = 0.0
         last = min(first + tile, size)
         for begin in range(first, last, PRODUCT_STRIP):
             count = min(PRODUCT_STRIP, last - begin)
+            filled = ready(addresses, window, begin, begin + count, size, filled)
             if direct and count == PRODUCT_STRIP:
                 left, right = _stored(addresses[0], begin), _stored(addresses[1], begin)
                 if not vectors:

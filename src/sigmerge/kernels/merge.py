@@ -31,6 +31,7 @@ from sigmerge.kernels.thinning import (
     prune_groups,
     trim,
 )
+from sigmerge.kernels.window import Window, ready
 
 KEEP_ALL, TRIM, DROP, PRUNE, BAND, RANK, SELECT, MARKED = 0, 1, 2, 3, 4, 5, 6, 7
 SUM, DISJOINT, OVERLAPS, AGREEING = 0, 1, 2, 3
@@ -153,6 +154,7 @@ def merge(
     formula: Formula,
     addresses: Array,
     kinds: Array,
+    window: Window,
     start: int,
     size: int,
     tile: int,
@@ -170,13 +172,13 @@ def merge(
     result = kind if kind in (NORM, LEAD) else VALUES
     if result == VALUES and formula.is_sum:
         how = (formula.weights, bool(formula.vectors), formula.after)
-        return weighted_rows(*how, addresses, kinds, size, np.uint64(out), kind)
+        return weighted_rows(*how, addresses, kinds, window, size, np.uint64(out), kind)
     loop = _merging(formula.thin, formula.combine, bool(formula.vectors), result)
     election = (formula.weighted, formula.normalize, formula.cancelled)
     given = (formula.weights, _tables(formula, strip), formula.rescale, election, formula.after)
     rows = room((len(formula.weights) + 4, strip), np.float32, "rows of a strip")
     fine, stored = loop(
-        *given, addresses, kinds, start, size, tile, rows, np.uint64(out), kind, norms
+        *given, addresses, kinds, window, start, size, tile, rows, np.uint64(out), kind, norms
     )
     return fine, stored
 
@@ -221,11 +223,11 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
     @kernel
     def merging(
         weights: Array, tables: Any, rescale: Array, election: Any, after: Array, addresses: Array,
-        kinds: Array, start: int, size: int, tile: int, spare: Array, out: np.uint64, kind: int,
-        norms: Array,
+        kinds: Array, window: Window, start: int, size: int, tile: int, spare: Array,
+        out: np.uint64, kind: int, norms: Array,
     ) -> tuple[bool, bool]:  # fmt: skip
         experts, strip = len(weights), spare.shape[1]
-        rows = spare[4:]
+        rows, filled = spare[4:], 0
         number, fine, stored = -1, True, True
         for first in range(0, size, tile):
             if result == NORM:
@@ -235,6 +237,7 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
                 count = min(strip, last - begin)
                 here, base = spare[0, :count], spare[1, :count]
                 sign, share = spare[2, :count], spare[3, :count]
+                filled = ready(addresses, window, begin, begin + count, size, filled)
                 number += 1
                 if len(addresses) > experts:
                     fine &= load(addresses[experts], kinds[experts], begin, base)
@@ -357,6 +360,7 @@ def _combine(
 def norms_of_thinning(
     addresses: Array,
     kinds: Array,
+    window: Window,
     start: int,
     size: int,
     formula: Formula,
@@ -370,8 +374,8 @@ def norms_of_thinning(
     Members are the experts and the reference. What stays is marked for MARKED, where there is room.
     """
     loop = _measuring(formula.thin)
-    given = (addresses, kinds, start, size, _tables(formula, strip), tile, strip, norms, marks)
-    return bool(loop(*given))
+    given = (addresses, kinds, window, start, size, _tables(formula, strip), tile)
+    return bool(loop(*given, strip, norms, marks))
 
 
 @variants
@@ -380,10 +384,10 @@ def _measuring(thin: int) -> Any:
 
     @kernel
     def measuring(
-        addresses: Array, kinds: Array, start: int, size: int, tables: Any, tile: int, strip: int,
-        norms: Array, marks: Array,
+        addresses: Array, kinds: Array, window: Window, start: int, size: int, tables: Any,
+        tile: int, strip: int, norms: Array, marks: Array,
     ) -> bool:  # fmt: skip
-        experts, number, fine = norms.shape[1], -1, True
+        experts, number, fine, filled = norms.shape[1], -1, True, 0
         lanes = np.empty((2, experts, LANES))
         base, row = np.empty(strip, np.float32), np.empty(strip, np.float32)
         for first in range(0, size, tile):
@@ -392,6 +396,7 @@ def _measuring(thin: int) -> Any:
             for begin in range(first, last, strip):
                 count, shift = min(strip, last - begin), (begin - first) % LANES
                 some, less = row[:count], base[:count]
+                filled = ready(addresses, window, begin, begin + count, size, filled)
                 number += 1
                 fine &= load(addresses[experts], kinds[experts], begin, less)
                 for d in range(experts):

@@ -23,6 +23,7 @@ from sigmerge.kernels import STRIP, Array, rooms
 from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.raw import bits_as
 from sigmerge.kernels.stored import load, load_less
+from sigmerge.kernels.window import Window, ready
 
 HIGH_BINS = 1 << 16
 HIGH_PLACES = 2 * HIGH_BINS
@@ -59,8 +60,9 @@ def high_place(bits: np.uint32) -> np.uint32:
 
 
 def count_high(
-    addresses: Array, kinds: Array, start: int, size: int, experts: Array, every: int, counts: Array
-) -> bool:
+    addresses: Array, kinds: Array, window: Window, start: int, size: int, experts: Array,
+    every: int, counts: Array,
+) -> bool:  # fmt: skip
     """Count the upper 16 bits of |Δ_d|'s patterns, one row of HIGH_PLACES per wanted expert.
 
     Differences of bfloat16 numbers have few bits: most are counted in the first place of a bin,
@@ -68,17 +70,19 @@ def count_high(
     the reference; returns whether everything read is finite.
     """
     strips = rooms.room((2, STRIP), np.float32, "strips")
-    return bool(_count_high(addresses, kinds, size, experts, every, counts, strips))
+    return bool(_count_high(addresses, kinds, window, size, experts, every, counts, strips))
 
 
 @kernel
 def _count_high(
-    addresses: Array, kinds: Array, size: int, experts: Array, every: int, counts: Array,
-    strips: Array,
+    addresses: Array, kinds: Array, window: Window, size: int, experts: Array, every: int,
+    counts: Array, strips: Array,
 ) -> bool:  # fmt: skip
-    fine = True
+    fine, filled = True, 0
     for begin in range(0, size, STRIP * every):
         count = min(STRIP, size - begin)
+        stop = size if every == 1 else begin + count
+        filled = ready(addresses, window, begin, begin + count, stop, filled)
         delta, less = strips[0, :count], strips[1, :count]
         fine &= load(addresses[-1], kinds[-1], begin, less)
         for row in range(len(experts)):
@@ -93,6 +97,7 @@ def _count_high(
 def count_inside(
     addresses: Array,
     kinds: Array,
+    window: Window,
     start: int,
     size: int,
     experts: Array,
@@ -113,17 +118,19 @@ def count_inside(
     strips = rooms.room((2, STRIP), np.float32, "strips")
     inside = rooms.room(STRIP + 1, np.uint32, "inside")
     found = (ranges, counts, left_out, above, strips, inside)
-    return bool(_count_inside(addresses, kinds, size, experts, every, *found))
+    return bool(_count_inside(addresses, kinds, window, size, experts, every, *found))
 
 
 @kernel
 def _count_inside(
-    addresses: Array, kinds: Array, size: int, experts: Array, every: int, ranges: Array,
-    counts: Array, left_out: Array, above: Array, strips: Array, inside: Array,
+    addresses: Array, kinds: Array, window: Window, size: int, experts: Array, every: int,
+    ranges: Array, counts: Array, left_out: Array, above: Array, strips: Array, inside: Array,
 ) -> bool:  # fmt: skip
-    fine = True
+    fine, filled = True, 0
     for begin in range(0, size, STRIP * every):
         count = min(STRIP, size - begin)
+        stop = size if every == 1 else begin + count
+        filled = ready(addresses, window, begin, begin + count, stop, filled)
         delta, less = strips[0, :count], strips[1, :count]
         fine &= load(addresses[-1], kinds[-1], begin, less)
         for row in range(len(experts)):

@@ -12,11 +12,13 @@ from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.products import PRODUCT_STRIP, add_lanes, add_products, lane_sum
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import load, load_less
+from sigmerge.kernels.window import Window, ready
 
 
 def signature(
     addresses: Array,
     kinds: Array,
+    window: Window,
     start: int,
     size: int,
     tile: int,
@@ -33,15 +35,16 @@ def signature(
     lanes = room((*dots.shape, LANES), np.float64, "lanes")
     masses = room((2, LANES), np.float64, "masses")
     strips = room((len(dots) + 3, PRODUCT_STRIP), np.float32, "strips")
-    return bool(_signature(addresses, kinds, size, tile, dots, mass, lanes, masses, strips))
+    given = (addresses, kinds, window, size, tile, dots, mass, lanes, masses, strips)
+    return bool(_signature(*given))
 
 
 @kernel
 def _signature(
-    addresses: Array, kinds: Array, size: int, tile: int, dots: Array, mass: Array, lanes: Array,
-    masses: Array, strips: Array,
+    addresses: Array, kinds: Array, window: Window, size: int, tile: int, dots: Array, mass: Array,
+    lanes: Array, masses: Array, strips: Array,
 ) -> bool:  # fmt: skip
-    experts, fine = len(dots), True
+    experts, fine, filled = len(dots), True, 0
     rows, base = strips[:experts], strips[experts]
     highest, lowest = strips[experts + 1], strips[experts + 2]
     for first in range(0, size, tile):
@@ -50,6 +53,7 @@ def _signature(
         for begin in range(first, last, PRODUCT_STRIP):
             count = min(PRODUCT_STRIP, last - begin)
             less = base[:count]
+            filled = ready(addresses, window, begin, begin + count, size, filled)
             highest[:], lowest[:] = 0.0, 0.0
             fine &= load(addresses[experts], kinds[experts], begin, less)
             for expert in range(experts):

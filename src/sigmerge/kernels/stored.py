@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import Array
+from sigmerge.kernels import STRIP, Array
 from sigmerge.kernels.convert import (
     all_finite,
     copy_f32,
@@ -26,6 +26,7 @@ from sigmerge.kernels.convert import (
 )
 from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.raw import array_at, bits_as
+from sigmerge.kernels.window import Place, Window, window
 
 BF16: Final = 0
 F16: Final = 1
@@ -39,17 +40,27 @@ CODE: Final[dict[np.dtype[Any], int]] = {
 
 
 class Members(NamedTuple):
-    """The same piece of a tensor in several checkpoints: addresses, and types by code."""
+    """The same piece of a tensor in several checkpoints: addresses, and types by code.
+
+    Addresses of members that are read from files become those of what is read.
+    """
 
     addresses: Array
     kinds: Array
+    window: Window
 
 
-def members(rows: Sequence[Array]) -> Members:
-    """The table of contiguous rows, bfloat16 as uint16 bit patterns."""
+def members(
+    rows: Sequence[Array], places: Sequence[Place | None] = (), strip: int = STRIP
+) -> Members:
+    """The table of contiguous rows, bfloat16 as uint16 bit patterns.
+
+    Rows that have a place in a file are read there, by a loop that takes so long strips.
+    """
     return Members(
         np.array([address_of(row) for row in rows], np.uint64),
         np.array([CODE[row.dtype] for row in rows], np.uint8),
+        window(places, strip),
     )
 
 

@@ -15,14 +15,15 @@ from sigmerge.kernels.jit import kernel, part, variants
 from sigmerge.kernels.raw import array_at
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import BF16, load, save, take, take_less
+from sigmerge.kernels.window import Window, ready
 
 
 def weighted_rows(
-    weights: Array, vectors: bool, after: Array, addresses: Array, kinds: Array, size: int,
-    out: np.uint64, kind: int,
+    weights: Array, vectors: bool, after: Array, addresses: Array, kinds: Array, window: Window,
+    size: int, out: np.uint64, kind: int,
 ) -> tuple[bool, bool]:  # fmt: skip
     """Σ_d w_d v_d, then the steps `after`, as of a formula; whether input and output are finite."""
-    given = (weights, after, addresses, kinds, size, room((3, STRIP), np.float32, "sums"))
+    given = (weights, after, addresses, kinds, window, size, room((3, STRIP), np.float32, "sums"))
     fine, stored = _summing(vectors)(*given, out, kind)
     return fine, stored
 
@@ -31,12 +32,13 @@ def weighted_rows(
 def _summing(vectors: bool) -> Any:
     @kernel
     def summing(
-        weights: Array, after: Array, addresses: Array, kinds: Array, size: int, rooms: Array,
-        out: np.uint64, kind: int,
+        weights: Array, after: Array, addresses: Array, kinds: Array, window: Window, size: int,
+        rooms: Array, out: np.uint64, kind: int,
     ) -> tuple[bool, bool]:  # fmt: skip
-        last, fine, stored = len(weights), True, True
+        last, fine, stored, filled = len(weights), True, True, 0
         for begin in range(0, size, STRIP):
             count = min(STRIP, size - begin)
+            filled = ready(addresses, window, begin, begin + count, size, filled)
             here, base, row = rooms[0, :count], rooms[1, :count], rooms[2, :count]
             if vectors:
                 take(addresses[last], kinds[last], begin, base)

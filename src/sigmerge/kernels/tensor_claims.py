@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sigmerge.kernels import Array, claim, tensors
-from sigmerge.kernels.claim import Admission, Settlement, TileTable
+from sigmerge.kernels.claim import NO_FILES, Admission, Settlement, TileTable
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE
 from sigmerge.kernels.stored import F32
 
@@ -218,6 +218,7 @@ class TensorClaims:
         kinds: Array,
         out: np.uint64,
         kind: int,
+        files: Array = NO_FILES,
     ) -> tuple[bool, bool]:
         fine, width, base = [True, True], 4 if kind == F32 else 2, int(edges[first])
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sigmerge.kernels import LANES, STRIP, Array, claim, tensors
-from sigmerge.kernels.claim import Admission, Settlement, TileTable
+from sigmerge.kernels.claim import NO_FILES, Admission, Settlement, TileTable
 from sigmerge.kernels.stored import BF16, F16, F32
 from sigmerge.kernels.tensor_claims import ENOUGH, TensorClaims
 from sigmerge.kernels.tensors import fetched
@@ -447,6 +447,7 @@ class TritonClaims(TensorClaims):
         kinds: Array,
         out: np.uint64,
         kind: int,
+        files: Array = NO_FILES,
     ) -> tuple[bool, bool]:
         if len(np.unique(kinds[:, first:last])) > 1:
             return super().admit(update, edges, owner, first, last, addresses, kinds, out, kind)

@@ -34,6 +34,7 @@ from sigmerge.method.shapes import Float64, Int64, UInt8, UInt32, UInt64
 
 Addresses: TypeAlias = UInt64[np.ndarray, "members tiles"]
 DtypeCodes: TypeAlias = UInt8[np.ndarray, "members tiles"]
+Files: TypeAlias = Int64[np.ndarray, "members tiles 2"]
 Owner: TypeAlias = UInt8[Any, "n"]
 """One byte a coordinate, in memory or on a device."""
 Counts: TypeAlias = Int64[np.ndarray, "3 places"]
@@ -84,6 +85,10 @@ class Block(Protocol):
     @property
     def kinds(self) -> DtypeCodes:
         """The code of each tile's stored type, likewise."""
+
+    @property
+    def files(self) -> Files:
+        """Where each tile lies in a file, likewise; without rows, all lie in memory."""
 
     def not_finite(self, domain: int, tile: int) -> None:
         """Called for a tile on which θ_d or θ_ref holds NaN or infinity; may raise."""
@@ -342,7 +347,8 @@ class _Step:
             words = philox.key_of(self.mask_seed, "mask", str(block.index), name)
             key = np.array([1, *words], np.int64)
         mine, base = ((block.addresses[of], block.kinds[of]) for of in (self.domain, -1))
-        return kernels.TileTable(self.edges, mine[0], mine[1], base[0], base[1], key)
+        files = block.files[[self.domain, -1]] if len(block.files) else block.files
+        return kernels.TileTable(self.edges, mine[0], mine[1], base[0], base[1], key, files)
 
 
 _NO_KEY = np.zeros(3, np.int64)

@@ -1,0 +1,101 @@
+"""Values in files, which a compiled loop reads itself, a window of them at a time.
+
+A mapped page costs a fault when it is touched, and giving it back makes all threads wait for one
+another. What is read goes into memory that the calling thread keeps and that its caches hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numba import types
+
+from sigmerge.kernels import Array
+from sigmerge.kernels.jit import part
+from sigmerge.kernels.raw import array_at
+from sigmerge.kernels.rooms import room
+
+WINDOW: Final = 1 << 15
+"""Coordinates of a window: those of six members fit into the second-level cache."""
+LONGEST: Final = 1 << 18
+"""Coordinates of a window at most: a loop that takes more at a time reads mapped memory."""
+WIDEST: Final = 4
+"""Bytes of a coordinate at most."""
+MEMORY: Final = -1
+"""Stands for a descriptor where values lie in memory."""
+
+_pread: Any = types.ExternalFunction(
+    "pread", types.intp(types.int32, types.uintp, types.uintp, types.int64)
+)
+
+
+class Place(NamedTuple):
+    """Where a row of values lies in an open file, and the bytes of one of them."""
+
+    descriptor: int
+    position: int
+    width: int
+
+
+class Window(NamedTuple):
+    """The members of a table that lie in files, and room for `length` coordinates of each.
+
+    Rows of `files` are int64: a member, its `Place`, and the address of its room.
+    """
+
+    files: Array
+    rooms: Array
+    length: int
+
+
+IN_MEMORY: Final = Window(np.zeros((0, 5), np.int64), np.zeros((0, 0), np.uint8), 0)
+
+
+def window(places: Sequence[Place | None], strip: int) -> Window:
+    """The window of a loop that takes `strip` coordinates at a time, in the thread's own memory."""
+    length = max(WINDOW // strip, 1) * strip
+    lying = [(d, *place) for d, place in enumerate(places) if place is not None]
+    if not lying or length > LONGEST:
+        return IN_MEMORY
+    rooms = room((len(lying), length * WIDEST), np.uint8, "window")
+    first, step = rooms.__array_interface__["data"][0], rooms.strides[0]
+    files = [(*row, first + step * i) for i, row in enumerate(lying)]
+    return Window(np.array(files, np.int64), rooms, length)
+
+
+@part
+def ready(
+    addresses: Array, window: Window, begin: int, end: int, size: int, filled: int
+) -> int:
+    """Have coordinates [begin, end) in memory; returns up to where they are. Addresses follow.
+
+    A loop that takes one strip after another passes what it got; `size` is where it ends.
+    """
+    if end <= filled:
+        return filled
+    if len(window.files) == 0:
+        return size
+    stop = min(begin + window.length, size)
+    for i in range(len(window.files)):
+        row = window.files[i]
+        skip, count = row[3] * begin, row[3] * (stop - begin)
+        read(row[1], row[2] + skip, row[4], count)
+        addresses[row[0]] = np.uint64(row[4] - skip)
+    return stop
+
+
+@part
+def read(descriptor: int, position: int, address: int, count: int) -> None:
+    """Read so many bytes of a file. What is not there is NaN in every type, so it is noticed."""
+    done = 0
+    while done < count:
+        got = _pread(
+            np.int32(descriptor), np.uint64(address + done), np.uint64(count - done),
+            np.int64(position + done),
+        )  # fmt: skip
+        if got <= 0:
+            array_at(np.uint64(address), count, np.uint8)[:] = np.uint8(255)
+            return
+        done += got
