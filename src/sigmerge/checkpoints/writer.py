@@ -36,6 +36,7 @@ from sigmerge.files.locks import only_writer
 from sigmerge.files.objects import address, stored_size
 from sigmerge.files.regular import open_regular, remove, sync_folder
 from sigmerge.kernels.checksum import checksum
+from sigmerge.kernels.window import Place
 from sigmerge.progress import Progress
 
 Spec = tuple[str, str, tuple[int, ...]]
@@ -274,6 +275,17 @@ class Output:
         """Store elements of a tensor from `start` on; pieces of a tensor must not overlap."""
         slot = self.layout.slots[tensor]
         self._write_at(tensor, slot, start * ITEM_SIZE[slot.dtype], raw.view(np.uint8).data)
+
+    def target(self, tensor: str) -> Place:
+        """Where a tensor begins in its shard, for a loop that writes it by itself."""
+        slot = self.layout.slots[tensor]
+        return Place(self._files[slot.shard], slot.begin, ITEM_SIZE[slot.dtype])
+
+    def written(self, tensor: str, start: int, nbytes: int, found: int) -> None:
+        """Elements of a tensor from `start` on were written to its target."""
+        self._sealed = None
+        position = start * ITEM_SIZE[self.layout.slots[tensor].dtype]
+        self._written.note(tensor, position, nbytes, found)
 
     def write_bytes(self, tensor: str, data: memoryview) -> None:
         """Store a whole tensor."""

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from sigmerge.engine.beside import Write
 from sigmerge.engine.machine import CORES, LIBRARIES
-from sigmerge.engine.stream import Accelerator, Granule, Source, Stream, drive
+from sigmerge.engine.stream import Accelerator, Direct, Granule, Source, Stream, drive
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, SigmergeError
 from sigmerge.kernels import Array
@@ -298,6 +298,7 @@ class ClusterStream(Stream):
         survey: Any,
         dtypes: Mapping[str, str],
         write: Write,
+        direct: Direct | None = None,
     ) -> Iterator[dict[str, Any]]:
         merged = partial(self._reader.merged, operator, survey, dtypes)
         label = partial(_label, f"merge by {operator.name}")

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import CODE, Members, address_of, is_finite, load_rows, members
 from sigmerge.kernels.sums import add_scaled
-from sigmerge.kernels.window import Place
+from sigmerge.kernels.window import DRAINED, NO_DRAIN, Drain, Place
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ CHUNK = 32 * TILE
 LONG_CHUNK = 8 * CHUNK
 """Coordinates that a GPU takes at a time where chunks may end anywhere: Python needs as long for a
 long launch as for a short one."""
+
+LONGER = 4
+"""How many chunks a thread takes together where they may end anywhere: threads wait for one another
+between two calls."""
+TURNS = 8
+"""How often every thread gets a chunk at least, where chunks could be longer."""
 
 
 class StoredRows(NamedTuple):
@@ -75,6 +82,16 @@ class Accelerator(Protocol):
 
     def solve(self, tensor: str, program: Callable[[Algebra], _Made]) -> _Made:
         """program(algebra) with the matrices of one tensor there."""
+
+
+class Direct(Protocol):
+    """What takes results as files that the compiled loops may write."""
+
+    def target(self, tensor: str) -> Place | None:
+        """Where a tensor begins in an open file; None if it is written otherwise."""
+
+    def written(self, tensor: str, start: int, nbytes: int, found: int) -> None:
+        """Values from `start` on, so many bytes with this checksum, were written there."""
 
 
 class Source(Protocol):
@@ -170,6 +187,20 @@ class StreamChunk:
         out = place(-(-self.size * kind.itemsize // 4)).view(kind)[: self.size]
         return out, self._run(formula, out, CODE[kind], self.step)
 
+    def wrote(self, formula: Formula, dtype: str, direct: Direct) -> bool:
+        """Merge the chunk into its file; False if it must be merged otherwise, or once more."""
+        kind, target = STORAGE[dtype], direct.target(self.site.tensor)
+        strips = (self.strip * kind.itemsize, self.step * kind.itemsize)
+        if self.device or target is None or self.strip > DRAINED or any(s % 8 for s in strips):
+            return False
+        room, sums = _room(min(self.size, DRAINED)), np.zeros(1, np.uint64)
+        position = target.position + self.start * kind.itemsize
+        drain = Drain(target.descriptor, position, kind.itemsize, DRAINED, sums)
+        if not self._run(formula, room.view(kind), CODE[kind], self.step, drain):
+            return False
+        direct.written(self.site.tensor, self.start, self.size * kind.itemsize, int(sums[0]))
+        return True
+
     def copied(self, formula: Formula, dtype: str) -> Array | None:
         """The expert's own stored values, where the merge is nothing else and they are finite."""
         if not formula.is_copy:
@@ -223,7 +254,9 @@ class StreamChunk:
         self._check(fine, reference=True)
         add_scaled(tile.out, values[0], np.float32(factor))
 
-    def _run(self, formula: Formula, out: Array, kind: int, tile: int) -> bool:
+    def _run(
+        self, formula: Formula, out: Array, kind: int, tile: int, drain: Drain = NO_DRAIN
+    ) -> bool:
         """Merge into `out`, which is one float64 for NORM and LEAD; whether all of it is finite."""
         reference = formula.reads_reference
         rows = self._stored(reference=reference)
@@ -236,8 +269,9 @@ class StreamChunk:
         place, norms = (0, out) if number else (address_of(out), np.zeros(1))
         table = self._table(rows)
         fine, stored = kernels.merge(
-            formula, *table, self.start, self.size, tile, self.strip, np.uint64(place), kind, norms
-        )
+            formula, *table, self.start, self.size, tile, self.strip, np.uint64(place), kind, norms,
+            drain,
+        )  # fmt: skip
         self._check(fine, reference=reference)
         self._done(table)
         return bool(stored)
@@ -399,11 +433,13 @@ class Stream:
         survey: Any,
         dtypes: Mapping[str, str],
         write: Write,
+        direct: Direct | None = None,
     ) -> Iterator[dict[str, Any]]:
         """Merge block after block; after each, in order, what the operator noted, by tensor.
 
-        Several blocks are at work, so that the next ones fill the threads which the end of a pass
-        over the first leaves idle.
+        What the compiled loops do not write to `direct` themselves is handed to `write`. Several
+        blocks are at work, so that the next ones fill the threads which the end of a pass over the
+        first leaves idle.
         """
 
         def one(block: Sequence[Site]) -> dict[str, Any]:
@@ -413,7 +449,7 @@ class Stream:
 
             def visit(chunk: StreamChunk) -> None:
                 dtype = dtypes[chunk.site.tensor]
-                for start, raw in merge_chunk(operator, chunk, survey, dtype):
+                for start, raw in merge_chunk(operator, chunk, survey, dtype, direct):
                     behind(write, chunk.site.tensor, start, raw)
                 if chunk.notes:
                     notes[chunk.site.tensor] = chunk.notes
@@ -441,9 +477,17 @@ class Stream:
                 states.get(site.tensor),
                 self.statistics,
                 self.device,
-                most=LONG_CHUNK if self.device and self.anywhere(site) else CHUNK,
+                most=self._most if self.anywhere(site) else CHUNK,
             )
         ]
+
+    @cached_property
+    def _most(self) -> int:
+        """Coordinates of a chunk that may end anywhere."""
+        if self.device:
+            return LONG_CHUNK
+        size = sum(site.size for block in self.blocks for site in block)
+        return min(LONGER, max(1, size // (TURNS * self.workers.threads * CHUNK))) * CHUNK
 
     def _map(self, visit: Callable[[Any], Any], items: Iterable[StreamChunk]) -> Iterator[Any]:
         """The results for all chunks, in order."""
@@ -461,11 +505,12 @@ class Stream:
 
 
 def merge_chunk(
-    operator: Operator, chunk: StreamChunk, survey: Any, dtype: str
+    operator: Operator, chunk: StreamChunk, survey: Any, dtype: str, direct: Direct | None = None
 ) -> Iterator[tuple[int, Array]]:
     """The stored values of a merged chunk, with the index of their first; valid until the next.
 
-    By the operator's formula in one call, or tile by tile where it has none.
+    By the operator's formula in one call, or tile by tile where it has none. Nothing, if that call
+    wrote them already.
     """
     formula = operator.formula(chunk, survey)
     lenient = chunk.source.allow_nonfinite
@@ -480,6 +525,8 @@ def merge_chunk(
     if (stored := chunk.copied(formula, dtype)) is not None:
         yield chunk.start, stored
         chunk.source.done(chunk.site.tensor, chunk.start, chunk.stop)
+        return
+    if direct is not None and chunk.wrote(formula, dtype, direct):
         return
     raw, finite = chunk.merged(formula, dtype)
     if not finite:

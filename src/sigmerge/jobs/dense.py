@@ -20,7 +20,7 @@ from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool, twins
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
-from sigmerge.checkpoints.writer import Layout, parse_size, plan_layout
+from sigmerge.checkpoints.writer import Layout, Output, parse_size, plan_layout
 from sigmerge.engine.beside import beside
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, Meter, versions
 from sigmerge.engine.sink import Sink
@@ -340,7 +340,8 @@ def merge_blocks(
     written = total - sum(job.layout.slots[n].nbytes for _, names in todo for n in names)
     blocks = [[job.sites[n] for n in names if n in job.sites] for _, names in todo]
     dtypes = {name: slot.dtype for name, slot in job.layout.slots.items()}
-    merged = stream.merge(operator, blocks, survey, dtypes, output.write)
+    direct = output if isinstance(output, Output) else None
+    merged = stream.merge(operator, blocks, survey, dtypes, output.write, direct)
     for (key, names), notes in zip(todo, merged, strict=True):
         for name in names:
             if name not in job.sites:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.jit import kernel, part
 
 WORD = 8
 _LOW = np.uint64(0xFFFFFFFF)
@@ -20,13 +20,18 @@ _EVEN = np.uint64(0x9E3779B1)
 _ODD = np.uint64(0x85EBCA77)
 
 
+@part
+def add_word(word: np.uint64, place: np.uint64, total: np.uint64) -> np.uint64:
+    at = place + np.uint64(1)
+    low = ((word & _LOW) + at * _EVEN) & _LOW
+    high = ((word >> _HALF) + at * _ODD + _EVEN) & _LOW
+    return np.uint64(total + low * high)
+
+
 @kernel
-def _sum_words(words: np.ndarray[Any, Any], first: np.uint64, total: np.uint64) -> np.uint64:
+def sum_words(words: np.ndarray[Any, Any], first: np.uint64, total: np.uint64) -> np.uint64:
     for i in range(words.size):
-        at = first + np.uint64(i) + np.uint64(1)
-        low = ((words[i] & _LOW) + at * _EVEN) & _LOW
-        high = ((words[i] >> _HALF) + at * _ODD + _EVEN) & _LOW
-        total += low * high
+        total = add_word(words[i], np.uint64(first + np.uint64(i)), total)
     return total
 
 
@@ -40,10 +45,10 @@ def checksum(data: memoryview, position: int = 0, before: int = 0) -> int:
     words = stored[:whole]
     if words.ctypes.data % WORD:
         words = words.copy()
-    total = _sum_words(words.view(np.uint64), np.uint64(position // WORD), np.uint64(before))
+    total = sum_words(words.view(np.uint64), np.uint64(position // WORD), np.uint64(before))
     if whole < data.nbytes:
         last = np.zeros(WORD, np.uint8)
         last[: data.nbytes - whole] = stored[whole:]
         at = np.uint64((position + whole) // WORD)
-        total = _sum_words(last.view(np.uint64), at, np.uint64(total))
+        total = sum_words(last.view(np.uint64), at, np.uint64(total))
     return int(total)

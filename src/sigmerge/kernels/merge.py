@@ -31,7 +31,7 @@ from sigmerge.kernels.thinning import (
     prune_groups,
     trim,
 )
-from sigmerge.kernels.window import Window, ready
+from sigmerge.kernels.window import NO_DRAIN, Drain, Window, is_full, ready, write
 
 KEEP_ALL, TRIM, DROP, PRUNE, BAND, RANK, SELECT, MARKED = 0, 1, 2, 3, 4, 5, 6, 7
 SUM, DISJOINT, OVERLAPS, AGREEING = 0, 1, 2, 3
@@ -162,24 +162,25 @@ def merge(
     out: np.uint64,
     kind: int,
     norms: Array,
+    drain: Drain = NO_DRAIN,
 ) -> tuple[bool, bool]:
     """Merge `size` coordinates of a tensor from `start` on; whether input and output are finite.
 
     Members are the experts, then the reference if the formula reads it. `out` is the address of the
     result, `kind` its type; with NORM or LEAD, that number is added to norms[0] tile by tile
-    instead, in a fixed order of addition.
+    instead, in a fixed order of addition. With a drain `out` is room for a part of the result; if
+    that cannot be written, it counts as not finite.
     """
     result = kind if kind in (NORM, LEAD) else VALUES
     if result == VALUES and formula.is_sum:
         how = (formula.weights, bool(formula.vectors), formula.after)
-        return weighted_rows(*how, addresses, kinds, window, size, np.uint64(out), kind)
+        return weighted_rows(*how, addresses, kinds, window, size, np.uint64(out), kind, drain)
     loop = _merging(formula.thin, formula.combine, bool(formula.vectors), result)
     election = (formula.weighted, formula.normalize, formula.cancelled)
     given = (formula.weights, _tables(formula, strip), formula.rescale, election, formula.after)
     rows = room((len(formula.weights) + 4, strip), np.float32, "rows of a strip")
-    fine, stored = loop(
-        *given, addresses, kinds, window, start, size, tile, rows, np.uint64(out), kind, norms
-    )
+    where = (addresses, kinds, window, start, size, tile, rows)
+    fine, stored = loop(*given, *where, np.uint64(out), kind, norms, drain)
     return fine, stored
 
 
@@ -224,10 +225,10 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
     def merging(
         weights: Array, tables: Any, rescale: Array, election: Any, after: Array, addresses: Array,
         kinds: Array, window: Window, start: int, size: int, tile: int, spare: Array,
-        out: np.uint64, kind: int, norms: Array,
+        out: np.uint64, kind: int, norms: Array, drain: Drain,
     ) -> tuple[bool, bool]:  # fmt: skip
         experts, strip = len(weights), spare.shape[1]
-        rows, filled = spare[4:], 0
+        rows, filled, begun, place = spare[4:], 0, 0, out
         number, fine, stored = -1, True, True
         for first in range(0, size, tile):
             if result == NORM:
@@ -266,7 +267,12 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
                 if result == NORM:
                     _add_magnitudes(here, lanes, (begin - first) % LANES)
                 else:
-                    stored &= save(here, out, kind, begin)
+                    stored &= save(here, place, kind, begin)
+                    if is_full(drain, begun, begin + count, strip, size):
+                        if not stored or not write(drain, out, begun, begin + count):
+                            return fine, False
+                        begun = begin + count
+                        place = np.uint64(np.int64(out) - drain.width * begun)
             if result == NORM:
                 norms[0] += _total(lanes)
         return fine, stored

@@ -15,16 +15,19 @@ from sigmerge.kernels.jit import kernel, part, variants
 from sigmerge.kernels.raw import array_at
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import BF16, load, save, take, take_less
-from sigmerge.kernels.window import Window, ready
+from sigmerge.kernels.window import Drain, Window, is_full, ready, write
 
 
 def weighted_rows(
     weights: Array, vectors: bool, after: Array, addresses: Array, kinds: Array, window: Window,
-    size: int, out: np.uint64, kind: int,
+    size: int, out: np.uint64, kind: int, drain: Drain,
 ) -> tuple[bool, bool]:  # fmt: skip
-    """Σ_d w_d v_d, then the steps `after`, as of a formula; whether input and output are finite."""
+    """Σ_d w_d v_d, then the steps `after`, as of a formula; whether input and output are finite.
+
+    A result that cannot be written counts as one that is not finite.
+    """
     given = (weights, after, addresses, kinds, window, size, room((3, STRIP), np.float32, "sums"))
-    fine, stored = _summing(vectors)(*given, out, kind)
+    fine, stored = _summing(vectors)(*given, out, kind, drain)
     return fine, stored
 
 
@@ -33,9 +36,10 @@ def _summing(vectors: bool) -> Any:
     @kernel
     def summing(
         weights: Array, after: Array, addresses: Array, kinds: Array, window: Window, size: int,
-        rooms: Array, out: np.uint64, kind: int,
+        rooms: Array, out: np.uint64, kind: int, drain: Drain,
     ) -> tuple[bool, bool]:  # fmt: skip
-        last, fine, stored, filled = len(weights), True, True, 0
+        last, fine, stored = len(weights), True, True
+        filled, begun, place = 0, 0, out
         for begin in range(0, size, STRIP):
             count = min(STRIP, size - begin)
             filled = ready(addresses, window, begin, begin + count, size, filled)
@@ -54,11 +58,16 @@ def _summing(vectors: bool) -> Any:
                     add_scaled(here, base, share)
                 elif share != 0:
                     _add(addresses[last], kinds[last], begin, share, False, row, here)
-            if not save(here, out, kind, begin):
+            if not save(here, place, kind, begin):
                 # A sum with a term that is not finite is not: all others need not be looked at.
                 stored = False
                 for d in range(len(addresses)):
                     fine &= load(addresses[d], kinds[d], begin, row)
+            if is_full(drain, begun, begin + count, STRIP, size):
+                if not stored or not write(drain, out, begun, begin + count):
+                    return fine, False
+                begun = begin + count
+                place = np.uint64(np.int64(out) - drain.width * begun)
         return fine, stored
 
     return summing

@@ -1,7 +1,8 @@
-"""Values in files, which a compiled loop reads itself, a window of them at a time.
+"""Values in files, which a compiled loop reads and writes itself, a window of them at a time.
 
 A mapped page costs a fault when it is touched, and giving it back makes all threads wait for one
-another. What is read goes into memory that the calling thread keeps and that its caches hold.
+another. What is read goes into memory that the calling thread keeps and that its caches hold, and
+so does the result before it is written.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numba import types
 
 from sigmerge.kernels import Array
+from sigmerge.kernels.checksum import add_word, sum_words
 from sigmerge.kernels.jit import part
 from sigmerge.kernels.raw import array_at
 from sigmerge.kernels.rooms import room
@@ -26,8 +28,14 @@ WIDEST: Final = 4
 MEMORY: Final = -1
 """Stands for a descriptor where values lie in memory."""
 
+DRAINED: Final = 1 << 18
+"""Coordinates of a result that are written at a time."""
+
 _pread: Any = types.ExternalFunction(
     "pread", types.intp(types.int32, types.uintp, types.uintp, types.int64)
+)
+_pwrite: Any = types.ExternalFunction(
+    "pwrite", types.intp(types.int32, types.uintp, types.uintp, types.int64)
 )
 
 
@@ -50,6 +58,19 @@ class Window(NamedTuple):
     length: int
 
 
+class Drain(NamedTuple):
+    """An open file that a loop writes its result to: where its first value goes, and the bytes of
+    one; how many coordinates the loop has room for; the checksum of what was written.
+    """
+
+    descriptor: int
+    position: int
+    width: int
+    length: int
+    checksum: Array
+
+
+NO_DRAIN: Final = Drain(MEMORY, 0, 0, 0, np.zeros(1, np.uint64))
 IN_MEMORY: Final = Window(np.zeros((0, 5), np.int64), np.zeros((0, 0), np.uint8), 0)
 
 
@@ -99,3 +120,38 @@ def read(descriptor: int, position: int, address: int, count: int) -> None:
             array_at(np.uint64(address), count, np.uint8)[:] = np.uint8(255)
             return
         done += got
+
+
+@part
+def is_full(drain: Drain, begun: int, end: int, strip: int, size: int) -> bool:
+    """Whether what was made from `begun` to `end` is written before the next strip is made."""
+    if drain.descriptor == MEMORY:
+        return False
+    return bool(end == size or end - begun + strip > drain.length)
+
+
+@part
+def write(drain: Drain, out: np.uint64, begun: int, end: int) -> bool:
+    """Write what was made from `begun` to `end`, which lies at `out`; False if it failed."""
+    width = drain.width
+    count, place = width * (end - begun), np.int64(out)
+    total = sum_words(
+        array_at(out, count // 8, np.uint64), np.uint64(width * begun // 8), drain.checksum[0]
+    )
+    if count % 8:  # the end of a tensor
+        last, rest = np.uint64(0), count // 8 * 8
+        some = array_at(np.uint64(place + rest), count - rest, np.uint8)
+        for i in range(some.size):
+            last |= np.uint64(some[i]) << np.uint64(8 * i)
+        total = add_word(last, np.uint64((width * begun + rest) // 8), total)
+    drain.checksum[0] = total
+    done, position = 0, drain.position + width * begun
+    while done < count:
+        got = _pwrite(
+            np.int32(drain.descriptor), np.uint64(place + done), np.uint64(count - done),
+            np.int64(position + done),
+        )  # fmt: skip
+        if got <= 0:
+            return False
+        done += got
+    return True
