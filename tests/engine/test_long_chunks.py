@@ -145,7 +145,7 @@ def test_short_of_memory_parts_keep_their_sums(
     programs = {kernel: full(program) for kernel, program in tensors.COUNTERPARTS.items()}
     monkeypatch.setattr(tensors, "COUNTERPARTS", programs)
     assert parts(device, 611, what).tobytes() == by_loops.tobytes()
-    assert max(lengths) == 80
+    assert 80 in lengths and max(lengths) < PART
 
 
 @pytest.mark.parametrize("what", SUMS)
