@@ -122,7 +122,9 @@ def test_short_of_memory_a_chunk_is_taken_in_parts(
     assert max(lengths) > 192 and min(lengths) <= 96 and "merge" in done
 
 
-@pytest.mark.parametrize("case", ["linear", "ties", "ties over the model", "dare_linear l1"])
+@pytest.mark.parametrize(
+    "case", ["linear", "ties", "ties over the model", "dare_linear l1", "multislerp", "lines"]
+)
 def test_chunks_that_may_end_anywhere_are_longer(
     pool: PoolOnDisk, tmp_path: Path, case: str, request: pytest.FixtureRequest
 ) -> None:
@@ -140,7 +142,7 @@ def test_chunks_that_may_end_anywhere_are_longer(
 
     patch.setattr(Options, "gpu", lambda self: Noted("cpu", 1 << 20))
     assert merged(pool, case, tmp_path / "torch", "bfloat16") == by_loops
-    assert max(lengths) == (96 if case == "dare_linear l1" else 480)
+    assert max(lengths) == (96 if case == "lines" else 480)
 
 
 def test_memory_for_not_even_a_tile_is_an_error(

@@ -20,6 +20,7 @@ from sigmerge.kernels import claim, geometry, select, tensors
 from sigmerge.kernels import merge as loops
 from sigmerge.kernels.claim import Admission, Settlement, TileTable
 from sigmerge.kernels.merge import DISJOINT, DROP, NORM, TRIM, Formula, formula
+from sigmerge.kernels.parts import PartSums
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, CODE, F16, F32, address_of, members
 from sigmerge.kernels.thinning import ALL, ANY_TIES
@@ -127,19 +128,25 @@ def test_sums_are_those_of_the_loops(dtype: str, size: int, tile: int) -> None:
     rows = Rows(size, dtype)
     table, there = rows.some(True)
     given, unmarked = (FORMULAS["drop"], tile, tile), np.zeros((3, 0, 0), np.uint8)
-    expected, found = np.zeros((2, 3)), np.zeros((2, 3))
+    expected, found = np.zeros((2, 3)), one_part(2, 3)
     loops.norms_of_thinning(*table, START, size, *given, expected, unmarked)
     assert tensors.COUNTERPARTS[loops.norms_of_thinning](there, START, *given, found, unmarked)
-    assert (found == expected).all() and expected.any()
-    dots, mass = [np.zeros((3, 3)) for _ in range(2)], [np.zeros(2) for _ in range(2)]
-    signature(*table, START, size, tile, dots[0], mass[0])
-    assert tensors.COUNTERPARTS[signature](there, START, tile, dots[1], mass[1])
-    assert (dots[0] == dots[1]).all() and (mass[0] == mass[1]).all() and dots[0].any()
+    assert (found.sums[0] == expected).all() and expected.any()
+    dots, mass, by_part = np.zeros((3, 3)), np.zeros(2), (one_part(3, 3), one_part(2))
+    signature(*table, START, size, tile, dots, mass)
+    assert tensors.COUNTERPARTS[signature](there, START, tile, *by_part)
+    assert (by_part[0].sums[0] == dots).all() and (by_part[1].sums[0] == mass).all()
+    assert dots.any()
     for vectors in (True, False):
-        gram = [np.zeros((3, 3)) for _ in range(2)]
-        geometry.gram(*table, START, size, vectors, tile, gram[0])
-        assert tensors.COUNTERPARTS[geometry.gram](there, START, vectors, tile, gram[1])
-        assert (gram[0] == gram[1]).all()
+        gram, found = np.zeros((3, 3)), one_part(3, 3)
+        geometry.gram(*table, START, size, vectors, tile, gram)
+        assert tensors.COUNTERPARTS[geometry.gram](there, START, vectors, tile, found)
+        assert (found.sums[0] == gram).all()
+
+
+def one_part(*shape: int) -> PartSums:
+    """Sums of a chunk that is one part."""
+    return PartSums(np.zeros((1, *shape)), 1 << 20)
 
 
 @CASES
@@ -187,7 +194,7 @@ def test_what_is_not_finite_is_left_to_the_loops() -> None:
     rows.there[1][1500] = float("inf")
     _, there = rows.some(True)
     assert merged(FORMULAS["vectors"], there, 1024, BF16) is None
-    assert not tensors.COUNTERPARTS[signature](there, START, 1024, np.zeros((3, 3)), np.zeros(2))
+    assert not tensors.COUNTERPARTS[signature](there, START, 1024, one_part(3, 3), one_part(2))
     counts = np.zeros((1, select.HIGH_PLACES), np.uint32)
     assert not tensors.count_high(there, START, np.array([1]), 1, counts)
     assert tensors.selected(there, np.array([0, 1]), np.array([5, 5])) is None

@@ -105,7 +105,8 @@ def run(
 
     with Workers(threads) as workers:
         blocks = [[site] for site in sites]
-        stream = Stream(blocks, source, workers, chosen.granule, statistics, device)
+        how = (chosen.granule, statistics, device, chosen.ends_anywhere)
+        stream = Stream(blocks, source, workers, *how)
         survey = stream.survey(chosen.survey(sites))
         dtypes = dict.fromkeys(reference, "F32")
         for noted in stream.merge(chosen, blocks, survey, dtypes, write):

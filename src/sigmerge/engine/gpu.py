@@ -25,6 +25,7 @@ from sigmerge.errors import PoolError
 from sigmerge.files.mapped import mapped_at
 from sigmerge.kernels import TILE, Array, tensors
 from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
+from sigmerge.kernels.parts import PartSums
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, CODE, address_of
 from sigmerge.kernels.tensor_claims import TensorClaims, TileCopies, sizes
@@ -96,13 +97,13 @@ class Gpu:
             if length >= _size(rows) and tensors.fused(raw) is not None:
                 # A program of launches changes nothing before all is computed.
                 return program(raw, rows.start, *arguments)
-            own = [each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
+            own = [_own(each) for each in arguments]
             for begin in range(0, _size(rows), length):
-                if not program(tensors.part(raw, begin, length), rows.start + begin, *own):
+                given = [_from(each, begin) for each in own]
+                if not program(tensors.part(raw, begin, length), rows.start + begin, *given):
                     return False
             for each, copy in zip(arguments, own, strict=True):
-                if isinstance(each, np.ndarray):
-                    each[...] = copy
+                _take(each, copy)
             return True
 
         return self._fitting(rows, TILE, run, again=kernel not in READ_ONCE)
@@ -456,6 +457,26 @@ def _at(address: int, count: int) -> Array:
     """The bytes in memory at an address."""
     memory: Any = (ctypes.c_char * count).from_address(address)
     return np.frombuffer(memory, np.uint8)
+
+
+def _own(argument: Any) -> Any:
+    """An argument of a program, whose arrays may be changed."""
+    if isinstance(argument, PartSums):
+        return argument._replace(sums=argument.sums.copy())
+    return argument.copy() if isinstance(argument, np.ndarray) else argument
+
+
+def _from(argument: Any, begin: int) -> Any:
+    """The argument of a program that begins so far in a chunk."""
+    return argument._replace(begin=begin) if isinstance(argument, PartSums) else argument
+
+
+def _take(argument: Any, changed: Any) -> None:
+    """Take over what a program has changed."""
+    if isinstance(argument, PartSums):
+        argument.sums[...] = changed.sums
+    elif isinstance(argument, np.ndarray):
+        argument[...] = changed
 
 
 def _size(rows: StoredRows) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -24,6 +24,7 @@ from sigmerge.kernels import STRIP, TILE, Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.kernels.merge import Formula
+from sigmerge.kernels.parts import PartSums
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import CODE, Members, address_of, is_finite, load_rows, members
 from sigmerge.kernels.sums import add_scaled
@@ -38,7 +39,7 @@ CHUNK = 32 * TILE
 """Coordinates one worker takes at a time. Fixed: sums of float64 over chunks have one order."""
 
 LONG_CHUNK = 8 * CHUNK
-"""Coordinates that a GPU takes at a time where chunks may end anywhere: Python needs as long for a
+"""Coordinates that a GPU takes at a time where chunks may be longer: Python needs as long for a
 long launch as for a short one."""
 
 LONGER = 4
@@ -66,7 +67,10 @@ class Accelerator(Protocol):
         """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
 
     def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
-        """The same as a kernel that reads a chunk; whether it was done."""
+        """The same as a kernel that reads a chunk; whether it was done.
+
+        In place of arrays of sums it takes PartSums.
+        """
 
     def select(self, rows: StoredRows, experts: Array, ranks: Array) -> Array | None:
         """What `Chunk.selected` returns; None if it is left to passes."""
@@ -147,6 +151,11 @@ class StreamChunk:
         """Coordinates that a kernel takes at a time, in whole granules."""
         return max(STRIP // self.granule, 1) * self.granule
 
+    def sums(self, *shape: int) -> PartSums:
+        """Zeros, to which a kernel adds float64 sums: for each part of the chunk its own."""
+        length = _part(self.step)
+        return PartSums(np.zeros((-(-self.size // length), *shape)), length)
+
     def read(
         self,
         kernel: Callable[..., bool],
@@ -157,16 +166,18 @@ class StreamChunk:
         """One compiled pass over the members: kernel(addresses, kinds, start, size, *arguments).
 
         It returns whether all it read is finite; `share` is how much of the chunk it reads.
-        Members are the experts, and the reference last unless it is left out.
+        Members are the experts, and the reference last unless it is left out. With PartSums there
+        is a pass for each part, to which its own sums are given.
         """
         rows = self._stored(reference=reference)
         if self.device and self.device.read(kernel, self._named(rows, reference), *arguments):
             self.source.done(self.site.tensor, self.start, self.stop, share)
-        else:
-            table = self._table(rows)
-            fine = kernel(*table, self.start, self.size, *arguments)
-            self._check(fine, reference=reference)
-            self._done(table, share)
+            return
+        for part, given in self._by_part(arguments):
+            table = part._table(part._stored(reference=reference))
+            fine = kernel(*table, part.start, part.size, *given)
+            part._check(fine, reference=reference)
+            part._done(table, share)
 
     def selected(self, experts: Array, ranks: Array) -> Array | None:
         """By expert the magnitude of Δ_d at a rank of this chunk, the entries of it within the
@@ -285,6 +296,16 @@ class StreamChunk:
         mapped = len(table.window.files) < len(table.addresses)
         self.source.done(self.site.tensor, self.start, self.stop, share, mapped=mapped)
 
+    def _by_part(self, arguments: Sequence[Any]) -> Iterator[tuple[StreamChunk, Sequence[Any]]]:
+        """The chunk, or its parts if these have sums of their own, with a kernel's arguments."""
+        if not any(isinstance(each, PartSums) for each in arguments):
+            yield self, arguments
+            return
+        length = _part(self.step)
+        for number, start in enumerate(range(self.start, self.stop, length)):
+            part = replace(self, start=start, stop=min(self.stop, start + length))
+            yield part, [a.sums[number] if isinstance(a, PartSums) else a for a in arguments]
+
     def _named(self, values: Sequence[Array], reference: bool) -> StoredRows:
         return StoredRows(self.site.tensor, self.start, self._names(reference), values)
 
@@ -323,6 +344,11 @@ def _room(size: int) -> Array:
     return room(size, np.float32, "scratch")
 
 
+def _part(step: int) -> int:
+    """Coordinates of a part, which is a chunk unless chunks may be longer."""
+    return max(CHUNK // step, 1) * step
+
+
 def chunks(
     site: Site,
     granule: int,
@@ -333,9 +359,9 @@ def chunks(
     *,
     most: int = CHUNK,
 ) -> list[StreamChunk]:
-    """A tensor cut into chunks whose tiles start at multiples of the granule."""
+    """A tensor cut into chunks of whole parts, whose tiles start at multiples of the granule."""
     step = max(TILE // granule, 1) * granule
-    length = max(most // step, 1) * step
+    length = max(most // _part(step), 1) * _part(step)
     return [
         StreamChunk(
             site,
@@ -391,24 +417,28 @@ class Stream:
     statistics: Any = None
     device: Accelerator | None = None
     anywhere: Callable[[Site], bool] = lambda site: False
-    """Whether the chunks of a tensor may end anywhere."""
+    """Whether the chunks of a tensor may be longer."""
 
     def survey(self, passes: Passes) -> Any:
         """Drive a generator of passes over the whole model to its result."""
 
         def run(step: Pass) -> Any:
             total = None
-            for block in self.ahead(self.blocks):
-                for part in self.parts(step, block):
-                    total = step.fold(total, part)
+            for part in self._map(step.visit, self._visited(step, self.ahead(self.blocks))):
+                total = step.fold(total, part)
             return total
 
         return drive(passes, run)
 
     def parts(self, step: Pass, block: Sequence[Site]) -> Iterator[Any]:
         """The results of a pass for all chunks of a block, in order."""
-        states = self.prepare(block, step.prepare) if step.prepare else {}
-        return self._map(step.visit, self._chunks(block, states))
+        return self._map(step.visit, self._visited(step, [block]))
+
+    def _visited(self, step: Pass, blocks: Iterable[Sequence[Site]]) -> Iterator[StreamChunk]:
+        """The chunks of one block after another, so that no thread waits for the end of a block."""
+        for block in blocks:
+            states = self.prepare(block, step.prepare) if step.prepare else {}
+            yield from self._chunks(block, states)
 
     def prepare(self, block: Sequence[Site], passes: Callable[[Site], Passes]) -> dict[str, Any]:
         """Drive the passes of all tensors of a block side by side; their results by name."""

@@ -26,7 +26,7 @@ from sigmerge.files.documents import content_key, read_bytes
 from sigmerge.files.scratch import scratch
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import block_sites, open_repair_pool, weight_digests
-from sigmerge.kernels import TILE, Array
+from sigmerge.kernels import Array
 from sigmerge.kernels.signature import signature
 from sigmerge.method import conflict
 from sigmerge.operators.base import Chunk, Pass, Passes, Site
@@ -160,16 +160,17 @@ def _signature(pool: Pool, options: Options) -> tuple[Any, Any]:
     done = 0
 
     def visit(chunk: Chunk) -> tuple[Site, int, Any, Any]:
-        part, sums = np.zeros((experts, experts)), np.zeros(2)
-        chunk.read(signature, TILE, part, sums)
-        return chunk.site, chunk.size, part, sums
+        products, masses = chunk.sums(experts, experts), chunk.sums(2)
+        chunk.read(signature, chunk.step, products, masses)
+        return chunk.site, chunk.size, products.sums, masses.sums
 
     def fold(_: None, result: tuple[Site, int, Any, Any]) -> None:
         nonlocal done
-        site, size, part, sums = result
+        site, size, products, masses = result
         assert site.block is not None
-        dots[site.block] += part
-        mass[site.block] += sums
+        for part, sums in zip(products, masses, strict=True):
+            dots[site.block] += part
+            mass[site.block] += sums
         done += size
         options.progress("profiling weights", done, total)
 
@@ -193,7 +194,8 @@ def _stream(
 ) -> Stream:
     """The blocks, to be passed over by the threads of this process or by a cluster."""
     if (cluster := options.cluster) is None:
-        return Stream(blocks, source, workers, _granule, device=options.gpu())
+        device = options.gpu()
+        return Stream(blocks, source, workers, _granule, device=device, anywhere=lambda _: True)
     from sigmerge.engine.cluster import ClusterStream
 
     return ClusterStream(

@@ -34,6 +34,7 @@ from sigmerge.kernels.merge import (
     TRIM,
     Formula,
 )
+from sigmerge.kernels.parts import PartSums
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, F16, F32
 from sigmerge.kernels.thinning import ALL, ANY_TIES
@@ -96,19 +97,6 @@ def _fused_merge(
 ) -> Tensor:
     out: Tensor = passes().merged(formula, block, start, kind, flag)
     return passes().lane_sums(out[None], tile)[0] if kind == NORM else out
-
-
-def _fused_products(block: Tensor, experts: int, vectors: bool, tile: int, dots: Array) -> bool:
-    flag = no_flag(block.device)
-    found = totals(passes().products(block, experts, vectors, tile, flag))
-    if flag.item():
-        return False
-    upper = np.triu_indices(experts)
-    for part in found.T:
-        dots[upper] += part
-    lower = np.tril_indices(experts, -1)
-    dots[lower] = dots.T[lower]
-    return True
 
 
 def fused(rows: Tensors) -> Tensor | None:
@@ -369,69 +357,74 @@ def _norms_of_thinning(
     formula: Formula,
     tile: int,
     strip: int,
-    norms: Array,
+    norms: PartSums,
     marks: Array,
 ) -> bool:
     """Of draws alone: what a cut keeps depends on the parts of a chunk before."""
-    if (block := fused(rows)) is not None and formula.thin == DROP:
-        flag = no_flag(block.device)
-        found = totals(passes().norms_of_thinning(formula, block, start, tile, flag))
-        if flag.item():
-            return False
-        for part in np.moveaxis(found, -1, 0):
-            norms += part
-        return True
-    if formula.thin != DROP or not _finite(rows):
+    if formula.thin != DROP:
         return False
-    base, values = rows[-1].float(), []
-    for d in range(len(formula.weights)):
-        row = rows[d].float() - base
-        values += [row, _thin(formula, d, row, start, row)]
-    for number, found in enumerate(totals(lanes(torch.stack(values).abs().double(), tile))):
-        for part in found.tolist():
-            norms[number % 2, number // 2] += part
+    if (block := fused(rows)) is not None:
+        found = fetched(passes().norms_of_drops(formula, block, start, tile))
+        if not np.isfinite(found[0]).all():
+            return False
+    elif not _finite(rows):
+        return False
+    else:
+        base, values = rows[-1].float(), []
+        for d in range(len(formula.weights)):
+            row = rows[d].float() - base
+            values += [row, _thin(formula, d, row, start, row)]
+        each = totals(lanes(torch.stack(values).abs().double(), tile))
+        found = np.stack([each[0::2], each[1::2]])
+    norms.add(np.moveaxis(found, -1, 0), tile)
     return True
 
 
-def _signature(rows: Tensors, start: int, tile: int, dots: Array, mass: Array) -> bool:
+def _signature(rows: Tensors, start: int, tile: int, dots: PartSums, mass: PartSums) -> bool:
     if (block := fused(rows)) is not None:
-        masses = totals(passes().masses(block, tile)).T
-        if not _fused_products(block, len(rows) - 1, True, tile, dots):
+        found = fetched(passes().signature(block, tile))
+        if not _add_products(found[:-2], tile, dots):
             return False
-        for part in masses:
-            mass += part
+        mass.add(found[-2:].T, tile)
         return True
     if not _finite(rows):
         return False
     deltas = torch.stack([row.float() for row in rows[:-1]]) - rows[-1].float()
-    _add_products(deltas.double(), tile, dots)
+    _add_products(_products(deltas.double(), tile), tile, dots)
     high, low = deltas.amax(0).clamp(min=0), deltas.amin(0).clamp(max=0)
     largest = torch.maximum(high, -low).double()
     contested = torch.where((high > 0) & (low < 0), largest, 0)
-    for number, found in enumerate(totals(lanes(torch.stack([contested, largest]), tile))):
-        for part in found.tolist():
-            mass[number] += part
+    mass.add(totals(lanes(torch.stack([contested, largest]), tile)).T, tile)
     return True
 
 
-def _gram(rows: Tensors, start: int, vectors: bool, tile: int, dots: Array) -> bool:
+def _gram(rows: Tensors, start: int, vectors: bool, tile: int, dots: PartSums) -> bool:
+    count = dots.sums.shape[-1]
     if (block := fused(rows)) is not None:
-        return _fused_products(block, len(dots), vectors, tile, dots)
+        return _add_products(fetched(passes().products(block, count, vectors, tile)), tile, dots)
     if not _finite(rows):
         return False
-    values = torch.stack([row.float() for row in rows[: len(dots)]])
-    _add_products((values - rows[-1].float() if vectors else values).double(), tile, dots)
+    values = torch.stack([row.float() for row in rows[:count]])
+    deltas = values - rows[-1].float() if vectors else values
+    return _add_products(_products(deltas.double(), tile), tile, dots)
+
+
+def _products(values: Tensor, tile: int) -> Array:
+    """Inner products of all pairs a ≤ b of rows by tile, whose float32 factors make them exact."""
+    left, right = np.triu_indices(len(values))
+    pairs = zip(left.tolist(), right.tolist(), strict=True)
+    return np.stack([totals(lanes(values[a] * values[b], tile)) for a, b in pairs])
+
+
+def _add_products(found: Array, tile: int, dots: PartSums) -> bool:
+    """Add what `_products` gives; False if it is not finite, which shows in the squares."""
+    left, right = np.triu_indices(dots.sums.shape[-1])
+    if not np.isfinite(found[left == right]).all():
+        return False
+    tiles = np.empty((found.shape[1], *dots.sums.shape[1:]))
+    tiles[:, left, right] = tiles[:, right, left] = found.T
+    dots.add(tiles, tile)
     return True
-
-
-def _add_products(values: Tensor, tile: int, dots: Array) -> None:
-    """Inner products of rows, whose float32 factors make them exact; tile by tile."""
-    for a in range(len(values)):
-        for b in range(a, len(values)):
-            for part in totals(lanes(values[a] * values[b], tile)).tolist():
-                dots[a, b] += part
-                if a != b:
-                    dots[b, a] += part
 
 
 def lanes(values: Tensor, tile: int) -> Tensor:

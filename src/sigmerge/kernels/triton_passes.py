@@ -3,7 +3,7 @@
 Rows are the members' stored values below one another, one matrix; bfloat16 as 16-bit patterns. No
 product is fused with a sum, and quotients are rounded as IEEE 754 says. Sums of float64 run in the
 lanes of the loops: a program adds the entries of its lanes from the first to the last. What is not
-finite sets a flag; the caller then leaves the chunk to the loops.
+finite sets a flag, or shows in a sum; the caller then leaves the chunk to the loops.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sigmerge.kernels import LANES, STRIP, Array, select
-from sigmerge.kernels.merge import DISJOINT, DROP, KEEP_ALL, NORM, TRIM, Formula
+from sigmerge.kernels.merge import DISJOINT, DROP, NORM, TRIM, Formula
 from sigmerge.kernels.stored import BF16, F16, F32
 from sigmerge.kernels.thinning import ALL, ANY_TIES
 
@@ -156,22 +156,6 @@ def _number(place):
     return tl.load(place).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["start", "size"])
-def _thin(
-    rows, stride, out, flag, numbers, earlier, start, size, members: tl.constexpr,
-    vectors: tl.constexpr, thin: tl.constexpr, counted: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    """θ_d or Δ_d of one expert and block, less what it loses."""
-    expert = tl.program_id(1)
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    there = at < size
-    value = entry(rows, stride, expert, at, there, members, vectors)
-    note_wrong(value, flag, 1)
-    before = earlier + expert * tl.num_programs(0) + tl.program_id(0)
-    value = _kept(value, numbers + expert * _THINNING, before, at, start, thin, counted)
-    tl.store(out + expert.to(tl.int64) * size + at, value, mask=there)
-
-
 @triton.jit(do_not_specialize=["cancelled", "start", "size"])
 def _merge(
     rows, stride, out, flag, numbers, earlier, cancelled, start, size, members: tl.constexpr,
@@ -240,17 +224,62 @@ def _sum_lanes(
     tl.store(out + (row * tl.num_programs(0) + tl.program_id(0)) * lanes + lane, total)
 
 
+@triton.jit
+def _in_turn(total, lanes: tl.constexpr):
+    """The lanes added from 0 up; one number and zeros add up to that number in any order."""
+    lane = tl.arange(0, lanes)
+    found = tl.sum(tl.where(lane == 0, total, 0.0), 0)
+    for other in range(1, lanes):
+        found += tl.sum(tl.where(lane == other, total, 0.0), 0)
+    return found
+
+
+@triton.jit(do_not_specialize=["start", "size"])
+def _norms(
+    rows, stride, numbers, out, start, size, members: tl.constexpr, tile: tl.constexpr,
+    lanes: tl.constexpr, unroll: tl.constexpr,
+):  # fmt: skip
+    """Σ|Δ_d| of one tile and expert, and that of what its draws keep."""
+    expert, first = tl.program_id(1), tl.program_id(0).to(tl.int64) * tile
+    end, lane = tl.minimum(first + tile, size), tl.arange(0, lanes)
+    row = numbers + expert * _THINNING
+    mode, last = tl.load(row), tl.load(row + 3).to(tl.uint32, bitcast=True)
+    first_key, second_key = tl.load(row + 1), tl.load(row + 2)
+    before, after = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float64)
+    for begin in range(0, tile, lanes * unroll):
+        for step in tl.static_range(unroll):
+            at = first + begin + step * lanes + lane
+            value = tl.abs(entry(rows, stride, expert, at, at < end, members, True))
+            draw = drawn(first_key, second_key, start + at)
+            kept = (mode == 0) | ((draw <= last) & (mode == 1))
+            before += value.to(tl.float64)
+            after += tl.where(kept, value, 0.0).to(tl.float64)
+    place = expert * tl.num_programs(0) + tl.program_id(0)
+    tl.store(out + place, _in_turn(before, lanes))
+    tl.store(out + tl.num_programs(1) * tl.num_programs(0) + place, _in_turn(after, lanes))
+
+
+@triton.jit
+def _pair(number, count: tl.constexpr):
+    """The rows a ≤ b of a pair, counted from (0, 0), (0, 1) on."""
+    a, b = number * 0, number
+    for row in tl.static_range(1, count):
+        further = b >= count
+        a, b = tl.where(further, row, a), tl.where(further, b - count + row, b)
+    return a, b
+
+
 @triton.jit(do_not_specialize=["size"])
 def _products(
-    rows, stride, pairs, out, flag, size, members: tl.constexpr, vectors: tl.constexpr,
+    rows, stride, out, size, members: tl.constexpr, count: tl.constexpr, vectors: tl.constexpr,
     tile: tl.constexpr, lanes: tl.constexpr, unroll: tl.constexpr,
 ):  # fmt: skip
-    """Σ of products of two rows over one tile, by lane; products of float32 are exact."""
-    pair, first = tl.program_id(1), tl.program_id(0).to(tl.int64) * tile
+    """Σ of products of two of the first `count` rows over one tile; those of float32 are exact."""
+    number, first = tl.program_id(1), tl.program_id(0).to(tl.int64) * tile
     end, wide, lane = tl.minimum(first + tile, size), stride.to(tl.int64), tl.arange(0, lanes)
-    left = rows + tl.load(pairs + 2 * pair) * wide
-    right = rows + tl.load(pairs + 2 * pair + 1) * wide
-    total, wrong = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float32)
+    one, other = _pair(number, count)
+    left, right = rows + one * wide, rows + other * wide
+    total = tl.zeros([lanes], tl.float64)
     for begin in range(0, tile, lanes * unroll):
         for step in tl.static_range(unroll):
             at = first + begin + step * lanes + lane
@@ -258,33 +287,32 @@ def _products(
             if vectors:
                 reference = widened(rows + (members - 1) * wide, at, at < end)
                 a, b = a - reference, b - reference
-            wrong += (a - a) + (b - b)
             total += a.to(tl.float64) * b.to(tl.float64)
-    note_wrong(wrong, flag, 1)
-    tl.store(out + (pair * tl.num_programs(0) + tl.program_id(0)) * lanes + lane, total)
+    tl.store(out + number * tl.num_programs(0) + tl.program_id(0), _in_turn(total, lanes))
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["out"])
 def _masses(
-    rows, stride, out, size, members: tl.constexpr, tile: tl.constexpr, lanes: tl.constexpr
+    rows, stride, out, size, members: tl.constexpr, tile: tl.constexpr, lanes: tl.constexpr,
+    unroll: tl.constexpr,
 ):  # fmt: skip
-    """Σ m_j c_j and Σ m_j of one tile, by lane; see `signature`."""
+    """Σ m_j c_j and Σ m_j of one tile; see `signature`."""
     first = tl.program_id(0).to(tl.int64) * tile
     end, wide, lane = tl.minimum(first + tile, size), stride.to(tl.int64), tl.arange(0, lanes)
     contested, total = tl.zeros([lanes], tl.float64), tl.zeros([lanes], tl.float64)
-    for begin in range(0, tile, lanes):
-        at = first + begin + lane
-        reference = widened(rows + (members - 1) * wide, at, at < end)
-        high, low = tl.zeros([lanes], tl.float32), tl.zeros([lanes], tl.float32)
-        for d in tl.static_range(members - 1):
-            value = widened(rows + d * wide, at, at < end) - reference
-            high, low = tl.maximum(high, value), tl.minimum(low, value)
-        largest = tl.maximum(high, -low).to(tl.float64)
-        total += largest
-        contested += tl.where((high > 0) & (low < 0), largest, 0.0)
-    place = tl.program_id(0) * lanes + lane
-    tl.store(out + place, contested)
-    tl.store(out + tl.num_programs(0) * lanes + place, total)
+    for begin in range(0, tile, lanes * unroll):
+        for step in tl.static_range(unroll):
+            at = first + begin + step * lanes + lane
+            reference = widened(rows + (members - 1) * wide, at, at < end)
+            high, low = tl.zeros([lanes], tl.float32), tl.zeros([lanes], tl.float32)
+            for d in tl.static_range(members - 1):
+                value = widened(rows + d * wide, at, at < end) - reference
+                high, low = tl.maximum(high, value), tl.minimum(low, value)
+            largest = tl.maximum(high, -low).to(tl.float64)
+            total += largest
+            contested += tl.where((high > 0) & (low < 0), largest, 0.0)
+    tl.store(out + tl.program_id(0), _in_turn(contested, lanes))
+    tl.store(out + tl.num_programs(0) + tl.program_id(0), _in_turn(total, lanes))
 
 
 @triton.jit
@@ -349,19 +377,6 @@ def _count_inside(
         tl.atomic_or(left_out + place, bits, mask=inside & (shift > 0), sem="relaxed")
 
 
-def thinned(formula: Formula, rows: Tensor, start: int, flag: Tensor) -> Tensor:
-    """float32 (experts, size): what every expert keeps, rescaled."""
-    experts, size = len(formula.weights), rows.shape[1]
-    out = torch.empty((experts, size), dtype=torch.float32, device=rows.device)
-    numbers, counted = there(_thinning(formula), rows), _counts_ties(formula)
-    earlier = _earlier_ties(formula, rows, numbers) if counted else numbers
-    launch(
-        _thin, (triton.cdiv(size, BLOCK), experts), rows, rows.stride(0), out, flag, numbers,
-        earlier, start, size, len(rows), formula.vectors, formula.thin, counted, BLOCK, **EXACT,
-    )  # fmt: skip
-    return out
-
-
 def _earlier_ties(formula: Formula, rows: Tensor, numbers: Tensor) -> Tensor:
     """By expert and block, how many entries before it lie on the cut."""
     grid = (triton.cdiv(rows.shape[1], BLOCK), len(formula.weights))
@@ -409,7 +424,7 @@ def _counts_ties(formula: Formula) -> bool:
 
 
 def _thinning(formula: Formula) -> Array:
-    """What `_thin` reads, a row per expert: how it thins, then the patterns of its rescaling.
+    """What `_kept` reads, a row per expert: how it thins, then the patterns of its rescaling.
 
     TRIM: the least magnitude that stays, and how many of those just below do. DROP: mode (0 keeps
     all, 1 by draw, 2 nothing), the two key words, the last draw that keeps.
@@ -456,34 +471,40 @@ def lane_sums(values: Tensor, tile: int) -> Tensor:
     return out
 
 
-def norms_of_thinning(
-    formula: Formula, rows: Tensor, start: int, tile: int, flag: Tensor
-) -> Tensor:
-    """Lanes of the norms before (row 0) and after thinning: (2, experts, tiles, LANES)."""
-    plain = formula._replace(rescale=np.ones_like(formula.rescale))
-    kept = [thinned(some, rows, start, flag) for some in (plain._replace(thin=KEEP_ALL), plain)]
-    return torch.stack([lane_sums(values, tile) for values in kept])
-
-
-def products(rows: Tensor, experts: int, vectors: bool, tile: int, flag: Tensor) -> Tensor:
-    """Lanes of the inner products of all pairs a ≤ b of the first rows: (pairs, tiles, LANES)."""
-    size, device = rows.shape[1], rows.device
-    pairs = [(a, b) for a in range(experts) for b in range(a, experts)]
+def norms_of_drops(formula: Formula, rows: Tensor, start: int, tile: int) -> Tensor:
+    """Norms before (row 0) and after draws, by expert and tile: (2, experts, tiles)."""
+    experts, size = len(formula.weights), rows.shape[1]
     tiles = triton.cdiv(size, tile)
-    out = torch.empty((len(pairs), tiles, LANES), dtype=torch.float64, device=device)
+    out = torch.empty((2, experts, tiles), dtype=torch.float64, device=rows.device)
     launch(
-        _products, (tiles, len(pairs)), rows, rows.stride(0), there(np.array(pairs), rows), out,
-        flag, size, len(rows), vectors, tile, LANES, UNROLL, num_warps=1, **EXACT,
+        _norms, (tiles, experts), rows, rows.stride(0), there(_thinning(formula), rows), out,
+        start, size, len(rows), tile, LANES, UNROLL, num_warps=1,
     )  # fmt: skip
     return out
 
 
-def masses(rows: Tensor, tile: int) -> Tensor:
-    """Lanes of Σ m_j c_j and Σ m_j: (2, tiles, LANES)."""
-    size = rows.shape[1]
+def products(rows: Tensor, count: int, vectors: bool, tile: int, more: int = 0) -> Tensor:
+    """Inner products of all pairs a ≤ b of the first rows by tile: (pairs, tiles).
+
+    Then room for some `more` rows.
+    """
+    size, pairs = rows.shape[1], count * (count + 1) // 2
     tiles = triton.cdiv(size, tile)
-    out = torch.empty((2, tiles, LANES), dtype=torch.float64, device=rows.device)
-    launch(_masses, (tiles,), rows, rows.stride(0), out, size, len(rows), tile, LANES, num_warps=1)
+    out = torch.empty((pairs + more, tiles), dtype=torch.float64, device=rows.device)
+    launch(
+        _products, (tiles, pairs), rows, rows.stride(0), out, size, len(rows), count, vectors,
+        tile, LANES, UNROLL, num_warps=1, **EXACT,
+    )  # fmt: skip
+    return out
+
+
+def signature(rows: Tensor, tile: int) -> Tensor:
+    """Inner products of all pairs of task vectors, then Σ m_j c_j and Σ m_j: (pairs + 2, tiles)."""
+    out, size = products(rows, len(rows) - 1, True, tile, 2), rows.shape[1]
+    launch(
+        _masses, (out.shape[1],), rows, rows.stride(0), out[-2:], size, len(rows), tile, LANES,
+        UNROLL, num_warps=1,
+    )  # fmt: skip
     return out
 
 

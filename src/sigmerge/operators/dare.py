@@ -54,6 +54,9 @@ class DareLinear(Thinned):
         INT8_MASK,
     )
 
+    def ends_anywhere(self, site: Site) -> bool:
+        return True
+
     def thinning(self, chunk: Chunk, found: Any) -> dict[str, Any]:
         site = chunk.site
         return {

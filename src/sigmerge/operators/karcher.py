@@ -19,9 +19,8 @@ from sigmerge.operators.base import (
     Pass,
     Passes,
     Site,
-    add,
 )
-from sigmerge.operators.slerp import inner_products
+from sigmerge.operators.slerp import add_parts, inner_products
 
 
 class Karcher(Operator):
@@ -42,9 +41,12 @@ class Karcher(Operator):
         OUTSIDE,
     )
 
+    def ends_anywhere(self, site: Site) -> bool:
+        return True
+
     def prepare(self, site: Site, survey: Any) -> Passes:
         visit = partial(inner_products, vectors=False, reference=False)
-        dots = yield Pass(visit, add)
+        dots = yield Pass(visit, add_parts)
         return _mean(dots, site.settings["max_iter"], site.settings["tol"])
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula:

@@ -20,9 +20,8 @@ from sigmerge.operators.base import (
     Passes,
     Site,
     Tile,
-    add,
 )
-from sigmerge.operators.slerp import inner_products
+from sigmerge.operators.slerp import add_parts, inner_products
 
 
 class ModelStock(Operator):
@@ -45,10 +44,13 @@ class ModelStock(Operator):
         rows = site.settings["filter_wise"] and len(site.shape) > 0
         return site.shape[-1] if rows else super().granule(site)
 
+    def ends_anywhere(self, site: Site) -> bool:
+        return not site.settings["filter_wise"]
+
     def prepare(self, site: Site, survey: Any) -> Passes:
         if site.settings["filter_wise"]:
             return None
-        dots = yield Pass(partial(inner_products, vectors=True, reference=True), add)
+        dots = yield Pass(partial(inner_products, vectors=True, reference=True), add_parts)
         return ratios(dots[None])[0]
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula | None:

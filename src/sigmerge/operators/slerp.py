@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
 from sigmerge.errors import PoolError
-from sigmerge.kernels import TILE, Array, geometry
+from sigmerge.kernels import Array, geometry
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
 from sigmerge.operators.base import (
@@ -36,11 +36,17 @@ LEAST_NORM = 1e-8
 
 
 def inner_products(chunk: Chunk, vectors: bool, reference: bool) -> Array:
-    """Of a chunk's task vectors, or of its members' values."""
+    """Of a chunk's task vectors, or of its members' values, by part."""
     members = len(chunk.site.experts) + (reference and not vectors)
-    dots = np.zeros((members, members))
-    chunk.read(geometry.gram, vectors, TILE, dots, reference=reference)
-    return dots
+    dots = chunk.sums(members, members)
+    chunk.read(geometry.gram, vectors, chunk.step, dots, reference=reference)
+    return dots.sums
+
+
+def add_parts(total: Array | None, parts: Array) -> Array:
+    """Inner products of one more chunk, added part by part."""
+    first, *others = parts
+    return reduce(add, others, add(total, first))
 
 
 class Slerp(Operator):
@@ -56,8 +62,11 @@ class Slerp(Operator):
         OUTSIDE,
     )
 
+    def ends_anywhere(self, site: Site) -> bool:
+        return True
+
     def prepare(self, site: Site, survey: Any) -> Passes:
-        return (yield Pass(partial(inner_products, vectors=False, reference=True), add))
+        return (yield Pass(partial(inner_products, vectors=False, reference=True), add_parts))
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
         other, base = arc(chunk.state, float(chunk.site.settings["t"]))
@@ -104,12 +113,15 @@ class NuSlerp(Operator):
             return super().granule(site)
         return site.size if site.settings["nuslerp_row_wise"] else site.shape[-1]
 
+    def ends_anywhere(self, site: Site) -> bool:
+        return bool(site.settings["nuslerp_flatten"])
+
     def prepare(self, site: Site, survey: Any) -> Passes:
         if not site.settings["nuslerp_flatten"]:
             return None
         reference = self.needs_reference
         visit = partial(inner_products, vectors=reference, reference=reference)
-        return (yield Pass(visit, add))
+        return (yield Pass(visit, add_parts))
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula | None:
         if chunk.state is None:
@@ -177,12 +189,15 @@ class MultiSlerp(Operator):
                 ]
         return []
 
+    def ends_anywhere(self, site: Site) -> bool:
+        return True
+
     def prepare(self, site: Site, survey: Any) -> Passes:
         if len(site.experts) == 1:
             return np.ones(1, np.float32)
         reference = self.needs_reference
         visit = partial(inner_products, vectors=reference, reference=reference)
-        return _mean_direction(site, (yield Pass(visit, add)))
+        return _mean_direction(site, (yield Pass(visit, add_parts)))
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
         return kernels.formula(chunk.state, vectors=self.needs_reference)

@@ -70,7 +70,7 @@ class Thinned(Operator):
         factors, marks = np.ones(len(site.experts), np.float32), {}
         if site.settings["rescale"] == "l1":
             parts = yield Pass(lambda chunk: self._norms(chunk, found))
-            before, after = sum(norms for _, norms, _ in parts)
+            before, after = sum(norms for _, by_part, _ in parts for norms in by_part)
             matched = (before >= 1e-7) & (after >= 1e-7)
             factors[:] = np.where(matched, before / np.where(matched, after, 1.0), 1.0)
             marks = {start: marked for start, _, marked in parts if marked.size}
@@ -86,14 +86,15 @@ class Thinned(Operator):
         return kernels.formula(site.weights(), rescale=rescale, **thinning, **how)
 
     def _norms(self, chunk: Chunk, found: Any) -> tuple[int, Array, Array]:
-        """Where a chunk starts, ℓ1 norms before and after thinning per expert, and what stays."""
+        """Where a chunk starts, by part ℓ1 norms of each expert before and after thinning, and
+        what stays."""
         formula = kernels.formula(chunk.site.weights(), **self.thinning(chunk, found))
         experts, strips = len(chunk.site.experts), -(-chunk.step // chunk.strip)
         strips *= -(-chunk.size // chunk.step) if self.remembers else 0
-        norms = np.zeros((2, experts))
+        norms = chunk.sums(2, experts)
         marks = np.zeros((experts, strips, -(-chunk.strip // 8)), np.uint8)
         chunk.read(kernels.norms_of_thinning, formula, chunk.step, chunk.strip, norms, marks)
-        return chunk.start, norms, marks
+        return chunk.start, norms.sums, marks
 
 
 def disjoint(site: Site, cancelled: float) -> dict[str, Any]:

@@ -1,0 +1,35 @@
+"""Sums over the parts of a chunk.
+
+The order in which float64 numbers are added is part of a result: tile by tile within a part, then
+part by part. The processor takes one part at a time. A device takes many at once, since Python
+needs as long for a long launch as for a short one, and leaves the sums of each.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sigmerge.kernels import Array
+
+
+class PartSums(NamedTuple):
+    """What a kernel adds up in float64, for each part of a chunk on its own."""
+
+    sums: Array
+    """(parts, …)."""
+    length: int
+    """Coordinates of a part, in whole tiles."""
+    begin: int = 0
+    """Where in the chunk the first of the tiles lies that are added."""
+
+    def add(self, tiles: Array, tile: int) -> None:
+        """Add sums of tiles (tiles, …) in their order, each to the part in which it lies."""
+        each, number = self.length // tile, self.begin // tile
+        while len(tiles):
+            part, before = divmod(number, each)
+            some, tiles = np.split(tiles, [each - before])
+            in_order = np.concatenate([self.sums[part : part + 1], some])
+            self.sums[part] = np.add.accumulate(in_order)[-1]
+            number += len(some)
