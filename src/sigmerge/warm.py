@@ -16,6 +16,7 @@ import numpy as np
 
 from sigmerge.api import merge, repair
 from sigmerge.checkpoints.header import encode_header
+from sigmerge.checkpoints.truncation import exit_on_truncation
 from sigmerge.progress import silent
 
 TENSORS: list[tuple[str, str, tuple[int, ...]]] = [
@@ -78,6 +79,7 @@ def _write(folder: Path, values: np.ndarray[Any, Any]) -> None:
 
 if __name__ == "__main__":
     start = time.perf_counter()
+    exit_on_truncation()
     with tempfile.TemporaryDirectory() as made:
         warm(Path(made))
     print(f"Kernels compiled in {time.perf_counter() - start:.1f} s.")
