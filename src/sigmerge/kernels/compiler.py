@@ -20,7 +20,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from sigmerge.kernels.entries import Code, stamp
+from sigmerge.kernels.entries import ObjectCode, stamp
 
 _WORD, _BYTE, _DOUBLE = ir.IntType(64), ir.IntType(8), ir.DoubleType()
 _ADDRESS = _BYTE.as_pointer()
@@ -52,8 +52,8 @@ def external_type(name: str, result: str, arguments: tuple[str, ...]) -> Any:
 
 
 @global_compiler_lock
-def compiled(function: Any, arguments: tuple[Any, ...], symbol: str) -> tuple[Code, bool]:
-    """Code for such arguments, and whether it needs nothing but the C library."""
+def compiled(function: Any, arguments: tuple[Any, ...], symbol: str) -> tuple[ObjectCode, bool]:
+    """ObjectCode for such arguments, and whether it needs nothing but the C library."""
     given = tuple(map(numba.typeof, arguments))
     function.compile(given)
     found = function.overloads[given]
@@ -69,7 +69,7 @@ def compiled(function: Any, arguments: tuple[Any, ...], symbol: str) -> tuple[Co
     module.verify()
     body = context.codegen()._tm.emit_object(module)
     formats = "".join(_format(one) for one in _items(returned))
-    return Code(formats, isinstance(returned, types.BaseTuple), body), _is_whole(module)
+    return ObjectCode(formats, isinstance(returned, types.BaseTuple), body), _is_whole(module)
 
 
 def _entry(context: Any, kernel: Any, symbol: str) -> Any:

@@ -26,7 +26,7 @@ _HERE = Path(__file__).parent
 _DIGEST = hashlib.sha256().digest_size
 
 
-class Code(NamedTuple):
+class ObjectCode(NamedTuple):
     """Object code with one entry, and the format of the words that it returns.
 
     `many`: the words are a tuple, rather than one number or none.
@@ -37,10 +37,10 @@ class Code(NamedTuple):
     body: bytes
 
 
-class Entry:
+class LoadedCode:
     """Loaded code, to be called with words."""
 
-    def __init__(self, symbol: str, code: Code, kinds: tuple[Kind, ...]) -> None:
+    def __init__(self, symbol: str, code: ObjectCode, kinds: tuple[Kind, ...]) -> None:
         self._code = code
         self._given = struct.Struct("=" + "".join(map(format_of, kinds)))
         self._returned = struct.Struct("=" + code.result)
@@ -112,18 +112,18 @@ def _common() -> bytes:
     return made.digest()
 
 
-def kept(symbol: str, stamp: bytes) -> Code | None:
+def kept(symbol: str, stamp: bytes) -> ObjectCode | None:
     """The code of that name, if it is kept and was made of the same."""
     for folder in _folders():
         with suppress(OSError):
             data = (folder / symbol).read_bytes()
             if data[:_DIGEST] == hashlib.sha256(stamp + data[_DIGEST:]).digest():
                 head, body = data[_DIGEST:].split(b"\n", 1)
-                return Code(head[1:].decode(), head[:1] == b"*", body)
+                return ObjectCode(head[1:].decode(), head[:1] == b"*", body)
     return None
 
 
-def keep(symbol: str, stamp: bytes, code: Code) -> None:
+def keep(symbol: str, stamp: bytes, code: ObjectCode) -> None:
     """In the first folder that can be written, if there is one."""
     head = f"{'*' if code.many else ' '}{code.result}\n".encode()
     data = hashlib.sha256(stamp + head + code.body).digest() + head + code.body

@@ -37,7 +37,7 @@ class Placeholder:
         raise NotImplementedError
 
 
-class Part(Placeholder):
+class Compilable(Placeholder):
     """A function that is compiled, as numba's options say."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ class Part(Placeholder):
         return self.py_func.__qualname__
 
 
-class Kernel(Part):
+class Kernel(Compilable):
     """A compiled function that Python calls, without Python's lock. It returns numbers.
 
     Arguments are arrays, numbers and tuples of these, in their order.
@@ -73,7 +73,7 @@ class Kernel(Part):
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         super().__init__(function, options)
-        self._entries: dict[tuple[Kind, ...], entries.Entry] = {}
+        self._entries: dict[tuple[Kind, ...], entries.LoadedCode] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         words: list[Any] = []
@@ -86,13 +86,13 @@ class Kernel(Part):
         """Of the code of a kernel without arguments, which the system may call."""
         return self._entered((), ()).address
 
-    def _entered(self, kinds: tuple[Kind, ...], arguments: tuple[Any, ...]) -> entries.Entry:
+    def _entered(self, kinds: tuple[Kind, ...], arguments: tuple[Any, ...]) -> entries.LoadedCode:
         with _LOADING:
             if kinds not in self._entries:
                 self._entries[kinds] = self._loaded(kinds, arguments)
             return self._entries[kinds]
 
-    def _loaded(self, kinds: tuple[Kind, ...], arguments: tuple[Any, ...]) -> entries.Entry:
+    def _loaded(self, kinds: tuple[Kind, ...], arguments: tuple[Any, ...]) -> entries.LoadedCode:
         symbol = entries.symbol(repr(self), kinds)
         stamp = entries.stamp(self.py_func.__code__.co_filename)
         code = entries.kept(symbol, stamp)
@@ -102,7 +102,7 @@ class Kernel(Part):
             code, alone = compiled(self.dispatcher, arguments, symbol)
             if alone:
                 entries.keep(symbol, stamp, code)
-        return entries.Entry(symbol, code, kinds)
+        return entries.LoadedCode(symbol, code, kinds)
 
 
 class Intrinsic(Placeholder):
@@ -139,17 +139,17 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 def part(function: Callable[..., Any]) -> Any:
     """A compiled function that kernels call."""
-    return Part(function, _OPTIONS)
+    return Compilable(function, _OPTIONS)
 
 
 def exact(function: Callable[..., Any]) -> Any:
     """A part whose products are exact: one instruction may multiply and add, to the same bits."""
-    return Part(function, {**_OPTIONS, "fastmath": {"contract"}})
+    return Compilable(function, {**_OPTIONS, "fastmath": {"contract"}})
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Becomes text of kernels that call it: a branch on a constant that they pass is dropped."""
-    return Part(function, {"nogil": True, "inline": "always"})
+    return Compilable(function, {"nogil": True, "inline": "always"})
 
 
 def variants(make: Callable[..., Any]) -> Callable[..., Any]:
