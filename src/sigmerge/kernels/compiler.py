@@ -116,17 +116,26 @@ def _read(context: Any, builder: Any, kind: Any, places: Iterator[Any]) -> Any:
             builder, kind, [_read(context, builder, one, places) for one in kind]
         )
     if isinstance(kind, types.Array):
-        return _array(context, builder, kind, [word(_WORD) for _ in range(1 + 2 * kind.ndim)])
+        return _array(context, builder, kind, word(_WORD))
     if isinstance(kind, types.Boolean):
         return builder.icmp_unsigned("!=", word(_BYTE), _BYTE(0))
     held = word(_DOUBLE if isinstance(kind, types.Float) else _WORD)
     return context.cast(builder, held, _wide(kind), kind)
 
 
-def _array(context: Any, builder: Any, kind: Any, words: list[Any]) -> Any:
+def _array(context: Any, builder: Any, kind: Any, place: Any) -> Any:
+    """The array of NumPy's object at a place: `PyArrayObject_fields` in its ndarraytypes.h."""
+
+    def field(start: Any, number: int) -> Any:
+        return builder.load(
+            builder.gep(builder.inttoptr(start, _WORD.as_pointer()), [_WORD(number)])
+        )
+
+    data, _, lengths, steps = (field(place, object.__basicsize__ // 8 + i) for i in range(4))
+    shape = [field(lengths, i) for i in range(kind.ndim)]
+    strides = [field(steps, i) for i in range(kind.ndim)]
     array = context.make_array(kind)(context, builder)
-    shape, strides = words[1 : 1 + kind.ndim], words[1 + kind.ndim :]
-    array.data = builder.inttoptr(words[0], array.data.type)
+    array.data = builder.inttoptr(data, array.data.type)
     array.itemsize = _WORD(context.get_abi_sizeof(context.get_data_type(kind.dtype)))
     array.nitems = _WORD(1)
     for length in shape:

@@ -10,8 +10,8 @@ import ctypes
 import functools
 import hashlib
 import os
-import platform
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
@@ -106,7 +106,7 @@ def stamp(file: str) -> bytes:
 @functools.cache
 def _common() -> bytes:
     compiler = [version(name) for name in ("numba", "llvmlite")]
-    made = hashlib.sha256(repr((compiler, np.__version__, platform.python_version())).encode())
+    made = hashlib.sha256(repr((compiler, np.__version__, sys.version)).encode())
     for source in sorted(_HERE.glob("*.py")):
         made.update(source.read_bytes() + b"\0")
     return made.digest()

@@ -1,6 +1,6 @@
 """Arguments and results of compiled code as words of eight bytes.
 
-A number is one word; an array is its address, its shape and its strides; a tuple is its items.
+A number is one word, an array is the address of NumPy's object, and a tuple is its items.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ Kind: TypeAlias = Any
 """What the code depends on: the type of a number, (type, dimensions, flags) of an array, and the
 type and the kinds of a tuple. Its text is the same in every process."""
 
-_C_ORDER: Final = 0x1
-_FLAGS: Final = 0x503
-"""Of NumPy's flags of an array: its order, whether it is aligned and whether it is writable."""
+_C_ORDER: Final = 0x501
+_OTHER_ORDER: Final = 0x503
+"""Of NumPy's flags of an array: its order, whether it is aligned and whether it is writable. In C's
+order it does not matter whether it is also in Fortran's."""
 
 
 def kind_of(value: Any, words: list[Any]) -> Kind:
     """The kind of an argument, whose words are appended."""
     if isinstance(value, np.ndarray):
-        words.append(value.ctypes.data)
-        words += value.shape
-        words += value.strides
-        flags = value.flags.num & _FLAGS
-        return value.dtype.str, value.ndim, flags & ~2 if flags & _C_ORDER else flags
+        words.append(id(value))
+        flags = value.flags.num
+        return value.dtype, value.ndim, flags & (_C_ORDER if flags & 1 else _OTHER_ORDER)
     if isinstance(value, tuple):
         return type(value), *[kind_of(one, words) for one in value]
     words.append(value)
@@ -36,8 +35,8 @@ def format_of(kind: Kind) -> str:
     """How Python's `struct` packs the words of a kind."""
     if not isinstance(kind, tuple):
         return _format_of_number(kind)
-    if isinstance(kind[0], str):
-        return "q" * (1 + 2 * kind[1])
+    if kind and isinstance(kind[0], np.dtype):
+        return "Q"
     return "".join(map(format_of, kind[1:]))
 
 
