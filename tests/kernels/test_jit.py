@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
@@ -326,5 +327,20 @@ def test_no_method_loads_numba_when_its_kernels_are_compiled(method: str, tmp_pa
     recipe = pool.recipe(method)
     recipe |= {"models": recipe["models"][:count], "parameters": parameters}
     given = ("merge", pool.write(recipe, "recipe.yaml"), tmp_path / "out", "--overwrite")
+    loaded(*given)
+    assert "numba" not in loaded(*given)
+
+
+@pytest.mark.slow
+def test_a_repair_loads_no_numba_when_its_kernels_are_compiled(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool")
+    anchor, scores = tmp_path / "anchor", tmp_path / "scores.json"
+    names = [Path(one["model"]).name for one in pool.recipe("ties")["models"]]
+    own = {name: {one: 0.9 if one == name else 0.3 for one in names} for name in names}
+    scores.write_text(json.dumps({"experts": own, "anchor": dict.fromkeys(names, 0.7)}))
+    recipe = pool.recipe("ties") | {"repair": {"scores": str(scores)}}
+    file = pool.write(recipe, "recipe.yaml")
+    loaded("merge", file, anchor)
+    given = ("repair", file, tmp_path / "out", "--anchor", anchor, "--overwrite")
     loaded(*given)
     assert "numba" not in loaded(*given)
