@@ -96,7 +96,10 @@ def test_other_constants_have_other_code(folder: Path, made: list[str]) -> None:
     assert len(set(made)) == len(made) == 2
 
 
-def test_threads_that_call_a_kernel_first_compile_it_once(folder: Path, made: list[str]) -> None:
+def test_threads_that_call_a_kernel_first_compile_it_once(
+    made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entries, "kept", lambda symbol, stamp: None)
     fresh, barrier = total(), threading.Barrier(8)
 
     def call(number: int) -> float:
@@ -152,6 +155,18 @@ def test_a_folder_that_cannot_be_written_costs_time_alone(
     for _ in range(2):
         assert total()(np.arange(4.0)) == 6
     assert len(made) == 2
+
+
+def test_beside_a_package_that_cannot_be_written_the_users_folder_serves(
+    tmp_path: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "user"))
+    monkeypatch.setattr(entries, "_HERE", tmp_path / "file")
+    for _ in range(2):
+        assert total()(np.arange(4.0)) == 6
+    assert [file.name for file in (tmp_path / "user/kernels").iterdir()] == made and len(made) == 1
 
 
 def test_code_that_needs_numba_is_not_kept(folder: Path) -> None:
