@@ -1,6 +1,6 @@
 """Compile the kernels once, as a step of the installation: `python -m sigmerge.warm`.
 
-numba compiles a kernel when it is first called and keeps it on disk. This merges and repairs a pool
+A kernel is compiled when it is first called, and kept on disk. This merges and repairs a pool
 of some hundred numbers in every way that has kernels of its own: no later command compiles them.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from sigmerge.api import merge, repair
 from sigmerge.checkpoints.header import encode_header
+from sigmerge.checkpoints.truncation import exit_on_truncation
 from sigmerge.progress import silent
 
 TENSORS: list[tuple[str, str, tuple[int, ...]]] = [
@@ -40,6 +41,7 @@ METHODS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("slerp", 1, {"t": 0.5}),
     ("arcee_fusion", 1, {}),
     ("nearswap", 1, {"t": 0.5}),
+    ("passthrough", 1, {}),
 )
 """With how many experts, and the parameters. What thins and combines alike has one loop."""
 
@@ -55,7 +57,8 @@ def warm(folder: Path) -> None:
     }
     for number, (method, count, given) in enumerate(METHODS):
         used = {"models": recipe["models"][:count], "merge_method": method, "parameters": given}
-        merge({**recipe, **used, "dtype": "float32"}, folder / str(number), progress=silent)
+        dtype = "bfloat16" if method == "passthrough" else "float32"  # the former is copied
+        merge({**recipe, **used, "dtype": dtype}, folder / str(number), progress=silent)
     scores = folder / "scores.json"
     scores.write_text(json.dumps({
         "experts": {e: {d: 0.9 if d == e else 0.3 for d in experts} for e in experts},
@@ -78,6 +81,7 @@ def _write(folder: Path, values: np.ndarray[Any, Any]) -> None:
 
 if __name__ == "__main__":
     start = time.perf_counter()
+    exit_on_truncation()
     with tempfile.TemporaryDirectory() as made:
         warm(Path(made))
     print(f"Kernels compiled in {time.perf_counter() - start:.1f} s.")

@@ -11,13 +11,11 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
-from typing import Any
 
 import numpy as np
-from numba.core import types
 
 from sigmerge.errors import PoolError
-from sigmerge.kernels.jit import callback
+from sigmerge.kernels.jit import External, kernel
 
 _CODE = PoolError.exit_code
 _LINE = np.frombuffer(
@@ -25,11 +23,12 @@ _LINE = np.frombuffer(
     b"the whole file back, then run the same command again.\n",
     np.uint8,
 )
-_write: Any = types.ExternalFunction("write", types.intp(types.int32, types.uintp, types.uintp))
-_exit: Any = types.ExternalFunction("_exit", types.void(types.int32))
+_write = External("write", "intp", "int32", "uintp", "uintp")
+_exit = External("_exit", "void", "int32")
 
 
-def _on_sigbus(_: int) -> None:
+@kernel
+def _on_sigbus() -> None:
     _write(2, _LINE.ctypes.data, _LINE.size)
     _exit(_CODE)
 
@@ -43,4 +42,4 @@ def exit_on_truncation() -> None:
         return
     install = ctypes.CDLL(None).signal
     install.argtypes, install.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    install(signal.SIGBUS, callback(_on_sigbus, types.void, types.int32))
+    install(signal.SIGBUS, _on_sigbus.address)

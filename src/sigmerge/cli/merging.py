@@ -108,13 +108,6 @@ def merge(
         show.emit(done, as_json, show.merged_lines)
 
 
-def _start_kernels() -> None:
-    """To be called before the rest of a command is imported, which takes as long."""
-    from sigmerge.kernels.jit import start
-
-    start()
-
-
 def _merging(
     recipe: Path,
     out: Path,
@@ -124,7 +117,6 @@ def _merging(
     strict: bool,
 ) -> Callable[[Options], Any]:
     """The job of a file with one recipe or several, when it is known how it is done."""
-    _start_kernels()
     from sigmerge.checkpoints.remote import target
     from sigmerge.errors import RecipeError
     from sigmerge.jobs.merge import MergeJob
@@ -269,7 +261,6 @@ def repair(
 
     The anchor is a checkpoint that any tool made from the recipe's pool.
     """
-    _start_kernels()
     from sigmerge.checkpoints.remote import place_of, target
     from sigmerge.jobs.repair import RepairJob
     from sigmerge.jobs.replay import ReplayJob
@@ -322,7 +313,6 @@ def run(
 
     The last scores are of items that no step before has seen, where the recipe can have them.
     """
-    _start_kernels()
     from sigmerge.jobs.run import RunJob
 
     loaded = load(recipe, seed, device, repair_changes(variant, c_min, c_max, scale), strict)

@@ -57,10 +57,9 @@ class Meter:
 
 
 def versions() -> dict[str, str]:
-    import numba  # whoever reports its version has loaded it
     import numpy as np
 
-    found = {"sigmerge": _sigmerge(), "numpy": np.__version__, "numba": numba.__version__}
+    found = {"sigmerge": _sigmerge(), "numpy": np.__version__, "numba": version("numba")}
     return {"python": platform.python_version(), **found}
 
 

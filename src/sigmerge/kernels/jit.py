@@ -1,79 +1,155 @@
-"""How kernels are compiled: by numba, once, without the GIL, and kept on disk."""
+"""How kernels are compiled: by numba, once, and kept on disk as code that runs without numba.
+
+To import numba takes longer than many a merge. So a decorator here only notes a function; numba is
+imported when one is called of which no compiled code is kept, and asks each for what stands for it.
+"""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from numba import njit
-from numba.core.caching import Cache, FunctionCache
-from numba.core.ccallback import CFunc
-from numba.core.registry import cpu_target
-from numba.core.runtime import rtsys
-
-
-class KernelCache:
-    """numba's cache of one kernel, opened when the kernel is first called.
-
-    numba opens the cache of a function where it is defined, and tries out whether a file can be
-    made in its folder. A merge imports many kernels and calls few.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    @functools.cached_property
-    def opened(self) -> FunctionCache:
-        cache = FunctionCache(self._function)
-        # numba looks at the kernel's own file alone, and the code of others is part of it.
-        cache._cache_file._source_stamp = (cache._cache_file._source_stamp, _sources())
-        return cache
-
-    def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Load a compiled kernel without first loading the compiler.
-
-        numba initialises all it could need for compiling, which takes longer than many a merge.
-        Code that is compiled already needs the runtime alone; a miss here initialises the rest as
-        before.
-        """
-        if not _SHORTCUT:
-            return self.opened.load_overload(signature, target_context)
-        rtsys.initialize(target_context)
-        with self.opened._guard_against_spurious_io_errors():
-            return self.opened._load_overload(signature, target_context)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.opened, name)
-
-
-_SHORTCUT = hasattr(Cache, "_load_overload") and hasattr(Cache, "_guard_against_spurious_io_errors")
+from sigmerge.kernels import entries
+from sigmerge.kernels.words import Kind, kind_of
 
 _OPTIONS: dict[str, Any] = {
     "nogil": True,
     # Division as NumPy divides: the check for zero that Python's needs keeps loops out of vectors.
     "error_model": "numpy",
     "no_cfunc_wrapper": True,
+    "no_cpython_wrapper": True,
 }
+_LOADING = threading.Lock()
+"""Held by whoever loads or compiles a kernel."""
+
+
+class Placeholder:
+    """Stands for a function that compiled code calls and Python does not."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        raise NotImplementedError(f"{self!r} is for compiled code")
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What numba compiles a call of it by."""
+        raise NotImplementedError
+
+
+class Compilable(Placeholder):
+    """A function that is compiled, as numba's options say."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.py_func, self.targetoptions = function, options  # numba's names, which it reads
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        """numba's own object for the function."""
+        from sigmerge.kernels.compiler import dispatcher
+
+        return dispatcher(self.py_func, self.targetoptions)
+
+    @property
+    def _numba_type_(self) -> Any:
+        return self.dispatcher._numba_type_
+
+    def __repr__(self) -> str:
+        """The same in every process, and another for other constants around the function."""
+        cells = self.py_func.__closure__ or ()
+        constants = tuple(cell.cell_contents for cell in cells)
+        return f"{self.py_func.__module__}.{self.py_func.__qualname__}{constants}"
+
+    def __reduce__(self) -> str:
+        return self.py_func.__qualname__
+
+
+class Kernel(Compilable):
+    """A compiled function that Python calls, without Python's lock. It returns numbers.
+
+    Arguments are arrays, numbers and tuples of these, in their order.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        super().__init__(function, options)
+        self._entries: dict[tuple[Kind, ...], entries.LoadedCode] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        words: list[Any] = []
+        kinds = tuple([kind_of(one, words) for one in arguments])
+        entry = self._entries.get(kinds)
+        return (entry or self._entered(kinds, arguments))(words)
+
+    @property
+    def address(self) -> int:
+        """Of the code of a kernel without arguments, which the system may call."""
+        return self._entered((), ()).address
+
+    def _entered(self, kinds: tuple[Kind, ...], arguments: tuple[Any, ...]) -> entries.LoadedCode:
+        with _LOADING:
+            if kinds not in self._entries:
+                self._entries[kinds] = self._loaded(kinds, arguments)
+            return self._entries[kinds]
+
+    def _loaded(self, kinds: tuple[Kind, ...], arguments: tuple[Any, ...]) -> entries.LoadedCode:
+        symbol = entries.symbol(repr(self), kinds)
+        stamp = entries.stamp(self.py_func.__code__.co_filename)
+        code = entries.kept(symbol, stamp)
+        if code is None:
+            from sigmerge.kernels.compiler import compiled
+
+            code, alone = compiled(self.dispatcher, arguments, symbol)
+            if alone:
+                entries.keep(symbol, stamp, code)
+        return entries.LoadedCode(symbol, code, kinds)
+
+
+class Intrinsic(Placeholder):
+    """Instructions that compiled code has in place of a call; see numba's `intrinsic`."""
+
+    def __init__(self, generate: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, generate)
+        self._generate = generate
+
+    @functools.cached_property
+    def _numba_type_(self) -> Any:
+        from sigmerge.kernels.compiler import intrinsic_type
+
+        return intrinsic_type(self._generate)
+
+
+class External(Placeholder):
+    """A function of the C library, for compiled code: its name and numba's names of its types."""
+
+    def __init__(self, name: str, result: str, *arguments: str) -> None:
+        self._name, self._result, self._arguments = name, result, arguments
+
+    @functools.cached_property
+    def _numba_type_(self) -> Any:
+        from sigmerge.kernels.compiler import external_type
+
+        return external_type(self._name, self._result, self._arguments)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """A compiled function that is kept on disk."""
-    return _kept(njit(**_OPTIONS)(function), function)
+    """A compiled function that Python and kernels call."""
+    return Kernel(function, _OPTIONS)
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """A compiled function that kernels call and Python does not: it needs no wrapper."""
-    return _kept(njit(**_OPTIONS, no_cpython_wrapper=True)(function), function)
+    """A compiled function that kernels call."""
+    return Compilable(function, _OPTIONS)
 
 
 def exact(function: Callable[..., Any]) -> Any:
     """A part whose products are exact: one instruction may multiply and add, to the same bits."""
-    options = {**_OPTIONS, "no_cpython_wrapper": True, "fastmath": {"contract"}}
-    return _kept(njit(**options)(function), function)
+    return Compilable(function, {**_OPTIONS, "fastmath": {"contract"}})
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Becomes text of kernels that call it: a branch on a constant that they pass is dropped."""
+    return Compilable(function, {"nogil": True, "inline": "always"})
 
 
 def variants(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,34 +161,3 @@ def variants(make: Callable[..., Any]) -> Callable[..., Any]:
             return made(*constants)
 
     return variant
-
-
-def callback(function: Callable[..., Any], result: Any, *arguments: Any) -> int:
-    """The address of a function that the system may call: types are numba's."""
-    compiled: Any = CFunc(function, (arguments, result), locals={}, options={})
-    _kept(compiled, function).compile()
-    return int(compiled.address)
-
-
-def _kept(compiled: Any, function: Callable[..., Any]) -> Any:
-    compiled._cache = KernelCache(function)
-    return compiled
-
-
-def start() -> None:
-    """Compile numba's runtime in a thread of its own, while the caller imports what it needs.
-
-    That is LLVM's work, for which Python's lock is not needed. Whoever loads a kernel waits for it.
-    """
-    threading.Thread(target=rtsys.initialize, args=(cpu_target.target_context,)).start()
-
-
-@functools.cache
-def _sources() -> str:
-    """A digest of all kernels: compiled code of other ones is not used again."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
-
-
-inlined = njit(nogil=True, inline="always")
-"""Becomes text of the kernels that call it: a branch on a constant that they pass is dropped."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
 
-from sigmerge.kernels.jit import kernel
+from sigmerge.kernels.jit import External, kernel
 
-_madvise = types.ExternalFunction("madvise", types.int32(types.uintp, types.uintp, types.int32))
+_madvise = External("madvise", "int32", "uintp", "uintp", "int32")
 
 
 @kernel

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-from numba.core import cgutils
-from numba.core.imputils import impl_ret_borrowed
-from numba.extending import intrinsic
+from sigmerge.kernels.jit import Intrinsic
 
 _FIELDS = ("nitems", "itemsize", "shape", "strides", "meminfo", "parent")
 
 
-@intrinsic
+@Intrinsic
 def array_at(typing_context: Any, address: Any, size: Any, dtype: Any) -> Any:
     """`size` numbers from an address on. Whoever gives the address keeps them alive."""
+    from numba import types
+    from numba.core import cgutils
+
     made = types.Array(dtype.dtype, 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -35,9 +35,11 @@ def array_at(typing_context: Any, address: Any, size: Any, dtype: Any) -> Any:
     return made(types.uint64, types.intp, dtype), generate
 
 
-@intrinsic
+@Intrinsic
 def bits_as(typing_context: Any, values: Any, dtype: Any) -> Any:
     """An array with its bits taken for another type of the same width."""
+    from numba.core.imputils import impl_ret_borrowed
+
     if values.dtype.bitwidth != dtype.dtype.bitwidth:
         raise TypeError(f"{values.dtype} and {dtype.dtype} have different widths")
     made = values.copy(dtype=dtype.dtype)
@@ -53,9 +55,11 @@ def bits_as(typing_context: Any, values: Any, dtype: Any) -> Any:
     return made(values, dtype), generate
 
 
-@intrinsic
+@Intrinsic
 def lowest_bit(typing_context: Any, word: Any) -> Any:
     """The number of the lowest bit of a word that is set."""
+    from numba import types
+    from numba.core import cgutils
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], cgutils.true_bit)
