@@ -8,14 +8,13 @@ so does the result before it is written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-from numba import types
 
 from sigmerge.kernels import Array
 from sigmerge.kernels.checksum import add_word, sum_words
-from sigmerge.kernels.jit import part
+from sigmerge.kernels.jit import External, part
 from sigmerge.kernels.raw import array_at
 from sigmerge.kernels.rooms import room
 
@@ -31,12 +30,8 @@ MEMORY: Final = -1
 DRAINED: Final = 1 << 18
 """Coordinates of a result that are written at a time."""
 
-_pread: Any = types.ExternalFunction(
-    "pread", types.intp(types.int32, types.uintp, types.uintp, types.int64)
-)
-_pwrite: Any = types.ExternalFunction(
-    "pwrite", types.intp(types.int32, types.uintp, types.uintp, types.int64)
-)
+_pread = External("pread", "intp", "int32", "uintp", "uintp", "int64")
+_pwrite = External("pwrite", "intp", "int32", "uintp", "uintp", "int64")
 
 
 class Place(NamedTuple):
