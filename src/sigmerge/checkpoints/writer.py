@@ -36,7 +36,7 @@ from sigmerge.files.locks import only_writer
 from sigmerge.files.objects import address, stored_size
 from sigmerge.files.regular import open_regular, remove, sync_folder
 from sigmerge.kernels.checksum import checksum
-from sigmerge.kernels.window import Place
+from sigmerge.kernels.window import FilePlace
 from sigmerge.progress import Progress
 
 Spec = tuple[str, str, tuple[int, ...]]
@@ -276,10 +276,10 @@ class Output:
         slot = self.layout.slots[tensor]
         self._write_at(tensor, slot, start * ITEM_SIZE[slot.dtype], raw.view(np.uint8).data)
 
-    def target(self, tensor: str) -> Place:
+    def target(self, tensor: str) -> FilePlace:
         """Where a tensor begins in its shard, for a loop that writes it by itself."""
         slot = self.layout.slots[tensor]
-        return Place(self._files[slot.shard], slot.begin, ITEM_SIZE[slot.dtype])
+        return FilePlace(self._files[slot.shard], slot.begin, ITEM_SIZE[slot.dtype])
 
     def written(self, tensor: str, start: int, nbytes: int, found: int) -> None:
         """Elements of a tensor from `start` on were written to its target."""

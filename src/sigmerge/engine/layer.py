@@ -12,7 +12,7 @@ from sigmerge.kernels import Array, claim
 from sigmerge.kernels.claim import CLAIM_TILE, Admission
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.stored import CODE, address_of
-from sigmerge.kernels.window import MEMORY, Place
+from sigmerge.kernels.window import MEMORY, FilePlace
 from sigmerge.operators.base import Site
 
 PIECE = 8
@@ -42,7 +42,7 @@ class _Row(NamedTuple):
     files: list[tuple[int, int]]
 
 
-_NOWHERE = Place(MEMORY, 0, 0)
+_NOWHERE = FilePlace(MEMORY, 0, 0)
 
 
 class LayerBlock:

@@ -28,7 +28,7 @@ from sigmerge.kernels.parts import PartSums
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import CODE, Members, address_of, is_finite, load_rows, members
 from sigmerge.kernels.sums import add_scaled
-from sigmerge.kernels.window import DRAINED, NO_DRAIN, Drain, Place
+from sigmerge.kernels.window import DRAINED, NO_DRAIN, Drain, FilePlace
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Accelerator(Protocol):
 class Direct(Protocol):
     """What takes results as files that the compiled loops may write."""
 
-    def target(self, tensor: str) -> Place | None:
+    def target(self, tensor: str) -> FilePlace | None:
         """Where a tensor begins in an open file; None if it is written otherwise."""
 
     def written(self, tensor: str, start: int, nbytes: int, found: int) -> None:
@@ -323,14 +323,14 @@ class StreamChunk:
             self.source.not_finite(names, self.site.tensor, self.start, self.stop)
 
 
-def place_of(row: Array) -> Place | None:
+def place_of(row: Array) -> FilePlace | None:
     """Where mapped values lie in their file, if it can be read as well."""
     address = address_of(row)
     file = mapped_at(address)
     descriptor = file.descriptor() if file else None
     if file is None or descriptor is None:
         return None
-    return Place(descriptor, address - file.first, row.itemsize)
+    return FilePlace(descriptor, address - file.first, row.itemsize)
 
 
 def _rows(experts: int, size: int) -> tuple[Array, Array]:

@@ -25,7 +25,7 @@ from sigmerge.kernels.philox import fill
 from sigmerge.kernels.raw import bits_as
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE, high_place
 from sigmerge.kernels.stored import F32, address_of, load, load_difference, save
-from sigmerge.kernels.window import MEMORY, WIDEST, WINDOW, read
+from sigmerge.kernels.window import MEMORY, VALUE_BYTES, WINDOW_SIZE, read
 
 ABOVE: Final = np.uint8(253)
 TIED: Final = np.uint8(254)
@@ -99,7 +99,7 @@ class _Spare(NamedTuple):
 
 
 def _spare(members: int) -> _Spare:
-    windows = rooms.room((members, WINDOW * WIDEST), np.uint8, "window")
+    windows = rooms.room((members, WINDOW_SIZE * VALUE_BYTES), np.uint8, "window")
     return _Spare(
         rooms.room((3, STRIP), np.float32, "strips"),
         rooms.room(STRIP, np.uint32, "inside"),
@@ -195,7 +195,7 @@ def _count_high(
         for begin in range(0, here.size, STRIP * every):
             mine = here[begin : begin + STRIP]
             delta = deltas[: mine.size]
-            if every > 1 or begin % WINDOW == 0:
+            if every > 1 or begin % WINDOW_SIZE == 0:
                 pair = _pair(table, tile, begin, _end(begin, every, here.size), spare)
             _score(table, tile, pair, begin, room, delta)
             bits = bits_as(delta, np.uint32)
@@ -232,7 +232,7 @@ def _count_low(
         for begin in range(0, here.size, STRIP * every):
             mine = here[begin : begin + STRIP]
             delta = deltas[: mine.size]
-            if every > 1 or begin % WINDOW == 0:
+            if every > 1 or begin % WINDOW_SIZE == 0:
                 pair = _pair(table, tile, begin, _end(begin, every, here.size), spare)
             _score(table, tile, pair, begin, room, delta)
             bits, count = bits_as(delta, np.uint32), 0
@@ -247,7 +247,7 @@ def _count_low(
 @part
 def _end(begin: int, every: int, size: int) -> int:
     """Up to where values are read from `begin` on: a strip of a sample, or a window."""
-    return min(begin + (WINDOW if every == 1 else STRIP), size)
+    return min(begin + (WINDOW_SIZE if every == 1 else STRIP), size)
 
 
 @part
@@ -323,7 +323,7 @@ def _mark(
         for begin in range(0, here.size, STRIP):
             mine = here[begin : begin + STRIP]
             delta = deltas[: mine.size]
-            if begin % WINDOW == 0:
+            if begin % WINDOW_SIZE == 0:
                 pair = _pair(table, tile, begin, _end(begin, 1, here.size), spare)
             if not _score(table, tile, pair, begin, room, delta) and wrong < 0:
                 wrong = tile
@@ -383,7 +383,7 @@ def _tally(
         for begin in range(0, here.size, STRIP):
             mine = here[begin : begin + STRIP]
             delta = deltas[: mine.size]
-            if begin % WINDOW == 0:
+            if begin % WINDOW_SIZE == 0:
                 pair = _pair(table, tile, begin, _end(begin, 1, here.size), spare)
             if not _score(table, tile, pair, begin, room, delta) and wrong < 0:
                 wrong = tile
@@ -445,7 +445,7 @@ def _admit(
     places: Array, out: np.uint64, kind: int, spare: _Spare,
 ) -> tuple[bool, bool]:  # fmt: skip
     """`places` is room for the address of each member."""
-    addresses, kinds, files = where
+    addresses, kinds, _ = where
     room, values, deltas = spare.strips[0], spare.strips[1], spare.strips[2]
     reference, anchor = len(addresses) - 2, len(addresses) - 1
     fine, stored, scale = True, True, np.float32(update.scale)
@@ -454,7 +454,7 @@ def _admit(
         for begin in range(0, here.size, STRIP):
             mine = here[begin : begin + STRIP]
             some, delta = values[: mine.size], deltas[: mine.size]
-            if begin % WINDOW == 0:
+            if begin % WINDOW_SIZE == 0:
                 _places(update, where, tile, begin, _end(begin, 1, here.size), spare, places)
             fine &= load(places[anchor], kinds[anchor, tile], begin, some)
             for row in range(len(update.domains)):

@@ -31,7 +31,7 @@ from sigmerge.kernels.thinning import (
     prune_groups,
     trim,
 )
-from sigmerge.kernels.window import NO_DRAIN, Drain, Window, is_full, ready, write
+from sigmerge.kernels.window import NO_DRAIN, Drain, Window, drained, ready
 
 KEEP_ALL, TRIM, DROP, PRUNE, BAND, RANK, SELECT, MARKED = 0, 1, 2, 3, 4, 5, 6, 7
 SUM, DISJOINT, OVERLAPS, AGREEING = 0, 1, 2, 3
@@ -268,11 +268,10 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
                     _add_magnitudes(here, lanes, (begin - first) % LANES)
                 else:
                     stored &= save(here, place, kind, begin)
-                    if is_full(drain, begun, begin + count, strip, size):
-                        if not stored or not write(drain, out, begun, begin + count):
-                            return fine, False
-                        begun = begin + count
-                        place = np.uint64(np.int64(out) - drain.width * begun)
+                    begun = drained(drain, out, begun, begin + count, strip, size, stored)
+                    if begun < 0:
+                        return fine, False
+                    place = np.uint64(np.int64(out) - drain.width * begun)
             if result == NORM:
                 norms[0] += _total(lanes)
         return fine, stored

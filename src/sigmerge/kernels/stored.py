@@ -26,7 +26,7 @@ from sigmerge.kernels.convert import (
 )
 from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.raw import array_at, bits_as
-from sigmerge.kernels.window import Place, Window, window
+from sigmerge.kernels.window import FilePlace, Window, window
 
 BF16: Final = 0
 F16: Final = 1
@@ -51,7 +51,7 @@ class Members(NamedTuple):
 
 
 def members(
-    rows: Sequence[Array], places: Sequence[Place | None] = (), strip: int = STRIP
+    rows: Sequence[Array], places: Sequence[FilePlace | None] = (), strip: int = STRIP
 ) -> Members:
     """The table of contiguous rows, bfloat16 as uint16 bit patterns.
 

@@ -15,7 +15,7 @@ from sigmerge.kernels.jit import kernel, part, variants
 from sigmerge.kernels.raw import array_at
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import BF16, load, save, take, take_less
-from sigmerge.kernels.window import Drain, Window, is_full, ready, write
+from sigmerge.kernels.window import Drain, Window, drained, ready
 
 
 def weighted_rows(
@@ -63,11 +63,10 @@ def _summing(vectors: bool) -> Any:
                 stored = False
                 for d in range(len(addresses)):
                     fine &= load(addresses[d], kinds[d], begin, row)
-            if is_full(drain, begun, begin + count, STRIP, size):
-                if not stored or not write(drain, out, begun, begin + count):
-                    return fine, False
-                begun = begin + count
-                place = np.uint64(np.int64(out) - drain.width * begun)
+            begun = drained(drain, out, begun, begin + count, STRIP, size, stored)
+            if begun < 0:
+                return fine, False
+            place = np.uint64(np.int64(out) - drain.width * begun)
         return fine, stored
 
     return summing

@@ -18,11 +18,11 @@ from sigmerge.kernels.jit import External, part
 from sigmerge.kernels.raw import array_at
 from sigmerge.kernels.rooms import room
 
-WINDOW: Final = 1 << 15
+WINDOW_SIZE: Final = 1 << 15
 """Coordinates of a window: those of six members fit into the second-level cache."""
-LONGEST: Final = 1 << 18
+LONGEST_WINDOW: Final = 1 << 18
 """Coordinates of a window at most: a loop that takes more at a time reads mapped memory."""
-WIDEST: Final = 4
+VALUE_BYTES: Final = 4
 """Bytes of a coordinate at most."""
 MEMORY: Final = -1
 """Stands for a descriptor where values lie in memory."""
@@ -34,7 +34,7 @@ _pread = External("pread", "intp", "int32", "uintp", "uintp", "int64")
 _pwrite = External("pwrite", "intp", "int32", "uintp", "uintp", "int64")
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """Where a row of values lies in an open file, and the bytes of one of them."""
 
     descriptor: int
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 class Window(NamedTuple):
     """The members of a table that lie in files, and room for `length` coordinates of each.
 
-    Rows of `files` are int64: a member, its `Place`, and the address of its room.
+    Rows of `files` are int64: a member, its `FilePlace`, and the address of its room.
     """
 
     files: Array
@@ -69,22 +69,20 @@ NO_DRAIN: Final = Drain(MEMORY, 0, 0, 0, np.zeros(1, np.uint64))
 IN_MEMORY: Final = Window(np.zeros((0, 5), np.int64), np.zeros((0, 0), np.uint8), 0)
 
 
-def window(places: Sequence[Place | None], strip: int) -> Window:
+def window(places: Sequence[FilePlace | None], strip: int) -> Window:
     """The window of a loop that takes `strip` coordinates at a time, in the thread's own memory."""
-    length = max(WINDOW // strip, 1) * strip
+    length = max(WINDOW_SIZE // strip, 1) * strip
     lying = [(d, *place) for d, place in enumerate(places) if place is not None]
-    if not lying or length > LONGEST:
+    if not lying or length > LONGEST_WINDOW:
         return IN_MEMORY
-    rooms = room((len(lying), length * WIDEST), np.uint8, "window")
+    rooms = room((len(lying), length * VALUE_BYTES), np.uint8, "window")
     first, step = rooms.__array_interface__["data"][0], rooms.strides[0]
     files = [(*row, first + step * i) for i, row in enumerate(lying)]
     return Window(np.array(files, np.int64), rooms, length)
 
 
 @part
-def ready(
-    addresses: Array, window: Window, begin: int, end: int, size: int, filled: int
-) -> int:
+def ready(addresses: Array, window: Window, begin: int, end: int, size: int, filled: int) -> int:
     """Have coordinates [begin, end) in memory; returns up to where they are. Addresses follow.
 
     A loop that takes one strip after another passes what it got; `size` is where it ends.
@@ -118,15 +116,20 @@ def read(descriptor: int, position: int, address: int, count: int) -> None:
 
 
 @part
-def is_full(drain: Drain, begun: int, end: int, strip: int, size: int) -> bool:
-    """Whether what was made from `begun` to `end` is written before the next strip is made."""
-    if drain.descriptor == MEMORY:
-        return False
-    return bool(end == size or end - begun + strip > drain.length)
+def drained(
+    drain: Drain, out: np.uint64, begun: int, end: int, strip: int, size: int, fine: bool
+) -> int:
+    """Write what was made from `begun` to `end`, if there is no room for one more strip.
+
+    Returns from where on nothing is written yet; −1 if it failed, or is not `fine`.
+    """
+    if drain.descriptor == MEMORY or (end < size and end - begun + strip <= drain.length):
+        return begun
+    return end if fine and _write(drain, out, begun, end) else -1
 
 
 @part
-def write(drain: Drain, out: np.uint64, begun: int, end: int) -> bool:
+def _write(drain: Drain, out: np.uint64, begun: int, end: int) -> bool:
     """Write what was made from `begun` to `end`, which lies at `out`; False if it failed."""
     width = drain.width
     count, place = width * (end - begun), np.int64(out)
