@@ -101,12 +101,26 @@ def test_places_with_a_count_are_kept_row_by_row():
     counts = counts.astype(np.uint32)
     counts[1], counts[2, 500:] = 0, 0
     left_out = rng.integers(1, 1 << 16, (3, 1000)).astype(np.uint16)
+    left_out[counts == 0] = 0
     for bits in (left_out, left_out[:0]):
-        for row, kept in enumerate(select.occupied(counts, bits)):
+        taken, noted = counts.copy(), bits.copy()
+        for row, kept in enumerate(select.occupied(taken, noted)):
             there = np.flatnonzero(counts[row])
             assert kept[0].tolist() == there.tolist()
             assert kept[1].tolist() == counts[row, there].tolist()
             assert kept[2].tolist() == (bits[row, there] if len(bits) else 0 * there).tolist()
+        assert not taken.any() and not noted.any()
+
+
+def test_counters_are_zeros_again_once_their_places_are_taken():
+    first = select.counters(2, 300)
+    first[1, 7] = 3
+    select.occupied(first, np.empty((0, 0), np.uint16))
+    again = select.counters(1, 400)
+    assert np.shares_memory(first, again) and not again.any()
+    again[:] = 5  # and nobody takes them: what was counted there is not met again
+    other = select.counters(1, 400)
+    assert not np.shares_memory(again, other) and not other.any()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -115,9 +129,10 @@ def test_lists_of_places_are_joined_as_if_they_were_counted_together(seed):
     counts = rng.integers(0, 3, (3, 200)).astype(np.uint32)
     counts[seed % 3] = 0 if seed else counts[0]
     left_out = rng.integers(1, 1 << 16, (3, 200)).astype(np.uint16)
-    total = None
-    for part in select.occupied(counts, left_out):
-        total = select.joined(total, part)
+    parts = select.occupied(counts.copy(), left_out.copy())
+    total = select.joined(parts)
+    assert np.array_equal(total, select.joined([select.joined(parts[:2]), parts[2]]))
+    assert select.joined([]).shape == (3, 0)
     there = np.flatnonzero(counts.sum(axis=0))
     bits = np.bitwise_or.reduce(np.where(counts > 0, left_out, 0), axis=0)
     assert total[0].tolist() == there.tolist()

@@ -39,14 +39,11 @@ CHUNK = 32 * TILE
 """Coordinates one worker takes at a time. Fixed: sums of float64 over chunks have one order."""
 
 LONG_CHUNK = 8 * CHUNK
-"""Coordinates that a GPU takes at a time where chunks may be longer: Python needs as long for a
-long launch as for a short one."""
-
-LONGER = 4
-"""How many chunks a thread takes together where they may end anywhere: threads wait for one another
+"""Coordinates taken at a time where chunks may be longer: by a GPU, since Python needs as long for
+a long launch as for a short one, and at most by a thread, since threads wait for one another
 between two calls."""
 TURNS = 8
-"""How often every thread gets a chunk at least, where chunks could be longer."""
+"""How often every thread gets a long chunk at least."""
 
 
 class StoredRows(NamedTuple):
@@ -513,11 +510,12 @@ class Stream:
 
     @cached_property
     def _most(self) -> int:
-        """Coordinates of a chunk that may end anywhere."""
+        """Coordinates of a chunk that may be longer."""
         if self.device:
             return LONG_CHUNK
         size = sum(site.size for block in self.blocks for site in block)
-        return min(LONGER, max(1, size // (TURNS * self.workers.threads * CHUNK))) * CHUNK
+        share = size // (TURNS * self.workers.threads)
+        return min(max(share // CHUNK, 1) * CHUNK, LONG_CHUNK)
 
     def _map(self, visit: Callable[[Any], Any], items: Iterable[StreamChunk]) -> Iterator[Any]:
         """The results for all chunks, in order."""

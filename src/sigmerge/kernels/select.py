@@ -15,6 +15,7 @@ last bits; the count is exact as long as all entries that fall into one place ha
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -196,14 +197,27 @@ def _count_places(offsets: Array, shift: np.uint32, counts: Array, left_out: Arr
         left_out[place] |= np.uint16(last | ((last ^ mask) << np.uint32(8)))
 
 
+def counters(rows: int, places: int) -> Array:
+    """Zeros to count in, until `occupied` takes them."""
+    return rooms.blank((rows, places), np.uint32, "counts")
+
+
+def notes_left_out(counts: Array) -> Array:
+    """The same for what is left out in counting; see `count_inside`."""
+    return rooms.blank(counts.shape, np.uint16, "left out")
+
+
 def occupied(counts: Array, left_out: Array) -> list[Array]:
     """Row by row the places that have a count: uint32 (place, count, left out), ascending.
 
-    Of what was left out nothing is known where `left_out` has no rows.
+    Of what was left out nothing is known where `left_out` has no rows. Both are zeros afterwards.
     """
     stops = np.zeros(len(counts) + 1, np.int64)
     kept = rooms.room((3, counts.size), np.uint32, "occupied")
     _take_occupied(counts, left_out, kept, stops)
+    rooms.keep_blank(counts, "counts")
+    if len(left_out):
+        rooms.keep_blank(left_out, "left out")
     return [kept[:, stops[row] : stops[row + 1]].copy() for row in range(len(counts))]
 
 
@@ -221,20 +235,37 @@ def _take_occupied(counts: Array, left_out: Array, kept: Array, stops: Array) ->
             for i in range(own.size):
                 if own[i] > np.uint32(0):
                     kept[0, found], kept[1, found] = np.uint32(begin + i), own[i]
-                    kept[2, found] = left_out[row, begin + i] if len(left_out) else np.uint16(0)
+                    kept[2, found], own[i] = np.uint16(0), np.uint32(0)
+                    if len(left_out):
+                        kept[2, found] = left_out[row, begin + i]
+                        left_out[row, begin + i] = np.uint16(0)
                     found += 1
         stops[row + 1] = found
 
 
-def joined(total: Array | None, part: Array) -> Array:
-    """The places that are `occupied` in several counts, as int64: in those before, or in a part."""
-    if total is None:
-        return part.astype(np.int64)
-    room = np.empty((3, total.shape[1] + part.shape[1]), np.int64)
-    return room[:, : _join(total, part, room)].copy()
+def joined(parts: Sequence[Array]) -> Array:
+    """The places that are `occupied` in several counts, as int64."""
+    if not parts:
+        return np.zeros((3, 0), np.int64)
+    runs = np.concatenate(parts, axis=1, dtype=np.int64)
+    stops = np.cumsum([part.shape[1] for part in parts])
+    halves = np.empty((2, 3, runs.shape[1]), np.int64)
+    half, found = _join_runs(runs, stops, halves)
+    return halves[half, :, :found].copy()
 
 
 @kernel
+def _join_runs(runs: Array, stops: Array, halves: Array) -> tuple[int, int]:
+    """Join run after run to those before: which half has them all, and how many there are."""
+    half, found, first = 0, 0, 0
+    for number in range(len(stops)):
+        run = runs[:, first : stops[number]]
+        found = _join(halves[half, :, :found], run, halves[1 - half])
+        half, first = 1 - half, stops[number]
+    return half, found
+
+
+@part
 def _join(left: Array, right: Array, out: Array) -> int:
     """Merge two lists of (place, count, left out) by place; returns how many there are."""
     i, j, found = 0, 0, 0

@@ -12,19 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from sigmerge.kernels import claim as kernels
 from sigmerge.kernels import philox
-from sigmerge.kernels.rooms import zeros
 from sigmerge.kernels.select import (
     HIGH_PLACES,
     LOW_BINS,
     SAMPLE,
     WORTH_A_GUESS,
+    counters,
     joined,
     occupied,
     place_of_rank,
@@ -321,11 +321,11 @@ class _Step:
         """The places of all tiles that have a count; those of a part fit into 32 bits."""
 
         def part(*some: Any) -> UInt32[np.ndarray, "3 places"]:
-            counts = zeros((1, bins), np.uint32, "counts")
+            counts = counters(1, bins)
             count(self.table, *some, *arguments, counts[0])
             return occupied(counts, _NOTHING_LEFT_OUT)[0]
 
-        return reduce(joined, self.each(COUNTING, part), _NO_PLACES)
+        return joined(self.each(COUNTING, part))
 
     def each(self, parts: Parts, task: Callable[[Owner, int, int], Any]) -> list[Any]:
         """The results of task(owner, first tile, last tile) for all tiles in order.
@@ -353,4 +353,3 @@ class _Step:
 
 _NO_KEY = np.zeros(3, np.int64)
 _NOTHING_LEFT_OUT = np.empty((0, 0), np.uint16)
-_NO_PLACES = np.empty((3, 0), np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from sigmerge.kernels import Array, select
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.merge import Formula
-from sigmerge.kernels.rooms import zeros
 from sigmerge.kernels.thinning import ALL, ANY_TIES
 from sigmerge.operators.base import (
     ELECT,
@@ -26,9 +25,11 @@ from sigmerge.operators.base import (
     Passes,
     Site,
     add,
+    collect,
 )
 from sigmerge.operators.thinned import Thinned
 
+MANY_PARTS = 32
 UNCUT = select.Cut(ALL, ANY_TIES)
 KEEP_NONE = select.Cut(0x7FFFFFFF, 0)
 CANCELLED = Parameter(
@@ -192,15 +193,21 @@ def _high(wanted: Mapping[int, int], every: int, size: int = 0) -> Passes:
 
     Or what is found at once of a chunk that has all entries, of which there are `size`.
     """
-    counts = yield Pass(partial(_count_high, wanted=wanted, every=every, size=size), _join)
-    return counts if isinstance(counts, AtOnce) else dict(zip(wanted, counts, strict=True))
+    parts = yield Pass(partial(_count_high, wanted=wanted, every=every, size=size), _gathered)
+    if isinstance(parts[0], AtOnce):  # and there is no other
+        return parts[0]
+    return dict(zip(wanted, _joined(parts), strict=True))
 
 
-def _join(total: list[Array] | None, part: list[Array] | AtOnce) -> list[Array] | AtOnce:
-    if isinstance(part, AtOnce):  # and there is no other
-        return part
-    before: Sequence[Array | None] = total or [None] * len(part)
-    return [select.joined(old, new) for old, new in zip(before, part, strict=True)]
+def _gathered(total: list[Any] | None, part: Any) -> list[Any]:
+    """Parts until they are many: joining them is a call, and keeping them takes memory."""
+    parts = collect(total, part)
+    return parts if len(parts) < MANY_PARTS else [_joined(parts)]
+
+
+def _joined(parts: Sequence[Sequence[Array]]) -> list[Array]:
+    """By expert the counts of all parts."""
+    return [select.joined(of_expert) for of_expert in zip(*parts, strict=True)]
 
 
 def _guesses(wanted: Mapping[int, int], size: int, sample: Mapping[int, Array]) -> Passes:
@@ -280,8 +287,8 @@ class Inside(NamedTuple):
 
         The cut is None if the rank lies outside, or entries at its place differ.
         """
-        kept = reduce(select.joined, self.chunks, None)
-        if kept is None or not 0 < rank <= kept[1].sum():
+        kept = select.joined(self.chunks)
+        if not 0 < rank <= kept[1].sum():
             return 0, None, 0
         at, left = select.bin_of_rank(kept[1], rank)
         place, level, left_out = (int(row[at]) for row in kept)
@@ -308,7 +315,7 @@ def _count_high(
         found = chunk.selected(experts, np.array(list(wanted.values())))
         if found is not None:
             return AtOnce(chunk.start, found)
-    counts = zeros((len(experts), select.HIGH_PLACES), np.uint32, "counts")
+    counts = select.counters(len(experts), select.HIGH_PLACES)
     chunk.read(select.count_high, experts, every, counts, share=1 / every)
     return select.occupied(counts, np.empty((0, 0), np.uint16))
 
@@ -317,8 +324,8 @@ def _count_inside(
     chunk: Chunk, ranges: Mapping[int, select.Range], every: int
 ) -> tuple[int, list[Array], Array]:
     most = max(some.places for some in ranges.values())
-    counts = zeros((len(ranges), most), np.uint32, "counts")
-    left_out = zeros(counts.shape, np.uint16, "left out")
+    counts = select.counters(len(ranges), most)
+    left_out = select.notes_left_out(counts)
     above = np.zeros(len(ranges), np.int64)
     given = (np.array(list(ranges)), every, np.array(list(ranges.values())))
     chunk.read(select.count_inside, *given, counts, left_out, above, share=1 / every)
