@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +31,22 @@ def test_without_a_limit_the_machine_s_memory_counts(
     (tmp_path / "memory.current").write_text("2000\n")
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     assert plain > 1 << 20 and abs(machine.free_memory() - plain) < plain / 2
+
+
+def test_numpy_is_loaded_without_threads_of_its_own_and_nobody_else_is_told() -> None:
+    script = (
+        "import os\n"
+        "from sigmerge.engine.machine import load_numpy\n"
+        "load_numpy()\n"
+        "from threadpoolctl import threadpool_info\n"
+        "print(*{one['num_threads'] for one in threadpool_info() if one['user_api'] == 'blas'})\n"
+        "print(os.environ.get('OPENBLAS_NUM_THREADS'))"
+    )
+    for told, shown in ((None, ["1", "None"]), ("2", ["2", "2"])):
+        environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+        environment |= {"OPENBLAS_NUM_THREADS": told} if told else {}
+        ran = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        assert ran.stdout.split() == shown

@@ -117,6 +117,9 @@ def _merging(
     strict: bool,
 ) -> Callable[[Options], Any]:
     """The job of a file with one recipe or several, when it is known how it is done."""
+    from sigmerge.engine.machine import load_numpy
+
+    load_numpy()
     from sigmerge.checkpoints.remote import target
     from sigmerge.errors import RecipeError
     from sigmerge.jobs.merge import MergeJob
@@ -261,6 +264,9 @@ def repair(
 
     The anchor is a checkpoint that any tool made from the recipe's pool.
     """
+    from sigmerge.engine.machine import load_numpy
+
+    load_numpy()
     from sigmerge.checkpoints.remote import place_of, target
     from sigmerge.jobs.repair import RepairJob
     from sigmerge.jobs.replay import ReplayJob

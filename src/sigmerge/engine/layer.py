@@ -34,14 +34,6 @@ class Piece(NamedTuple):
     last: int
 
 
-class _Row(NamedTuple):
-    """A member's address and type on every tile, and where it lies in a file."""
-
-    addresses: list[int]
-    kinds: list[int]
-    files: list[tuple[int, int]]
-
-
 _NOWHERE = FilePlace(MEMORY, 0, 0)
 
 
@@ -81,11 +73,12 @@ class LayerBlock:
             offset += site.size
         self.size = offset
         members = [*((source, name) for name in (*domains, "reference")), (anchor, "anchor")]
-        self._rows = [self._row(*member) for member in members]
-        self.all_addresses = np.array([row.addresses for row in self._rows], np.uint64)
-        self.all_kinds = np.array([row.kinds for row in self._rows], np.uint8)
-        shape = (len(self._rows), len(self._places), 2)
-        self.all_files = np.array([row.files for row in self._rows], np.int64).reshape(shape)
+        shape = (len(members), len(self._places))
+        self.all_addresses = np.empty(shape, np.uint64)
+        self.all_kinds = np.empty(shape, np.uint8)
+        self.all_files = np.empty((*shape, 2), np.int64)
+        for row, (of, name) in enumerate(members):
+            self._lay(row, of, name)
         self._mapped = loops is not claim or bool((self.all_files[..., 0] == MEMORY).any())
         self.edges = np.array([0, *(stop for _, stop in self.tiles)], np.int64)
 
@@ -101,16 +94,18 @@ class LayerBlock:
     def files(self) -> Array:
         return self.all_files[:-1]
 
-    def _row(self, source: Source, member: str) -> _Row:
-        raw = {site.tensor: source.raw(member, site.tensor) for site in self._sites}
-        begin = {tensor: address_of(values) for tensor, values in raw.items()}
-        lying = {tensor: place_of(values) or _NOWHERE for tensor, values in raw.items()}
-        skips = [(tensor, start * raw[tensor].itemsize) for tensor, start in self._places]
-        return _Row(
-            [begin[tensor] + skip for tensor, skip in skips],
-            [CODE[raw[tensor].dtype] for tensor, _ in skips],
-            [(lying[tensor].descriptor, lying[tensor].position + skip) for tensor, skip in skips],
-        )
+    def _lay(self, row: int, source: Source, member: str) -> None:
+        """Fill a row of the tables: where a member's tiles lie, and of which type they are."""
+        first = 0
+        for site in self._sites:
+            raw = source.raw(member, site.tensor)
+            skips = np.arange(0, site.size, CLAIM_TILE) * raw.itemsize
+            tiles, place = slice(first, first + len(skips)), place_of(raw) or _NOWHERE
+            self.all_addresses[row, tiles] = address_of(raw) + skips.astype(np.uint64)
+            self.all_kinds[row, tiles] = CODE[raw.dtype]
+            self.all_files[row, tiles, 0] = place.descriptor
+            self.all_files[row, tiles, 1] = place.position + skips
+            first = tiles.stop
 
     def not_finite(self, domain: int, tile: int) -> None:
         tensor, start = self._places[tile]

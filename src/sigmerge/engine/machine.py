@@ -69,3 +69,17 @@ def _sigmerge() -> str:
         return version("sigmerge")
     except PackageNotFoundError:
         return "source tree"
+
+
+def load_numpy() -> None:
+    """Without the threads of its linear algebra, which wait busily where there are many cores.
+
+    What a command computes runs in threads of its own. Libraries that are loaded later, and
+    programs that are started, are not told.
+    """
+    threads = "OPENBLAS_NUM_THREADS"
+    if threads not in os.environ:
+        os.environ[threads] = "1"
+        import numpy  # noqa: F401
+
+        del os.environ[threads]

@@ -33,6 +33,7 @@ from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import Inputs, block_sites
 from sigmerge.jobs.work_folder import open_output
 from sigmerge.kernels import claim as compiled
+from sigmerge.kernels.stored import is_finite
 from sigmerge.method.occupancy import Update, admission, claim
 from sigmerge.operators.base import Site
 from sigmerge.records import (
@@ -397,8 +398,10 @@ def copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, output
 
     def copy(piece: tuple[str, int, int]) -> None:
         name, start, stop = piece
-        anchor.not_finite(["anchor"], name, start, stop)
-        output.write(name, start, anchor.piece("anchor", name, start, stop))
+        raw = anchor.piece("anchor", name, start, stop)
+        if not is_finite(raw):
+            anchor.not_finite(["anchor"], name, start, stop)
+        output.write(name, start, raw)
 
     for _ in workers.map(copy, pieces):
         pass

@@ -44,7 +44,7 @@ def zeros(shape: int | tuple[int, ...], dtype: Any, purpose: str) -> Array:
 def blank(shape: tuple[int, ...], dtype: Any, purpose: str) -> Array:
     """Zeros, which are the calling thread's own. Whoever clears them again calls `keep_blank`."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    held = _local.__dict__.pop(f"blank {purpose}", None)
+    held: Array | None = _local.__dict__.pop(f"blank {purpose}", None)
     if held is None or held.nbytes < size:
         held = np.zeros(size, np.uint8)
     _local.__dict__[f"lent {purpose}"] = held
@@ -54,8 +54,9 @@ def blank(shape: tuple[int, ...], dtype: Any, purpose: str) -> Array:
 def keep_blank(values: Array, purpose: str) -> None:
     """What `blank` gave last is zeros again, and is given once more. Other arrays are not kept."""
     lent = _local.__dict__.pop(f"lent {purpose}", None)
-    if lent is not None and values.base is lent and lent.nbytes <= KEPT:
-        _local.__dict__[f"blank {purpose}"] = lent
+    owned = values.base
+    if owned is not None and owned is lent and owned.nbytes <= KEPT:
+        _local.__dict__[f"blank {purpose}"] = owned
 
 
 @kernel
