@@ -38,6 +38,7 @@ def test_numpy_is_loaded_without_threads_of_its_own_and_nobody_else_is_told() ->
         "import os\n"
         "from sigmerge.engine.machine import load_numpy\n"
         "load_numpy()\n"
+        "import numpy\n"
         "from threadpoolctl import threadpool_info\n"
         "print(*{one['num_threads'] for one in threadpool_info() if one['user_api'] == 'blas'})\n"
         "print(os.environ.get('OPENBLAS_NUM_THREADS'))"
