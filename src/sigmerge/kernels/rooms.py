@@ -54,7 +54,7 @@ def blank(shape: tuple[int, ...], dtype: Any, purpose: str) -> Array:
 def keep_blank(values: Array, purpose: str) -> None:
     """What `blank` gave last is zeros again, and is given once more. Other arrays are not kept."""
     lent = _local.__dict__.pop(f"lent {purpose}", None)
-    if lent is not None and values.base is lent and lent.nbytes <= KEPT:
+    if lent is not None and lent.nbytes <= KEPT and values.base is lent:
         _local.__dict__[f"blank {purpose}"] = lent
 
 
