@@ -317,3 +317,16 @@ def test_a_member_that_cannot_be_read_stops_a_merge(
         merged(pool, case, tmp_path / "out", allow_nonfinite=True)
     assert not (tmp_path / "out").exists()
     os.close(failing)
+
+
+@pytest.mark.parametrize(("in_files", "longest"), [(True, 720), (False, 144)])
+def test_chunks_that_do_not_lie_in_files_are_not_longer(
+    small_tiles: None, monkeypatch: pytest.MonkeyPatch, in_files: bool, longest: int
+) -> None:
+    """All of a chunk that is formed or fetched is in memory at once."""
+    monkeypatch.setattr(stream, "LONG_CHUNK", 720)
+    source, site = MemorySource({}), Site("w", 40_000, 0, 1, ("a",), {}, 0, (40_000,))
+    source.in_files = in_files
+    with Workers(1) as workers:
+        made = Stream([[site]], source, workers, lambda _: 1, anywhere=lambda _: True)
+        assert max(chunk.size for chunk in made._chunks([site], {})) == longest

@@ -100,6 +100,10 @@ class Source(Protocol):
 
     allow_nonfinite: bool
 
+    @property
+    def in_files(self) -> bool:
+        """Whether all values lie in files; those of a chunk that do not are made all at once."""
+
     def raw(self, member: str, tensor: str) -> Array:
         """A whole tensor as it is stored, flat; bfloat16 as uint16 bit patterns."""
 
@@ -515,6 +519,8 @@ class Stream:
         """Coordinates of a chunk that may be longer."""
         if self.device:
             return LONG_CHUNK
+        if not self.source.in_files:
+            return CHUNK
         size = sum(site.size for block in self.blocks for site in block)
         share = size // (TURNS * self.workers.threads)
         return min(max(share // CHUNK, 1) * CHUNK, LONG_CHUNK)
