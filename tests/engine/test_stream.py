@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from sigmerge.engine import stream
 from sigmerge.engine.beside import beside
 from sigmerge.engine.stream import Stream
 from sigmerge.engine.workers import Workers
+from sigmerge.files.mapped import MappedFile
+from sigmerge.operators.base import Site
 from tests.operators.driver import MemorySource, run
 from tests.pools import (
     DTYPES,
@@ -270,3 +274,59 @@ def test_work_beside_ends_with_the_body() -> None:
     with pytest.raises(RuntimeError, match="body"), beside(forever):
         raise RuntimeError("body")
     assert next(steps) > 0
+
+
+@pytest.mark.parametrize("by_part", [False, True])
+def test_what_a_loop_reads_is_there_until_it_ends(small_tiles: None, by_part: bool) -> None:
+    """Values of an adapter, or of a remote member, lie nowhere but in the piece that is asked for.
+
+    They are made once, also for a loop that takes one part after another.
+    """
+    made: list[weakref.ref[Any]] = []
+
+    class Formed(MemorySource):
+        def piece(self, member: str, tensor: str, start: int, stop: int) -> Any:
+            values = super().piece(member, tensor, start, stop).copy()
+            made.append(weakref.ref(values))
+            return values
+
+    weights = {name: {"w": np.arange(400.0) + i} for i, name in enumerate(("a", "b", "reference"))}
+    site = Site("w", 400, 0, 1, ("a", "b"), {}, 0, (400,))
+    (chunk,) = stream.chunks(site, 1, Formed(weights), most=432)
+    seen: list[int] = []
+
+    def loop(addresses: Any, kinds: Any, window: Any, start: int, size: int, sums: Any) -> bool:
+        alive = [values.ctypes.data for one in made if (values := one()) is not None]
+        assert addresses.tolist() == [place + 4 * start for place in alive]
+        seen.append(size)
+        return True
+
+    chunk.read(loop, chunk.sums(2) if by_part else np.zeros(2))
+    assert seen == ([144, 144, 112] if by_part else [400])
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize("case", ["linear", "ties", "dare_linear l1"])
+def test_a_member_that_cannot_be_read_stops_a_merge(
+    pool: PoolOnDisk, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that lets NaN through, and where the file is whole when it is looked at again."""
+    failing = os.open(tmp_path, os.O_RDONLY)
+    monkeypatch.setattr(MappedFile, "descriptor", lambda file: failing)
+    with pytest.raises(OSError, match="nothing is published"):
+        merged(pool, case, tmp_path / "out", allow_nonfinite=True)
+    assert not (tmp_path / "out").exists()
+    os.close(failing)
+
+
+@pytest.mark.parametrize(("in_files", "longest"), [(True, 720), (False, 144)])
+def test_chunks_that_do_not_lie_in_files_are_not_longer(
+    small_tiles: None, monkeypatch: pytest.MonkeyPatch, in_files: bool, longest: int
+) -> None:
+    """All of a chunk that is formed or fetched is in memory at once."""
+    monkeypatch.setattr(stream, "LONG_CHUNK", 720)
+    source, site = MemorySource({}), Site("w", 40_000, 0, 1, ("a",), {}, 0, (40_000,))
+    source.in_files = in_files
+    with Workers(1) as workers:
+        made = Stream([[site]], source, workers, lambda _: 1, anywhere=lambda _: True)
+        assert max(chunk.size for chunk in made._chunks([site], {})) == longest

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.checkpoints.reader import Reader
-from sigmerge.files.mapped import mapped_at
+from sigmerge.files.mapped import MappedFile, mapped_at
 
 
 @pytest.fixture
@@ -61,3 +65,21 @@ def test_maps_that_nobody_closes_are_not_noted(file: Path) -> None:
     first = reader.address(Tensor("w", "F32", (20,), file, 40, 120))
     assert mapped_at(first) is None
     reader.close()
+
+
+def test_descriptors_are_left_for_others(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mapped values need none; a process that has half of its descriptors opens no more."""
+    least = os.open(file, os.O_RDONLY)
+    os.close(least)
+    for limit, opened in ((2 * least, False), (2 * least + 2, True)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, limit=limit: (limit, limit))
+        mapped = MappedFile(0, file, file.stat())
+        assert (mapped.descriptor() is not None) == opened
+
+
+def test_a_command_may_open_as_many_files_as_the_system_lets_it() -> None:
+    told = "import resource; from sigmerge.cli.main import _allow_many_files as allow; allow(); "
+    told += "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    command = f"ulimit -Sn 64 && exec {sys.executable} -c '{told}'"
+    assert subprocess.check_output(["sh", "-c", command], text=True).split() == [str(hard)] * 2

@@ -1,11 +1,14 @@
 import ctypes
 import mmap
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sigmerge.kernels import STRIP, claim, philox, select
 from sigmerge.kernels.stored import F32, address_of, members
+from sigmerge.kernels.window import WINDOW_SIZE
 
 SIZES = [1, 2, 63, 64, 65, 1000, STRIP + 1, 3 * STRIP - 1]
 
@@ -240,3 +243,69 @@ def test_replace_moves_to_the_experts_value_by_the_scale(size):
     values = OneTile(expert).admit(anchor, owner, claim.REPLACE, 0.25)
     expected = np.where(owner < 2, anchor + np.float32(0.25) * (expert - anchor), anchor)
     assert np.array_equal(values.view(np.uint32), expected.view(np.uint32))
+
+
+class TileInFile:
+    """The tile of a `OneTile` in a file, with nothing in memory where its table points to."""
+
+    def __init__(self, tile: OneTile, anchor: np.ndarray, file: Path) -> None:
+        rows = [*tile.rows, anchor]
+        file.write_bytes(b"odd" + b"".join(row.tobytes() for row in rows))
+        self.descriptor = os.open(file, os.O_RDONLY)
+        starts = np.cumsum([3, *(row.nbytes for row in rows)])
+        self.files = np.array([[[self.descriptor, start]] for start in starts[:-1]], np.int64)
+        nowhere = np.zeros(1, np.uint64)
+        self.table = tile.table._replace(expert=nowhere, reference=nowhere, files=self.files[:2])
+        self.edges = tile.edges
+
+    def admit(self, owner: np.ndarray, out: np.ndarray) -> tuple[bool, bool]:
+        update = claim.Admission(claim.ADD, 0.5, np.array([0]), 0, np.array([[3, 4]]))
+        nowhere, kinds = np.zeros((3, 1), np.uint64), np.full((3, 1), F32, np.uint8)
+        where = (nowhere, kinds, np.uint64(address_of(out)), F32, self.files)
+        return claim.admit(update, self.edges, owner, 0, 1, *where)
+
+
+@pytest.mark.parametrize("size", [1, STRIP + 1, WINDOW_SIZE, 2 * WINDOW_SIZE + 77])
+def test_a_tile_in_a_file_is_the_one_in_memory(size, tmp_path):
+    score, anchor, owner = tile(size), tile(size, 5), owners(size)
+    here, threshold = OneTile(score), int(np.float32(2.0**-12).view(np.int32))
+    there = TileInFile(here, anchor, tmp_path / "in")
+    for every in (1, 2):
+        found = np.zeros((2, select.HIGH_PLACES), np.uint32)
+        low = np.zeros((2, select.LOW_BINS), np.uint32)
+        for i, table in enumerate((here.table, there.table)):
+            how = (table, owner, 0, 1, every, claim.SETTLED)
+            claim.count_high(*how, found[i])
+            claim.count_low(*how, threshold >> select.LOW_BITS, low[i])
+        assert (found[0] == found[1]).all() and (low[0] == low[1]).all()
+    for loop, given in ((claim.mark, (claim.SETTLED, threshold)), (claim.tally, (1,))):
+        both = []
+        for table in (here.table, there.table):
+            mine, mass = owner.copy(), np.zeros(1)
+            counts = np.zeros((1, 2) if loop is claim.mark else 1, np.int64)
+            assert loop(table, mine, 0, 1, *given, counts, mass) == -1
+            both.append((mine.tobytes(), counts.tobytes(), mass.tobytes()))
+        assert both[0] == both[1]
+    owner = np.where(owner == 1, np.uint8(0), owner)
+    out = np.empty(size, np.float32)
+    assert there.admit(owner, out) == (True, True)
+    assert out.tobytes() == here.admit(anchor, owner, claim.ADD, 0.5).tobytes()
+
+
+def test_a_tile_that_cannot_be_read_stops_every_loop(tmp_path):
+    """Also one that does not look whether all is finite."""
+    size = 2 * WINDOW_SIZE
+    owner, mass = np.zeros(size, np.uint8), np.zeros(1)
+    there = TileInFile(OneTile(tile(size)), tile(size, 5), tmp_path / "in")
+    os.truncate(tmp_path / "in", 4 * size)
+    how, counts = (there.table, owner, 0, 1), np.zeros(select.HIGH_PLACES, np.uint32)
+    for loop, given in (
+        (claim.count_high, (1, claim.SETTLED, counts)),
+        (claim.count_low, (1, claim.SETTLED, 0, counts)),
+        (claim.mark, (claim.SETTLED, 0, np.zeros((1, 2), np.int64), mass)),
+        (claim.tally, (1, np.zeros(1, np.int64), mass)),
+    ):
+        with pytest.raises(OSError, match="nothing is published"):
+            loop(*how, *given)
+    with pytest.raises(OSError, match="nothing is published"):
+        there.admit(owner, np.empty(size, np.float32))

@@ -114,3 +114,17 @@ def test_a_loop_of_long_strips_reads_memory():
     assert window.window([None], STRIP) is window.IN_MEMORY
     assert window.window([None, place], 3000).files[:, :4].tolist() == [[1, 7, 0, 2]]
     assert window.window([place], 3000).length % 3000 == 0
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    """Also where what is read may be NaN."""
+    lying = InFile(tmp_path / "in", rows_of(STRIP, "bf16"))
+    table = lying.table()
+    out = np.empty(STRIP, np.uint16)
+    given = (0, STRIP, TILE, STRIP, np.uint64(address_of(out)), BF16, np.zeros(1))
+    merge.merge(FORMULAS["sum"], *table, *given)
+    window.check_read(table.window.failed)
+    os.truncate(tmp_path / "in", 7)
+    merge.merge(FORMULAS["sum"], *table, *given)
+    with pytest.raises(OSError, match=r"nothing is published: .*/in'"):
+        window.check_read(table.window.failed)

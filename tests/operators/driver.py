@@ -18,6 +18,7 @@ Tensors = Mapping[str, Array]
 
 class MemorySource:
     allow_nonfinite = False
+    in_files = True
 
     def __init__(self, members: Mapping[str, Tensors]) -> None:
         self.members = {

@@ -129,6 +129,13 @@ class PoolSource:
         self.reader.close()
 
     @property
+    def in_files(self) -> bool:
+        """Whether all tensors lie in local files: none is formed, and none is remote."""
+        formed = (isinstance(t, FormedTensor) for m in self.members.values()
+                  for t in m.tensors.values())  # fmt: skip
+        return not _remote(self.members.values()) and not any(formed)
+
+    @property
     def in_order(self) -> bool:
         """Whether tensors are best read one behind the other: a remote file is hashed meanwhile."""
         return _remote(self.members.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+from contextlib import suppress
 
 from sigmerge.cli import signals
 
@@ -20,6 +21,16 @@ def main() -> None:
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
 
+    _allow_many_files()
     from sigmerge.cli.ending import run
 
     run()
+
+
+def _allow_many_files() -> None:
+    """As many as the system lets a process open: a merge has all shards of all members open."""
+    with suppress(ImportError, ValueError, OSError):  # there is no such limit, or it is fixed
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

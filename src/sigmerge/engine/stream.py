@@ -28,7 +28,7 @@ from sigmerge.kernels.parts import PartSums
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import CODE, Members, address_of, is_finite, load_rows, members
 from sigmerge.kernels.sums import add_scaled
-from sigmerge.kernels.window import DRAINED, NO_DRAIN, Drain, FilePlace
+from sigmerge.kernels.window import DRAINED, NO_DRAIN, Drain, FilePlace, check_read
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 if TYPE_CHECKING:
@@ -99,6 +99,10 @@ class Source(Protocol):
     """Where values come from. Members are the experts in order, and the reference."""
 
     allow_nonfinite: bool
+
+    @property
+    def in_files(self) -> bool:
+        """Whether all values lie in files; those of a chunk that do not are made all at once."""
 
     def raw(self, member: str, tensor: str) -> Array:
         """A whole tensor as it is stored, flat; bfloat16 as uint16 bit patterns."""
@@ -171,7 +175,8 @@ class StreamChunk:
             self.source.done(self.site.tensor, self.start, self.stop, share)
             return
         for part, given in self._by_part(arguments):
-            table = part._table(part._stored(reference=reference))
+            first, last = part.start - self.start, part.stop - self.start
+            table = part._table([row[first:last] for row in rows])
             fine = kernel(*table, part.start, part.size, *given)
             part._check(fine, reference=reference)
             part._done(table, share)
@@ -289,7 +294,8 @@ class StreamChunk:
         return members(rows, [place_of(row) for row in rows], self.strip)
 
     def _done(self, table: Members, share: float = 1.0) -> None:
-        """Pages of members that were not read from files are given back."""
+        """All could be read. Pages of members that do not lie in files are given back."""
+        check_read(table.window.failed)
         mapped = len(table.window.files) < len(table.addresses)
         self.source.done(self.site.tensor, self.start, self.stop, share, mapped=mapped)
 
@@ -513,6 +519,8 @@ class Stream:
         """Coordinates of a chunk that may be longer."""
         if self.device:
             return LONG_CHUNK
+        if not self.source.in_files:
+            return CHUNK
         size = sum(site.size for block in self.blocks for site in block)
         share = size // (TURNS * self.workers.threads)
         return min(max(share // CHUNK, 1) * CHUNK, LONG_CHUNK)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from bisect import bisect_left, bisect_right
 from io import FileIO
@@ -43,12 +44,24 @@ class MappedFile:
             if self._opened is None and not self._gone:
                 try:
                     self._opened = FileIO(self._file)
-                    same = os.path.samestat(os.fstat(self._opened.fileno()), self._status)
+                    number = self._opened.fileno()
+                    fine = os.path.samestat(os.fstat(number), self._status)
+                    fine &= number < _most_descriptors()
                 except OSError:
-                    same = False
-                if not same:  # another file has its name by now
+                    fine = False
+                if not fine:  # another file has its name by now, or too many are open
                     self._opened, self._gone = None, True
             return self._opened
+
+
+def _most_descriptors() -> int:
+    """Half of what the process may have: the other half is for files that must be opened."""
+    if sys.platform == "win32":
+        return 256
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // 2
 
 
 _changing = threading.Lock()

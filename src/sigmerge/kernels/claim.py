@@ -25,7 +25,14 @@ from sigmerge.kernels.philox import fill
 from sigmerge.kernels.raw import bits_as
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE, high_place
 from sigmerge.kernels.stored import F32, address_of, load, load_difference, save
-from sigmerge.kernels.window import MEMORY, VALUE_BYTES, WINDOW_SIZE, read
+from sigmerge.kernels.window import (
+    MEMORY,
+    VALUE_BYTES,
+    WINDOW_SIZE,
+    check_read,
+    none_failed,
+    read,
+)
 
 ABOVE: Final = np.uint8(253)
 TIED: Final = np.uint8(254)
@@ -88,7 +95,10 @@ def count_free(owner: Array) -> int:
 
 
 class _Spare(NamedTuple):
-    """Room of the calling thread: strips of float32 and uint32, lanes, and windows by member."""
+    """Room of the calling thread: strips of float32 and uint32, lanes, and windows by member.
+
+    `failed` as of a `Window`.
+    """
 
     strips: Array
     drawn: Array
@@ -96,6 +106,7 @@ class _Spare(NamedTuple):
     windows: Array
     place: int
     """The address of the first window."""
+    failed: Array
 
 
 def _spare(members: int) -> _Spare:
@@ -106,6 +117,7 @@ def _spare(members: int) -> _Spare:
         rooms.room(_LANES, np.float64, "lanes"),
         windows,
         address_of(windows),
+        none_failed(),
     )
 
 
@@ -122,7 +134,8 @@ def _at(
         return address
     width = 4 if kind == F32 else 2
     skip, place = width * begin, spare.place + member * spare.windows.shape[1]
-    read(files[member, tile, 0], files[member, tile, 1] + skip, place, width * (end - begin))
+    position, count = files[member, tile, 1] + skip, width * (end - begin)
+    read(files[member, tile, 0], position, place, count, spare.failed)
     return np.uint64(place - skip)
 
 
@@ -179,7 +192,9 @@ def count_high(
 
     In HIGH_PLACES, as `select.count_high` does.
     """
-    _count_high(table, owner, first, last, every, before, histogram, _spare(2))
+    spare = _spare(2)
+    _count_high(table, owner, first, last, every, before, histogram, spare)
+    check_read(spare.failed)
 
 
 @kernel
@@ -215,7 +230,9 @@ def count_low(
     histogram: Array,
 ) -> None:
     """The same, one count each, for the lower bits of magnitudes whose upper bits are `high`."""
-    _count_low(table, owner, first, last, every, before, high, histogram, _spare(2))
+    spare = _spare(2)
+    _count_low(table, owner, first, last, every, before, high, histogram, spare)
+    check_read(spare.failed)
 
 
 @kernel
@@ -302,8 +319,10 @@ def mark(
     Row t of `counts` becomes how many of tile t are above and how many tied, mass[t] the sum of
     |score| over those above. Returns the first tile on which something read is not finite, or -1.
     """
-    given = (table, owner, first, last, before, threshold, counts, mass)
-    return int(_mark(*given, _spare(2)))
+    spare = _spare(2)
+    wrong = _mark(table, owner, first, last, before, threshold, counts, mass, spare)
+    check_read(spare.failed)
+    return int(wrong)
 
 
 @kernel
@@ -365,7 +384,10 @@ def tally(
 
     Returns the first tile on which something read is not finite, or -1.
     """
-    return int(_tally(table, owner, first, last, code, support, mass, _spare(2)))
+    spare = _spare(2)
+    wrong = _tally(table, owner, first, last, code, support, mass, spare)
+    check_read(spare.failed)
+    return int(wrong)
 
 
 @kernel
@@ -436,6 +458,7 @@ def admit(
     where, places = (addresses, kinds, files), np.empty(len(addresses), np.uint64)
     spare = _spare(len(addresses))
     fine, stored = _admit(update, edges, owner, first, last, where, places, out, kind, spare)
+    check_read(spare.failed)
     return bool(fine), bool(stored)
 
 

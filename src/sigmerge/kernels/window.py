@@ -7,7 +7,10 @@ so does the result before it is written.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -45,12 +48,14 @@ class FilePlace(NamedTuple):
 class Window(NamedTuple):
     """The members of a table that lie in files, and room for `length` coordinates of each.
 
-    Rows of `files` are int64: a member, its `FilePlace`, and the address of its room.
+    Rows of `files` are int64: a member, its `FilePlace`, and the address of its room. `failed` is
+    the descriptor of a file that could not be read, for `check_read`.
     """
 
     files: Array
     rooms: Array
     length: int
+    failed: Array
 
 
 class Drain(NamedTuple):
@@ -66,7 +71,9 @@ class Drain(NamedTuple):
 
 
 NO_DRAIN: Final = Drain(MEMORY, 0, 0, 0, np.zeros(1, np.uint64))
-IN_MEMORY: Final = Window(np.zeros((0, 5), np.int64), np.zeros((0, 0), np.uint8), 0)
+IN_MEMORY: Final = Window(
+    np.zeros((0, 5), np.int64), np.zeros((0, 0), np.uint8), 0, np.full(1, MEMORY)
+)
 
 
 def window(places: Sequence[FilePlace | None], strip: int) -> Window:
@@ -78,7 +85,21 @@ def window(places: Sequence[FilePlace | None], strip: int) -> Window:
     rooms = room((len(lying), length * VALUE_BYTES), np.uint8, "window")
     first, step = rooms.__array_interface__["data"][0], rooms.strides[0]
     files = [(*row, first + step * i) for i, row in enumerate(lying)]
-    return Window(np.array(files, np.int64), rooms, length)
+    return Window(np.array(files, np.int64), rooms, length, none_failed())
+
+
+def none_failed() -> Array:
+    """Room for the descriptor of a file that cannot be read."""
+    return np.full(1, MEMORY)
+
+
+def check_read(failed: Array) -> None:
+    """Raise if a file could not be read. Its values are NaN, which some merges allow."""
+    if failed[0] != MEMORY:
+        file = None
+        with suppress(OSError):
+            file = str(Path(f"/proc/self/fd/{failed[0]}").readlink())
+        raise OSError(errno.EIO, "could not be read to its end; nothing is published", file)
 
 
 @part
@@ -95,14 +116,14 @@ def ready(addresses: Array, window: Window, begin: int, end: int, size: int, fil
     for i in range(len(window.files)):
         row = window.files[i]
         skip, count = row[3] * begin, row[3] * (stop - begin)
-        read(row[1], row[2] + skip, row[4], count)
+        read(row[1], row[2] + skip, row[4], count, window.failed)
         addresses[row[0]] = np.uint64(row[4] - skip)
     return stop
 
 
 @part
-def read(descriptor: int, position: int, address: int, count: int) -> None:
-    """Read so many bytes of a file. What is not there is NaN in every type, so it is noticed."""
+def read(descriptor: int, position: int, address: int, count: int, failed: Array) -> None:
+    """Read so many bytes of a file. If it fails, they are NaN in every type, and it is noted."""
     done = 0
     while done < count:
         got = _pread(
@@ -111,6 +132,7 @@ def read(descriptor: int, position: int, address: int, count: int) -> None:
         )  # fmt: skip
         if got <= 0:
             array_at(np.uint64(address), count, np.uint8)[:] = np.uint8(255)
+            failed[0] = descriptor
             return
         done += got
 
