@@ -12,6 +12,7 @@ import pytest
 
 from sigmerge.checkpoints import reader
 from sigmerge.checkpoints.header import Tensor, read_header
+from sigmerge.errors import PoolError
 from tests.pools import make_pool
 
 
@@ -64,3 +65,14 @@ def test_released_pages_are_read_again(tmp_path: Path) -> None:
             values = some.raw(tensor).copy()
             some.release([(tensor, 0, tensor.size)])
             assert np.array_equal(some.raw(tensor), values)
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_file_that_became_shorter_before_it_is_mapped_is_named(tmp_path: Path, size: int) -> None:
+    file = tmp_path / "some.safetensors"
+    file.write_bytes(bytes(size))
+    tensor = Tensor("w", "F32", (20,), file, 40, 120)
+    with reader.Reader() as opened:
+        for read in (opened.raw, opened.bytes):
+            with pytest.raises(PoolError, match=r"some\.safetensors became shorter"):
+                read(tensor)

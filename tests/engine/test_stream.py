@@ -22,6 +22,9 @@ from sigmerge.engine.beside import beside
 from sigmerge.engine.stream import Stream
 from sigmerge.engine.workers import Workers
 from sigmerge.files.mapped import MappedFile
+from sigmerge.kernels import merge as kernels
+from sigmerge.kernels.checksum import checksum
+from sigmerge.kernels.window import DRAINED, FilePlace
 from sigmerge.operators.base import Site
 from tests.operators.driver import MemorySource, run
 from tests.pools import (
@@ -330,3 +333,35 @@ def test_chunks_that_do_not_lie_in_files_are_not_longer(
     with Workers(1) as workers:
         made = Stream([[site]], source, workers, lambda _: 1, anywhere=lambda _: True)
         assert max(chunk.size for chunk in made._chunks([site], {})) == longest
+
+
+@pytest.mark.parametrize(
+    ("granule", "dtype", "written"),
+    [(1, "BF16", True), (3, "F32", False), (5, "BF16", False), (DRAINED + 8, "BF16", False)],
+)
+def test_a_loop_writes_strips_of_whole_words_that_fit(
+    tmp_path: Path, granule: int, dtype: str, written: bool
+) -> None:
+    """A checksum is one of words of eight bytes, wherever a loop stops to write."""
+    size = 2 * (DRAINED + 8) + 3
+    values = np.random.default_rng(0).normal(0, 1, (2, size)).astype(np.float32)
+    source = MemorySource({"a": {"w": values[0]}, "b": {"w": values[1]}})
+    site = Site("w", size, 0, 1, ("a", "b"), {}, 0, (size,))
+    chunk = stream.chunks(site, granule, source)[0]
+    formula = kernels.formula(np.ones(2, np.float32), vectors=False, combine=kernels.DISJOINT)
+    found: list[tuple[str, int, int, int]] = []
+
+    class ToFile:
+        def target(self, tensor: str) -> FilePlace:
+            return FilePlace(descriptor, 8, 0)
+
+        def written(self, *given: Any) -> None:
+            found.append(given)
+
+    descriptor = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
+    assert chunk.wrote(formula, dtype, ToFile()) == written
+    os.close(descriptor)
+    if written:
+        wanted = memoryview(chunk.merged(formula, dtype)[0].view(np.uint8))
+        assert (tmp_path / "out").read_bytes()[8:] == wanted
+        assert found == [("w", 0, wanted.nbytes, checksum(wanted))]

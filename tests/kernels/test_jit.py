@@ -359,3 +359,14 @@ def test_a_repair_loads_no_numba_when_its_kernels_are_compiled(tmp_path: Path) -
     given = ("repair", file, tmp_path / "out", "--anchor", anchor, "--overwrite")
     loaded(*given)
     assert "numba" not in loaded(*given)
+
+
+def test_code_for_aligned_writable_arrays_is_not_run_on_others() -> None:
+    fresh, data = total(), np.ones(5)
+    locked = data[:4].view()
+    locked.flags.writeable = False
+    shifted = data.view(np.uint8)[4:36].view(np.float64)
+    shifted[:] = 1.0
+    for values in (np.ones(4), locked, shifted):
+        fresh(values)
+    assert len(fresh._entries) == 3

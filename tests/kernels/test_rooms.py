@@ -34,3 +34,14 @@ def test_every_thread_has_its_own() -> None:
     thread.start()
     thread.join()
     assert not np.shares_memory(mine, other[0])
+
+
+def test_only_what_was_lent_last_is_given_again() -> None:
+    first = rooms.blank((4,), np.uint32, "test")
+    second = rooms.blank((4,), np.uint32, "test")
+    first[:] = 1
+    rooms.keep_blank(first, "test")
+    assert rooms.blank((4,), np.uint32, "test").tolist() == [0] * 4
+    second[:] = 1
+    rooms.keep_blank(second, "test")
+    assert rooms.blank((4,), np.uint32, "test").tolist() == [0] * 4

@@ -15,6 +15,7 @@ import numpy as np
 
 from sigmerge.checkpoints.ahead import Passing, ReadAhead
 from sigmerge.checkpoints.header import Tensor
+from sigmerge.errors import PoolError
 from sigmerge.files.mapped import forget, note
 from sigmerge.files.objects import RemoteFile, remote_file
 from sigmerge.kernels.convert import STORAGE
@@ -83,6 +84,14 @@ class Reader:
                     self._maps[file] = mapped
             return self._maps[file]
 
+    def _whole(self, tensor: Tensor) -> mmap.mmap:
+        """The map of a tensor's file, which has all of the tensor."""
+        with suppress(ValueError):  # an empty file is not mapped
+            mapped = self._map(tensor.file)
+            if len(mapped) >= tensor.end:
+                return mapped
+        raise became_shorter(tensor.file)
+
     def raw(self, tensor: Tensor, start: int = 0, stop: int | None = None) -> np.ndarray[Any, Any]:
         """Elements [start, stop) of a floating tensor in their stored type."""
         dtype = STORAGE[tensor.dtype]
@@ -92,14 +101,14 @@ class Reader:
             end = offset + count * dtype.itemsize
             data = self._requested().read(remote, offset, end)
             return np.frombuffer(memoryview(data).toreadonly(), dtype)
-        view = np.frombuffer(self._map(tensor.file), dtype, count, offset)
+        view = np.frombuffer(self._whole(tensor), dtype, count, offset)
         return view if offset % dtype.itemsize == 0 else view.copy()
 
     def bytes(self, tensor: Tensor) -> memoryview:
         if remote := self.remote(tensor):
             data = self._requested().read(remote, tensor.begin, tensor.end)
             return memoryview(data)
-        return memoryview(self._map(tensor.file))[tensor.begin : tensor.end]
+        return memoryview(self._whole(tensor))[tensor.begin : tensor.end]
 
     def _requested(self) -> ReadAhead:
         with self._lock:
@@ -142,6 +151,13 @@ class Reader:
         """The first address of elements [start, stop), and the last."""
         item, first = tensor.nbytes // max(1, tensor.size), self.address(tensor)
         return first + start * item, first + stop * item
+
+
+def became_shorter(file: Path) -> PoolError:
+    return PoolError(
+        f"{file} became shorter while it was read. Nothing is published. Put the whole file back, "
+        "then run the same command again."
+    )
 
 
 def _address(mapped: mmap.mmap) -> int:

@@ -16,7 +16,7 @@ from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.formed import FormedTensor, stored_pieces
 from sigmerge.checkpoints.header import ITEM_SIZE, Tensor
 from sigmerge.checkpoints.links import is_there
-from sigmerge.checkpoints.reader import Reader, release_pages
+from sigmerge.checkpoints.reader import Reader, became_shorter, release_pages
 from sigmerge.checkpoints.remote import place_of
 from sigmerge.errors import PoolError
 from sigmerge.files.leaves import HELD
@@ -175,7 +175,7 @@ class PoolSource:
         What could not be read counts as NaN, so it is looked first whether the files are whole.
         """
         for member in members:
-            self._check_whole(member, self.members[member].tensors[tensor])
+            self._check_whole(self.members[member].tensors[tensor])
         if self.allow_nonfinite:
             return
         values = np.empty(min(stop - start, TILE), np.float32)
@@ -183,13 +183,10 @@ class PoolSource:
             for member in members:
                 self.fill(member, tensor, begin, values[: stop - begin])
 
-    def _check_whole(self, member: str, stored: Tensor) -> None:
+    def _check_whole(self, stored: Tensor) -> None:
         for part, _, _ in stored_pieces(stored, 0, stored.size):
             if self.reader.remote(part) is None and part.file.stat().st_size < part.end:
-                raise PoolError(
-                    f"{member}: {part.file} became shorter while it was read. Nothing is "
-                    "published. Put the whole file back, then run the same command again."
-                )
+                raise became_shorter(part.file)
 
     def _refuse(self, member: str, tensor: str, start: int, values: np.ndarray[Any, Any]) -> None:
         place = int(np.flatnonzero(~np.isfinite(values))[0])
