@@ -334,13 +334,13 @@ def merge_blocks(
     operator, pool = job.operator, job.pool
     left = [block for block in pool.blocks() if block[0] not in output.done]
     todo = job.layout.in_turn(left, itemgetter(1), in_order=source.in_order)
-    stream = _stream(job, source, workers, options)
+    direct = output if isinstance(output, Output) else None
+    stream = _stream(job, source, workers, options, written=direct is not None)
     survey = stream.survey(operator.survey(list(job.sites.values()))) if todo else None
     total = sum(slot.nbytes for slot in job.layout.slots.values())
     written = total - sum(job.layout.slots[n].nbytes for _, names in todo for n in names)
     blocks = [[job.sites[n] for n in names if n in job.sites] for _, names in todo]
     dtypes = {name: slot.dtype for name, slot in job.layout.slots.items()}
-    direct = output if isinstance(output, Output) else None
     merged = stream.merge(operator, blocks, survey, dtypes, output.write, direct)
     for (key, names), notes in zip(todo, merged, strict=True):
         for name in names:
@@ -351,13 +351,20 @@ def merge_blocks(
         options.progress("merging", written, total)
 
 
-def _stream(job: DenseJob, source: PoolSource, workers: Workers, options: Options) -> Stream:
-    """The job's blocks, to be passed over by the threads of this process or by a cluster."""
+def _stream(
+    job: DenseJob, source: PoolSource, workers: Workers, options: Options, *, written: bool
+) -> Stream:
+    """The job's blocks, to be passed over by the threads of this process or by a cluster.
+
+    Chunks are longer only where results are `written` as they are made, and take no memory.
+    """
     named = [[n for n in names if n in job.sites] for _, names in job.pool.blocks()]
     blocks = [[job.sites[name] for name in names] for names in named]
     how = (blocks, source, workers, job.operator.granule, job.statistics)
     if (cluster := options.cluster) is None:
-        return Stream(*how, device=options.gpu(), anywhere=job.operator.ends_anywhere)
+        device = options.gpu()
+        longer = job.operator.ends_anywhere if device or written else lambda site: False
+        return Stream(*how, device=device, anywhere=longer)
     from sigmerge.engine.cluster import ClusterStream
 
     largest = max(sum(job.layout.slots[name].nbytes for name in names) for names in named)
