@@ -16,12 +16,12 @@ class PassSpeed(NamedTuple):
 
 
 SPEEDS = {
-    "linear": PassSpeed(7.4, 0.50),
-    "task_arithmetic": PassSpeed(8.8, 0.41),
-    "dare_ties": PassSpeed(26.5, 0.23),
-    "ties": PassSpeed(21.6, 0.97),
+    "linear": PassSpeed(6.5, 0.23),
+    "task_arithmetic": PassSpeed(7.9, 0.23),
+    "dare_ties": PassSpeed(27.4, 0.19),
+    "ties": PassSpeed(23.9, 0.29),
     "profile": PassSpeed(14.4, 1.85),
-    "repair": PassSpeed(20.5, 1.48),
+    "repair": PassSpeed(26.2, 0.90),
 }
 """Of the table of 16 cores in docs/results/scaling.md (CPU time; wall time beyond start-up and the
 share of the cores), the profile of docs/results/repair.md (2 cores, 430 M coordinates)."""
