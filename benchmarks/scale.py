@@ -182,9 +182,10 @@ memory at a time, and the system takes them back when it needs room, at the pric
 again. Loops on the processor read local files into memory of their own and map nothing, as long as
 the process may open the files once more; the rows *mapped* are bounds for all other cases. A merge
 holds tiles and chunks, whatever the size of the model. A repair holds one byte for every coordinate
-of a block, its owner; claims and updates pass over the block in tiles. So at 405 B, with a block of 3.19 · 10⁹ coordinates, it needs 3.6 GB of its own, and 45 GB of pages if all
-passes over a block after the first are to come from memory. A block in a remote store is no file:
-its members are held, and those 45 GB are the program's own, for every task of a cluster.
+of a block, its owner; claims and updates pass over the block in tiles. So at 405 B, with a block of
+3.19 · 10⁹ coordinates, it needs 3.6 GB of its own, and 45 GB of pages if all passes over a block
+after the first are to come from memory. A block in a remote store is no file: its members are held,
+and those 45 GB are the program's own, for every task of a cluster.
 `--dry-run` counts all of it as the peak.
 """
 TIMES = """

@@ -38,13 +38,13 @@ def patched(self, *args):
 Output.finish = patched
 """
 AFTER_WRITES = """
-write, count = Output.write, []
+written, count = Output.written, []
 def patched(self, *args):
-    write(self, *args)
+    written(self, *args)
     count.append(1)
     if len(count) == {n}:
         die()
-Output.write = patched
+Output.written = patched
 """
 WITH_COMPANIONS = """
 copy = Output.copy
