@@ -21,6 +21,7 @@ from sigmerge.engine import stream
 from sigmerge.engine.beside import beside
 from sigmerge.engine.stream import Stream
 from sigmerge.engine.workers import Workers
+from sigmerge.errors import PoolError
 from sigmerge.files.mapped import MappedFile
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.checksum import checksum
@@ -316,7 +317,7 @@ def test_a_member_that_cannot_be_read_stops_a_merge(
     """Also one that lets NaN through, and where the file is whole when it is looked at again."""
     failing = os.open(tmp_path, os.O_RDONLY)
     monkeypatch.setattr(MappedFile, "descriptor", lambda file: failing)
-    with pytest.raises(OSError, match="nothing is published"):
+    with pytest.raises(PoolError, match="became shorter while it was read, or its disk fails"):
         merged(pool, case, tmp_path / "out", allow_nonfinite=True)
     assert not (tmp_path / "out").exists()
     os.close(failing)

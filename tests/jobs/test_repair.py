@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 import sigmerge
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, SigmergeError
 from sigmerge.files import digests
+from sigmerge.jobs import occupancy
 from sigmerge.method.controls import VARIANTS
 from tests.command_line import sigmerge as command_line
 from tests.oracles import oracle_occupancy
@@ -592,6 +593,30 @@ def test_nan_in_the_anchor_stops_the_repair(pool: PoolOnDisk, tmp_path: Path, te
         sigmerge.repair(recipe(pool), tmp_path / "out", anchor=anchor)
     sigmerge.repair(recipe(pool), tmp_path / "out", anchor=anchor, allow_nonfinite=True)
     assert np.isnan(read_weights(tmp_path / "out")[tensor]).sum() >= 1
+
+
+@pytest.mark.parametrize("allow_nonfinite", [False, True])
+def test_an_expert_that_becomes_shorter_stops_the_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_nonfinite: bool
+) -> None:
+    """By a PoolError with its name, also after the headers were read."""
+    own = make_pool(tmp_path / "pool", layers=2, dtype="bf16", spread=0.002)
+    (own.root / "scores.json").write_text(json.dumps(SCORES))
+    sigmerge.merge(own.recipe("linear"), tmp_path / "anchor")
+    (file,) = (own.root / "math").glob("*.safetensors")
+    claim = occupancy.claim
+
+    def shortened(*given: Any, **more: Any) -> Any:
+        os.truncate(file, file.stat().st_size // 8)
+        return claim(*given, **more)
+
+    monkeypatch.setattr(occupancy, "claim", shortened)
+    with pytest.raises(PoolError, match=f"{file}: became shorter"):
+        sigmerge.repair(
+            recipe(own), tmp_path / "out", anchor=tmp_path / "anchor",
+            allow_nonfinite=allow_nonfinite,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
 
 
 def test_shards_of_one_name_in_two_folders(pool: PoolOnDisk, tmp_path: Path) -> None:

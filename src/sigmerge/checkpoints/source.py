@@ -16,7 +16,7 @@ from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.formed import FormedTensor, stored_pieces
 from sigmerge.checkpoints.header import ITEM_SIZE, Tensor
 from sigmerge.checkpoints.links import is_there
-from sigmerge.checkpoints.reader import Reader, became_shorter, release_pages
+from sigmerge.checkpoints.reader import Reader, release_pages
 from sigmerge.checkpoints.remote import place_of
 from sigmerge.errors import PoolError
 from sigmerge.files.leaves import HELD
@@ -170,23 +170,13 @@ class PoolSource:
         self.not_finite([member], tensor, 0, self.members[member].tensors[tensor].size)
 
     def not_finite(self, members: Sequence[str], tensor: str, start: int, stop: int) -> None:
-        """Raise if one of these values is NaN or infinite, unless that is allowed.
-
-        What could not be read counts as NaN, so it is looked first whether the files are whole.
-        """
-        for member in members:
-            self._check_whole(self.members[member].tensors[tensor])
+        """Raise if one of these values is NaN or infinite, unless that is allowed."""
         if self.allow_nonfinite:
             return
         values = np.empty(min(stop - start, TILE), np.float32)
         for begin in range(start, stop, TILE):
             for member in members:
                 self.fill(member, tensor, begin, values[: stop - begin])
-
-    def _check_whole(self, stored: Tensor) -> None:
-        for part, _, _ in stored_pieces(stored, 0, stored.size):
-            if self.reader.remote(part) is None and part.file.stat().st_size < part.end:
-                raise became_shorter(part.file)
 
     def _refuse(self, member: str, tensor: str, start: int, values: np.ndarray[Any, Any]) -> None:
         place = int(np.flatnonzero(~np.isfinite(values))[0])

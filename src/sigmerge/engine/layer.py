@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sigmerge.engine.stream import Source, place_of, rounded
+from sigmerge.engine.reading import place_of
+from sigmerge.engine.stream import Source, rounded
 from sigmerge.kernels import Array, claim
 from sigmerge.kernels.claim import CLAIM_TILE, Admission
 from sigmerge.kernels.convert import STORAGE

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from sigmerge.engine.beside import Behind, Write
+from sigmerge.engine.reading import named_reads, place_of
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError
-from sigmerge.files.mapped import mapped_at
 from sigmerge.kernels import STRIP, TILE, Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.convert import NARROW, STORAGE
@@ -111,10 +111,7 @@ class Source(Protocol):
         """A run of a tensor as it is stored."""
 
     def not_finite(self, members: Sequence[str], tensor: str, start: int, stop: int) -> None:
-        """Raise if a value of these members is NaN or infinite, and that is not allowed.
-
-        What could not be read is NaN, and never allowed.
-        """
+        """Raise if a value of these members is NaN or infinite, and that is not allowed."""
 
     def done(
         self, tensor: str, start: int, stop: int, read: float = 1.0, *, mapped: bool = True
@@ -178,8 +175,8 @@ class StreamChunk:
             first, last = part.start - self.start, part.stop - self.start
             table = part._table([row[first:last] for row in rows])
             fine = kernel(*table, part.start, part.size, *given)
-            part._check(fine, reference=reference)
             part._done(table, share)
+            part._check(fine, reference=reference)
 
     def selected(self, experts: Array, ranks: Array) -> Array | None:
         """By expert the magnitude of Δ_d at a rank of this chunk, the entries of it within the
@@ -285,8 +282,8 @@ class StreamChunk:
             formula, *table, self.start, self.size, tile, self.strip, np.uint64(place), kind, norms,
             drain,
         )  # fmt: skip
-        self._check(fine, reference=reference)
         self._done(table)
+        self._check(fine, reference=reference)
         return bool(stored)
 
     def _table(self, rows: Sequence[Array]) -> Members:
@@ -295,7 +292,8 @@ class StreamChunk:
 
     def _done(self, table: Members, share: float = 1.0) -> None:
         """All could be read. Pages of members that do not lie in files are given back."""
-        check_read(table.window.failed)
+        with named_reads():
+            check_read(table.window.failed)
         mapped = len(table.window.files) < len(table.addresses)
         self.source.done(self.site.tensor, self.start, self.stop, share, mapped=mapped)
 
@@ -324,16 +322,6 @@ class StreamChunk:
         if not fine:
             names = self._names(reference)
             self.source.not_finite(names, self.site.tensor, self.start, self.stop)
-
-
-def place_of(row: Array) -> FilePlace | None:
-    """Where mapped values lie in their file, if it can be read as well."""
-    address = address_of(row)
-    file = mapped_at(address)
-    descriptor = file.descriptor() if file else None
-    if file is None or descriptor is None:
-        return None
-    return FilePlace(descriptor, address - file.first, row.itemsize)
 
 
 def _rows(experts: int, size: int) -> tuple[Array, Array]:

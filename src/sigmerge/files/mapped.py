@@ -19,7 +19,7 @@ class MappedFile:
     """A file that is mapped from an address on, and opened again once it is to be read."""
 
     def __init__(self, first: int, file: Path, status: os.stat_result) -> None:
-        self.first, self._file, self._status = first, file, status
+        self.first, self.path, self._status = first, file, status
         self._lock = threading.Lock()
         self._opened: FileIO | None = None
         self._gone = False
@@ -39,11 +39,14 @@ class MappedFile:
         opened = self._opened or self._open()
         return None if opened is None else opened.fileno()
 
+    def has(self, descriptor: int) -> bool:
+        return self._opened is not None and self._opened.fileno() == descriptor
+
     def _open(self) -> FileIO | None:
         with self._lock:
             if self._opened is None and not self._gone:
                 try:
-                    self._opened = FileIO(self._file)
+                    self._opened = FileIO(self.path)
                     number = self._opened.fileno()
                     fine = os.path.samestat(os.fstat(number), self._status)
                     fine &= number < _most_descriptors()
@@ -83,6 +86,12 @@ def forget(first: int) -> None:
     with _changing:
         at = bisect_left(_firsts, first)
         del _firsts[at], _maps[at]
+
+
+def opened_as(descriptor: int) -> Path | None:
+    """The file that was opened again with this descriptor."""
+    with _changing:
+        return next((file.path for _, file in _maps if file.has(descriptor)), None)
 
 
 def mapped_at(address: int) -> MappedFile | None:

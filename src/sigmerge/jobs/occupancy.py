@@ -26,6 +26,7 @@ from sigmerge.checkpoints.writer import Layout, Output, mirror_layout
 from sigmerge.engine.beside import Behind, beside
 from sigmerge.engine.layer import LayerBlock, Piece
 from sigmerge.engine.machine import INTERPRETER, Meter, versions
+from sigmerge.engine.reading import named_reads
 from sigmerge.engine.sink import Sink
 from sigmerge.engine.stream import ahead
 from sigmerge.engine.workers import Workers
@@ -341,6 +342,7 @@ def _layer_elsewhere(
         return record, pieces.written, source.bytes_read + start.bytes_read
 
 
+@named_reads()
 def _write_layer(
     job: OccupancyJob,
     index: int,
@@ -351,6 +353,7 @@ def _write_layer(
     output: Sink,
     loops: Any = compiled,
 ) -> list[dict[str, Any]]:
+    """Claims and updates of one layer, all rounds; what every round claimed."""
     names = [site.tensor for site in sites]
     for one in (source, anchor):
         one.hold(names, workers.map)

@@ -1,4 +1,4 @@
-"""The hot loops: exact selection, claiming, merging, conversion. They know files, but no paths.
+"""The hot loops: exact selection, claiming, merging, conversion. They know open files, no paths.
 
 Kernels work on *tiles*: one-dimensional contiguous pieces of a tensor, float32 unless said
 otherwise. They release the GIL, keep no state, and give the same bits on any number of threads.

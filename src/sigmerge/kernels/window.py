@@ -7,10 +7,7 @@ so does the result before it is written.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -93,13 +90,18 @@ def none_failed() -> Array:
     return np.full(1, MEMORY)
 
 
+class ReadFailed(OSError):
+    """A file gave fewer bytes than it should have."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(f"descriptor {descriptor} could not be read to its end")
+        self.descriptor = descriptor
+
+
 def check_read(failed: Array) -> None:
-    """Raise if a file could not be read. Its values are NaN, which some merges allow."""
+    """ReadFailed if a file could not be read. Its values are NaN, which some merges allow."""
     if failed[0] != MEMORY:
-        file = None
-        with suppress(OSError):
-            file = str(Path(f"/proc/self/fd/{failed[0]}").readlink())
-        raise OSError(errno.EIO, "could not be read to its end; nothing is published", file)
+        raise ReadFailed(int(failed[0]))
 
 
 @part

@@ -1,0 +1,35 @@
+"""Where values that compiled loops read lie in files; what is said if they cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sigmerge.errors import PoolError
+from sigmerge.files.mapped import mapped_at, opened_as
+from sigmerge.kernels import Array
+from sigmerge.kernels.stored import address_of
+from sigmerge.kernels.window import FilePlace, ReadFailed
+
+
+@contextmanager
+def named_reads() -> Iterator[None]:
+    """PoolError with the file's name where a loop could not read one."""
+    try:
+        yield
+    except ReadFailed as failure:
+        raise PoolError(
+            f"{opened_as(failure.descriptor) or failure}: became shorter while it was read, or its "
+            "disk fails. Nothing is published. Put the whole file back, then run the same command "
+            "again."
+        ) from None
+
+
+def place_of(row: Array) -> FilePlace | None:
+    """Where mapped values lie in their file, if it can be read as well."""
+    address = address_of(row)
+    file = mapped_at(address)
+    descriptor = file.descriptor() if file else None
+    if file is None or descriptor is None:
+        return None
+    return FilePlace(descriptor, address - file.first, row.itemsize)
