@@ -26,7 +26,8 @@ def short_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "LEAF", 16)
     monkeypatch.setattr(written, "LEAF", 16)
-    monkeypatch.setattr(written, "READ_BACK", 3)
+    monkeypatch.setattr(written, "READ_BACK", 8)
+    monkeypatch.setattr(written, "HASHED", 3)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -240,7 +241,7 @@ class Output:
         self.partial = self.final.with_name(f".{self.final.name}.partial")
         self._old = self.final.with_name(f".{self.final.name}.old")
         self._sealed: tuple[dict[str, str], list[os.stat_result]] | None = None
-        self._stack = contextlib.ExitStack()
+        self._stack, self._finishing = contextlib.ExitStack(), threading.Lock()
         try:
             self.final.parent.mkdir(parents=True, exist_ok=True)
             lock = self.partial.with_name(f"{self.partial.name}.lock")
@@ -307,9 +308,10 @@ class Output:
         `record` is what the run wants to know about the block then. The journal also has checksums
         of the block's bytes, by which the later run sees whether they are still there.
         """
-        pieces = self._written.fresh(tensors)
-        self._journal.append({"done": block, "record": record, "pieces": pieces})
-        self.done[block] = record
+        with self._finishing:
+            pieces = self._written.fresh(tensors)
+            self._journal.append({"done": block, "record": record, "pieces": pieces})
+            self.done[block] = record
 
     @property
     def digests(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,11 +22,14 @@ import numpy as np
 
 from sigmerge.files.digests import LEAF, combined
 from sigmerge.files.regular import begin_sync
-from sigmerge.kernels.checksum import checksum
 from sigmerge.kernels.rooms import room
+from sigmerge.kernels.window import file_checksum
 
-READ_BACK = 4 << 20
-"""Bytes that are read back at a time: a thread works on them for longer than it waits for Python's
+READ_BACK = 64 << 20
+"""Bytes that a thread reads back in one call, a multiple of eight: with many threads a call costs
+tens of microseconds, for which each waits for Python's lock."""
+HASHED = 4 << 20
+"""Bytes that are hashed at a time: a thread works on them for longer than it waits for Python's
 lock."""
 
 WrittenPiece = tuple[int, int, int]
@@ -119,15 +123,30 @@ class Written:
 
     def damaged(self, pool: ThreadPoolExecutor) -> list[str]:
         """Tensors whose bytes in the shards are not those that were written."""
+        parts = [
+            (name, at, done, min(READ_BACK, nbytes - done))
+            for name, entry in self._tensors.items()
+            for at, (nbytes, _) in entry.pieces.items()
+            for done in range(0, nbytes, READ_BACK)
+        ]
 
-        def check(name: str) -> bool:
-            pieces = self._tensors[name].pieces.items()
-            return all(self._intact(self._places[name], (at, *piece)) for at, piece in pieces)
+        def read_back(part: tuple[str, int, int, int]) -> int | None:
+            name, at, done, nbytes = part
+            place = self._places[name]
+            begin = place.begin + at + done
+            return file_checksum(self._handles[place.shard], begin, nbytes, done)
 
-        # The largest first, so that none is left to one thread at the end.
-        names = sorted(self._tensors, key=lambda name: -self._places[name].nbytes)
-        good = dict(zip(names, pool.map(check, names), strict=True))
-        return [name for name in self._tensors if not good[name]]
+        found: Counter[tuple[str, int]] = Counter()
+        wrong: set[str] = set()
+        for (name, at, *_), part in zip(parts, pool.map(read_back, parts), strict=True):
+            if part is None:
+                wrong.add(name)
+            else:
+                found[name, at] += part
+        for name, entry in self._tensors.items():
+            if any(found[name, at] % 2**64 != known for at, (_, known) in entry.pieces.items()):
+                wrong.add(name)
+        return [name for name in self._tensors if name in wrong]
 
     def sha256(self) -> list[str]:
         """The digest of every shard; all tensors must be complete."""
@@ -139,18 +158,11 @@ class Written:
 
     def _intact(self, place: ShardBytes, piece: Sequence[int]) -> bool:
         at, nbytes, wanted = piece
-        buffer, found, done = _buffer(), 0, 0
-        while done < nbytes:
-            part = buffer[: min(READ_BACK, nbytes - done)]
-            if not _fill(self._handles[place.shard], place.begin + at + done, part):
-                return False
-            found = checksum(part, done, found)
-            done += len(part)
-        return found == wanted
+        return file_checksum(self._handles[place.shard], place.begin + at, nbytes, 0) == wanted
 
 
 def _buffer() -> memoryview:
-    return room(READ_BACK, np.uint8, "read back").data
+    return room(HASHED, np.uint8, "hashed").data
 
 
 def _fill(handle: int, position: int, buffer: memoryview) -> bool:
@@ -237,7 +249,7 @@ class _Hasher:
         value, at = hashlib.sha256(), piece.begin
         buffer = _buffer()
         while at < piece.end:
-            part = buffer[: min(READ_BACK, piece.end - at)]
+            part = buffer[: min(HASHED, piece.end - at)]
             if not _fill(self._handles[piece.shard], at, part):
                 break  # truncated; the checksums show it
             value.update(part)

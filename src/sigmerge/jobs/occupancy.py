@@ -60,6 +60,8 @@ that the end of a pass over the other leaves idle. Larger blocks have long passe
 memory."""
 FEW_THREADS = 4
 """Threads for which two blocks are enough."""
+OUTSIDE = "outside"
+"""The tensors that lie in no layer, as one block."""
 COPIED = 1 << 22
 """Coordinates of what is only copied that one worker takes at a time."""
 Guard = Callable[[Path], GuardVerdict]
@@ -204,8 +206,7 @@ def write_candidate(job: OccupancyJob, folder: Path, options: Options) -> None:
 def claim_into(job: OccupancyJob, sink: Sink, options: Options) -> None:
     """The weights of a repaired checkpoint that is not stored."""
     with _sources(job, options) as (source, anchor), Workers(options.workers) as workers:
-        write_layers(job, source, anchor, workers, sink, options)
-        copy_outside(job, anchor, workers, sink)
+        write_blocks(job, source, anchor, workers, sink, options)
 
 
 @contextmanager
@@ -225,8 +226,7 @@ def _write(
     """All weights and companions; returns what was claimed."""
     source, anchor = sources
     with Workers(options.workers) as workers:
-        layers = write_layers(job, source, anchor, workers, output, options)
-        copy_outside(job, anchor, workers, output)
+        layers = write_blocks(job, source, anchor, workers, output, options)
     copy_companions(output, Pool(job.anchor, {}), None, None)
     return _claimed(layers)
 
@@ -252,7 +252,27 @@ def _readable(output: Output) -> Path:
     return output.partial
 
 
-def write_layers(
+def write_blocks(
+    job: OccupancyJob,
+    source: PoolSource,
+    anchor: PoolSource,
+    workers: Workers,
+    output: Sink,
+    options: Options,
+) -> list[list[dict[str, Any]]]:
+    """All weights; per layer, per round what was claimed.
+
+    What lies outside the layers is copied beside them: a layer leaves threads idle now and then.
+    """
+    works: list[Callable[[], Any]] = [
+        partial(_write_layers, job, source, anchor, workers, output, options),
+        partial(_copy_outside, job, anchor, workers, output),
+    ]
+    layers, _ = workers.overlap(lambda work: work(), works)
+    return layers
+
+
+def _write_layers(
     job: OccupancyJob,
     source: PoolSource,
     anchor: PoolSource,
@@ -385,13 +405,14 @@ def _write_layer(
     return records
 
 
-def copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, output: Sink) -> None:
+def _copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, output: Sink) -> None:
     """Everything the repair does not touch is the anchor's, byte for byte."""
+    if OUTSIDE in output.done:
+        return
     inside = {site.tensor for block in block_sites(job.pool) for site in block}
+    outside = {name: t for name, t in job.anchor.tensors.items() if name not in inside}
     pieces: list[tuple[str, int, int]] = []
-    for name, stored in job.anchor.tensors.items():
-        if name in inside:
-            continue
+    for name, stored in outside.items():
         if not stored.floating or not stored.size:
             output.write_bytes(name, anchor.reader.bytes(stored))
             continue
@@ -408,6 +429,7 @@ def copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, output
 
     for _ in workers.map(copy, pieces):
         pass
+    output.finish(OUTSIDE, tensors=outside)
 
 
 def _claimed(layers: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:

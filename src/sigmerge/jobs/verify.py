@@ -24,7 +24,7 @@ from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
-from sigmerge.jobs.occupancy import OccupancyJob, copy_outside, write_layers
+from sigmerge.jobs.occupancy import OUTSIDE, OccupancyJob, write_blocks
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_anchor, open_repair_pool, recipe_of
 from sigmerge.kernels import Array
@@ -45,8 +45,6 @@ from sigmerge.results import Reports
 
 SAMPLED = 4
 """Blocks that `deep` computes again by default."""
-BEYOND_LAYERS = "outside"
-"""The tensors of a repair that lie in no layer, as one block."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,7 @@ def _repaired_again(
 ) -> _Comparison:
     pool = open_repair_pool(recipe_of(plan, stored.path / RECORDS_FOLDER / PLAN), options)
     anchor = open_anchor(Path(str(plan.anchor.path)), pool, options)
-    keys = [*(f"layer {index}" for index in range(pool.stack.depth)), BEYOND_LAYERS]
+    keys = [*(f"layer {index}" for index in range(pool.stack.depth)), OUTSIDE]
     kept = plan.guard is not None and plan.guard.kept == "anchor"
     sink = _Comparison(stored, replace(sample, blocks=None) if kept else sample, keys, [])
     sink.strangers(anchor.tensors)
@@ -252,9 +250,7 @@ def _repaired_again(
                 sink.write_bytes(name, reader.reader.bytes(tensor))
         else:
             job = OccupancyJob.of(plan, pool, anchor)
-            write_layers(job, source, reader, workers, sink, options)
-            if BEYOND_LAYERS not in sink.done:
-                copy_outside(job, reader, workers, sink)
+            write_blocks(job, source, reader, workers, sink, options)
     return sink
 
 

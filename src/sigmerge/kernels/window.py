@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sigmerge.kernels import Array
-from sigmerge.kernels.checksum import add_word, sum_words
-from sigmerge.kernels.jit import External, part
+from sigmerge.kernels.checksum import WORD, add_word, sum_words
+from sigmerge.kernels.jit import External, kernel, part
 from sigmerge.kernels.raw import array_at
 from sigmerge.kernels.rooms import room
 
@@ -29,6 +29,9 @@ MEMORY: Final = -1
 
 DRAINED: Final = 1 << 18
 """Coordinates of a result that are written at a time."""
+
+SUMMED: Final = 1 << 18
+"""Bytes of a file that are summed up at a time: the second-level cache has them."""
 
 _pread = External("pread", "intp", "int32", "uintp", "uintp", "int64")
 _pwrite = External("pwrite", "intp", "int32", "uintp", "uintp", "int64")
@@ -157,16 +160,7 @@ def _write(drain: Drain, out: np.uint64, begun: int, end: int) -> bool:
     """Write what was made from `begun` to `end`, which lies at `out`; False if it failed."""
     width = drain.width
     count, place = width * (end - begun), np.int64(out)
-    total = sum_words(
-        array_at(out, count // 8, np.uint64), np.uint64(width * begun // 8), drain.checksum[0]
-    )
-    if count % 8:  # the end of a tensor
-        last, rest = np.uint64(0), count // 8 * 8
-        some = array_at(np.uint64(place + rest), count - rest, np.uint8)
-        for i in range(some.size):
-            last |= np.uint64(some[i]) << np.uint64(8 * i)
-        total = add_word(last, np.uint64((width * begun + rest) // 8), total)
-    drain.checksum[0] = total
+    drain.checksum[0] = _sum(place, count, width * begun, drain.checksum[0])
     done, position = 0, drain.position + width * begun
     while done < count:
         got = _pwrite(
@@ -177,3 +171,39 @@ def _write(drain: Drain, out: np.uint64, begun: int, end: int) -> bool:
             return False
         done += got
     return True
+
+
+@part
+def _sum(address: int, count: int, at: int, total: np.uint64) -> np.uint64:
+    """Add the checksum of bytes in memory, which are those from `at` on of a piece."""
+    place = np.uint64(at // WORD)
+    total = sum_words(array_at(np.uint64(address), count // WORD, np.uint64), place, total)
+    if count % WORD == 0:
+        return total
+    last, rest = np.uint64(0), count // WORD * WORD  # the end of a tensor
+    some = array_at(np.uint64(address + rest), count - rest, np.uint8)
+    for i in range(some.size):
+        last |= np.uint64(some[i]) << np.uint64(8 * i)
+    return add_word(last, np.uint64((at + rest) // WORD), total)
+
+
+def file_checksum(descriptor: int, position: int, count: int, at: int) -> int | None:
+    """The checksum of bytes of a file, which are those from `at` on of a piece; None if it ends
+    before. The checksum of a piece is the sum of its parts', modulo 2^64.
+    """
+    held, failed = room(SUMMED, np.uint8, "read back"), none_failed()
+    address = held.__array_interface__["data"][0]
+    found = _sum_file(descriptor, position, count, at, address, failed)
+    return int(found) if failed[0] == MEMORY else None
+
+
+@kernel
+def _sum_file(
+    descriptor: int, position: int, count: int, at: int, address: int, failed: Array
+) -> np.uint64:
+    total = np.uint64(0)
+    for done in range(0, count, SUMMED):
+        length = min(SUMMED, count - done)
+        read(descriptor, position + done, address, length, failed)
+        total = _sum(address, length, at + done, total)
+    return total
