@@ -7,11 +7,14 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sigmerge.errors import PoolError
 from sigmerge.files import cache, digests
-from sigmerge.files.digests import rehashing, sha256
+from sigmerge.files.digests import EARLIER_TREE, PLAIN, TREE, rehashing, sha256
+from sigmerge.kernels import sha256 as sha256_lanes
+from sigmerge.kernels.sha256 import lane_digests
 
 OLD = (10**18, 10**18)
 
@@ -151,45 +154,83 @@ def test_notes_beside_a_pool_are_made_again_and_never_stop(tmp_path: Path) -> No
     cache.keep_bytes(note / "below", b"")
 
 
-def tree_of(content: bytes, piece: int) -> str:
+def tree_of(content: bytes, leaf: int, prefix: str = "4MiB-tree:") -> str:
     """By the rule in the docstring of files/digests.py, written down again."""
-    parts = [content[at : at + piece] for at in range(0, len(content), piece)]
-    joined = b"".join(hashlib.sha256(part).digest() for part in parts)
-    return "64MiB-tree:" + hashlib.sha256(joined).hexdigest()
+    leaves = [content[at : at + leaf] for at in range(0, len(content), leaf)]
+    joined = b"".join(hashlib.sha256(leaf).digest() for leaf in leaves)
+    return prefix + hashlib.sha256(joined).hexdigest()
 
 
-@pytest.mark.parametrize("size", [17, 16, 15, 33])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_long_file_has_the_digest_of_its_pieces(
-    file: Path, monkeypatch: pytest.MonkeyPatch, size: int, threads: int
-) -> None:
-    monkeypatch.setattr(digests, "LEAF", 8)
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "RUN", 12)
+    monkeypatch.setattr(digests, "LEAF", 4)
     monkeypatch.setattr(digests, "_BUFFER", 3)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("size", [13, 23, 24, 25, 39])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_long_file_has_the_digest_of_its_leaves(file: Path, size: int, threads: int) -> None:
     content = bytes(range(size))
     file.write_bytes(content)
     counts: list[int] = []
-    assert sha256([file], threads, counts.append) == {file: tree_of(content, 8)}
+    assert sha256([file], threads, counts.append) == {file: tree_of(content, 4)}
     assert sum(counts) == size
-    assert sha256([file], threads, counts.append) == {file: tree_of(content, 8)}
+    assert sha256([file], threads, counts.append) == {file: tree_of(content, 4)}
     assert sum(counts) == size  # remembered
 
 
-def test_a_plain_digest_of_a_long_file_is_still_to_be_had(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digests, "LEAF", 4)
-    tree = sha256([file])[file]
-    assert sha256([file], plain=True) == {file: true_digest(file)}
-    assert sha256([file]) == {file: tree}
-    assert digests.are_plain([true_digest(file)])
-    assert not digests.are_plain([true_digest(file), tree])
+@pytest.mark.usefixtures("small")
+def test_older_digests_of_a_long_file_are_still_to_be_had(file: Path) -> None:
+    content = bytes(range(30))
+    file.write_bytes(content)
+    new, plain = tree_of(content, 4), true_digest(file)
+    earlier = tree_of(content, 12, "64MiB-tree:")
+    for _ in range(2):  # the second time from what is remembered
+        for kind, wanted in ((TREE, new), (EARLIER_TREE, earlier), (PLAIN, plain)):
+            assert sha256([file], kind=kind) == {file: wanted}
+            assert digests.kind_of([plain, wanted]) == kind
 
 
-def test_a_file_of_one_piece_has_its_plain_digest(
-    file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", [TREE, EARLIER_TREE, PLAIN])
+def test_a_file_of_one_run_has_its_plain_digest(file: Path, kind: str) -> None:
+    file.write_bytes(bytes(range(12)))
+    assert sha256([file], kind=kind) == {file: true_digest(file)}
+
+
+@pytest.mark.parametrize("beyond", [0, 5])
+def test_a_run_is_hashed_in_lanes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beyond: int
 ) -> None:
-    monkeypatch.setattr(digests, "LEAF", 7)
-    assert sha256([file]) == {file: true_digest(file)}
+    """As on a processor with wide registers, of whole runs, with leaves of one window."""
+    taken: list[int] = []
+
+    def lanes(descriptor: int, position: int, length: int) -> bytes | None:
+        taken.append(position)
+        return lane_digests(descriptor, position, length)
+
+    monkeypatch.setattr(sha256_lanes, "_is_wide", lambda: True)
+    monkeypatch.setattr(sha256_lanes, "lane_digests", lanes)
+    leaf = sha256_lanes.WINDOW
+    run = sha256_lanes.LANES * leaf
+    monkeypatch.setattr(digests, "RUN", run)
+    monkeypatch.setattr(digests, "LEAF", leaf)
+    content = np.random.default_rng(0).bytes(2 * run + beyond)
+    file = tmp_path / "long"
+    file.write_bytes(content)
+    counts: list[int] = []
+    assert sha256([file], 2, counts.append) == {file: tree_of(content, leaf)}
+    assert sorted(taken) == [0, run] and sum(counts) == len(content)
+    # Of a file that became shorter, what is left is hashed.
+    with file.open("r+b") as stream:
+        stream.truncate(run - 1)
+        found = digests.leaf_digests(stream.fileno(), 0, run, leaf)
+    assert found[:-32] == b"".join(
+        hashlib.sha256(content[at : at + leaf]).digest() for at in range(0, run - leaf, leaf)
+    )
+    assert found[-32:] == hashlib.sha256(content[run - leaf : run - 1]).digest()
 
 
 def test_an_empty_file_has_a_digest(file: Path) -> None:

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 import sigmerge
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, SigmergeError
 from sigmerge.files import digests
+from sigmerge.files.digests import EARLIER_TREE, TREE
 from sigmerge.jobs import occupancy
 from sigmerge.method.controls import VARIANTS
 from tests.command_line import sigmerge as command_line
@@ -708,7 +709,8 @@ def test_a_plan_and_a_record_with_plain_digests_of_long_files_hold(
     """Before there were trees of digests, those of long files were plain SHA-256 too."""
     out = tmp_path / "out"
     sigmerge.repair(recipe(pool), out, anchor=pool.root / "anchor")
-    monkeypatch.setattr(digests, "LEAF", 1000)
+    monkeypatch.setattr(digests, "RUN", 1000)
+    monkeypatch.setattr(digests, "LEAF", 500)
     sigmerge.replay(out / "sigmerge/plan.json", tmp_path / "again")
     assert weights(tmp_path / "again") == weights(out)
     assert [report.ok for report in sigmerge.verify(out)] == [True]
@@ -716,3 +718,26 @@ def test_a_plan_and_a_record_with_plain_digests_of_long_files_hold(
     assert plan_of(tmp_path / "trees")["anchor"]["sha256"][0].startswith(digests.TREE)
     sigmerge.replay(tmp_path / "trees/sigmerge/plan.json", tmp_path / "third")
     assert weights(tmp_path / "third") == weights(out)
+
+
+def test_a_plan_and_a_record_with_longer_leaves_hold(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leaves of digests had 64 MiB before they had 4."""
+    out = tmp_path / "out"
+    monkeypatch.setattr(digests, "RUN", 1000)
+    monkeypatch.setattr(digests, "LEAF", 500)
+    sigmerge.repair(recipe(pool), out, anchor=pool.root / "anchor")
+    files = [f for folder in (out, pool.root) for f in folder.rglob("*") if f.is_file()]
+    now, before = (digests.sha256(files, kind=kind) for kind in (TREE, EARLIER_TREE))
+    plan, provenance = out / "sigmerge/plan.json", out / "sigmerge/provenance.json"
+    earlier = tmp_path / "plan.json"
+    for record, place in ((plan, earlier), (provenance, provenance)):
+        text = record.read_text()
+        for file in files:
+            text = text.replace(now[file], before[file])
+        assert EARLIER_TREE in text and f'"{TREE}' not in text
+        place.write_text(text)
+    sigmerge.replay(earlier, tmp_path / "again")
+    assert weights(tmp_path / "again") == weights(out)
+    assert [report.findings for report in sigmerge.verify(out)] == [()]

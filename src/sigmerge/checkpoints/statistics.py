@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from sigmerge.checkpoints.header import Tensor, read_header, read_metadata
 from sigmerge.errors import PoolError, SigmergeError
-from sigmerge.files.digests import are_plain, sha256
+from sigmerge.files.digests import kind_of, sha256
 from sigmerge.files.documents import parse_json, read_bytes, whole, write_json
 from sigmerge.files.regular import is_regular, remove
 from sigmerge.kernels import Array
@@ -249,8 +249,8 @@ def _changed(folder: Path, done: _Done) -> list[str]:
     there = {n: folder / n for n, f in done.files.items()
              if is_regular(folder / n) and not (folder / n).is_symlink()
              and (folder / n).stat().st_size == f.size}  # fmt: skip
-    plain = are_plain(file.sha256 for file in done.files.values())
-    digests = sha256(there.values(), plain=plain)
+    kind = kind_of(file.sha256 for file in done.files.values())
+    digests = sha256(there.values(), kind=kind)
     same = {name for name, file in there.items() if digests[file] == done.files[name].sha256}
     return [name for name in done.files if name not in same]
 

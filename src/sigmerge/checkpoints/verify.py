@@ -22,7 +22,7 @@ from sigmerge.checkpoints.folder import (
 from sigmerge.checkpoints.pool import open_pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError
-from sigmerge.files.digests import are_plain, rehashing, sha256
+from sigmerge.files.digests import kind_of, rehashing, sha256
 from sigmerge.files.regular import is_regular
 from sigmerge.progress import Progress
 
@@ -154,8 +154,8 @@ def _digests(
 ) -> Iterator[Finding]:
     """Every listed file is there and has its digest; nothing that could be loaded is unlisted."""
     there = {name: folder / name for name in files if is_regular(folder / name)}
-    plain = are_plain(files.values())
-    digests = _fresh(there.values(), threads, progress, "checking digests", plain=plain)
+    kind = kind_of(files.values())
+    digests = _fresh(there.values(), threads, progress, "checking digests", kind=kind)
     for name, wanted in files.items():
         if name not in there:
             yield Finding("digests", name, "is missing")
@@ -178,7 +178,7 @@ def _may_be_added(file: Path, folder: Path) -> bool:
 
 
 def _fresh(
-    files: Iterable[Path], threads: int, progress: Progress, what: str, *, plain: bool
+    files: Iterable[Path], threads: int, progress: Progress, what: str, *, kind: str
 ) -> Mapping[Path, str]:
     listed = list(files)
     total, done = sum(file.stat().st_size for file in listed), 0
@@ -189,7 +189,7 @@ def _fresh(
         progress(what, done, total)
 
     with rehashing():
-        return sha256(listed, threads, count, plain=plain)
+        return sha256(listed, threads, count, kind=kind)
 
 
 def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -257,8 +257,8 @@ def _equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
 
 def _inputs(inputs: Mapping[Path, str], threads: int, progress: Progress) -> Iterator[Finding]:
     there = [file for file in inputs if is_regular(file)]
-    plain = are_plain(inputs.values())
-    digests = _fresh(there, threads, progress, "checking inputs", plain=plain)
+    kind = kind_of(inputs.values())
+    digests = _fresh(there, threads, progress, "checking inputs", kind=kind)
     for file, wanted in inputs.items():
         if file not in digests:
             yield Finding("inputs", str(file), "is not there any more")

@@ -9,7 +9,6 @@ in any order and from any thread, and the bytes do not depend on either.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -31,6 +30,7 @@ from sigmerge.checkpoints.header import ITEM_SIZE, encode_header
 from sigmerge.checkpoints.remote import check_remote_target, target_url, upload
 from sigmerge.checkpoints.written import ShardBytes, Written
 from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeError
+from sigmerge.files.digests import digest_now
 from sigmerge.files.exchange import exchange
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.locks import only_writer
@@ -358,7 +358,7 @@ class Output:
         """The journal stays until all is there: a run that is killed meanwhile goes on."""
         self._check_untouched()
         files = {file.relative_to(self.partial).as_posix(): file for file in self._companions()}
-        digests = {n: hashlib.sha256(f.read_bytes()).hexdigest() for n, f in files.items()}
+        digests = {name: digest_now(file) for name, file in files.items()}
         upload(self.partial, self.digests | digests, url, self._progress)
         self._journal_stack.close()
         remove(self.partial, if_possible=True)
@@ -493,7 +493,7 @@ class Output:
         if damaged or wrong:
             raise self._changed(wrong[0] if wrong else damaged[0])
         named = {file.relative_to(self.partial).as_posix(): file for file in self._companions()}
-        digests |= {name: hashlib.sha256(f.read_bytes()).hexdigest() for name, f in named.items()}
+        digests |= {name: digest_now(file) for name, file in named.items()}
         return dict(sorted(digests.items())), status
 
     def _is_whole(self, name: str, handle: int) -> bool:

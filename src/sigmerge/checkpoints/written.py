@@ -10,27 +10,19 @@ piece at the same time, so that little is left to be written when the result is 
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from sigmerge.files.digests import LEAF, combined
+from sigmerge.files.digests import RUN, combined, leaf_digests, leaf_size
 from sigmerge.files.regular import begin_sync
-from sigmerge.kernels.rooms import room
 from sigmerge.kernels.window import file_checksum
 
 READ_BACK = 64 << 20
 """Bytes that a thread reads back in one call, a multiple of eight: with many threads a call costs
 tens of microseconds, for which each waits for Python's lock."""
-HASHED = 4 << 20
-"""Bytes that are hashed at a time: a thread works on them for longer than it waits for Python's
-lock."""
 
 WrittenPiece = tuple[int, int, int]
 """Position in the tensor in bytes, length, checksum."""
@@ -161,20 +153,6 @@ class Written:
         return file_checksum(self._handles[place.shard], place.begin + at, nbytes, 0) == wanted
 
 
-def _buffer() -> memoryview:
-    return room(HASHED, np.uint8, "hashed").data
-
-
-def _fill(handle: int, position: int, buffer: memoryview) -> bool:
-    """Read a buffer full from a position; False if the file ends before."""
-    while buffer:
-        count = os.preadv(handle, [buffer], position)
-        if count == 0:
-            return False
-        buffer, position = buffer[count:], position + count
-    return True
-
-
 def _covers(pieces: Iterable[Sequence[int]], nbytes: int) -> bool:
     """Whether sorted pieces follow one another from the first byte to the last."""
     position = 0
@@ -197,8 +175,9 @@ class _Hasher:
         durable: bool,
     ) -> None:
         self._handles, self._durable = handles, durable
+        self._leaves = [leaf_size(size) for size in sizes]
         self._pieces = [
-            [_HashedPiece(shard, at, min(at + LEAF, size)) for at in range(0, size, LEAF)]
+            [_HashedPiece(shard, at, min(at + RUN, size)) for at in range(0, size, RUN)]
             for shard, size in enumerate(sizes)
         ]
         self._of = {name: self._touched(place) for name, place in places.items()}
@@ -240,21 +219,15 @@ class _Hasher:
     def _touched(self, place: ShardBytes) -> list[_HashedPiece]:
         """The pieces that hold bytes of a tensor; a tensor without bytes touches none."""
         pieces = self._pieces[place.shard]
-        first, last = place.begin // LEAF, (place.begin + place.nbytes - 1) // LEAF
+        first, last = place.begin // RUN, (place.begin + place.nbytes - 1) // RUN
         return pieces[first : last + 1] if place.nbytes else []
 
     def _hash(self, piece: _HashedPiece) -> bytes:
         if self._durable:
             begin_sync(self._handles[piece.shard], piece.begin, piece.end - piece.begin)
-        value, at = hashlib.sha256(), piece.begin
-        buffer = _buffer()
-        while at < piece.end:
-            part = buffer[: min(HASHED, piece.end - at)]
-            if not _fill(self._handles[piece.shard], at, part):
-                break  # truncated; the checksums show it
-            value.update(part)
-            at += len(part)
-        return value.digest()
+        handle, leaf = self._handles[piece.shard], self._leaves[piece.shard]
+        # A shard that was truncated has other digests; the checksums show it.
+        return leaf_digests(handle, piece.begin, piece.end, leaf)
 
 
 @dataclass(eq=False)

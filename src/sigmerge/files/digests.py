@@ -1,9 +1,10 @@
 """SHA-256 of files, remembered by file identity.
 
 SHA-256 runs in one thread, at a fraction of the speed of a disk or of a merge. A file longer than
-LEAF is therefore cut into pieces of that length, which threads hash side by side; its digest is
-the SHA-256 of the pieces' digests one after another, written with the prefix TREE. The digest of a
-shorter file is its plain SHA-256, and so are all digests in records from before this rule.
+RUN is therefore cut into leaves of LEAF bytes. Threads hash runs of leaves side by side, and a
+processor with wide registers the leaves of a run at once. The file's digest is the SHA-256 of its
+leaves' digests one after another, written with the prefix TREE. The digest of a shorter file is its
+plain SHA-256. In older records leaves are as long as runs (EARLIER_TREE), or all digests are plain.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,15 +28,16 @@ GRAIN = 2_000_000_000
 """Nanoseconds. The coarsest clock of a file system in use: two writes within it can leave the same
 times, so the digest of a file that is younger is not remembered."""
 
-LEAF = 1 << 26
-TREE = "64MiB-tree:"
+RUN, LEAF = 1 << 26, 1 << 22
+TREE, EARLIER_TREE, PLAIN = "4MiB-tree:", "64MiB-tree:", ""
+"""How a digest of a long file begins."""
 
 _BUFFER = 4 << 20
 _REQUEST = 16 << 20
 """Bytes of a remote file that are requested at a time."""
 
 Passed: TypeAlias = Callable[[RemoteFile, int], bytes | None]
-"""The SHA-256 of a remote file's piece that begins there, if it is known."""
+"""The digests of the leaves of a remote file's run that begins there, if they are known."""
 
 _rehashed: ContextVar[dict[str, str] | None] = ContextVar("rehashed", default=None)
 
@@ -66,16 +68,67 @@ def identity(file: Path) -> str:
     return _identity(real, real.stat())
 
 
-def combined(pieces: Sequence[bytes]) -> str:
-    """The digest of a file from the SHA-256 of each of its pieces."""
-    if len(pieces) == 1:
-        return pieces[0].hex()
-    return TREE + hashlib.sha256(b"".join(pieces)).hexdigest()
+def leaf_size(size: int, kind: str = TREE) -> int:
+    """Bytes of a leaf of a file that has so many."""
+    whole = kind == PLAIN or size <= RUN
+    return max(size, 1) if whole else {TREE: LEAF, EARLIER_TREE: RUN}[kind]
 
 
-def are_plain(digests: Iterable[str]) -> bool:
-    """Whether these are plain SHA-256 of whole files, as old records hold them."""
-    return not any(digest.startswith(TREE) for digest in digests)
+def combined(runs: Iterable[bytes], kind: str = TREE) -> str:
+    """The digest of a file from the digests of the leaves of each of its runs."""
+    leaves = b"".join(runs)
+    if len(leaves) == hashlib.sha256().digest_size:
+        return leaves.hex()
+    return kind + hashlib.sha256(leaves).hexdigest()
+
+
+def kind_of(digests: Iterable[str]) -> str:
+    """The kind of digests that a record has: TREE, EARLIER_TREE, or PLAIN."""
+    prefixes = {digest[: digest.find(":") + 1] for digest in digests}
+    return next((kind for kind in (TREE, EARLIER_TREE) if kind in prefixes), PLAIN)
+
+
+def by_leaf(begin: int, data: memoryview, leaf: int) -> Iterator[tuple[int, memoryview]]:
+    """Bytes of a file from `begin` on, cut at the ends of leaves; with where each leaf begins."""
+    at, end = begin, begin + len(data)
+    while at < end:
+        first = at // leaf * leaf
+        stop = min(first + leaf, end)
+        yield first, data[at - begin : stop - begin]
+        at = stop
+
+
+def leaf_digests(
+    descriptor: int, begin: int, end: int, leaf: int, progress: Callable[[int], None] | None = None
+) -> bytes:
+    """The SHA-256 of each leaf between two positions of a file, as far as the file goes."""
+    if leaf < end - begin:
+        from sigmerge.kernels.sha256 import hashes, lane_digests  # short files need no kernels
+
+        if hashes(leaf, end - begin) and (side_by_side := lane_digests(descriptor, begin, leaf)):
+            if progress:
+                progress(end - begin)
+            return side_by_side
+    buffer = memoryview(bytearray(min(_BUFFER, end - begin)))
+    found = []
+    for start in range(begin, max(end, begin + 1), leaf):
+        value, at, stop = hashlib.sha256(), start, min(start + leaf, end)
+        while count := os.preadv(descriptor, [buffer[: stop - at]], at):
+            value.update(buffer[:count])
+            at += count
+            if progress:
+                progress(count)
+        found.append(value.digest())
+    return b"".join(found)
+
+
+def digest_now(file: Path) -> str:
+    """The digest of a file, which is read."""
+    with file.open("rb") as stream:
+        handle = stream.fileno()
+        size = os.fstat(handle).st_size
+        runs = [(at, min(at + RUN, size)) for at in range(0, max(size, 1), RUN)]
+        return combined(leaf_digests(handle, *run, leaf_size(size)) for run in runs)
 
 
 def sha256(
@@ -84,34 +137,33 @@ def sha256(
     progress: Callable[[int], None] | None = None,
     error: type[SigmergeError] = PoolError,
     *,
-    plain: bool = False,
+    kind: str = TREE,
     passed: Passed | None = None,
 ) -> dict[Path, str]:
     """Digests of files; one that was hashed before and has not changed is not read again.
 
-    With `plain`, all are plain SHA-256, for a comparison with an old record. `passed` knows pieces
-    of remote files.
+    `kind` is that of a record to compare them with. `passed` knows leaves of remote files.
     """
     memory = _rehashed.get()
     unique = sorted(set(files))
-    todo = {file: _begun(file, error, plain=plain) for file in unique}
+    todo = {file: _begun(file, error, kind) for file in unique}
     known = {file: _known(one, memory) for file, one in todo.items()}
-    pieces = [
+    runs = [
         (todo[file], begin)
         for file in unique
         if known[file] is None
-        for begin in range(0, max(todo[file].size, 1), todo[file].piece)
+        for begin in range(0, max(todo[file].size, 1), max(RUN, todo[file].leaf))
     ]
 
-    def digest(piece: tuple[_File, int]) -> tuple[Path, bytes, bool]:
-        return piece[0].file, *(_passed(*piece, passed) or _hashed(*piece, progress, error))
+    def digest(run: tuple[_File, int]) -> tuple[Path, bytes, bool]:
+        return run[0].file, *(_passed(*run, passed) or _hashed(*run, progress, error))
 
     found: dict[Path, list[tuple[bytes, bool]]] = {}
     with ThreadPoolExecutor(max(1, threads)) as pool:
-        for file, value, settled in pool.map(digest, pieces):
+        for file, value, settled in pool.map(digest, runs):
             found.setdefault(file, []).append((value, settled))
     for file, parts in found.items():
-        known[file] = whole = combined([part for part, _ in parts])
+        known[file] = whole = combined([part for part, _ in parts], kind)
         if all(settled for _, settled in parts):
             _remember(todo[file], whole, memory)
     return {file: value for file, value in known.items() if value is not None}
@@ -120,7 +172,7 @@ def sha256(
 def unknown(files: Iterable[Path]) -> list[Path]:
     """Files whose digests are not remembered."""
     memory = _rehashed.get()
-    return [f for f in files if _known(_begun(f, PoolError, plain=False), memory) is None]
+    return [f for f in files if _known(_begun(f, PoolError, TREE), memory) is None]
 
 
 class _File(NamedTuple):
@@ -130,25 +182,27 @@ class _File(NamedTuple):
     real: Path
     key: str
     size: int
-    piece: int
+    kind: str
+    leaf: int
     old: bool
     remote: RemoteFile | None = None
 
     @property
     def note(self) -> Path:
         """Where its digest is remembered; another place for every kind of digest."""
-        kind = "" if self.size <= self.piece else f"|{TREE}"
+        kind = "" if self.size <= self.leaf else f"|{self.kind}"
         return cache_place("digests") / hashlib.sha256((self.key + kind).encode()).hexdigest()[:32]
 
 
-def _begun(file: Path, error: type[SigmergeError], *, plain: bool) -> _File:
+def _begun(file: Path, error: type[SigmergeError], kind: str) -> _File:
     if remote := remote_file(file):
-        piece = max(remote.size, 1) if plain else LEAF
-        return _File(file, file, remote.identity, remote.size, piece, True, remote)
+        leaf = leaf_size(remote.size, kind)
+        return _File(file, file, remote.identity, remote.size, kind, leaf, True, remote)
     with open_regular(file, "a file to hash", error) as stream:
         real, status = file.resolve(), os.fstat(stream.fileno())
-    piece = max(status.st_size, 1) if plain else LEAF
-    return _File(file, real, _identity(real, status), status.st_size, piece, _old(status))
+    leaf = leaf_size(status.st_size, kind)
+    key = _identity(real, status)
+    return _File(file, real, key, status.st_size, kind, leaf, _old(status))
 
 
 def _known(one: _File, memory: dict[str, str] | None) -> str | None:
@@ -158,45 +212,40 @@ def _known(one: _File, memory: dict[str, str] | None) -> str | None:
 def _hashed(
     one: _File, begin: int, progress: Callable[[int], None] | None, error: type[SigmergeError]
 ) -> tuple[bytes, bool]:
-    """The SHA-256 of one piece, and whether the file stayed the same meanwhile.
-
-    A file that grows is read to its new end, in its last piece.
-    """
+    """The digests of the leaves of one run, and whether the file stayed the same meanwhile."""
+    end = min(begin + max(RUN, one.leaf), one.size)
     if one.remote:
-        return _hashed_remote(one.remote, begin, min(begin + one.piece, one.size), progress)
-    last = begin + one.piece >= one.size
-    value, left = hashlib.sha256(), one.piece
-    buffer = memoryview(bytearray(min(_BUFFER, one.piece)))
+        return _hashed_remote(one.remote, begin, end, one.leaf, progress)
     with open_regular(one.file, "a file to hash", error) as stream:
-        stream.seek(begin)
-        while count := stream.readinto(buffer if last else buffer[: min(left, _BUFFER)]):
-            value.update(buffer[:count])
-            left -= count
-            if progress:
-                progress(count)
+        value = leaf_digests(stream.fileno(), begin, end, one.leaf, progress)
         same = _identity(one.file.resolve(), os.fstat(stream.fileno())) == one.key
-    return value.digest(), same
+    return value, same
 
 
 def _passed(one: _File, begin: int, passed: Passed | None) -> tuple[bytes, bool] | None:
-    """The same of a piece that went by; that the version stays is asked once a file."""
-    if one.remote is None or one.piece != LEAF or passed is None:
+    """The same of a run that went by; that the version stays is asked once a file."""
+    if one.remote is None or one.kind != TREE or passed is None:
         return None
     value = passed(one.remote, begin)
     return None if value is None else (value, begin > 0 or one.remote.now() == one.remote)
 
 
 def _hashed_remote(
-    remote: RemoteFile, begin: int, end: int, progress: Callable[[int], None] | None
+    remote: RemoteFile,
+    begin: int,
+    end: int,
+    leaf: int,
+    progress: Callable[[int], None] | None,
 ) -> tuple[bytes, bool]:
     """The same of a remote file, whose version is compared by the caller before and after."""
-    value = hashlib.sha256()
+    leaves = [hashlib.sha256() for _ in range(begin, max(end, begin + 1), leaf)]
     for start in range(begin, end, _REQUEST):
         data = remote.read(start, min(start + _REQUEST, end))
-        value.update(data)
+        for first, part in by_leaf(start, memoryview(data), leaf):
+            leaves[(first - begin) // leaf].update(part)
         if progress:
             progress(len(data))
-    return value.digest(), remote.now() == remote
+    return b"".join(value.digest() for value in leaves), remote.now() == remote
 
 
 def _remember(one: _File, digest: str, memory: dict[str, str] | None) -> None:

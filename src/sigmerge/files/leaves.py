@@ -1,8 +1,8 @@
 """Digests of remote files from the ranges that a job reads of them anyway.
 
 SHA-256 takes bytes in their order, and a job reads tensors in an order of its own. So a file is
-hashed by its pieces of 64 MiB (files/digests.py): a range that continues its piece is hashed when
-it comes, one that comes early waits, and a piece that stays incomplete is read for its digest.
+hashed by its leaves (files/digests.py): a range that continues its leaf is hashed when it comes,
+one that comes early waits, and a run with a leaf that stays incomplete is read for its digests.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class _Leaf:
 
 
 class Leaves:
-    """The pieces of those among some files that are remote, and whose digests are not known."""
+    """The leaves of those among some files that are remote, and whose digests are not known."""
 
     def __init__(self, files: Iterable[Path] = ()) -> None:
         found = {file: remote for file in files if (remote := remote_file(file))}
         unknown = digests.unknown(found)
         self._watched = {file: found[file] for file in unknown}
         self._remotes = set(self._watched.values())
-        self._leaves: dict[tuple[RemoteFile, int], _Leaf] = {}
+        self._begun: dict[tuple[RemoteFile, int], _Leaf] = {}
+        self._digests: dict[tuple[RemoteFile, int], bytes] = {}
         self._held, self._lock = 0, threading.Lock()
         for file, remote in self._watched.items():
             self.take(remote, 0, file.read_bytes())  # the header, which a stub has
@@ -53,22 +54,26 @@ class Leaves:
         """These bytes of a file were read, from `begin` on."""
         if remote not in self._remotes:
             return
-        size, whole = digests.LEAF, memoryview(data)
-        for first in range(begin // size * size, begin + len(data), size):
+        size = digests.leaf_size(remote.size)
+        for first, part in digests.by_leaf(begin, memoryview(data), size):
+            key = remote, first
             with self._lock:
-                end = min(first + size, remote.size)
-                leaf = self._leaves.setdefault((remote, first), _Leaf(first, end))
-            start = max(begin, first)
+                if key in self._digests:
+                    continue
+                leaf = self._begun.setdefault(key, _Leaf(first, min(first + size, remote.size)))
             with leaf.lock:
-                self._add(leaf, start, whole[start - begin : leaf.end - begin])
+                self._add(leaf, max(begin, first), part)
+                if leaf.at == leaf.end:
+                    with self._lock:
+                        self._digests[key] = leaf.value.digest()
+                        self._begun.pop(key, None)
 
     def digest(self, remote: RemoteFile, begin: int) -> bytes | None:
-        """The SHA-256 of the piece that begins there; None if not all of it came."""
-        leaf = self._leaves.get((remote, begin))
-        if leaf is None or leaf.at < leaf.end:
-            return None
-        found: bytes = leaf.value.digest()
-        return found
+        """The digests of the leaves of the run that begins there; None if not all of it came."""
+        size = digests.leaf_size(remote.size)
+        run = range(begin, min(begin + max(digests.RUN, size), remote.size), size)
+        found = [self._digests.get((remote, first)) for first in run]
+        return None if None in found else b"".join(one for one in found if one is not None)
 
     def _add(self, leaf: _Leaf, at: int, data: memoryview) -> None:
         if at > leaf.at:

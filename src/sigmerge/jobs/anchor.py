@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import SigmergeError
-from sigmerge.files.digests import are_plain, sha256
+from sigmerge.files.digests import kind_of, sha256
 from sigmerge.files.journal import continues
 from sigmerge.files.objects import address
 from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
@@ -107,8 +107,8 @@ def _same_files(job: DenseJob, anchor: Path, provenance: Provenance, options: Op
     if not written.keys() >= {anchor / name for name in job.layout.files}:
         return False
     try:
-        plain = are_plain(written.values())
-        return sha256(written, options.threads, plain=plain) == written
+        kind = kind_of(written.values())
+        return sha256(written, options.threads, kind=kind) == written
     except SigmergeError:
         return False
 
@@ -155,5 +155,5 @@ def _same_inputs(job: DenseJob, provenance: Provenance) -> bool:
     now = Inputs.of(job.pool.members, others).members
     if before.keys() != {address(file) for file in now}:
         return False
-    digests = sha256(now, plain=are_plain(before.values()))
+    digests = sha256(now, kind=kind_of(before.values()))
     return before == {address(file): digest for file, digest in digests.items()}

@@ -15,7 +15,7 @@ from sigmerge.checkpoints.inputs import InputIdentity, digested, identify
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
 from sigmerge.checkpoints.pool import Pool, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import TREE, sha256
 from sigmerge.files.leaves import Leaves
 from sigmerge.files.objects import address
 from sigmerge.jobs.options import Options
@@ -342,10 +342,10 @@ def block_sites(pool: Pool) -> list[list[Site]]:
 
 
 def weight_digests(
-    checkpoint: Checkpoint, options: Options, *, plain: bool = False
+    checkpoint: Checkpoint, options: Options, *, kind: str = TREE
 ) -> tuple[str, ...]:
-    """Digests of a checkpoint's weight files, in the files' order; `plain` as in `sha256`."""
-    digests = sha256(checkpoint.files, options.threads, plain=plain)
+    """Digests of a checkpoint's weight files, in the files' order; `kind` as in `sha256`."""
+    digests = sha256(checkpoint.files, options.threads, kind=kind)
     return tuple(digests[file] for file in checkpoint.files)
 
 

@@ -14,7 +14,7 @@ from sigmerge.checkpoints.remote import place_of
 from sigmerge.checkpoints.writer import check_target
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError
-from sigmerge.files.digests import are_plain
+from sigmerge.files.digests import kind_of
 from sigmerge.jobs.occupancy import Guard, describe_occupancy, run_occupancy
 from sigmerge.jobs.options import Description, Options
 from sigmerge.jobs.pools import (
@@ -89,7 +89,7 @@ def _check_digests(plan: RepairPlan, members: Mapping[str, Checkpoint], options:
         name
         for name, checkpoint in members.items()
         if (expected := promised[name]) is None
-        or sorted(weight_digests(checkpoint, options, plain=are_plain(expected.sha256)))
+        or sorted(weight_digests(checkpoint, options, kind=kind_of(expected.sha256)))
         != sorted(expected.sha256)
     ]
     if changed:

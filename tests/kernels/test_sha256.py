@@ -1,0 +1,32 @@
+"""SHA-256 in lanes is hashlib's, on any processor."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sigmerge.kernels.sha256 import LANES, WINDOW, hashes, lane_digests
+
+
+@pytest.mark.parametrize("windows", [1, 3])
+@pytest.mark.parametrize("before", [0, 1, 64])
+def test_every_lane_is_the_digest_of_its_run(tmp_path: Path, windows: int, before: int) -> None:
+    length = windows * WINDOW
+    content = np.random.default_rng(windows).bytes(before + LANES * length)
+    file = tmp_path / "runs"
+    file.write_bytes(content)
+    handle = os.open(file, os.O_RDONLY)
+    runs = [content[before + lane * length :][:length] for lane in range(LANES)]
+    wanted = b"".join(hashlib.sha256(run).digest() for run in runs)
+    assert lane_digests(handle, before, length) == wanted
+    assert lane_digests(handle, before + 1, length) is None
+    os.close(handle)
+
+
+def test_other_lengths_are_left_to_hashlib() -> None:
+    assert not hashes(WINDOW, LANES * WINDOW - 1)
+    assert not hashes(WINDOW // 2, LANES * WINDOW // 2)
