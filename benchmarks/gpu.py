@@ -6,10 +6,11 @@
 A generated Llama pool in bfloat16, a reference and five experts, all in the page cache. Everything
 runs in one process, the second run counts: loading torch and starting CUDA take seconds, once.
 *through the device* copies the bytes of all inputs to the GPU and those of a result back and into a
-file. *claiming* is five domains claiming a block of 268 M coordinates that is on the device, all
-that the device does for it beside the time in which its memory moves the bytes that the passes
-need. *topk* is TIES written down plainly in torch: whole tensors on the GPU, `topk` for each.
-mergekit's merge is a command, with its start-up, where it is installed.
+file; of a repair the anchor is an input too, which has as many bytes as another. *claiming* is five
+domains claiming a block of 268 M coordinates that is on the device, all that the device does for it
+beside the time in which its memory moves the bytes that the passes need. *topk* is TIES written
+down plainly in torch: whole tensors on the GPU, `topk` for each. mergekit's merge is a command,
+with its start-up, where it is installed.
 
 What the bars are about comes first (`ORDER`). No measurement is begun after `--budget` seconds;
 what is missing is a dash. The processor's runs show whether the bytes are the same.
@@ -62,6 +63,8 @@ ORDER = ("ties", "repair", "claiming", "topk", "linear", "task_arithmetic", "mer
          "dare_linear", "dare_ties", "views")  # fmt: skip
 """What is measured, the most wanted first."""
 PIECE = 64 << 20
+MODELS = {"repair": 7}
+"""How many models a job reads, where these are not all of the pool and nothing else."""
 COPIES = 1.5
 """The bar: a merge takes at most this many times the copying of its bytes."""
 SHARE = 0.6
@@ -130,9 +133,10 @@ class Bench:
             seconds = time.perf_counter() - start
         return seconds, digest(sorted(self.out.glob("*.safetensors")))
 
-    def through_the_device(self) -> float:
-        """Seconds for all inputs' bytes to the device, and one member's back and into a file."""
-        files = [self.pool.weights(member) for member in self.pool.members]
+    def through_the_device(self, models: int) -> float:
+        """Seconds for the bytes of so many models to the device, and one's back and into a file."""
+        members = self.pool.members
+        files = [self.pool.weights(members[i % len(members)]) for i in range(models)]
         size = files[0].stat().st_size
         maps = [np.memmap(file, np.uint8, "r") for file in files]
         target = os.open(self.out.with_suffix(".copy"), os.O_CREAT | os.O_RDWR | os.O_TRUNC)
@@ -255,7 +259,7 @@ class Times:
             (Reader, "release", "giving pages back"),
             (writer, "checksum", "checksums"),
             (writer.Output, "_write_at", "writing"),
-            (writer.Output, "_seal", "reading back (one thread waits)"),
+            (writer.Output, "_read_back", "reading back (one thread waits)"),
         ]
         if device == "cuda":
             from triton.runtime.jit import JITFunction
@@ -388,7 +392,7 @@ class Page:
         self._file = file
         self.rows: list[str] = []
         self.lines: list[str] = []
-        self.copying: float | None = None
+        self.copying: dict[int, float | None] = {}
 
     def measured(self, job: Callable[[], Any]) -> Any:
         if time.monotonic() > self._end:
@@ -396,13 +400,17 @@ class Page:
         return job()
 
     def job(self, name: str, job: Callable[[Any], tuple[float, str]]) -> None:
-        bench, read = self.bench, 2 * self.bench.pool.shape.parameters * 6
+        bench, models = self.bench, MODELS.get(name, len(self.bench.pool.members))
+        read = 2 * bench.pool.shape.parameters * models
+        if models not in self.copying:
+            self.copying[models] = self.measured(lambda: bench.through_the_device(models))
         there = self.measured(lambda: job(bench.device))
         where = str(bench.times)
         here = None if self._alone else self.measured(lambda: job("cpu"))
         if there is None:
             return
-        times = there[0] / self.copying if self.copying else None
+        copying = self.copying[models]
+        times = there[0] / copying if copying else None
         same = "–" if here is None else "yes" if here[1] == there[1] else "NO"
         self.rows.append(
             f"| {name}, {bench.threads} threads | {number(here and here[0])} | {there[0]:.2f} | "
@@ -458,7 +466,9 @@ class Page:
             "|---|--:|--:|--:|--:|---|",
             *self.rows,
             "",
-            f"Through the device: {number(self.copying)} s.",
+            "Through the device: "
+            + ", ".join(f"{n} models {number(took)} s" for n, took in self.copying.items())
+            + ".",
             "",
             *self.lines,
             "",
@@ -494,7 +504,6 @@ def main(given: list[str] | None = None) -> int:
         "views": bench.views,
     }
     page = Page(bench, asked.budget, asked.alone, asked.page)
-    page.copying = page.measured(bench.through_the_device)
     others = {"claiming": page.claiming, "topk": page.topk, "mergekit": page.mergekit}
     for bench.threads in threads:
         for name in asked.only.split(",") if asked.only else ORDER:

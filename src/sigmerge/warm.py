@@ -71,8 +71,6 @@ def warm(folder: Path) -> None:
         anchor=folder / "0",
         progress=silent,
     )
-
-
     _hash(folder / "bytes")
 
 

@@ -313,17 +313,26 @@ class Output:
             self._journal.append({"done": block, "record": record, "pieces": pieces})
             self.done[block] = record
 
-    @property
-    def digests(self) -> dict[str, str]:
-        """The SHA-256 of every file in the folder, by its name there.
+    def seal(self) -> dict[str, str]:
+        """Read the shards back; if they do not hold what was written, this stops the run.
 
-        The shards were read back and hold what was written; if not, this stops the run. What is
-        written afterwards is not listed.
+        Meanwhile the disk gets them. Returns their digests by name. Shards that were not written
+        since are not read again.
         """
         if self._sealed is None:
             with self._writing():
-                self._sealed = self._seal()
+                self._sealed = self._read_back()
         return self._sealed[0]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The digest of every file in the folder, by its name there, after `seal`."""
+        shards = self.seal()
+        self._write_index()
+        named = {file.relative_to(self.partial).as_posix(): file for file in self._companions()}
+        with self._writing():
+            beside = {name: digest_now(file) for name, file in named.items()}
+        return dict(sorted({**shards, **beside}.items()))
 
     def publish(self) -> None:
         """Put the finished folder in its place, in one step.
@@ -332,8 +341,8 @@ class Output:
         until then: the two folders exchange their names. A result with an address is uploaded; an
         older one there goes when that begins.
         """
+        self.seal()
         self._write_index()
-        self.digests  # noqa: B018 (stops the run if the shards are not what was written)
         check_target(self.final, self.overwrite)
         with self._writing():
             if self.durable:
@@ -357,9 +366,7 @@ class Output:
     def _upload(self, url: str) -> None:
         """The journal stays until all is there: a run that is killed meanwhile goes on."""
         self._check_untouched()
-        files = {file.relative_to(self.partial).as_posix(): file for file in self._companions()}
-        digests = {name: digest_now(file) for name, file in files.items()}
-        upload(self.partial, self.digests | digests, url, self._progress)
+        upload(self.partial, self.digests, url, self._progress)
         self._journal_stack.close()
         remove(self.partial, if_possible=True)
         self._stack.close()
@@ -474,12 +481,11 @@ class Output:
         if index is not None:
             self.text(INDEX, json.dumps(index, indent=2) + "\n")
 
-    def _seal(self) -> tuple[dict[str, str], list[os.stat_result]]:
-        """Read everything back and compare; meanwhile the disk gets the shards."""
+    def _read_back(self) -> tuple[dict[str, str], list[os.stat_result]]:
+        """The digests of the shards, and what the system knows of each."""
         if missing := self._written.missing():
             raise OutputError(f"{self.final}: {len(missing)} tensors were not written, the first "
                               f"is {missing[0]}; nothing is published.")  # fmt: skip
-        self._write_index()
         status = [os.fstat(handle) for handle in self._files]
         # One more, since syncing waits for the disk and leaves its core to the others.
         with ThreadPoolExecutor(self._threads + 1) as pool:
@@ -492,9 +498,7 @@ class Output:
                  if not self._is_whole(n, h)]  # fmt: skip
         if damaged or wrong:
             raise self._changed(wrong[0] if wrong else damaged[0])
-        named = {file.relative_to(self.partial).as_posix(): file for file in self._companions()}
-        digests |= {name: digest_now(file) for name, file in named.items()}
-        return dict(sorted(digests.items())), status
+        return digests, status
 
     def _is_whole(self, name: str, handle: int) -> bool:
         """Whether a shard has its name, its size and its header still."""

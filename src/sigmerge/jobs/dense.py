@@ -280,6 +280,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         resumed = sorted(output.done)
         with beside(partial(inputs.hash, options)) as hashed:
             merge_blocks(job, source, workers, output, options)
+            output.seal()
             hashed()
         chosen = recipe.tokenizer, _dtype(job), recipe.chat_template, recipe.architecture
         copy_companions(output, pool, *chosen)

@@ -163,6 +163,7 @@ def run_occupancy(
         resumed = sorted(output.done)
         with beside(partial(inputs.hash, options)) as hashed:
             claims = _write(job, sources, output, options)
+            output.seal()
             hashed()
         plan = plan.model_copy(update=claims)
         if guard is not None:
