@@ -22,8 +22,8 @@ from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.pages import advise
 
 MEMORY_PAGE = mmap.PAGESIZE
-AHEAD = 4 << 20
-"""Bytes of one request when reading ahead."""
+AHEAD = 64 << 20
+"""Bytes of one request when reading ahead: each waits for Python's lock."""
 
 
 class Reader:
@@ -74,6 +74,8 @@ class Reader:
         return self._remote[tensor.file]
 
     def _map(self, file: Path) -> mmap.mmap:
+        if (found := self._maps.get(file)) is not None:  # without the lock, which all threads take
+            return found
         with self._lock:
             if file not in self._maps:
                 with file.open("rb") as stream:

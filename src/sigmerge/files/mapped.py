@@ -13,6 +13,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 
 class MappedFile:
@@ -67,37 +68,46 @@ def _most_descriptors() -> int:
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit // 2
 
 
+class _Table(NamedTuple):
+    """Where maps begin, ascending; where each ends, and its file."""
+
+    firsts: tuple[int, ...] = ()
+    maps: tuple[tuple[int, MappedFile], ...] = ()
+
+
 _changing = threading.Lock()
-_firsts: list[int] = []
-_maps: list[tuple[int, MappedFile]] = []
-"""Where maps begin, ascending; where each ends, and its file."""
+_table = _Table()
+"""Replaced as a whole, so that who looks something up waits for nobody."""
 
 
 def note(first: int, size: int, file: Path, status: os.stat_result) -> None:
     """A file with this status is mapped there now."""
+    global _table
     with _changing:
-        at = bisect_right(_firsts, first)
-        _firsts.insert(at, first)
-        _maps.insert(at, (first + size, MappedFile(first, file, status)))
+        firsts, maps = _table
+        at = bisect_right(firsts, first)
+        made = first + size, MappedFile(first, file, status)
+        _table = _Table((*firsts[:at], first, *firsts[at:]), (*maps[:at], made, *maps[at:]))
 
 
 def forget(first: int) -> None:
     """What was mapped from this address on may be gone soon."""
+    global _table
     with _changing:
-        at = bisect_left(_firsts, first)
-        del _firsts[at], _maps[at]
+        firsts, maps = _table
+        at = bisect_left(firsts, first)
+        _table = _Table(firsts[:at] + firsts[at + 1 :], maps[:at] + maps[at + 1 :])
 
 
 def opened_as(descriptor: int) -> Path | None:
     """The file that was opened again with this descriptor."""
-    with _changing:
-        return next((file.path for _, file in _maps if file.has(descriptor)), None)
+    return next((file.path for _, file in _table.maps if file.has(descriptor)), None)
 
 
 def mapped_at(address: int) -> MappedFile | None:
     """The file that lies at an address."""
-    with _changing:
-        at = bisect_right(_firsts, address) - 1
-        if at < 0 or address >= _maps[at][0]:
-            return None
-        return _maps[at][1]
+    firsts, maps = _table
+    at = bisect_right(firsts, address) - 1
+    if at < 0 or address >= maps[at][0]:
+        return None
+    return maps[at][1]
