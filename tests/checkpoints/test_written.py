@@ -24,10 +24,10 @@ HEADER, SIZES = 5, {"a": 9, "b": 0, "c": 40, "d": 16, "e": 1, "f": 9, "g": 17, "
 @pytest.fixture(autouse=True)
 def short_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(digests, "RUN", 16)
+    monkeypatch.setattr(digests, "RUN_BYTES", 16)
     monkeypatch.setattr(digests, "LEAF", 4)
     monkeypatch.setattr(digests, "_BUFFER", 3)
-    monkeypatch.setattr(written, "RUN", 16)
+    monkeypatch.setattr(written, "RUN_BYTES", 16)
     monkeypatch.setattr(written, "READ_BACK", 8)
 
 

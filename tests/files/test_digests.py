@@ -163,7 +163,7 @@ def tree_of(content: bytes, leaf: int, prefix: str = "4MiB-tree:") -> str:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "RUN", 12)
+    monkeypatch.setattr(digests, "RUN_BYTES", 12)
     monkeypatch.setattr(digests, "LEAF", 4)
     monkeypatch.setattr(digests, "_BUFFER", 3)
 
@@ -213,9 +213,9 @@ def test_a_run_is_hashed_in_lanes(
 
     monkeypatch.setattr(sha256_lanes, "_is_wide", lambda: True)
     monkeypatch.setattr(sha256_lanes, "lane_digests", lanes)
-    leaf = sha256_lanes.WINDOW
-    run = sha256_lanes.LANES * leaf
-    monkeypatch.setattr(digests, "RUN", run)
+    leaf = sha256_lanes.LANE_WINDOW
+    run = sha256_lanes.HASH_LANES * leaf
+    monkeypatch.setattr(digests, "RUN_BYTES", run)
     monkeypatch.setattr(digests, "LEAF", leaf)
     content = np.random.default_rng(0).bytes(2 * run + beyond)
     file = tmp_path / "long"

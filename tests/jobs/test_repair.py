@@ -709,7 +709,7 @@ def test_a_plan_and_a_record_with_plain_digests_of_long_files_hold(
     """Before there were trees of digests, those of long files were plain SHA-256 too."""
     out = tmp_path / "out"
     sigmerge.repair(recipe(pool), out, anchor=pool.root / "anchor")
-    monkeypatch.setattr(digests, "RUN", 1000)
+    monkeypatch.setattr(digests, "RUN_BYTES", 1000)
     monkeypatch.setattr(digests, "LEAF", 500)
     sigmerge.replay(out / "sigmerge/plan.json", tmp_path / "again")
     assert weights(tmp_path / "again") == weights(out)
@@ -725,7 +725,7 @@ def test_a_plan_and_a_record_with_longer_leaves_hold(
 ) -> None:
     """Leaves of digests had 64 MiB before they had 4."""
     out = tmp_path / "out"
-    monkeypatch.setattr(digests, "RUN", 1000)
+    monkeypatch.setattr(digests, "RUN_BYTES", 1000)
     monkeypatch.setattr(digests, "LEAF", 500)
     sigmerge.repair(recipe(pool), out, anchor=pool.root / "anchor")
     files = [f for folder in (out, pool.root) for f in folder.rglob("*") if f.is_file()]

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sigmerge.kernels.sha256 import LANES, WINDOW, hashes, lane_digests
+from sigmerge.kernels.sha256 import HASH_LANES, LANE_WINDOW, hashes, lane_digests
 
 
 @pytest.mark.parametrize("windows", [1, 3])
 @pytest.mark.parametrize("before", [0, 1, 64])
 def test_every_lane_is_the_digest_of_its_run(tmp_path: Path, windows: int, before: int) -> None:
-    length = windows * WINDOW
-    content = np.random.default_rng(windows).bytes(before + LANES * length)
+    length = windows * LANE_WINDOW
+    content = np.random.default_rng(windows).bytes(before + HASH_LANES * length)
     file = tmp_path / "runs"
     file.write_bytes(content)
     handle = os.open(file, os.O_RDONLY)
-    runs = [content[before + lane * length :][:length] for lane in range(LANES)]
+    runs = [content[before + lane * length :][:length] for lane in range(HASH_LANES)]
     wanted = b"".join(hashlib.sha256(run).digest() for run in runs)
     assert lane_digests(handle, before, length) == wanted
     assert lane_digests(handle, before + 1, length) is None
@@ -28,5 +28,5 @@ def test_every_lane_is_the_digest_of_its_run(tmp_path: Path, windows: int, befor
 
 
 def test_other_lengths_are_left_to_hashlib() -> None:
-    assert not hashes(WINDOW, LANES * WINDOW - 1)
-    assert not hashes(WINDOW // 2, LANES * WINDOW // 2)
+    assert not hashes(LANE_WINDOW, HASH_LANES * LANE_WINDOW - 1)
+    assert not hashes(LANE_WINDOW // 2, HASH_LANES * LANE_WINDOW // 2)

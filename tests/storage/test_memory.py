@@ -62,7 +62,7 @@ def test_what_is_merged_is_hashed_as_it_is_read(
     without room for what comes early, parts are requested again. The reference of linear is hashed
     alone."""
     monkeypatch.setattr(digests, "LEAF", LEAF)
-    monkeypatch.setattr(digests, "RUN", 2 * LEAF)
+    monkeypatch.setattr(digests, "RUN_BYTES", 2 * LEAF)
     monkeypatch.setattr(ahead, "UNIT", 900)
     monkeypatch.setattr(leaves, "HELD", held)
     # Models are compared up to the first difference, which in small ones takes the rest along.
@@ -91,7 +91,7 @@ def test_ranges_in_any_order_give_the_digests_of_the_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "LEAF", 500)
-    monkeypatch.setattr(digests, "RUN", 1000)
+    monkeypatch.setattr(digests, "RUN_BYTES", 1000)
     content = np.random.default_rng(3).bytes(4321)
     fsspec.filesystem("memory").pipe_file("/some/model.bin", content)
     [file] = [f for f in stand_in("memory://some").iterdir() if f.name == "model.bin"]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from sigmerge.files.digests import RUN, combined, leaf_digests, leaf_size
+from sigmerge.files.digests import RUN_BYTES, combined, leaf_digests, leaf_size
 from sigmerge.files.regular import begin_sync
 from sigmerge.kernels.window import file_checksum
 
@@ -177,7 +177,7 @@ class _Hasher:
         self._handles, self._durable = handles, durable
         self._leaves = [leaf_size(size) for size in sizes]
         self._pieces = [
-            [_HashedPiece(shard, at, min(at + RUN, size)) for at in range(0, size, RUN)]
+            [_HashedPiece(shard, at, min(at + RUN_BYTES, size)) for at in range(0, size, RUN_BYTES)]
             for shard, size in enumerate(sizes)
         ]
         self._of = {name: self._touched(place) for name, place in places.items()}
@@ -219,7 +219,7 @@ class _Hasher:
     def _touched(self, place: ShardBytes) -> list[_HashedPiece]:
         """The pieces that hold bytes of a tensor; a tensor without bytes touches none."""
         pieces = self._pieces[place.shard]
-        first, last = place.begin // RUN, (place.begin + place.nbytes - 1) // RUN
+        first, last = place.begin // RUN_BYTES, (place.begin + place.nbytes - 1) // RUN_BYTES
         return pieces[first : last + 1] if place.nbytes else []
 
     def _hash(self, piece: _HashedPiece) -> bytes:

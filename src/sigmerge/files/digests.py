@@ -1,8 +1,8 @@
 """SHA-256 of files, remembered by file identity.
 
 SHA-256 runs in one thread, at a fraction of the speed of a disk or of a merge. A file longer than
-RUN is therefore cut into leaves of LEAF bytes. Threads hash runs of leaves side by side, and a
-processor with wide registers the leaves of a run at once. The file's digest is the SHA-256 of its
+RUN_BYTES is therefore cut into leaves of LEAF bytes. Threads hash runs of leaves side by side, and
+a processor with wide registers the leaves of a run at once. The file's digest is the SHA-256 of its
 leaves' digests one after another, written with the prefix TREE. The digest of a shorter file is its
 plain SHA-256. In older records leaves are as long as runs (EARLIER_TREE), or all digests are plain.
 """
@@ -28,7 +28,7 @@ GRAIN = 2_000_000_000
 """Nanoseconds. The coarsest clock of a file system in use: two writes within it can leave the same
 times, so the digest of a file that is younger is not remembered."""
 
-RUN, LEAF = 1 << 26, 1 << 22
+RUN_BYTES, LEAF = 1 << 26, 1 << 22
 TREE, EARLIER_TREE, PLAIN = "4MiB-tree:", "64MiB-tree:", ""
 """How a digest of a long file begins."""
 
@@ -70,8 +70,8 @@ def identity(file: Path) -> str:
 
 def leaf_size(size: int, kind: str = TREE) -> int:
     """Bytes of a leaf of a file that has so many."""
-    whole = kind == PLAIN or size <= RUN
-    return max(size, 1) if whole else {TREE: LEAF, EARLIER_TREE: RUN}[kind]
+    whole = kind == PLAIN or size <= RUN_BYTES
+    return max(size, 1) if whole else {TREE: LEAF, EARLIER_TREE: RUN_BYTES}[kind]
 
 
 def combined(runs: Iterable[bytes], kind: str = TREE) -> str:
@@ -127,7 +127,7 @@ def digest_now(file: Path) -> str:
     with file.open("rb") as stream:
         handle = stream.fileno()
         size = os.fstat(handle).st_size
-        runs = [(at, min(at + RUN, size)) for at in range(0, max(size, 1), RUN)]
+        runs = [(at, min(at + RUN_BYTES, size)) for at in range(0, max(size, 1), RUN_BYTES)]
         return combined(leaf_digests(handle, *run, leaf_size(size)) for run in runs)
 
 
@@ -152,7 +152,7 @@ def sha256(
         (todo[file], begin)
         for file in unique
         if known[file] is None
-        for begin in range(0, max(todo[file].size, 1), max(RUN, todo[file].leaf))
+        for begin in range(0, max(todo[file].size, 1), max(RUN_BYTES, todo[file].leaf))
     ]
 
     def digest(run: tuple[_File, int]) -> tuple[Path, bytes, bool]:
@@ -213,7 +213,7 @@ def _hashed(
     one: _File, begin: int, progress: Callable[[int], None] | None, error: type[SigmergeError]
 ) -> tuple[bytes, bool]:
     """The digests of the leaves of one run, and whether the file stayed the same meanwhile."""
-    end = min(begin + max(RUN, one.leaf), one.size)
+    end = min(begin + max(RUN_BYTES, one.leaf), one.size)
     if one.remote:
         return _hashed_remote(one.remote, begin, end, one.leaf, progress)
     with open_regular(one.file, "a file to hash", error) as stream:

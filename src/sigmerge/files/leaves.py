@@ -71,7 +71,7 @@ class Leaves:
     def digest(self, remote: RemoteFile, begin: int) -> bytes | None:
         """The digests of the leaves of the run that begins there; None if not all of it came."""
         size = digests.leaf_size(remote.size)
-        run = range(begin, min(begin + max(digests.RUN, size), remote.size), size)
+        run = range(begin, min(begin + max(digests.RUN_BYTES, size), remote.size), size)
         found = [self._digests.get((remote, first)) for first in run]
         return None if None in found else b"".join(one for one in found if one is not None)
 

@@ -60,7 +60,7 @@ that the end of a pass over the other leaves idle. Larger blocks have long passe
 memory."""
 FEW_THREADS = 4
 """Threads for which two blocks are enough."""
-OUTSIDE = "outside"
+OUTSIDE_LAYERS = "outside"
 """The tensors that lie in no layer, as one block."""
 COPIED = 1 << 22
 """Coordinates of what is only copied that one worker takes at a time."""
@@ -408,7 +408,7 @@ def _write_layer(
 
 def _copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, output: Sink) -> None:
     """Everything the repair does not touch is the anchor's, byte for byte."""
-    if OUTSIDE in output.done:
+    if OUTSIDE_LAYERS in output.done:
         return
     inside = {site.tensor for block in block_sites(job.pool) for site in block}
     outside = {name: t for name, t in job.anchor.tensors.items() if name not in inside}
@@ -430,7 +430,7 @@ def _copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, outpu
 
     for _ in workers.map(copy, pieces):
         pass
-    output.finish(OUTSIDE, tensors=outside)
+    output.finish(OUTSIDE_LAYERS, tensors=outside)
 
 
 def _claimed(layers: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:

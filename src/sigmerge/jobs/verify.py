@@ -24,7 +24,7 @@ from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
-from sigmerge.jobs.occupancy import OUTSIDE, OccupancyJob, write_blocks
+from sigmerge.jobs.occupancy import OUTSIDE_LAYERS, OccupancyJob, write_blocks
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_anchor, open_repair_pool, recipe_of
 from sigmerge.kernels import Array
@@ -236,7 +236,7 @@ def _repaired_again(
 ) -> _Comparison:
     pool = open_repair_pool(recipe_of(plan, stored.path / RECORDS_FOLDER / PLAN), options)
     anchor = open_anchor(Path(str(plan.anchor.path)), pool, options)
-    keys = [*(f"layer {index}" for index in range(pool.stack.depth)), OUTSIDE]
+    keys = [*(f"layer {index}" for index in range(pool.stack.depth)), OUTSIDE_LAYERS]
     kept = plan.guard is not None and plan.guard.kept == "anchor"
     sink = _Comparison(stored, replace(sample, blocks=None) if kept else sample, keys, [])
     sink.strangers(anchor.tensors)

@@ -17,18 +17,18 @@ from sigmerge.kernels.jit import Intrinsic, kernel
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.window import MEMORY, none_failed, read
 
-LANES: Final = 16
-BLOCK: Final = 64
+HASH_LANES: Final = 16
+_BLOCK: Final = 64
 """Bytes that are taken at a time."""
-WINDOW: Final = 1 << 14
+LANE_WINDOW: Final = 1 << 14
 """Bytes of each run that are read at a time: those of all lanes fit into the second-level cache."""
-_APART: Final = WINDOW + BLOCK
+_APART: Final = LANE_WINDOW + _BLOCK
 """Bytes between the windows of two lanes; at powers of two they would push each other out."""
 
 
 def hashes(length: int, total: int) -> bool:
     """Whether runs of a length, which are so many bytes together, are hashed side by side here."""
-    return total == LANES * length and length % WINDOW == 0 and _is_wide()
+    return total == HASH_LANES * length and length % LANE_WINDOW == 0 and _is_wide()
 
 
 @functools.cache
@@ -40,12 +40,12 @@ def _is_wide() -> bool:
 
 
 def lane_digests(descriptor: int, position: int, length: int) -> bytes | None:
-    """The SHA-256 of each of LANES runs that follow one another in a file; None if it ends before.
+    """The SHA-256 of each of HASH_LANES runs that follow one another in a file.
 
-    A run has `length` bytes, a multiple of WINDOW.
+    None if the file ends before. A run has `length` bytes, a multiple of LANE_WINDOW.
     """
-    windows, failed = room(LANES * _APART, np.uint8, "lanes"), none_failed()
-    state = np.repeat(np.array(_constants(2, 8), np.uint32), LANES).reshape(8, LANES)
+    windows, failed = room(HASH_LANES * _APART, np.uint8, "lanes"), none_failed()
+    state = np.repeat(np.array(_constants(2, 8), np.uint32), HASH_LANES).reshape(8, HASH_LANES)
     last = np.frombuffer(_padding(length), np.uint8)
     places = [one.__array_interface__["data"][0] for one in (windows, state, last)]
     _hash(descriptor, position, length, *places, failed)
@@ -54,7 +54,7 @@ def lane_digests(descriptor: int, position: int, length: int) -> bytes | None:
 
 def _padding(length: int) -> bytes:
     """Section 5.1.1: the block that ends a run of whole blocks."""
-    return b"\x80" + bytes(BLOCK - 9) + (8 * length).to_bytes(8, "big")
+    return b"\x80" + bytes(_BLOCK - 9) + (8 * length).to_bytes(8, "big")
 
 
 def _constants(root: int, number: int) -> list[int]:
@@ -81,7 +81,7 @@ def _mix(typing_context: Any, data: Any, apart: Any, state: Any, blocks: Any) ->
     from numba import types
     from numba.core import cgutils
 
-    words = ir.VectorType(ir.IntType(32), LANES)
+    words = ir.VectorType(ir.IntType(32), HASH_LANES)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         first, step, rows, number = arguments
@@ -95,9 +95,9 @@ def _mix(typing_context: Any, data: Any, apart: Any, state: Any, blocks: Any) ->
         with cgutils.for_range(builder, number) as loop:
             places = [builder.gep(rows, [ir.IntType(32)(i)]) for i in range(8)]
             before = [row(place) for place in places]
-            at = builder.add(first, builder.mul(loop.index, loop.index.type(BLOCK)))
+            at = builder.add(first, builder.mul(loop.index, loop.index.type(_BLOCK)))
             lanes = []
-            for _ in range(LANES):
+            for _ in range(HASH_LANES):
                 lanes.append(row(builder.inttoptr(at, words.as_pointer())))
                 at = builder.add(at, step)
             after = _rounds(_Words(builder, words), before, lanes)
@@ -116,7 +116,7 @@ class _Words:
         self.xor, self.both, self.either = builder.xor, builder.and_, builder.or_
 
     def every(self, number: int) -> Any:
-        return self._words([number] * LANES)
+        return self._words([number] * HASH_LANES)
 
     def sum(self, *values: Any) -> Any:
         return functools.reduce(self._builder.add, values)
@@ -133,8 +133,10 @@ class _Words:
 
     def zipped(self, one: Any, other: Any, half: int) -> Any:
         """The words of a half of each, by turns."""
-        begin = half * LANES // 2
-        turns = [word for i in range(begin, begin + LANES // 2) for word in (i, LANES + i)]
+        begin = half * HASH_LANES // 2
+        turns = [
+            word for i in range(begin, begin + HASH_LANES // 2) for word in (i, HASH_LANES + i)
+        ]
         return self._builder.shuffle_vector(one, other, self._words(turns))
 
     def _call(self, name: str, *given: Any) -> Any:
@@ -142,7 +144,7 @@ class _Words:
         from numba.core import cgutils
 
         kind = ir.FunctionType(self._words, [self._words] * len(given))
-        full = f"llvm.{name}.v{LANES}i32"
+        full = f"llvm.{name}.v{HASH_LANES}i32"
         function = cgutils.get_or_insert_function(self._builder.module, kind, full)
         return self._builder.call(function, given)
 
@@ -152,7 +154,7 @@ def _rounds(do: _Words, state: list[Any], lanes: list[Any]) -> list[Any]:
     schedule = [do.swapped(words) for words in _transposed(do, lanes)]
     a, b, c, d, e, f, g, h = state
     for t, constant in enumerate(_constants(3, 64)):
-        if t >= LANES:
+        if t >= HASH_LANES:
             w2, w7, w15, w16 = (schedule[t - i] for i in (2, 7, 15, 16))
             sigma0 = do.xor(do.xor(do.rotated(w15, 7), do.rotated(w15, 18)), do.shifted(w15, 3))
             sigma1 = do.xor(do.xor(do.rotated(w2, 17), do.rotated(w2, 19)), do.shifted(w2, 10))
@@ -169,8 +171,8 @@ def _rounds(do: _Words, state: list[Any], lanes: list[Any]) -> list[Any]:
 
 def _transposed(do: _Words, rows: list[Any]) -> list[Any]:
     """Row i has word i of every lane. Each turn makes neighbours of what was half of all apart."""
-    half = LANES // 2
-    for _ in range(LANES.bit_length() - 1):
+    half = HASH_LANES // 2
+    for _ in range(HASH_LANES.bit_length() - 1):
         rows = [do.zipped(rows[i], rows[i + half], part) for i in range(half) for part in (0, 1)]
     return rows
 
@@ -179,9 +181,9 @@ def _transposed(do: _Words, rows: list[Any]) -> list[Any]:
 def _hash(
     descriptor: int, position: int, length: int, windows: int, state: int, last: int, failed: Array
 ) -> None:
-    for done in range(0, length, WINDOW):
-        for lane in range(LANES):
+    for done in range(0, length, LANE_WINDOW):
+        for lane in range(HASH_LANES):
             begin = position + lane * length + done
-            read(descriptor, begin, windows + lane * _APART, WINDOW, failed)
-        _mix(np.uint64(windows), np.uint64(_APART), np.uint64(state), WINDOW // BLOCK)
+            read(descriptor, begin, windows + lane * _APART, LANE_WINDOW, failed)
+        _mix(np.uint64(windows), np.uint64(_APART), np.uint64(state), LANE_WINDOW // _BLOCK)
     _mix(np.uint64(last), np.uint64(0), np.uint64(state), 1)

@@ -30,7 +30,7 @@ MEMORY: Final = -1
 DRAINED: Final = 1 << 18
 """Coordinates of a result that are written at a time."""
 
-SUMMED: Final = 1 << 18
+SUMMED_AT_ONCE: Final = 1 << 18
 """Bytes of a file that are summed up at a time: the second-level cache has them."""
 
 _pread = External("pread", "intp", "int32", "uintp", "uintp", "int64")
@@ -191,7 +191,7 @@ def file_checksum(descriptor: int, position: int, count: int, at: int) -> int | 
     """The checksum of bytes of a file, which are those from `at` on of a piece; None if it ends
     before. The checksum of a piece is the sum of its parts', modulo 2^64.
     """
-    held, failed = room(SUMMED, np.uint8, "read back"), none_failed()
+    held, failed = room(SUMMED_AT_ONCE, np.uint8, "read back"), none_failed()
     address = held.__array_interface__["data"][0]
     found = _sum_file(descriptor, position, count, at, address, failed)
     return int(found) if failed[0] == MEMORY else None
@@ -202,8 +202,8 @@ def _sum_file(
     descriptor: int, position: int, count: int, at: int, address: int, failed: Array
 ) -> np.uint64:
     total = np.uint64(0)
-    for done in range(0, count, SUMMED):
-        length = min(SUMMED, count - done)
+    for done in range(0, count, SUMMED_AT_ONCE):
+        length = min(SUMMED_AT_ONCE, count - done)
         read(descriptor, position + done, address, length, failed)
         total = _sum(address, length, at + done, total)
     return total
