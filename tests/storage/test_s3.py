@@ -18,6 +18,7 @@ from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.remote import UNFINISHED, place_of
 from sigmerge.checkpoints.writer import Output
 from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.jobs.occupancy import OUTSIDE_LAYERS
 from sigmerge.jobs.work_folder import WorkFolder
 from tests.command_line import refused
 from tests.command_line import sigmerge as command_line
@@ -81,12 +82,16 @@ def test_a_merge_from_and_to_a_bucket_is_the_local_one(
 
 @pytest.fixture
 def places(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Where the blocks of results begin, in the order in which they are made."""
+    """Where the blocks of results begin, in the order in which they are made.
+
+    What a repair copies comes after its layers.
+    """
     noted: list[tuple[int, int]] = []
     finish = Output.finish
 
-    def noting(self: Output, block: str, record: Any, tensors: list[str]) -> None:
-        noted.append(self.layout.place(tensors))
+    def noting(self: Output, block: str, record: Any = None, tensors: Any = None) -> None:
+        if block != OUTSIDE_LAYERS:
+            noted.append(self.layout.place(tensors))
         finish(self, block, record, tensors)
 
     monkeypatch.setattr(Output, "finish", noting)

@@ -263,13 +263,15 @@ def write_blocks(
 ) -> list[list[dict[str, Any]]]:
     """All weights; per layer, per round what was claimed.
 
-    What lies outside the layers is copied beside them: a layer leaves threads idle now and then.
+    What lies outside the layers is copied beside them, since a layer leaves threads idle now and
+    then; after them, where files are best read in order.
     """
     works: list[Callable[[], Any]] = [
         partial(_write_layers, job, source, anchor, workers, output, options),
         partial(_copy_outside, job, anchor, workers, output),
     ]
-    layers, _ = workers.overlap(lambda work: work(), works)
+    in_order = source.in_order or anchor.in_order
+    layers, _ = workers.overlap(lambda work: work(), works, most=1 if in_order else 2)
     return layers
 
 
