@@ -193,7 +193,7 @@ TIMES = """
 
 Measured, with five experts: what a core computes, and where threads wait for one another. The
 merges and the repair on 16 cores ([results/scaling.md](results/scaling.md): CPU seconds; wall
-seconds less a sixteenth of those and 0.7 seconds of start-up), the profile on 2 cores
+seconds less a sixteenth of those and 0.4 seconds of start-up), the profile on 2 cores
 ([results/repair.md](results/repair.md)). Both pages name their commands, and are of 1.59 and 0.43 ·
 10⁹ coordinates: everything here is their multiple.
 """

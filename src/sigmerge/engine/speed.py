@@ -16,17 +16,17 @@ class PassSpeed(NamedTuple):
 
 
 SPEEDS = {
-    "linear": PassSpeed(6.5, 0.23),
-    "task_arithmetic": PassSpeed(7.9, 0.23),
-    "dare_ties": PassSpeed(27.4, 0.19),
-    "ties": PassSpeed(23.9, 0.29),
-    "profile": PassSpeed(14.4, 1.85),
-    "repair": PassSpeed(26.2, 0.90),
+    "linear": PassSpeed(5.8, 0.23),
+    "task_arithmetic": PassSpeed(7.0, 0.13),
+    "dare_ties": PassSpeed(26.0, 0.30),
+    "ties": PassSpeed(19.8, 0.52),
+    "profile": PassSpeed(14.4, 2.54),
+    "repair": PassSpeed(24.8, 0.98),
 }
 """Of the table of 16 cores in docs/results/scaling.md (CPU time; wall time beyond start-up and the
 share of the cores), the profile of docs/results/repair.md (2 cores, 430 M coordinates)."""
 MEASURED_EXPERTS = 5
-START = 0.7
+START = 0.4
 """Seconds until the first block."""
 DISK = 1.7e9
 """Bytes a second, read and written: the floor of docs/results/repair.md, from disk."""
