@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -366,3 +367,19 @@ def test_a_loop_writes_strips_of_whole_words_that_fit(
         wanted = memoryview(chunk.merged(formula, dtype)[0].view(np.uint8))
         assert (tmp_path / "out").read_bytes()[8:] == wanted
         assert found == [("w", 0, wanted.nbytes, checksum(wanted))]
+
+
+@pytest.mark.parametrize(
+    ("threads", "in_files", "chunks"),
+    [(1, True, 8), (2, True, 8), (4, True, 4), (16, True, 1), (64, True, 1), (2, False, 1)],
+)
+def test_chunks_are_longer_where_every_thread_still_gets_eight(
+    threads: int, in_files: bool, chunks: int
+) -> None:
+    site = Site("w", 128 * stream.CHUNK, 0, 1, ("a",), {}, 0)
+    source: Any = SimpleNamespace(in_files=in_files)
+    workers: Any = SimpleNamespace(threads=threads)
+    made = Stream([[site]], source, workers, lambda _: 1, anywhere=lambda _: True)
+    assert [chunk.size for chunk in made._chunks([site], {})] == (
+        [chunks * stream.CHUNK] * (128 // chunks)
+    )
