@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 import sigmerge
 from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import Output
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, SigmergeError
@@ -826,3 +827,24 @@ def test_an_anchor_whose_records_have_longer_leaves_is_current(
     assert EARLIER_TREE in text and f'"{TREE}' not in text
     provenance.write_text(text)
     assert is_current(made, out, options)
+
+
+def test_pages_of_what_is_only_copied_are_given_back(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: dict[str, int] = {}
+    give_back = PoolSource.done
+
+    def noting(
+        self: PoolSource, tensor: str, start: int, stop: int, *more: Any, **how: Any
+    ) -> None:
+        if "anchor" in self.members:
+            done[tensor] = done.get(tensor, 0) + stop - start
+        give_back(self, tensor, start, stop, *more, **how)
+
+    monkeypatch.setattr(PoolSource, "done", noting)
+    monkeypatch.setattr(occupancy, "COPIED", 100)
+    sigmerge.repair(recipe(pool), tmp_path / "out", anchor=pool.root / "anchor")
+    tensors = open_checkpoint(pool.root / "anchor").tensors
+    outside = {name: t.size for name, t in tensors.items() if "layers" not in name}
+    assert outside and outside.items() <= done.items()

@@ -430,6 +430,7 @@ def _copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, outpu
         if not is_finite(raw):
             anchor.not_finite(["anchor"], name, start, stop)
         output.write(name, start, raw)
+        anchor.done(name, start, stop)
 
     for _ in workers.map(copy, pieces):
         pass
