@@ -22,7 +22,7 @@ import sigmerge
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import Output
-from sigmerge.engine.workers import Workers
+from sigmerge.engine.workers import Stopped, Workers
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, SigmergeError
 from sigmerge.files import digests
 from sigmerge.files.digests import EARLIER_TREE, TREE
@@ -848,3 +848,37 @@ def test_pages_of_what_is_only_copied_are_given_back(
     tensors = open_checkpoint(pool.root / "anchor").tensors
     outside = {name: t.size for name, t in tensors.items() if "layers" not in name}
     assert outside and outside.items() <= done.items()
+
+
+def test_what_is_copied_is_journaled_without_the_tensors_of_layers(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished: dict[str, set[str]] = {}
+    finish = Output.finish
+
+    def noting(self: Output, block: str, record: Any = None, tensors: Any = None) -> None:
+        finished[block] = set(self.layout.slots if tensors is None else tensors)
+        finish(self, block, record, tensors)
+
+    monkeypatch.setattr(Output, "finish", noting)
+    sigmerge.repair(recipe(pool), tmp_path / "out", anchor=pool.root / "anchor")
+    names = open_checkpoint(pool.root / "anchor").tensors
+    assert finished["outside"] == {name for name in names if "layers" not in name}
+
+
+def test_the_error_of_a_layer_is_told_and_not_that_copying_was_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(error: Exception) -> Any:
+        def work(*_: object) -> None:
+            raise error
+
+        return work
+
+    monkeypatch.setattr(occupancy, "_write_layers", fail(PoolError("a layer")))
+    monkeypatch.setattr(occupancy, "_copy_outside", fail(Stopped()))
+    none: Any = None
+    source: Any = SimpleNamespace(in_order=False)
+    options: Any = SimpleNamespace(cluster=None)
+    with Workers(2) as workers, pytest.raises(PoolError, match="a layer"):
+        occupancy.write_blocks(none, source, source, workers, none, options)
