@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -151,3 +151,39 @@ def test_asking_the_disk_for_what_is_no_file_does_no_harm(tmp_path: Path) -> Non
     assert os.read(one, 100) == b"still open"
     os.close(one)
     os.close(other)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_byte_that_changed_damages_its_tensor_alone(tmp_path: Path, seed: int) -> None:
+    """Tensors and their pieces are longer than what is read back in one call."""
+    rng, file = np.random.default_rng(seed), tmp_path / "shard"
+    with opened(file, 2) as (made, places, handle), ThreadPoolExecutor(3) as pool:
+        for name, size in SIZES.items():
+            content, first = rng.bytes(size), 24 if name == "c" else size
+            os.pwrite(handle, content, places[name].begin)
+            for at, piece in ((0, content[:first]), (first, content[first:])):
+                if piece or not at:
+                    made.note(name, at, len(piece), checksum(memoryview(piece)))
+        assert made.missing() == made.damaged(pool) == []
+        for name, place in places.items():
+            for position in range(place.begin, place.begin + place.nbytes):
+                [before] = os.pread(handle, 1, position)
+                os.pwrite(handle, bytes([before ^ 1 << int(rng.integers(8))]), position)
+                assert made.damaged(pool) == [name]
+                os.pwrite(handle, bytes([before]), position)
+        end = os.fstat(handle).st_size
+        os.ftruncate(handle, end - 1)
+        assert made.damaged(pool) == ["i"]
+        os.ftruncate(handle, places["d"].begin)
+        assert made.damaged(pool) == list("defghi")
+
+
+def test_what_cannot_be_read_is_damaged(tmp_path: Path) -> None:
+    """Also where the bytes that stand for it have the checksum of what was written."""
+    file = tmp_path / "shard"
+    with opened(file, 1) as (made, places, handle), ThreadPoolExecutor(1) as pool:
+        for name, size in SIZES.items():
+            put(made, places[name], handle, name, b"\xff" * size)
+        assert made.damaged(pool) == []
+        os.ftruncate(handle, places["i"].begin)
+        assert made.damaged(pool) == ["i"]

@@ -5,14 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sigmerge.checkpoints.writer import Output, plan_layout
 from sigmerge.errors import OutputError
+from sigmerge.files.digests import digest_now
+from sigmerge.files.journal import Journal
+from sigmerge.kernels.checksum import checksum
 from tests.faults import job
 from tests.faults.test_kills import everything
 
@@ -309,3 +316,42 @@ def test_strange_things_under_hidden_names(
     assert everything(tmp_path / "out") == whole
     assert [entry.name for entry in kept.iterdir()] == ["config.json"]
     assert not os.path.lexists(strange)
+
+
+def test_blocks_that_are_finished_at_once_are_journaled_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, append = threading.Lock(), Journal.append
+
+    def alone(self: Journal, record: Any) -> None:
+        assert inside.acquire(blocking=False), "two at once"
+        time.sleep(0.01)
+        append(self, record)
+        inside.release()
+
+    monkeypatch.setattr(Journal, "append", alone)
+    with Output(tmp_path / "out", job.layout(), "job", overwrite=False) as output:
+
+        def make(block: int) -> None:
+            for name in job.names(block):
+                output.write_bytes(name, job.values(name).data.cast("B"))
+            output.finish(f"layer {block}", None, job.names(block))
+
+        with ThreadPoolExecutor(job.BLOCKS) as pool:
+            assert list(pool.map(make, range(job.BLOCKS))) == [None] * job.BLOCKS
+        assert len(output.done) == job.BLOCKS
+
+
+def test_what_a_loop_writes_after_the_shards_were_read_back_is_read_back(tmp_path: Path) -> None:
+    with Output(tmp_path / "out", job.layout(), "job", overwrite=False) as output:
+        for name in output.layout.slots:
+            output.write_bytes(name, job.values(name).data.cast("B"))
+        before = output.seal()
+        data = (job.values(name) + 1).data.cast("B")
+        place = output.target(name)
+        os.pwrite(place.descriptor, data, place.position)
+        output.written(name, 0, data.nbytes, checksum(data))
+        after = output.digests
+        output.publish()
+    assert before.keys() <= after.keys() and len(before.items() - after.items()) == 1
+    assert {n: digest_now(tmp_path / "out" / n) for n in before}.items() <= after.items()

@@ -92,6 +92,12 @@ def test_a_change_that_keeps_size_and_mtime_is_seen(file: Path) -> None:
     assert bytes_read(file) == 7
 
 
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(file: Path) -> None:
+    sha256([file], progress=lambda _: os.utime(file, ns=OLD))
+    assert notes(file) == []
+    assert bytes_read(file) == 7
+
+
 def test_a_file_younger_than_the_clocks_grain_is_not_remembered(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

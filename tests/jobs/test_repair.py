@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,16 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 import sigmerge
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.source import PoolSource
+from sigmerge.checkpoints.writer import Output
+from sigmerge.engine.workers import Stopped, Workers
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, SigmergeError
 from sigmerge.files import digests
 from sigmerge.files.digests import EARLIER_TREE, TREE
 from sigmerge.jobs import occupancy
+from sigmerge.jobs.anchor import is_current
+from sigmerge.jobs.options import Options
 from sigmerge.method.controls import VARIANTS
 from tests.command_line import sigmerge as command_line
 from tests.oracles import oracle_occupancy
@@ -177,26 +185,63 @@ import os, signal, sys
 import sigmerge
 from sigmerge.checkpoints.writer import Output
 finish = Output.finish
-def finish_and_die(self, block, *more):
-    finish(self, block, *more)
-    if block == "layer 2":  # it lies in the second shard, layer 1 in the first
+def finish_and_die(self, block, *more, **named):
+    finish(self, block, *more, **named)
+    if block == sys.argv[4]:
         os.kill(os.getpid(), signal.SIGKILL)
 Output.finish = finish_and_die
 sigmerge.repair(sys.argv[1], sys.argv[2], anchor=sys.argv[3])
 """
 
 
+def killed(file: Path, out: Path, anchor: Path, after: str) -> None:
+    """A repair that ends when a block is finished."""
+    words = [sys.executable, "-c", KILLED, str(file), str(out), str(anchor), after]
+    died = subprocess.run(words, env=dict(os.environ), check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert not out.exists()
+
+
 def test_killed_and_run_again_ends_in_the_same_bytes(pool: PoolOnDisk, tmp_path: Path) -> None:
     file, anchor = recipe(pool), pool.root / "anchor"
     sigmerge.repair(file, tmp_path / "whole", anchor=anchor)
-    words = [sys.executable, "-c", KILLED, str(file), str(tmp_path / "out"), str(anchor)]
-    died = subprocess.run(words, env=dict(os.environ), check=False)
-    assert died.returncode == -signal.SIGKILL
-    assert not (tmp_path / "out").exists()
+    killed(file, tmp_path / "out", anchor, "layer 2")  # in the second shard, layer 1 in the first
     result = sigmerge.repair(file, tmp_path / "out", anchor=anchor)
-    assert result.as_json()["blocks_resumed"] == ["layer 0", "layer 2"]
+    resumed = result.as_json()["blocks_resumed"]
+    assert [block for block in resumed if block != "outside"] == ["layer 0", "layer 2"]
     assert weights(tmp_path / "out") == weights(tmp_path / "whole")
     assert plan_of(tmp_path / "out") == plan_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("changed", ["nothing", "the shards", "the anchor"])
+def test_what_lies_outside_the_layers_is_resumed_if_it_is_still_there(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    file, anchor = recipe(pool), tmp_path / "anchor"
+    shutil.copytree(pool.root / "anchor", anchor)
+    killed(file, tmp_path / "out", anchor, "outside")
+    tensor = open_checkpoint(anchor).tensors["lm_head.weight"]
+    place = tmp_path / ".out.partial" if changed == "the shards" else anchor
+    if changed != "nothing":
+        with (place / tensor.file.name).open("r+b") as stream:
+            stream.seek(tensor.begin)
+            first = stream.read(1)[0]
+            stream.seek(tensor.begin)
+            stream.write(bytes([first ^ 1]))
+    copied: list[str] = []
+    write = Output.write
+
+    def noting(self: Output, name: str, start: int, raw: Any) -> None:
+        copied.append(name)
+        write(self, name, start, raw)
+
+    monkeypatch.setattr(Output, "write", noting)
+    result = sigmerge.repair(file, tmp_path / "out", anchor=anchor)
+    assert ("outside" in result.as_json()["blocks_resumed"]) == (changed == "nothing")
+    assert ("lm_head.weight" in copied) == (changed != "nothing")
+    monkeypatch.undo()
+    sigmerge.repair(file, tmp_path / "whole", anchor=anchor)
+    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "view_representation"])
@@ -741,3 +786,99 @@ def test_a_plan_and_a_record_with_longer_leaves_hold(
     sigmerge.replay(earlier, tmp_path / "again")
     assert weights(tmp_path / "again") == weights(out)
     assert [report.findings for report in sigmerge.verify(out)] == [()]
+
+
+@pytest.mark.parametrize(("in_order", "cluster"), [(False, None), (True, None), (False, "a ray")])
+def test_layers_of_a_cluster_are_waited_for_where_an_interruption_arrives(
+    monkeypatch: pytest.MonkeyPatch, in_order: bool, cluster: str | None
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def work(*_: object) -> list[Any]:
+        threads.append(threading.current_thread())
+        return []
+
+    for name in ("_write_layers", "_copy_outside"):
+        monkeypatch.setattr(occupancy, name, work)
+    none: Any = None
+    source: Any = SimpleNamespace(in_order=in_order)
+    options: Any = SimpleNamespace(cluster=cluster)
+    with Workers(2) as workers:
+        assert occupancy.write_blocks(none, source, source, workers, none, options) == []
+    here = [thread is threading.current_thread() for thread in threads]
+    assert here == [in_order or cluster is not None] * 2
+
+
+def test_an_anchor_whose_records_have_longer_leaves_is_current(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "RUN_BYTES", 1000)
+    monkeypatch.setattr(digests, "LEAF", 500)
+    file, out = pool.write(pool.recipe("linear"), "dense.yaml"), tmp_path / "out"
+    made, options = sigmerge.load_recipe(file), Options(threads=1)
+    sigmerge.merge(file, out)
+    assert is_current(made, out, options)
+    provenance = out / "sigmerge/provenance.json"
+    text = provenance.read_text()
+    files = [f for folder in (out, pool.root) for f in folder.rglob("*") if f.is_file()]
+    now, before = (digests.sha256(files, kind=kind) for kind in (TREE, EARLIER_TREE))
+    for one in files:
+        text = text.replace(now[one], before[one])
+    assert EARLIER_TREE in text and f'"{TREE}' not in text
+    provenance.write_text(text)
+    assert is_current(made, out, options)
+
+
+def test_pages_of_what_is_only_copied_are_given_back(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: dict[str, int] = {}
+    give_back = PoolSource.done
+
+    def noting(
+        self: PoolSource, tensor: str, start: int, stop: int, *more: Any, **how: Any
+    ) -> None:
+        if "anchor" in self.members:
+            done[tensor] = done.get(tensor, 0) + stop - start
+        give_back(self, tensor, start, stop, *more, **how)
+
+    monkeypatch.setattr(PoolSource, "done", noting)
+    monkeypatch.setattr(occupancy, "COPIED", 100)
+    sigmerge.repair(recipe(pool), tmp_path / "out", anchor=pool.root / "anchor")
+    tensors = open_checkpoint(pool.root / "anchor").tensors
+    outside = {name: t.size for name, t in tensors.items() if "layers" not in name}
+    assert outside and outside.items() <= done.items()
+
+
+def test_what_is_copied_is_journaled_without_the_tensors_of_layers(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished: dict[str, set[str]] = {}
+    finish = Output.finish
+
+    def noting(self: Output, block: str, record: Any = None, tensors: Any = None) -> None:
+        finished[block] = set(self.layout.slots if tensors is None else tensors)
+        finish(self, block, record, tensors)
+
+    monkeypatch.setattr(Output, "finish", noting)
+    sigmerge.repair(recipe(pool), tmp_path / "out", anchor=pool.root / "anchor")
+    names = open_checkpoint(pool.root / "anchor").tensors
+    assert finished["outside"] == {name for name in names if "layers" not in name}
+
+
+def test_the_error_of_a_layer_is_told_and_not_that_copying_was_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(error: Exception) -> Any:
+        def work(*_: object) -> None:
+            raise error
+
+        return work
+
+    monkeypatch.setattr(occupancy, "_write_layers", fail(PoolError("a layer")))
+    monkeypatch.setattr(occupancy, "_copy_outside", fail(Stopped()))
+    none: Any = None
+    source: Any = SimpleNamespace(in_order=False)
+    options: Any = SimpleNamespace(cluster=None)
+    with Workers(2) as workers, pytest.raises(PoolError, match="a layer"):
+        occupancy.write_blocks(none, source, source, workers, none, options)

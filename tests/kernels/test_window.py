@@ -11,7 +11,14 @@ import pytest
 from sigmerge.kernels import STRIP, TILE, merge, window
 from sigmerge.kernels.checksum import checksum
 from sigmerge.kernels.stored import BF16, CODE, Members, address_of, members
-from sigmerge.kernels.window import DRAINED, WINDOW_SIZE, Drain, FilePlace
+from sigmerge.kernels.window import (
+    DRAINED,
+    SUMMED_AT_ONCE,
+    WINDOW_SIZE,
+    Drain,
+    FilePlace,
+    file_checksum,
+)
 
 WEIGHTS = np.array([0.5, -0.25], np.float32)
 
@@ -129,3 +136,25 @@ def test_a_file_that_cannot_be_read_is_noted(tmp_path):
     with pytest.raises(window.ReadFailed) as failure:
         window.check_read(table.window.failed)
     assert failure.value.descriptor == lying.descriptor
+
+
+@pytest.mark.parametrize("begin", [0, 3])
+@pytest.mark.parametrize("count", [0, 1, 8, 13, 2 * SUMMED_AT_ONCE, 2 * SUMMED_AT_ONCE + 21])
+def test_the_checksum_of_a_file_is_that_of_its_bytes(
+    tmp_path: Path, begin: int, count: int
+) -> None:
+    content = np.random.default_rng(count).bytes(begin + count)
+    file = tmp_path / "bytes"
+    file.write_bytes(content)
+    wanted = checksum(memoryview(content)[begin:])
+    with file.open("r+b") as stream:
+        handle = stream.fileno()
+        assert file_checksum(handle, begin, count, 0) == wanted
+        for cut in (8, SUMMED_AT_ONCE + 8):
+            if cut < count:
+                parts = [(begin, cut, 0), (begin + cut, count - cut, cut)]
+                found = [file_checksum(handle, *part) or 0 for part in parts]
+                assert sum(found) % 2**64 == wanted
+        assert file_checksum(handle, begin, count + 1, 0) is None
+    with file.open("ab") as stream:  # which cannot be read
+        assert file_checksum(stream.fileno(), begin, 1, 0) is None

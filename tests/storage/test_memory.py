@@ -16,6 +16,7 @@ from sigmerge.checkpoints import ahead
 from sigmerge.checkpoints.remote import stand_in
 from sigmerge.errors import MissingExtra
 from sigmerge.files import digests, leaves, objects
+from sigmerge.files.digests import EARLIER_TREE, TREE, rehashing
 from sigmerge.files.objects import RemoteFile, remote_file
 from tests.pools import PoolOnDisk, make_pool
 from tests.storage.conftest import files, weights
@@ -105,6 +106,8 @@ def test_ranges_in_any_order_give_the_digests_of_the_pieces(
         some = leaves.Leaves([file])
         for number, (begin, end) in enumerate(runs):
             some.take(remote, begin, content[begin : end + number % 3])  # some overlap
+        some.take(remote, 600, content[600:700])  # once more, of a leaf that is complete
+        assert not some._begun and not some._held
         for begin in range(0, 4321, 1000):
             starts = range(begin, min(begin + 1000, 4321), 500)
             wanted = b"".join(sha256(content[at : at + 500]).digest() for at in starts)
@@ -112,6 +115,19 @@ def test_ranges_in_any_order_give_the_digests_of_the_pieces(
     missing = leaves.Leaves([file])
     missing.take(remote, 1, content[1:])
     assert [missing.digest(remote, begin) is None for begin in (0, 1000)] == [True, False]
+    for kind, size in ((TREE, 500), (EARLIER_TREE, 1000)):  # of a record from before
+        parts = [sha256(content[at : at + size]).digest() for at in range(0, 4321, size)]
+        found = digests.sha256([file], kind=kind, passed=some.digest)
+        assert found == {file: kind + sha256(b"".join(parts)).hexdigest()}
+
+
+def test_an_empty_file_has_its_plain_digest() -> None:
+    fsspec.filesystem("memory").pipe_file("/empty/model.bin", b"")
+    [file] = [f for f in stand_in("memory://empty").iterdir() if f.name == "model.bin"]
+    for files_read in ([file], []):
+        with rehashing():
+            found = digests.sha256([file], passed=leaves.Leaves(files_read).digest)
+        assert found == {file: sha256(b"").hexdigest()}
 
 
 @pytest.mark.parametrize(

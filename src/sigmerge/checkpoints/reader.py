@@ -22,8 +22,9 @@ from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.pages import advise
 
 MEMORY_PAGE = mmap.PAGESIZE
-AHEAD = 64 << 20
-"""Bytes of one request when reading ahead: each waits for Python's lock."""
+AHEAD = 4 << 20
+"""Bytes of one request when reading ahead. Of a longer one Linux reads only the beginning: as much
+as its device takes at a time, or as it reads ahead by itself."""
 
 
 class Reader:

@@ -73,6 +73,8 @@ class Leaves:
         size = digests.leaf_size(remote.size)
         run = range(begin, min(begin + max(digests.RUN_BYTES, size), remote.size), size)
         found = [self._digests.get((remote, first)) for first in run]
+        if not found:  # an empty file, of which nothing comes
+            return None
         return None if None in found else b"".join(one for one in found if one is not None)
 
     def _add(self, leaf: _Leaf, at: int, data: memoryview) -> None:

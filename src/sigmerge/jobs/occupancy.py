@@ -264,14 +264,15 @@ def write_blocks(
     """All weights; per layer, per round what was claimed.
 
     What lies outside the layers is copied beside them, since a layer leaves threads idle now and
-    then; after them, where files are best read in order.
+    then; after them, where files are best read in order, and where a cluster makes the layers: who
+    waits for its tasks stays in the calling thread, which an interruption reaches.
     """
     works: list[Callable[[], Any]] = [
         partial(_write_layers, job, source, anchor, workers, output, options),
         partial(_copy_outside, job, anchor, workers, output),
     ]
-    in_order = source.in_order or anchor.in_order
-    layers, _ = workers.overlap(lambda work: work(), works, most=1 if in_order else 2)
+    in_turn = source.in_order or anchor.in_order or options.cluster is not None
+    layers, _ = workers.overlap(lambda work: work(), works, most=1 if in_turn else 2)
     return layers
 
 
@@ -429,6 +430,7 @@ def _copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, outpu
         if not is_finite(raw):
             anchor.not_finite(["anchor"], name, start, stop)
         output.write(name, start, raw)
+        anchor.done(name, start, stop)
 
     for _ in workers.map(copy, pieces):
         pass

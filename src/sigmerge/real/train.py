@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sigmerge.checkpoints.writer import saved
 from sigmerge.engine.processes import process_pool
 from sigmerge.errors import OutputError, PoolError, RecipeError
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import TREE, kind_of, sha256
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.files.regular import remove
 from sigmerge.nano.train import Schedule
@@ -205,9 +205,9 @@ class RealTraining:
                     f"are trained alike; choose a new folder, or give those of {file}."
                 )
 
-    def _made_from(self, domain: str) -> dict[str, Any]:
+    def _made_from(self, domain: str, kind: str = TREE) -> dict[str, Any]:
         files = [self.data / "train" / f"{domain}.jsonl", *self.reference.glob("*.safetensors")]
-        sums = {file.name: digest for file, digest in sorted(sha256(files).items())}
+        sums = {file.name: digest for file, digest in sorted(sha256(files, kind=kind).items())}
         return {"settings": asdict(self.settings), "sums": sums}
 
     def _record(self, domain: str) -> dict[str, Any] | None:
@@ -216,7 +216,9 @@ class RealTraining:
         if not file.is_file() or not (self.out / domain / "config.json").is_file():
             return None
         record = read_json_object(file, "a record of a training", OutputError)
-        made = self._made_from(domain)
+        sums = record.get("sums")
+        kind = kind_of(map(str, sums.values())) if isinstance(sums, dict) else TREE
+        made = self._made_from(domain, kind)
         if any(record.get(key) != value for key, value in made.items()):
             raise OutputError(f"{self.out / domain}: trained with other data; choose a new folder.")
         return record
