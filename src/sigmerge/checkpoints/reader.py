@@ -19,7 +19,7 @@ from sigmerge.errors import PoolError
 from sigmerge.files.mapped import forget, note
 from sigmerge.files.objects import RemoteFile, remote_file
 from sigmerge.kernels.convert import STORAGE
-from sigmerge.kernels.pages import advise
+from sigmerge.kernels.pages import advise, advise_file
 
 MEMORY_PAGE = mmap.PAGESIZE
 AHEAD = 4 << 20
@@ -181,6 +181,5 @@ def _read_ahead(tensors: SimpleQueue[Tensor | None]) -> None:
     while (tensor := tensors.get()) is not None:
         # What cannot be opened is reported by the thread that reads it; this is a hint.
         with suppress(OSError), tensor.file.open("rb") as stream:
-            for begin in range(tensor.begin, tensor.end, AHEAD):
-                length = min(AHEAD, tensor.end - begin)
-                os.posix_fadvise(stream.fileno(), begin, length, os.POSIX_FADV_WILLNEED)
+            place = stream.fileno(), tensor.begin, tensor.end
+            advise_file(*place, AHEAD, os.POSIX_FADV_WILLNEED)
