@@ -18,7 +18,7 @@ PAGES = 6 << 10
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no such advice")
 def test_bytes_that_are_asked_for_are_read(tmp_path: Path) -> None:
-    """All between two positions, and nothing before. A request is shorter than what any disk takes."""
+    """All between two positions, and nothing before. Every disk takes such a request whole."""
     file = tmp_path / "file"
     file.write_bytes(bytes(PAGES * mmap.PAGESIZE))
     with file.open("rb") as stream:
