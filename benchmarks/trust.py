@@ -6,7 +6,7 @@
 The same merge, each time a command started from cold with the inputs on the disk: as it is; with
 `--no-fsync`; and with neither fsync nor checksums, reading back and digests of the outputs, which
 no option turns off, so that this side is the command with those parts replaced. The sides take
-turns, which begin with another one each time. Seconds are the least of each side; the ratio is the median over turns of what a side took
+turns. Seconds are the least of each side; the ratio is the median over turns of what a side took
 to what the bare side took in the same turn, since other work on the machine changes between turns.
 Digests of the inputs are kept between runs; one side computes them anew (`--rehash`).
 
@@ -77,11 +77,7 @@ def measure(pool: BenchPool, method: str, repeat: int, folder: Path) -> dict[str
     sides = commands(recipe, out, Sides(pool, method).files)
     costs = dict[str, list[Cost]]()
     for turn in range(repeat + 1):
-        # Each time another side is first: a disk takes longer where it must provide blocks anew,
-        # by what the run before has written and removed.
-        begin = turn % len(sides)
-        order = [*sides.items()][begin:] + [*sides.items()][:begin]
-        for side, command in order:
+        for side, command in sides.items():
             remove(out)
             drop([pool.weights(member) for member in pool.members])
             cost = run(command, env)
