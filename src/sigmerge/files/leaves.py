@@ -72,10 +72,10 @@ class Leaves:
         """The digests of the leaves of the run that begins there; None if not all of it came."""
         size = digests.leaf_size(remote.size)
         run = range(begin, min(begin + max(digests.RUN_BYTES, size), remote.size), size)
-        found = [self._digests.get((remote, first)) for first in run]
-        if not found:  # an empty file, of which nothing comes
-            return None
-        return None if None in found else b"".join(one for one in found if one is not None)
+        keys = [(remote, first) for first in run]
+        # Of an empty file nothing comes.
+        there = bool(keys) and all(key in self._digests for key in keys)
+        return b"".join(self._digests[key] for key in keys) if there else None
 
     def _add(self, leaf: _Leaf, at: int, data: memoryview) -> None:
         if at > leaf.at:
