@@ -147,6 +147,22 @@ def test_what_numba_is_told_is_part_of_the_name(monkeypatch: pytest.MonkeyPatch)
     assert entries._processor.__wrapped__() != before
 
 
+@pytest.mark.parametrize(("told", "has", "wanted"), [
+    (None, True, "host,-prefer-256-bit"),
+    (None, False, None),
+    ("+avx", True, "+avx"),
+])  # fmt: skip
+def test_wide_registers_are_used_where_they_cost_no_speed(
+    told: str | None, has: bool, wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = {"avx512f": True, "avx512vbmi2": has}
+    monkeypatch.setattr(compiler.config, "CPU_FEATURES", told)
+    monkeypatch.setattr(compiler.binding, "get_host_cpu_features", lambda: host)
+    monkeypatch.setattr(compiler, "get_host_cpu_features", lambda: "host")
+    compiler.use_wide_registers()
+    assert wanted == compiler.config.CPU_FEATURES
+
+
 def test_a_folder_that_cannot_be_written_costs_time_alone(
     tmp_path: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
