@@ -75,7 +75,7 @@ def warm(folder: Path) -> None:
 
 
 def _hash(file: Path) -> None:
-    """Hash in lanes, where the processor has them."""
+    """Hash side by side, where that is faster."""
     if hashes(LANE_WINDOW, HASH_LANES * LANE_WINDOW):
         file.write_bytes(bytes(HASH_LANES * LANE_WINDOW))
         with file.open("rb") as stream:

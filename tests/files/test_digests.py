@@ -210,7 +210,7 @@ def test_a_file_of_one_run_has_its_plain_digest(file: Path, kind: str) -> None:
 def test_a_run_is_hashed_in_lanes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beyond: int
 ) -> None:
-    """As on a processor with wide registers, of whole runs, with leaves of one window."""
+    """As on a processor that hashes leaves of whole runs side by side; leaves have one window."""
     taken: list[int] = []
 
     def lanes(descriptor: int, position: int, length: int) -> bytes | None:

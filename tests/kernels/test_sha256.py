@@ -1,4 +1,4 @@
-"""SHA-256 in lanes is hashlib's, on any processor."""
+"""SHA-256 side by side is hashlib's: in lanes on any processor, by turns where it can be."""
 
 from __future__ import annotations
 
@@ -12,8 +12,20 @@ import pytest
 from sigmerge.kernels import sha256 as lanes
 from sigmerge.kernels.sha256 import HASH_LANES, LANE_WINDOW, hashes, lane_digests
 
+needs_instructions = pytest.mark.skipif(
+    not lanes._has_instructions(), reason="no ARM processor with instructions for SHA-256"
+)
 
-@pytest.mark.parametrize("windows", [1, 3])
+
+@pytest.fixture(
+    params=[False, pytest.param(True, marks=needs_instructions)], ids=["in lanes", "by turns"]
+)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "_has_instructions", lambda: request.param)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("windows", [1, 3, 4, 9])
 @pytest.mark.parametrize("before", [0, 1, 64])
 def test_every_lane_is_the_digest_of_its_run(tmp_path: Path, windows: int, before: int) -> None:
     length = windows * LANE_WINDOW
@@ -28,8 +40,20 @@ def test_every_lane_is_the_digest_of_its_run(tmp_path: Path, windows: int, befor
     os.close(handle)
 
 
-def test_other_lengths_are_left_to_hashlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_is_wide", lambda: True)
+@pytest.mark.parametrize("reason", ["_is_wide", "_has_instructions"])
+def test_other_lengths_are_left_to_hashlib(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    monkeypatch.setattr(lanes, "_is_wide", lambda: False)
+    monkeypatch.setattr(lanes, "_has_instructions", lambda: False)
+    assert not hashes(LANE_WINDOW, HASH_LANES * LANE_WINDOW)
+    monkeypatch.setattr(lanes, reason, lambda: True)
     assert hashes(LANE_WINDOW, HASH_LANES * LANE_WINDOW)
     assert not hashes(LANE_WINDOW, HASH_LANES * LANE_WINDOW - 1)
     assert not hashes(LANE_WINDOW // 2, HASH_LANES * LANE_WINDOW // 2)
+
+
+@pytest.mark.parametrize("name", ["NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"])
+def test_code_for_another_processor_has_no_instructions_for_it(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "generic")
+    assert not lanes._has_instructions.__wrapped__()

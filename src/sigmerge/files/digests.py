@@ -2,9 +2,10 @@
 
 SHA-256 runs in one thread, at a fraction of the speed of a disk or of a merge. A file longer than
 RUN_BYTES is therefore cut into leaves of LEAF bytes. Threads hash runs of leaves side by side, and
-a processor with wide registers the leaves of a run at once. The file's digest is the SHA-256 of its
-leaves' digests one after another, written with the prefix TREE. The digest of a shorter file is its
-plain SHA-256. In older records leaves are as long as runs (EARLIER_TREE), or all digests are plain.
+a processor with wide registers, or with ARM's instructions for it, leaves of a run. The file's
+digest is the SHA-256 of its leaves' digests one after another, written with the prefix TREE. The
+digest of a shorter file is its plain SHA-256. In older records leaves are as long as runs
+(EARLIER_TREE), or all digests are plain.
 """
 
 from __future__ import annotations

@@ -1,19 +1,23 @@
-"""SHA-256 of sixteen runs of bytes at a time, one in each lane of a processor's wide registers.
+"""SHA-256 of sixteen runs of bytes side by side.
 
 Every step of SHA-256 waits for the one before, so that one run leaves most of a core idle, also
-with the instructions that are made for it. Names and numbers of equations are those of FIPS 180-4.
+with the instructions that are made for it. A processor with wide registers takes all runs at once,
+one in each lane. One with ARM's instructions for SHA-256 takes four, with an instruction of each by
+turns. Names and numbers of equations are those of FIPS 180-4.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Callable
 from itertools import count, islice
 from typing import Any, Final
 
 import numpy as np
 
 from sigmerge.kernels import Array
-from sigmerge.kernels.jit import Intrinsic, kernel
+from sigmerge.kernels.jit import Intrinsic, kernel, part
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.window import MEMORY, none_failed, read
 
@@ -24,19 +28,38 @@ LANE_WINDOW: Final = 1 << 14
 """Bytes of each run that are read at a time: those of all lanes fit into the second-level cache."""
 _APART: Final = LANE_WINDOW + _BLOCK
 """Bytes between the windows of two lanes; at powers of two they would push each other out."""
+_TURNS: Final = 4
+"""Runs that are hashed by turns. Two leave time, and for eight there are too few registers."""
+_TURN_WINDOW: Final = HASH_LANES // _TURNS * LANE_WINDOW
+_TURN_APART: Final = _TURN_WINDOW + _BLOCK
+_DIGEST: Final = 32
+"""Bytes of a run's state, and of its digest."""
 
 
 def hashes(length: int, total: int) -> bool:
     """Whether runs of a length, which are so many bytes together, are hashed side by side here."""
-    return total == HASH_LANES * length and length % LANE_WINDOW == 0 and _is_wide()
+    fits = total == HASH_LANES * length and length % LANE_WINDOW == 0
+    return fits and (_is_wide() or _has_instructions())
 
 
 @functools.cache
 def _is_wide() -> bool:
-    """Whether a register holds sixteen words. Where it does not, hashlib is faster."""
+    """Whether a register holds sixteen words. With narrower ones hashlib is faster."""
     from llvmlite import binding
 
     return bool(binding.get_host_cpu_features().get("avx512f"))
+
+
+@functools.cache
+def _has_instructions() -> bool:
+    """Whether there are ARM's instructions, and code is compiled for the processor as it is.
+
+    LLVM ends the process where it is told to compile them for a processor that has none.
+    """
+    from llvmlite import binding
+
+    told = {"NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"} & os.environ.keys()
+    return not told and bool(binding.get_host_cpu_features().get("sha2"))
 
 
 def lane_digests(descriptor: int, position: int, length: int) -> bytes | None:
@@ -44,12 +67,15 @@ def lane_digests(descriptor: int, position: int, length: int) -> bytes | None:
 
     None if the file ends before. A run has `length` bytes, a multiple of LANE_WINDOW.
     """
-    windows, failed = room(HASH_LANES * _APART, np.uint8, "lanes"), none_failed()
-    state = np.repeat(np.array(_constants(2, 8), np.uint32), HASH_LANES).reshape(8, HASH_LANES)
+    by_turns, failed = _has_instructions(), none_failed()
+    windows = room(HASH_LANES * _APART, np.uint8, "lanes")
+    initial = [_constants(2, 8)] * HASH_LANES
+    state = np.array(initial, np.uint32, order="C" if by_turns else "F")
     last = np.frombuffer(_padding(length), np.uint8)
     places = [one.__array_interface__["data"][0] for one in (windows, state, last)]
-    _hash(descriptor, position, length, *places, failed)
-    return state.T.astype(">u4").tobytes() if failed[0] == MEMORY else None
+    compute = _hash_by_turns if by_turns else _hash_in_lanes
+    compute(descriptor, position, length, *places, failed)
+    return state.astype(">u4").tobytes() if failed[0] == MEMORY else None
 
 
 def _padding(length: int) -> bytes:
@@ -72,20 +98,34 @@ def _floor_root(value: int, root: int) -> int:
 
 
 @Intrinsic
-def _mix(typing_context: Any, data: Any, apart: Any, state: Any, blocks: Any) -> Any:
-    """Section 6.2.2 for so many blocks of every lane, of which the first begin `apart` at `data`.
+def _mix_in_lanes(typing_context: Any, data: Any, apart: Any, state: Any, blocks: Any) -> Any:
+    """Section 6.2.2 for so many blocks of every run, of which the first begin `apart` at `data`.
 
-    `state` is the address of eight rows of a word for each lane.
+    `state` is the address of eight rows of a word for each run.
     """
+    return _mixing(HASH_LANES, HASH_LANES, _rounds_in_lanes)
+
+
+@Intrinsic
+def _mix_by_turns(typing_context: Any, data: Any, apart: Any, state: Any, blocks: Any) -> Any:
+    """The same of _TURNS runs. `state` is the address of a row of eight words for each run."""
+    return _mixing(4, _TURNS, _rounds_by_turns)
+
+
+def _mixing(width: int, runs: int, rounds: Callable[..., Any]) -> Any:
+    """Instructions for registers of so many words, eight of which hold the state of all runs."""
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
 
-    words = ir.VectorType(ir.IntType(32), HASH_LANES)
+    words = ir.VectorType(ir.IntType(32), width)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         first, step, rows, number = arguments
-        rows = builder.inttoptr(rows, words.as_pointer())
+
+        def places(address: Any, count: int) -> list[Any]:
+            begin = builder.inttoptr(address, words.as_pointer())
+            return [builder.gep(begin, [ir.IntType(32)(i)]) for i in range(count)]
 
         def row(place: Any) -> Any:
             found = builder.load(place)
@@ -93,15 +133,15 @@ def _mix(typing_context: Any, data: Any, apart: Any, state: Any, blocks: Any) ->
             return found
 
         with cgutils.for_range(builder, number) as loop:
-            places = [builder.gep(rows, [ir.IntType(32)(i)]) for i in range(8)]
-            before = [row(place) for place in places]
+            state = places(rows, 8)
+            before = [row(place) for place in state]
             at = builder.add(first, builder.mul(loop.index, loop.index.type(_BLOCK)))
-            lanes = []
-            for _ in range(HASH_LANES):
-                lanes.append(row(builder.inttoptr(at, words.as_pointer())))
+            blocks = []
+            for _ in range(runs):
+                blocks.append([row(place) for place in places(at, _BLOCK // (4 * width))])
                 at = builder.add(at, step)
-            after = _rounds(_Words(builder, words), before, lanes)
-            for place, old, new in zip(places, before, after, strict=True):
+            after = rounds(_Words(builder, words), before, blocks)
+            for place, old, new in zip(state, before, after, strict=True):
                 builder.store(builder.add(old, new), place).align = 4
         return context.get_dummy_value()
 
@@ -109,27 +149,30 @@ def _mix(typing_context: Any, data: Any, apart: Any, state: Any, blocks: Any) ->
 
 
 class _Words:
-    """Instructions on a word of each lane."""
+    """Instructions on all words of registers."""
 
     def __init__(self, builder: Any, words: Any) -> None:
-        self._builder, self._words = builder, words
+        self._builder, self._words, self._kind = builder, words, f"v{words.count}i32"
         self.xor, self.both, self.either = builder.xor, builder.and_, builder.or_
 
+    def constant(self, numbers: list[int]) -> Any:
+        return self._words(numbers)
+
     def every(self, number: int) -> Any:
-        return self._words([number] * HASH_LANES)
+        return self.constant([number] * self._words.count)
 
     def sum(self, *values: Any) -> Any:
         return functools.reduce(self._builder.add, values)
 
     def rotated(self, value: Any, right: int) -> Any:
-        return self._call("fshl", value, value, self.every(32 - right))
+        return self._call(f"fshl.{self._kind}", value, value, self.every(32 - right))
 
     def shifted(self, value: Any, right: int) -> Any:
         return self._builder.lshr(value, self.every(right))
 
     def swapped(self, value: Any) -> Any:
         """With the bytes of each word in the other order."""
-        return self._call("bswap", value)
+        return self._call(f"bswap.{self._kind}", value)
 
     def zipped(self, one: Any, other: Any, half: int) -> Any:
         """The words of a half of each, by turns."""
@@ -139,19 +182,22 @@ class _Words:
         ]
         return self._builder.shuffle_vector(one, other, self._words(turns))
 
+    def arm(self, name: str, *given: Any) -> Any:
+        """One of ARM's instructions for SHA-256, by its name."""
+        return self._call(f"aarch64.crypto.{name}", *given)
+
     def _call(self, name: str, *given: Any) -> Any:
         from llvmlite import ir
         from numba.core import cgutils
 
         kind = ir.FunctionType(self._words, [self._words] * len(given))
-        full = f"llvm.{name}.v{HASH_LANES}i32"
-        function = cgutils.get_or_insert_function(self._builder.module, kind, full)
+        function = cgutils.get_or_insert_function(self._builder.module, kind, f"llvm.{name}")
         return self._builder.call(function, given)
 
 
-def _rounds(do: _Words, state: list[Any], lanes: list[Any]) -> list[Any]:
-    """The working variables after the 64 rounds of one block, whose words each lane has."""
-    schedule = [do.swapped(words) for words in _transposed(do, lanes)]
+def _rounds_in_lanes(do: _Words, state: list[Any], blocks: list[list[Any]]) -> list[Any]:
+    """The working variables after the 64 rounds of one block of each run, which is one register."""
+    schedule = [do.swapped(words) for words in _transposed(do, [block for (block,) in blocks])]
     a, b, c, d, e, f, g, h = state
     for t, constant in enumerate(_constants(3, 64)):
         if t >= HASH_LANES:
@@ -173,17 +219,55 @@ def _transposed(do: _Words, rows: list[Any]) -> list[Any]:
     """Row i has word i of every lane. Each turn makes neighbours of what was half of all apart."""
     half = HASH_LANES // 2
     for _ in range(HASH_LANES.bit_length() - 1):
-        rows = [do.zipped(rows[i], rows[i + half], part) for i in range(half) for part in (0, 1)]
+        rows = [do.zipped(rows[i], rows[i + half], side) for i in range(half) for side in (0, 1)]
     return rows
 
 
+def _rounds_by_turns(do: _Words, state: list[Any], blocks: list[list[Any]]) -> list[Any]:
+    """The same of runs with two registers each, by instructions for four rounds of one run."""
+    runs = [(state[i], state[i + 1]) for i in range(0, len(state), 2)]
+    schedules = [[do.swapped(words) for words in block] for block in blocks]
+    constants = _constants(3, 64)
+    for t in range(0, 64, 4):
+        constant = do.constant(constants[t : t + 4])
+        for run, schedule in enumerate(schedules):
+            if t >= 16:
+                w16, w12, w8, w4 = schedule[-4:]
+                schedule.append(do.arm("sha256su1", do.arm("sha256su0", w16, w12), w8, w4))
+            (abcd, efgh), words = runs[run], do.sum(schedule[t // 4], constant)
+            runs[run] = do.arm("sha256h", abcd, efgh, words), do.arm("sha256h2", efgh, abcd, words)
+    return [half for run in runs for half in run]
+
+
 @kernel
-def _hash(
+def _hash_in_lanes(
     descriptor: int, position: int, length: int, windows: int, state: int, last: int, failed: Array
 ) -> None:
+    own = np.uint64(state)
     for done in range(0, length, LANE_WINDOW):
-        for lane in range(HASH_LANES):
-            begin = position + lane * length + done
-            read(descriptor, begin, windows + lane * _APART, LANE_WINDOW, failed)
-        _mix(np.uint64(windows), np.uint64(_APART), np.uint64(state), LANE_WINDOW // _BLOCK)
-    _mix(np.uint64(last), np.uint64(0), np.uint64(state), 1)
+        _fill(descriptor, position + done, length, HASH_LANES, windows, _APART, LANE_WINDOW, failed)
+        _mix_in_lanes(np.uint64(windows), np.uint64(_APART), own, LANE_WINDOW // _BLOCK)
+    _mix_in_lanes(np.uint64(last), np.uint64(0), own, 1)
+
+
+@kernel
+def _hash_by_turns(
+    descriptor: int, position: int, length: int, windows: int, state: int, last: int, failed: Array
+) -> None:
+    for first in range(0, HASH_LANES, _TURNS):
+        own = np.uint64(state + first * _DIGEST)
+        for done in range(0, length, _TURN_WINDOW):
+            begin, size = position + first * length + done, min(_TURN_WINDOW, length - done)
+            _fill(descriptor, begin, length, _TURNS, windows, _TURN_APART, size, failed)
+            _mix_by_turns(np.uint64(windows), np.uint64(_TURN_APART), own, size // _BLOCK)
+        _mix_by_turns(np.uint64(last), np.uint64(0), own, 1)
+
+
+@part
+def _fill(
+    descriptor: int, position: int, length: int, runs: int,
+    windows: int, apart: int, size: int, failed: Array,
+) -> None:  # fmt: skip
+    """Read so many bytes of each run; those of the first begin at the position."""
+    for run in range(runs):
+        read(descriptor, position + run * length, windows + run * apart, size, failed)
