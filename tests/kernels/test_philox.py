@@ -61,6 +61,24 @@ def test_a_draw_depends_on_its_index_alone(start, size):
     assert np.array_equal(draw((7, 8), start, size), whole[start : start + size])
 
 
+@pytest.mark.parametrize("start", [0, 1, 37, 63, 64, 130, 2**34 - 75, 2**40 + 30])
+@pytest.mark.parametrize("size", [1, 27, 63, 64, 65, 128, 347])
+def test_fills_of_any_place_and_size_are_those_of_the_reference(start, size):
+    """A fill has whole blocks and parts; at index 2**34 the counter's second word changes."""
+    key = (0xDEADBEEF, 0x12345678)
+    first, last = start // 4, (start + size - 1) // 4
+    counters = [[n & PYTHON_WORD, n >> 32, 0, 0] for n in range(first, last + 1)]
+    draws = [word for counter in counters for word in philox4x32(counter, list(key))]
+    assert draw(key, start, size).tolist() == draws[start % 4 :][:size]
+
+
+def test_a_fill_writes_nothing_beside_its_array():
+    room = np.full(400, 7, np.uint32)
+    philox.fill((1, 2), 37, room[50:250])
+    assert np.array_equal(room[50:250], draw((1, 2), 37, 200))
+    assert (room[:50] == 7).all() and (room[250:] == 7).all()
+
+
 def test_key_names_are_not_confused():
     keys = {
         philox.key_of(0, "ab", "c"),

@@ -18,10 +18,11 @@ import numpy as np
 
 from sigmerge.kernels import Array
 from sigmerge.kernels.jit import Intrinsic, kernel, part
+from sigmerge.kernels.lanes import WORD_LANES, Words
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.window import MEMORY, none_failed, read
 
-HASH_LANES: Final = 16
+HASH_LANES: Final = WORD_LANES
 _BLOCK: Final = 64
 """Bytes that are taken at a time."""
 LANE_WINDOW: Final = 1 << 14
@@ -118,13 +119,12 @@ def _mixing(width: int, runs: int, rounds: Callable[..., Any]) -> Any:
     from numba import types
     from numba.core import cgutils
 
-    words = ir.VectorType(ir.IntType(32), width)
-
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         first, step, rows, number = arguments
+        do = Words(builder, width)
 
         def places(address: Any, count: int) -> list[Any]:
-            begin = builder.inttoptr(address, words.as_pointer())
+            begin = builder.inttoptr(address, do.type.as_pointer())
             return [builder.gep(begin, [ir.IntType(32)(i)]) for i in range(count)]
 
         def row(place: Any) -> Any:
@@ -140,7 +140,7 @@ def _mixing(width: int, runs: int, rounds: Callable[..., Any]) -> Any:
             for _ in range(runs):
                 blocks.append([row(place) for place in places(at, _BLOCK // (4 * width))])
                 at = builder.add(at, step)
-            after = rounds(_Words(builder, words), before, blocks)
+            after = rounds(do, before, blocks)
             for place, old, new in zip(state, before, after, strict=True):
                 builder.store(builder.add(old, new), place).align = 4
         return context.get_dummy_value()
@@ -148,56 +148,9 @@ def _mixing(width: int, runs: int, rounds: Callable[..., Any]) -> Any:
     return types.void(types.uint64, types.uint64, types.uint64, types.intp), generate
 
 
-class _Words:
-    """Instructions on all words of registers."""
-
-    def __init__(self, builder: Any, words: Any) -> None:
-        self._builder, self._words, self._kind = builder, words, f"v{words.count}i32"
-        self.xor, self.both, self.either = builder.xor, builder.and_, builder.or_
-
-    def constant(self, numbers: list[int]) -> Any:
-        return self._words(numbers)
-
-    def every(self, number: int) -> Any:
-        return self.constant([number] * self._words.count)
-
-    def sum(self, *values: Any) -> Any:
-        return functools.reduce(self._builder.add, values)
-
-    def rotated(self, value: Any, right: int) -> Any:
-        return self._call(f"fshl.{self._kind}", value, value, self.every(32 - right))
-
-    def shifted(self, value: Any, right: int) -> Any:
-        return self._builder.lshr(value, self.every(right))
-
-    def swapped(self, value: Any) -> Any:
-        """With the bytes of each word in the other order."""
-        return self._call(f"bswap.{self._kind}", value)
-
-    def zipped(self, one: Any, other: Any, half: int) -> Any:
-        """The words of a half of each, by turns."""
-        begin = half * HASH_LANES // 2
-        turns = [
-            word for i in range(begin, begin + HASH_LANES // 2) for word in (i, HASH_LANES + i)
-        ]
-        return self._builder.shuffle_vector(one, other, self._words(turns))
-
-    def arm(self, name: str, *given: Any) -> Any:
-        """One of ARM's instructions for SHA-256, by its name."""
-        return self._call(f"aarch64.crypto.{name}", *given)
-
-    def _call(self, name: str, *given: Any) -> Any:
-        from llvmlite import ir
-        from numba.core import cgutils
-
-        kind = ir.FunctionType(self._words, [self._words] * len(given))
-        function = cgutils.get_or_insert_function(self._builder.module, kind, f"llvm.{name}")
-        return self._builder.call(function, given)
-
-
-def _rounds_in_lanes(do: _Words, state: list[Any], blocks: list[list[Any]]) -> list[Any]:
+def _rounds_in_lanes(do: Words, state: list[Any], blocks: list[list[Any]]) -> list[Any]:
     """The working variables after the 64 rounds of one block of each run, which is one register."""
-    schedule = [do.swapped(words) for words in _transposed(do, [block for (block,) in blocks])]
+    schedule = [do.swapped(words) for words in do.transposed([block for (block,) in blocks])]
     a, b, c, d, e, f, g, h = state
     for t, constant in enumerate(_constants(3, 64)):
         if t >= HASH_LANES:
@@ -215,21 +168,13 @@ def _rounds_in_lanes(do: _Words, state: list[Any], blocks: list[list[Any]]) -> l
     return [a, b, c, d, e, f, g, h]
 
 
-def _transposed(do: _Words, rows: list[Any]) -> list[Any]:
-    """Row i has word i of every lane. Each turn makes neighbours of what was half of all apart."""
-    half = HASH_LANES // 2
-    for _ in range(HASH_LANES.bit_length() - 1):
-        rows = [do.zipped(rows[i], rows[i + half], side) for i in range(half) for side in (0, 1)]
-    return rows
-
-
-def _rounds_by_turns(do: _Words, state: list[Any], blocks: list[list[Any]]) -> list[Any]:
+def _rounds_by_turns(do: Words, state: list[Any], blocks: list[list[Any]]) -> list[Any]:
     """The same of runs with two registers each, by instructions for four rounds of one run."""
     runs = [(state[i], state[i + 1]) for i in range(0, len(state), 2)]
     schedules = [[do.swapped(words) for words in block] for block in blocks]
     constants = _constants(3, 64)
     for t in range(0, 64, 4):
-        constant = do.constant(constants[t : t + 4])
+        constant = do.type(constants[t : t + 4])
         for run, schedule in enumerate(schedules):
             if t >= 16:
                 w16, w12, w8, w4 = schedule[-4:]
