@@ -64,17 +64,19 @@ def test_a_sum_keeps_the_sign_of_zero():
 
 
 @pytest.mark.parametrize("ties", [0, 1, 5, 40, 10**6, ANY_TIES])
-def test_trimming_keeps_the_first_ties(ties):
+@pytest.mark.parametrize("vectors", [True, False])
+def test_trimming_keeps_the_first_ties(ties, vectors):
     row = (np.random.default_rng(0).integers(-4, 5, SIZE) * 0.5).astype(np.float32)
     cut = int(np.float32(1.0).view(np.uint32))
     table = np.array([[cut, ties]])
-    formula = merge.formula(np.ones(1, np.float32), vectors=False, thin=merge.TRIM, cuts=table)
+    formula = merge.formula(np.ones(1, np.float32), vectors=vectors, thin=merge.TRIM, cuts=table)
+    rows = [row, np.zeros(SIZE, np.float32)][: 1 + vectors]
     tied = np.abs(row) == 1
     kept = (np.abs(row) > 1) | (tied & (np.cumsum(tied) <= ties))
-    assert np.array_equal(merged(formula, [row]), np.where(kept, row, np.float32(0)))
+    assert np.array_equal(merged(formula, rows), np.where(kept, row, np.float32(0)))
     everything = np.array([[ALL, ANY_TIES]])
     rest = formula._replace(thin=merge.BAND, cuts=everything, outliers=table)
-    assert np.array_equal(merged(rest, [row]), np.where(kept, np.float32(0), row))
+    assert np.array_equal(merged(rest, rows), np.where(kept, np.float32(0), row))
 
 
 def test_nothing_and_everything_can_be_kept():
@@ -83,6 +85,34 @@ def test_nothing_and_everything_can_be_kept():
         table = np.array([cut])
         formula = merge.formula(np.ones(1, np.float32), vectors=False, thin=merge.TRIM, cuts=table)
         assert np.array_equal(merged(formula, [row]), row * np.float32(kept))
+
+
+ENTRIES = np.array([0, -0.0, 1, -1, 0.25, -0.25, 1e-45, 3e38, np.inf, -np.inf, np.nan], np.float32)
+
+
+@pytest.mark.parametrize("experts", [1, 2, 3, 5])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("cancelled", [1.0, -1.0])
+def test_an_election_adds_what_agrees_expert_by_expert(experts, weighted, normalize, cancelled):
+    """Entries cancel, underflow and overflow, or are not numbers; shares cancel, too."""
+    rows = np.random.default_rng(experts).choice(ENTRIES, (experts, SIZE))
+    weights = np.array([0.75, 0.75, -0.75, 0.3, 0.0], np.float32)[:experts]
+    zeros = np.zeros(SIZE, np.float32)
+    with np.errstate(all="ignore"):
+        entries = rows * weights[:, None]
+        sums = sum(entries if weighted else rows, zeros)
+        sign = np.where(sums == 0, np.float32(cancelled), np.sign(sums))
+        agree = entries * sign > 0
+        total = sum(np.where(agree, entries, np.float32(0)), zeros)
+        share = sum(np.where(agree, weights[:, None], np.float32(0)), zeros)
+        expected = total / np.where(share == 0, np.float32(1), share) if normalize else total
+    how = {"weighted": weighted, "normalize": normalize, "cancelled": cancelled}
+    formula = merge.formula(weights, vectors=False, combine=merge.DISJOINT, **how)
+    out = np.empty(SIZE, np.float32)
+    where = (0, SIZE, SIZE, 100, np.uint64(address_of(out)), F32, np.zeros(1))
+    merge.merge(formula, *members(list(rows)), *where)
+    assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
 
 
 DRAWS = np.array([[1, 2, 1 << 31]] * 3)

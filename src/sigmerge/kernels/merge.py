@@ -20,12 +20,13 @@ from sigmerge.kernels.stored import load, load_less, load_less_from, save
 from sigmerge.kernels.sums import add_scaled, scale, weighted_rows
 from sigmerge.kernels.thinning import (
     ALL,
-    ANY_TIES,
     RANK_COUNTS,
     RANK_ROWS,
     clear_top,
     drop,
     keep_marked,
+    keep_ties,
+    least_kept,
     mark,
     prune_by_rank,
     prune_groups,
@@ -281,13 +282,8 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
 
 @part
 def _least(cut: Array) -> np.int32:
-    """The least magnitude's pattern that an expert keeps; 0 if a cut is not all that trims it."""
-    threshold, ties = cut[0], cut[1]
-    if threshold == ALL:
-        return np.int32(0)
-    if ties == 0:
-        return np.int32(min(threshold, 0x7FFFFFFE) + 1)
-    return np.int32(threshold if ties >= ANY_TIES else 0)
+    """The least magnitude's pattern that an expert keeps."""
+    return np.int32(0) if cut[0] == ALL else least_kept(cut[0], cut[1])
 
 
 @inlined
@@ -327,7 +323,10 @@ def _thin(
 
 @part
 def _trim(row: Array, cut: Array, done: bool) -> None:
-    if not done and cut[0] != ALL:
+    """`trim`; `done` if what lies below the cut is zero."""
+    if done:
+        cut[1] = keep_ties(row, cut[0], cut[1])
+    elif cut[0] != ALL:
         cut[1] = trim(row, cut[0], cut[1])
 
 
@@ -475,19 +474,18 @@ def disjoint(
     The sign is that of Σ w_d v_d, or of Σ v_d in the unweighted election; a zero sum elects
     `cancelled`, 1 or −1. Zeros never agree. `sign` and `share` are room.
     """
-    zero = np.float32(cancelled)
-    total[:], share[:] = 0, 0
+    last = len(values) - 1
     _election(values, weights, weighted, sign)
-    for i in range(sign.size):
-        # A sum that is not a number elects nothing.
-        level = zero if sign[i] == 0 else np.float32(0)
-        negative = np.float32(-1) if sign[i] < 0 else level
-        sign[i] = np.float32(1) if sign[i] > 0 else negative
-    for d in range(len(values)):
-        _add_agreeing(values[d, : sign.size], weights[d], sign, total, share)
-    if normalize:
+    _begin_agreeing(values[0, : sign.size], weights[0], cancelled, sign, total, share)
+    for d in range(1, len(values)):
+        row = values[d, : sign.size]
+        if normalize and d == last:
+            _average_agreeing(row, weights[d], sign, total, share)
+        else:
+            _add_agreeing(row, weights[d], sign, total, share)
+    if normalize and last == 0:
         for i in range(total.size):
-            total[i] /= share[i] if share[i] != 0 else np.float32(1)
+            total[i] = _mean(total[i], share[i])
 
 
 @part
@@ -502,22 +500,65 @@ def lead_of_plus(values: Array, weights: Array, weighted: bool, sums: Array) -> 
 
 @part
 def _election(values: Array, weights: Array, weighted: bool, sums: Array) -> None:
-    """The sums whose signs are elected."""
-    sums[:] = 0
-    for d in range(len(values)):
-        add_scaled(sums, values[d, : sums.size], weights[d] if weighted else np.float32(1))
+    """The sums whose signs are elected; the sign of a zero does not matter."""
+    if weighted:
+        weighted_sum(values, weights, sums)
+        return
+    first = values[0, : sums.size]
+    for i in range(sums.size):
+        sums[i] = first[i]
+    for d in range(1, len(values)):
+        row = values[d, : sums.size]
+        for i in range(sums.size):
+            sums[i] += row[i]
+
+
+@part
+def _begin_agreeing(
+    values: Array, weight: np.float32, cancelled: float, sign: Array, total: Array, share: Array
+) -> None:
+    """Turn sums into elected signs, and begin totals and shares with what agrees."""
+    zero = np.float32(cancelled)
+    for i in range(values.size):
+        elected = zero if sign[i] * zero >= 0 else -zero
+        # A sum that is not a number elects nothing.
+        sign[i] = elected if sign[i] == sign[i] else np.float32(0)
+        total[i], share[i] = _agreeing(values[i], weight, sign[i])
 
 
 @part
 def _add_agreeing(
     values: Array, weight: np.float32, sign: Array, total: Array, share: Array
 ) -> None:
-    """Add the weighted entries of the elected sign, and their weights."""
     for i in range(values.size):
-        entry = values[i] * weight
-        agrees = entry * sign[i] > 0
-        total[i] += entry if agrees else np.float32(0)
-        share[i] += weight if agrees else np.float32(0)
+        entry, own = _agreeing(values[i], weight, sign[i])
+        total[i] += entry
+        share[i] += own
+
+
+@part
+def _average_agreeing(
+    values: Array, weight: np.float32, sign: Array, total: Array, share: Array
+) -> None:
+    """Add the last expert's, then divide: one loop, since others add while a division runs."""
+    for i in range(values.size):
+        entry, own = _agreeing(values[i], weight, sign[i])
+        total[i] = _mean(np.float32(total[i] + entry), np.float32(share[i] + own))
+
+
+@part
+def _agreeing(
+    value: np.float32, weight: np.float32, sign: np.float32
+) -> tuple[np.float32, np.float32]:
+    """A weighted entry and its weight, or zeros if it is not of the elected sign."""
+    entry = np.float32(value * weight)
+    agrees = entry * sign > 0
+    return (entry if agrees else np.float32(0)), (weight if agrees else np.float32(0))
+
+
+@part
+def _mean(total: np.float32, share: np.float32) -> np.float32:
+    return total / (share if share != 0 else np.float32(1))
 
 
 @part

@@ -33,20 +33,30 @@ def trim(values: Array, threshold: int, ties: int) -> int:
 
     Returns how many ties may still be kept further on.
     """
-    bits, cut = bits_as(values, np.int32), np.int32(threshold)
-    if ties == 0:
-        keep_from(values, np.int32(min(threshold, 0x7FFFFFFE) + 1))
-        return 0
-    tied = np.int32(0)
+    keep_from(values, least_kept(threshold, ties))
+    return keep_ties(values, threshold, ties)
+
+
+@part
+def least_kept(threshold: int, ties: int) -> np.int32:
+    """The least magnitude's pattern that a cut keeps, some or all of its ties among them."""
+    return np.int32(threshold if ties > 0 else min(threshold, 0x7FFFFFFE) + 1)
+
+
+@part
+def keep_ties(values: Array, threshold: int, ties: int) -> int:
+    """The second half of `trim`, where what lies below the cut is zero."""
+    bits, cut = bits_as(values, np.uint32), np.uint32(threshold)
+    if ties == 0 or ties >= ANY_TIES:
+        return ties
+    tied = np.uint32(0)
     for i in range(bits.size):
-        magnitude = bits[i] & np.int32(0x7FFFFFFF)
-        tied = np.int32(tied + np.int32(magnitude == cut))
-        bits[i] = bits[i] if magnitude >= cut else np.int32(0)
-    if tied <= ties:
+        tied = np.uint32(tied + np.uint32(np.uint32(bits[i] & MAGNITUDE) == cut))
+    if int(tied) <= ties:
         return ties - int(tied)
     for i in range(bits.size):
-        if bits[i] & np.int32(0x7FFFFFFF) == cut:
-            bits[i] = bits[i] if ties > 0 else np.int32(0)
+        if np.uint32(bits[i] & MAGNITUDE) == cut:
+            bits[i] = bits[i] if ties > 0 else np.uint32(0)
             ties -= ties > 0
     return ties
 
