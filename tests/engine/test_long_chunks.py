@@ -19,9 +19,12 @@ from sigmerge.engine.gpu import Gpu
 from sigmerge.engine.stream import StreamChunk
 from sigmerge.jobs import profile
 from sigmerge.kernels import TILE, tensors
+from sigmerge.kernels.merge import MARKED
+from sigmerge.operators import thinned
 from sigmerge.operators.base import Site
 from sigmerge.operators.dare import DareLinear
 from sigmerge.operators.slerp import inner_products
+from sigmerge.operators.thinned import Prepared
 from tests.operators.driver import MemorySource, run, settings_of
 
 PART, LONG = 240, 480
@@ -184,6 +187,41 @@ def test_merges_are_those_of_the_loops(
     for name, values in by_loops.items():
         assert found[name].tobytes() == values.tobytes()
     assert max(device.lengths, default=0) == longest
+
+
+@pytest.mark.parametrize("strip", [4096, 24])
+@pytest.mark.parametrize("size", SIZES)
+def test_what_the_loops_drew_is_remembered_for_all_parts(
+    size: int, strip: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tile is one strip, or three and a shorter one. Loops merge what is marked as if drawn."""
+    monkeypatch.setattr(stream, "STRIP", strip)
+    source: Any = MemorySource(weights())
+    site = chunks(None, size)[0].site
+    found = stream.chunks(site, 4, source, most=LONG)
+    assert max(chunk.size for chunk in found) == min(size, LONG)
+    for chunk in found:
+        start, _, marks = DareLinear()._norms(chunk, None)
+        merged = []
+        for remembered in ({start: marks}, {}):
+            chunk.state = Prepared(None, np.ones(3, np.float32), remembered)
+            formula = DareLinear().formula(chunk, None)
+            assert (formula.thin == MARKED) == bool(remembered)
+            merged.append(chunk.merged(formula, "F32")[0].tobytes())
+        assert merged[0] == merged[1]
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_few_entries_are_remembered(remembered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thinned, "REMEMBERED", 3 * 611 - (not remembered))
+    marks = [DareLinear()._norms(chunk, None)[2] is not None for chunk in chunks(None, 611)]
+    assert set(marks) == {remembered}
+
+
+def test_a_device_marks_nothing_and_draws_again(device: Noted) -> None:
+    for chunk in chunks(device, 611):
+        assert DareLinear()._norms(chunk, None)[2] is None
+    assert device.lengths
 
 
 def measured(device: Gpu | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ from sigmerge.kernels import STRIP, TILE, Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.kernels.merge import Formula
-from sigmerge.kernels.parts import PartSums
+from sigmerge.kernels.parts import PartMarks, PartSums
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import CODE, Members, address_of, is_finite, load_rows, members
 from sigmerge.kernels.sums import add_scaled
@@ -153,6 +153,13 @@ class StreamChunk:
         """Zeros, to which a kernel adds float64 sums: for each part of the chunk its own."""
         length = _part(self.step)
         return PartSums(np.zeros((-(-self.size // length), *shape)), length)
+
+    def marks(self, rows: int) -> PartMarks:
+        """Room for a bit for every entry of so many rows: for each part of the chunk its own."""
+        length = _part(self.step)
+        tiles = -(-min(length, self.size) // self.step)
+        strips, width = tiles * -(-self.step // self.strip), -(-self.strip // 8)
+        return PartMarks(np.zeros((-(-self.size // length), rows, strips, width), np.uint8))
 
     def read(
         self,
@@ -299,13 +306,13 @@ class StreamChunk:
 
     def _by_part(self, arguments: Sequence[Any]) -> Iterator[tuple[StreamChunk, Sequence[Any]]]:
         """The chunk, or its parts if these have sums of their own, with a kernel's arguments."""
-        if not any(isinstance(each, PartSums) for each in arguments):
+        if not any(isinstance(each, PartSums | PartMarks) for each in arguments):
             yield self, arguments
             return
         length = _part(self.step)
         for number, start in enumerate(range(self.start, self.stop, length)):
             part = replace(self, start=start, stop=min(self.stop, start + length))
-            yield part, [a.sums[number] if isinstance(a, PartSums) else a for a in arguments]
+            yield part, [_of_part(each, number) for each in arguments]
 
     def _named(self, values: Sequence[Array], reference: bool) -> StoredRows:
         return StoredRows(self.site.tensor, self.start, self._names(reference), values)
@@ -333,6 +340,13 @@ def _rows(experts: int, size: int) -> tuple[Array, Array]:
 def _room(size: int) -> Array:
     """The calling thread's own scratch."""
     return room(size, np.float32, "scratch")
+
+
+def _of_part(argument: Any, number: int) -> Any:
+    """A kernel's argument for one part of a chunk."""
+    if isinstance(argument, PartMarks):
+        return argument.marks[number]
+    return argument.sums[number] if isinstance(argument, PartSums) else argument
 
 
 def _part(step: int) -> int:

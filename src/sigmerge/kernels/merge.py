@@ -408,7 +408,7 @@ def _measuring(thin: int) -> Any:
                     _add_magnitudes(some, lanes[0, d], shift)
                     _thin(thin, tables, d, some, start + begin, number, False)
                     _add_magnitudes(some, lanes[1, d], shift)
-                    if marks.shape[1]:
+                    if marks.size:
                         mark(some, marks[d, number])
             for d in range(experts):
                 norms[0, d] += _total(lanes[0, d])

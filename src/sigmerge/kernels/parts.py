@@ -1,4 +1,4 @@
-"""Sums over the parts of a chunk.
+"""Sums and marks of the parts of a chunk.
 
 The order in which float64 numbers are added is part of a result: tile by tile within a part, then
 part by part. The processor takes one part at a time. A device takes many at once, since Python
@@ -33,3 +33,18 @@ class PartSums(NamedTuple):
             in_order = np.concatenate([self.sums[part : part + 1], some])
             self.sums[part] = np.add.accumulate(in_order)[-1]
             number += len(some)
+
+
+class PartMarks(NamedTuple):
+    """What a loop marks, for each part of a chunk on its own. A device marks nothing."""
+
+    marks: Array
+    """uint8 (parts, rows, strips, bytes), all but the last part with as many strips."""
+
+    @property
+    def whole(self) -> Array | None:
+        """The marks of the chunk (rows, strips, bytes); None if nothing is marked."""
+        if not self.marks.any():
+            return None
+        _, rows, _, width = self.marks.shape
+        return np.moveaxis(self.marks, 0, 1).reshape(rows, -1, width)

@@ -34,7 +34,7 @@ from sigmerge.kernels.merge import (
     TRIM,
     Formula,
 )
-from sigmerge.kernels.parts import PartSums
+from sigmerge.kernels.parts import PartMarks, PartSums
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, F16, F32
 from sigmerge.kernels.thinning import ALL, ANY_TIES
@@ -358,9 +358,10 @@ def _norms_of_thinning(
     tile: int,
     strip: int,
     norms: PartSums,
-    marks: Array,
+    marks: PartMarks,
 ) -> bool:
-    """Of draws alone: what a cut keeps depends on the parts of a chunk before."""
+    """Of draws alone: what a cut keeps depends on the parts of a chunk before. Nothing is marked:
+    to draw again costs less than to fetch the marks."""
     if formula.thin != DROP:
         return False
     if (block := fused(rows)) is not None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from sigmerge.kernels import Array
 from sigmerge.kernels.merge import Formula
-from sigmerge.kernels.parts import PartSums
+from sigmerge.kernels.parts import PartMarks, PartSums
 
 if TYPE_CHECKING:
     from sigmerge.kernels.algebra import Algebra
@@ -140,6 +140,9 @@ class Chunk(Protocol):
     def sums(self, *shape: int) -> PartSums:
         """Zeros, to which a kernel adds float64 sums: for each part of the chunk its own."""
 
+    def marks(self, rows: int) -> PartMarks:
+        """Room for a bit for every entry of so many rows: for each part of the chunk its own."""
+
     def tiles(self, less: str | None = None, *, reference: bool = False) -> Iterator[Tile]:
         """Tiles with θ_d in the experts' rows, or θ_d − θ_ref with less = "reference".
 
@@ -157,7 +160,8 @@ class Chunk(Protocol):
 
         Members are the experts, and the reference last unless it is left out. The kernel returns
         whether all it read is finite; `share` is how much of the chunk it reads. With PartSums
-        there is a pass for each part, to which its own sums are given; its tiles have `step`.
+        or PartMarks there is a pass for each part, to which its own are given; its tiles have
+        `step`.
         """
 
     def selected(self, experts: Array, ranks: Array) -> Array | None:
@@ -237,8 +241,7 @@ class Operator:
         return 4
 
     def ends_anywhere(self, site: Site) -> bool:
-        """Whether chunks may be longer: no pass adds float64 up but in PartSums, or remembers
-        marks by chunk."""
+        """Whether chunks may be longer: no pass adds float64 up but in PartSums."""
         return False
 
     def survey(self, sites: Sequence[Site]) -> Passes:

@@ -43,6 +43,7 @@ class DareLinear(Thinned):
 
     name = "dare_linear"
     title = "DARE"
+    remembers = True
     paper = "Yu et al., Language models are super mario, ICML 2024 (arXiv:2311.03099)"
     parameters: tuple[Parameter, ...] = (
         WEIGHT,

@@ -24,6 +24,9 @@ from sigmerge.operators.base import (
 )
 from sigmerge.operators.task_arithmetic import scaling
 
+REMEMBERED = 1 << 31
+"""Entries of a tensor's task vectors at most, a bit for each of which is remembered."""
+
 
 class Prepared(NamedTuple):
     """What is known about a tensor: what `thinning` needs, and a factor for every expert."""
@@ -42,8 +45,8 @@ class Thinned(Operator):
 
     elects: bool = False
     remembers: bool = False
-    """Whether thinning costs so much that what stays is kept for the merge, a bit for each entry,
-    where norms were taken before."""
+    """Whether thinning costs so much that what stays is remembered for the merge, a bit for each
+    entry, where norms are taken before. Where no loop of the processor takes them, nothing is."""
 
     def find(self, site: Site, survey: Any) -> Passes:
         """What must be known about a tensor before it is thinned out."""
@@ -73,28 +76,29 @@ class Thinned(Operator):
             before, after = sum(norms for _, by_part, _ in parts for norms in by_part)
             matched = (before >= 1e-7) & (after >= 1e-7)
             factors[:] = np.where(matched, before / np.where(matched, after, 1.0), 1.0)
-            marks = {start: marked for start, _, marked in parts if marked.size}
+            marks = {start: marked for start, _, marked in parts if marked is not None}
         return Prepared(found, factors, marks)
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
-        site, (found, factors, marks) = chunk.site, chunk.state
+        site, (found, factors, remembered) = chunk.site, chunk.state
         rescale = np.ones((len(factors), 2), np.float32)
         rescale[:, 0], rescale[:, 1] = factors, self.divisors(site)
         how = disjoint(site, self.cancelled(survey)) if self.elects else scaling(site)
-        marked = {"thin": kernels.MARKED, "marks": marks.get(chunk.start)}
-        thinning = marked if marks else self.thinning(chunk, found)
+        marks = remembered.get(chunk.start)
+        thinning = {"thin": kernels.MARKED, "marks": marks}
+        if marks is None:
+            thinning = self.thinning(chunk, found)
         return kernels.formula(site.weights(), rescale=rescale, **thinning, **how)
 
-    def _norms(self, chunk: Chunk, found: Any) -> tuple[int, Array, Array]:
+    def _norms(self, chunk: Chunk, found: Any) -> tuple[int, Array, Array | None]:
         """Where a chunk starts, by part ℓ1 norms of each expert before and after thinning, and
         what stays."""
         formula = kernels.formula(chunk.site.weights(), **self.thinning(chunk, found))
-        experts, strips = len(chunk.site.experts), -(-chunk.step // chunk.strip)
-        strips *= -(-chunk.size // chunk.step) if self.remembers else 0
-        norms = chunk.sums(2, experts)
-        marks = np.zeros((experts, strips, -(-chunk.strip // 8)), np.uint8)
+        experts = len(chunk.site.experts)
+        few = experts * chunk.site.size <= REMEMBERED
+        norms, marks = chunk.sums(2, experts), chunk.marks(experts if self.remembers and few else 0)
         chunk.read(kernels.norms_of_thinning, formula, chunk.step, chunk.strip, norms, marks)
-        return chunk.start, norms.sums, marks
+        return chunk.start, norms.sums, marks.whole
 
 
 def disjoint(site: Site, cancelled: float) -> dict[str, Any]:
