@@ -202,6 +202,7 @@ def test_what_the_loops_drew_is_remembered_for_all_parts(
     assert max(chunk.size for chunk in found) == min(size, LONG)
     for chunk in found:
         start, _, marks = DareLinear()._norms(chunk, None)
+        assert marks is not None
         merged = []
         for remembered in ({start: marks}, {}):
             chunk.state = Prepared(None, np.ones(3, np.float32), remembered)

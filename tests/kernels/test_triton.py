@@ -127,7 +127,7 @@ def test_merges_are_those_of_the_loops(dtype: str, size: int, tile: int, name: s
 def test_sums_are_those_of_the_loops(dtype: str, size: int, tile: int) -> None:
     rows = Rows(size, dtype)
     table, there = rows.some(True)
-    given, unmarked = (FORMULAS["drop"], tile, tile), np.zeros((3, 0, 0), np.uint8)
+    given, unmarked = (FORMULAS["drop"], tile, tile), np.zeros((0, 3, 0), np.uint8)
     expected, found = np.zeros((2, 3)), one_part(2, 3)
     loops.norms_of_thinning(*table, START, size, *given, expected, unmarked)
     assert tensors.COUNTERPARTS[loops.norms_of_thinning](there, START, *given, found, unmarked)

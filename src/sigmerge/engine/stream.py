@@ -156,10 +156,9 @@ class StreamChunk:
 
     def marks(self, rows: int) -> PartMarks:
         """Room for a bit for every entry of so many rows: for each part of the chunk its own."""
-        length = _part(self.step)
-        tiles = -(-min(length, self.size) // self.step)
-        strips, width = tiles * -(-self.step // self.strip), -(-self.strip // 8)
-        return PartMarks(np.zeros((-(-self.size // length), rows, strips, width), np.uint8))
+        tiles, strips = -(-self.size // self.step), -(-self.step // self.strip)
+        marks = np.zeros((tiles * strips, rows, -(-self.strip // 8)), np.uint8)
+        return PartMarks(marks, _part(self.step) // self.step * strips)
 
     def read(
         self,
@@ -345,7 +344,7 @@ def _room(size: int) -> Array:
 def _of_part(argument: Any, number: int) -> Any:
     """A kernel's argument for one part of a chunk."""
     if isinstance(argument, PartMarks):
-        return argument.marks[number]
+        return argument.of(number)
     return argument.sums[number] if isinstance(argument, PartSums) else argument
 
 

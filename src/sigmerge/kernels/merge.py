@@ -69,7 +69,7 @@ class Formula(NamedTuple):
     axis: Array
     """RANK: int64 (length, inner, whether a survivor is divided by its probability)."""
     marks: Array
-    """MARKED: uint8 (experts, strips, bytes), by strip a bit for each entry that stays."""
+    """MARKED: uint8 (strips, experts, bytes), a bit for each entry that stays."""
     rescale: Array
     """float32 (experts, 2), what survivors are multiplied with and divided by."""
     groups: Array
@@ -140,7 +140,7 @@ def formula(
         np.zeros((experts, 3), np.int64) if draws is None else draws,
         np.ones((experts, 2)) if odds is None else odds,
         np.array(axis, np.int64),
-        np.zeros((experts, 0, 0), np.uint8) if marks is None else marks,
+        np.zeros((0, experts, 0), np.uint8) if marks is None else marks,
         np.ones((experts, 2), np.float32) if rescale is None else rescale,
         np.array(groups, np.int64),
         combine,
@@ -318,7 +318,7 @@ def _thin(
             taken[:] = 0
         prune_groups(row, taken, groups[0], groups[1], groups[2] != 0)
     elif thin == MARKED:
-        keep_marked(row, tables[0][expert, number])
+        keep_marked(row, tables[0][number, expert])
 
 
 @part
@@ -409,7 +409,7 @@ def _measuring(thin: int) -> Any:
                     _thin(thin, tables, d, some, start + begin, number, False)
                     _add_magnitudes(some, lanes[1, d], shift)
                     if marks.size:
-                        mark(some, marks[d, number])
+                        mark(some, marks[number, d])
             for d in range(experts):
                 norms[0, d] += _total(lanes[0, d])
                 norms[1, d] += _total(lanes[1, d])

@@ -39,12 +39,9 @@ class PartMarks(NamedTuple):
     """What a loop marks, for each part of a chunk on its own. A device marks nothing."""
 
     marks: Array
-    """uint8 (parts, rows, strips, bytes), all but the last part with as many strips."""
+    """uint8 (strips, rows, bytes) of the whole chunk."""
+    length: int
+    """Strips of a part."""
 
-    @property
-    def whole(self) -> Array | None:
-        """The marks of the chunk (rows, strips, bytes); None if nothing is marked."""
-        if not self.marks.any():
-            return None
-        _, rows, _, width = self.marks.shape
-        return np.moveaxis(self.marks, 0, 1).reshape(rows, -1, width)
+    def of(self, part: int) -> Array:
+        return self.marks[part * self.length : (part + 1) * self.length]

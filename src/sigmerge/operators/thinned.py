@@ -98,7 +98,7 @@ class Thinned(Operator):
         few = experts * chunk.site.size <= REMEMBERED
         norms, marks = chunk.sums(2, experts), chunk.marks(experts if self.remembers and few else 0)
         chunk.read(kernels.norms_of_thinning, formula, chunk.step, chunk.strip, norms, marks)
-        return chunk.start, norms.sums, marks.whole
+        return chunk.start, norms.sums, marks.marks if marks.marks.any() else None
 
 
 def disjoint(site: Site, cancelled: float) -> dict[str, Any]:
