@@ -31,6 +31,8 @@ METHODS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("lines", 2, {}),
     ("dare_linear", 2, {"density": 0.5}),
     ("dare_ties", 2, {"density": 0.5}),
+    ("dare_linear", 2, {"density": 0.5, "rescale": "none"}),
+    ("dare_ties", 2, {"density": 0.5, "rescale": "none"}),
     ("cabs", 2, {"n": 1, "m": 4}),
     ("breadcrumbs", 2, {"density": 0.5, "rescale": True}),
     ("breadcrumbs_ties", 2, {"density": 0.5}),

@@ -97,7 +97,7 @@ ENTRIES = np.array([0, -0.0, 1, -1, 0.25, -0.25, 1e-45, 3e38, np.inf, -np.inf, n
 def test_an_election_adds_what_agrees_expert_by_expert(experts, weighted, normalize, cancelled):
     """Entries cancel, underflow and overflow, or are not numbers; shares cancel, too."""
     rows = np.random.default_rng(experts).choice(ENTRIES, (experts, SIZE))
-    weights = np.array([0.75, 0.75, -0.75, 0.3, 0.0], np.float32)[:experts]
+    weights = np.array([-0.75, 0.75, 0.75, 0.3, 0.0], np.float32)[:experts]
     zeros = np.zeros(SIZE, np.float32)
     with np.errstate(all="ignore"):
         entries = rows * weights[:, None]

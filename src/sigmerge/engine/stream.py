@@ -66,7 +66,7 @@ class Accelerator(Protocol):
     def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
         """The same as a kernel that reads a chunk; whether it was done.
 
-        In place of arrays of sums it takes PartSums.
+        In place of arrays of sums it takes PartSums, and PartMarks in place of marks.
         """
 
     def select(self, rows: StoredRows, experts: Array, ranks: Array) -> Array | None:
@@ -166,23 +166,25 @@ class StreamChunk:
         *arguments: Any,
         share: float = 1.0,
         reference: bool = True,
-    ) -> None:
+    ) -> bool:
         """One compiled pass over the members: kernel(addresses, kinds, start, size, *arguments).
 
         It returns whether all it read is finite; `share` is how much of the chunk it reads.
         Members are the experts, and the reference last unless it is left out. With PartSums there
-        is a pass for each part, to which its own sums are given.
+        is a pass for each part, to which its own sums are given, and its own of PartMarks.
+        Whether the kernel passed over it, rather than a device in its place.
         """
         rows = self._stored(reference=reference)
         if self.device and self.device.read(kernel, self._named(rows, reference), *arguments):
             self.source.done(self.site.tensor, self.start, self.stop, share)
-            return
+            return False
         for part, given in self._by_part(arguments):
             first, last = part.start - self.start, part.stop - self.start
             table = part._table([row[first:last] for row in rows])
             fine = kernel(*table, part.start, part.size, *given)
             part._done(table, share)
             part._check(fine, reference=reference)
+        return True
 
     def selected(self, experts: Array, ranks: Array) -> Array | None:
         """By expert the magnitude of Δ_d at a rank of this chunk, the entries of it within the
@@ -305,7 +307,7 @@ class StreamChunk:
 
     def _by_part(self, arguments: Sequence[Any]) -> Iterator[tuple[StreamChunk, Sequence[Any]]]:
         """The chunk, or its parts if these have sums of their own, with a kernel's arguments."""
-        if not any(isinstance(each, PartSums | PartMarks) for each in arguments):
+        if not any(isinstance(each, PartSums) for each in arguments):
             yield self, arguments
             return
         length = _part(self.step)

@@ -246,7 +246,7 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
                 for d in range(experts):
                     row, least = rows[d, :count], np.int32(0)
                     if cuts:
-                        least = _least(tables[0][d])
+                        least = least_kept(tables[0][d, 0], tables[0][d, 1])
                     if cuts and least > 0:
                         fine &= load_less_from(addresses[d], kinds[d], begin, base, least, row)
                     elif vectors:
@@ -278,12 +278,6 @@ def _merging(thin: int, combine: int, vectors: bool, result: int) -> Any:
         return fine, stored
 
     return merging
-
-
-@part
-def _least(cut: Array) -> np.int32:
-    """The least magnitude's pattern that an expert keeps."""
-    return np.int32(0) if cut[0] == ALL else least_kept(cut[0], cut[1])
 
 
 @inlined

@@ -15,7 +15,7 @@ from sigmerge.kernels import Array
 from sigmerge.kernels.jit import Intrinsic, kernel, part
 from sigmerge.kernels.lanes import WORD_LANES, Words, words_to_multiply
 
-BLOCK: Final = 4 * WORD_LANES
+DRAWN_AT_ONCE: Final = 4 * WORD_LANES
 """Draws that are made together."""
 
 
@@ -28,10 +28,10 @@ def key_of(seed: int, *names: str) -> tuple[int, int]:
 @kernel
 def fill(key: tuple[int, int], start: int, out: Array) -> None:
     """Random uint32 for the indices start, start+1, …, whatever the start."""
-    head = min(-start % BLOCK, out.size)
-    tail = head + (out.size - head) // BLOCK * BLOCK
+    head = min(-start % DRAWN_AT_ONCE, out.size)
+    tail = head + (out.size - head) // DRAWN_AT_ONCE * DRAWN_AT_ONCE
     _fill_some(key, start, out[:head])
-    _fill_blocks(key, (start + head) // BLOCK, out[head:tail])
+    _fill_blocks(key, (start + head) // DRAWN_AT_ONCE, out[head:tail])
     _fill_some(key, start + tail, out[tail:])
 
 
@@ -39,17 +39,17 @@ def fill(key: tuple[int, int], start: int, out: Array) -> None:
 def _fill_some(key: tuple[int, int], start: int, out: Array) -> None:
     """Some draws of one block."""
     if out.size > 0:
-        block = np.empty(BLOCK, np.uint32)
-        _fill_blocks(key, start // BLOCK, block)
+        block = np.empty(DRAWN_AT_ONCE, np.uint32)
+        _fill_blocks(key, start // DRAWN_AT_ONCE, block)
         for i in range(out.size):
-            out[i] = block[start % BLOCK + i]
+            out[i] = block[start % DRAWN_AT_ONCE + i]
 
 
 @part
 def _fill_blocks(key: tuple[int, int], first: int, out: Array) -> None:
     k0, k1 = np.uint32(key[0]), np.uint32(key[1])
-    for block in range(out.size // BLOCK):
-        _fill_block(k0, k1, np.uint64((first + block) * WORD_LANES), out, block * BLOCK)
+    for block in range(out.size // DRAWN_AT_ONCE):
+        _fill_block(k0, k1, np.uint64((first + block) * WORD_LANES), out, block * DRAWN_AT_ONCE)
 
 
 @Intrinsic

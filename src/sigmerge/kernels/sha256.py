@@ -12,6 +12,7 @@ import functools
 import os
 from collections.abc import Callable
 from itertools import count, islice
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +27,7 @@ HASH_LANES: Final = WORD_LANES
 _BLOCK: Final = 64
 """Bytes that are taken at a time."""
 LANE_WINDOW: Final = 1 << 14
-"""Bytes of each run that are read at a time: those of all lanes fit into the second-level cache."""
+"""Bytes of each run that lanes read at a time: all of them fit into the second-level cache."""
 _APART: Final = LANE_WINDOW + _BLOCK
 """Bytes between the windows of two lanes; at powers of two they would push each other out."""
 _TURNS: Final = 4
@@ -59,7 +60,8 @@ def _has_instructions() -> bool:
     """
     from llvmlite import binding
 
-    told = {"NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"} & os.environ.keys()
+    told = bool({"NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"} & os.environ.keys())
+    told |= Path(".numba_config.yaml").exists()
     return not told and bool(binding.get_host_cpu_features().get("sha2"))
 
 

@@ -39,7 +39,10 @@ def trim(values: Array, threshold: int, ties: int) -> int:
 
 @part
 def least_kept(threshold: int, ties: int) -> np.int32:
-    """The least magnitude's pattern that a cut keeps, some or all of its ties among them."""
+    """The least magnitude's pattern that a cut keeps, some or all of its ties among them.
+
+    Not above zero if it keeps ALL.
+    """
     return np.int32(threshold if ties > 0 else min(threshold, 0x7FFFFFFE) + 1)
 
 

@@ -155,13 +155,13 @@ class Chunk(Protocol):
         *arguments: Any,
         share: float = 1.0,
         reference: bool = True,
-    ) -> None:
+    ) -> bool:
         """One compiled pass over the members: kernel(addresses, kinds, start, size, *arguments).
 
         Members are the experts, and the reference last unless it is left out. The kernel returns
         whether all it read is finite; `share` is how much of the chunk it reads. With PartSums
-        or PartMarks there is a pass for each part, to which its own are given; its tiles have
-        `step`.
+        there is a pass for each part, to which its own sums are given, and its own of PartMarks;
+        its tiles have `step`. False if a device passed over the chunk in the kernel's place.
         """
 
     def selected(self, experts: Array, ranks: Array) -> Array | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +26,8 @@ from sigmerge.operators.base import (
 )
 from sigmerge.operators.task_arithmetic import scaling
 
-REMEMBERED = 1 << 31
-"""Entries of a tensor's task vectors at most, a bit for each of which is remembered."""
+REMEMBERED = 128 << 20
+"""Bytes of marks that are remembered at a time, of all tensors."""
 
 
 class Prepared(NamedTuple):
@@ -33,7 +35,7 @@ class Prepared(NamedTuple):
 
     found: Any
     factors: Array
-    marks: dict[int, Array]
+    marks: dict[int, Array | None]
     """What stays, by the start of a chunk, where that is remembered."""
 
 
@@ -46,7 +48,7 @@ class Thinned(Operator):
     elects: bool = False
     remembers: bool = False
     """Whether thinning costs so much that what stays is remembered for the merge, a bit for each
-    entry, where norms are taken before. Where no loop of the processor takes them, nothing is."""
+    entry, where loops take norms before and there is room. A device thins out again."""
 
     def find(self, site: Site, survey: Any) -> Passes:
         """What must be known about a tensor before it is thinned out."""
@@ -76,7 +78,7 @@ class Thinned(Operator):
             before, after = sum(norms for _, by_part, _ in parts for norms in by_part)
             matched = (before >= 1e-7) & (after >= 1e-7)
             factors[:] = np.where(matched, before / np.where(matched, after, 1.0), 1.0)
-            marks = {start: marked for start, _, marked in parts if marked is not None}
+            marks = {start: marked for start, _, marked in parts}
         return Prepared(found, factors, marks)
 
     def formula(self, chunk: Chunk, survey: Any) -> Formula:
@@ -95,10 +97,36 @@ class Thinned(Operator):
         what stays."""
         formula = kernels.formula(chunk.site.weights(), **self.thinning(chunk, found))
         experts = len(chunk.site.experts)
-        few = experts * chunk.site.size <= REMEMBERED
-        norms, marks = chunk.sums(2, experts), chunk.marks(experts if self.remembers and few else 0)
-        chunk.read(kernels.norms_of_thinning, formula, chunk.step, chunk.strip, norms, marks)
-        return chunk.start, norms.sums, marks.marks if marks.marks.any() else None
+        norms, marks = chunk.sums(2, experts), chunk.marks(experts if self.remembers else 0)
+        if not (held := _ROOM.takes(marks.marks)):
+            marks = chunk.marks(0)
+        given = (formula, chunk.step, chunk.strip, norms, marks)
+        looped = chunk.read(kernels.norms_of_thinning, *given)
+        return chunk.start, norms.sums, marks.marks if looped and held else None
+
+
+class _Room:
+    """What is left of REMEMBERED."""
+
+    def __init__(self) -> None:
+        self._taken, self._lock = 0, threading.Lock()
+
+    def takes(self, marks: Array) -> bool:
+        """Whether there are marks and room for them, which is free when they are."""
+        size = marks.nbytes
+        with self._lock:
+            if size == 0 or self._taken + size > REMEMBERED:
+                return False
+            self._taken += size
+        weakref.finalize(marks, self._free, size).atexit = False
+        return True
+
+    def _free(self, size: int) -> None:
+        with self._lock:
+            self._taken -= size
+
+
+_ROOM = _Room()
 
 
 def disjoint(site: Site, cancelled: float) -> dict[str, Any]:
