@@ -271,7 +271,7 @@ coordinate, with E experts stored in 16 bits:
 |---|---|--:|--:|
 | linear | one | 2 E | 2 |
 | task arithmetic, DARE without rescaling by norms, CABS | one | 2 (E + 1) | 2 |
-| DARE, rescaled by norms | norms, merge | 4 (E + 1) | 2 |
+| DARE, rescaled by norms | norms, merge | 4 (E + 1), and E/8 of marks | 2 |
 | TIES | a sixteenth, counts, merge | 4.125 (E + 1) | 2 |
 | repair | per claiming domain a sixteenth and marks, then the update | 4.25 E + 2 (E + 2) | 2 |
 
