@@ -110,20 +110,20 @@ class _Room:
 
     def __init__(self) -> None:
         self._taken, self._lock = 0, threading.Lock()
+        self._freed: list[int] = []
+        """Python lets an array go at any time, also while the lock is held."""
 
     def takes(self, marks: Array) -> bool:
         """Whether there are marks and room for them, which is free when they are."""
         size = marks.nbytes
         with self._lock:
+            while self._freed:
+                self._taken -= self._freed.pop()
             if size == 0 or self._taken + size > REMEMBERED:
                 return False
             self._taken += size
-        weakref.finalize(marks, self._free, size).atexit = False
+        weakref.finalize(marks, self._freed.append, size).atexit = False
         return True
-
-    def _free(self, size: int) -> None:
-        with self._lock:
-            self._taken -= size
 
 
 _ROOM = _Room()
