@@ -1,7 +1,7 @@
 """Compile the kernels once, as a step of the installation: `python -m sigmerge.warm`.
 
 A kernel is compiled when it is first called, and kept on disk. This merges and repairs a pool
-of some hundred numbers in every way that has kernels of its own: no later command compiles them.
+of some hundred numbers in the ways that have kernels of their own: no later command compiles these.
 """
 
 from __future__ import annotations

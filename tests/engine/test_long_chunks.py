@@ -19,8 +19,8 @@ from sigmerge.engine.gpu import Gpu
 from sigmerge.engine.stream import StreamChunk
 from sigmerge.jobs import profile
 from sigmerge.kernels import TILE, tensors
+from sigmerge.kernels import parts as kernel_parts
 from sigmerge.kernels.merge import MARKED
-from sigmerge.operators import thinned
 from sigmerge.operators.base import Site
 from sigmerge.operators.dare import DareLinear
 from sigmerge.operators.slerp import inner_products
@@ -217,13 +217,18 @@ def test_so_many_marks_are_remembered(remembered: bool, monkeypatch: pytest.Monk
     """As many as there is room for; what one chunk gives back another takes."""
     first = chunks(None, 611)[0]
     room = first.marks(3).marks.nbytes
-    monkeypatch.setattr(thinned, "_ROOM", thinned._Room())
-    monkeypatch.setattr(thinned, "REMEMBERED", room - (not remembered))
+    monkeypatch.setattr(kernel_parts, "_ROOM", kernel_parts._Room())
+    monkeypatch.setattr(kernel_parts, "REMEMBERED", room - (not remembered))
     held = DareLinear()._norms(first, None)[2]
     assert (held is not None) == remembered
     assert DareLinear()._norms(first, None)[2] is None
     del held
     assert (DareLinear()._norms(first, None)[2] is not None) == remembered
+
+
+def test_only_an_operator_that_says_so_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DareLinear, "remembers", False)
+    assert all(DareLinear()._norms(chunk, None)[2] is None for chunk in chunks(None, 611))
 
 
 def test_a_device_marks_nothing_and_draws_again(device: Noted) -> None:

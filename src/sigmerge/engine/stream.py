@@ -24,7 +24,7 @@ from sigmerge.kernels import STRIP, TILE, Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.kernels.merge import Formula
-from sigmerge.kernels.parts import PartMarks, PartSums
+from sigmerge.kernels.parts import PartMarks, PartSums, part_marks
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import CODE, Members, address_of, is_finite, load_rows, members
 from sigmerge.kernels.sums import add_scaled
@@ -155,10 +155,10 @@ class StreamChunk:
         return PartSums(np.zeros((-(-self.size // length), *shape)), length)
 
     def marks(self, rows: int) -> PartMarks:
-        """Room for a bit for every entry of so many rows: for each part of the chunk its own."""
+        """A bit for every entry of so many rows, if there is room: for each part its own."""
         tiles, strips = -(-self.size // self.step), -(-self.step // self.strip)
-        marks = np.zeros((tiles * strips, rows, -(-self.strip // 8)), np.uint8)
-        return PartMarks(marks, _part(self.step) // self.step * strips)
+        length = _part(self.step) // self.step * strips
+        return part_marks(tiles * strips, rows, -(-self.strip // 8), length)
 
     def read(
         self,

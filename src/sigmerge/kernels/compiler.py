@@ -14,9 +14,8 @@ from typing import Any
 import numba
 from llvmlite import binding, ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils, codegen, config
 from numba.core.caching import FunctionCache
-from numba.core.codegen import get_host_cpu_features
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
@@ -38,7 +37,7 @@ def use_wide_registers() -> None:
     otherwise (NUMBA_CPU_FEATURES).
     """
     if config.CPU_FEATURES is None and binding.get_host_cpu_features().get("avx512vbmi2"):
-        config.CPU_FEATURES = f"{get_host_cpu_features()},-prefer-256-bit"
+        config.CPU_FEATURES = f"{codegen.get_host_cpu_features()},-prefer-256-bit"
 
 
 use_wide_registers()

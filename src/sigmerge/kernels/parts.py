@@ -7,11 +7,16 @@ needs as long for a long launch as for a short one, and leaves the sums of each.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from typing import NamedTuple
 
 import numpy as np
 
 from sigmerge.kernels import Array
+
+REMEMBERED = 128 << 20
+"""Bytes of marks at a time, of all tensors."""
 
 
 class PartSums(NamedTuple):
@@ -45,3 +50,34 @@ class PartMarks(NamedTuple):
 
     def of(self, part: int) -> Array:
         return self.marks[part * self.length : (part + 1) * self.length]
+
+
+class _Room:
+    """What is left of REMEMBERED."""
+
+    def __init__(self) -> None:
+        self._taken, self._lock = 0, threading.Lock()
+        self._freed: list[int] = []
+        """Python lets an array go at any time, also while the lock is held."""
+
+    def takes(self, marks: Array) -> bool:
+        """Whether there is room for marks, which is free when they are let go."""
+        with self._lock:
+            while self._freed:
+                self._taken -= self._freed.pop()
+            if self._taken + marks.nbytes > REMEMBERED:
+                return False
+            self._taken += marks.nbytes
+        weakref.finalize(marks, self._freed.append, marks.nbytes).atexit = False
+        return True
+
+
+_ROOM = _Room()
+
+
+def part_marks(strips: int, rows: int, width: int, length: int) -> PartMarks:
+    """Zeros; of no rows where there is no room."""
+    marks = np.zeros((strips, rows, width), np.uint8)
+    if not _ROOM.takes(marks):
+        marks = np.zeros((strips, 0, width), np.uint8)
+    return PartMarks(marks, length)

@@ -141,7 +141,7 @@ class Chunk(Protocol):
         """Zeros, to which a kernel adds float64 sums: for each part of the chunk its own."""
 
     def marks(self, rows: int) -> PartMarks:
-        """Room for a bit for every entry of so many rows: for each part of the chunk its own."""
+        """A bit for every entry of so many rows, if there is room: for each part its own."""
 
     def tiles(self, less: str | None = None, *, reference: bool = False) -> Iterator[Tile]:
         """Tiles with θ_d in the experts' rows, or θ_d − θ_ref with less = "reference".

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,9 +23,6 @@ from sigmerge.operators.base import (
     Site,
 )
 from sigmerge.operators.task_arithmetic import scaling
-
-REMEMBERED = 128 << 20
-"""Bytes of marks that are remembered at a time, of all tensors."""
 
 
 class Prepared(NamedTuple):
@@ -98,35 +93,9 @@ class Thinned(Operator):
         formula = kernels.formula(chunk.site.weights(), **self.thinning(chunk, found))
         experts = len(chunk.site.experts)
         norms, marks = chunk.sums(2, experts), chunk.marks(experts if self.remembers else 0)
-        if not (held := _ROOM.takes(marks.marks)):
-            marks = chunk.marks(0)
         given = (formula, chunk.step, chunk.strip, norms, marks)
         looped = chunk.read(kernels.norms_of_thinning, *given)
-        return chunk.start, norms.sums, marks.marks if looped and held else None
-
-
-class _Room:
-    """What is left of REMEMBERED."""
-
-    def __init__(self) -> None:
-        self._taken, self._lock = 0, threading.Lock()
-        self._freed: list[int] = []
-        """Python lets an array go at any time, also while the lock is held."""
-
-    def takes(self, marks: Array) -> bool:
-        """Whether there are marks and room for them, which is free when they are."""
-        size = marks.nbytes
-        with self._lock:
-            while self._freed:
-                self._taken -= self._freed.pop()
-            if size == 0 or self._taken + size > REMEMBERED:
-                return False
-            self._taken += size
-        weakref.finalize(marks, self._freed.append, size).atexit = False
-        return True
-
-
-_ROOM = _Room()
+        return chunk.start, norms.sums, marks.marks if looped and marks.marks.size else None
 
 
 def disjoint(site: Site, cancelled: float) -> dict[str, Any]:
