@@ -9,8 +9,10 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,14 +24,16 @@ from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import Output
 from sigmerge.engine import gpu, stream
-from sigmerge.engine.beside import Behind
 from sigmerge.engine.gpu import Gpu
-from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.jobs.options import Options
 from sigmerge.kernels import LANES, philox, tensors
-from sigmerge.kernels.merge import NORM, norm
+from sigmerge.kernels.merge import KEEP_ALL, NORM, norm
+from sigmerge.kernels.select import count_high
+from sigmerge.kernels.stored import BF16, F32, address_of
+from sigmerge.kernels.window import NO_DRAIN
 from sigmerge.method.occupancy import Parts
+from tests.adapters import write_adapter
 from tests.command_line import sigmerge as command
 from tests.engine.test_stream import CASES, WEIGHT
 from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes, write_weights
@@ -51,6 +55,12 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
     return mixed
 
 
+@pytest.fixture(autouse=True)
+def short_chunks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools here have some hundred coordinates."""
+    monkeypatch.setattr(gpu, "LEAST", 0)
+
+
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Weights pass through torch; which kinds of pass did, and were not declined."""
@@ -59,6 +69,10 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     class Noted(Gpu):
         def merge(self, *given: Any) -> bool:
             done.extend(["merge"] * (found := super().merge(*given)))
+            return found
+
+        def write(self, *given: Any) -> bool:
+            done.extend(["merge"] * (found := super().write(*given)))
             return found
 
         def read(self, kernel: Any, *given: Any) -> bool:
@@ -136,9 +150,9 @@ def test_chunks_that_may_end_anywhere_are_longer(
     lengths: set[int] = set()
 
     class Noted(Gpu):
-        def merge(self, rows: stream.StoredRows, *given: Any) -> bool:
+        def write(self, rows: stream.StoredRows, *given: Any) -> bool:
             lengths.add(len(rows.values[0]))
-            return super().merge(rows, *given)
+            return super().write(rows, *given)
 
     patch.setattr(Options, "gpu", lambda self: Noted("cpu", 1 << 20))
     assert merged(pool, case, tmp_path / "torch", "bfloat16") == by_loops
@@ -244,6 +258,120 @@ def test_what_is_not_finite_is_left_to_the_loops(
         sigmerge.merge(recipe, tmp_path / "strict")
 
 
+def test_short_chunks_are_left_to_the_loops(
+    pool: PoolOnDisk, tmp_path: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = pool.recipe("ties", {}, WEIGHT, {"density": (0.3, 0.5, 0.75)})
+    sizes = {values.size for values in read_weights(pool.reference).values()}
+    monkeypatch.setattr(gpu, "LEAST", max(sizes))
+    sigmerge.merge(recipe, tmp_path / "long")
+    assert set(passes) == {"merge", "select"}
+    passes.clear()
+    monkeypatch.setattr(gpu, "LEAST", max(sizes) + 1)
+    sigmerge.merge(recipe, tmp_path / "short")
+    assert not passes
+    assert weight_bytes(tmp_path / "short") == weight_bytes(tmp_path / "long")
+
+
+def test_a_driver_that_lacks_something_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking() -> None:
+        raise RuntimeError("the driver has no copies")
+
+    monkeypatch.setattr(gpu.staging, "load_driver", lacking)
+    with pytest.raises(RecipeError, match="cuda: the driver has no copies"):
+        Gpu("cpu")._own_ring()
+
+
+def test_no_pass_takes_a_short_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.zeros(5, np.float32)
+    rows, device = stream.StoredRows("w", 0, ("math", "reference"), (values, values)), Gpu("cpu")
+    formula = SimpleNamespace(thin=KEEP_ALL)
+    asked: list[str] = []
+    monkeypatch.setattr(Gpu, "_fitting", lambda self, *given, **how: asked.append("asked"))
+    for least in (5, 6):
+        monkeypatch.setattr(gpu, "LEAST", least)
+        device.merge(rows, formula, 4, 4, BF16, values)  # type: ignore[arg-type]
+        device.write(rows, formula, 4, BF16, NO_DRAIN)  # type: ignore[arg-type]
+        device.read(count_high, rows)
+        device.select(rows, values, values)
+        assert asked == ["asked"] * 4
+
+
+def test_few_threads_launch_at_a_time_and_let_others_while_they_wait() -> None:
+    """A program that waits for others lets them launch: here for as many as there are threads."""
+    values, device, together = np.zeros(5, np.float32), Gpu("cpu"), 2 * gpu.AT_ONCE
+    rows = stream.StoredRows("w", 0, ("math", "reference"), (values, values))
+    all_there, now, most = threading.Barrier(together, timeout=10), list[int](), list[int]()
+
+    def program(*_: Any) -> bool:
+        now.append(1)
+        time.sleep(0.02)
+        most.append(len(now))
+        now.pop()
+        return True
+
+    def waiting(*_: Any) -> None:
+        program()
+        with device.launches_of_others():
+            all_there.wait()
+        program()
+
+    with ThreadPoolExecutor(together) as threads:
+        for _ in threads.map(lambda _: device.halved(0, 1, waiting), range(together)):
+            pass
+        for _ in threads.map(
+            lambda _: device._fitting(rows, 1, program, again=False), range(2 * together)
+        ):
+            pass
+    assert len(most) == 4 * together and max(most) == gpu.AT_ONCE
+    assert device._launching._value == gpu.AT_ONCE
+
+
+def test_members_are_kept_as_long_as_there_is_room() -> None:
+    """Whole ones take multiples of 256 bytes; of two with one beginning each keeps its own."""
+    first, second = (np.arange(n, n + 120, dtype=np.float32) for n in (0, 500))
+    edges, kinds = np.array([0, 60, 120]), np.full((2, 2), F32, np.uint8)
+    places = [[address_of(first), address_of(of[60:])] for of in (first, second)]
+    addresses = np.array(places, np.uint64)
+    copies = gpu._BlockCopies(Gpu("cpu"), 1100, map)
+    copies.bring(addresses, kinds, edges)
+    assert len(copies._whole) == 2 and copies._left == 1100 - 4 * 256
+    for row, of in zip(addresses, (first, second), strict=True):
+        there, begin = copies(row, kinds[0], edges, 1, 2, alone=True)
+        assert there is copies._whole[row.tobytes()][0]
+        found = there[int(begin[0]) :][:240].view(torch.float32)
+        assert found.tolist() == of[60:].tolist()
+    copies.bring(addresses[:, ::-1], kinds, edges)
+    assert len(copies._whole) == 2
+
+
+@pytest.mark.parametrize("modules", [("q_proj", "down_proj"), ("layernorm", "q_proj")])
+def test_repairs_of_adapters_are_those_of_the_loops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...]
+) -> None:
+    """They have tensors of their reference, from the first of a block on."""
+    reference = make_pool(tmp_path, experts=1, dtype="bf16").reference
+    weights, names = read_weights(reference), ("math", "coding", "safety")
+    models = [
+        {"name": name, "parameters": {"weight": 0.3},
+         "model": str(write_adapter(tmp_path / f"adapter-{name}", reference, weights, seed=seed,
+                                    modules=modules))}
+        for seed, name in enumerate(names)
+    ]  # fmt: skip
+    recipe = {"merge_method": "task_arithmetic", "base_model": str(reference), "models": models,
+              "dtype": "bfloat16"}  # fmt: skip
+    sigmerge.merge(recipe, tmp_path / "anchor")
+    experts = {e: {d: 0.9 if d == e else 0.4 for d in names} for e in names}
+    scores = {"experts": experts, "anchor": {"math": 0.5, "coding": 0.8, "safety": 0.6}}
+    (tmp_path / "scores.json").write_text(json.dumps(scores))
+    recipe["repair"] = {"guard": "off", "scores": str(tmp_path / "scores.json")}
+    how: Any = {"anchor": tmp_path / "anchor", "threads": 2}
+    sigmerge.repair(recipe, tmp_path / "loops", **how)
+    monkeypatch.setattr(Options, "gpu", lambda self: Gpu("cpu", 1 << 24))
+    sigmerge.repair(recipe, tmp_path / "torch", **how)
+    assert weight_bytes(tmp_path / "torch") == weight_bytes(tmp_path / "loops")
+
+
 def test_more_blocks_are_at_work_where_all_have_room() -> None:
     device = Gpu("cpu", keep=1000)
     assert [device.blocks(size) for size in (0, 100, 200, 250, 400, 2000)] == [6, 6, 5, 4, 3, 3]
@@ -332,19 +460,14 @@ def test_a_gpu_gives_the_same_bytes(pool: PoolOnDisk, tmp_path: Path, case: str)
     assert weight_bytes(tmp_path / "gpu") == by_loops
 
 
-def test_rows_go_to_the_device_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte once, whatever lies between rows; no window is longer than its pinned memory."""
-    monkeypatch.setattr(gpu, "STAGED", 1000)
-    windows = gpu._windows([(5000, 0, 300), (9000, 512, 2700), (7000, 3328, 4)])
-    assert [(w.begin, w.end) for w in windows] == [
-        (0, 1000),
-        (1000, 2000),
-        (2000, 3000),
-        (3000, 3332),
-    ]
-    spans = [span for window in windows for span in window.spans]
-    assert spans == [(5000, 0, 300), (9000, 512, 488), (9488, 1000, 1000), (10488, 2000, 1000),
-                     (11488, 3000, 212), (7000, 3328, 4)]  # fmt: skip
+def test_a_block_goes_to_the_device_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte once, whatever lies between spans; no part has more than a worker copies."""
+    monkeypatch.setattr(gpu, "SENT", 1000)
+    parts = gpu._parts([(5000, 0, 300), (9000, 512, 2700), (7000, 3328, 4)])
+    assert [sum(count for _, _, count in part) for part in parts] == [1000, 1000, 1000, 4]
+    spans = [span for part in parts for span in part]
+    assert spans == [(5000, 0, 300), (9000, 512, 700), (9700, 1212, 1000), (10700, 2212, 1000),
+                     (7000, 3328, 4)]  # fmt: skip
 
 
 def test_mapped_files_are_read_not_mapped_in(
@@ -363,33 +486,8 @@ def test_mapped_files_are_read_not_mapped_in(
         assert all(copy.view(torch.int16).numpy().tobytes() == values.tobytes() for copy in copies)
 
 
-def test_a_room_is_taken_again_when_its_values_are_written(tmp_path: Path) -> None:
-    """A thread has two rooms; a slow write keeps the first from being overwritten."""
-    device, written, slow = Gpu("cpu"), list[Any](), threading.Event()
-
-    def write(tensor: str, start: int, values: Any) -> None:
-        slow.wait(10)
-        written.append(values.tolist())
-
-    def work() -> None:
-        for number in range(4):
-            if number == 2:
-                assert not written
-                threading.Timer(0.05, slow.set).start()
-            room = device.room(3)
-            assert number < 2 or [number - 2] * 3 in written
-            room[:] = number
-            behind(write, "w", 0, room)
-        behind.wait()
-
-    with Workers(2) as workers:
-        behind = Behind(workers, device)
-        list(workers.map(lambda _: work(), [0]))
-    assert sorted(written) == [[number] * 3 for number in range(4)]
-
-
 @pytest.mark.parametrize("verb", ["merge", "repair"])
-def test_a_write_that_fails_behind_is_the_job_s_error(
+def test_a_write_that_fails_is_the_job_s_error(
     pool: PoolOnDisk, tmp_path: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     recipe = pool.recipe("task_arithmetic", {}, WEIGHT, {}, dtype="bfloat16")
@@ -402,6 +500,7 @@ def test_a_write_that_fails_behind_is_the_job_s_error(
         return real(*given)
 
     monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(Gpu, "drain", lambda *given: False)  # which has no words for the error
     with pytest.raises(OutputError, match="No space left"):
         if verb == "merge":
             sigmerge.merge(recipe, tmp_path / "out")
@@ -411,41 +510,25 @@ def test_a_write_that_fails_behind_is_the_job_s_error(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tile_that_is_written_frees_no_room(
-    tmp_path: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some tensors are merged tile by tile, in no room, while a slow write keeps one."""
-    pool = make_pool(tmp_path / "pool", layers=2, experts=2, dtype="bf16")
-    flatten = [{"filter": "mlp", "value": False}, {"value": True}]
-    recipe = pool.recipe("nuslerp", {"nuslerp_flatten": flatten}, (1.0, 0.4), {}, dtype="bfloat16")
-    with monkeypatch.context() as without:
-        without.setattr(Options, "gpu", lambda self: None)
-        sigmerge.merge(recipe, tmp_path / "loops", threads=1)
-    real = Output.write
-
-    def slow(self: Output, tensor: str, *given: Any) -> None:
-        if "input_layernorm" in tensor:
-            time.sleep(0.2)
-        real(self, tensor, *given)
-
-    monkeypatch.setattr(Output, "write", slow)
-    sigmerge.merge(recipe, tmp_path / "torch", threads=1)
-    assert weight_bytes(tmp_path / "torch") == weight_bytes(tmp_path / "loops")
-    assert "merge" in passes
-
-
 @pytest.mark.parametrize("verb", ["merge", "repair"])
 def test_a_block_is_finished_after_its_last_write(
     pool: PoolOnDisk, tmp_path: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     recipe = pool.recipe("task_arithmetic", {}, WEIGHT, {}, dtype="bfloat16")
     sigmerge.merge(recipe, tmp_path / "anchor")
-    write, finish, begun, written = Output.write, Output.finish, list[str](), list[str]()
+    drain, finish, begun, written = Gpu.drain, Output.finish, list[str](), list[str]()
+    target, noted = Output.target, Output.written
 
-    def slow(self: Output, tensor: str, *given: Any) -> None:
+    def begin(self: Output, tensor: str) -> Any:
         begun.append(tensor)
+        return target(self, tensor)
+
+    def slow(self: Gpu, *given: Any) -> bool:
         time.sleep(0.01)
-        write(self, tensor, *given)
+        return drain(self, *given)
+
+    def end(self: Output, tensor: str, *given: Any) -> None:
+        noted(self, tensor, *given)
         written.append(tensor)
 
     def finished(self: Output, block: str, record: Any = None, tensors: Any = None) -> None:
@@ -453,7 +536,9 @@ def test_a_block_is_finished_after_its_last_write(
         assert set(mine) <= set(written)
         finish(self, block, record, tensors)
 
-    monkeypatch.setattr(Output, "write", slow)
+    monkeypatch.setattr(Output, "target", begin)
+    monkeypatch.setattr(Output, "written", end)
+    monkeypatch.setattr(Gpu, "drain", slow)
     monkeypatch.setattr(Output, "finish", finished)
     if verb == "repair":
         recipe["repair"] = {"guard": "off", "scores": scored(pool, tmp_path)}

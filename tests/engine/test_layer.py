@@ -13,6 +13,10 @@ import pytest
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.engine import layer
+from sigmerge.kernels import claim
+from sigmerge.kernels.checksum import checksum
+from sigmerge.kernels.window import DRAINED, FilePlace
+from sigmerge.method.occupancy import Update, admission
 from sigmerge.operators.base import Site
 from tests.operators.driver import MemorySource
 
@@ -52,3 +56,68 @@ def test_a_tile_in_a_file_is_what_is_mapped(
                     int(block.all_addresses[member, tile]), 4 * (last - first)
                 )
                 assert os.pread(descriptor, len(mapped), position) == mapped
+
+
+class Target:
+    """A file that begins with a number, and what is said to be written there."""
+
+    def __init__(self, file: Path, flags: int = os.O_RDWR) -> None:
+        file.touch()
+        self.descriptor, self.notes = os.open(file, flags), list[tuple[Any, ...]]()
+
+    def target(self, tensor: str) -> FilePlace:
+        return FilePlace(self.descriptor, 24, 2)
+
+    def written(self, *note: Any) -> None:
+        self.notes.append(note)
+
+
+class Noted(MemorySource):
+    """Members in memory, and what was read of them for the last time."""
+
+    def __init__(self, members: Any) -> None:
+        super().__init__(members)
+        self.read = list[tuple[Any, ...]]()
+
+    def done(self, tensor: str, start: int, stop: int, *_: Any, **__: Any) -> None:
+        self.read.append((tensor, start, stop))
+
+
+@pytest.fixture
+def claimed() -> tuple[layer.LayerBlock, Any, Any, Noted]:
+    """A tensor that is written in several turns, and has an odd end; a third of it is claimed."""
+    size, rng = 2 * DRAINED + 70_001, np.random.default_rng(0)
+    some = {n: {"w": rng.normal(0, 1, size)} for n in ("a", "reference", "anchor")}
+    source, sites = Noted(some), [Site("w", size, 0, 1, ("a",), {}, 0, (size,))]
+    block = layer.LayerBlock(0, sites, ("a",), source, source)  # type: ignore[arg-type]
+    owner = np.full(size, claim.FREE, np.uint8)
+    owner[::3] = 0
+    return block, admission(block, [0], Update(0.5)), owner, source
+
+
+@pytest.mark.parametrize("tiles", [layer.PIECE, 3], ids=["at once", "in pieces"])
+def test_what_a_loop_writes_is_what_it_gives(
+    tmp_path: Path, claimed: Any, tiles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block, update, owner, source = claimed
+    monkeypatch.setattr(layer, "PIECE", tiles)
+    again = layer.LayerBlock(0, block._sites, ("a",), source, source)
+    target, expected = Target(tmp_path / "file"), b""
+    for piece in again.pieces:
+        values = again.repaired(piece, update, owner, "BF16").tobytes()
+        assert again.wrote(piece, update, owner, "BF16", target)
+        note = ("w", piece.start, len(values), checksum(memoryview(values)))
+        assert target.notes.pop() == note
+        assert source.read[-4:] == [("w", piece.start, piece.start + piece.size)] * 4
+        expected += values
+    os.close(target.descriptor)
+    assert len(again.pieces) == -(-len(block.tiles) // tiles)
+    assert (tmp_path / "file").read_bytes()[24:] == expected
+
+
+def test_what_cannot_be_written_is_not_said_to_be(tmp_path: Path, claimed: Any) -> None:
+    block, update, owner, source = claimed
+    target = Target(tmp_path / "file", os.O_RDONLY)
+    assert not block.wrote(block.pieces[0], update, owner, "BF16", target)
+    os.close(target.descriptor)
+    assert not target.notes and not source.read

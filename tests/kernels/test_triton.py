@@ -246,9 +246,16 @@ class Claims:
 
 @pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("key", [(0, 0, 0), (1, 77, 4000000000)], ids=["score", "random"])
-def test_claims_are_those_of_the_loops(dtype: str, key: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+def test_claims_are_those_of_the_loops(
+    dtype: str, key: tuple[int, int, int], together: bool
+) -> None:
+    """Members that were copied together, or each when it is read first."""
     edges = Claims.WIDE if dtype == "f16" or key[0] else Claims.EDGES
     claims, before = Claims(dtype, key, edges), claim.SETTLED
+    if together:
+        claims.triton.bring(claims.addresses, claims.kinds, claims.edges)
+        assert len(claims.triton._copies._whole) == 4
     for domain in range(3):
         table = claims.table(domain)
         magnitudes = np.zeros(select.HIGH_PLACES, np.uint32)

@@ -410,11 +410,11 @@ def test_tiles_go_to_the_threads_in_few_parts():
         assert handed[0][0] == 0 and handed[-1][1] == len(pool.tiles)
         return map(task, handed)
 
-    pool = Pool(bf16_pool(2, 10_000), even(10_000, 20))
-    claims = claim(pool, [1, 0], [3000, 2000], run=run)
-    assert np.array_equal(claims.owner, claim(pool, [1, 0], [3000, 2000]).owner)
-    assert len(pool.tiles) == 500
-    counted, marked = -(-500 // occupancy.COUNTING.least), -(-500 // occupancy.MARKING.least)
+    pool = Pool(bf16_pool(2, 4000), even(4000, 20))
+    claims = claim(pool, [1, 0], [1200, 800], run=run)
+    assert np.array_equal(claims.owner, claim(pool, [1, 0], [1200, 800]).owner)
+    assert len(pool.tiles) == 200
+    counted, marked = -(-200 // occupancy.COUNTING.least), -(-200 // occupancy.MARKING.least)
     assert counted < occupancy.COUNTING.most and marked < occupancy.MARKING.most
     # A sample and the marks of each, and what the last claimed.
     assert parts == [counted, marked, counted, marked, marked]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from sigmerge.engine.workers import Stopped, Workers
+from sigmerge.engine.workers import Stopped
 from sigmerge.kernels import Array
 
 _Result = TypeVar("_Result")
@@ -37,34 +37,3 @@ def beside(function: Callable[[Advance], _Result]) -> Iterator[Callable[[], _Res
             yield running.result
         finally:
             over.set()
-
-
-class Rooms(Protocol):
-    """Where a device puts results: a thread has several rooms, which it takes in turn."""
-
-    def lent(self, values: Array) -> bool:
-        """Whether values lie in the room that the calling thread got last."""
-
-    def hold(self, done: Future[object]) -> None:
-        """That room is free when this is done."""
-
-
-class Behind:
-    """Writes of what lies in a device's rooms, while its threads go on; others are at once."""
-
-    def __init__(self, workers: Workers, rooms: Rooms | None) -> None:
-        self._workers, self._rooms = workers, rooms
-        self._begun: list[Future[object]] = []
-
-    def __call__(self, write: Write, tensor: str, start: int, values: Array) -> None:
-        if self._rooms is None or not self._rooms.lent(values):
-            write(tensor, start, values)
-            return
-        done = self._workers.later(write, tensor, start, values)
-        self._rooms.hold(done)
-        self._begun.append(done)
-
-    def wait(self) -> None:
-        """All is written; raises what a write raised."""
-        for done in self._begun:
-            done.result()

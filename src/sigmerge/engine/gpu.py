@@ -1,10 +1,10 @@
 """Chunks on a GPU: copied there through pinned memory, passed over by torch, copied back.
 
-Every worker thread has its own stream and two small pieces of pinned memory: while one is copied to
-the device the next is filled, another thread's chunk is computed and a third's is written. What a
-pass has copied stays on the device for the next pass over it, as long as there is room. A chunk
-that does not fit is taken in ever smaller parts. A pass that has no counterpart there, or meets a
-value that is not finite, is left to the processor's loops.
+Every worker thread has its own stream and a ring of pinned memory (`kernels/staging.py`): while one
+slot is copied to the device the next is filled, another thread's chunk is computed and a third's
+is written. What a pass has copied stays on the device for the next pass over it, as long as there
+is room. A chunk that does not fit is taken in ever smaller parts. A pass that has no counterpart
+there, or meets a value that is not finite, is left to the processor's loops.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
+from sigmerge.engine.reading import named_reads
 from sigmerge.engine.stream import StoredRows
-from sigmerge.errors import PoolError
+from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.mapped import mapped_at
-from sigmerge.kernels import TILE, Array, tensors
+from sigmerge.kernels import TILE, Array, staging, tensors
 from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
 from sigmerge.kernels.parts import PartSums
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, CODE, address_of
 from sigmerge.kernels.tensor_claims import TensorClaims, TileCopies, sizes
 from sigmerge.kernels.tensors import Tensors
+from sigmerge.kernels.window import MEMORY, Drain, check_read, none_failed
 
 if TYPE_CHECKING:
     from sigmerge.kernels.algebra import Algebra
@@ -40,8 +41,16 @@ KEPT_SHARE = 0.4
 BLOCKS = 3, 6
 """Blocks of a repair that are at work at a time, and share that room: one is copied there while
 another is claimed and a third written. More where all of them have room."""
-STAGED = 32 << 20
-"""Bytes that go through pinned memory at a time, and that one worker copies of a block."""
+SENT = 32 << 20
+"""Bytes of a block that one worker copies at a time."""
+SLOTS, SLOT_BYTES = 8, 1 << 20
+"""A thread's ring of pinned memory has so many slots of so many bytes."""
+AT_ONCE = 2
+"""Threads that launch at a time, and wait for what they launched; those that read or write files
+do not count. Each call of torch's lets go of Python's lock: if more threads called at a time, each
+would wait for the lock after every call."""
+LEAST = 1 << 16
+"""Coordinates of a chunk that the device takes; of fewer the launches would take longer."""
 READ_ONCE = {signature}
 """Kernels after which no other pass reads the chunk."""
 
@@ -56,12 +65,13 @@ class Gpu:
         self._keep, self._kept = keep, _Kept(keep)
         self._local = threading.local()
         self._solving = threading.Lock()
+        self._launching = threading.Semaphore(AT_ONCE)
 
     def merge(
         self, rows: StoredRows, formula: Formula, tile: int, step: int, kind: int, out: Array
     ) -> bool:
         """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
-        if formula.thin in tensors.LEFT_TO_LOOPS:
+        if formula.thin in tensors.LEFT_TO_LOOPS or _size(rows) < LEAST:
             return False
         number = kind in (NORM, LEAD)
 
@@ -87,10 +97,31 @@ class Gpu:
         # A norm is added up by tiles, so its parts are whole ones.
         return self._fitting(rows, max(tile, step), run, again=number)
 
+    def write(
+        self, rows: StoredRows, formula: Formula, tile: int, kind: int, target: Drain
+    ) -> bool:
+        """Write stored values into a file; whether it was done."""
+        if formula.thin in tensors.LEFT_TO_LOOPS or _size(rows) < LEAST:
+            return False
+        made: list[torch.Tensor] = []
+
+        def run(raw: Tensors, length: int) -> bool:
+            if length < _size(rows):
+                return False
+            flag = tensors.no_flag(self._device)
+            found = tensors.merge(formula, raw, rows.start, tile, kind, flag)
+            if found is None or flag.item():
+                return False
+            made.append(found)
+            return True
+
+        done = self._fitting(rows, tile, run, again=False)
+        return done and self.drain(made[0], target)
+
     def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
         """The same as a kernel that reads a chunk; whether it was done."""
         program = tensors.COUNTERPARTS.get(kernel)
-        if program is None:
+        if program is None or _size(rows) < LEAST:
             return False
 
         def run(raw: Tensors, length: int) -> bool:
@@ -110,6 +141,8 @@ class Gpu:
 
     def select(self, rows: StoredRows, experts: Array, ranks: Array) -> Array | None:
         """`tensors.selected` of a chunk; None if it is left to passes."""
+        if _size(rows) < LEAST:
+            return None
         found: list[Array | None] = [None]
 
         def run(raw: Tensors, length: int) -> bool:
@@ -140,20 +173,13 @@ class Gpu:
                 ) from None
 
     def room(self, size: int) -> Array:
-        """The one of the calling thread's two pinned rooms that was used less recently."""
-        rooms = self._local.__dict__.setdefault("rooms", [_Room(), _Room()])
-        rooms.reverse()
-        found: Array = rooms[0].of(size, pinned=self._device.type == "cuda")
+        """The calling thread's own pinned room for so many float32, valid until it asks again."""
+        room: torch.Tensor = self._local.__dict__.get("room", _NOTHING)
+        if room.numel() < size:
+            pinned = self._device.type == "cuda"
+            room = self._local.room = torch.empty(size, dtype=torch.float32, pin_memory=pinned)
+        found: Array = room[:size].numpy()
         return found
-
-    def lent(self, values: Array) -> bool:
-        """Whether values lie in the room that the calling thread got last."""
-        rooms = self._local.__dict__.get("rooms")
-        return rooms is not None and rooms[0].has(values)
-
-    def hold(self, done: Future[object]) -> None:
-        """That room is free when this is done."""
-        self._local.rooms[0].held = done
 
     def blocks(self, nbytes: int) -> int:
         """How many blocks of a repair are at work at a time, whose members take so many bytes."""
@@ -170,6 +196,18 @@ class Gpu:
             from sigmerge.kernels.triton_claims import TritonClaims as way  # noqa: N813
         return way(self._device, _BlockCopies(self, self._keep // blocks, run), self)
 
+    def drain(self, values: torch.Tensor, target: Drain, begun: int = 0) -> bool:
+        """Write values into a file, from so many bytes behind its place on; whether it was done.
+
+        They are computed, or will be by the calling thread's stream.
+        """
+        of_bytes, place = target._replace(width=1), values.data_ptr()
+        if self._device.type != "cuda":
+            end = begun + values.nbytes
+            return bool(staging.write_memory(of_bytes, place, begun, end))
+        ring, stream = self._own_ring().table, self._own_stream().cuda_stream
+        return staging.drain(place, values.nbytes, ring, SLOT_BYTES, stream, begun, of_bytes)
+
     def give(self, values: torch.Tensor, out: Array) -> None:
         """Copy results to where they belong; it is done when the stream is."""
         _typed(out).copy_(values.view(_typed(out).dtype), non_blocking=True)
@@ -181,7 +219,7 @@ class Gpu:
     def halved(self, first: int, last: int, program: Callable[[int, int], None]) -> None:
         """Run a program over tiles at once or, where memory is short, over halves of them."""
         try:
-            with self.stream():
+            with self._launching, self.stream():
                 program(first, last)
             return
         except torch.OutOfMemoryError:
@@ -207,7 +245,8 @@ class Gpu:
             try:
                 with self.stream():
                     copies = self._copies(rows, again=again)  # alive until the stream is done
-                    return run(copies, length)
+                    with self._launching:
+                        return run(copies, length)
             except torch.OutOfMemoryError:
                 if length <= step:
                     raise PoolError(
@@ -217,25 +256,39 @@ class Gpu:
             self._make_room()
             length = max(step, length // 2 // step * step)
 
+    @contextmanager
+    def launches_of_others(self) -> Iterator[None]:
+        """In a program of `halved`: it waits for other threads, which may wait to launch."""
+        self._launching.release()
+        try:
+            yield
+        finally:
+            self._launching.acquire()
+
     def _make_room(self) -> None:
         self._kept.clear()
         torch.cuda.empty_cache()
 
     @contextmanager
-    def stream(self, *, wait: bool = True) -> Iterator[None]:
-        """The calling thread's own; if it waits, all that it was given is done in the end."""
+    def stream(self) -> Iterator[None]:
+        """The calling thread's own; all that it was given is done in the end."""
         if self._device.type != "cuda":
             with torch.inference_mode():
                 yield
             return
-        if not hasattr(self._local, "stream"):
-            self._local.stream = torch.cuda.Stream()
-        with torch.inference_mode(), torch.cuda.stream(self._local.stream):
+        own = self._own_stream()
+        with torch.inference_mode(), torch.cuda.stream(own):
             try:
                 yield
             finally:
-                if wait:
-                    self._local.stream.synchronize()
+                own.synchronize()
+
+    def _own_stream(self) -> torch.cuda.Stream:
+        """The stream of the calling thread."""
+        if not hasattr(self._local, "stream"):
+            self._local.stream = torch.cuda.Stream()
+        found: torch.cuda.Stream = self._local.stream
+        return found
 
     def _copies(self, rows: StoredRows, *, again: bool) -> Tensors:
         """The values on the device: from an earlier pass, or copied now."""
@@ -264,10 +317,8 @@ class Gpu:
 
     def _send_rows(self, rows: Sequence[Array], matrix: torch.Tensor) -> None:
         """Copy rows into those of a matrix, which may be longer."""
-        there, apart = matrix.view(torch.uint8).view(-1), matrix.stride(0) * matrix.itemsize
-        spans = [(address_of(v), number * apart, v.nbytes) for number, v in enumerate(rows)]
-        for window in _windows(spans):
-            self.send(window, there)
+        apart = matrix.stride(0) * matrix.itemsize
+        self.send([(address_of(v), row * apart, v.nbytes) for row, v in enumerate(rows)], matrix)
 
     @contextmanager
     def _for_all(self) -> Iterator[None]:
@@ -285,89 +336,74 @@ class Gpu:
             torch.cuda.current_stream().synchronize()
         return found
 
-    def send(self, window: _Window, there: torch.Tensor) -> torch.cuda.Event | None:
-        """Copy a window of bytes to the device through pinned memory; what shows that it is done.
-
-        None where it is done already.
-        """
+    def send(self, spans: Sequence[_Span], there: torch.Tensor) -> None:
+        """Copy bytes to the device, where they are when this returns."""
         if self._device.type != "cuda":
-            for address, place, count in window.spans:
+            for address, place, count in spans:
                 _read(address, there.data_ptr() + place, count)
-            return None
-        piece, begin, end = self._next_pinned(), window.begin, window.end
-        piece.copied.synchronize()
-        for address, place, count in window.spans:
-            _read(address, piece.address + place - begin, count)
-        there[begin:end].copy_(piece.room[: end - begin], non_blocking=True)
-        piece.copied.record()
-        return piece.copied
+            return
+        ring, stream = self._own_ring(), self._own_stream().cuda_stream
+        failed, place = none_failed(), there.data_ptr()
+        staging.send(_sources(spans), place, ring.table, SLOT_BYTES, stream, failed)
+        with named_reads():
+            check_read(failed)
 
-    def _next_pinned(self) -> _Pinned:
-        """The piece of the calling thread's pinned memory that was used least recently."""
-        if not hasattr(self._local, "pieces"):
-            made = [torch.empty(STAGED, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-            self._local.pieces = [
-                _Pinned(room, room.data_ptr(), torch.cuda.Event()) for room in made
-            ]
-        self._local.pieces.reverse()
-        found: _Pinned = self._local.pieces[0]
+    def _own_ring(self) -> _Ring:
+        """The ring of the calling thread."""
+        if not hasattr(self._local, "ring"):
+            try:
+                staging.load_driver()
+            except RuntimeError as error:
+                advice = "Install the driver, or use --device cpu."
+                raise RecipeError(f"--device cuda: {error}. {advice}") from None
+            self._local.ring = _Ring()
+        found: _Ring = self._local.ring
         return found
 
 
-class _Room:
-    """Memory for results, which is taken again when they are written."""
+class _Ring:
+    """Slots of pinned memory, each with an event that shows that its copy is done."""
 
     def __init__(self) -> None:
-        self._memory = _NOTHING
-        self.held: Future[object] | None = None
-
-    def of(self, size: int, *, pinned: bool) -> Array:
-        """So many float32."""
-        if self.held is not None:
-            self.held.result()
-            self.held = None
-        if self._memory.numel() < size:
-            self._memory = torch.empty(size, dtype=torch.float32, pin_memory=pinned)
-        room: Array = self._memory[:size].numpy()
-        return room
-
-    def has(self, values: Array) -> bool:
-        return bool(np.may_share_memory(values, self._memory.numpy()))
+        self._memory = torch.empty((SLOTS, SLOT_BYTES), dtype=torch.uint8, pin_memory=True)
+        self._events = [torch.cuda.Event() for _ in self._memory]
+        for event in self._events:
+            event.record()  # which makes it
+        pairs = zip(self._memory, self._events, strict=True)
+        self.table = np.array([(m.data_ptr(), e.cuda_event) for m, e in pairs], np.int64)
 
 
-class _Pinned(NamedTuple):
-    """A piece of pinned memory, and what shows that it was copied."""
-
-    room: torch.Tensor
-    address: int
-    copied: torch.cuda.Event
+_Span: TypeAlias = tuple[int, int, int]
+"""An address here, a place on the device, and how many bytes."""
 
 
-class _Window(NamedTuple):
-    """Bytes [begin, end) of a place, and what goes there, as (address, place, count).
+def _sources(spans: Sequence[_Span]) -> Array:
+    """Spans as `staging.send` reads them: those of mapped files by their place in the file."""
+    rows = []
+    for address, place, count in spans:
+        file = mapped_at(address)
+        descriptor = file.descriptor() if file else None
+        if file is None or descriptor is None:
+            rows.append((MEMORY, address, place, count))
+        else:
+            rows.append((descriptor, address - file.first, place, count))
+    return np.array(rows, np.int64)
 
-    What lies between these spans is of no account.
-    """
 
-    begin: int
-    end: int
-    spans: list[tuple[int, int, int]]
-
-
-def _windows(spans: Iterable[tuple[int, int, int]]) -> list[_Window]:
-    """Spans, whose places ascend, as windows of at most STAGED bytes."""
-    found: list[_Window] = []
+def _parts(spans: Iterable[_Span]) -> list[list[_Span]]:
+    """Spans, cut where needed, in parts of SENT bytes."""
+    parts: list[list[_Span]] = []
+    left = 0
     for address, place, count in spans:
         done = 0
         while done < count:
-            at = place + done
-            if not found or at - found[-1].begin >= STAGED:
-                found.append(_Window(at, at, []))
-            taken = min(count - done, found[-1].begin + STAGED - at)
-            found[-1].spans.append((address + done, at, taken))
-            found[-1] = found[-1]._replace(end=at + taken)
-            done += taken
-    return found
+            if not left:
+                parts.append([])
+                left = SENT
+            taken = min(count - done, left)
+            parts[-1].append((address + done, place + done, taken))
+            done, left = done + taken, left - taken
+    return parts
 
 
 _Map: TypeAlias = Callable[..., Iterable[Any]]
@@ -377,13 +413,14 @@ _Map: TypeAlias = Callable[..., Iterable[Any]]
 class _BlockCopies(TileCopies):
     """The tiles of a block's members on the device, each at a multiple of 256 bytes.
 
-    A member is copied whole when it is read first, as long as there is room; else only the tiles
-    that a pass reads, for that pass.
+    Members are copied whole, all together before they are read or each when it is read first, as
+    long as there is room; else only the tiles that a pass reads, for that pass. All addresses of a
+    member's tiles tell it from others: an adapter has tensors of its reference.
     """
 
     def __init__(self, gpu: Gpu, limit: int, run: _Map) -> None:
         self._gpu, self._left, self._run = gpu, limit, run
-        self._whole: dict[int, tuple[torch.Tensor, Array]] = {}
+        self._whole: dict[bytes, tuple[torch.Tensor, Array]] = {}
 
     def __call__(
         self,
@@ -395,36 +432,40 @@ class _BlockCopies(TileCopies):
         *,
         alone: bool = False,
     ) -> tuple[torch.Tensor, Array]:
-        key = int(addresses[0])
+        key = addresses.tobytes()
         if key not in self._whole and not alone:
-            self._keep(key, addresses, sizes(kinds, edges))
+            with self._gpu.launches_of_others():
+                self.bring(addresses[None], kinds[None], edges)
         if key in self._whole:
             there, places = self._whole[key]
             return there, places[first:last]
         some = sizes(kinds[first:last], edges[first : last + 1])
-        return self._copied(addresses[first:last], some, map if alone else self._run)
+        if alone:
+            return self._copied(addresses[first:last], some, map)
+        with self._gpu.launches_of_others():
+            return self._copied(addresses[first:last], some, self._run)
 
-    def _keep(self, key: int, addresses: Array, sizes: Array) -> None:
-        needed = int(_aligned(sizes).sum())
+    def bring(self, addresses: Array, kinds: Array, edges: Array) -> None:
+        each = np.stack([sizes(row, edges) for row in kinds])
+        needed = int(_aligned(each).sum())
         if needed > self._left:
             return
         try:
-            self._whole[key] = self._copied(addresses, sizes, self._run)
-            self._left -= needed
+            there, places = self._copied(addresses.ravel(), each.ravel(), self._run)
         except torch.OutOfMemoryError:
-            self._left = 0
+            if len(addresses) == 1:  # of several, some may still have room
+                self._left = 0
+            return
+        self._left -= needed
+        for member, row in zip(addresses, places.reshape(each.shape), strict=True):
+            self._whole[member.tobytes()] = there, row
 
     def _copied(self, addresses: Array, sizes: Array, run: _Map) -> tuple[torch.Tensor, Array]:
         places = _places(sizes)
         there = self._gpu.bytes_there(int(places[-1]) + _aligned(int(sizes[-1])))
-
-        def send(window: _Window) -> torch.cuda.Event | None:
-            with self._gpu.stream(wait=False):
-                return self._gpu.send(window, there)
-
-        for copied in run(send, _windows(_spans(addresses.astype(np.int64), places, sizes))):
-            if copied is not None:
-                copied.wait()
+        spans = _spans(addresses.astype(np.int64), places, sizes)
+        for _ in run(lambda part: self._gpu.send(part, there), _parts(spans)):
+            pass
         return there, places
 
 
@@ -437,7 +478,7 @@ def _aligned(sizes: Any) -> Any:
     return -(-sizes // 256) * 256
 
 
-def _spans(addresses: Array, places: Array, sizes: Array) -> Iterator[tuple[int, int, int]]:
+def _spans(addresses: Array, places: Array, sizes: Array) -> Iterator[_Span]:
     """(address, place, bytes) of what lies together here and there."""
     together = [starts[1:] == starts[:-1] + sizes[:-1] for starts in (addresses, places)]
     firsts = np.flatnonzero(np.concatenate([[True], ~(together[0] & together[1])]))

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sigmerge.engine.reading import place_of
-from sigmerge.engine.stream import Source, rounded
+from sigmerge.engine.stream import Direct, Source, rounded
 from sigmerge.kernels import Array, claim
 from sigmerge.kernels.claim import CLAIM_TILE, Admission
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.stored import CODE, address_of
-from sigmerge.kernels.window import MEMORY, FilePlace
+from sigmerge.kernels.window import DRAINED, MEMORY, Drain, FilePlace
 from sigmerge.operators.base import Site
 
-PIECE = 8
+PIECE = 32
 """Tiles of one tensor that one worker rewrites at a time."""
 
 
@@ -122,6 +122,22 @@ class LayerBlock:
         for _ in self._run(lambda tensor: self._source.release(name, tensor), tensors):
             pass
 
+    def wrote(
+        self, piece: Piece, update: Admission, owner: Any, dtype: str, direct: Direct
+    ) -> bool:
+        """Repair a piece into its file; False if it must be repaired otherwise, or once more."""
+        kind, target = STORAGE[dtype], direct.target(piece.tensor)
+        if target is None:
+            return False
+        room, sums = claim.room(min(piece.size, DRAINED), kind), np.zeros(1, np.uint64)
+        position = target.position + piece.start * kind.itemsize
+        drain = Drain(target.descriptor, position, kind.itemsize, DRAINED, sums)
+        if not all(self._admitted(piece, update, owner, room, drain)):
+            return False
+        direct.written(piece.tensor, piece.start, piece.size * kind.itemsize, int(sums[0]))
+        self._done(piece)
+        return True
+
     def repaired(self, piece: Piece, update: Admission, owner: Any, dtype: str) -> Array:
         """The stored values of a piece, each claimed coordinate with its owner's update."""
         values, finite = self._admit(piece, update, owner, dtype)
@@ -129,27 +145,31 @@ class LayerBlock:
             wide, _ = self._admit(piece, update, owner, "F32")
             lenient = self._anchor.allow_nonfinite
             values = rounded(piece.tensor, piece.start, wide, dtype, lenient)
+        self._done(piece)
+        return values
+
+    def _done(self, piece: Piece) -> None:
         stop = piece.start + piece.size
         for source in (self._source, self._anchor):
             source.done(piece.tensor, piece.start, stop, mapped=self._mapped)
-        return values
 
     def _admit(self, piece: Piece, update: Admission, owner: Any, dtype: str) -> tuple[Array, bool]:
         kind = STORAGE[dtype]
         out = self.loops.room(piece.size, kind)
-        fine, stored = self.loops.admit(
-            update,
-            self.edges,
-            owner,
-            piece.first,
-            piece.last,
-            self.all_addresses,
-            self.all_kinds,
-            np.uint64(address_of(out)),
-            CODE[kind],
-            self.all_files,
-        )
+        fine, stored = self._admitted(piece, update, owner, out)
         if not fine:
             stop = piece.start + piece.size
             self._anchor.not_finite(["anchor"], piece.tensor, piece.start, stop)
-        return out, bool(stored)
+        return out, stored
+
+    def _admitted(
+        self, piece: Piece, update: Admission, owner: Any, out: Array, *drain: Drain
+    ) -> tuple[bool, bool]:
+        """Whether the anchor is finite, and whether the result is, and is written."""
+        tiles, place = (piece.first, piece.last), np.uint64(address_of(out))
+        tables = self.all_addresses, self.all_kinds
+        found: tuple[bool, bool] = self.loops.admit(
+            update, self.edges, owner, *tiles, *tables, place, CODE[out.dtype], self.all_files,
+            *drain,
+        )  # fmt: skip
+        return found

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from sigmerge.engine.beside import Behind, Write
+from sigmerge.engine.beside import Write
 from sigmerge.engine.reading import named_reads, place_of
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError
@@ -63,6 +62,11 @@ class Accelerator(Protocol):
     ) -> bool:
         """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
 
+    def write(
+        self, rows: StoredRows, formula: Formula, tile: int, kind: int, target: Drain
+    ) -> bool:
+        """Write stored values into a file; whether it was done."""
+
     def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
         """The same as a kernel that reads a chunk; whether it was done.
 
@@ -74,12 +78,6 @@ class Accelerator(Protocol):
 
     def room(self, size: int) -> Array:
         """The calling thread's own room for so many float32, to which the device copies best."""
-
-    def lent(self, values: Array) -> bool:
-        """Whether values lie in the room that the calling thread got last."""
-
-    def hold(self, done: Future[object]) -> None:
-        """That room is free when this is done."""
 
     def solve(self, tensor: str, program: Callable[[Algebra], _Made]) -> _Made:
         """program(algebra) with the matrices of one tensor there."""
@@ -209,14 +207,26 @@ class StreamChunk:
         """Merge the chunk into its file; False if it must be merged otherwise, or once more."""
         kind, target = STORAGE[dtype], direct.target(self.site.tensor)
         strips = (self.strip * kind.itemsize, self.step * kind.itemsize)
-        if self.device or target is None or self.strip > DRAINED or any(s % 8 for s in strips):
+        if target is None or self.strip > DRAINED or any(s % 8 for s in strips):
             return False
-        room, sums = _room(min(self.size, DRAINED)), np.zeros(1, np.uint64)
-        position = target.position + self.start * kind.itemsize
+        position, sums = target.position + self.start * kind.itemsize, np.zeros(1, np.uint64)
         drain = Drain(target.descriptor, position, kind.itemsize, DRAINED, sums)
-        if not self._run(formula, room.view(kind), CODE[kind], self.step, drain):
+        write = self._device_wrote if self.device else self._loop_wrote
+        if not write(formula, kind, drain):
             return False
         direct.written(self.site.tensor, self.start, self.size * kind.itemsize, int(sums[0]))
+        return True
+
+    def _loop_wrote(self, formula: Formula, kind: Any, drain: Drain) -> bool:
+        room = _room(min(self.size, DRAINED)).view(kind)
+        return self._run(formula, room, CODE[kind], self.step, drain)
+
+    def _device_wrote(self, formula: Formula, kind: Any, drain: Drain) -> bool:
+        assert self.device is not None
+        rows = self._named(self._stored(reference=formula.reads_reference), formula.reads_reference)
+        if not self.device.write(rows, formula, self.step, CODE[kind], drain):
+            return False
+        self.source.done(self.site.tensor, self.start, self.stop)
         return True
 
     def copied(self, formula: Formula, dtype: str) -> Array | None:
@@ -481,18 +491,16 @@ class Stream:
         def one(block: Sequence[Site]) -> dict[str, Any]:
             states = self.prepare(block, lambda site: operator.prepare(site, survey))
             notes: dict[str, Any] = {}
-            behind = Behind(self.workers, self.device)
 
             def visit(chunk: StreamChunk) -> None:
                 dtype = dtypes[chunk.site.tensor]
                 for start, raw in merge_chunk(operator, chunk, survey, dtype, direct):
-                    behind(write, chunk.site.tensor, start, raw)
+                    write(chunk.site.tensor, start, raw)
                 if chunk.notes:
                     notes[chunk.site.tensor] = chunk.notes
 
             for _ in self._map(visit, self._chunks(block, states)):
                 pass
-            behind.wait()
             return notes
 
         return self.workers.overlap(

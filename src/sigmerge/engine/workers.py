@@ -20,10 +20,6 @@ Most of them need Python for some microseconds between two calls of kernels; wit
 they wait, one after another, for the thread that adds results up."""
 
 
-WRITERS = 8
-"""Threads that write what others made, as many as files are written side by side."""
-
-
 class Stopped(Exception):
     """Work was given up because other work failed."""
 
@@ -39,7 +35,6 @@ class Workers:
     def __init__(self, threads: int) -> None:
         self.threads = max(1, threads)
         self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
-        self._later = ThreadPoolExecutor(WRITERS, "sigmerge-writer")
         self._stopped = False
 
     def __enter__(self) -> Workers:
@@ -50,13 +45,8 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
-        self._later.shutdown(cancel_futures=True)
         sys.setswitchinterval(self._switch)
         self._limits.restore_original_limits()
-
-    def later(self, function: Callable[..., object], *given: object) -> Future[object]:
-        """Run a function in one of few other threads, while the calling one goes on."""
-        return self._later.submit(function, *given)
 
     def map(
         self, function: Callable[[_Item], _Result], items: Iterable[_Item]

@@ -23,7 +23,7 @@ from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, Output, mirror_layout
-from sigmerge.engine.beside import Behind, beside
+from sigmerge.engine.beside import beside
 from sigmerge.engine.layer import LayerBlock, Piece
 from sigmerge.engine.machine import INTERPRETER, Meter, versions
 from sigmerge.engine.reading import named_reads
@@ -382,6 +382,10 @@ def _write_layer(
     for one in (source, anchor):
         one.hold(names, workers.map)
     block = LayerBlock(index, sites, job.domains, source, anchor, loops, workers.map)
+    if loops is not compiled:
+        claiming = {d for turn in job.rounds for d, quota in enumerate(turn.quota[index]) if quota}
+        rows = [*sorted(claiming), *([-2] if claiming else []), -1]
+        loops.bring(block.all_addresses[rows], block.all_kinds[rows], block.edges)
     owner = None
     records = []
     for turn in job.rounds:
@@ -394,16 +398,15 @@ def _write_layer(
     owners = [d for d in range(len(job.domains)) if any(r["claimed"][d] for r in records)]
     update = admission(block, owners, job.update)
 
-    behind = Behind(workers, None if loops is compiled else loops)
-
     def write(piece: Piece) -> None:
         dtype = job.layout.slots[piece.tensor].dtype
+        if isinstance(output, Output) and block.wrote(piece, update, owner, dtype, output):
+            return
         values = block.repaired(piece, update, owner, dtype)
-        behind(output.write, piece.tensor, piece.start, values)
+        output.write(piece.tensor, piece.start, values)
 
     for _ in workers.map(write, block.pieces):
         pass
-    behind.wait()
     for one in (source, anchor):
         one.let_go(names)
     return records

@@ -78,7 +78,8 @@ class Options:
 
     @property
     def workers(self) -> int:
-        """Threads that make results; beside a GPU, a quarter is left to those that write them."""
+        """Threads that make results; beside a GPU a quarter less, since more of them would wait
+        for Python's lock."""
         return self.threads if self.device == "cpu" else self.threads - self.threads // 4
 
     def gpu(self) -> Gpu | None:

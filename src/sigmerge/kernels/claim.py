@@ -27,9 +27,12 @@ from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE, high_place
 from sigmerge.kernels.stored import F32, address_of, load, load_difference, save
 from sigmerge.kernels.window import (
     MEMORY,
+    NO_DRAIN,
     VALUE_BYTES,
     WINDOW_SIZE,
+    Drain,
     check_read,
+    drained,
     none_failed,
     read,
 )
@@ -449,15 +452,18 @@ def admit(
     out: np.uint64,
     kind: int,
     files: Array = NO_FILES,
+    drain: Drain = NO_DRAIN,
 ) -> tuple[bool, bool]:
     """The repaired values of a run of tiles, rounded to their stored type at `out`.
 
     Rows of `addresses`, `kinds` and `files`: the domains', the reference's, the anchor's, by tile.
-    Returns whether the anchor, and whether the result, is finite.
+    With a drain they are written to a file, and `out` is room for so many as it says. Returns
+    whether the anchor is finite, and whether the result is, and is written.
     """
     where, places = (addresses, kinds, files), np.empty(len(addresses), np.uint64)
+    given = update, edges, owner, first, last, where, places, out, kind
     spare = _spare(len(addresses))
-    fine, stored = _admit(update, edges, owner, first, last, where, places, out, kind, spare)
+    fine, stored = _admit(*given, spare, drain)
     check_read(spare.failed)
     return bool(fine), bool(stored)
 
@@ -465,13 +471,14 @@ def admit(
 @kernel
 def _admit(
     update: Admission, edges: Array, owner: Array, first: int, last: int, where: Any,
-    places: Array, out: np.uint64, kind: int, spare: _Spare,
+    places: Array, out: np.uint64, kind: int, spare: _Spare, drain: Drain,
 ) -> tuple[bool, bool]:  # fmt: skip
     """`places` is room for the address of each member."""
     addresses, kinds, _ = where
     room, values, deltas = spare.strips[0], spare.strips[1], spare.strips[2]
     reference, anchor = len(addresses) - 2, len(addresses) - 1
     fine, stored, scale = True, True, np.float32(update.scale)
+    begun, size = 0, edges[last] - edges[first]
     for tile in range(first, last):
         here = owner[edges[tile] : edges[tile + 1]]
         for begin in range(0, here.size, STRIP):
@@ -496,7 +503,12 @@ def _admit(
                     _add_kept(some, mine, code, delta, scale, draws, update.below)
                 else:
                     _add(some, mine, code, delta, scale)
-            stored &= save(some, out, kind, edges[tile] - edges[first] + begin)
+            at = edges[tile] - edges[first] + begin
+            stored &= save(some, out, kind, at - begun)
+            end, right = at + mine.size, fine and stored
+            begun = drained(drain, out, begun, end, STRIP, size, right)
+            if begun < 0:
+                return fine, False
     return fine, stored
 
 

@@ -8,7 +8,6 @@ a run that does not fit the memory can be taken again in halves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from sigmerge.kernels import Array, claim, tensors
 from sigmerge.kernels.claim import NO_FILES, Admission, Settlement, TileTable
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE
 from sigmerge.kernels.stored import F32
+from sigmerge.kernels.window import MEMORY, NO_DRAIN, Drain
 
 ENOUGH = 1 << 22
 """Coordinates of a sample; of a block that has more, strips of fewer tiles are counted."""
@@ -45,6 +45,9 @@ class TileCopies(Protocol):
         that must not hand work to others.
         """
 
+    def bring(self, addresses: Array, kinds: Array, edges: Array) -> None:
+        """Copy members whole, a row of each, if there is room for all."""
+
 
 class ClaimDevice(Protocol):
     """The device as loops see it."""
@@ -61,11 +64,11 @@ class ClaimDevice(Protocol):
     def room(self, size: int) -> Array:
         """The calling thread's own room for so many float32."""
 
-    def lent(self, values: Array) -> bool:
-        """Whether values lie in the room that the calling thread got last."""
+    def drain(self, values: Tensor, target: Drain, begun: int) -> bool:
+        """Write results into a file, from so many bytes behind its place on; whether it could."""
 
-    def hold(self, done: Future[object]) -> None:
-        """That room is free when this is done."""
+    def launches_of_others(self) -> AbstractContextManager[None]:
+        """What a program waits in: others may launch meanwhile."""
 
 
 _ABOVE, _TIED, _FREE = int(claim.ABOVE), int(claim.TIED), int(claim.FREE)
@@ -76,7 +79,7 @@ class TensorClaims:
 
     most_parts = 1
     """Parts of a block: a launch takes all its tiles at once."""
-    longer = 16
+    longer = 4
     """How many times as many tiles as a worker of the loops rewrites are rewritten at a time."""
 
     def __init__(self, device: torch.device, copies: TileCopies, place: ClaimDevice) -> None:
@@ -87,13 +90,10 @@ class TensorClaims:
         kind = np.dtype(dtype)
         return self._place.room(-(-size * kind.itemsize // 4)).view(kind)[:size]
 
-    def lent(self, values: Array) -> bool:
-        """Whether values lie in the room that the calling thread got last."""
-        return self._place.lent(values)
-
-    def hold(self, done: Future[object]) -> None:
-        """That room is free when this is done."""
-        self._place.hold(done)
+    def bring(self, addresses: Array, kinds: Array, edges: Array) -> None:
+        """Have the tiles of some members on the device before they are read, if there is room."""
+        with self._place.stream():
+            self._copies.bring(addresses, kinds, edges)
 
     def free_map(self, size: int) -> Tensor:
         with self._place.stream():
@@ -219,6 +219,7 @@ class TensorClaims:
         out: np.uint64,
         kind: int,
         files: Array = NO_FILES,
+        drain: Drain = NO_DRAIN,
     ) -> tuple[bool, bool]:
         fine, width, base = [True, True], 4 if kind == F32 else 2, int(edges[first])
 
@@ -243,10 +244,26 @@ class TensorClaims:
                 some = torch.where(chosen, moved, some)
             stored = some.to(tensors.STORED[kind])
             fine[1] &= bool(torch.isfinite(stored).all())
-            self._place.give_at(stored, int(out) + width * (int(edges[first]) - base))
+            begun = width * (int(edges[first]) - base)
+            fine[1] &= self._delivered(stored, int(out), begun, drain, right=all(fine))
 
         self._place.halved(first, last, one)
         return fine[0], fine[1]
+
+    def _delivered(
+        self, values: Tensor, out: int, begun: int, drain: Drain, *, right: bool
+    ) -> bool:
+        """Put results, so many bytes behind the first of all, where they belong.
+
+        Into a file only if they are `right`; False if they are not there.
+        """
+        if drain.descriptor == MEMORY:
+            self._place.give_at(values, out + begun)
+            return True
+        if not right:
+            return False
+        with self._place.launches_of_others():
+            return self._place.drain(values, drain, begun)
 
     def _free(
         self, table: TileTable, owner: Tensor, first: int, last: int, before: Settlement

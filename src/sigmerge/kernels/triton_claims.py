@@ -36,6 +36,7 @@ from sigmerge.kernels.triton_passes import (
     wide,
     widened,
 )
+from sigmerge.kernels.window import NO_DRAIN, Drain
 
 TILE_ROW = 4
 """Numbers of a tile in its row of the table, before the addresses of domains: two addresses, its
@@ -448,9 +449,11 @@ class TritonClaims(TensorClaims):
         out: np.uint64,
         kind: int,
         files: Array = NO_FILES,
+        drain: Drain = NO_DRAIN,
     ) -> tuple[bool, bool]:
         if len(np.unique(kinds[:, first:last])) > 1:
-            return super().admit(update, edges, owner, first, last, addresses, kinds, out, kind)
+            where = addresses, kinds, out, kind, files
+            return super().admit(update, edges, owner, first, last, *where, drain)
         fine, width, base = [True, True], 4 if kind == F32 else 2, int(edges[first])
 
         def one(first: int, last: int) -> None:
@@ -473,11 +476,12 @@ class TritonClaims(TensorClaims):
                 float(np.float32(update.scale)), int(update.below), begin, update.form,
                 len(update.domains), int(kinds[0, first]), kind, _aligned(edges), BLOCK, **EXACT,
             )  # fmt: skip
-            self._place.give_at(stored, int(out) + width * (begin - base))
             found = int(flag.item())
+            del held
             fine[0] &= not found & 1
             fine[1] &= not found & 2
-            del held
+            begun = width * (begin - base)
+            fine[1] &= self._delivered(stored, int(out), begun, drain, right=all(fine))
 
         self._place.halved(first, last, one)
         return fine[0], fine[1]
@@ -492,7 +496,7 @@ class TritonClaims(TensorClaims):
                 copy, place = self._where(addresses, kinds, table.edges, first, last)
                 copies.append(copy)
                 places.append(place)
-        key = (first, last, *(copy.data_ptr() for copy in copies))
+        key = (first, last, *(int(place[0]) for place in places))
         if self._last is None or self._last.key != key:
             rows = _tiles(table.edges, first, last)
             for column, place in enumerate(places):

@@ -152,11 +152,11 @@ def drained(
     """
     if drain.descriptor == MEMORY or (end < size and end - begun + strip <= drain.length):
         return begun
-    return end if fine and _write(drain, out, begun, end) else -1
+    return end if fine and write(drain, out, begun, end) else -1
 
 
 @part
-def _write(drain: Drain, out: np.uint64, begun: int, end: int) -> bool:
+def write(drain: Drain, out: np.uint64, begun: int, end: int) -> bool:
     """Write what was made from `begun` to `end`, which lies at `out`; False if it failed."""
     width = drain.width
     count, place = width * (end - begun), np.int64(out)

@@ -53,8 +53,8 @@ class Parts(NamedTuple):
     least: int
 
 
-MARKING = Parts(32, 20)
-COUNTING = Parts(16, 40)
+MARKING = Parts(16, 20)
+COUNTING = Parts(8, 40)
 """Every item makes a histogram of its own."""
 
 
