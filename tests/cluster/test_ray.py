@@ -291,7 +291,7 @@ def test_tasks_with_a_gpu(
 ) -> None:
     """A node that declares one, whose part torch's processor device may play: the same bytes."""
     if device == "cpu":
-        opened = partial(Gpu, "cpu", 1 << 20)
+        opened = partial(Gpu, "cpu", 1 << 20, 0)
         monkeypatch.setattr(Options, "open_gpu", property(lambda self: opened))
     node = nodes.add_node(num_cpus=3, num_gpus=1, object_store_memory=80 << 20)
     how: dict[str, Any] = {"threads": 1, "engine": "ray", "device": "cuda"}

@@ -284,12 +284,12 @@ def test_a_driver_that_lacks_something_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_no_pass_takes_a_short_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.zeros(5, np.float32)
-    rows, device = stream.StoredRows("w", 0, ("math", "reference"), (values, values)), Gpu("cpu")
+    rows = stream.StoredRows("w", 0, ("math", "reference"), (values, values))
     formula = SimpleNamespace(thin=KEEP_ALL)
     asked: list[str] = []
     monkeypatch.setattr(Gpu, "_fitting", lambda self, *given, **how: asked.append("asked"))
     for least in (5, 6):
-        monkeypatch.setattr(gpu, "LEAST", least)
+        device = Gpu("cpu", least=least)
         device.merge(rows, formula, 4, 4, BF16, values)  # type: ignore[arg-type]
         device.write(rows, formula, 4, BF16, NO_DRAIN)  # type: ignore[arg-type]
         device.read(count_high, rows)

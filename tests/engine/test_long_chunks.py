@@ -39,6 +39,7 @@ def _short_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, size in (
         (stream, "TILE", 80),
         (gpu, "TILE", 80),
+        (gpu, "LEAST", 0),
         (stream, "CHUNK", PART),
         (stream, "LONG_CHUNK", LONG),
     ):

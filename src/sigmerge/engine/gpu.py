@@ -58,8 +58,11 @@ READ_ONCE = {signature}
 class Gpu:
     """Where torch passes over chunks: `cuda`, or `cpu` in tests."""
 
-    def __init__(self, name: str = "cuda", keep: int | None = None) -> None:
+    def __init__(
+        self, name: str = "cuda", keep: int | None = None, least: int | None = None
+    ) -> None:
         self._device = torch.device(name)
+        self._least = LEAST if least is None else least
         if keep is None:
             keep = int(KEPT_SHARE * torch.cuda.mem_get_info()[0]) if name == "cuda" else 0
         self._keep, self._kept = keep, _Kept(keep)
@@ -71,7 +74,7 @@ class Gpu:
         self, rows: StoredRows, formula: Formula, tile: int, step: int, kind: int, out: Array
     ) -> bool:
         """Fill `out` with stored values, or add NORM or LEAD to its first; whether it was done."""
-        if formula.thin in tensors.LEFT_TO_LOOPS or _size(rows) < LEAST:
+        if formula.thin in tensors.LEFT_TO_LOOPS or _size(rows) < self._least:
             return False
         number = kind in (NORM, LEAD)
 
@@ -101,7 +104,7 @@ class Gpu:
         self, rows: StoredRows, formula: Formula, tile: int, kind: int, target: Drain
     ) -> bool:
         """Write stored values into a file; whether it was done."""
-        if formula.thin in tensors.LEFT_TO_LOOPS or _size(rows) < LEAST:
+        if formula.thin in tensors.LEFT_TO_LOOPS or _size(rows) < self._least:
             return False
         made: list[torch.Tensor] = []
 
@@ -121,7 +124,7 @@ class Gpu:
     def read(self, kernel: Any, rows: StoredRows, *arguments: Any) -> bool:
         """The same as a kernel that reads a chunk; whether it was done."""
         program = tensors.COUNTERPARTS.get(kernel)
-        if program is None or _size(rows) < LEAST:
+        if program is None or _size(rows) < self._least:
             return False
 
         def run(raw: Tensors, length: int) -> bool:
@@ -141,7 +144,7 @@ class Gpu:
 
     def select(self, rows: StoredRows, experts: Array, ranks: Array) -> Array | None:
         """`tensors.selected` of a chunk; None if it is left to passes."""
-        if _size(rows) < LEAST:
+        if _size(rows) < self._least:
             return None
         found: list[Array | None] = [None]
 
