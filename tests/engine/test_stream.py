@@ -355,7 +355,7 @@ def test_a_loop_writes_strips_of_whole_words_that_fit(
 
     class ToFile:
         def target(self, tensor: str) -> FilePlace:
-            return FilePlace(descriptor, 8, 0)
+            return FilePlace(descriptor, 8, {"BF16": 2, "F32": 4}[dtype])
 
         def written(self, *given: Any) -> None:
             found.append(given)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from sigmerge.engine.reading import named_reads
+from sigmerge.engine.reading import named_reads, place_at
 from sigmerge.engine.stream import StoredRows
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.mapped import mapped_at
@@ -30,7 +30,7 @@ from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, CODE, address_of
 from sigmerge.kernels.tensor_claims import TensorClaims, TileCopies, sizes
 from sigmerge.kernels.tensors import Tensors
-from sigmerge.kernels.window import MEMORY, Drain, check_read, none_failed
+from sigmerge.kernels.window import MEMORY, Drain, FilePlace, check_read, none_failed
 
 if TYPE_CHECKING:
     from sigmerge.kernels.algebra import Algebra
@@ -384,12 +384,8 @@ def _sources(spans: Sequence[_Span]) -> Array:
     """Spans as `staging.send` reads them: those of mapped files by their place in the file."""
     rows = []
     for address, place, count in spans:
-        file = mapped_at(address)
-        descriptor = file.descriptor() if file else None
-        if file is None or descriptor is None:
-            rows.append((MEMORY, address, place, count))
-        else:
-            rows.append((descriptor, address - file.first, place, count))
+        lies = place_at(address) or FilePlace(MEMORY, address, 1)
+        rows.append((lies.descriptor, lies.position, place, count))
     return np.array(rows, np.int64)
 
 

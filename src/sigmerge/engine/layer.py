@@ -13,7 +13,7 @@ from sigmerge.kernels import Array, claim
 from sigmerge.kernels.claim import CLAIM_TILE, Admission
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.stored import CODE, address_of
-from sigmerge.kernels.window import DRAINED, MEMORY, Drain, FilePlace
+from sigmerge.kernels.window import DRAINED, MEMORY, Drain, FilePlace, drain_from
 from sigmerge.operators.base import Site
 
 PIECE = 32
@@ -129,12 +129,11 @@ class LayerBlock:
         kind, target = STORAGE[dtype], direct.target(piece.tensor)
         if target is None:
             return False
-        room, sums = claim.room(min(piece.size, DRAINED), kind), np.zeros(1, np.uint64)
-        position = target.position + piece.start * kind.itemsize
-        drain = Drain(target.descriptor, position, kind.itemsize, DRAINED, sums)
+        room, drain = claim.room(min(piece.size, DRAINED), kind), drain_from(target, piece.start)
         if not all(self._admitted(piece, update, owner, room, drain)):
             return False
-        direct.written(piece.tensor, piece.start, piece.size * kind.itemsize, int(sums[0]))
+        nbytes, found = piece.size * kind.itemsize, int(drain.checksum[0])
+        direct.written(piece.tensor, piece.start, nbytes, found)
         self._done(piece)
         return True
 

@@ -27,9 +27,13 @@ def named_reads() -> Iterator[None]:
 
 def place_of(row: Array) -> FilePlace | None:
     """Where mapped values lie in their file, if it can be read as well."""
-    address = address_of(row)
+    return place_at(address_of(row), row.itemsize)
+
+
+def place_at(address: int, width: int = 1) -> FilePlace | None:
+    """The same of values of so many bytes at an address."""
     file = mapped_at(address)
     descriptor = file.descriptor() if file else None
     if file is None or descriptor is None:
         return None
-    return FilePlace(descriptor, address - file.first, row.itemsize)
+    return FilePlace(descriptor, address - file.first, width)

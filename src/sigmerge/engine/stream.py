@@ -27,7 +27,7 @@ from sigmerge.kernels.parts import PartMarks, PartSums, part_marks
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.stored import CODE, Members, address_of, is_finite, load_rows, members
 from sigmerge.kernels.sums import add_scaled
-from sigmerge.kernels.window import DRAINED, NO_DRAIN, Drain, FilePlace, check_read
+from sigmerge.kernels.window import DRAINED, NO_DRAIN, Drain, FilePlace, check_read, drain_from
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 if TYPE_CHECKING:
@@ -209,12 +209,12 @@ class StreamChunk:
         strips = (self.strip * kind.itemsize, self.step * kind.itemsize)
         if target is None or self.strip > DRAINED or any(s % 8 for s in strips):
             return False
-        position, sums = target.position + self.start * kind.itemsize, np.zeros(1, np.uint64)
-        drain = Drain(target.descriptor, position, kind.itemsize, DRAINED, sums)
+        drain = drain_from(target, self.start)
         write = self._device_wrote if self.device else self._loop_wrote
         if not write(formula, kind, drain):
             return False
-        direct.written(self.site.tensor, self.start, self.size * kind.itemsize, int(sums[0]))
+        nbytes, found = self.size * kind.itemsize, int(drain.checksum[0])
+        direct.written(self.site.tensor, self.start, nbytes, found)
         return True
 
     def _loop_wrote(self, formula: Formula, kind: Any, drain: Drain) -> bool:

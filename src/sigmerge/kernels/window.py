@@ -76,6 +76,12 @@ IN_MEMORY: Final = Window(
 )
 
 
+def drain_from(place: FilePlace, start: int) -> Drain:
+    """What writes a tensor that begins at a place, from the coordinate `start` on."""
+    position = place.position + start * place.width
+    return Drain(place.descriptor, position, place.width, DRAINED, np.zeros(1, np.uint64))
+
+
 def window(places: Sequence[FilePlace | None], strip: int) -> Window:
     """The window of a loop that takes `strip` coordinates at a time, in the thread's own memory."""
     length = max(WINDOW_SIZE // strip, 1) * strip
