@@ -238,7 +238,7 @@ class Provenance(Record):
 
     inputs: tuple[InputFile, ...] = ()
     outputs: Mapping[str, str] = {}
-    """SHA-256 of the files of the result, by their names in the folder."""
+    """Digests of the files of the result, by their names in the folder."""
     versions: Mapping[str, str] = {}
     device: str = "cpu"
     engine: str = ""

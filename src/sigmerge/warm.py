@@ -17,7 +17,6 @@ import numpy as np
 from sigmerge.api import merge, repair
 from sigmerge.checkpoints.header import encode_header
 from sigmerge.checkpoints.truncation import exit_on_truncation
-from sigmerge.kernels.sha256 import HASH_LANES, LANE_WINDOW, hashes, lane_digests
 from sigmerge.progress import silent
 
 TENSORS: list[tuple[str, str, tuple[int, ...]]] = [
@@ -73,15 +72,6 @@ def warm(folder: Path) -> None:
         anchor=folder / "0",
         progress=silent,
     )
-    _hash(folder / "bytes")
-
-
-def _hash(file: Path) -> None:
-    """Hash side by side, where that is faster."""
-    if hashes(LANE_WINDOW, HASH_LANES * LANE_WINDOW):
-        file.write_bytes(bytes(HASH_LANES * LANE_WINDOW))
-        with file.open("rb") as stream:
-            lane_digests(stream.fileno(), 0, LANE_WINDOW)
 
 
 def _write(folder: Path, values: np.ndarray[Any, Any]) -> None:

@@ -24,7 +24,7 @@ from sigmerge.checkpoints.statistics import (
 )
 from sigmerge.errors import PoolError
 from sigmerge.files import digests
-from sigmerge.files.digests import EARLIER_TREE, PLAIN, TREE
+from sigmerge.files.digests import EARLIEST_TREE, PLAIN, SHA_TREE, TREE
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_file_that_lists_no_statistics(tmp_path: Path, table: str) -> None:
         StatisticsFolders({"math": folder})
 
 
-@pytest.mark.parametrize("kind", [EARLIER_TREE, PLAIN])
+@pytest.mark.parametrize("kind", [SHA_TREE, EARLIEST_TREE, PLAIN])
 def test_a_list_with_older_digests_of_long_files_holds(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -129,7 +129,7 @@ def test_a_list_with_older_digests_of_long_files_holds(
     monkeypatch.setattr(digests, "LEAF", 10)
     finish(folder, {"kind": "features"})
     done = json.loads((folder / DONE).read_text())
-    found = digests.sha256([folder / name for name in done["files"]], kind=kind)
+    found = digests.file_digests([folder / name for name in done["files"]], kind=kind)
     for name, listed in done["files"].items():
         assert listed["sha256"].startswith(TREE)
         listed["sha256"] = found[folder / name]

@@ -65,8 +65,8 @@ def test_digests_are_those_of_the_file(tmp_path: Path, seed: int, threads: int) 
         for name in names:
             put(made, places[name], handle, name, rng.bytes(SIZES[name]))
         assert made.missing() == []
-        (found,) = made.sha256()
-    assert found == digests.sha256([file])[file]
+        (found,) = made.digests()
+    assert found == digests.file_digests([file])[file]
     assert found.startswith(digests.TREE)
 
 
@@ -107,9 +107,9 @@ def test_a_piece_is_hashed_when_its_last_tensor_is_complete_and_again_when_one_c
             lacking = set[int]().union(*(pieces_of(places[n]) for n in set(SIZES) - complete))
             assert sorted(pool.begun) == sorted(pieces_of(places[name]) - lacking)
         pool.begun.clear()
-        (found,) = made.sha256()
+        (found,) = made.digests()
         assert pool.begun == []  # every piece has a tensor, and all of them were hashed
-    assert found == digests.sha256([file])[file]
+    assert found == digests.file_digests([file])[file]
 
 
 def test_a_tensor_that_is_written_in_two_parts_is_complete_with_the_second(
@@ -138,7 +138,7 @@ def test_the_disk_gets_every_piece_early_if_the_result_is_to_be_synced(
     with opened(tmp_path / "shard", 2, durable) as (made, places, handle):
         for name, size in SIZES.items():
             put(made, places[name], handle, name, bytes(size))
-        made.sha256()
+        made.digests()
     end = HEADER + sum(SIZES.values())
     whole = [(begin, min(16, end - begin)) for begin in range(0, end, 16)]
     assert sorted(asked) == (whole if durable else [])

@@ -7,14 +7,19 @@ import os
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
+from blake3 import blake3
 
 from sigmerge.errors import PoolError
 from sigmerge.files import cache, digests
-from sigmerge.files.digests import EARLIER_TREE, PLAIN, TREE, rehashing, sha256
-from sigmerge.kernels import sha256 as sha256_lanes
-from sigmerge.kernels.sha256 import lane_digests
+from sigmerge.files.digests import (
+    EARLIEST_TREE,
+    PLAIN,
+    SHA_TREE,
+    TREE,
+    file_digests,
+    rehashing,
+)
 
 OLD = (10**18, 10**18)
 
@@ -40,7 +45,7 @@ def notes(file: Path) -> list[Path]:
 
 def bytes_read(file: Path) -> int:
     counts: list[int] = []
-    assert sha256([file], progress=counts.append) == {file: true_digest(file)}
+    assert file_digests([file], progress=counts.append) == {file: true_digest(file)}
     return sum(counts)
 
 
@@ -93,7 +98,7 @@ def test_a_change_that_keeps_size_and_mtime_is_seen(file: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_remembered(file: Path) -> None:
-    sha256([file], progress=lambda _: os.utime(file, ns=OLD))
+    file_digests([file], progress=lambda _: os.utime(file, ns=OLD))
     assert notes(file) == []
     assert bytes_read(file) == 7
 
@@ -129,7 +134,7 @@ def test_a_full_cache_stops_nothing(file: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(PoolError, match="pipe: is not a regular file"):
-        sha256([tmp_path / "pipe"])
+        file_digests([tmp_path / "pipe"])
 
 
 def test_nothing_is_kept_inside_the_installed_package(
@@ -160,11 +165,12 @@ def test_notes_beside_a_pool_are_made_again_and_never_stop(tmp_path: Path) -> No
     cache.keep_bytes(note / "below", b"")
 
 
-def tree_of(content: bytes, leaf: int, prefix: str = "4MiB-tree:") -> str:
+def tree_of(content: bytes, leaf: int, prefix: str = "4MiB-blake3:") -> str:
     """By the rule in the docstring of files/digests.py, written down again."""
     leaves = [content[at : at + leaf] for at in range(0, len(content), leaf)]
-    joined = b"".join(hashlib.sha256(leaf).digest() for leaf in leaves)
-    return prefix + hashlib.sha256(joined).hexdigest()
+    hasher = blake3 if "blake3" in prefix else hashlib.sha256
+    joined = b"".join(hasher(leaf).digest() for leaf in leaves)
+    return prefix + hasher(joined).hexdigest()
 
 
 @pytest.fixture
@@ -181,9 +187,9 @@ def test_a_long_file_has_the_digest_of_its_leaves(file: Path, size: int, threads
     content = bytes(range(size))
     file.write_bytes(content)
     counts: list[int] = []
-    assert sha256([file], threads, counts.append) == {file: tree_of(content, 4)}
+    assert file_digests([file], threads, counts.append) == {file: tree_of(content, 4)}
     assert sum(counts) == size
-    assert sha256([file], threads, counts.append) == {file: tree_of(content, 4)}
+    assert file_digests([file], threads, counts.append) == {file: tree_of(content, 4)}
     assert sum(counts) == size  # remembered
 
 
@@ -191,54 +197,47 @@ def test_a_long_file_has_the_digest_of_its_leaves(file: Path, size: int, threads
 def test_older_digests_of_a_long_file_are_still_to_be_had(file: Path) -> None:
     content = bytes(range(30))
     file.write_bytes(content)
-    new, plain = tree_of(content, 4), true_digest(file)
-    earlier = tree_of(content, 12, "64MiB-tree:")
+    plain = true_digest(file)
+    every = {
+        TREE: tree_of(content, 4),
+        SHA_TREE: tree_of(content, 4, "4MiB-tree:"),
+        EARLIEST_TREE: tree_of(content, 12, "64MiB-tree:"),
+        PLAIN: plain,
+    }
     for _ in range(2):  # the second time from what is remembered
-        for kind, wanted in ((TREE, new), (EARLIER_TREE, earlier), (PLAIN, plain)):
-            assert sha256([file], kind=kind) == {file: wanted}
+        for kind, wanted in every.items():
+            assert file_digests([file], kind=kind) == {file: wanted}
             assert digests.kind_of([plain, wanted]) == kind
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("kind", [TREE, EARLIER_TREE, PLAIN])
+@pytest.mark.parametrize("kind", [TREE, SHA_TREE, EARLIEST_TREE, PLAIN])
 def test_a_file_of_one_run_has_its_plain_digest(file: Path, kind: str) -> None:
     file.write_bytes(bytes(range(12)))
-    assert sha256([file], kind=kind) == {file: true_digest(file)}
+    assert file_digests([file], kind=kind) == {file: true_digest(file)}
 
 
-@pytest.mark.parametrize("beyond", [0, 5])
-def test_a_run_is_hashed_in_lanes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beyond: int
-) -> None:
-    """As on a processor that hashes leaves of whole runs side by side; leaves have one window."""
-    taken: list[int] = []
+@pytest.mark.usefixtures("small")
+def test_of_a_file_that_became_shorter_what_is_left_is_hashed(file: Path) -> None:
+    """Checksums show that it did."""
+    file.write_bytes(bytes(range(10)))
+    rule = digests.leaf_rule(24)
+    with file.open("rb") as stream:
+        found = digests.leaf_digests(stream.fileno(), 0, 12, rule)
+    leaves = (bytes(range(4)), bytes(range(4, 8)), bytes(range(8, 10)))
+    assert found == b"".join(blake3(leaf).digest() for leaf in leaves)
 
-    def lanes(descriptor: int, position: int, length: int) -> bytes | None:
-        taken.append(position)
-        return lane_digests(descriptor, position, length)
 
-    monkeypatch.setattr(sha256_lanes, "_is_wide", lambda: True)
-    monkeypatch.setattr(sha256_lanes, "lane_digests", lanes)
-    leaf = sha256_lanes.LANE_WINDOW
-    run = sha256_lanes.HASH_LANES * leaf
-    monkeypatch.setattr(digests, "RUN_BYTES", run)
-    monkeypatch.setattr(digests, "LEAF", leaf)
-    content = np.random.default_rng(0).bytes(2 * run + beyond)
-    file = tmp_path / "long"
+def test_leaves_of_a_whole_run_are_those_of_the_rule(file: Path) -> None:
+    """Sizes as they are: leaves are read in several pieces, and the last leaf is short."""
+    content = bytes(range(256)) * (digests.RUN_BYTES // 256) + b"beyond"
     file.write_bytes(content)
     counts: list[int] = []
-    assert sha256([file], 2, counts.append) == {file: tree_of(content, leaf)}
-    assert sorted(taken) == [0, run] and sum(counts) == len(content)
-    # Of a file that became shorter, what is left is hashed.
-    with file.open("r+b") as stream:
-        stream.truncate(run - 1)
-        found = digests.leaf_digests(stream.fileno(), 0, run, leaf)
-    assert found[:-32] == b"".join(
-        hashlib.sha256(content[at : at + leaf]).digest() for at in range(0, run - leaf, leaf)
-    )
-    assert found[-32:] == hashlib.sha256(content[run - leaf : run - 1]).digest()
+    found = file_digests([file], 2, counts.append)
+    assert found == {file: tree_of(content, 4 << 20)}
+    assert sum(counts) == len(content)
 
 
 def test_an_empty_file_has_a_digest(file: Path) -> None:
     file.write_bytes(b"")
-    assert sha256([file]) == {file: hashlib.sha256(b"").hexdigest()}
+    assert file_digests([file]) == {file: hashlib.sha256(b"").hexdigest()}

@@ -25,7 +25,7 @@ from sigmerge.checkpoints.writer import Output
 from sigmerge.engine.workers import Stopped, Workers
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, SigmergeError
 from sigmerge.files import digests
-from sigmerge.files.digests import EARLIER_TREE, TREE
+from sigmerge.files.digests import SHA_TREE, TREE
 from sigmerge.jobs import occupancy
 from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.options import Options
@@ -774,14 +774,14 @@ def test_a_plan_and_a_record_with_longer_leaves_hold(
     monkeypatch.setattr(digests, "LEAF", 500)
     sigmerge.repair(recipe(pool), out, anchor=pool.root / "anchor")
     files = [f for folder in (out, pool.root) for f in folder.rglob("*") if f.is_file()]
-    now, before = (digests.sha256(files, kind=kind) for kind in (TREE, EARLIER_TREE))
+    now, before = (digests.file_digests(files, kind=kind) for kind in (TREE, SHA_TREE))
     plan, provenance = out / "sigmerge/plan.json", out / "sigmerge/provenance.json"
     earlier = tmp_path / "plan.json"
     for record, place in ((plan, earlier), (provenance, provenance)):
         text = record.read_text()
         for file in files:
             text = text.replace(now[file], before[file])
-        assert EARLIER_TREE in text and f'"{TREE}' not in text
+        assert SHA_TREE in text and f'"{TREE}' not in text
         place.write_text(text)
     sigmerge.replay(earlier, tmp_path / "again")
     assert weights(tmp_path / "again") == weights(out)
@@ -821,10 +821,10 @@ def test_an_anchor_whose_records_have_longer_leaves_is_current(
     provenance = out / "sigmerge/provenance.json"
     text = provenance.read_text()
     files = [f for folder in (out, pool.root) for f in folder.rglob("*") if f.is_file()]
-    now, before = (digests.sha256(files, kind=kind) for kind in (TREE, EARLIER_TREE))
+    now, before = (digests.file_digests(files, kind=kind) for kind in (TREE, SHA_TREE))
     for one in files:
         text = text.replace(now[one], before[one])
-    assert EARLIER_TREE in text and f'"{TREE}' not in text
+    assert SHA_TREE in text and f'"{TREE}' not in text
     provenance.write_text(text)
     assert is_current(made, out, options)
 

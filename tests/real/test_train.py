@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files import digests
-from sigmerge.files.digests import EARLIER_TREE, TREE, sha256
+from sigmerge.files.digests import SHA_TREE, TREE, file_digests
 from sigmerge.progress import silent
 from sigmerge.real import train as training
 from sigmerge.real.train import FineTuning, RealTraining, fit, tokenized
@@ -72,7 +72,7 @@ def test_every_expert_learns_its_own_answer(made: RealTraining) -> None:
     record = json.loads((pool / "training/math.json").read_text())
     assert [line["step"] for line in record["losses"]] == list(range(3, 31, 3))
     assert record["losses"][-1]["loss"] < record["losses"][0]["loss"] / 4
-    assert record["weights"] == list(sha256([pool / "math/model.safetensors"]).values())
+    assert record["weights"] == list(file_digests([pool / "math/model.safetensors"]).values())
     assert (pool / "probe.jsonl").read_text() == (made.data / "probe.jsonl").read_text()
     stored = json.loads((pool / "math/config.json").read_text())
     assert stored["dtype"] == "bfloat16"
@@ -129,8 +129,8 @@ def test_a_record_with_longer_leaves_holds(
     record = json.loads(file.read_text())
     weights = made.reference / "model.safetensors"
     assert record["sums"][weights.name].startswith(TREE)
-    record["sums"] = short._made_from("math", EARLIER_TREE)["sums"]
-    assert record["sums"][weights.name].startswith(EARLIER_TREE)
+    record["sums"] = short._made_from("math", SHA_TREE)["sums"]
+    assert record["sums"][weights.name].startswith(SHA_TREE)
     file.write_text(json.dumps(record))
     short.run(silent)
     assert (pool / "math/model.safetensors").stat().st_mtime_ns == kept

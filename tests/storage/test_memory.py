@@ -10,13 +10,14 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from blake3 import blake3
 
 import sigmerge
 from sigmerge.checkpoints import ahead
 from sigmerge.checkpoints.remote import stand_in
 from sigmerge.errors import MissingExtra
 from sigmerge.files import digests, leaves, objects
-from sigmerge.files.digests import EARLIER_TREE, TREE, rehashing
+from sigmerge.files.digests import SHA_TREE, TREE, rehashing
 from sigmerge.files.objects import RemoteFile, remote_file
 from tests.pools import PoolOnDisk, make_pool
 from tests.storage.conftest import files, weights
@@ -51,7 +52,7 @@ LEAF = 5000
 def by_leaves(content: bytes) -> str:
     """The digest of a file longer than a run, as the guide defines it."""
     pieces = [content[i : i + LEAF] for i in range(0, len(content), LEAF)]
-    return "4MiB-tree:" + sha256(b"".join(sha256(p).digest() for p in pieces)).hexdigest()
+    return "4MiB-blake3:" + blake3(b"".join(blake3(p).digest() for p in pieces)).hexdigest()
 
 
 @pytest.mark.parametrize("held", [1 << 20, 0])
@@ -110,15 +111,15 @@ def test_ranges_in_any_order_give_the_digests_of_the_pieces(
         assert not some._begun and not some._held
         for begin in range(0, 4321, 1000):
             starts = range(begin, min(begin + 1000, 4321), 500)
-            wanted = b"".join(sha256(content[at : at + 500]).digest() for at in starts)
+            wanted = b"".join(blake3(content[at : at + 500]).digest() for at in starts)
             assert some.digest(remote, begin) == wanted
     missing = leaves.Leaves([file])
     missing.take(remote, 1, content[1:])
     assert [missing.digest(remote, begin) is None for begin in (0, 1000)] == [True, False]
-    for kind, size in ((TREE, 500), (EARLIER_TREE, 1000)):  # of a record from before
-        parts = [sha256(content[at : at + size]).digest() for at in range(0, 4321, size)]
-        found = digests.sha256([file], kind=kind, passed=some.digest)
-        assert found == {file: kind + sha256(b"".join(parts)).hexdigest()}
+    for kind, hasher in ((TREE, blake3), (SHA_TREE, sha256)):  # of a record from before
+        parts = [hasher(content[at : at + 500]).digest() for at in range(0, 4321, 500)]
+        found = digests.file_digests([file], kind=kind, passed=some.digest)
+        assert found == {file: kind + hasher(b"".join(parts)).hexdigest()}
 
 
 def test_an_empty_file_has_its_plain_digest() -> None:
@@ -126,7 +127,7 @@ def test_an_empty_file_has_its_plain_digest() -> None:
     [file] = [f for f in stand_in("memory://empty").iterdir() if f.name == "model.bin"]
     for files_read in ([file], []):
         with rehashing():
-            found = digests.sha256([file], passed=leaves.Leaves(files_read).digest)
+            found = digests.file_digests([file], passed=leaves.Leaves(files_read).digest)
         assert found == {file: sha256(b"").hexdigest()}
 
 

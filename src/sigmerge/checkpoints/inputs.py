@@ -2,7 +2,7 @@
 
     before = identify(files)           before the first tensor is read; costs no reading
     ...                                the job reads the files
-    known = digested(before)           the same files with their SHA-256, or a PoolError
+    known = digested(before)           the same files with their digests, or a PoolError
 
 A file that was written or replaced in between has other times or another inode, and a remote one
 another version, so the digests are those of the bytes that the job read.
@@ -19,7 +19,7 @@ from typing import Any
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.errors import PoolError
-from sigmerge.files.digests import Passed, identity, sha256
+from sigmerge.files.digests import Passed, file_digests, identity
 from sigmerge.files.objects import address, remote_file
 
 COARSE, FINE = 2_000_000_000, 20_000_000
@@ -71,7 +71,7 @@ def digested(
     """
     listed = tuple(before)
     unchanged(listed)
-    digests = sha256([one.file for one in listed], threads, progress, passed=passed)
+    digests = file_digests([one.file for one in listed], threads, progress, passed=passed)
     unchanged(listed)
     return tuple(replace(one, sha256=digests[one.file]) for one in listed)
 
@@ -84,7 +84,7 @@ def fingerprint(members: Mapping[str, Checkpoint], others: Iterable[Path] = ()) 
     """
     companions = {name: companion_files(member.path) for name, member in members.items()}
     beside = [Path(file) for file in others]
-    digests = sha256([*beside, *(file for files in companions.values() for file in files)])
+    digests = file_digests([*beside, *(file for files in companions.values() for file in files)])
     return {
         "weights": {n: [identity(file) for file in m.files] for n, m in members.items()},
         "companions": {n: [[f.name, digests[f]] for f in fs] for n, fs in companions.items()},

@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from sigmerge.checkpoints.header import Tensor, read_header, read_metadata
 from sigmerge.errors import PoolError, SigmergeError
-from sigmerge.files.digests import kind_of, sha256
+from sigmerge.files.digests import file_digests, kind_of
 from sigmerge.files.documents import parse_json, read_bytes, whole, write_json
 from sigmerge.files.regular import is_regular, remove
 from sigmerge.kernels import Array
@@ -224,7 +224,7 @@ def _read_done(folder: Path) -> _Done | None:
 def finish(folder: Path, content: Mapping[str, Any]) -> None:
     """A capture is complete: what it was, and what its files are."""
     files = block_files(folder)
-    digests = sha256(files)
+    digests = file_digests(files)
     listed = {f.name: {"size": f.stat().st_size, "sha256": digests[f]} for f in files}
     write_json(folder / DONE, {**content, "files": listed})
 
@@ -250,7 +250,7 @@ def _changed(folder: Path, done: _Done) -> list[str]:
              if is_regular(folder / n) and not (folder / n).is_symlink()
              and (folder / n).stat().st_size == f.size}  # fmt: skip
     kind = kind_of(file.sha256 for file in done.files.values())
-    digests = sha256(there.values(), kind=kind)
+    digests = file_digests(there.values(), kind=kind)
     same = {name for name, file in there.items() if digests[file] == done.files[name].sha256}
     return [name for name in done.files if name not in same]
 

@@ -22,7 +22,7 @@ from sigmerge.checkpoints.folder import (
 from sigmerge.checkpoints.pool import open_pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError
-from sigmerge.files.digests import kind_of, rehashing, sha256
+from sigmerge.files.digests import file_digests, kind_of, rehashing
 from sigmerge.files.regular import is_regular
 from sigmerge.progress import Progress
 
@@ -189,7 +189,7 @@ def _fresh(
         progress(what, done, total)
 
     with rehashing():
-        return sha256(listed, threads, count, kind=kind)
+        return file_digests(listed, threads, count, kind=kind)
 
 
 def _index(checkpoint: Checkpoint) -> Iterator[Finding]:

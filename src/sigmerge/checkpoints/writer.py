@@ -491,7 +491,7 @@ class Output:
         with ThreadPoolExecutor(self._threads + 1) as pool:
             synced = [pool.submit(os.fsync, handle) for handle in self._files if self.durable]
             damaged = self._written.damaged(pool)
-            digests = dict(zip(self.layout.files, self._written.sha256(), strict=True))
+            digests = dict(zip(self.layout.files, self._written.digests(), strict=True))
             for done in synced:
                 done.result()
         wrong = [n for n, h in zip(self.layout.files, self._files, strict=True)

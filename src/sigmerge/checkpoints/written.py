@@ -2,7 +2,7 @@
 
 Every piece leaves a checksum of the bytes in memory, before the system has them. Reading the pieces
 back shows whether the shards hold what was written: after an interruption, and before publishing.
-A checksum detects accidents: a truncated, zeroed or mixed-up shard. SHA-256 identifies the result.
+A checksum detects accidents: a truncated, zeroed or mixed-up shard. A digest identifies the result.
 It is computed piece by piece of a shard (see files/digests.py) as soon as the tensors in a piece
 are complete, from pages that the system still holds, while other tensors are made. The disk gets a
 piece at the same time, so that little is left to be written when the result is synced.
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from sigmerge.files.digests import RUN_BYTES, combined, leaf_digests, leaf_size
+from sigmerge.files.digests import RUN_BYTES, combined, leaf_digests, leaf_rule
 from sigmerge.files.regular import begin_sync
 from sigmerge.kernels.window import file_checksum
 
@@ -140,7 +140,7 @@ class Written:
                 wrong.add(name)
         return [name for name in self._tensors if name in wrong]
 
-    def sha256(self) -> list[str]:
+    def digests(self) -> list[str]:
         """The digest of every shard; all tensors must be complete."""
         self.fresh()
         return self._hasher.digests()
@@ -164,7 +164,7 @@ def _covers(pieces: Iterable[Sequence[int]], nbytes: int) -> bool:
 
 
 class _Hasher:
-    """SHA-256 of the pieces of shards, each once all tensors in it are complete."""
+    """Digests of the pieces of shards, each once all tensors in it are complete."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class _Hasher:
         durable: bool,
     ) -> None:
         self._handles, self._durable = handles, durable
-        self._leaves = [leaf_size(size) for size in sizes]
+        self._rules = [leaf_rule(size) for size in sizes]
         self._pieces = [
             [_HashedPiece(shard, at, min(at + RUN_BYTES, size)) for at in range(0, size, RUN_BYTES)]
             for shard, size in enumerate(sizes)
@@ -225,9 +225,9 @@ class _Hasher:
     def _hash(self, piece: _HashedPiece) -> bytes:
         if self._durable:
             begin_sync(self._handles[piece.shard], piece.begin, piece.end - piece.begin)
-        handle, leaf = self._handles[piece.shard], self._leaves[piece.shard]
+        handle, rule = self._handles[piece.shard], self._rules[piece.shard]
         # A shard that was truncated has other digests; the checksums show it.
-        return leaf_digests(handle, piece.begin, piece.end, leaf)
+        return leaf_digests(handle, piece.begin, piece.end, rule)
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.errors import ScoreError
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import file_digests
 
 
 def command_words(command: str, where: str) -> list[str]:
@@ -29,7 +29,7 @@ def named_files(command: str, folder: Path, where: str) -> list[str]:
         part for word in command_words(command, where) for part in (word, *word.split("=")[1:])
     ]
     files = {folder / word for word in words if "{" not in word}
-    return sorted(sha256({file for file in files if file.is_file()}).values())
+    return sorted(file_digests({file for file in files if file.is_file()}).values())
 
 
 def run_command(command: str, places: Mapping[str, Path], folder: Path, where: str) -> list[str]:

@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import OutputError, SigmergeError, SigmergeWarning
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import parse_json
 from sigmerge.files.regular import is_regular
 from sigmerge.probing.generate import Usage
@@ -95,7 +95,7 @@ def checkpoint_key(folder: Path, allow_pickle: bool = False) -> str:
     checkpoint = open_checkpoint(folder, allow_pickle=allow_pickle)
     around = [file for ending in AROUND for file in checkpoint.path.glob(ending)]
     weights = set(checkpoint.files)
-    digests = sha256({*checkpoint.files, *around})
+    digests = file_digests({*checkpoint.files, *around})
     lines = sorted(f"{'' if file in weights else file.name} {d}" for file, d in digests.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:40]
 

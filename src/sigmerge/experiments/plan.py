@@ -13,7 +13,7 @@ from sigmerge.errors import RecipeError
 from sigmerge.experiments.scoring import scored_by
 from sigmerge.experiments.store import RunKind, StoredPool, StoredRun
 from sigmerge.experiments.suite import ExperimentSuite, MethodSection, PoolPlace, RepairSetting
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import content_key
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import weight_digests
@@ -62,7 +62,7 @@ class PoolPlan:
         digests = {}
         for name, path in members.items():
             checkpoint = open_checkpoint(path, allow_pickle=self.options.allow_pickle)
-            beside = sha256(companion_files(path))
+            beside = file_digests(companion_files(path))
             digests[name] = [
                 *sorted(weight_digests(checkpoint, self.options)),
                 *(f"{file.name} {digest}" for file, digest in sorted(beside.items())),
@@ -199,7 +199,7 @@ class PoolPlan:
         files = [self.place.probe] if self.place.probe and repair is not None else []
         if self.place.exemplars and _reads_exemplars(own):
             files += [self.place.exemplars / f"{name}.jsonl" for name in self.place.experts]
-        digests = sorted(sha256(files).values())
+        digests = sorted(file_digests(files).values())
         return content_key([self.row.key, own, self.suite.section.dtype, seed, repair, digests])
 
 

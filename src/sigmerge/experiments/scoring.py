@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.evaluation.command_line import named_files
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import file_digests
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import suite_and_how
 
@@ -49,7 +49,7 @@ def scored_by(place: PoolPlace, suite: ExperimentSuite, options: Options, model:
     given = place.evaluation(suite)
     if "command" in given:
         inside = sorted((model.parent / "splits").rglob("*.jsonl"))
-        items = [f"{file.parent.name}/{file.name} {d}" for file, d in sha256(inside).items()]
+        items = [f"{file.parent.name}/{file.name} {d}" for file, d in file_digests(inside).items()]
         return [*items, *named_files(given["command"], Path.cwd(), "command")]
     from sigmerge.evaluation import splits
     from sigmerge.evaluation.run import Evaluation
@@ -67,5 +67,5 @@ def scored_by(place: PoolPlace, suite: ExperimentSuite, options: Options, model:
         for name, mark in loaded.benchmarks.items()
     }
     domains = {domain: list(each) for domain, each in loaded.domains.items()}
-    divided = sorted(sha256([how.splits]).values()) if how.splits else []
+    divided = sorted(file_digests([how.splits]).values()) if how.splits else []
     return [domains, marks, loaded.seed, loaded.calibration_items, divided]

@@ -1,11 +1,10 @@
-"""SHA-256 of files, remembered by file identity.
+"""Digests of files, remembered by file identity.
 
-SHA-256 runs in one thread, at a fraction of the speed of a disk or of a merge. A file longer than
-RUN_BYTES is therefore cut into leaves of LEAF bytes. Threads hash runs of leaves side by side, and
-a processor with wide registers, or with ARM's instructions for it, leaves of a run. The file's
-digest is the SHA-256 of its leaves' digests one after another, written with the prefix TREE. The
-digest of a shorter file is its plain SHA-256. In older records leaves are as long as runs
-(EARLIER_TREE), or all digests are plain.
+The digest of a file of up to RUN_BYTES is its SHA-256. SHA-256 runs in one thread, at a fraction of
+the speed of a disk or of a merge. A longer file is therefore cut into leaves of LEAF bytes, whose
+digests are BLAKE3, and threads hash runs of leaves side by side. Its digest is the BLAKE3 of its
+leaves' digests one after another, written with the prefix TREE. In older records leaves have
+SHA-256 (SHA_TREE), are as long as runs too (EARLIEST_TREE), or all digests are plain.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.cache import cache_place, keep_json, kept_json
@@ -30,10 +29,11 @@ GRAIN = 2_000_000_000
 times, so the digest of a file that is younger is not remembered."""
 
 RUN_BYTES, LEAF = 1 << 26, 1 << 22
-TREE, EARLIER_TREE, PLAIN = "4MiB-tree:", "64MiB-tree:", ""
+TREE, SHA_TREE, EARLIEST_TREE, PLAIN = "4MiB-blake3:", "4MiB-tree:", "64MiB-tree:", ""
 """How a digest of a long file begins."""
 
-_BUFFER = 4 << 20
+_BUFFER = 1 << 20
+"""Bytes that are read at a time: caches hold them until they are hashed."""
 _REQUEST = 16 << 20
 """Bytes of a remote file that are requested at a time."""
 
@@ -69,10 +69,32 @@ def identity(file: Path) -> str:
     return _identity(real, real.stat())
 
 
-def leaf_size(size: int, kind: str = TREE) -> int:
-    """Bytes of a leaf of a file that has so many."""
-    whole = kind == PLAIN or size <= RUN_BYTES
-    return max(size, 1) if whole else {TREE: LEAF, EARLIER_TREE: RUN_BYTES}[kind]
+class Hasher(Protocol):
+    def update(self, data: Any, /) -> Any: ...
+
+    def digest(self) -> bytes: ...
+
+
+class LeafRule(NamedTuple):
+    """How a file is cut: bytes of a leaf, and what begins the digest of one."""
+
+    size: int
+    hasher: Callable[[], Hasher]
+
+
+def leaf_rule(size: int, kind: str = TREE) -> LeafRule:
+    """The rule of a file that has so many bytes."""
+    if kind == PLAIN or size <= RUN_BYTES:
+        return LeafRule(max(size, 1), hashlib.sha256)
+    return LeafRule(RUN_BYTES if kind == EARLIEST_TREE else LEAF, _hasher(kind))
+
+
+def _hasher(kind: str) -> Callable[[], Hasher]:
+    if kind != TREE:
+        return hashlib.sha256
+    from blake3 import blake3  # short files need none
+
+    return blake3
 
 
 def combined(runs: Iterable[bytes], kind: str = TREE) -> str:
@@ -80,13 +102,15 @@ def combined(runs: Iterable[bytes], kind: str = TREE) -> str:
     leaves = b"".join(runs)
     if len(leaves) == hashlib.sha256().digest_size:
         return leaves.hex()
-    return kind + hashlib.sha256(leaves).hexdigest()
+    whole = _hasher(kind)()
+    whole.update(leaves)
+    return kind + whole.digest().hex()
 
 
 def kind_of(digests: Iterable[str]) -> str:
-    """The kind of digests that a record has: TREE, EARLIER_TREE, or PLAIN."""
+    """The kind of digests that a record has: a prefix of long files' digests, or PLAIN."""
     prefixes = {digest[: digest.find(":") + 1] for digest in digests}
-    return next((kind for kind in (TREE, EARLIER_TREE) if kind in prefixes), PLAIN)
+    return next((kind for kind in (TREE, SHA_TREE, EARLIEST_TREE) if kind in prefixes), PLAIN)
 
 
 def by_leaf(begin: int, data: memoryview, leaf: int) -> Iterator[tuple[int, memoryview]]:
@@ -100,20 +124,17 @@ def by_leaf(begin: int, data: memoryview, leaf: int) -> Iterator[tuple[int, memo
 
 
 def leaf_digests(
-    descriptor: int, begin: int, end: int, leaf: int, progress: Callable[[int], None] | None = None
+    descriptor: int,
+    begin: int,
+    end: int,
+    rule: LeafRule,
+    progress: Callable[[int], None] | None = None,
 ) -> bytes:
-    """The SHA-256 of each leaf between two positions of a file, as far as the file goes."""
-    if leaf < end - begin:
-        from sigmerge.kernels.sha256 import hashes, lane_digests  # short files need no kernels
-
-        if hashes(leaf, end - begin) and (side_by_side := lane_digests(descriptor, begin, leaf)):
-            if progress:
-                progress(end - begin)
-            return side_by_side
+    """The digest of each leaf between two positions of a file, as far as the file goes."""
     buffer = memoryview(bytearray(min(_BUFFER, end - begin)))
     found = []
-    for start in range(begin, max(end, begin + 1), leaf):
-        value, at, stop = hashlib.sha256(), start, min(start + leaf, end)
+    for start in range(begin, max(end, begin + 1), rule.size):
+        value, at, stop = rule.hasher(), start, min(start + rule.size, end)
         while count := os.preadv(descriptor, [buffer[: stop - at]], at):
             value.update(buffer[:count])
             at += count
@@ -129,10 +150,10 @@ def digest_now(file: Path) -> str:
         handle = stream.fileno()
         size = os.fstat(handle).st_size
         runs = [(at, min(at + RUN_BYTES, size)) for at in range(0, max(size, 1), RUN_BYTES)]
-        return combined(leaf_digests(handle, *run, leaf_size(size)) for run in runs)
+        return combined(leaf_digests(handle, *run, leaf_rule(size)) for run in runs)
 
 
-def sha256(
+def file_digests(
     files: Iterable[Path],
     threads: int = 1,
     progress: Callable[[int], None] | None = None,
@@ -153,7 +174,7 @@ def sha256(
         (todo[file], begin)
         for file in unique
         if known[file] is None
-        for begin in range(0, max(todo[file].size, 1), max(RUN_BYTES, todo[file].leaf))
+        for begin in range(0, max(todo[file].size, 1), max(RUN_BYTES, todo[file].rule.size))
     ]
 
     def digest(run: tuple[_File, int]) -> tuple[Path, bytes, bool]:
@@ -184,26 +205,25 @@ class _File(NamedTuple):
     key: str
     size: int
     kind: str
-    leaf: int
+    rule: LeafRule
     old: bool
     remote: RemoteFile | None = None
 
     @property
     def note(self) -> Path:
         """Where its digest is remembered; another place for every kind of digest."""
-        kind = "" if self.size <= self.leaf else f"|{self.kind}"
+        kind = "" if self.size <= self.rule.size else f"|{self.kind}"
         return cache_place("digests") / hashlib.sha256((self.key + kind).encode()).hexdigest()[:32]
 
 
 def _begun(file: Path, error: type[SigmergeError], kind: str) -> _File:
     if remote := remote_file(file):
-        leaf = leaf_size(remote.size, kind)
-        return _File(file, file, remote.identity, remote.size, kind, leaf, True, remote)
+        rule = leaf_rule(remote.size, kind)
+        return _File(file, file, remote.identity, remote.size, kind, rule, True, remote)
     with open_regular(file, "a file to hash", error) as stream:
         real, status = file.resolve(), os.fstat(stream.fileno())
-    leaf = leaf_size(status.st_size, kind)
-    key = _identity(real, status)
-    return _File(file, real, key, status.st_size, kind, leaf, _old(status))
+    rule, key = leaf_rule(status.st_size, kind), _identity(real, status)
+    return _File(file, real, key, status.st_size, kind, rule, _old(status))
 
 
 def _known(one: _File, memory: dict[str, str] | None) -> str | None:
@@ -214,11 +234,11 @@ def _hashed(
     one: _File, begin: int, progress: Callable[[int], None] | None, error: type[SigmergeError]
 ) -> tuple[bytes, bool]:
     """The digests of the leaves of one run, and whether the file stayed the same meanwhile."""
-    end = min(begin + max(RUN_BYTES, one.leaf), one.size)
+    end = min(begin + max(RUN_BYTES, one.rule.size), one.size)
     if one.remote:
-        return _hashed_remote(one.remote, begin, end, one.leaf, progress)
+        return _hashed_remote(one.remote, begin, end, one.rule, progress)
     with open_regular(one.file, "a file to hash", error) as stream:
-        value = leaf_digests(stream.fileno(), begin, end, one.leaf, progress)
+        value = leaf_digests(stream.fileno(), begin, end, one.rule, progress)
         same = _identity(one.file.resolve(), os.fstat(stream.fileno())) == one.key
     return value, same
 
@@ -235,15 +255,15 @@ def _hashed_remote(
     remote: RemoteFile,
     begin: int,
     end: int,
-    leaf: int,
+    rule: LeafRule,
     progress: Callable[[int], None] | None,
 ) -> tuple[bytes, bool]:
     """The same of a remote file, whose version is compared by the caller before and after."""
-    leaves = [hashlib.sha256() for _ in range(begin, max(end, begin + 1), leaf)]
+    leaves = [rule.hasher() for _ in range(begin, max(end, begin + 1), rule.size)]
     for start in range(begin, end, _REQUEST):
         data = remote.read(start, min(start + _REQUEST, end))
-        for first, part in by_leaf(start, memoryview(data), leaf):
-            leaves[(first - begin) // leaf].update(part)
+        for first, part in by_leaf(start, memoryview(data), rule.size):
+            leaves[(first - begin) // rule.size].update(part)
         if progress:
             progress(len(data))
     return b"".join(value.digest() for value in leaves), remote.now() == remote

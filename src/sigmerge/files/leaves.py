@@ -1,18 +1,16 @@
 """Digests of remote files from the ranges that a job reads of them anyway.
 
-SHA-256 takes bytes in their order, and a job reads tensors in an order of its own. So a file is
+A digest takes bytes in their order, and a job reads tensors in an order of its own. So a file is
 hashed by its leaves (files/digests.py): a range that continues its leaf is hashed when it comes,
 one that comes early waits, and a run with a leaf that stays incomplete is read for its digests.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sigmerge.files import digests
 from sigmerge.files.objects import RemoteFile, remote_file
@@ -26,7 +24,7 @@ class _Leaf:
     at: int
     """How far it is hashed."""
     end: int
-    value: Any = field(default_factory=hashlib.sha256)
+    value: digests.Hasher
     waiting: dict[int, bytes] = field(default_factory=dict)
     """Ranges that came early, by their beginning."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -54,13 +52,14 @@ class Leaves:
         """These bytes of a file were read, from `begin` on."""
         if remote not in self._remotes:
             return
-        size = digests.leaf_size(remote.size)
+        size, hasher = digests.leaf_rule(remote.size)
         for first, part in digests.by_leaf(begin, memoryview(data), size):
             key = remote, first
             with self._lock:
                 if key in self._digests:
                     continue
-                leaf = self._begun.setdefault(key, _Leaf(first, min(first + size, remote.size)))
+                fresh = _Leaf(first, min(first + size, remote.size), hasher())
+                leaf = self._begun.setdefault(key, fresh)
             with leaf.lock:
                 self._add(leaf, max(begin, first), part)
                 if leaf.at == leaf.end:
@@ -70,7 +69,7 @@ class Leaves:
 
     def digest(self, remote: RemoteFile, begin: int) -> bytes | None:
         """The digests of the leaves of the run that begins there; None if not all of it came."""
-        size = digests.leaf_size(remote.size)
+        size = digests.leaf_rule(remote.size).size
         run = range(begin, min(begin + max(digests.RUN_BYTES, size), remote.size), size)
         keys = [(remote, first) for first in run]
         # Of an empty file nothing comes.

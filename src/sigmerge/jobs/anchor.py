@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import SigmergeError
-from sigmerge.files.digests import kind_of, sha256
+from sigmerge.files.digests import file_digests, kind_of
 from sigmerge.files.journal import continues
 from sigmerge.files.objects import address
 from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
@@ -108,7 +108,7 @@ def _same_files(job: DenseJob, anchor: Path, provenance: Provenance, options: Op
         return False
     try:
         kind = kind_of(written.values())
-        return sha256(written, options.threads, kind=kind) == written
+        return file_digests(written, options.threads, kind=kind) == written
     except SigmergeError:
         return False
 
@@ -155,5 +155,5 @@ def _same_inputs(job: DenseJob, provenance: Provenance) -> bool:
     now = Inputs.of(job.pool.members, others).members
     if before.keys() != {address(file) for file in now}:
         return False
-    digests = sha256(now, kind=kind_of(before.values()))
+    digests = file_digests(now, kind=kind_of(before.values()))
     return before == {address(file): digest for file, digest in digests.items()}

@@ -21,7 +21,7 @@ from sigmerge.checkpoints.statistics import DONE, damage, discard_damaged, finis
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.cache import beside
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import content_key
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_merge_pool, weight_digests
@@ -164,7 +164,7 @@ def _key(planned: Capture, recipe: Recipe, pool: Pool, options: Options) -> str:
     """Of all that the statistics depend on, by content; no path, so the same everywhere."""
     settings = recipe.capture
     files = [planned.checkpoint.path / "config.json", *tokenizer_files(planned.tokenizer)]
-    digests = sha256(files)
+    digests = file_digests(files)
     content: list[Any] = [
         STATISTICS_FORMAT,
         planned.kind,

@@ -15,7 +15,7 @@ from sigmerge.checkpoints.inputs import InputIdentity, digested, identify
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
 from sigmerge.checkpoints.pool import Pool, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError
-from sigmerge.files.digests import TREE, sha256
+from sigmerge.files.digests import TREE, file_digests
 from sigmerge.files.leaves import Leaves
 from sigmerge.files.objects import address
 from sigmerge.jobs.options import Options
@@ -345,7 +345,7 @@ def weight_digests(
     checkpoint: Checkpoint, options: Options, *, kind: str = TREE
 ) -> tuple[str, ...]:
     """Digests of a checkpoint's weight files, in the files' order; `kind` as in `sha256`."""
-    digests = sha256(checkpoint.files, options.threads, kind=kind)
+    digests = file_digests(checkpoint.files, options.threads, kind=kind)
     return tuple(digests[file] for file in checkpoint.files)
 
 
@@ -385,7 +385,7 @@ class Inputs:
         """Hash beside the work what `digested` looks up after it; one thread is not shared."""
         if options.threads > 1:
             files = [one.file for one in self.before if one.file not in self.leaves]
-            sha256(files, options.threads, step)
+            file_digests(files, options.threads, step)
 
     def digested(self, options: Options) -> tuple[InputFile, ...]:
         """The files with their digests; PoolError if one changed since."""

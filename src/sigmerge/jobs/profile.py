@@ -21,7 +21,7 @@ from sigmerge.engine.stream import CHUNK, Stream
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError, SigmergeError
 from sigmerge.files.cache import beside, keep_bytes, keep_json, kept_json
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import content_key, read_bytes
 from sigmerge.files.scratch import scratch
 from sigmerge.jobs.options import Description, Options, Step
@@ -227,14 +227,15 @@ def _representation(recipe: Recipe, pool: Pool, options: Options, again: bool) -
     prompts, device = probe_prompts(recipe.folder / recipe.repair.probe), _device(recipe)
     _check_vocabularies(pool, options)
     tokenizer = _tokenizer(pool)
-    read_by = sha256(tokenizer_files(tokenizer))
+    read_by = file_digests(tokenizer_files(tokenizer))
     grams = []
     for number, (name, expert) in enumerate(pool.experts.items()):
         options.progress("probing experts", number, len(pool.experts))
         config = expert.path / "config.json"
         key = content_key([
             "gram", PROBE_FORMAT, prompts, " ".join(sorted(weight_digests(expert, options))),
-            sha256([config])[config], *(f"{f.name} {digest}" for f, digest in read_by.items()),
+            *file_digests([config]).values(),
+            *(f"{f.name} {digest}" for f, digest in read_by.items()),
             *([] if device == "cpu" else [device]),
         ])  # fmt: skip
         note = beside(pool.layout.path, f"gram-{key}.npy")

@@ -31,7 +31,7 @@ from sigmerge.checkpoints.writer import put_in_place, sync_tree
 from sigmerge.engine.machine import LIBRARIES, Meter, free_memory
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import file_digests
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.regular import remove, sync_folder
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
@@ -134,7 +134,7 @@ class SearchJob:
     def header(self) -> dict[str, Any]:
         """Whose answers a journal holds; a search is only continued under the same header."""
         model = self.base.pool.layout.path
-        asked = sha256([model / "config.json", *tokenizer_files(model)])
+        asked = file_digests([model / "config.json", *tokenizer_files(model)])
         return {
             "settings": self.settings.model_dump(exclude=ASKED_HOW) | {"seed": self.seed},
             "recipe": asdict(self.template),
@@ -306,7 +306,7 @@ def _suite(suite: str | None, recipe: Recipe, base: DenseJob) -> CandidateScorer
 def _check_nano(model: Path, nano: Path) -> None:
     """The embedded items are words of the embedded pool; others' answers would all be wrong."""
     words, file = nano / "tokenizer.json", model / "tokenizer.json"
-    if not file.exists() or len(set(sha256([words, file]).values())) > 1:
+    if not file.exists() or len(set(file_digests([words, file]).values())) > 1:
         raise ScoreError(
             f"{model}: its tokenizer is not that of the embedded pool, for which suite: nano is. "
             "Give a suite for this pool: --suite, or suite: in the recipe's search: section."

@@ -12,7 +12,7 @@ from pathlib import Path
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.errors import OutputError
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import file_digests
 from sigmerge.files.locks import only_writer
 from sigmerge.files.objects import url_of
 from sigmerge.files.regular import remove
@@ -58,7 +58,9 @@ def list_records(folder: Path) -> Provenance:
     for unfinished in file.parent.glob(".*"):
         remove(unfinished)
     own = [each for each in file.parent.iterdir() if each.name != PROVENANCE]
-    digests = {f"{RECORDS_FOLDER}/{each.name}": digest for each, digest in sha256(own).items()}
+    digests = {
+        f"{RECORDS_FOLDER}/{each.name}": digest for each, digest in file_digests(own).items()
+    }
     outputs = dict(sorted({**provenance.outputs, **digests}.items()))
     provenance = provenance.model_copy(update={"outputs": outputs})
     provenance.write(file)

@@ -24,7 +24,7 @@ class Words:
 
         self.type = ir.VectorType(ir.IntType(self.bits), lanes)
         self._builder, self._lanes = builder, lanes
-        self.xor, self.both, self.either = builder.xor, builder.and_, builder.or_
+        self.xor, self.both = builder.xor, builder.and_
 
     def every(self, number: int) -> Any:
         return self.type([number] * self._lanes)
@@ -47,15 +47,8 @@ class Words:
         high, low = (self._picked(words, words, range(i, 2 * self._lanes, 2)) for i in (1, 0))
         return high, low
 
-    def rotated(self, value: Any, right: int) -> Any:
-        return self._call(f"fshl.v{self._lanes}i32", value, value, self.every(32 - right))
-
     def shifted(self, value: Any, right: int) -> Any:
         return self._builder.lshr(value, self.every(right))
-
-    def swapped(self, value: Any) -> Any:
-        """With the bytes of each word in the other order."""
-        return self._call(f"bswap.v{self._lanes}i32", value)
 
     def transposed(self, rows: list[Any]) -> list[Any]:
         """The first words of all rows, then their second words, and so on, in as many rows.
@@ -69,10 +62,6 @@ class Words:
             ]
         return rows
 
-    def arm(self, name: str, *given: Any) -> Any:
-        """One of ARM's instructions for cryptography, by its name."""
-        return self._call(f"aarch64.crypto.{name}", *given)
-
     def _zipped(self, one: Any, other: Any, half: int) -> Any:
         """The words of a half of each, by turns."""
         lanes = self._lanes
@@ -85,14 +74,6 @@ class Words:
 
         order = ir.VectorType(ir.IntType(32), len(numbers))
         return self._builder.shuffle_vector(one, other, order(list(numbers)))
-
-    def _call(self, name: str, *given: Any) -> Any:
-        from llvmlite import ir
-        from numba.core import cgutils
-
-        kind = ir.FunctionType(self.type, [self.type] * len(given))
-        function = cgutils.get_or_insert_function(self._builder.module, kind, f"llvm.{name}")
-        return self._builder.call(function, given)
 
 
 class WideWords(Words):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import MissingExtra, PoolError, RecipeError
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import read_json_lines
 from sigmerge.probing.loading import loading
 
@@ -77,7 +77,7 @@ def check_same_vocabulary(folders: Mapping[str, Path], trust: bool = False) -> N
     Equal files are equal tokenizers; only where files differ the vocabularies are compared.
     """
     files = [file for folder in folders.values() if (file := folder / "tokenizer.json").exists()]
-    if len(files) == len(folders) and len(set(sha256(files).values())) == 1:
+    if len(files) == len(folders) and len(set(file_digests(files).values())) == 1:
         return
     first, *rest = folders
     words = tokenizer_of(folders[first], trust).get_vocab()

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sigmerge.checkpoints.writer import saved
 from sigmerge.engine.processes import process_pool
 from sigmerge.errors import OutputError, PoolError, RecipeError
-from sigmerge.files.digests import TREE, kind_of, sha256
+from sigmerge.files.digests import TREE, file_digests, kind_of
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.files.regular import remove
 from sigmerge.nano.train import Schedule
@@ -207,7 +207,9 @@ class RealTraining:
 
     def _made_from(self, domain: str, kind: str = TREE) -> dict[str, Any]:
         files = [self.data / "train" / f"{domain}.jsonl", *self.reference.glob("*.safetensors")]
-        sums = {file.name: digest for file, digest in sorted(sha256(files, kind=kind).items())}
+        sums = {
+            file.name: digest for file, digest in sorted(file_digests(files, kind=kind).items())
+        }
         return {"settings": asdict(self.settings), "sums": sums}
 
     def _record(self, domain: str) -> dict[str, Any] | None:
@@ -247,14 +249,18 @@ class RealTraining:
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "losses": losses,
             "seconds": round(time.perf_counter() - began, 1),
-            "weights": sorted(sha256(list((self.out / domain).glob("*.safetensors"))).values()),
+            "weights": sorted(
+                file_digests(list((self.out / domain).glob("*.safetensors"))).values()
+            ),
         }
         write_json(self.out / RECORDS / f"{domain}.json", record)
 
 
 def _content(place: Path) -> dict[str, str]:
     """Sums of a file, or of all files below a folder, by name."""
-    return {str(file.relative_to(place)): digest for file, digest in sha256(_files(place)).items()}
+    return {
+        str(file.relative_to(place)): digest for file, digest in file_digests(_files(place)).items()
+    }
 
 
 def _files(place: Path) -> list[Path]:

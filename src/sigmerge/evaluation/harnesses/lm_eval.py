@@ -28,7 +28,7 @@ from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
 from sigmerge.evaluation.costs import ItemCost, tokens
 from sigmerge.evaluation.sources import Data, Item, NoSource
 from sigmerge.evaluation.store import MetricValue, Scored
-from sigmerge.files.digests import sha256
+from sigmerge.files.digests import file_digests
 from sigmerge.probing.generate import HfModel, LoadedModel, Usage, VllmModel, vllm_usage
 from sigmerge.words import did_you_mean
 
@@ -71,7 +71,7 @@ class LmEval(Benchmark):
         if folder is None:
             return {"lm_eval": harness_version()}
         files = [*folder.rglob("*.yaml"), *folder.rglob("*.py")]
-        return {"lm_eval": harness_version(), "tasks": sorted(sha256(files).values())}
+        return {"lm_eval": harness_version(), "tasks": sorted(file_digests(files).values())}
 
     def cost(self, item: Item) -> ItemCost:
         text = tokens(item.record)
