@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sigmerge.kernels import STRIP, claim, philox, select
+from sigmerge.kernels import SAMPLED, STRIP, claim, philox, select
 from sigmerge.kernels.stored import F32, address_of, members
 from sigmerge.kernels.window import WINDOW_SIZE, ReadFailed
 
-SIZES = [1, 2, 63, 64, 65, 1000, STRIP + 1, 3 * STRIP - 1]
+SIZES = [1, 2, 63, 64, 65, 1000, STRIP + 1, 3 * STRIP - 1, SAMPLED + 1]
 
 
 def tile(size: int, seed: int = 0) -> np.ndarray:
@@ -93,13 +93,13 @@ def test_histograms_count_free_coordinates_only(size):
         assert np.array_equal(counted[1], expected[1])
 
 
-def test_a_sample_counts_one_strip_in_so_many():
-    strip = STRIP
-    score, owner = tile(7 * strip - 9), owners(7 * strip - 9)
+def test_a_sample_counts_one_run_in_so_many():
+    run = SAMPLED
+    score, owner = tile(7 * run - 9), owners(7 * run - 9)
     one = OneTile(score)
     seen = np.zeros(score.size, bool)
     for first in (0, 3, 6):
-        seen[first * strip : (first + 1) * strip] = True
+        seen[first * run : (first + 1) * run] = True
     counted, expected = np.zeros((2, select.HIGH_PLACES), np.uint32)
     claim.count_high(one.table, owner, 0, 1, 3, claim.SETTLED, counted)
     bits = np.abs(score[seen & (owner >= claim.ABOVE)]).view(np.uint32)

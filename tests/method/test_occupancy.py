@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmerge.kernels import STRIP, TILE, convert, philox
+from sigmerge.kernels import SAMPLED, TILE, convert, philox
 from sigmerge.kernels.claim import MAX_DOMAINS, NO_FILES, admit
 from sigmerge.kernels.stored import CODE, F32, address_of
 from sigmerge.method import occupancy
@@ -165,12 +165,12 @@ def test_massive_ties(domains, capacity):
 
 @pytest.mark.parametrize("mask_seed", [None, 1])
 def test_bfloat16_is_claimed_as_stored(mask_seed):
-    """Tiles of many strips, so that thresholds are guessed from a sample."""
-    size = 40 * STRIP + 1234
+    """Tiles of many runs, so that thresholds are guessed from a sample."""
+    size = 40 * SAMPLED + 1234
     experts, reference = bf16_members(4, size)
     quota = [size // 5, size // 7, size // 3, 0]
     order = [2, 0, 3, 1]
-    tiles = cut(size, [999, 999 + 17 * STRIP])
+    tiles = cut(size, [999, 999 + 17 * SAMPLED])
     raw = claim(Pool(experts, tiles, reference), order, quota, mask_seed=mask_seed)
     deltas = wide(experts) - wide(reference)
     widened = claim(Pool(deltas, tiles), order, quota, mask_seed=mask_seed)
@@ -189,12 +189,12 @@ def test_bfloat16_is_claimed_as_stored(mask_seed):
 @pytest.mark.parametrize("member", ["expert", "reference"])
 @pytest.mark.parametrize("mask_seed", [None, 1])
 def test_what_is_not_finite_is_told(kind, member, mask_seed):
-    experts, reference = bf16_members(2, 3 * STRIP)
+    experts, reference = bf16_members(2, 3 * SAMPLED)
     if kind == np.float32:
         experts, reference = wide(experts), wide(reference)
     bad = experts[1] if member == "expert" else reference
-    bad[2 * STRIP + 5] = 0x7F80 if kind == np.uint16 else np.nan
-    pool = Pool(experts, even(3 * STRIP, 2 * STRIP), reference)
+    bad[2 * SAMPLED + 5] = 0x7F80 if kind == np.uint16 else np.nan
+    pool = Pool(experts, even(3 * SAMPLED, 2 * SAMPLED), reference)
     told = "d1 in tile 1" if member == "expert" else "d0 in tile 1"
     with pytest.raises(ArithmeticError, match=told):
         claim(pool, [0, 1], [10, 10], mask_seed=mask_seed)
@@ -225,13 +225,13 @@ def test_one_coordinate():
 @pytest.mark.parametrize("guess", [0.0, 1.0, 5.0])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_a_wrong_guess_is_mended(kind, guess):
-    """The strips that are sampled hold one magnitude alone, which the rest of the block denies.
+    """The runs that are sampled hold one magnitude alone, which the rest of the block denies.
 
     With 0 and 1 too much lies above the guess, with 5 too little is at it or above.
     """
-    size = 2 * occupancy.SAMPLE * STRIP
+    size = 2 * occupancy.SAMPLE * SAMPLED
     deltas = np.full((1, size), 2.0, np.float32)
-    deltas[0].reshape(-1, STRIP)[:: occupancy.SAMPLE] = guess
+    deltas[0].reshape(-1, SAMPLED)[:: occupancy.SAMPLE] = guess
     wanted = size // 2
     pool = Pool(deltas if kind == "float32" else stored(deltas), [(0, size)])
     claims = claim(pool, [0], [wanted])
@@ -243,7 +243,7 @@ def test_a_wrong_guess_is_mended(kind, guess):
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_a_guess_is_taken_up_to_its_last_tie(more):
     """Quotas around the edge between two magnitudes, of which the sample sees both."""
-    size = 2 * occupancy.SAMPLE * STRIP
+    size = 2 * occupancy.SAMPLE * SAMPLED
     deltas = np.tile(np.array([1.0, 3.0], np.float32), size // 2)[None]
     wanted = size // 2 + more
     claims = claim(Pool(deltas, [(0, size)]), [0], [wanted])
@@ -261,17 +261,17 @@ def test_a_right_guess_saves_the_exact_passes(monkeypatch, part):
         return threshold(step, every)
 
     monkeypatch.setattr(occupancy._Step, "threshold", watched)
-    size = 2 * occupancy.SAMPLE * STRIP
+    size = 2 * occupancy.SAMPLE * SAMPLED
     deltas = np.tile(np.array([1.0, 3.0], np.float32), size // 2)[None]
     claim(Pool(deltas, [(0, size)]), [0], [size // part])
     assert passes == [occupancy.SAMPLE]
 
 
-def test_the_exact_threshold_reads_every_strip():
-    """No value repeats, so no guess is worth a try; the large ones lie in every second strip."""
-    size = 4 * STRIP
+def test_the_exact_threshold_reads_every_run():
+    """No value repeats, so no guess is worth a try; the large ones lie in every second run."""
+    size = 4 * SAMPLED
     deltas = np.arange(1, size + 1, dtype=np.float32)[None]
-    deltas[0].reshape(-1, STRIP)[1::2] += size
+    deltas[0].reshape(-1, SAMPLED)[1::2] += size
     claims = claim(Pool(deltas, [(0, size)]), [0], [size // 3])
     assert np.array_equal(claims.owner, oracle.claim(deltas, [0], [size // 3]))
 

@@ -13,8 +13,10 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 TILE: Final = 1 << 16
 """Coordinates per tile. Fixed, so that every float64 sum over tiles has one order of addition."""
-STRIP: Final = 4096
-"""Coordinates that a loop takes at a time: few enough for the caches, also where all experts pass
-over them in turn, and enough in a row for the memory to be read ahead."""
+STRIP: Final = 512
+"""Coordinates that a loop takes at a time: the first-level cache has those of all experts and of
+what is made of them, while one step after another passes over them."""
+SAMPLED: Final = 4096
+"""Coordinates in a row that a sample takes: enough for a request to a file to be worth it."""
 LANES: Final = 64
 """Partial sums of a float64 sum. Part of the definition of the result, like the tile size."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigmerge.kernels import LANES, STRIP, Array, geometry, select
+from sigmerge.kernels import LANES, SAMPLED, Array, geometry, select
 from sigmerge.kernels import merge as loops
 from sigmerge.kernels.merge import (
     BAND,
@@ -486,10 +486,10 @@ def _sampled(rows: Tensors, every: int) -> Tensors:
     """One strip in `every`."""
     if every == 1:
         return rows
-    period = STRIP * every
+    period = SAMPLED * every
     whole = len(rows[0]) // period * period
     return [
-        torch.cat([row[:whole].view(-1, period)[:, :STRIP].flatten(), row[whole:][:STRIP]])
+        torch.cat([row[:whole].view(-1, period)[:, :SAMPLED].flatten(), row[whole:][:SAMPLED]])
         for row in rows
     ]
 

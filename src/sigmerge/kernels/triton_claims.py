@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sigmerge.kernels import LANES, STRIP, Array, claim, tensors
+from sigmerge.kernels import LANES, SAMPLED, Array, claim, tensors
 from sigmerge.kernels.claim import NO_FILES, Admission, Settlement, TileTable
 from sigmerge.kernels.stored import BF16, F16, F32
 from sigmerge.kernels.tensor_claims import ENOUGH, TensorClaims
@@ -49,7 +49,7 @@ MARK_TOGETHER = 16
 at multiples of 16."""
 COUNT_BLOCK, COUNT_WARPS = 1024, 4
 SETTLE_BLOCK, SETTLE_WARPS = 8192, 4
-"""Coordinates and warps of a program; a block of those that count is a part of a STRIP."""
+"""Coordinates and warps of a program; a block of those that count is a part of a sample's run."""
 COPIES = 16
 """Histograms that programs count in by turns: differences of bfloat16 numbers have few places, and
 a GPU adds to one place once at a time."""
@@ -334,7 +334,7 @@ class TritonClaims(TensorClaims):
             tiles, edges = self._rows(table, owner, first, last), table.edges
             size = int(edges[last] - edges[first])
             step = max(1, size // (every * ENOUGH)) if every > 1 else 1
-            strips = triton.cdiv(tiles.longest, STRIP * every) * (STRIP // COUNT_BLOCK)
+            strips = triton.cdiv(tiles.longest, SAMPLED * every) * (SAMPLED // COUNT_BLOCK)
             found = torch.zeros(
                 (COPIES, len(histogram)), dtype=torch.int32, device=self._device
             )  # fmt: skip
@@ -342,7 +342,7 @@ class TritonClaims(TensorClaims):
                 _count, (strips, triton.cdiv(last - first, step)), tiles.there, step * TILE_ROW,
                 owner, found, len(histogram), *_free(edges, before, first, last), every, high or 0,
                 *_key(table), high is not None, bool(table.key[0]), kind, _aligned(edges), COPIES,
-                STRIP, COUNT_BLOCK, num_warps=COUNT_WARPS, **EXACT,
+                SAMPLED, COUNT_BLOCK, num_warps=COUNT_WARPS, **EXACT,
             )  # fmt: skip
             counted = fetched(found.sum(0, dtype=torch.int32))
             np.add(histogram, counted.view(np.uint32), out=histogram)
