@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sigmerge.kernels import SAMPLED, STRIP, claim, philox, select
+from sigmerge.kernels import SAMPLE_RUN, STRIP, claim, philox, select
 from sigmerge.kernels.stored import F32, address_of, members
 from sigmerge.kernels.window import WINDOW_SIZE, ReadFailed
 
-SIZES = [1, 2, 63, 64, 65, 1000, STRIP + 1, 3 * STRIP - 1, SAMPLED + 1]
+SIZES = [1, 2, 63, 64, 65, 1000, STRIP + 1, 3 * STRIP - 1, SAMPLE_RUN + 1]
 
 
 def tile(size: int, seed: int = 0) -> np.ndarray:
@@ -94,7 +94,7 @@ def test_histograms_count_free_coordinates_only(size):
 
 
 def test_a_sample_counts_one_run_in_so_many():
-    run = SAMPLED
+    run = SAMPLE_RUN
     score, owner = tile(7 * run - 9), owners(7 * run - 9)
     one = OneTile(score)
     seen = np.zeros(score.size, bool)

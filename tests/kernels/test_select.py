@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmerge.kernels import SAMPLED, STRIP, select
+from sigmerge.kernels import SAMPLE_RUN, STRIP, select
 from sigmerge.kernels.stored import members
 
 NASTY = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.0, -1.0, 1.0000001, 2.0**-13, -(2.0**-13), 3e38]
@@ -141,15 +141,15 @@ def test_lists_of_places_are_joined_as_if_they_were_counted_together(seed):
 
 
 def test_a_sample_looks_at_one_run_in_so_many():
-    values = np.random.default_rng(0).normal(0, 1, 7 * SAMPLED - 9).astype(np.float32)
-    runs = [values[i * SAMPLED : (i + 1) * SAMPLED] for i in (0, 3, 6)]
+    values = np.random.default_rng(0).normal(0, 1, 7 * SAMPLE_RUN - 9).astype(np.float32)
+    runs = [values[i * SAMPLE_RUN : (i + 1) * SAMPLE_RUN] for i in (0, 3, 6)]
     assert np.array_equal(high_of([values], every=3), high_of(runs))
 
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_what_lies_inside_a_range_is_counted_in_one_run_of_so_many(every):
-    values = np.random.default_rng(0).normal(0, 1, 7 * SAMPLED - 9).astype(np.float32)
-    seen = np.concatenate([values[i * SAMPLED :][:SAMPLED] for i in range(0, 7, every)])
+    values = np.random.default_rng(0).normal(0, 1, 7 * SAMPLE_RUN - 9).astype(np.float32)
+    seen = np.concatenate([values[i * SAMPLE_RUN :][:SAMPLE_RUN] for i in range(0, 7, every)])
     bits = np.abs(seen).view(np.uint32).astype(np.int64)
     first, length, shift = select.range_of(int(np.median(bits)) >> select.LOW_BITS, 32500)
     counts, left_out = np.zeros((1, 1 << 16), np.uint32), np.zeros((1, 1 << 16), np.uint16)
@@ -164,7 +164,7 @@ def test_what_lies_inside_a_range_is_counted_in_one_run_of_so_many(every):
 @pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.999])
 def test_the_bins_around_a_rank_hold_it(share):
     rng = np.random.default_rng(1)
-    values = rng.normal(0, 1, 200 * SAMPLED).astype(np.float32)
+    values = rng.normal(0, 1, 200 * SAMPLE_RUN).astype(np.float32)
     sample = high_of([values], every=select.SAMPLE)
     there = np.flatnonzero(sample)
     kept = np.array([there, sample[there], np.zeros_like(there)])

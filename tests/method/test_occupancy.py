@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sigmerge.kernels import SAMPLED, TILE, convert, philox
+from sigmerge.kernels import SAMPLE_RUN, TILE, convert, philox
 from sigmerge.kernels.claim import MAX_DOMAINS, NO_FILES, admit
 from sigmerge.kernels.stored import CODE, F32, address_of
 from sigmerge.method import occupancy
@@ -166,11 +166,11 @@ def test_massive_ties(domains, capacity):
 @pytest.mark.parametrize("mask_seed", [None, 1])
 def test_bfloat16_is_claimed_as_stored(mask_seed):
     """Tiles of many runs, so that thresholds are guessed from a sample."""
-    size = 40 * SAMPLED + 1234
+    size = 40 * SAMPLE_RUN + 1234
     experts, reference = bf16_members(4, size)
     quota = [size // 5, size // 7, size // 3, 0]
     order = [2, 0, 3, 1]
-    tiles = cut(size, [999, 999 + 17 * SAMPLED])
+    tiles = cut(size, [999, 999 + 17 * SAMPLE_RUN])
     raw = claim(Pool(experts, tiles, reference), order, quota, mask_seed=mask_seed)
     deltas = wide(experts) - wide(reference)
     widened = claim(Pool(deltas, tiles), order, quota, mask_seed=mask_seed)
@@ -189,12 +189,12 @@ def test_bfloat16_is_claimed_as_stored(mask_seed):
 @pytest.mark.parametrize("member", ["expert", "reference"])
 @pytest.mark.parametrize("mask_seed", [None, 1])
 def test_what_is_not_finite_is_told(kind, member, mask_seed):
-    experts, reference = bf16_members(2, 3 * SAMPLED)
+    experts, reference = bf16_members(2, 3 * SAMPLE_RUN)
     if kind == np.float32:
         experts, reference = wide(experts), wide(reference)
     bad = experts[1] if member == "expert" else reference
-    bad[2 * SAMPLED + 5] = 0x7F80 if kind == np.uint16 else np.nan
-    pool = Pool(experts, even(3 * SAMPLED, 2 * SAMPLED), reference)
+    bad[2 * SAMPLE_RUN + 5] = 0x7F80 if kind == np.uint16 else np.nan
+    pool = Pool(experts, even(3 * SAMPLE_RUN, 2 * SAMPLE_RUN), reference)
     told = "d1 in tile 1" if member == "expert" else "d0 in tile 1"
     with pytest.raises(ArithmeticError, match=told):
         claim(pool, [0, 1], [10, 10], mask_seed=mask_seed)
@@ -229,9 +229,9 @@ def test_a_wrong_guess_is_mended(kind, guess):
 
     With 0 and 1 too much lies above the guess, with 5 too little is at it or above.
     """
-    size = 2 * occupancy.SAMPLE * SAMPLED
+    size = 2 * occupancy.SAMPLE * SAMPLE_RUN
     deltas = np.full((1, size), 2.0, np.float32)
-    deltas[0].reshape(-1, SAMPLED)[:: occupancy.SAMPLE] = guess
+    deltas[0].reshape(-1, SAMPLE_RUN)[:: occupancy.SAMPLE] = guess
     wanted = size // 2
     pool = Pool(deltas if kind == "float32" else stored(deltas), [(0, size)])
     claims = claim(pool, [0], [wanted])
@@ -243,7 +243,7 @@ def test_a_wrong_guess_is_mended(kind, guess):
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_a_guess_is_taken_up_to_its_last_tie(more):
     """Quotas around the edge between two magnitudes, of which the sample sees both."""
-    size = 2 * occupancy.SAMPLE * SAMPLED
+    size = 2 * occupancy.SAMPLE * SAMPLE_RUN
     deltas = np.tile(np.array([1.0, 3.0], np.float32), size // 2)[None]
     wanted = size // 2 + more
     claims = claim(Pool(deltas, [(0, size)]), [0], [wanted])
@@ -261,7 +261,7 @@ def test_a_right_guess_saves_the_exact_passes(monkeypatch, part):
         return threshold(step, every)
 
     monkeypatch.setattr(occupancy._Step, "threshold", watched)
-    size = 2 * occupancy.SAMPLE * SAMPLED
+    size = 2 * occupancy.SAMPLE * SAMPLE_RUN
     deltas = np.tile(np.array([1.0, 3.0], np.float32), size // 2)[None]
     claim(Pool(deltas, [(0, size)]), [0], [size // part])
     assert passes == [occupancy.SAMPLE]
@@ -269,9 +269,9 @@ def test_a_right_guess_saves_the_exact_passes(monkeypatch, part):
 
 def test_the_exact_threshold_reads_every_run():
     """No value repeats, so no guess is worth a try; the large ones lie in every second run."""
-    size = 4 * SAMPLED
+    size = 4 * SAMPLE_RUN
     deltas = np.arange(1, size + 1, dtype=np.float32)[None]
-    deltas[0].reshape(-1, SAMPLED)[1::2] += size
+    deltas[0].reshape(-1, SAMPLE_RUN)[1::2] += size
     claims = claim(Pool(deltas, [(0, size)]), [0], [size // 3])
     assert np.array_equal(claims.owner, oracle.claim(deltas, [0], [size // 3]))
 

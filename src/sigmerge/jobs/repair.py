@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import yaml
@@ -21,7 +21,6 @@ from sigmerge.checkpoints.writer import check_space, check_target
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.files.regular import remove
-from sigmerge.jobs.calibrate import Calibrated, CalibrateJob, plain_text
 from sigmerge.jobs.decided import decide, decided_of
 from sigmerge.jobs.dense import plan_dense, run_dense
 from sigmerge.jobs.occupancy import (
@@ -70,6 +69,9 @@ from sigmerge.records import (
     read_plan,
 )
 from sigmerge.results import Deficits, Merged
+
+if TYPE_CHECKING:
+    from sigmerge.jobs.calibrate import Calibrated
 
 PAPERS_SCALE: Final = 0.6
 """The paper's λ, from which a calibration starts."""
@@ -155,6 +157,8 @@ class RepairJob:
         """The recipe that is recorded: after guide:, one that makes the result without scores."""
         if self.recipe.guide is None or not self.made:
             return self.recipe.text
+        from sigmerge.jobs.calibrate import plain_text
+
         given = yaml.safe_load((stored.path / RECORDS_FOLDER / RECIPE).read_text(encoding="utf-8"))
         section = decided_of(plan, pool)
         repair = yaml.safe_load(self.recipe.text)["repair"] if section is None else section
@@ -170,6 +174,8 @@ class RepairJob:
         meter: Meter,
     ) -> Merged:
         """The repair that the calibration chooses, of the anchor at the level that it chooses."""
+        from sigmerge.jobs.calibrate import CalibrateJob, plain_text
+
         job = CalibrateJob(
             self.recipe, self.out, self.options, pool, stored, plan, table, self.made, self.score
         )

@@ -20,9 +20,7 @@ from pydantic import BaseModel, ValidationError
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.aggregate import standard_error
 from sigmerge.evaluation.command_line import named_files, run_command
-from sigmerge.evaluation.store import checkpoint_key
 from sigmerge.files.cache import cache_place, keep_json, kept_json
 from sigmerge.files.documents import parse_json, read_json_object
 from sigmerge.jobs.options import Options, Step
@@ -107,6 +105,8 @@ class CheckpointScorer:
         return measured
 
     def _measured(self, folder: Path) -> MeasuredScores:
+        from sigmerge.evaluation.store import checkpoint_key
+
         named = f"{self.name}\n{checkpoint_key(folder, self.allow_pickle)}"
         key = hashlib.sha256(named.encode()).hexdigest()[:40]
         note = cache_place("scores") / f"{key}.json"
@@ -363,6 +363,8 @@ def _noise(
 
 
 def _errors(items: Mapping[str, Sequence[Sequence[float]]]) -> DomainScores:
+    from sigmerge.evaluation.aggregate import standard_error
+
     found = {domain: standard_error(marks) for domain, marks in items.items()}
     return {domain: error for domain, error in found.items() if error is not None}
 

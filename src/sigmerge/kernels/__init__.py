@@ -16,7 +16,7 @@ TILE: Final = 1 << 16
 STRIP: Final = 512
 """Coordinates that a loop takes at a time: the first-level cache has those of all experts and of
 what is made of them, while one step after another passes over them."""
-SAMPLED: Final = 4096
+SAMPLE_RUN: Final = 4096
 """Coordinates in a row that a sample takes: enough for a request to a file to be worth it."""
 LANES: Final = 64
 """Partial sums of a float64 sum. Part of the definition of the result, like the tile size."""

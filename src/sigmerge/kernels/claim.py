@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import SAMPLED, STRIP, Array, rooms
+from sigmerge.kernels import SAMPLE_RUN, STRIP, Array, rooms
 from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.philox import fill
 from sigmerge.kernels.raw import bits_as
@@ -115,8 +115,8 @@ class _Spare(NamedTuple):
 def _spare(members: int) -> _Spare:
     windows = rooms.room((members, WINDOW_SIZE * VALUE_BYTES), np.uint8, "window")
     return _Spare(
-        rooms.room((3, SAMPLED), np.float32, "strips"),
-        rooms.room(SAMPLED, np.uint32, "inside"),
+        rooms.room((3, SAMPLE_RUN), np.float32, "strips"),
+        rooms.room(SAMPLE_RUN, np.uint32, "inside"),
         rooms.room(_LANES, np.float64, "lanes"),
         windows,
         address_of(windows),
@@ -210,8 +210,8 @@ def _count_high(
         here = owner[table.edges[tile] : table.edges[tile + 1]]
         least = _least_free(before, tile)
         pair = (np.uint64(0), np.uint64(0))
-        for begin in range(0, here.size, SAMPLED * every):
-            mine = here[begin : begin + SAMPLED]
+        for begin in range(0, here.size, SAMPLE_RUN * every):
+            mine = here[begin : begin + SAMPLE_RUN]
             delta = deltas[: mine.size]
             if every > 1 or begin % WINDOW_SIZE == 0:
                 pair = _pair(table, tile, begin, _end(begin, every, here.size), spare)
@@ -249,8 +249,8 @@ def _count_low(
         here = owner[table.edges[tile] : table.edges[tile + 1]]
         least = _least_free(before, tile)
         pair = (np.uint64(0), np.uint64(0))
-        for begin in range(0, here.size, SAMPLED * every):
-            mine = here[begin : begin + SAMPLED]
+        for begin in range(0, here.size, SAMPLE_RUN * every):
+            mine = here[begin : begin + SAMPLE_RUN]
             delta = deltas[: mine.size]
             if every > 1 or begin % WINDOW_SIZE == 0:
                 pair = _pair(table, tile, begin, _end(begin, every, here.size), spare)
@@ -267,7 +267,7 @@ def _count_low(
 @part
 def _end(begin: int, every: int, size: int) -> int:
     """Up to where values are read from `begin` on: a run of a sample, or a window."""
-    return min(begin + (WINDOW_SIZE if every == 1 else SAMPLED), size)
+    return min(begin + (WINDOW_SIZE if every == 1 else SAMPLE_RUN), size)
 
 
 @part

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sigmerge.kernels import SAMPLED, STRIP, Array, rooms
+from sigmerge.kernels import SAMPLE_RUN, STRIP, Array, rooms
 from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.raw import bits_as
 from sigmerge.kernels.stored import load, load_less
@@ -33,7 +33,7 @@ LOW_BINS = 1 << 15
 LOW_BITS = 15
 MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 SAMPLE: Final = 16
-"""One run of SAMPLED coordinates in this many is looked at to guess a threshold."""
+"""One run of SAMPLE_RUN coordinates in this many is looked at to guess a threshold."""
 FEW: Final = 64
 """Bins of `count_high` that may lie around a rank for their patterns to be counted at once."""
 GROUP: Final = 64
@@ -67,10 +67,10 @@ def count_high(
     """Count the upper 16 bits of |Δ_d|'s patterns, one row of HIGH_PLACES per wanted expert.
 
     Differences of bfloat16 numbers have few bits: most are counted in the first place of a bin,
-    where all have one pattern. Only one run of SAMPLED coordinates in `every` is looked at. Members
-    are all experts and the reference; returns whether everything read is finite.
+    where all have one pattern. Only one run of SAMPLE_RUN coordinates in `every` is looked at.
+    Members are all experts and the reference; returns whether everything read is finite.
     """
-    strips = rooms.room((2, SAMPLED), np.float32, "strips")
+    strips = rooms.room((2, SAMPLE_RUN), np.float32, "strips")
     return bool(_count_high(addresses, kinds, window, size, experts, every, counts, strips))
 
 
@@ -80,8 +80,8 @@ def _count_high(
     counts: Array, strips: Array,
 ) -> bool:  # fmt: skip
     fine, filled = True, 0
-    for begin in range(0, size, SAMPLED * every):
-        count = min(SAMPLED, size - begin)
+    for begin in range(0, size, SAMPLE_RUN * every):
+        count = min(SAMPLE_RUN, size - begin)
         stop = size if every == 1 else begin + count
         filled = ready(addresses, window, begin, begin + count, stop, filled)
         delta, less = strips[0, :count], strips[1, :count]
@@ -116,7 +116,7 @@ def count_inside(
     the upper one. above[row] gains how many patterns lie above the range. Members are all experts
     and the reference; returns whether everything is finite.
     """
-    strip = STRIP if every == 1 else SAMPLED
+    strip = STRIP if every == 1 else SAMPLE_RUN
     strips = rooms.room((2, strip), np.float32, "strips")
     inside = rooms.room(strip + 1, np.uint32, "inside")
     found = (ranges, counts, left_out, above, strips, inside)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigmerge.kernels import LANES, SAMPLED, Array, geometry, select
+from sigmerge.kernels import LANES, SAMPLE_RUN, Array, geometry, select
 from sigmerge.kernels import merge as loops
 from sigmerge.kernels.merge import (
     BAND,
@@ -486,10 +486,12 @@ def _sampled(rows: Tensors, every: int) -> Tensors:
     """One strip in `every`."""
     if every == 1:
         return rows
-    period = SAMPLED * every
+    period = SAMPLE_RUN * every
     whole = len(rows[0]) // period * period
     return [
-        torch.cat([row[:whole].view(-1, period)[:, :SAMPLED].flatten(), row[whole:][:SAMPLED]])
+        torch.cat(
+            [row[:whole].view(-1, period)[:, :SAMPLE_RUN].flatten(), row[whole:][:SAMPLE_RUN]]
+        )
         for row in rows
     ]
 

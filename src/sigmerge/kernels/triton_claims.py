@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sigmerge.kernels import LANES, SAMPLED, Array, claim, tensors
+from sigmerge.kernels import LANES, SAMPLE_RUN, Array, claim, tensors
 from sigmerge.kernels.claim import NO_FILES, Admission, Settlement, TileTable
 from sigmerge.kernels.stored import BF16, F16, F32
 from sigmerge.kernels.tensor_claims import ENOUGH, TensorClaims
@@ -334,7 +334,7 @@ class TritonClaims(TensorClaims):
             tiles, edges = self._rows(table, owner, first, last), table.edges
             size = int(edges[last] - edges[first])
             step = max(1, size // (every * ENOUGH)) if every > 1 else 1
-            strips = triton.cdiv(tiles.longest, SAMPLED * every) * (SAMPLED // COUNT_BLOCK)
+            strips = triton.cdiv(tiles.longest, SAMPLE_RUN * every) * (SAMPLE_RUN // COUNT_BLOCK)
             found = torch.zeros(
                 (COPIES, len(histogram)), dtype=torch.int32, device=self._device
             )  # fmt: skip
@@ -342,7 +342,7 @@ class TritonClaims(TensorClaims):
                 _count, (strips, triton.cdiv(last - first, step)), tiles.there, step * TILE_ROW,
                 owner, found, len(histogram), *_free(edges, before, first, last), every, high or 0,
                 *_key(table), high is not None, bool(table.key[0]), kind, _aligned(edges), COPIES,
-                SAMPLED, COUNT_BLOCK, num_warps=COUNT_WARPS, **EXACT,
+                SAMPLE_RUN, COUNT_BLOCK, num_warps=COUNT_WARPS, **EXACT,
             )  # fmt: skip
             counted = fetched(found.sum(0, dtype=torch.int32))
             np.add(histogram, counted.view(np.uint32), out=histogram)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sigmerge.kernels import LANES, SAMPLED, Array, select
+from sigmerge.kernels import LANES, SAMPLE_RUN, Array, select
 from sigmerge.kernels.merge import DISJOINT, DROP, NORM, TRIM, Formula
 from sigmerge.kernels.stored import BF16, F16, F32
 from sigmerge.kernels.thinning import ALL, ANY_TIES
@@ -515,7 +515,7 @@ def count_high(rows: Tensor, experts: Array, every: int) -> Tensor:
     launch(
         _count_high, _strips(rows, every, len(experts)), rows, rows.stride(0),
         there(experts, rows), found, found[size:], rows.shape[1], every, len(rows),
-        select.HIGH_PLACES, SAMPLED, BLOCK, **EXACT,
+        select.HIGH_PLACES, SAMPLE_RUN, BLOCK, **EXACT,
     )  # fmt: skip
     return found
 
@@ -533,10 +533,10 @@ def count_inside(rows: Tensor, experts: Array, every: int, ranges: Array, places
     launch(
         _count_inside, _strips(rows, every, count), rows, rows.stride(0), there(wanted, rows),
         found, found[both - size :], found[both:], found[both + count :],
-        rows.shape[1], every, len(rows), places, SAMPLED, BLOCK, **EXACT,
+        rows.shape[1], every, len(rows), places, SAMPLE_RUN, BLOCK, **EXACT,
     )  # fmt: skip
     return found
 
 
 def _strips(rows: Tensor, every: int, experts: int) -> tuple[int, int]:
-    return triton.cdiv(rows.shape[1], SAMPLED * every) * (SAMPLED // BLOCK), experts
+    return triton.cdiv(rows.shape[1], SAMPLE_RUN * every) * (SAMPLE_RUN // BLOCK), experts
