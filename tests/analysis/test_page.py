@@ -89,6 +89,16 @@ def test_a_gain_within_its_interval_has_no_colour():
     assert "<td>480</td>" in small and "on 2,400 items" in small
 
 
+def test_a_gain_whose_interval_is_not_known_has_no_colour():
+    """As on the calibration split, where the repaired merge's items are not kept."""
+    run = noisy(0.09)
+    assert run.scores and run.scores.noise
+    noise = run.scores.noise.model_copy(update={"repaired": {}, "gain": {}})
+    page = render([replace(run, calibration=run.scores.model_copy(update={"noise": noise}))])
+    assert page.count('<td class="up">+9.00') == len(samples.DOMAINS)  # of the other split
+    assert page.count("<td>+9.00 <small>± ?</small></td>") == len(samples.DOMAINS)
+
+
 def test_words_are_explained_and_settings_are_readable():
     page = render([replace(noisy(0.01), recipe=f"{samples.RECIPE}  evaluate: {{suite: nano}}\n")])
     text = page.split("<script>")[0]

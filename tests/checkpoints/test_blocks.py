@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sigmerge.checkpoints.blocks import Stack, find_stack
+from sigmerge.checkpoints.blocks import Stack, find_stack, other_stacks
 from tests.pools import STYLES, shapes
 
 
@@ -69,6 +69,12 @@ def test_gaps_outside_the_decoder_do_not_matter() -> None:
     names = [("projector.0.weight", 5), ("projector.2.weight", 5)]
     names += [(f"model.layers.{i}.w", 100) for i in range(2)]
     assert find_stack(names) == Stack("model.layers.", 2)
+
+
+def test_further_stacks_are_named() -> None:
+    names = [f"{stack}.{i}.w" for stack in ("model.layers", "vision.blocks") for i in range(2)]
+    names += ["projector.0.weight", "projector.2.weight", "heads.0.weight", "embed.weight"]
+    assert other_stacks(names, Stack("model.layers.", 2)) == ["vision.blocks."]
 
 
 def test_no_stack_at_all() -> None:

@@ -247,6 +247,8 @@ def test_an_adapter_is_read_on_its_model_or_on_the_base_model(pools: Pools) -> N
         recipe = load_recipe(pools.recipe({"math": folder}, "task_arithmetic"))
         assert recipe.models[0].path == both
         assert any("someone/far-away" in note for note in recipe.notes)
+        with pytest.raises(RecipeError, match=f"{folder}: its model is not here; give it as model"):
+            load_recipe(pools.recipe({"math": folder}, "linear"))
         (folder / "adapter_config.json").write_text(
             json.dumps({**config, "base_model_name_or_path": None})
         )

@@ -4,6 +4,7 @@ generate by are those of a float32 oracle, built in memory from the same weights
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -193,6 +194,9 @@ def check(root: Path, models: dict[str, Any], home: Any, stack: str, kind: Any) 
     made = sigmerge.merge(write_pool(root, models), root / "out")
     plan = made.as_json()["plan"]
     assert set(plan["views"]) == {"representation", "direction", "sign"}
+    reads = re.compile(r"(encoder|vis)\S*\.1\.")  # a stack of two layers or more
+    others = any(reads.search(name) for name in models["reference"].state_dict())
+    assert others == any("layers of" in note for note in plan["warnings"])
     reports = sigmerge.verify(root / "out")
     assert reports.ok and "architecture" in reports[0].checked, reports
     wanted = oracle(models, home, stack, plan)

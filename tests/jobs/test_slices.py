@@ -182,6 +182,11 @@ WRONG: dict[str, tuple[Sliced, str]] = {
         {"slices": [piece(source(MATH, 3, 1))], "merge_method": "passthrough"},
         r"slices\[0\]\.sources\[0\]\.layer_range: \[3, 1\] holds no layer",
     ),
+    "three ends": (
+        {"slices": [piece({"model": MATH, "layer_range": [0, 3, 6]})],
+         "merge_method": "passthrough"},
+        r"layer_range: must be a list of 2 numbers, not \[0, 3, 6\]",
+    ),
     "more layers than there are": (
         {"slices": [piece(source(MATH, 0, 7))], "merge_method": "passthrough"},
         "math: has 6 layers, not 7",

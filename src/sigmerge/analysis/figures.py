@@ -135,6 +135,8 @@ def score_grid(scores: PairedScores | None) -> Grid | None:
                 *(found.get(domain) for found in (noise.anchor, noise.repaired, noise.gain)),
             )
             values = [between(*pair) for pair in zip(values, errors, strict=True)]
+            if gain is not None and errors[-1] is None:
+                values[-1] += " ± ?"  # no colour: nobody knows whether it is one
             values = [f"{noise.items.get(domain, 0):,}", *values]
         rows.append((domain, *values))
     items = ("items",) if noise is not None else ()

@@ -75,6 +75,16 @@ def find_stack(sizes: Iterable[tuple[str, int]]) -> Stack:
     return Stack(prefix, len(seen), next((i for i in range(len(seen)) if i not in seen), None))
 
 
+def other_stacks(names: Iterable[str], stack: Stack) -> list[str]:
+    """The prefixes of further stacks: of an encoder, or of what sees. A sequence with gaps is none,
+    as of a projector some of whose members have no weights."""
+    indices: dict[str, set[int]] = defaultdict(set)
+    for name in names:
+        if (found := _numbered(name)) and found[0] != stack.prefix:
+            indices[found[0]].add(found[1])
+    return sorted(prefix for prefix, seen in indices.items() if len(seen) == max(seen) + 1 > 1)
+
+
 def positions(names: Iterable[str]) -> dict[str, tuple[int, int]]:
     """The block of every tensor that has one, in whatever stack, and how many that stack has."""
     numbered = {name: found for name in names if (found := _numbered(name))}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import yaml
 
+from sigmerge.checkpoints.blocks import other_stacks
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.writer import check_space, check_target
@@ -224,7 +225,7 @@ class RepairJob:
             update=section.update,
             scale=section.scale,
             drop=None,
-            warnings=tuple(_notes(recipe, stored.path)),
+            warnings=(*_notes(recipe, stored.path), *_unrepaired(pool)),
         )
 
     def _plan(
@@ -235,7 +236,11 @@ class RepairJob:
         form, scale = _update(self.section, allocation)
         slices = planned_slices(recipe, pool)
         anchor, reference = member(stored, options), pool.reference or pool.layout
-        notes = [*_notes(recipe, stored.path), *missing_notes(table.missing)]
+        notes = [
+            *_notes(recipe, stored.path),
+            *_unrepaired(pool),
+            *missing_notes(table.missing),
+        ]
         return RepairPlan(
             operator=recipe.method,
             preset=recipe.preset,
@@ -338,6 +343,16 @@ def _notes(recipe: Recipe, anchor: Path) -> list[str]:
     file = _stored_plan(anchor)
     warned = read_plan(file).warnings if file else ()
     return list(dict.fromkeys([*recipe.notes, *warned]))
+
+
+def _unrepaired(pool: Pool) -> list[str]:
+    """That layers are repaired in one stack alone, where there are more (ruling 1)."""
+    others = other_stacks(pool.layout.tensors, pool.stack)
+    if not others:
+        return []
+    named = ", ".join(prefix.removesuffix(".") for prefix in others)
+    return [f"Only layers of {pool.stack.prefix.removesuffix('.')} are repaired; {named} stays as "
+            "the anchor has it."]  # fmt: skip
 
 
 def _settings(anchor: Path) -> Mapping[str, object]:

@@ -70,7 +70,11 @@ def _with_model(reading: Reading, adapter: Path, reference: Path | None) -> Path
         from sigmerge.checkpoints.hub import download
 
         assert named is not None
-        found = find_model(named, reading.folder) or download(named)
+        try:
+            found = find_model(named, reading.folder) or download(named)
+        except RecipeError as error:
+            told = f"{adapter}: its model is not here; give it as model+adapter, or as base_model."
+            raise RecipeError(f"{told} {error}") from None
     return Path(f"{found}+{adapter}")
 
 

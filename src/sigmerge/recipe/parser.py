@@ -389,7 +389,9 @@ class _Parser(Reading):
             if path is not None and any(model.path == path for model in models):
                 self.problem(("models", i), f"{entry.model} is listed twice")
             elif path is not None:
-                name = entry.name or self._name(path, reference, given, models, sections)
+                name = entry.name
+                if name is None:
+                    name = self._name(path, reference, given, models, sections)
                 models.append(RecipeModel(name, path, own, exemplars))
         if sections.models and not models and not self.problems:
             self.problem(("models",), "no expert is listed, only the base model")

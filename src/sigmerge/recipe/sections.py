@@ -167,6 +167,9 @@ def worded(items: Sequence[Any], known: Iterable[str]) -> str:
         return f"must be a mapping with {', '.join(known)}, not {shown(first['input'])}"
     if first["type"] == "value_error":
         return str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] in ("too_short", "too_long"):  # of a list with a fixed length
+        length = first["ctx"].get("min_length", first["ctx"].get("max_length"))
+        return f"must be a list of {length} numbers, not {shown(first['input'])}"
     wanted = [
         item["ctx"]["expected"]
         if item["type"] == "literal_error"
