@@ -155,7 +155,10 @@ def test_a_garbled_journal_is_not_believed(
 
 @pytest.mark.parametrize(
     "pieces", ['{"x": [[0, 4, 5]]}', "5", "[]", '{"model.layers.0.w0": 5}', "{}",
-               '{"model.layers.0.w0": [[0, 12000, 1]]}', '{"model.layers.0.w0": [[0, -5, "a"]]}'],
+               '{"model.layers.0.w0": [[0, 12000, 1]]}', '{"model.layers.0.w0": [[0, -5, "a"]]}',
+               '{"model.layers.0.w0": [[0, FAR, 0], [FAR, LESS, 0]]}',
+               '{"model.layers.0.w0": [[0.0, SIZE.0, 0]]}', '{"model.layers.0.w0": [[0, true, 0]]}',
+               '{"model.layers.0.w0": [[0, 1e300, 0]]}'],
 )  # fmt: skip
 def test_a_line_that_no_run_wrote_is_not_believed(
     tmp_path: Path, whole: dict[str, bytes], pieces: str
@@ -163,14 +166,16 @@ def test_a_line_that_no_run_wrote_is_not_believed(
     partial = interrupted(tmp_path / "out", 0)
     journal = partial / "sigmerge/journal.jsonl"
     first, _ = journal.read_text().splitlines()
+    size = job.layout().slots["model.layers.0.w0"].nbytes
+    for word, number in (("FAR", 2**62), ("LESS", size - 2**62), ("SIZE", size)):
+        pieces = pieces.replace(word, str(number))
     journal.write_text(f'{first}\n{{"done": "layer 0", "record": null, "pieces": {pieces}}}\n')
     if pieces == "{}":  # a block of nothing; its tensors are missing when it is published
-        with pytest.raises(OutputError, match="were not written"):
+        with pytest.raises(OutputError, match="were not written") as raised:
             job.write(tmp_path / "out")
-        assert not (tmp_path / "out").exists()
-    else:
-        assert job.write(tmp_path / "out")[0] == []
-        assert everything(tmp_path / "out") == whole
+        assert not (tmp_path / "out").exists() and "is kept" not in str(raised.value)
+    assert job.write(tmp_path / "out")[0] == []
+    assert everything(tmp_path / "out") == whole
 
 
 def test_a_tensor_that_is_written_twice_has_the_digest_of_the_second(tmp_path: Path) -> None:

@@ -178,6 +178,59 @@ def test_a_run_is_its_anchor_and_its_repair(result: Callable[[str], Path]) -> No
     assert command("verify", folder).code == 3
 
 
+UNDONE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no repair": (lambda run: shutil.rmtree(run / "repaired"), "parts: repaired: is missing"),
+    "no anchor": (lambda run: shutil.rmtree(run / "anchor"), "parts: anchor: is missing"),
+    "no end": (lambda run: (run / "run.json").unlink(), "parts: run.json: is missing"),
+    "no records": (lambda run: shutil.rmtree(run / "repaired/sigmerge"),
+                   "repaired: holds no sigmerge/provenance.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNDONE)
+def test_a_run_without_one_of_its_parts(result: Callable[[str], Path], what: str) -> None:
+    folder = result("run")
+    undo, told = UNDONE[what]
+    undo(folder)
+    ran = command("verify", folder)
+    assert ran.code == 3
+    assert told in (ran.out + ran.err).replace("\n", " ")
+
+
+def test_the_run_of_a_given_anchor_has_none_of_its_own(pool: PoolOnDisk, tmp_path: Path) -> None:
+    sigmerge.merge(pool.recipe("linear"), tmp_path / "made")
+    recipe = pool.recipe("linear")
+    recipe |= {"merge_method": "checkpoint", "anchor": str(tmp_path / "made")}
+    recipe["repair"] = {"scores": str(pool.root / "scores.json")}
+    for model in recipe["models"]:
+        model.pop("parameters", None)
+    sigmerge.run(recipe, tmp_path / "run")
+    (report,) = sigmerge.verify(tmp_path / "run")
+    assert report.ok and report.folder.name == "repaired"
+
+
+@pytest.mark.parametrize("name", ["ties", "run/repaired"])
+@pytest.mark.parametrize("changed", ["dtype", "shape"])
+def test_deep_compares_types_and_shapes(
+    result: Callable[[str], Path], name: str, changed: str
+) -> None:
+    """The same bytes, read otherwise."""
+    whole, _, part = name.partition("/")
+    folder = result(whole) / part
+    sides = next(t.shape for f in folder.glob("*.safetensors") for t in load_file(f).values()
+                 if len(t.shape) == 2 and t.shape[0] != t.shape[1])  # fmt: skip
+    matrix, turned = (f"[{a},{b}]".encode() for a, b in (sides, sides[::-1]))
+    old, new = {"dtype": (b'"BF16"', b'"F16" '), "shape": (matrix, turned)}[changed]
+    for file in folder.glob("*.safetensors"):
+        content = file.read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        file.write_bytes(content[:end].replace(old, new) + content[end:])
+    forge(folder)
+    ran = command("verify", folder, "--deep", "--blocks", "all")
+    assert ran.code == 3
+    assert "type and shape differ" in ran.out.replace("\n", " ")
+
+
 def test_deep_finds_a_changed_repair(result: Callable[[str], Path]) -> None:
     folder = result("run") / "repaired"
     name = "model.layers.2.mlp.up_proj.weight"

@@ -89,6 +89,16 @@ class Layout:
     def nbytes(self) -> int:
         return sum(self.sizes)
 
+    def specs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The type and the shape of every tensor."""
+        tables = [json.loads(header[8:]) for header in self.headers]
+        return {
+            name: (entry["dtype"], tuple(entry["shape"]))
+            for table in tables
+            for name, entry in table.items()
+            if name in self.slots  # the other entry is metadata
+        }
+
     def place(self, tensors: Iterable[str]) -> tuple[int, int]:
         """Where the first of these tensors goes; of none, the beginning."""
         places = ((self.slots[name].shard, self.slots[name].begin) for name in tensors)
@@ -484,6 +494,7 @@ class Output:
     def _read_back(self) -> tuple[dict[str, str], list[os.stat_result]]:
         """The digests of the shards, and what the system knows of each."""
         if missing := self._written.missing():
+            self.done.clear()  # the journal called a block finished that was not: nothing is kept
             raise OutputError(f"{self.final}: {len(missing)} tensors were not written, the first "
                               f"is {missing[0]}; nothing is published.")  # fmt: skip
         status = [os.fstat(handle) for handle in self._files]

@@ -154,10 +154,14 @@ class Written:
 
 
 def _covers(pieces: Iterable[Sequence[int]], nbytes: int) -> bool:
-    """Whether sorted pieces follow one another from the first byte to the last."""
+    """Whether sorted pieces follow one another from the first byte to the last.
+
+    Those of a journal may be anything.
+    """
     position = 0
-    for at, length, _ in pieces:
-        if at != position:
+    for piece in pieces:
+        at, length, _ = piece
+        if at != position or length < 0 or any(type(number) is not int for number in piece):
             return False
         position += length
     return position == nbytes

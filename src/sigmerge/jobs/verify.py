@@ -1,6 +1,7 @@
 """`sigmerge verify`: whether a folder is what a run published, and whether checkpoints form a pool.
 
-`deep` computes some blocks of the result again from the inputs, by the plan, and compares bits.
+`deep` computes some blocks of the result again from the inputs, by the recipe or, of a repair, by
+the plan, and compares bits.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
 from sigmerge.jobs.occupancy import OUTSIDE_LAYERS, OccupancyJob, write_blocks
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_anchor, open_repair_pool, recipe_of
+from sigmerge.jobs.report import RUN
 from sigmerge.kernels import Array
 from sigmerge.probing.expected import architecture_problems
 from sigmerge.progress import silent
@@ -38,6 +40,7 @@ from sigmerge.records import (
     Plan,
     Provenance,
     RepairPlan,
+    RunRecord,
     read,
     read_plan,
 )
@@ -63,8 +66,13 @@ class VerifyJob:
 
     def run(self) -> Reports:
         made = [self.folder / name for name in ("anchor", "repaired")]
-        parts = [part for part in made if (part / RECORDS_FOLDER).is_dir()] or [self.folder]
-        return Reports(self._verified(part) for part in parts)
+        if (self.folder / RECORDS_FOLDER).is_dir() or not any(
+            place.exists() for place in (self.folder / RUN, *made)
+        ):
+            return Reports([self._verified(self.folder)])
+        reports = [self._verified(part) for part in made if part.exists()]
+        whole = _parts(self.folder)
+        return Reports(reports if whole.ok else [whole, *reports])
 
     def _verified(self, folder: Path) -> Report:
         if not (folder / RECORDS_FOLDER / PROVENANCE).exists():
@@ -92,6 +100,20 @@ class VerifyJob:
             return replace(report, skipped={**report.skipped, "recomputed": why})
         seed = secrets.randbelow(1 << 32) if self.seed is None else self.seed
         return _recomputed(report, folder, provenance, self.options, Sample(self.blocks, seed))
+
+
+def _parts(folder: Path) -> Report:
+    """Whether a run ended, and its checkpoints are there. A given anchor lies elsewhere."""
+    wanted, findings = ["anchor", "repaired"], []
+    if not (folder / RUN).is_file():
+        findings.append(Finding("parts", RUN, "is missing; the run did not end"))
+    else:
+        record = read(RunRecord, folder / RUN, PoolError)
+        if Path(record.anchor).parent != Path(record.repaired).parent:
+            wanted = ["repaired"]
+    missing = [name for name in wanted if not (folder / name).is_dir()]
+    findings += [Finding("parts", name, "is missing") for name in missing]
+    return Report(folder, ("parts",), {}, tuple(findings))
 
 
 @dataclass(frozen=True)
@@ -158,10 +180,15 @@ class _Comparison:
         if self._held(tensor) != data:
             self._counts[tensor] += len(data)
 
-    def strangers(self, known: Iterable[str]) -> None:
-        """Tensors that no block writes are reported."""
-        for tensor in sorted(self._stored.tensors.keys() - set(known)):
-            self._strange.append(Finding("recomputed", tensor, "comes from no input"))
+    def expect(self, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        """Tensors that no block writes are reported, and those of another type or shape."""
+        for name, tensor in sorted(self._stored.tensors.items()):
+            if name not in wanted:
+                self._strange.append(Finding("recomputed", name, "comes from no input"))
+            elif (tensor.dtype, tensor.shape) != wanted[name]:
+                kind, shape = wanted[name]
+                told = f"type and shape differ from {kind} {list(shape)}"
+                self._strange.append(Finding("recomputed", name, told))
 
     @property
     def findings(self) -> list[Finding]:
@@ -222,7 +249,7 @@ def _merged_again(
         job = with_statistics(job, options)
     keys = [key for key, _ in job.pool.blocks()]
     sink = _Comparison(stored, sample, keys)
-    sink.strangers(job.layout.slots)
+    sink.expect(job.layout.specs())
     with (
         PoolSource(job.members, allow_nonfinite=True) as source,
         Workers(options.threads) as workers,
@@ -239,7 +266,7 @@ def _repaired_again(
     keys = [*(f"layer {index}" for index in range(pool.stack.depth)), OUTSIDE_LAYERS]
     kept = plan.guard is not None and plan.guard.kept == "anchor"
     sink = _Comparison(stored, replace(sample, blocks=None) if kept else sample, keys, [])
-    sink.strangers(anchor.tensors)
+    sink.expect({name: (t.dtype, t.shape) for name, t in anchor.tensors.items()})
     with (
         PoolSource(pool.members, allow_nonfinite=True) as source,
         PoolSource({"anchor": anchor}, allow_nonfinite=True) as reader,
