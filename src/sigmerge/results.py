@@ -281,6 +281,7 @@ class Extracted(Part):
     kept: float
     whole: tuple[str, ...]
     bytes_written: int
+    warnings: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         from sigmerge.analysis.figures import Grid

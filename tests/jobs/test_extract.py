@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,6 +17,15 @@ from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.merge3.candidate import stored_weights
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool, read_weights
+
+
+class Tiny(NamedTuple):
+    """A model's class, its base, the tuned model, and names of what PEFT cannot load."""
+
+    made: Any
+    base: Path
+    tuned: Path
+    left: tuple[str, ...]
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
@@ -88,6 +100,127 @@ def test_peft_answers_as_the_model_that_was_extracted(pool: PoolOnDisk, tmp_path
     tuned = AutoModelForCausalLM.from_pretrained(pool.experts["math"])
     prompt = torch.tensor([[1, 5, 9]])
     torch.testing.assert_close(made(prompt).logits, tuned(prompt).logits, atol=2e-6, rtol=1e-4)
+
+
+TINY: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "llama": ("LlamaForCausalLM", {"num_key_value_heads": 2}, ()),
+    "gpt2": ("GPT2LMHeadModel", {}, ()),
+    "t5": ("T5ForConditionalGeneration", {"d_kv": 8, "d_ff": 24}, ()),
+    "mamba": ("MambaForCausalLM", {"state_size": 4}, ("mixer.A_log", "mixer.D")),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 3, "num_key_value_heads": 2}, ()),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        {"num_local_experts": 3, "num_key_value_heads": 2, "head_dim": 8},
+        ("mlp.experts", "attn.sinks"),
+    ),
+    "clip": ("CLIPModel", {}, ("logit_scale",)),
+}
+"""The class of a model, its settings, and parts of the names of what no adapter holds."""
+
+
+@pytest.fixture(scope="module", params=list(TINY))
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """A model of transformers and one whose every weight moved."""
+    import torch
+    import transformers
+
+    kind, more, left = TINY[request.param]
+    small = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small |= {"intermediate_size": 24, "num_layers": 2} | more
+    if request.param == "clip":
+        sides = {**small, "image_size": 8, "patch_size": 4, "projection_dim": 16}
+        small = {"text_config": sides, "vision_config": sides, "projection_dim": 16}
+    made = getattr(transformers, kind)
+    torch.manual_seed(0)
+    model = made(transformers.AutoConfig.for_model(request.param, **small))
+    root = tmp_path_factory.mktemp(request.param)
+    for name in ("base", "tuned"):
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(0.05 * torch.randn_like(weight))
+        model.save_pretrained(root / name)
+    return Tiny(made, root / "base", root / "tuned", left)
+
+
+def test_peft_makes_the_model_again(tiny: Tiny, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    made = sigmerge.extract(tiny.tuned, tmp_path / "out", base=tiny.base, energy=1.0)
+    model = PeftModel.from_pretrained(tiny.made.from_pretrained(tiny.base), str(tmp_path / "out"))
+    theirs = model.merge_and_unload().state_dict()
+    for name, values in tiny.made.from_pretrained(tiny.tuned).state_dict().items():
+        close = np.allclose(theirs[name].numpy(), values.numpy(), atol=2e-6)
+        assert close != any(part in name for part in tiny.left), name
+    assert bool(made.warnings) == bool(tiny.left)
+    assert all(any(part in text for text in made.warnings) for part in tiny.left)
+
+
+def test_sigmerge_makes_the_model_again(tiny: Tiny, tmp_path: Path) -> None:
+    sigmerge.extract(tiny.tuned, tmp_path / "out", base=tiny.base, energy=1.0)
+    both = open_checkpoint(Path(f"{tiny.base}+{tmp_path / 'out'}"))
+    tuned = read_weights(tiny.tuned)
+    back = stored_weights(both)
+    assert set(back) == set(tuned)
+    for name, values in tuned.items():
+        close = np.allclose(back[name], values, atol=2e-6)
+        assert close != any(part in name for part in tiny.left), name
+
+
+def test_a_rank_cuts_every_linear_layer(tiny: Tiny, tmp_path: Path) -> None:
+    """In an encoder too. PEFT takes no update of what leaves a Mamba block."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    sigmerge.extract(tiny.tuned, tmp_path / "out", base=tiny.base, rank=2)
+    config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    linear = {
+        name
+        for name, module in tiny.made.from_pretrained(tiny.base).named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D)
+        and not name.endswith("lm_head" if "Mamba" not in tiny.made.__name__ else
+                              ("lm_head", "out_proj"))
+    }  # fmt: skip
+    assert linear and linear <= set(config["target_modules"]) and config["r"] == 2
+
+
+def test_without_transformers_names_decide(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sigmerge.checkpoints.layers import layers_by_name
+    from sigmerge.probing.layers import model_layers
+
+    checkpoint = open_checkpoint(tiny.base)
+    asked = {layer.module for layer in model_layers(checkpoint) if layer.linear}
+    monkeypatch.setitem(sys.modules, "torch", None)
+    named = {layer.module for layer in model_layers(checkpoint) if layer.linear}
+    assert named == {layer.module for layer in layers_by_name(checkpoint) if layer.linear}
+    assert {name for name in asked if "layer" in name or "block" in name} <= named
+
+
+def test_what_did_not_change_is_not_left_out(tmp_path: Path) -> None:
+    """And PEFT, which loads no adapter without an update, gets one that is zero."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
+
+    model = MambaForCausalLM(MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1))
+    model.save_pretrained(tmp_path / "base")
+    model.backbone.norm_f.weight.data.add_(0.5)
+    model.save_pretrained(tmp_path / "tuned")
+    made = sigmerge.extract(tmp_path / "tuned", tmp_path / "out", base=tmp_path / "base")
+    assert made.whole == ("backbone.norm_f.weight",) and not made.warnings
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    theirs = PeftModel.from_pretrained(again, str(tmp_path / "out")).merge_and_unload()
+    for name, values in model.state_dict().items():
+        np.testing.assert_array_equal(theirs.state_dict()[name].numpy(), values.numpy(), name)
+
+
+def test_a_full_disk_is_told_before_writing(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(OutputError, match="the disk has"):
+        sigmerge.extract(pool.experts["math"], tmp_path / "new/out", base=pool.reference)
+    assert not (tmp_path / "new").exists()
 
 
 def test_wrong_input(pool: PoolOnDisk, tmp_path: Path) -> None:

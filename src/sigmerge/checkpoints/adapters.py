@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sigmerge.checkpoints.adapter_folders import (
 from sigmerge.checkpoints.formed import FormedTensor, RetypedTensor, TensorRun, Values
 from sigmerge.checkpoints.header import Tensor, read_header
 from sigmerge.checkpoints.links import check_file, is_there
+from sigmerge.checkpoints.reader import Reader
 from sigmerge.errors import PoolError
 from sigmerge.kernels import TILE, Array
 from sigmerge.kernels.low_rank import add_low_rank, add_squares, multiply_along
@@ -111,11 +113,6 @@ class Adapter:
     tensors: Mapping[str, Tensor]
     files: tuple[Path, ...]
 
-    def without(self, names: tuple[str, ...]) -> Adapter:
-        """The adapter without weights of these names that it brings whole."""
-        kept = {name: tensor for name, tensor in self.tensors.items() if not name.endswith(names)}
-        return replace(self, tensors=kept)
-
 
 def open_adapter(folder: Path, allow_pickle: bool) -> Adapter:
     """Read an adapter's settings and headers, or raise why it cannot be used."""
@@ -195,6 +192,25 @@ def replaced_whole(adapter: Adapter) -> set[str]:
     return set(_sorted_out(adapter.tensors, [])[1])
 
 
+def without_copies(adapter: Adapter, embedding: str, tensors: Mapping[str, Tensor]) -> Adapter:
+    """The adapter without copies of its embedding for which the model has no tensor of their own.
+
+    PEFT saves every module by itself, also those that share one tensor.
+    """
+    whole = _sorted_out(adapter.tensors, [])[1]
+    own = next((t for n, t in whole.items() if _target(n, {embedding: t}, {})), None)
+    others = [t for n, t in whole.items() if not _target(n, tensors, {})]
+    with Reader() as reader:
+        copies = [
+            other
+            for other in others
+            if own and (other.dtype, other.shape) == (own.dtype, own.shape)
+            and np.array_equal(reader.raw(other), reader.raw(own))
+        ]  # fmt: skip
+    kept = {name: tensor for name, tensor in adapter.tensors.items() if tensor not in copies}
+    return replace(adapter, tensors=kept)
+
+
 def saves_embedding(adapter: Adapter, embedding: Tensor) -> bool:
     """Whether an adapter brings an embedding of that shape, trained as one of `modules_to_save`.
 
@@ -236,9 +252,18 @@ def _target(name: str, tensors: Mapping[str, Tensor], shared: Mapping[str, str])
     if name in tensors:
         return name
     ends = [n for n in tensors if n.endswith(f".{name}") or name.endswith(f".{n}")]
+    if len(ends) != 1:
+        ends = [n for n in tensors if _core(n) == _core(name)]
     if len(ends) == 1:
         return ends[0]
     return next((t for n, t in shared.items() if name == n or name.endswith(f".{n}")), None)
+
+
+@lru_cache(1 << 16)
+def _core(name: str) -> str:
+    """A name without what transformers renames when it loads a model."""
+    parts = [part for part in name.split(".") if part not in ("model", "language_model")]
+    return ".".join("mlp" if part == "block_sparse_moe" else part for part in parts)
 
 
 def _turned(

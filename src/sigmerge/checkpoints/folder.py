@@ -111,22 +111,22 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
         open_adapter,
         replaced_whole,
         saves_embedding,
+        without_copies,
     )
 
     adapter = open_adapter(folder, allow_pickle)
     tied = model.head is None or bool(model.config.get("tie_word_embeddings"))
     tensors, config, shared = dict(model.tensors), dict(model.config), {}
-    if tied and model.embedding is not None:
-        saved = saves_embedding(adapter, model.tensors[model.embedding])
-        if saved and adapter.config.get("ensure_weight_tying"):  # the head is a copy of it
-            adapter = adapter.without(HEAD_NAMES)
-            saved = False
-        own = replaced_whole(adapter) & set(HEAD_NAMES)
-        if not own and saved:
-            own = {tied_head(model.embedding)}
-        for head in HEAD_NAMES:  # a stored copy of the embedding does not follow its update
+    if model.embedding is not None:
+        for head in HEAD_NAMES if tied else ():  # a stored copy does not follow an update
             tensors.pop(head, None)
             shared[head] = model.embedding
+        brought = replaced_whole(adapter)
+        adapter = without_copies(adapter, model.embedding, tensors)
+        own = (replaced_whole(adapter) if tied else set()) & set(HEAD_NAMES)
+        follows = brought & set(HEAD_NAMES) or adapter.config.get("ensure_weight_tying")
+        if tied and not follows and saves_embedding(adapter, model.tensors[model.embedding]):
+            own = {tied_head(model.embedding)}
         for head in own:
             tensors[head] = replace(model.tensors[model.embedding], name=head)
             config["tie_word_embeddings"] = False

@@ -51,9 +51,10 @@ def extract(
 ) -> None:
     """Extract a LoRA adapter in PEFT's format from a tuned model.
 
-    The difference of every matrix of the layers is approximated by its largest singular values:
-    --rank of them (16 by default), or as few as keep --energy. What else differs, embeddings and
-    norms, is stored whole. BASE+ADAPTER is the model again, up to what was cut.
+    The difference of every matrix of a linear layer is approximated by its largest singular values:
+    --rank of them (16 by default), or as few as keep --energy. Embeddings, head, norms, biases and
+    routers that differ are stored whole. What PEFT loads neither way, as stacked experts, is left
+    out with a warning. BASE+ADAPTER is the model again, up to what was cut and left out.
     """
     from sigmerge.jobs.extract import ExtractJob
 
@@ -74,6 +75,7 @@ def _extracted_lines(done: Any) -> Iterator[str]:
     if done.whole:
         some = ", ".join(done.whole[:3]) + (", …" if done.whole[3:] else "")
         yield f"stored whole: {len(done.whole)} tensors ({some})"
+    yield from (f"warning: {text}" for text in done.warnings)
 
 
 @app.command(epilog=examples("sigmerge migrate mergekit.yaml"))

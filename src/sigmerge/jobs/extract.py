@@ -14,11 +14,12 @@ import numpy as np
 
 from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, split_adapter
 from sigmerge.checkpoints.blocks import natural
-from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint, tied_head
+from sigmerge.checkpoints.folder import SHOWN, Checkpoint, is_head, open_checkpoint
 from sigmerge.checkpoints.header import encode_header
+from sigmerge.checkpoints.layers import TURNED, Layer
 from sigmerge.checkpoints.pool import Pool, differences, with_heads
 from sigmerge.checkpoints.source import PoolSource
-from sigmerge.checkpoints.writer import put_in_place, sync_tree
+from sigmerge.checkpoints.writer import check_space, put_in_place, sync_tree
 from sigmerge.engine.machine import INTERPRETER
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError, PoolError, RecipeError
@@ -28,38 +29,43 @@ from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.work_folder import hidden
 from sigmerge.kernels import Array
 from sigmerge.method.low_rank import LowRank, truncated
+from sigmerge.probing.layers import model_layers
 from sigmerge.results import Extracted
 
 STORED_PREFIX = "base_model.model."
-TURNED = ("gpt2", "openai-gpt")
-"""Models whose linear weights are stored as (in, out)."""
 
 
 @dataclass
 class _Found:
-    """What goes into the adapter."""
+    """What goes into the adapter, by the names that the model has; and what does not fit."""
 
     factors: dict[str, LowRank] = field(default_factory=dict)
+    biases: dict[str, Array] = field(default_factory=dict)
+    saved: dict[str, Layer] = field(default_factory=dict)
     whole: dict[str, Array] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Array]:
-        named = {STORED_PREFIX + self._stored(name): v for name, v in self.whole.items()}
+        named = {STORED_PREFIX + name: values for name, values in self.whole.items()}
+        for name, values in self.biases.items():
+            module = name.removesuffix(".bias")
+            named[f"{STORED_PREFIX}{module}.base_layer.bias"] = values
         for module, low in self.factors.items():
             named[f"{STORED_PREFIX}{module}.lora_A.weight"] = low.a
             named[f"{STORED_PREFIX}{module}.lora_B.weight"] = low.b
         return {name: named[name] for name in sorted(named, key=natural)}
 
-    def _stored(self, name: str) -> str:
-        """A tensor's name in the adapted model, where a layer with an update is wrapped."""
-        module, _, part = name.rpartition(".")
-        return f"{module}.base_layer.{part}" if module in self.factors else name
+
+_Visited = tuple[Layer, LowRank | None, dict[str, Array]]
+"""A layer with its update, and its tensors that are stored whole."""
 
 
 @dataclass(frozen=True)
 class ExtractJob:
-    """The difference of a model and its base: matrices of the layers by truncated SVD.
+    """The difference of a model and its base: matrices of linear layers by truncated SVD.
 
-    Other tensors that differ (embeddings, head, norms, biases) are stored whole.
+    Other modules that differ (embeddings, head, norms, routers) and biases are stored whole. What
+    PEFT loads neither as an update nor as a module of its own is left out and reported.
     """
 
     model: Path
@@ -100,7 +106,8 @@ class ExtractJob:
 
     def describe(self) -> Description:
         pool = self.check()
-        targets = [pool.layout.tensors[name] for name in _matrices(pool.layout)]
+        matrices = [layer.weight for layer in model_layers(pool.layout) if layer.linear]
+        targets = [pool.layout.tensors[name] for name in matrices]
         sides = [t.shape for t in targets]
         ranks = [min(self._most or math.inf, *shape) for shape in sides]
         largest = max((t.size for t in targets), default=0)
@@ -117,15 +124,22 @@ class ExtractJob:
     def run(self) -> Extracted:
         pool = self.check()
         found = self._found(pool)
-        if not found.factors and not found.whole:
-            raise PoolError(f"{self.model}: every tensor equals the base's; nothing to extract.")
+        tensors = found.tensors()
+        if not tensors:
+            why = (
+                "what differs fits no adapter"
+                if found.left_out
+                else "every tensor equals the base's"
+            )
+            raise PoolError(f"{self.model}: {why}; nothing to extract.")
+        check_space(self.out, sum(values.nbytes for values in tensors.values()))
         partial = hidden(self.out, "partial")
         message = f"{self.out}: another run is writing it."
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with only_writer(hidden(self.out, "lock"), message):
             remove(partial)
             partial.mkdir()
-            size = self._write(partial, pool.layout, found)
+            size = self._write(partial, pool.layout, found, tensors)
             if self.options.durable:
                 sync_tree(partial)
             old = hidden(self.out, "old")
@@ -141,112 +155,143 @@ class ExtractJob:
             modules=len(found.factors),
             rank=max((low.a.shape[0] for low in found.factors.values()), default=0),
             kept=kept / total if total else 1.0,
-            whole=tuple(sorted(found.whole, key=natural)),
+            whole=tuple(sorted((*found.whole, *found.biases), key=natural)),
             bytes_written=size,
+            warnings=_warnings(found.left_out),
         )
 
     def _found(self, pool: Pool) -> _Found:
-        """Every tensor that differs, in the order of names; matrices as factors."""
-        found, layout = _Found(), pool.layout
-        matrices, turned = set(_matrices(layout)), layout.config.get("model_type") in TURNED
-        names = [n for n in sorted(layout.tensors) if layout.tensors[n].floating]
-        done = 0
-
-        def visit(name: str) -> tuple[str, LowRank | None, Array | None]:
-            shape = layout.tensors[name].shape
-            base, own = (np.empty(shape, np.float32) for _ in range(2))
-            source.fill("reference", name, 0, base.reshape(-1))
-            source.fill("model", name, 0, own.reshape(-1))
-            source.done(name, 0, own.size)
-            if np.array_equal(base, own):
-                return name, None, None
-            if name not in matrices:
-                return name, None, own
-            change = own - base
-            return name, truncated(change.T if turned else change, self._most, self.energy), None
+        """Every layer that differs; matrices as factors."""
+        found, layers = _Found(), model_layers(pool.layout)
 
         with (
             PoolSource(pool.members, allow_nonfinite=self.options.allow_nonfinite) as source,
             Workers(self.options.threads) as workers,
         ):
-            for name, low, whole in workers.map(visit, names):
-                done += 1
-                self.options.progress("extracting", done, len(names))
-                if low is not None:
-                    found.factors[name.removesuffix(".weight")] = low
-                if whole is not None:
-                    found.whole[name] = whole
-        return _with_head(_with_bias_owners(found, layout), layout)
 
-    def _write(self, folder: Path, layout: Checkpoint, found: _Found) -> int:
-        tensors = found.tensors()
+            def visit(layer: Layer) -> _Visited:
+                return self._visited(source, pool.layout, layer)
+
+            for done, (layer, low, whole) in enumerate(workers.map(visit, layers), 1):
+                self.options.progress("extracting", done, len(layers))
+                if not layer.fits:
+                    found.left_out += whole
+                elif low is not None:
+                    found.factors[layer.module] = low
+                    found.biases |= {f"{layer.module}.bias": values for values in whole.values()}
+                elif whole:
+                    found.saved[layer.module] = layer
+                    found.whole |= {n: v for own, v in whole.items() for n in layer.tensors[own]}
+        return _with_targets(found, layers, pool.layout)
+
+    def _visited(self, source: PoolSource, layout: Checkpoint, layer: Layer) -> _Visited:
+        """A linear layer's update and bias, if they differ; all of another layer that differs."""
+        own, base = (
+            {name: _values(source, member, layout, name) for name in layer.tensors}
+            for member in ("model", "reference")
+        )
+        for name, values in own.items():
+            source.done(name, 0, values.size)
+        changed = {n: v for n, v in own.items() if not np.array_equal(v, base[n])}
+        if not changed or not layer.fits:
+            return layer, None, changed
+        if not layer.linear:
+            return layer, None, own
+        change = own[layer.weight] - base[layer.weight]
+        low = truncated(change.T if layer.turned else change, self._most, self.energy)
+        changed.pop(layer.weight, None)
+        return layer, low, changed
+
+    def _write(
+        self, folder: Path, layout: Checkpoint, found: _Found, tensors: Mapping[str, Array]
+    ) -> int:
         header, _ = encode_header([(name, "F32", v.shape) for name, v in tensors.items()])
         try:
             with (folder / ADAPTER_WEIGHTS).open("wb") as stream:
                 stream.write(header)
                 for values in tensors.values():
                     stream.write(np.ascontiguousarray(values, "<f4").data)
-            config = adapter_settings(layout, found.factors, list(found.whole), str(self.base))
+            config = _settings(layout, found, str(self.base))
             (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         except OSError as error:
             raise OutputError(f"{self.out}: cannot be written ({error.strerror}).") from None
         return (folder / ADAPTER_WEIGHTS).stat().st_size
 
 
-def _matrices(layout: Checkpoint) -> list[str]:
-    """Matrices of the layers: those are linear maps. Embedding and head lie outside."""
-    return [
-        name
-        for name, tensor in sorted(layout.tensors.items())
-        if tensor.floating and len(tensor.shape) == 2 and name.endswith(".weight")
-        and layout.stack.block_of(name) is not None
-    ]  # fmt: skip
+def _values(source: PoolSource, member: str, layout: Checkpoint, name: str) -> Array:
+    values = np.empty(layout.tensors[name].shape, np.float32)
+    source.fill(member, name, 0, values.reshape(-1))
+    return values
 
 
-def _with_bias_owners(found: _Found, layout: Checkpoint) -> _Found:
-    """PEFT stores a bias with the update of its weight: one whose weight is equal gets a zero."""
-    matrices = set(_matrices(layout))
-    for name in found.whole:
-        module = name.removesuffix(".bias")
-        owned = name.endswith(".bias") and f"{module}.weight" in matrices
-        if owned and module not in found.factors:
-            shape = layout.tensors[f"{module}.weight"].shape
-            found.factors[module] = truncated(np.zeros(shape, np.float32), 1, None)
+def _with_targets(found: _Found, layers: list[Layer], layout: Checkpoint) -> _Found:
+    """PEFT loads no adapter without an update, and joins experts only if all have the same rank."""
+    linear = {layer.module: layer for layer in layers if layer.linear}
+    even = [module for module, layer in linear.items() if layer.even]
+    needed = even if any(module in found.factors for module in even) else []
+    if found.whole and not found.factors:
+        needed = [next(iter(linear))] if linear else []
+    for module in needed:
+        if module not in found.factors:
+            shape = layout.tensors[linear[module].weight].shape
+            zeros = np.zeros(shape[::-1] if linear[module].turned else shape, np.float32)
+            found.factors[module] = truncated(zeros, 1, None)
+    usual = max((low.a.shape[0] for low in found.factors.values()), default=1)
+    for module in needed if even else ():
+        found.factors[module] = _padded(found.factors[module], usual)
     return found
 
 
-def _with_head(found: _Found, layout: Checkpoint) -> _Found:
-    """PEFT's copy of an embedding has no part in its head: a head that is tied is stored too."""
-    if layout.head is None and layout.embedding in found.whole:
-        found.whole[tied_head(layout.embedding)] = found.whole[layout.embedding]
-    return found
+def _padded(low: LowRank, rank: int) -> LowRank:
+    """The same product with factors of a larger rank."""
+    more = rank - low.a.shape[0]
+    a, b = np.pad(low.a, ((0, more), (0, 0))), np.pad(low.b, ((0, 0), (0, more)))
+    return low._replace(a=a, b=b)
 
 
-def adapter_settings(
-    layout: Checkpoint, factors: Mapping[str, LowRank], whole: list[str], base: str
-) -> dict[str, Any]:
+def _warnings(left_out: list[str]) -> tuple[str, ...]:
+    if not left_out:
+        return ()
+    some = ", ".join(sorted(left_out, key=natural)[:SHOWN]) + (", …" if left_out[SHOWN:] else "")
+    return (
+        f"left out: {len(left_out)} tensors that differ from the base, as PEFT loads no update of "
+        f"them ({some}). The adapter does not give this model without them.",
+    )
+
+
+def _settings(layout: Checkpoint, found: _Found, base: str) -> dict[str, Any]:
     """adapter_config.json. Every α is its rank, so that the update is b a itself."""
-    ranks = {module: low.a.shape[0] for module, low in factors.items()}
+    ranks = {module: low.a.shape[0] for module, low in found.factors.items()}
     usual = max(ranks.values(), default=1)
     others = {module: rank for module, rank in ranks.items() if rank != usual}
-    biases = [n for n in whole if n.endswith(".bias") and n.removesuffix(".bias") in factors]
-    modules = dict.fromkeys(n.rpartition(".")[0] for n in whole if n not in biases)
+    saved = dict.fromkeys(module for layer in found.saved.values() for module in layer.modules)
+    pairs = [n for layer in found.saved.values() for n in layer.tensors.values() if len(n) == 2]
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": _task(layout),
         "base_model_name_or_path": base,
         "r": usual,
         "lora_alpha": usual,
         "rank_pattern": others,
         "alpha_pattern": others,
-        "target_modules": sorted(factors, key=natural),
-        "modules_to_save": sorted(modules, key=natural) or None,
-        "bias": "all" if biases else "none",
+        "target_modules": sorted(ranks, key=natural),
+        "modules_to_save": sorted(saved, key=natural) or None,
+        "bias": "all" if found.biases else "none",
         "fan_in_fan_out": layout.config.get("model_type") in TURNED,
         "lora_dropout": 0.0,
         "use_rslora": False,
         "use_dora": False,
         "init_lora_weights": True,
-        "ensure_weight_tying": layout.head is None,
+        # PEFT ties a head; to an encoder's embedding it would give the class of a head.
+        "ensure_weight_tying": any(is_head(names[1]) for names in pairs),
         "inference_mode": True,
     }
+
+
+def _task(layout: Checkpoint) -> str | None:
+    """What PEFT calls the kind of model; None is any kind."""
+    if layout.config.get("is_encoder_decoder"):
+        return "SEQ_2_SEQ_LM"
+    named = "".join(layout.config.get("architectures") or ["LMHead"])
+    speaks = any(word in named for word in ("CausalLM", "LMHead", "ConditionalGeneration"))
+    return "CAUSAL_LM" if speaks else None
