@@ -8,16 +8,19 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.operators.table import MERGEKIT
 from sigmerge.recipe.migration import SPACED, migration
+from sigmerge.recipe.mixtures import ENTRY_BY_ENTRY
 from sigmerge.recipe.templates import TEMPLATE_NAMES, TEMPLATES
 from tests.adapters import write_adapter
 from tests.command_line import sigmerge
-from tests.jobs.test_mergekit_parity import run_mergekit
+from tests.jobs.test_architectures import MIXTURES
+from tests.jobs.test_mergekit_parity import both, run_mergekit
 from tests.pools import PoolOnDisk, make_pool, read_weights
 
 PLAIN = """\
@@ -99,6 +102,81 @@ def test_of_several_recipes_each_is_told_under_its_name(pool: PoolOnDisk, tmp_pa
 
 def told(pool: PoolOnDisk, recipe: dict[str, Any]) -> str:
     return "\n".join(str(change) for change in migration(pool.write(recipe)))
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    return make_pool(tmp_path_factory.mktemp("mixture"), experts=2, style="moe")
+
+
+def mixed(mixture: PoolOnDisk, method: str) -> dict[str, Any]:
+    """A recipe of the method with what it must be given, and no more models than it takes."""
+    shared = {"slerp": {"t": 0.3}, "nearswap": {"t": 0.01}, "ties": {"density": 0.5}}
+    recipe = mixture.recipe(method, shared.get(method), dtype="float32")
+    if method in ("slerp", "nearswap"):
+        del recipe["models"][1:]
+    if method == "passthrough":
+        recipe |= {"models": [{"model": recipe["base_model"]}]}
+    if method in ("linear", "passthrough"):
+        del recipe["base_model"]
+    return recipe
+
+
+def stacked(weights: dict[str, Any]) -> dict[str, Any]:
+    """A mixture's weights as transformers 5 holds them."""
+    found = {n.replace("block_sparse_moe", "mlp"): v for n, v in weights.items()}
+    for name in [n for n in found if ".experts.0.w1." in n]:
+        start, _, end = name.partition("0.w1")
+        w1, w2, w3 = (
+            np.stack([found.pop(f"{start}{i}.{w}{end}") for i in range(3)])
+            for w in ("w1", "w2", "w3")
+        )
+        found |= {f"{start}gate_up_proj": np.concatenate([w1, w3], axis=1)}
+        found |= {f"{start}down_proj": w2}
+    return found
+
+
+@pytest.mark.parametrize("method", [*ENTRY_BY_ENTRY, "ties", "slerp"])
+def test_a_mixture_is_told_where_its_numbers_differ(
+    mixture: PoolOnDisk, tmp_path: Path, method: str
+) -> None:
+    recipe = mixed(mixture, method)
+    ours, theirs = both(mixture, recipe, tmp_path)
+    ours = stacked(ours)
+    assert set(ours) == set(theirs)
+    equal = all(np.allclose(ours[n], v, rtol=0, atol=1e-6) for n, v in theirs.items())
+    assert equal == (method in ENTRY_BY_ENTRY)
+    assert ("mergekit stacks those of a layer" in told(mixture, recipe)) != equal
+
+
+def test_of_dense_models_nothing_is_told_about_experts(pool: PoolOnDisk) -> None:
+    assert "stacks" not in told(pool, pool.recipe("ties", dtype="float32"))
+
+
+def test_a_mixture_with_dense_layers_has_no_experts_in_mergekit(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    make = MIXTURES["deepseek_v3"][1]
+    for name in ("math", "coding"):
+        AutoModelForCausalLM.from_config(make()).save_pretrained(tmp_path / name)
+    models = [{"model": str(tmp_path / n), "parameters": {"weight": 1}} for n in ("math", "coding")]
+    recipe = {"merge_method": "linear", "models": models, "dtype": "float32"}
+    ours, theirs = both(pool, recipe, tmp_path)
+    assert {n for n in ours if ".mlp.experts." in n} == set(ours) - set(theirs) != set()
+    assert "mergekit, where a layer has none, writes none" in told(pool, recipe)
+
+
+@pytest.mark.parametrize(
+    ("part", "differs"), [("mlp", True), ("gate", True), ("self_attn", False), ("experts", False)]
+)
+def test_a_filter_by_names_that_mergekit_changes(
+    mixture: PoolOnDisk, part: str, differs: bool
+) -> None:
+    weight = [{"filter": part, "value": 0.5}, {"value": 1.0}]
+    recipe = mixture.recipe("task_arithmetic", weight=(weight, 1.0), dtype="float32")
+    assert (f"filter: {part} is sought in the names" in told(mixture, recipe)) == differs
 
 
 def test_a_missing_weight(pool: PoolOnDisk, tmp_path: Path) -> None:

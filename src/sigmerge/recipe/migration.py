@@ -15,6 +15,7 @@ from sigmerge.errors import RecipeError
 from sigmerge.files.yaml_documents import Place, Yaml, decoded, parse_yaml
 from sigmerge.operators.table import MERGEKIT
 from sigmerge.recipe.documents import named_documents, several, standing_in, with_folders
+from sigmerge.recipe.mixtures import experts_apart
 from sigmerge.recipe.parser import load_recipe
 from sigmerge.recipe.reading import OWN
 from sigmerge.recipe.record import Recipe
@@ -85,6 +86,7 @@ def _changes(
         *_numbers(recipe, data),
         *_weights(recipe),
         *_models(recipe, members, data),
+        *experts_apart(recipe.method, members, data),
         *_vocabulary(data),
         *_template(data),
     ]
