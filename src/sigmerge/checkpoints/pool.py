@@ -66,6 +66,20 @@ class Pool:
         return [(f"layer {i}", names) for i, names in enumerate(inside)] + outside
 
 
+def open_members(members: Mapping[str, Path], allow_pickle: bool) -> dict[str, Checkpoint]:
+    """Open checkpoints by name. All that cannot be are reported together."""
+    opened: dict[str, Checkpoint] = {}
+    problems: list[str] = []
+    for name, path in members.items():
+        try:
+            opened[name] = open_checkpoint(path, allow_pickle=allow_pickle)
+        except PoolError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise PoolError("The pool cannot be opened:", problems)
+    return opened
+
+
 def open_pool(
     reference: Path | None,
     experts: Mapping[str, Path],
@@ -81,15 +95,9 @@ def open_pool(
     blocks. In a `soup` the reference may be a member like others, since no task vector is needed.
     `moved` brings the members to one vocabulary.
     """
-    opened: dict[str, Checkpoint] = {}
+    members = {**({"reference": reference} if reference else {}), **experts}
+    opened = open_members(members, allow_pickle)
     problems: list[str] = []
-    for name, path in {**({"reference": reference} if reference else {}), **experts}.items():
-        try:
-            opened[name] = open_checkpoint(path, allow_pickle=allow_pickle)
-        except PoolError as error:
-            problems.append(f"{name}: {error}")
-    if problems:
-        raise PoolError("The pool cannot be opened:", problems)
     base = opened.pop("reference", None) if reference else None
     pool = with_heads(Pool(base, opened))
     if moved is not None:

@@ -79,11 +79,14 @@ def _extracted_lines(done: Any) -> Iterator[str]:
 
 
 @app.command(epilog=examples("sigmerge migrate mergekit.yaml"))
-def migrate(recipe: RecipeFile, as_json: Json = False) -> None:
-    """Print what differs from mergekit when a recipe runs here."""
+def migrate(recipe: RecipeFile, allow_pickle: Pickle = False, as_json: Json = False) -> None:
+    """Print what differs from mergekit when a recipe runs here.
+
+    A recipe or a model that `merge` cannot read is an error, as it is there.
+    """
     from sigmerge.recipe.migration import migration
 
-    show.emit(migration(recipe), as_json, _changed_lines)
+    show.emit(migration(recipe, allow_pickle), as_json, _changed_lines)
 
 
 def _changed_lines(changes: Any) -> Iterator[str]:

@@ -41,9 +41,10 @@ class SeveralJob:
 
     def _check(self) -> None:
         """Read all recipes before the first is merged."""
-        with standing_in(several(self.file)) as recipes:
-            for recipe in recipes.values():
-                load_recipe(recipe, seed=self.seed, strict=self.strict)
+        found = several(self.file)
+        with standing_in(found) as places:
+            for given in found.values():
+                load_recipe(with_folders(given, places), seed=self.seed, strict=self.strict)
 
     def run(self) -> tuple[Merged, ...]:
         """The results in the order in which they were made. Those that are there are kept."""

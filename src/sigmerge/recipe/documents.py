@@ -59,13 +59,13 @@ def named_documents(file: Path) -> dict[str, Document]:
 
 
 @contextmanager
-def standing_in(found: Mapping[str, dict[str, Any]]) -> Iterator[dict[str, dict[str, Any]]]:
-    """The recipes with empty folders for one another's results, which are not there yet."""
+def standing_in(found: Iterable[str]) -> Iterator[dict[str, Path]]:
+    """Empty folders by the names of recipes, for their results, which are not there yet."""
     with TemporaryDirectory() as scratch:
-        places = {name: Path(scratch) / name for name in found}
+        places = {name: Path(scratch).resolve() / name for name in found}
         for place in places.values():
             place.mkdir()
-        yield {name: with_folders(recipe, places) for name, recipe in found.items()}
+        yield places
 
 
 def needed(recipe: Mapping[str, Any], names: Iterable[str]) -> set[str]:

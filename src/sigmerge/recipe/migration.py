@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.adapter_folders import split_adapter
+from sigmerge.checkpoints.adapter_folders import home_of, split_adapter
+from sigmerge.checkpoints.companions import chat_template_of
+from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
+from sigmerge.checkpoints.pool import open_members
 from sigmerge.errors import RecipeError
 from sigmerge.files.yaml_documents import Place, Yaml, decoded, parse_yaml
 from sigmerge.operators.table import MERGEKIT
-from sigmerge.recipe.documents import named_documents, several, standing_in
+from sigmerge.recipe.documents import named_documents, several, standing_in, with_folders
+from sigmerge.recipe.mixtures import experts_apart
 from sigmerge.recipe.parser import load_recipe
 from sigmerge.recipe.reading import OWN
 from sigmerge.recipe.record import Recipe
 
 DRAWN = ("dare_linear", "dare_ties", "della", "della_linear")
 CUT = ("ties", "breadcrumbs", "breadcrumbs_ties", "sce")
+SPACED = {
+    "llama3": "mergekit's adds a line break after every turn, which Llama 3's does not have",
+    "exaone": "mergekit's adds indents and line breaks, which EXAONE's does not have",
+    "alpaca": "mergekit's has no line break before the last response, and two before the first "
+    "instruction if no system message is given",
+}
+"""Chat templates that give other text than mergekit's, which has spaces of its layout in it."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +43,53 @@ class Change:
         return f"line {self.line}, {self.key}: {self.text}" if self.line else self.text
 
 
-def migration(file: Path) -> tuple[Change, ...]:
-    """What differs from mergekit, in the order of lines; RecipeError if the recipe cannot run.
+def migration(file: Path, allow_pickle: bool = False) -> tuple[Change, ...]:
+    """What differs from mergekit, in the order of lines; the error of `merge` if that cannot run.
 
     Of a file of several recipes, that of each, under its name.
     """
     if found := several(file):
         changes = []
-        with standing_in(found) as recipes:
-            for name, (written, above) in named_documents(file).items():
-                changes += _changes(load_recipe(recipes[name]), written, above, name)
+        documents = named_documents(file)
+        with standing_in(found) as made:
+            for name, given in found.items():  # each after those that it needs
+                recipe = load_recipe(with_folders(given, made))
+                members = _members(recipe, made.values(), allow_pickle)
+                changes += _changes(recipe, members, *documents[name], name)
+                if text := recipe.chat_template or chat_template_of(recipe.home):
+                    (made[name] / "chat_template.jinja").write_text(text, encoding="utf-8")
     else:
         text = decoded(file, "a recipe in YAML", RecipeError)
-        changes = _changes(load_recipe(file), parse_yaml(text, str(file), RecipeError))
+        recipe = load_recipe(file)
+        members = _members(recipe, (), allow_pickle)
+        changes = _changes(recipe, members, parse_yaml(text, str(file), RecipeError))
     return tuple(sorted(changes, key=lambda change: change.line or 1 << 30))
 
 
-def _changes(recipe: Recipe, written: Yaml, above: int = 0, name: str = "") -> list[Change]:
+def _members(recipe: Recipe, made: Collection[Path], allow_pickle: bool) -> list[Checkpoint]:
+    """The models that are merged, but for those that other recipes make; or why one cannot be."""
+    there = {name: path for name, path in recipe.members.items() if home_of(path) not in made}
+    return list(open_members(there, allow_pickle).values())
+
+
+def _changes(
+    recipe: Recipe,
+    members: Sequence[Checkpoint],
+    written: Yaml,
+    above: int = 0,
+    name: str = "",
+) -> list[Change]:
     """Those of one recipe, which has so many lines above it, and a name among several."""
     data: Mapping[str, Any] = written.value
-    places = [*_ours(data), *_numbers(recipe, data), *_models(recipe, data), *_vocabulary(data)]
+    places = [
+        *_ours(data),
+        *_numbers(recipe, data),
+        *_weights(recipe),
+        *_models(recipe, members, data),
+        *experts_apart(recipe.method, members, data),
+        *_vocabulary(data),
+        *_template(data),
+    ]
     named = [name] if name else []
     changes = [
         Change(_line(place, written.lines, above), ".".join(map(str, (*named, *place))), text)
@@ -109,13 +147,50 @@ def _numbers(recipe: Recipe, data: Mapping[str, Any]) -> Iterator[tuple[Place, s
         )
 
 
-def _models(recipe: Recipe, data: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-    paths = [recipe.reference, *recipe.experts.values()]
-    if any(path is not None and split_adapter(path)[1] for path in paths):
+def _weights(recipe: Recipe) -> Iterator[tuple[Place, str]]:
+    """Models without a weight, where mergekit needs one."""
+    options = recipe.operator.parameters if recipe.operator else ()
+    if recipe.method not in MERGEKIT or "weight" not in {option.name for option in options}:
+        return
+    if without := list(dict.fromkeys(_without_weight(recipe))):
         yield (
-            (next(key for key in ("models", "slices", "modules", "base_model") if key in data),),
+            ("merge_method",),
+            f"{', '.join(without)} without a weight: 1.0 is taken; mergekit stops there",
+        )
+
+
+def _without_weight(recipe: Recipe) -> Iterator[str]:
+    for piece in recipe.slices:
+        shared = [piece.parameters, recipe.modules.get(piece.module, {}), recipe.parameters]
+        for source in piece.sources:
+            if source.model != piece.base and not _weighted(source.parameters, *shared):
+                yield source.model
+    for model in recipe.models if not recipe.slices else ():
+        for module, own in (model.parts or {"": model.parameters}).items():
+            if not _weighted(own, recipe.modules.get(module, {}), recipe.parameters):
+                yield model.name
+
+
+def _weighted(*given: Mapping[str, Any]) -> bool:
+    return any("weight" in parameters for parameters in given)
+
+
+def _models(
+    recipe: Recipe, members: Sequence[Checkpoint], data: Mapping[str, Any]
+) -> Iterator[tuple[Place, str]]:
+    keys = ("models", "slices", "output_slices", "modules", "base_model")
+    listed = (next(key for key in keys if key in data),)
+    if any(split_adapter(path)[1] for path in recipe.members.values()):
+        yield (
+            listed,
             "adapters are added in float32 where they are read; mergekit stores the model with its "
             "adapter first, rounded to the model's type",
+        )
+    for member in filter(_parted, members):
+        yield (
+            listed,
+            f"{member.title} parts the head from the embedding, which are one tensor in "
+            f"{member.path.name}; in mergekit's result they stay tied",
         )
     counts: dict[str, set[int]] = {}
     for piece in recipe.slices:
@@ -134,6 +209,19 @@ def _models(recipe: Recipe, data: Mapping[str, Any]) -> Iterator[tuple[Place, st
             "without base_model: configuration and tokenizer are the first model's; mergekit takes "
             "any of them, another one from run to run",
         )
+
+
+def _parted(member: Checkpoint) -> bool:
+    """Whether a model has a head of its own only since its adapter brings one."""
+    if member.adapter is None or member.head is None:
+        return False
+    model = open_checkpoint(member.path, allow_pickle=True)  # it was opened before
+    return model.head is None or bool(model.config.get("tie_word_embeddings"))
+
+
+def _template(data: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+    if told := SPACED.get(str(data.get("chat_template"))):
+        yield ("chat_template",), told
 
 
 def _vocabulary(data: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:

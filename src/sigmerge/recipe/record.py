@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sigmerge.checkpoints.adapter_folders import split_adapter
+from sigmerge.checkpoints.adapter_folders import home_of, split_adapter
 from sigmerge.checkpoints.modules import module_of
 from sigmerge.operators.base import Operator, Parameter, Site
 from sigmerge.recipe.sections import CaptureSection
@@ -94,11 +94,25 @@ class Recipe:
         return {model.name: model.path for model in self.models}
 
     @property
+    def members(self) -> dict[str, Path]:
+        """Every model that is merged, once, under the name that errors use for it."""
+        reference = [("reference", self.reference)] if self.reference else []
+        sources = [(one.model, one.path) for piece in self.slices for one in piece.sources]
+        named: dict[Path, str] = {}
+        for name, path in (*reference, *self.experts.items(), *sources):
+            named.setdefault(path, name)
+        return {name: path for path, name in named.items()}
+
+    @property
+    def home(self) -> Path:
+        """The folder whose tokenizer and chat template the result has."""
+        return home_of(self.tokenizer or self.reference or self.models[0].path)
+
+    @property
     def inputs(self) -> list[Path]:
         """Every folder that is read, and so must not be written."""
         others = [path for path in (self.reference, self.tokenizer, self.anchor) if path]
-        sources = [source.path for piece in self.slices for source in piece.sources]
-        given = [*others, *self.experts.values(), *sources]
+        given = [*others, *self.members.values()]
         return [f for f in dict.fromkeys(p for g in given for p in split_adapter(g)) if f]
 
     def site(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.recipe.reading import Reading
 from sigmerge.recipe.record import Recipe, RecipeModel
@@ -97,7 +96,7 @@ def read_chat_template(reading: Reading, recipe: Recipe, wanted: str | None) -> 
     from sigmerge.checkpoints.companions import chat_template_of
     from sigmerge.recipe.templates import chat_template
 
-    home = home_of(recipe.tokenizer or recipe.reference or recipe.models[0].path)
+    home = recipe.home
     models = dict.fromkeys(model for model in recipe.inputs if model != recipe.anchor)
     try:
         if wanted is not None:
