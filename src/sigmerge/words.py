@@ -1,4 +1,4 @@
-"""Phrases that errors share: a guess at what a wrong name meant, a value cut to one line."""
+"""Words that rooms share: a guess at what a wrong name meant, a value cut to one line."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ def unknown(what: str, name: Any, known: Iterable[str]) -> str:
 def counted(number: int, noun: str) -> str:
     """So many of something."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def matrix_name(tensor: str, number: int) -> str:
+    """What one of the matrices stacked in a tensor is called."""
+    return f"{tensor}[{number}]"
 
 
 def size(count: float) -> str:

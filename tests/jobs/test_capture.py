@@ -27,6 +27,7 @@ from sigmerge.jobs.options import Options  # noqa: E402
 from sigmerge.jobs.pools import open_merge_pool  # noqa: E402
 from sigmerge.recipe import Recipe  # noqa: E402
 from tests.oracles import oracle_features as oracle  # noqa: E402
+from tests.oracles.oracle_mixtures import routed  # noqa: E402
 from tests.pools import weight_bytes  # noqa: E402
 from tests.probing import models  # noqa: E402
 
@@ -242,22 +243,91 @@ def test_regmean_of_gpt2_acts_on_the_first_dimension(tmp_path: Path) -> None:
     assert not any("nothing was captured" in warning for warning in plan["warnings"])
 
 
+def texts_of(file: Path) -> list[list[int]]:
+    lines = [" ".join(json.loads(line).values()) for line in file.read_text().splitlines()]
+    return [[models.WORDS.index(word) + 3 for word in line.split()] for line in lines]
+
+
+def show_one_word(file: Path, word: str) -> None:
+    """A text of one token: some experts of a mixture get none."""
+    file.write_text(json.dumps({"prompt": word}) + "\n")
+
+
+@pytest.mark.parametrize("family", list(models.MIXTURES))
+def test_regmean_of_a_mixture_s_experts(family: str, tmp_path: Path) -> None:
+    """Each matrix by the tokens that either expert's router sends to it: against the oracle."""
+    pool = family_pool(tmp_path / "pool", family)
+    sigmerge.merge(recipe(pool, "regmean"), tmp_path / "out")
+    rows = [routed(pool / name, family, texts_of(pool / f"{name}.jsonl")) for name in EXPERTS]
+    before = [load_file(pool / name / "model.safetensors") for name in EXPERTS]
+    merged = load_file(tmp_path / "out/model.safetensors")
+    assert len(rows[0]) == {"gpt_oss": 18, "mixtral": 27, "qwen3_moe": 36}[family]
+    for name in rows[0]:
+        stored, _, number = name.removesuffix("]").partition("[")
+        weights = [every[stored].astype(np.float64) for every in (*before, merged)]
+        if number:
+            weights = [weight[int(number)].T for weight in weights]
+        wanted = oracle.regmean(weights[:2], [seen[name] for seen in rows], 0.9)
+        np.testing.assert_allclose(weights[2], wanted, rtol=1e-3, atol=1e-3)
+        assert np.abs(wanted - (weights[0] + weights[1]) / 2).max() > 0.01
+
+
 @pytest.mark.parametrize("method", ["regmean", "lot", "cat"])
-def test_a_mixture_s_experts_are_named_where_they_are_merged_plainly(
-    method: str, tmp_path: Path
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral"])
+def test_a_mixture_s_experts_that_no_token_reaches(
+    family: str, method: str, tmp_path: Path
 ) -> None:
-    pool = family_pool(tmp_path / "pool", "gpt_oss")
+    """Reached by neither expert's text, a matrix is merged plainly, and one warning a kind of
+    tensor says so."""
+    pool = family_pool(tmp_path / "pool", family)
+    for name in EXPERTS:
+        show_one_word(pool / f"{name}.jsonl", "w7")
     file = tmp_path / "recipe.yaml"
-    file.write_text(json.dumps(recipe(pool, method)))
+    file.write_text(json.dumps(recipe(pool, method, parameters={"lambda": 1.0})))
     shown = CliRunner().invoke(app, ["merge", str(file), str(tmp_path / "out")])
+    assert shown.exit_code == 0, shown.output
     plan = json.loads((tmp_path / "out/sigmerge/plan.json").read_text())
-    for name in ("experts.gate_up_proj", "experts.down_proj", "router.weight"):
-        said = f"model.layers.*.mlp.{name} (3 tensors): nothing was captured for it"
-        assert any(warning.startswith(said) for warning in plan["warnings"])
-        assert f"warning: {said}" in shown.stdout
-        for layer in range(3):
-            assert "fallback" in plan["tensors"][f"model.layers.{layer}.mlp.{name}"]
-    assert "fallback" not in plan["tensors"]["model.layers.0.self_attn.q_proj.weight"]
+    router = {"mixtral": "block_sparse_moe.gate", "gpt_oss": "mlp.router"}[family]
+    said = f"model.layers.*.{router}.weight (3 tensors): nothing was captured for it"
+    assert f"warning: {said}" in shown.stdout
+    missed = set(every_matrix(pool, family)).difference(
+        *(routed(pool / name, family, [[10]]) for name in EXPERTS)
+    )
+    told = [warning.partition(" (")[0] for warning in plan["warnings"] if "experts" in warning]
+    kinds = {
+        "mixtral": ["*.w1.weight", "*.w2.weight", "*.w3.weight"],
+        "gpt_oss": ["down_proj", "down_proj_bias", "gate_up_proj", "gate_up_proj_bias"],
+    }
+    block = router.partition(".")[0]
+    assert sorted(told) == [f"model.layers.*.{block}.experts.{kind}" for kind in kinds[family]]
+    assert missed
+    folders = (pool / "reference", *(pool / name for name in EXPERTS), tmp_path / "out")
+    base, *experts, merged = (load_file(f / "model.safetensors") for f in folders)
+    for name in missed:
+        stored, _, number = name.removesuffix("]").partition("[")
+        at = int(number) if number else ...
+        total = sum(expert[stored][at] for expert in experts)
+        plain = total - base[stored][at] if method == "cat" else total / 2
+        np.testing.assert_allclose(merged[stored][at], plain, rtol=1e-4, atol=1e-5)
+
+
+def every_matrix(pool: Path, family: str) -> list[str]:
+    """All that any of many texts reaches."""
+    return list(routed(pool / "reference", family, [[i, i + 1, i + 2] for i in range(3, 20)]))
+
+
+def test_an_expert_of_a_mixture_that_one_text_does_not_reach(tmp_path: Path) -> None:
+    """Its Gram of zeros leaves the matrix to the other expert."""
+    pool = family_pool(tmp_path / "pool", "mixtral")
+    show_one_word(pool / "math.jsonl", "w7")
+    sigmerge.merge(recipe(pool, "regmean"), tmp_path / "out")
+    reached = routed(pool / "math", "mixtral", texts_of(pool / "math.jsonl"))
+    theirs = load_file(pool / "coding/model.safetensors")
+    merged = load_file(tmp_path / "out/model.safetensors")
+    missed = [name for name in every_matrix(pool, "mixtral") if name not in reached]
+    assert len(missed) == 9
+    for name in missed:
+        np.testing.assert_allclose(merged[name], theirs[name], rtol=1e-3, atol=1e-3)
 
 
 def test_statistics_say_where_they_were_made(pool: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sigmerge.checkpoints.statistics import packed
+from sigmerge.engine import stream
 from sigmerge.errors import PoolError
 from sigmerge.kernels.algebra import ProcessorAlgebra
 from sigmerge.operators import cat as cat_module
@@ -512,6 +513,34 @@ def test_weights_that_are_stored_the_other_way_round(shape: tuple[int, int]) -> 
     cat = out("cat", rank=2, trade_off=0.4)
     np.testing.assert_allclose(cat, wanted, rtol=2e-5, atol=2e-5)
     assert outputs == cat.shape[1] and max(notes["c"]["rank"].values()) > 0
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("method", ["regmean", "lot", "cat"])
+def test_matrices_of_a_stack_are_merged_one_by_one(
+    method: str, turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if each were a tensor of its own; the last, which no token reached, as one without
+    statistics. Two lie in a tile."""
+    monkeypatch.setattr(stream, "TILE", 2 * 15)
+    rng = np.random.default_rng(4)
+    stack = rng.standard_normal((3, 5, 3)).astype(np.float32)
+    experts = {e: {"s": stack + rng.standard_normal((3, 5, 3)).astype(np.float32)} for e in "AB"}
+    data = {
+        e: {f"s[{i}]": rng.standard_normal((0 if i == 2 else 9 + i, 5 if turned else 3))
+            for i in range(3)}
+        for e in "AB"
+    }  # fmt: skip
+    data["A"]["s[0]"] = data["A"]["s[0]"][:0]
+    stacked = Measured({"s": "gram"}, data, {"s"} if turned else ())
+    got = run(method, {"s": stack}, experts, statistics=stacked)
+    kinds = {"s[0]": "gram", "s[1]": "gram"}
+    apart = {e: {f"s[{i}]": every["s"][i] for i in range(3)} for e, every in experts.items()}
+    alone = Measured(kinds, data, kinds if turned else ())
+    wanted = run(method, {f"s[{i}]": stack[i] for i in range(3)}, apart, statistics=alone)
+    for i in range(3):
+        np.testing.assert_array_equal(got["s"].reshape(3, 15)[i], wanted[f"s[{i}]"])
+        assert np.isfinite(wanted[f"s[{i}]"]).all()
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,11 @@ MIXTURES: dict[str, Any] = {
         **SHAPE, head_dim=8, num_local_experts=3, num_experts_per_tok=2
     ),
     "mixtral": lambda: transformers.MixtralConfig(**SHAPE, num_local_experts=3),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **SHAPE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12
+    ),
 }
-"""Experts in one tensor of three dimensions; Mixtral's are stored apart and joined on loading."""
+"""Experts in one tensor of three dimensions; others' are stored apart and joined on loading."""
 
 
 def write_tokenizer(folder: Path, words: list[str] = WORDS) -> None:

@@ -31,6 +31,7 @@ from sigmerge.probing.exemplars import (  # noqa: E402
 )
 from sigmerge.probing.fisher import capture_fisher  # noqa: E402
 from sigmerge.probing.skeleton import reader  # noqa: E402
+from tests.oracles.oracle_mixtures import routed  # noqa: E402
 from tests.probing import models  # noqa: E402
 
 FAMILIES = list(models.CONFIGS)
@@ -241,18 +242,37 @@ def test_transposed_weights_are_marked(expert: Path, tmp_path: Path) -> None:
     assert {found.transposed(name) for name in named} == {"gpt2" in str(expert)}
 
 
-def test_stacked_experts_of_a_mixture_are_not_measured(tmp_path: Path) -> None:
-    """The layers around them are, also where the experts are stored apart and joined on loading."""
-    models.write_expert(tmp_path / "moe", "gpt_oss")
-    found = features(tmp_path / "moe", tokens_of(), tmp_path / "out")
-    assert found.measured("model.layers.0.self_attn.q_proj.weight") == "gram"
-    assert found.measured("model.layers.0.mlp.experts.gate_up_proj") == ""
-    models.write_expert(tmp_path / "mixtral", "mixtral")
-    found = features(tmp_path / "mixtral", tokens_of(), tmp_path / "joined")
-    grams, _ = in_one_go(tmp_path / "mixtral", tokens_of())
-    name = "model.layers.2.self_attn.o_proj.weight"
-    np.testing.assert_allclose(gram_of(found, name), grams[name], **CLOSE)
-    assert found.measured("model.layers.0.block_sparse_moe.experts.0.w1.weight") == ""
+@pytest.mark.parametrize("skip_bos", [False, True])
+@pytest.mark.parametrize("family", list(models.MIXTURES))
+def test_grams_of_a_mixture_s_experts(family: str, skip_bos: bool, tmp_path: Path) -> None:
+    """Of the tokens that the router sends to each, under the names that are stored."""
+    models.write_expert(tmp_path / "moe", family)
+    tokens = tokens_of()
+    found = features(tmp_path / "moe", tokens, tmp_path / "out", skip_bos=skip_bos, threads=2)
+    wanted = routed(tmp_path / "moe", family, [row.ids for row in tokens], skip_bos=skip_bos)
+    assert len(wanted) == {"gpt_oss": 18, "mixtral": 27, "qwen3_moe": 36}[family]
+    for name, rows in wanted.items():
+        np.testing.assert_allclose(gram_of(found, name), rows.T @ rows, rtol=1e-4, atol=1e-4)
+        assert found.rows("e", name) == len(rows), name
+        stored = name.partition("[")[0]
+        assert found.measured(stored) == "gram"
+        assert found.transposed(stored) == (family == "gpt_oss")
+
+
+def test_experts_that_no_token_reaches_have_grams_of_zeros(tmp_path: Path) -> None:
+    """One token, which two of three experts get. Such an expert is not measured."""
+    models.write_expert(tmp_path / "moe", "mixtral")
+    found = features(tmp_path / "moe", [Tokens((5,), 1)], tmp_path / "out")
+    name = "model.layers.{}.block_sparse_moe.experts.{}.{}.weight".format
+    for layer in range(3):
+        for part, width in (("w1", 16), ("w2", 24), ("w3", 16)):
+            rows = {i: found.rows("e", name(layer, i, part)) for i in range(3)}
+            assert sorted(rows.values()) == [0, 1, 1]
+            [missed] = [i for i in rows if not rows[i]]
+            assert not gram_of(found, name(layer, missed, part)).any()
+            assert len(gram_of(found, name(layer, missed, part))) == width
+            kinds = {found.measured(name(layer, i, part)) for i in rows if rows[i]}
+            assert found.measured(name(layer, missed, part)) == "" and kinds == {"gram"}
 
 
 def test_fisher_of_experts_that_are_joined_on_loading(tmp_path: Path) -> None:
@@ -324,10 +344,10 @@ def test_a_layer_that_only_some_texts_reach() -> None:
     sums = Sums(Workers(1))
     for text in ((0,), (0, 1), (1,)):
         seen = Seen(9, False)
-        for routed in text:
-            rows = inputs[routed].clone()
+        for one in text:
+            rows = inputs[one].clone()
             for name in ("gate", "up"):
-                seen.linear(f"{routed}.{name}", rows, False)
+                seen.linear(f"{one}.{name}", rows, False)
         sums.add([seen])
     assert sums.shared == {f"{e}.{n}": (f"{e}.gate", False) for e in (0, 1) for n in ("gate", "up")}
     assert dict(sums.rows) == {"0.gate": 8, "1.gate": 4}

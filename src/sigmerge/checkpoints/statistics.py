@@ -6,7 +6,7 @@
 
 A Gram is symmetric and kept as its upper triangle in float64, row after row: exact, and no larger
 than the whole in float32. Every file says for each tensor which statistic is its own, so tensors
-that read the same input share one.
+that read the same input share one. Matrices that are stacked in one tensor have one each.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from sigmerge.files.digests import file_digests, kind_of
 from sigmerge.files.documents import parse_json, read_bytes, whole, write_json
 from sigmerge.files.regular import is_regular, remove
 from sigmerge.kernels import Array
+from sigmerge.words import matrix_name
 
 _Made = TypeVar("_Made")
 DONE = "capture.json"
@@ -130,12 +131,23 @@ class StatisticsFolders:
         self._made, self._lock = OrderedDict(), threading.Lock()
 
     def measured(self, tensor: str) -> str:
-        """What is known about a tensor of every expert."""
-        kinds = {e[tensor].kind if tensor in e else "" for e in self._entries.values()}
-        return kinds.pop() if len(kinds) == 1 else ""
+        """What is known about a tensor of every expert; nothing where no token reached it.
+
+        Of a stack of matrices every one is known, or none.
+        """
+        own = self._found(tensor)
+        found = own or self._found(matrix_name(tensor, 0))
+        kinds = {entry.kind for entry in found}
+        if len(found) < len(self._entries) or len(kinds) > 1:
+            return ""
+        return kinds.pop() if not own or any(entry.rows for entry in own) else ""
 
     def transposed(self, tensor: str) -> bool:
-        return any(tensor in e and e[tensor].transposed for e in self._entries.values())
+        found = self._found(tensor) or self._found(matrix_name(tensor, 0))
+        return any(entry.transposed for entry in found)
+
+    def _found(self, tensor: str) -> list[Entry]:
+        return [entries[tensor] for entries in self._entries.values() if tensor in entries]
 
     def triangle(self, expert: str, tensor: str) -> Array:
         return self._read(expert, tensor)

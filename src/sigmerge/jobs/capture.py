@@ -38,7 +38,7 @@ from sigmerge.recipe import Recipe
 from sigmerge.results import Captured, Captures
 from sigmerge.words import did_you_mean
 
-STATISTICS_FORMAT = 2
+STATISTICS_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,8 @@ def peak_memory(planned: Capture, recipe: Recipe, threads: int) -> int:
     most = 0
     for shapes in blocks.values():
         inputs = [shape[-1] for shape in shapes if len(shape) == 2]
+        for count, *sides in (shape for shape in shapes if len(shape) == 3):
+            inputs += count * [max(sides)] if min(sides) > 1 else []  # a stack, (in, out) or not
         held = (TOKENS_HELD + length) * (4 * sum(inputs) + 8 * max(inputs, default=0))
         weights = 4 * sum(map(prod, shapes))
         most = max(most, weights + 12 * sum(width**2 for width in inputs) + held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -45,7 +46,7 @@ from sigmerge.kernels import TILE
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.stored import is_finite
 from sigmerge.operators.base import Operator, Site
-from sigmerge.operators.features import peak_bytes
+from sigmerge.operators.features import is_stack, matrix_of, peak_bytes, reached
 from sigmerge.recipe import Recipe
 from sigmerge.records import PLAN, PROVENANCE, RECIPE, Plan, Provenance
 from sigmerge.results import Merged
@@ -130,7 +131,7 @@ class DenseJob:
         whole = 0
         if self.operator.needs == "features":
             shapes = [s.shape for s in self.sites.values() if s.block is not None]
-            sizes = [peak_bytes(experts, shape) for shape in shapes if len(shape) == 2]
+            sizes = [peak_bytes(experts, shape) for shape in shapes if len(shape) > 1]
             whole = max(sizes, default=0)
         else:  # rows and result of a long tile, and as much again for what is computed on it
             granules = [self.operator.granule(site) for site in self.sites.values()]
@@ -243,23 +244,36 @@ def with_statistics(job: DenseJob, options: Options) -> DenseJob:
     problems = job.operator.check_statistics(list(sites.values()), statistics)
     if problems:
         raise PoolError(f"{job.recipe.method}: the exemplars do not suffice:", problems)
-    notes = (*job.recipe.notes, *again, *_unmeasured(sites.values(), job.pool.stack.prefix))
+    notes = (*job.recipe.notes, *again, *_unmeasured(sites.values(), statistics))
     recipe = replace(job.recipe, notes=notes)
     return replace(job, recipe=recipe, sites=sites, statistics=statistics)
 
 
-def _unmeasured(sites: Iterable[Site], prefix: str) -> list[str]:
-    """Notes about matrices of blocks that no capture measured, by name."""
-    names = Counter(
-        site.tensor.replace(f"{prefix}{site.block}.", f"{prefix}*.", 1)
-        for site in sites
-        if site.block is not None and len(site.shape) > 1 and not site.measured
+def _unmeasured(sites: Iterable[Site], statistics: StatisticsFolders) -> list[str]:
+    """Notes about matrices of blocks that no capture measured, by name without numbers."""
+    matrices = [site for site in sites if site.block is not None and len(site.shape) > 1]
+    alone = Counter(_kind(site.tensor) for site in matrices if not site.measured)
+    stacked = Counter(
+        _kind(site.tensor)
+        for site in matrices
+        if site.measured == "gram" and is_stack(site)
+        for number in range(site.shape[0])
+        if not reached(matrix_of(site, number), statistics)
     )
     return [
         f"{name} ({count} tensors): nothing was captured for it; tensors: in the plan names the "
         "plainer rule that merged it"
-        for name, count in names.items()
+        for name, count in alone.items()
+    ] + [
+        f"{name} ({count} of its matrices): no exemplar reaches them; they are merged by the "
+        "plainer rule for what is not captured"
+        for name, count in stacked.items()
     ]
+
+
+def _kind(tensor: str) -> str:
+    """A tensor's name with a star for its layer and its number among experts."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", tensor)
 
 
 def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:

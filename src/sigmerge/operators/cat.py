@@ -37,8 +37,11 @@ from sigmerge.operators.features import (
     energies,
     grams,
     matrices,
+    matrix_size,
     note_fallback,
+    note_solved,
     stored,
+    weights_of,
 )
 from sigmerge.operators.task_arithmetic import task_vectors
 
@@ -75,14 +78,15 @@ class Cat(Operator):
     )
 
     def granule(self, site: Site) -> int:
-        return site.size if site.measured or site.shift else 4
+        return matrix_size(site) if site.measured or site.shift else 4
 
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
         site = chunk.site
         for tile in task_vectors(chunk):
             if site.measured == "gram":
-                project = partial(_projected, tile.experts, site, chunk.statistics)
-                chunk.notes["rank"] = _refill(tile, site, *chunk.solve(project))
+                for part, one in weights_of(tile, site, chunk.statistics):
+                    project = partial(_projected, part.experts, one, chunk.statistics)
+                    note_solved(chunk, {"rank": _refill(part, one, *chunk.solve(project))})
             elif site.measured or site.shift:
                 trimmed = _masked(tile.experts, site, chunk.statistics)
                 chunk.notes["masked"] = _refill(tile, site, *trimmed)

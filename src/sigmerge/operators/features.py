@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sigmerge.kernels import Array
-from sigmerge.operators.base import Chunk, Parameter, Site, Statistics
+from sigmerge.operators.base import Chunk, Parameter, Site, Statistics, Tile
+from sigmerge.words import matrix_name
 
 if TYPE_CHECKING:
     from sigmerge.kernels.algebra import Algebra, Matrix
@@ -28,14 +30,54 @@ FORMED = 8192
 def peak_bytes(experts: int, shape: tuple[int, ...]) -> int:
     """What merging a weight with Grams takes at most: CAT, which takes most, holds the updates in
     float32 and float64, every expert's Gram, and at times a few matrices of its outputs."""
-    outputs = min(shape[0], FORMED)
-    return 12 * (experts + 3) * prod(shape) + 8 * (experts + 8) * shape[-1] ** 2 + 32 * outputs**2
+    *_, rows, columns = shape
+    size, outputs = rows * columns, min(rows, FORMED)
+    return 12 * (experts + 3) * size + 8 * (experts + 8) * columns**2 + 32 * outputs**2
+
+
+def matrix_size(site: Site) -> int:
+    """Coordinates of a measured tensor that are merged together: one matrix of a stack."""
+    return prod(site.shape[-2:])
+
+
+def is_stack(site: Site) -> bool:
+    """Whether matrices, each with its own Gram, are stored in one tensor: a mixture's experts."""
+    return len(site.shape) == 3
+
+
+def matrix_of(site: Site, number: int) -> Site:
+    """One matrix of a stack as an operator sees it."""
+    name, shape = matrix_name(site.tensor, number), site.shape[1:]
+    return replace(site, tensor=name, shape=shape, size=prod(shape))
+
+
+def reached(site: Site, statistics: Statistics) -> bool:
+    """Whether a token of any expert's exemplars was among the inputs of a weight."""
+    return any(statistics.rows(expert, site.tensor) for expert in site.experts)
+
+
+def weights_of(tile: Tile, site: Site, statistics: Statistics) -> Iterator[tuple[Tile, Site]]:
+    """The weight that a tile holds, or each of a stack that a token reached."""
+    if not is_stack(site):
+        yield tile, site
+        return
+    size = matrix_size(site)
+    for start in range(0, tile.out.size, size):
+        one = matrix_of(site, (tile.start + start) // size)
+        if reached(one, statistics):
+            part = slice(start, start + size)
+            yield Tile(tile.start + start, tile.experts[:, part], tile.out[part]), one
+
+
+def note_solved(chunk: Chunk, notes: dict[str, Any]) -> None:
+    """What the plan says about a weight; of a stack, how many there are."""
+    chunk.notes.update({"matrices": chunk.site.shape[0]} if is_stack(chunk.site) else notes)
 
 
 def grams(site: Site, statistics: Statistics, mean: bool, algebra: Algebra) -> Iterator[Matrix]:
     """S_k of every expert in turn, summed over its tokens or their mean."""
     for expert in site.experts:
-        tokens = statistics.rows(expert, site.tensor) if mean else 1
+        tokens = (statistics.rows(expert, site.tensor) if mean else 0) or 1
         yield algebra.symmetric(statistics.triangle(expert, site.tensor)) / tokens
 
 

@@ -29,10 +29,14 @@ from sigmerge.operators.features import (
     RTOL,
     energies,
     grams,
+    is_stack,
     matrices,
+    matrix_size,
     note_fallback,
+    note_solved,
     stored,
     sum_of,
+    weights_of,
 )
 from sigmerge.operators.linear import plain_mean
 from sigmerge.operators.task_arithmetic import task_vectors
@@ -67,21 +71,22 @@ class Lot(Operator):
     )
 
     def granule(self, site: Site) -> int:
-        return site.size if site.measured else 4
+        return matrix_size(site) if site.measured else 4
 
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
         site = chunk.site
         for tile in task_vectors(chunk):
+            if not site.measured or is_stack(site):
+                note_fallback(chunk, "mean of the task vectors")
+                plain_mean(tile)
             if site.measured == "gram":
-                linear = partial(_linear, tile, site, chunk.statistics)
-                tile.out[:], rank = chunk.solve(linear)
-                chunk.notes.update({"rank": rank, "of": site.inputs})
+                for part, one in weights_of(tile, site, chunk.statistics):
+                    linear = partial(_linear, part, one, chunk.statistics)
+                    part.out[:], rank = chunk.solve(linear)
+                    note_solved(chunk, {"rank": rank, "of": one.inputs})
             elif site.measured == "energy":
                 mean = site.settings["normalize_tokens"]
                 tile.out[:] = weighted_mean(tile.experts, energies(site, chunk.statistics, mean))
-            else:
-                note_fallback(chunk, "mean of the task vectors")
-                plain_mean(tile)
             scale(tile.out, 1.0, site.settings["lambda"])
             yield tile
 

@@ -27,7 +27,19 @@ from sigmerge.operators.base import (
     Statistics,
     Tile,
 )
-from sigmerge.operators.features import RTOL, grams, matrices, note_fallback, stored, sum_of
+from sigmerge.operators.features import (
+    RTOL,
+    grams,
+    is_stack,
+    matrices,
+    matrix_of,
+    matrix_size,
+    note_fallback,
+    note_solved,
+    stored,
+    sum_of,
+    weights_of,
+)
 from sigmerge.operators.linear import weighted_mean
 
 
@@ -92,27 +104,30 @@ class RegMean(Operator):
             options = site.settings
             if site.measured != "gram" or options["singular"] != "error":
                 continue
-            rows = sum(statistics.rows(expert, site.tensor) for expert in site.experts)
-            if options["off_diagonal"] == 1 and rows < site.inputs:
-                problems.append(
-                    f"{site.tensor}: its Grams are singular, {rows} tokens for {site.inputs} "
-                    "channels; give more exemplars, off_diagonal < 1, or singular: pinv"
-                )
+            stack = [matrix_of(site, i) for i in range(site.shape[0])] if is_stack(site) else [site]
+            for one in stack:
+                rows = sum(statistics.rows(expert, one.tensor) for expert in one.experts)
+                if options["off_diagonal"] == 1 and 0 < rows < one.inputs:
+                    problems.append(
+                        f"{one.tensor}: its Grams are singular, {rows} tokens for {one.inputs} "
+                        "channels; give more exemplars, off_diagonal < 1, or singular: pinv"
+                    )
         return problems
 
     def granule(self, site: Site) -> int:
-        return site.size if site.measured == "gram" else 4
+        return matrix_size(site) if site.measured == "gram" else 4
 
     def merge(self, chunk: Chunk, survey: Any) -> Iterator[Tile]:
         site = chunk.site
         for tile in chunk.tiles():
-            if site.measured == "gram":
-                regress = partial(_regress, tile, site, chunk.statistics)
-                tile.out[:], notes = chunk.solve(regress)
-                chunk.notes.update(notes)
-            else:
+            if site.measured != "gram" or is_stack(site):
                 note_fallback(chunk, "mean of the experts")
                 weighted_mean(tile, site.weights())
+            if site.measured == "gram":
+                for part, one in weights_of(tile, site, chunk.statistics):
+                    regress = partial(_regress, part, one, chunk.statistics)
+                    part.out[:], notes = chunk.solve(regress)
+                    note_solved(chunk, notes)
             if (factor := site.settings["lambda"]) != 1:
                 scale(tile.out, 1.0, factor)
                 chunk.add_reference(tile, 1 - factor)

@@ -15,11 +15,14 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.statistics import Entry, block_file, packed, write_block
@@ -27,7 +30,7 @@ from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
 from sigmerge.kernels import Array
 from sigmerge.probing.exemplars import Tokens
-from sigmerge.probing.skeleton import BODY, BlockArguments, Read, Skeleton
+from sigmerge.probing.skeleton import BODY, BlockArguments, Matrices, ModelPart, Read, Skeleton
 from sigmerge.probing.threads import one_torch_thread
 
 if TYPE_CHECKING:
@@ -38,7 +41,6 @@ M_MMAP_THRESHOLD, LARGE = -3, 1 << 18
 """glibc's number for the option, and from how many bytes memory is the system's own."""
 
 TokenProgress = Callable[[int, int], None]
-Named = Callable[[str], str]
 
 TOKENS_HELD = 2048
 """Tokens whose inputs are held before they are added to the Grams."""
@@ -67,20 +69,20 @@ def capture_features(
 
     folder.mkdir(parents=True, exist_ok=True)
     give_memory_back()
-    model = Skeleton(expert, read, device=device, trust=trust)
+    model = Skeleton(expert, read, device=device, trust=trust, eager=True)
     with one_torch_thread(), Workers(threads if device == "cpu" else 1) as workers:
         states, calls = model.enter(tokens)
         for i in range(len(model.blocks)):
             file = block_file(folder, i)
             sums = None if file.exists() else Sums(workers)
-            with model.loaded(i) as block:
+            with model.loaded(i) as block, _watching(model, i, block) if sums else nullcontext():
                 entered = [(state, call[i]) for state, call in zip(states, calls, strict=True)]
-                _advance(block, partial(model.tensor, i), entered, sums, workers, skip_bos)
+                _advance(block, entered, sums, workers, skip_bos)
             if sums:
                 sums.write(file)
             progress(i + 1, len(model.blocks))
         outside = Sums(workers)
-        with model.loaded(BODY) as body, _watching(body, partial(model.tensor, BODY), False):
+        with model.loaded(BODY) as body, _watching(model, BODY, body):
             for row, state in zip(tokens, states, strict=True):
                 with torch.inference_mode(), _noted(len(row.ids), skip_bos) as seen:
                     model.leave(body, row, state)
@@ -90,7 +92,6 @@ def capture_features(
 
 def _advance(
     block: nn.Module,
-    name: Named,
     entered: list[tuple[torch.Tensor, BlockArguments]],
     sums: Sums | None,
     workers: Workers,
@@ -110,14 +111,13 @@ def _advance(
             out = block(state, *args, **kwargs)
         return (out[0] if isinstance(out, tuple) else out), seen
 
-    with _watching(block, name, True) if sums else nullcontext():
-        for group in _groups(entered):
-            outs, seen = zip(*workers.map(forward, group), strict=True)
-            if sums:
-                sums.add(seen)
-            with torch.inference_mode():  # only now: a layer may have read the input itself
-                for (state, _), out in zip(group, outs, strict=True):
-                    state.copy_(out)
+    for group in _groups(entered):
+        outs, seen = zip(*workers.map(forward, group), strict=True)
+        if sums:
+            sums.add(seen)
+        with torch.inference_mode():  # only now: a layer may have read the input itself
+            for (state, _), out in zip(group, outs, strict=True):
+                state.copy_(out)
 
 
 def _groups(
@@ -143,10 +143,20 @@ class Seen:
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     shared: dict[str, tuple[str, bool]] = field(default_factory=dict)
     energies: dict[str, tuple[Array, int]] = field(default_factory=dict)
+    stacks: dict[str, tuple[Matrices, int]] = field(default_factory=dict)
+    """Parameters of which a stacked matrix was read: all of their matrices, and the channels."""
 
     def linear(self, tensor: str, x: torch.Tensor, transposed: bool) -> None:
+        self._read(tensor, self._counted(x), transposed)
+
+    def stacked(self, stack: str, number: int, matrices: Matrices, x: torch.Tensor) -> None:
+        """Every row counts: the module was not shown a token that does not."""
+        self.stacks[stack] = matrices, x.shape[-1]
+        for tensor, transposed in matrices[number]:
+            self._read(tensor, x.reshape(-1, x.shape[-1]), transposed)
+
+    def _read(self, tensor: str, rows: torch.Tensor, transposed: bool) -> None:
         """Tensors that read the same memory share an input: queries, keys and values; gate, up."""
-        rows = self._counted(x)
         for first, other in self.inputs.items():
             if rows.data_ptr() == other.data_ptr() and rows.shape == other.shape:
                 self.shared[tensor] = first, transposed
@@ -172,11 +182,13 @@ class Sums:
         self.grams: dict[str, torch.Tensor] = {}
         self.energies: dict[str, Array] = {}
         self.rows: dict[str, int] = defaultdict(int)
+        self.stacks: dict[str, tuple[Matrices, int]] = {}
 
     def add(self, group: Sequence[Seen]) -> None:
         import torch
 
         for seen in group:
+            self.stacks |= seen.stacks
             for tensor, first in seen.shared.items():
                 if self.shared.setdefault(tensor, first) != first:
                     raise PoolError(f"{tensor}: shares its input with {first[0]} in one text and "
@@ -210,6 +222,11 @@ class Sums:
                    for name, (first, transposed) in self.shared.items()}  # fmt: skip
         entries |= {name: Entry("energy", name, self.rows[name]) for name in self.energies}
         arrays = {name: packed(gram.cpu().numpy()) for name, gram in self.grams.items()}
+        for matrices, width in self.stacks.values():
+            unreached = [one for one in chain(*matrices) if one[0] not in self.shared]
+            for name, transposed in unreached:  # they share one Gram of zeros
+                entries[name] = Entry("gram", unreached[0][0], 0, transposed)
+                arrays[unreached[0][0]] = np.zeros(width * (width + 1) // 2)
         write_block(file, entries, {**arrays, **self.energies})
 
 
@@ -225,10 +242,12 @@ def _noted(length: int, skip_bos: bool) -> Iterator[Seen]:
 
 
 @contextmanager
-def _watching(module: nn.Module, name: Named, linears: bool) -> Iterator[None]:
-    """While open, the inputs of norms, and of linear layers with `linears`, are noted."""
+def _watching(model: Skeleton, of: ModelPart, module: nn.Module) -> Iterator[None]:
+    """While open, the inputs of norms are noted, and in blocks those of linear weights."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
+
+    from sigmerge.probing.stacks import stacks
 
     def first(args: Any, kwargs: Any) -> torch.Tensor:
         value: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
@@ -243,21 +262,54 @@ def _watching(module: nn.Module, name: Named, linears: bool) -> Iterator[None]:
 
         return hook
 
-    handles = []
-    for local, part in module.named_modules():
-        weight = getattr(part, "weight", None)
-        if linears and isinstance(part, nn.Linear | Conv1D):
-            hook = linear(name(f"{local}.weight"), isinstance(part, Conv1D))
-        elif "norm" in type(part).__name__.lower() and getattr(weight, "ndim", 0) == 1:
-            hook = norm(name(f"{local}.weight"), takes_mean_out(part))
-        else:
-            continue
-        handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
-    try:
+    linears, name = of != BODY, partial(model.tensor, of)
+    with ExitStack() as watched:
+        for local, part in module.named_modules():
+            weight = getattr(part, "weight", None)
+            if linears and isinstance(part, nn.Linear | Conv1D):
+                hook = linear(name(f"{local}.weight"), isinstance(part, Conv1D))
+            elif "norm" in type(part).__name__.lower() and getattr(weight, "ndim", 0) == 1:
+                hook = norm(name(f"{local}.weight"), takes_mean_out(part))
+            else:
+                if linears and (found := stacks(part)):
+                    watched.enter_context(_watching_stacks(model, of, local, part, found))
+                continue
+            handle = part.register_forward_pre_hook(hook, with_kwargs=True)
+            watched.callback(handle.remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+@contextmanager
+def _watching_stacks(
+    model: Skeleton, of: ModelPart, local: str, part: nn.Module, found: dict[str, torch.Tensor]
+) -> Iterator[None]:
+    """While open, the inputs of matrices stacked in parameters of a part are noted.
+
+    Which rows are an exemplar's first token is known only before the tokens are routed. Where it
+    does not count, the part is first called without it, and that call is noted.
+    """
+    from sigmerge.probing.stacks import Products, without_first
+
+    matrices = cache(partial(model.matrices, of))
+    forward = part.forward
+
+    def note(name: str, number: int, transposed: bool, x: torch.Tensor) -> None:
+        stack = f"{local}.{name}"
+        _local.seen.stacked(stack, number, matrices(stack, transposed), x)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        seen: Seen = _local.seen
+        if not seen.skip_bos:
+            with Products(found, note):
+                return forward(*args, **kwargs)
+        if shown := without_first(seen.length, args, kwargs):
+            with Products(found, note):
+                forward(*shown[0], **shown[1])
+        return forward(*args, **kwargs)
+
+    part.forward = watched
+    yield
+    del part.forward
 
 
 def normalised(inputs: torch.Tensor, norm: nn.Module, centred: bool) -> torch.Tensor:

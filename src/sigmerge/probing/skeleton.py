@@ -24,6 +24,7 @@ from sigmerge.probing.loading import (
     model_class,
     renaming,
 )
+from sigmerge.words import matrix_name
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,8 @@ Read = Callable[[str], np.ndarray[Any, Any]]
 BlockArguments = tuple[tuple[Any, ...], dict[str, Any]]
 """What a block is called with beside the hidden states: masks, positions."""
 ModelPart = int | str
+Matrices = list[list[tuple[str, bool]]]
+"""Of each matrix stacked in a parameter: its stored tensors, and whether each is (in, out)."""
 BODY, HEAD = "body", "head"
 
 
@@ -66,10 +69,19 @@ class Skeleton:
     """
 
     def __init__(
-        self, expert: Checkpoint, read: Read, *, device: str = "cpu", trust: bool = False
+        self,
+        expert: Checkpoint,
+        read: Read,
+        *,
+        device: str = "cpu",
+        trust: bool = False,
+        eager: bool = False,
     ) -> None:
+        """With `eager`, a mixture's experts are multiplied one by one, and not in one call."""
         self.device = checked_device(device)
         model = _empty_model(expert.path, trust)
+        if eager:
+            model.config._experts_implementation = "eager"
         if model.config.is_encoder_decoder:
             raise PoolError(f"{expert.path} is an encoder-decoder, of which no statistics are "
                             "captured; take an operator that reads no data.")  # fmt: skip
@@ -100,6 +112,28 @@ class Skeleton:
     def stored(self, part: ModelPart, local: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
         """Values of a parameter under the names of the tensors that it was made of."""
         return self._stored.apart(self._ties[self._full(part, local)], values)
+
+    def matrices(self, part: ModelPart, local: str, transposed: bool) -> Matrices:
+        """The tensors of the matrices stacked in a parameter, all (in, out) or all (out, in).
+
+        Found by following the number of a matrix and its input channels to where they are stored. A
+        tensor that does not have all channels in order is left out.
+        """
+        import torch
+
+        shape = self._parts[part][0].get_parameter(local).shape
+        inputs = shape[1 if transposed else 2]
+        channels = torch.arange(shape[0] * inputs, dtype=torch.int32).reshape(-1, inputs)
+        values = channels.unsqueeze(2 if transposed else 1).expand(shape)
+        found: Matrices = [[] for _ in range(shape[0])]
+        for tensor, kept in self.stored(part, local, values).items():
+            for i, matrix in enumerate(kept if kept.ndim == 3 else [kept]):
+                name = matrix_name(tensor, i) if kept.ndim == 3 else tensor
+                number = int(matrix[0, 0]) // inputs
+                for line, turned in ((matrix[0], False), (matrix[:, 0], True)):
+                    if torch.equal(line, channels[number]):
+                        found[number].append((name, turned))
+        return found
 
     @contextmanager
     def loaded(self, part: ModelPart, gradients: bool = False) -> Iterator[nn.Module]:
