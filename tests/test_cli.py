@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -319,10 +321,56 @@ def test_a_fault_of_ours_is_one_line_unless_asked_for(
         sigmerge("merge", recipe, pool.root / "out")
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
-    command = f"{sys.executable} -m sigmerge operators | head -1; exit ${{PIPESTATUS[0]}}"
-    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert ran.returncode == 0 and "Traceback" not in ran.stderr
+@pytest.mark.parametrize(("stream", "method", "code"), [("stdout", "ties", 0), ("stderr", "no", 2)])
+def test_a_reader_that_left_changes_no_exit_code(
+    pool: PoolOnDisk, stream: str, method: str, code: int
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: writing}
+    recipe = pool.write(pool.recipe(method))
+    command = [sys.executable, "-m", "sigmerge", "merge", recipe, pool.root / "out"]
+    ran = subprocess.run(command, **both)
+    os.close(writing)
+    assert (ran.returncode, ran.stdout or b"", ran.stderr or b"") == (code, b"", b"")
+    assert (pool.root / "out/config.json").exists() == (code == 0)
+
+
+def test_a_reader_that_left_does_not_hide_what_was_found(pool: PoolOnDisk) -> None:
+    sigmerge("merge", pool.write(pool.recipe("linear")), pool.root / "out")
+    (pool.root / "out/extra.py").write_text("")
+    command = f"{sys.executable} -m sigmerge verify {pool.root / 'out'} | true"
+    ran = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True)
+    assert (ran.returncode, ran.stderr) == (sigmerge("verify", pool.root / "out").code, b"")
+
+
+def test_a_broken_pipe_that_is_no_stream_is_told(
+    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("sigmerge.jobs.merge.MergeJob.run", broken)
+    recipe = pool.write(pool.recipe("ties"))
+    said = refused(1, "merge", recipe, pool.root / "out", beside=pool.root)
+    assert "a pipe to another process broke" in said
+
+
+def test_closed_streams_stop_nothing_and_no_file_gets_their_numbers(pool: PoolOnDisk) -> None:
+    recipe, out = pool.write(pool.recipe("linear")), pool.root / "out"
+    code = f"""
+import atexit, os, sys
+from sigmerge.cli import main
+numbers = [f"/proc/self/fd/{{number}}" for number in range(3)]
+told = lambda: open({str(pool.root / "told")!r}, "w").write(" ".join(map(os.readlink, numbers)))
+atexit.register(told)
+sys.argv = ["sigmerge", "merge", {str(recipe)!r}, {str(out)!r}]
+main()
+"""
+    closed = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", sys.executable, "-c", code]
+    assert subprocess.run(closed).returncode == 0
+    assert (pool.root / "told").read_text() == "/dev/null /dev/null /dev/null"
+    assert sigmerge("verify", out).code == 0
 
 
 def test_a_repair_by_given_shares_prints_them(pool: PoolOnDisk) -> None:

@@ -24,3 +24,9 @@ def test_a_log_moves_and_names_the_end_of_long_stages(
             report(stage, done, total)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["math: 90/300", "math: 300/300", "safety: 300/300"]
+
+
+def test_a_program_without_streams_has_a_silent_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    with progress.shown() as report:
+        assert report is progress.silent

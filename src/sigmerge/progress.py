@@ -33,6 +33,8 @@ def shown(given: Progress | None = None) -> Iterator[Progress]:
         yield given
     elif _in_notebook():
         yield _NotebookBar()
+    elif sys.stderr is None:  # a program without streams
+        yield silent
     elif sys.stderr.isatty():
         with _bar() as update:
             yield update

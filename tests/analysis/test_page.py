@@ -112,6 +112,19 @@ def test_words_are_explained_and_settings_are_readable():
     assert not re.search(r"\d (B|kB|GB)<", text)
 
 
+@pytest.mark.parametrize(
+    ("digest", "shown"),
+    [("0123456789abcdef" * 4, "sha256 0123456789ab"),
+     ("4MiB-blake3:" + "fedcba9876543210" * 4, "4MiB-blake3 fedcba987654")],
+)  # fmt: skip
+def test_a_digest_is_shown_by_its_kind_and_its_first_digits(digest, shown):
+    run = samples.run("one")
+    outputs = {"model.safetensors": digest}
+    provenance = {**run.provenance.as_json(), "outputs": outputs}
+    page = render([replace(run, provenance=Provenance.model_validate(provenance))])
+    assert f">{shown}<" in page
+
+
 def test_several_runs_share_an_overview():
     runs = samples.demo()
     page = render(runs)

@@ -13,6 +13,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from sigmerge.checkpoints.verify import verify_pool, verify_result
+from sigmerge.errors import PoolError
+from sigmerge.files import digests
 from tests.checkpoints.damage import NAME, edit_config
 from tests.pools import PoolOnDisk
 
@@ -43,6 +45,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), "headers: "),
     "deleted file": (lambda f: (f / "config.json").unlink(), "digests: config.json: is missing"),
     "another file": (lambda f: (f / "extra.py").write_text(""), "digests: extra.py: is not in"),
+    "a link to the same": (lambda f: (f / "LICENSE").rename(f.parent / "LICENSE")
+                           and (f / "LICENSE").symlink_to("../LICENSE"),
+                           "digests: LICENSE: .*is a link that leaves the folder"),
     "a FIFO": (lambda f: ((f / "config.json").unlink(), os.mkfifo(f / "config.json")),
                "config.json is not a regular file"),
     "NaN": (lambda f: edit(f, lambda w: w[NAME].view(-1).__setitem__(5, float("nan"))),
@@ -66,6 +71,7 @@ EMBEDDING = "model.embed_tokens.weight"
 def test_damage_to_a_result_is_found(pool: PoolOnDisk, damage: str) -> None:
     folder = pool.reference
     destroy, words = DAMAGE[damage]
+    (folder / "LICENSE").write_text("free")
     files = listed(folder)
     destroy(folder)
     report = verify_result(folder, files, {}, architecture=(), threads=2)
@@ -73,6 +79,20 @@ def test_damage_to_a_result_is_found(pool: PoolOnDisk, damage: str) -> None:
     if words:
         assert any(re.search(words, str(finding)) for finding in report.findings), report.findings
     assert "digests" in report.checked and report.skipped == {}
+
+
+def test_no_remembered_digest_is_believed(
+    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note of a changed file has the digest from before, and all that a true note has."""
+    monkeypatch.setattr(digests, "GRAIN", -(10**9))
+    folder, file = pool.reference, pool.reference / "config.json"
+    files = listed(folder)
+    file.write_text(file.read_text() + " ")
+    digests._remember(digests._begun(file, PoolError, digests.TREE), files["config.json"], None)
+    assert digests.file_digests([file]) == {file: files["config.json"]}
+    report = verify_result(folder, files, {file: files["config.json"]}, architecture=())
+    assert [finding.check for finding in report.findings] == ["digests", "inputs"]
 
 
 def test_inputs_are_compared(pool: PoolOnDisk, tmp_path: Path) -> None:

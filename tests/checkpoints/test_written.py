@@ -187,3 +187,23 @@ def test_what_cannot_be_read_is_damaged(tmp_path: Path) -> None:
         assert made.damaged(pool) == []
         os.ftruncate(handle, places["i"].begin)
         assert made.damaged(pool) == ["i"]
+
+
+@pytest.mark.parametrize("sizes", [(40, 16), (9, 40)])
+def test_every_shard_has_the_digest_that_its_own_length_asks_for(
+    tmp_path: Path, sizes: tuple[int, int]
+) -> None:
+    shards = [tmp_path / "one", tmp_path / "other"]
+    for file, size in zip(shards, sizes, strict=True):
+        file.write_bytes(bytes(range(size)))
+    handles = [os.open(file, os.O_RDWR) for file in shards]
+    places = {file.name: ShardBytes(i, 0, sizes[i]) for i, file in enumerate(shards)}
+    made = Written(places, handles, sizes, 1)
+    for file, place, handle in zip(shards, places.values(), handles, strict=True):
+        put(made, place, handle, file.name, file.read_bytes())
+    found = made.digests()
+    made.close()
+    for handle in handles:
+        os.close(handle)
+    assert found == list(digests.file_digests(shards).values())
+    assert [digest.startswith(digests.TREE) for digest in found] == [size > 16 for size in sizes]

@@ -276,7 +276,7 @@ def test_a_file_that_this_run_did_not_write_is_not_published(
 
 
 @pytest.mark.parametrize("name", [SHARD, "sigmerge/journal.jsonl", "config.json", "tokenizer.json"])
-@pytest.mark.parametrize("kind", ["fifo", "link", "device", "folder"])
+@pytest.mark.parametrize("kind", ["fifo", "link", "second name", "device", "folder"])
 def test_strange_things_in_a_partial_folder(
     tmp_path: Path, whole: dict[str, bytes], name: str, kind: str
 ) -> None:
@@ -289,6 +289,8 @@ def test_strange_things_in_a_partial_folder(
         os.mkfifo(strange)
     elif kind == "folder":
         strange.mkdir()
+    elif kind == "second name":
+        strange.hardlink_to(secret)
     else:
         strange.symlink_to(secret if kind == "link" else "/dev/zero")
     if kind == "folder" and name.endswith(("config.json", "tokenizer.json")):

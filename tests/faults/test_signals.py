@@ -166,6 +166,14 @@ def stopped_at(
     )  # fmt: skip
 
 
+def test_a_signal_that_the_reader_got_too(folder: Path, tmp_path: Path) -> None:
+    """As in `sigmerge … 2>&1 | tee log`: Ctrl-C ends the reader first."""
+    words = f"-m tests.faults.stopped merging SIGINT merge merge.yaml {tmp_path}/out"
+    command = f"{sys.executable} {words} 2>&1 | true; exit ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    assert subprocess.run(["bash", "-c", command], cwd=folder, env=environment).returncode == 130
+
+
 def test_a_signal_that_a_library_swallows_decides_the_exit_status(
     folder: Path, tmp_path: Path
 ) -> None:

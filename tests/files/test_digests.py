@@ -103,6 +103,20 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(file: Path) -> N
     assert bytes_read(file) == 7
 
 
+@pytest.mark.usefixtures("small")
+def test_a_file_that_changes_while_a_later_run_is_read_is_not_remembered(file: Path) -> None:
+    file.write_bytes(bytes(range(30)))
+    counts: list[int] = []
+
+    def change(count: int) -> None:
+        counts.append(count)
+        if sum(counts) == 16:  # in the second of three runs
+            os.utime(file, ns=OLD)
+
+    file_digests([file], progress=change)
+    assert notes(file) == []
+
+
 def test_a_file_younger_than_the_clocks_grain_is_not_remembered(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

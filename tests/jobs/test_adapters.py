@@ -309,6 +309,15 @@ def test_settings_that_cannot_be_used(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+def test_a_link_must_stay_in_its_folder(pools: Pools, tmp_path: Path, name: str) -> None:
+    folder = write_adapter(tmp_path / "a", pools.reference, read_weights(pools.reference))
+    (folder / name).rename(tmp_path / "secret")
+    (folder / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(SigmergeError, match=f"{name} is a link that leaves the folder"):
+        sigmerge.merge(pools.recipe({"a": folder}, "task_arithmetic"), tmp_path / "out")
+
+
 def test_tensors_that_do_not_fit(pools: Pools, tmp_path: Path) -> None:
     weights = read_weights(pools.reference)
     narrow = {name: values[:, :-1] for name, values in weights.items() if "q_proj" in name}

@@ -122,6 +122,49 @@ def test_ranges_in_any_order_give_the_digests_of_the_pieces(
         assert found == {file: kind + hasher(b"".join(parts)).hexdigest()}
 
 
+@pytest.mark.parametrize("how", ["read", "passed"])
+@pytest.mark.parametrize("changed", [False, True])
+def test_the_digest_of_an_object_is_remembered_if_its_version_stays(
+    monkeypatch: pytest.MonkeyPatch, how: str, changed: bool
+) -> None:
+    monkeypatch.setattr(digests, "LEAF", 500)
+    monkeypatch.setattr(digests, "RUN_BYTES", 1000)
+    content, store = np.random.default_rng(5).bytes(2321), fsspec.filesystem("memory")
+    address = f"/{how}-{changed}/model.bin"
+    store.pipe_file(address, content)
+    [file] = [f for f in stand_in(f"memory:/{address[:-10]}").iterdir() if f.name == "model.bin"]
+    remote = remote_file(file)
+    assert remote is not None
+    some = leaves.Leaves([file])
+    some.take(remote, 0, content)
+    if changed:
+        store.pipe_file(address, content)
+    digests.file_digests([file], passed=some.digest if how == "passed" else None)
+    assert digests.unknown([file]) == ([file] if changed else [])
+
+
+def test_a_range_that_came_before_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "LEAF", 500)
+    monkeypatch.setattr(digests, "RUN_BYTES", 500)
+    content = np.random.default_rng(6).bytes(600)
+    fsspec.filesystem("memory").pipe_file("/again/model.bin", content)
+    [file] = [f for f in stand_in("memory://again").iterdir() if f.name == "model.bin"]
+    remote = remote_file(file)
+    assert remote is not None
+    some = leaves.Leaves([file])
+    for begin, end in (
+        (0, 300),
+        (100, 200),
+        (0, 300),
+        (300, 300),
+        (350, 400),
+        (200, 450),
+        (450, 500),
+    ):
+        some.take(remote, begin, content[begin:end])
+    assert some.digest(remote, 0) == blake3(content[:500]).digest()
+
+
 def test_an_empty_file_has_its_plain_digest() -> None:
     fsspec.filesystem("memory").pipe_file("/empty/model.bin", b"")
     [file] = [f for f in stand_in("memory://empty").iterdir() if f.name == "model.bin"]

@@ -311,9 +311,14 @@ def _costs(provenance: Provenance | None) -> list[tuple[str, str]]:
 def _files(provenance: Provenance | None) -> Grid | None:
     if provenance is None or not provenance.inputs:
         return None
-    rows = [(f.member, f.file, _bytes(f.size), f.sha256[:16]) for f in provenance.inputs]
-    rows += [("result", name, "", digest[:16]) for name, digest in provenance.outputs.items()]
-    return Grid(("what", "file", "size", "sha256 (begins)"), rows, wordy=True)
+    rows = [(f.member, f.file, _bytes(f.size), _begins(f.sha256)) for f in provenance.inputs]
+    rows += [("result", name, "", _begins(digest)) for name, digest in provenance.outputs.items()]
+    return Grid(("what", "file", "size", "digest (begins)"), rows, wordy=True)
+
+
+def _begins(digest: str) -> str:
+    kind, _, digits = digest.rpartition(":")
+    return f"{kind or 'sha256'} {digits[:12]}"
 
 
 def _bytes(count: float) -> str:

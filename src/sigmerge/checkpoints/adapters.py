@@ -129,9 +129,10 @@ def open_adapter(folder: Path, allow_pickle: bool) -> Adapter:
     if problems:
         raise PoolError(f"{folder}: this adapter cannot be used:", problems)
     file = folder / ADAPTER_WEIGHTS
-    if not is_there(file):
+    if is_there(file):
+        check_file(folder, file)
+    else:
         file = _pickled(folder, allow_pickle)
-    check_file(folder, folder / ADAPTER_CONFIG)
     tensors = read_header(file)
     if not tensors:
         raise PoolError(f"{folder}: its weight file holds no tensor.")

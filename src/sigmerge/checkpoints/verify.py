@@ -19,6 +19,7 @@ from sigmerge.checkpoints.folder import (
     open_checkpoint,
     read_json,
 )
+from sigmerge.checkpoints.links import check_file
 from sigmerge.checkpoints.pool import open_pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError
@@ -161,10 +162,20 @@ def _digests(
             yield Finding("digests", name, "is missing")
         elif digests[there[name]] != wanted:
             yield Finding("digests", name, "is not what was written")
+        else:
+            yield from _elsewhere(folder, name)
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
         if name not in files and not _may_be_added(file, folder):
             yield Finding("digests", name, "is not in the record; it was added later")
+
+
+def _elsewhere(folder: Path, name: str) -> Iterator[Finding]:
+    """A link to an equal file outside: what it leads to may change, or be gone elsewhere."""
+    try:
+        check_file(folder, folder / name)
+    except PoolError as error:
+        yield Finding("digests", name, str(error))
 
 
 def _may_be_added(file: Path, folder: Path) -> bool:

@@ -449,11 +449,15 @@ class Output:
         self.done: dict[str, Any] = self._resumed()
 
     def _regular(self) -> bool:
-        """Whether the partial folder holds files and folders only, each in its place."""
+        """Whether the partial folder holds files and folders only, each in its place.
+
+        A file with a second name elsewhere would be written there too.
+        """
         for root, folders, files in os.walk(self.partial):
-            found = [(Path(root) / name).lstat().st_mode for name in (*folders, *files)]
-            if not all(stat.S_ISREG(mode) or stat.S_ISDIR(mode) for mode in found):
-                return False
+            for found in ((Path(root) / name).lstat() for name in (*folders, *files)):
+                own = stat.S_ISREG(found.st_mode) and found.st_nlink < 2
+                if not own and not stat.S_ISDIR(found.st_mode):
+                    return False
         expected = [self.partial / name for name in (*self.layout.files, _JOURNAL)]
         return not self.partial.is_symlink() and not any(file.is_dir() for file in expected)
 

@@ -54,9 +54,10 @@ def _ended() -> int:
         return _failed(str(error), error.exit_code)
     except typer.Exit as stop:
         return stop.exit_code
-    except BrokenPipeError:  # as in `sigmerge operators | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except SystemExit as stop:  # so typer ends on a broken pipe, which is no stream of ours
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        return _failed("a pipe to another process broke.", 1)
     except OSError as error:
         return _failed(f"{error.filename or 'a file'}: {error.strerror or error}.", 1)
     except MemoryError:

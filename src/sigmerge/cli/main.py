@@ -1,4 +1,4 @@
-"""The entry point: answers signals first, then loads the commands."""
+"""The entry point: answers signals and looks to the streams first, then loads the commands."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import gc
 import os
 from contextlib import suppress
 
-from sigmerge.cli import signals
+from sigmerge.cli import signals, streams
 
 
 def main() -> None:
     """Run the command of sys.argv; ends in SystemExit."""
     signals.leave_at_once()
+    streams.stop_nothing()
     # No command needs plugins of pydantic's; it would look for them in every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
 _WORDS = {signal.SIGINT: ("interrupted", 130), signal.SIGTERM: ("terminated", 143)}
@@ -59,7 +60,8 @@ def exit_code() -> int:
     word, code = _WORDS[signal.Signals(_arrived[0])]
     if not _said:
         _said = True
-        os.write(2, f"{word}{_GOES_ON if _resumable else ''}\n".encode())
+        with suppress(OSError):  # whoever read it may have got the same signal
+            os.write(2, f"{word}{_GOES_ON if _resumable else ''}\n".encode())
     return code
 
 

@@ -344,7 +344,7 @@ def block_sites(pool: Pool) -> list[list[Site]]:
 def weight_digests(
     checkpoint: Checkpoint, options: Options, *, kind: str = TREE
 ) -> tuple[str, ...]:
-    """Digests of a checkpoint's weight files, in the files' order; `kind` as in `sha256`."""
+    """Digests of a checkpoint's weight files, in the files' order; `kind` as in `file_digests`."""
     digests = file_digests(checkpoint.files, options.threads, kind=kind)
     return tuple(digests[file] for file in checkpoint.files)
 
