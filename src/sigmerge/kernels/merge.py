@@ -197,7 +197,7 @@ def _tables(formula: Formula, strip: int) -> tuple[Array, ...]:
     elif formula.thin == BAND:
         tables = (formula.cuts.copy(), formula.outliers.copy())
     elif formula.thin == DROP:
-        tables = (formula.draws,)
+        tables = (formula.draws, room(strip, np.uint32, "drawn"))
     elif formula.thin == RANK:
         spare = room((RANK_ROWS, strip), np.uint32, "ranks")
         counts = zeros(RANK_COUNTS, np.uint32, "counts of ranks")
@@ -295,7 +295,7 @@ def _thin(
         outliers = tables[1][expert]
         outliers[1] = clear_top(row, outliers[0], outliers[1])
     elif thin == DROP:
-        _drop(row, tables[0][expert], place)
+        _drop(row, tables[0][expert], place, tables[1])
     elif thin == RANK:
         draws, axis, odds, lasts, spare, counts = tables
         own, inverse = draws[expert], axis[2] != 0
@@ -305,7 +305,7 @@ def _thin(
                 inverse, spare, counts,
             )  # fmt: skip
         else:
-            _drop(row, own, place)
+            _drop(row, own, place, spare[0])
     elif thin == PRUNE:
         groups, taken = tables[0], tables[1][: row.size]
         if expert == 0:
@@ -325,9 +325,9 @@ def _trim(row: Array, cut: Array, done: bool) -> None:
 
 
 @part
-def _drop(row: Array, draws: Array, place: int) -> None:
+def _drop(row: Array, draws: Array, place: int, room: Array) -> None:
     if draws[2] != ALL:
-        drop(row, (draws[0], draws[1]), place, draws[2])
+        drop(row, (draws[0], draws[1]), place, draws[2], room)
 
 
 @part

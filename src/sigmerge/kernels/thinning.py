@@ -82,12 +82,12 @@ def clear_top(values: Array, threshold: int, ties: int) -> int:
 
 
 @part
-def drop(values: Array, key: tuple[int, int], start: int, keep: int) -> None:
+def drop(values: Array, key: tuple[int, int], start: int, keep: int, room: Array) -> None:
     """Keep an entry if its draw lies below `keep` (at most 2**32); zero the others."""
     if keep <= 0:
         values[:] = 0
         return
-    drawn = np.empty(values.size, np.uint32)
+    drawn = room[: values.size]
     fill(key, start, drawn)
     bits, last = bits_as(values, np.uint32), np.uint32(keep - 1)
     for i in range(bits.size):
