@@ -89,16 +89,22 @@ def test_what_is_merged_is_hashed_as_it_is_read(
     assert (again == 0) == (held > 0)
 
 
+def stored(folder: str, content: bytes) -> tuple[Path, RemoteFile]:
+    """A file in the memory: its stand-in here, and itself."""
+    fsspec.filesystem("memory").pipe_file(f"/{folder}/model.bin", content)
+    [file] = [f for f in stand_in(f"memory://{folder}").iterdir() if f.name == "model.bin"]
+    remote = remote_file(file)
+    assert remote is not None
+    return file, remote
+
+
 def test_ranges_in_any_order_give_the_digests_of_the_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "LEAF", 500)
     monkeypatch.setattr(digests, "RUN_BYTES", 1000)
     content = np.random.default_rng(3).bytes(4321)
-    fsspec.filesystem("memory").pipe_file("/some/model.bin", content)
-    [file] = [f for f in stand_in("memory://some").iterdir() if f.name == "model.bin"]
-    remote = remote_file(file)
-    assert remote is not None
+    file, remote = stored("some", content)
     rng = np.random.default_rng(4)
     cuts = sorted({0, 4321, *rng.integers(0, 4321, 30).tolist()})
     runs = list(pairwise(cuts))
@@ -147,10 +153,7 @@ def test_a_range_that_came_before_is_not_hashed_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(digests, "LEAF", 500)
     monkeypatch.setattr(digests, "RUN_BYTES", 500)
     content = np.random.default_rng(6).bytes(600)
-    fsspec.filesystem("memory").pipe_file("/again/model.bin", content)
-    [file] = [f for f in stand_in("memory://again").iterdir() if f.name == "model.bin"]
-    remote = remote_file(file)
-    assert remote is not None
+    file, remote = stored("again", content)
     some = leaves.Leaves([file])
     for begin, end in (
         (0, 300),

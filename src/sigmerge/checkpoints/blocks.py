@@ -79,9 +79,9 @@ def other_stacks(names: Iterable[str], stack: Stack) -> list[str]:
     """The prefixes of further stacks: of an encoder, or of what sees. A sequence with gaps is none,
     as of a projector some of whose members have no weights."""
     indices: dict[str, set[int]] = defaultdict(set)
-    for name in names:
-        if (found := _numbered(name)) and found[0] != stack.prefix:
-            indices[found[0]].add(found[1])
+    for prefix, block in filter(None, map(_numbered, names)):
+        indices[prefix].add(block)
+    indices.pop(stack.prefix, None)
     return sorted(prefix for prefix, seen in indices.items() if len(seen) == max(seen) + 1 > 1)
 
 

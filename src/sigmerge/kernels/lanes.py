@@ -19,20 +19,19 @@ class Words:
 
     bits = 32
 
-    def __init__(self, builder: Any, lanes: int = WORD_LANES) -> None:
+    def __init__(self, builder: Any) -> None:
         from llvmlite import ir
 
-        self.type = ir.VectorType(ir.IntType(self.bits), lanes)
-        self._builder, self._lanes = builder, lanes
-        self.xor, self.both = builder.xor, builder.and_
+        self.type = ir.VectorType(ir.IntType(self.bits), WORD_LANES)
+        self._builder, self.xor, self.both = builder, builder.xor, builder.and_
 
     def every(self, number: int) -> Any:
-        return self.type([number] * self._lanes)
+        return self.type([number] * WORD_LANES)
 
     def spread(self, word: Any) -> Any:
         """A word that is known when the code runs, in every lane."""
         first = self._builder.insert_element(self.every(0), word, word.type(0))
-        return self._picked(first, first, [0] * self._lanes)
+        return self._picked(first, first, [0] * WORD_LANES)
 
     def sum(self, *values: Any) -> Any:
         return functools.reduce(self._builder.add, values)
@@ -41,10 +40,10 @@ class Words:
         """The high and the low words of products."""
         from llvmlite import ir
 
-        wide = ir.VectorType(ir.IntType(64), self._lanes)
-        whole = self._builder.mul(self._builder.zext(value, wide), wide([factor] * self._lanes))
-        words = self._builder.bitcast(whole, ir.VectorType(ir.IntType(32), 2 * self._lanes))
-        high, low = (self._picked(words, words, range(i, 2 * self._lanes, 2)) for i in (1, 0))
+        wide = ir.VectorType(ir.IntType(64), WORD_LANES)
+        whole = self._builder.mul(self._builder.zext(value, wide), wide([factor] * WORD_LANES))
+        words = self._builder.bitcast(whole, ir.VectorType(ir.IntType(32), 2 * WORD_LANES))
+        high, low = (self._picked(words, words, range(i, 2 * WORD_LANES, 2)) for i in (1, 0))
         return high, low
 
     def shifted(self, value: Any, right: int) -> Any:
@@ -64,9 +63,9 @@ class Words:
 
     def _zipped(self, one: Any, other: Any, half: int) -> Any:
         """The words of a half of each, by turns."""
-        lanes = self._lanes
-        begin, end = half * lanes // 2, (half + 1) * lanes // 2
-        return self._picked(one, other, [j for i in range(begin, end) for j in (i, lanes + i)])
+        begin, end = half * WORD_LANES // 2, (half + 1) * WORD_LANES // 2
+        both = [j for i in range(begin, end) for j in (i, WORD_LANES + i)]
+        return self._picked(one, other, both)
 
     def _picked(self, one: Any, other: Any, numbers: Sequence[int]) -> Any:
         """The lanes of such numbers, where those of the other come after those of the one."""
