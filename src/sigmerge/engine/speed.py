@@ -16,12 +16,12 @@ class PassSpeed(NamedTuple):
 
 
 SPEEDS = {
-    "linear": PassSpeed(5.8, 0.23),
-    "task_arithmetic": PassSpeed(7.0, 0.13),
-    "dare_ties": PassSpeed(26.0, 0.30),
-    "ties": PassSpeed(19.8, 0.52),
+    "linear": PassSpeed(3.9, 0.16),
+    "task_arithmetic": PassSpeed(4.5, 0.23),
+    "dare_ties": PassSpeed(16.3, 0.31),
+    "ties": PassSpeed(11.4, 0.55),
     "profile": PassSpeed(14.4, 2.54),
-    "repair": PassSpeed(24.8, 0.98),
+    "repair": PassSpeed(12.2, 0.71),
 }
 """Of the table of 16 cores in docs/results/scaling.md (CPU time; wall time beyond start-up and the
 share of the cores), the profile of docs/results/repair.md (2 cores, 430 M coordinates)."""
