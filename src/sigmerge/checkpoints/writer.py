@@ -502,9 +502,12 @@ class Output:
             raise OutputError(f"{self.final}: {len(missing)} tensors were not written, the first "
                               f"is {missing[0]}; nothing is published.")  # fmt: skip
         status = [os.fstat(handle) for handle in self._files]
-        # One more, since syncing waits for the disk and leaves its core to the others.
-        with ThreadPoolExecutor(self._threads + 1) as pool:
-            synced = [pool.submit(os.fsync, handle) for handle in self._files if self.durable]
+        # Syncing waits for the disk in threads of its own, and leaves its core to the others.
+        with (
+            ThreadPoolExecutor(SYNCED_TOGETHER) as syncing,
+            ThreadPoolExecutor(self._threads) as pool,
+        ):
+            synced = [syncing.submit(os.fsync, handle) for handle in self._files if self.durable]
             damaged = self._written.damaged(pool)
             digests = dict(zip(self.layout.files, self._written.digests(), strict=True))
             for done in synced:
