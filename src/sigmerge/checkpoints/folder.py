@@ -24,9 +24,10 @@ SHOWN = 12
 SHORT = 300
 """Characters of a name that an error shows."""
 HEAD_NAMES = ("lm_head.weight", "embed_out.weight", "output.weight", "head.weight")
-EMBEDDING_SUFFIXES = (
-    "embed_tokens.weight", "wte.weight", "embed_in.weight", "embeddings.weight", "shared.weight",
+EMBEDDING_MODULES = (
+    "embed_tokens", "wte", "embed_in", "embeddings", "word_embeddings", "tok_embeddings", "shared",
 )  # fmt: skip
+"""How models call the embedding of their tokens; those of positions and types have other names."""
 BEFORE = ("embed", "wte.", "wpe.", "patch_conv.", "ln_pre.", "layernorm_pre.")
 """Parts of the names of what lies before the layers; the last three see."""
 
@@ -34,6 +35,12 @@ BEFORE = ("embed", "wte.", "wpe.", "patch_conv.", "ln_pre.", "layernorm_pre.")
 def is_head(name: str) -> bool:
     """Whether a tensor is an output head; that of a model inside another has a longer name."""
     return name in HEAD_NAMES or name.endswith(".lm_head.weight")
+
+
+def is_embedding(name: str) -> bool:
+    """Whether a tensor has the embeddings of tokens."""
+    module = name.removesuffix(".weight")
+    return module != name and module.rpartition(".")[2] in EMBEDDING_MODULES
 
 
 def is_before(name: str) -> bool:
@@ -84,7 +91,7 @@ class Checkpoint:
     @property
     def embedding(self) -> str | None:
         outside = [name for name in sorted(self.tensors) if self.stack.block_of(name) is None]
-        return next((name for name in outside if name.endswith(EMBEDDING_SUFFIXES)), None)
+        return next(filter(is_embedding, outside), None)
 
     @property
     def nbytes(self) -> int:
