@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,6 +29,8 @@ EMBEDDING_MODULES = (
     "embed_tokens", "wte", "embed_in", "embeddings", "word_embeddings", "tok_embeddings", "shared",
 )  # fmt: skip
 """How models call the embedding of their tokens; those of positions and types have other names."""
+HEADLESS = re.compile("(Classification|QuestionAnswering|(?<!LMHead)(?<!MT)Model)$")
+"""Architectures without a head over tokens."""
 BEFORE = ("embed", "wte.", "wpe.", "patch_conv.", "ln_pre.", "layernorm_pre.")
 """Parts of the names of what lies before the layers; the last three see."""
 
@@ -133,7 +136,7 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
         own = (replaced_whole(adapter) if tied else set()) & set(HEAD_NAMES)
         follows = brought & set(HEAD_NAMES) or adapter.config.get("ensure_weight_tying")
         if tied and not follows and saves_embedding(adapter, model.tensors[model.embedding]):
-            own = {tied_head(model.embedding)}
+            own = _parted_head(model, model.embedding)
         for head in own:
             tensors[head] = replace(model.tensors[model.embedding], name=head)
             config["tie_word_embeddings"] = False
@@ -144,6 +147,20 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
             config["vocab_size"] = rows
     files = (*model.files, *adapter.files)
     return Checkpoint(model.path, config, tensors, files, adapter.folder)
+
+
+def _parted_head(model: Checkpoint, embedding: str) -> set[str]:
+    """The head that stays as it was where an adapter trains a copy of the embedding, if any."""
+    named = model.config.get("architectures") or [""]
+    architecture = named if isinstance(named, str) else named[0]
+    if HEADLESS.search(architecture):
+        return set()
+    if architecture.endswith("MaskedLM"):
+        raise PoolError(
+            f"{model.path}: an adapter with an embedding of its own parts it from the head, which "
+            "is not done for masked models; merge the adapter into its model first."
+        )
+    return {tied_head(embedding)}
 
 
 def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
