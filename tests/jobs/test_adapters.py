@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import sigmerge
+from sigmerge.checkpoints.adapters import AdaptedTensor
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import RecipeError, ScoreError, SigmergeError
 from sigmerge.evaluation.command_line import run_command
@@ -214,6 +215,19 @@ def test_a_model_without_a_head_gets_none_from_an_adapter(tmp_path: Path) -> Non
         "SequenceClassification": None,
         "MaskedLM": "merge the adapter into its model first.",
     }
+
+
+def test_names_that_transformers_changes_on_loading(tmp_path: Path) -> None:
+    """PEFT has those of the loaded model, a checkpoint those that it was stored with."""
+    own = draw(shapes(), 0)
+    stored = {f"language_model.{name}": values for name, values in own.items()}
+    loaded = {name.replace("model.", "model.language_model.", 1): v for name, v in own.items()}
+    model = write_member(tmp_path / "model", stored)
+    adapter = write_adapter(tmp_path / "lora", model, loaded, modules=["q_proj"])
+    tensors = open_checkpoint(Path(f"{model}+{adapter}")).tensors
+    assert set(tensors) == set(stored)
+    adapted = [name for name, tensor in tensors.items() if isinstance(tensor, AdaptedTensor)]
+    assert sorted(adapted) == sorted(name for name in stored if "q_proj" in name)
 
 
 def test_an_adapter_may_bring_a_longer_embedding(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ CASES: dict[str, dict[str, Any]] = {
         "merge_method": "ties", "base_model": "{base}", "parameters": {"weight": 0.5},
         "slices": [{"sources": [{"model": f"{{{name}}}", "layer_range": [first, first + 1]}
                                 for name, first in (("base", 0), ("math", 1), ("coding", 0))]}],
-        "tokenizer": {"source": "union", "tokens": {"sum": {"source": BASE_ROW, "force": True}}},
+        "tokenizer": {"tokens": {"sum": {"source": BASE_ROW, "force": True}}},
     },
     "stacked": {
         "merge_method": "passthrough", "tokenizer_source": "union", "base_model": "{math}",
@@ -305,10 +305,10 @@ def test_a_token_of_the_base_without_a_row_gets_one(
 
 
 def test_the_bias_of_a_head_is_moved_too(tmp_path: Path) -> None:
-    found, bias = {}, "lm_head.bias"
+    found, bias, other_decoder = {}, "lm_head.bias", "speech.decoder.weight"
     for seed, name in enumerate(("math", "coding")):
         rows = len({*WORDS[name], *ADDED[name]})
-        sizes = {EMBEDDING: (rows, 16), HEAD: (rows, 16), bias: (rows,)}
+        sizes = {EMBEDDING: (rows, 16), HEAD: (rows, 16), bias: (rows,), other_decoder: (5, 16)}
         found[name] = folder = write_member(
             tmp_path / name, draw({**shapes("phi"), **sizes}, seed), style="phi"
         )
@@ -323,6 +323,7 @@ def test_the_bias_of_a_head_is_moved_too(tmp_path: Path) -> None:
     words, known = vocabulary(ours), vocabulary(theirs)
     mine, other = read_weights(ours)[bias], read_weights(theirs)[bias]
     assert mine.shape == other.shape
+    assert read_weights(ours)[other_decoder].shape == (5, 16)  # no rows of tokens
     for token, row in words.items():
         assert mine[row] == pytest.approx(other[known[token]], abs=3e-7), token
 
