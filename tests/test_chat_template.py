@@ -107,10 +107,18 @@ def test_a_template_that_only_experts_have_is_named(tmp_path: Path) -> None:
     assert said(tmp_path / "out") == "Be brief."
 
 
-def test_generation_settings_follow_the_tokenizer(tmp_path: Path) -> None:
+def test_ids_of_special_tokens_follow_the_tokenizer(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", layers=1, tokenizer=True)
     ends = {"eos_token_id": [2, 7]}
     (pool.experts["coding"] / "generation_config.json").write_text(json.dumps(ends))
+    file = pool.experts["coding"] / "config.json"
+    config = {**json.loads(file.read_text()), **ends}
+    file.write_text(json.dumps({k: v for k, v in config.items() if k != "pad_token_id"}))
     for source, wanted in (("coding", ends), ("base", {"eos_token_id": 2})):
         sigmerge.merge(pool.recipe("ties", tokenizer_source=source), tmp_path / source)
         assert json.loads((tmp_path / source / "generation_config.json").read_text()) == wanted
+    made, base = (
+        json.loads((tmp_path / source / "config.json").read_text()) for source in ("coding", "base")
+    )
+    assert made["eos_token_id"] == [2, 7] and "pad_token_id" not in made
+    assert base["eos_token_id"] == 2 and base["pad_token_id"] == 0

@@ -61,6 +61,11 @@ def test_lines_are_those_of_the_file(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert json.loads(sigmerge("migrate", file, "--json").out)[1]["line"] == 6
 
 
+def test_whose_special_tokens_the_configuration_has(pool: PoolOnDisk) -> None:
+    recipe = pool.recipe("task_arithmetic", dtype="float32", tokenizer_source="math")
+    assert "config.json has the special tokens of this model" in told(pool, recipe)
+
+
 def test_adapters_slices_and_our_keys(pool: PoolOnDisk, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "lora", pool.reference, read_weights(pool.reference))
     with_adapter = PLAIN.replace("{math}", "{reference}+{lora}").replace(", nomalize: true", "")

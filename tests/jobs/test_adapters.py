@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import sigmerge
+from sigmerge.checkpoints.adapters import AdaptedTensor
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import RecipeError, ScoreError, SigmergeError
 from sigmerge.evaluation.command_line import run_command
@@ -19,8 +20,10 @@ from sigmerge.recipe import load_recipe
 from tests.adapters import merged, write_adapter
 from tests.pools import (
     EXPERTS,
+    draw,
     make_pool,
     read_weights,
+    shapes,
     weight_bytes,
     write_member,
 )
@@ -188,6 +191,43 @@ def test_a_trained_embedding_leaves_the_head_it_was_tied_to(tmp_path: Path, tyin
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="float32")
     prompt = torch.tensor([[1, 5, 9]])
     torch.testing.assert_close(ours(prompt).logits, theirs(prompt).logits)
+
+
+def test_a_model_without_a_head_gets_none_from_an_adapter(tmp_path: Path) -> None:
+    """Classifiers have none, and that of a masked model has another name."""
+    weights = draw(shapes(tied=True), 0)
+    model = write_member(tmp_path / "model", weights, tied=True)
+    embedding = {"model.embed_tokens.weight": weights["model.embed_tokens.weight"] + 1}
+    adapter = write_adapter(
+        tmp_path / "lora", model, weights, whole=embedding, modules_to_save=["embed_tokens"]
+    )
+    config = json.loads((model / "config.json").read_text())
+    heads = {}
+    for kind in ("CausalLM", "SequenceClassification", "MaskedLM"):
+        changed = {**config, "architectures": [f"LlamaFor{kind}"]}
+        (model / "config.json").write_text(json.dumps(changed))
+        try:
+            heads[kind] = open_checkpoint(Path(f"{model}+{adapter}")).head
+        except SigmergeError as error:
+            heads[kind] = str(error).rpartition("; ")[2]
+    assert heads == {
+        "CausalLM": "lm_head.weight",
+        "SequenceClassification": None,
+        "MaskedLM": "merge the adapter into its model first.",
+    }
+
+
+def test_names_that_transformers_changes_on_loading(tmp_path: Path) -> None:
+    """PEFT has those of the loaded model, a checkpoint those that it was stored with."""
+    own = draw(shapes(), 0)
+    stored = {f"language_model.{name}": values for name, values in own.items()}
+    loaded = {name.replace("model.", "model.language_model.", 1): v for name, v in own.items()}
+    model = write_member(tmp_path / "model", stored)
+    adapter = write_adapter(tmp_path / "lora", model, loaded, modules=["q_proj"])
+    tensors = open_checkpoint(Path(f"{model}+{adapter}")).tensors
+    assert set(tensors) == set(stored)
+    adapted = [name for name, tensor in tensors.items() if isinstance(tensor, AdaptedTensor)]
+    assert sorted(adapted) == sorted(name for name in stored if "q_proj" in name)
 
 
 def test_an_adapter_may_bring_a_longer_embedding(tmp_path: Path) -> None:

@@ -156,6 +156,19 @@ def test_positions_come_from_the_first_slice(tmp_path: Path) -> None:
     agree(*both(pool, recipe, tmp_path), ulps=0)
 
 
+def test_an_embedding_of_positions_is_none_of_tokens(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(vocab_size=12, hidden_size=8, num_hidden_layers=3, num_attention_heads=2,
+                        intermediate_size=8, max_position_embeddings=10)  # fmt: skip
+    for name in ("math", "coding"):
+        BertForSequenceClassification(config).save_pretrained(tmp_path / name)
+    pool = PoolOnDisk(tmp_path, tmp_path, {n: tmp_path / n for n in ("math", "coding")})
+    slices = [piece(source(MATH, 0, 2)), piece(source(CODING, 1, 3))]
+    recipe = placed({"slices": slices, "merge_method": "passthrough"}, pool)
+    agree(*both(pool, recipe, tmp_path), ulps=0)
+
+
 def test_the_bases_of_all_slices_are_on_record(pool: PoolOnDisk, tmp_path: Path) -> None:
     made = sigmerge.merge(placed(CASES["another base in a slice"], pool), tmp_path / "out")
     files = {Path(one.file) for one in made.provenance.inputs}

@@ -138,7 +138,7 @@ CASES: dict[str, dict[str, Any]] = {
         "merge_method": "ties", "base_model": "{base}", "parameters": {"weight": 0.5},
         "slices": [{"sources": [{"model": f"{{{name}}}", "layer_range": [first, first + 1]}
                                 for name, first in (("base", 0), ("math", 1), ("coding", 0))]}],
-        "tokenizer": {"source": "union", "tokens": {"sum": {"source": BASE_ROW, "force": True}}},
+        "tokenizer": {"tokens": {"sum": {"source": BASE_ROW, "force": True}}},
     },
     "stacked": {
         "merge_method": "passthrough", "tokenizer_source": "union", "base_model": "{math}",
@@ -305,10 +305,10 @@ def test_a_token_of_the_base_without_a_row_gets_one(
 
 
 def test_the_bias_of_a_head_is_moved_too(tmp_path: Path) -> None:
-    found, bias = {}, "lm_head.bias"
+    found, bias, other_decoder = {}, "lm_head.bias", "speech.decoder.weight"
     for seed, name in enumerate(("math", "coding")):
         rows = len({*WORDS[name], *ADDED[name]})
-        sizes = {EMBEDDING: (rows, 16), HEAD: (rows, 16), bias: (rows,)}
+        sizes = {EMBEDDING: (rows, 16), HEAD: (rows, 16), bias: (rows,), other_decoder: (5, 16)}
         found[name] = folder = write_member(
             tmp_path / name, draw({**shapes("phi"), **sizes}, seed), style="phi"
         )
@@ -323,6 +323,7 @@ def test_the_bias_of_a_head_is_moved_too(tmp_path: Path) -> None:
     words, known = vocabulary(ours), vocabulary(theirs)
     mine, other = read_weights(ours)[bias], read_weights(theirs)[bias]
     assert mine.shape == other.shape
+    assert read_weights(ours)[other_decoder].shape == (5, 16)  # no rows of tokens
     for token, row in words.items():
         assert mine[row] == pytest.approx(other[known[token]], abs=3e-7), token
 
@@ -413,3 +414,53 @@ def test_without_a_wish_the_error_says_what_to_do(models: dict[str, Path], tmp_p
                          for n in ("math", "coding")]}  # fmt: skip
     with pytest.raises(SigmergeError, match="tokenizer_source: union"):
         sigmerge.merge(recipe, tmp_path / "out")
+
+
+SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+ENCODING = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}  # fmt: skip
+SPEAKING = {
+    "BertForMaskedLM": SMALL,
+    "BertForSequenceClassification": SMALL,
+    "RobertaForMaskedLM": SMALL,
+    "ModernBertForMaskedLM": {**SMALL, "decoder_bias": True},
+    "DistilBertForMaskedLM": {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 8},
+    "BartForConditionalGeneration": ENCODING,
+}
+
+
+@pytest.mark.parametrize("kind", SPEAKING)
+def test_a_model_says_the_same_with_another_tokenizer(tmp_path: Path, kind: str) -> None:
+    """Heads and biases of masked and encoding models have a row a token, and positions none."""
+    import torch
+    import transformers
+
+    made = getattr(transformers, kind)
+    config = made.config_class(
+        vocab_size=24, max_position_embeddings=16, pad_token_id=0, **SPEAKING[kind]
+    )
+    model, words = made(config).eval(), WORDS["base"]
+    for values in model.state_dict().values():
+        if values.is_floating_point():
+            torch.nn.init.normal_(values, std=0.5)
+    model.save_pretrained(tmp_path / "model")
+    write_tokenizer(tmp_path / "model", words, [])
+    other = [*words[:3], "new", *words[:2:-1]]
+    (tmp_path / "other").mkdir()
+    shutil.copy(tmp_path / "model/config.json", tmp_path / "other")
+    write_tokenizer(tmp_path / "other", other, [])
+    recipe = {
+        "merge_method": "passthrough", "models": [{"model": str(tmp_path / "model")}],
+        "tokenizer_source": str(tmp_path / "other"),
+    }  # fmt: skip
+    sigmerge.merge(recipe, tmp_path / "out")
+    moved = made.from_pretrained(tmp_path / "out").eval()
+    text = words[4:12]
+    with torch.no_grad():
+        said, again = (
+            one(torch.tensor([[known.index(word) for word in text]])).logits
+            for one, known in ((model, words), (moved, other))
+        )
+    if said.shape[-1] == len(words):
+        again = again[..., [other.index(word) for word in words]]
+    torch.testing.assert_close(again, said, rtol=0, atol=1e-5)

@@ -31,6 +31,8 @@ TOKENIZER = (
     "processor_config.json",
 )
 TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""What a configuration says about the tokenizer."""
 GENERATION = "generation_config.json"
 """Names the tokens that end a text, so it goes with the tokenizer."""
 CODE_FILES = ("*.py",)
@@ -48,12 +50,15 @@ def copy_companions(
     chat_template: str | None = None,
     architecture: str | None = None,
 ) -> None:
-    """The layout's configuration; tokenizer and generation settings of the `tokenizer` folder.
+    """The layout's configuration; tokenizer, ids of its special tokens and generation settings of
+    the `tokenizer` folder.
 
     `chat_template` goes before the tokenizer's own, `architecture` before that of the layout.
     """
     layout = pool.layout
     config = merged_config(layout.config, pool.untied, dtype)
+    if tokenizer is not None and tokenizer != layout.path:
+        config = with_token_ids(config, read_json(tokenizer / "config.json"))
     if architecture is not None:
         config["architectures"] = [architecture]
     output.text("config.json", json.dumps(config, indent=2) + "\n")
@@ -116,6 +121,21 @@ def _changed(config: dict[str, Any], untied: bool, dtype: str | None) -> dict[st
     if untied and "tie_word_embeddings" in config:
         merged["tie_word_embeddings"] = False
     return merged
+
+
+def with_token_ids(config: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the ids of special tokens of another, whose tokenizer is taken.
+
+    What the other leaves out is the default of its kind of model, and so it is left out here.
+    """
+    kept = {
+        key: with_token_ids(value, other[key])
+        if isinstance(value, dict) and isinstance(other.get(key), dict)
+        else value
+        for key, value in config.items()
+        if key not in TOKEN_IDS or config.get("model_type") != other.get("model_type")
+    }
+    return kept | {key: other[key] for key in TOKEN_IDS if key in other}
 
 
 def model_card(title: str, pool: Pool, recipe: str, notes: list[str]) -> str:

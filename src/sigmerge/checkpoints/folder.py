@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,9 +25,12 @@ SHOWN = 12
 SHORT = 300
 """Characters of a name that an error shows."""
 HEAD_NAMES = ("lm_head.weight", "embed_out.weight", "output.weight", "head.weight")
-EMBEDDING_SUFFIXES = (
-    "embed_tokens.weight", "wte.weight", "embed_in.weight", "embeddings.weight", "shared.weight",
+EMBEDDING_MODULES = (
+    "embed_tokens", "wte", "embed_in", "embeddings", "word_embeddings", "tok_embeddings", "shared",
 )  # fmt: skip
+"""How models call the embedding of their tokens; those of positions and types have other names."""
+HEADLESS = re.compile("(Classification|QuestionAnswering|(?<!LMHead)(?<!MT)Model)$")
+"""Architectures without a head over tokens."""
 BEFORE = ("embed", "wte.", "wpe.", "patch_conv.", "ln_pre.", "layernorm_pre.")
 """Parts of the names of what lies before the layers; the last three see."""
 
@@ -34,6 +38,12 @@ BEFORE = ("embed", "wte.", "wpe.", "patch_conv.", "ln_pre.", "layernorm_pre.")
 def is_head(name: str) -> bool:
     """Whether a tensor is an output head; that of a model inside another has a longer name."""
     return name in HEAD_NAMES or name.endswith(".lm_head.weight")
+
+
+def is_embedding(name: str) -> bool:
+    """Whether a tensor has the embeddings of tokens."""
+    module = name.removesuffix(".weight")
+    return module != name and module.rpartition(".")[2] in EMBEDDING_MODULES
 
 
 def is_before(name: str) -> bool:
@@ -84,7 +94,7 @@ class Checkpoint:
     @property
     def embedding(self) -> str | None:
         outside = [name for name in sorted(self.tensors) if self.stack.block_of(name) is None]
-        return next((name for name in outside if name.endswith(EMBEDDING_SUFFIXES)), None)
+        return next(filter(is_embedding, outside), None)
 
     @property
     def nbytes(self) -> int:
@@ -126,7 +136,7 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
         own = (replaced_whole(adapter) if tied else set()) & set(HEAD_NAMES)
         follows = brought & set(HEAD_NAMES) or adapter.config.get("ensure_weight_tying")
         if tied and not follows and saves_embedding(adapter, model.tensors[model.embedding]):
-            own = {tied_head(model.embedding)}
+            own = _parted_head(model, model.embedding)
         for head in own:
             tensors[head] = replace(model.tensors[model.embedding], name=head)
             config["tie_word_embeddings"] = False
@@ -137,6 +147,20 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
             config["vocab_size"] = rows
     files = (*model.files, *adapter.files)
     return Checkpoint(model.path, config, tensors, files, adapter.folder)
+
+
+def _parted_head(model: Checkpoint, embedding: str) -> set[str]:
+    """The head that stays as it was where an adapter trains a copy of the embedding, if any."""
+    named = model.config.get("architectures") or [""]
+    architecture = named if isinstance(named, str) else named[0]
+    if HEADLESS.search(architecture):
+        return set()
+    if architecture.endswith("MaskedLM"):
+        raise PoolError(
+            f"{model.path}: an adapter with an embedding of its own parts it from the head, which "
+            "is not done for masked models; merge the adapter into its model first."
+        )
+    return {tied_head(embedding)}
 
 
 def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:

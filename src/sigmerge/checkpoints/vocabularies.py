@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sigmerge.checkpoints.companions import added_tokens, vocabulary
-from sigmerge.checkpoints.folder import Checkpoint, read_json
+from sigmerge.checkpoints.folder import Checkpoint, is_embedding, read_json
 from sigmerge.checkpoints.formed import FormedTensor, TensorRun, Values
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.errors import PoolError
@@ -25,6 +25,11 @@ from sigmerge.words import shown
 
 TokenIds = Mapping[str, int]
 """Token -> id."""
+MORE_HEADS = (
+    "lm_head.bias", "predictions.bias", "decoder.weight", "decoder.bias", "vocab_projector.weight",
+    "vocab_projector.bias", "final_logits_bias",
+)  # fmt: skip
+"""Further tensors with one row a token: heads of masked models, and biases of heads."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class MovedRows(FormedTensor):
 
     @property
     def width(self) -> int:
-        return prod(self.shape[1:])
+        return prod(self.shape) // _tokens_in(self.shape)
 
     def made_of(self, start: int, stop: int) -> list[TensorRun]:
         rows = self.own[start // self.width : -(-stop // self.width)]
@@ -239,13 +244,29 @@ def moved(
 def _rows_by_token(
     member: Checkpoint, before: Sequence[str], behind: Sequence[str]
 ) -> Iterator[tuple[str, Sequence[str]]]:
-    if member.embedding is not None:
-        yield member.embedding, before
-    if member.head is not None:
-        yield member.head, behind
-        bias = f"{member.head.removesuffix('.weight')}.bias"
-        if bias in member.tensors:
-            yield bias, behind
+    """The tensors with one row a token, each with the members that it is merged with."""
+    if member.embedding is None:
+        raise PoolError(
+            f"{member.path}: no tensor is known to embed its tokens, so they cannot be moved."
+        )
+    size, head = member.tensors[member.embedding].shape[0], member.head or ""
+    own = (head, f"{head.removesuffix('.weight')}.bias")
+    for name, tensor in member.tensors.items():
+        fits = bool(tensor.shape) and _tokens_in(tensor.shape) == size
+        if fits and is_embedding(name):  # encoder and decoder may have one each
+            yield name, before
+        elif name in own or (fits and name.endswith(MORE_HEADS)):
+            yield name, behind
+
+
+def _tokens_in(shape: Sequence[int]) -> int:
+    """How many tokens a tensor has rows of. final_logits_bias is one row of all of them."""
+    return shape[1] if len(shape) == 2 and shape[0] == 1 else shape[0]
+
+
+def _with_tokens(shape: Sequence[int], rows: int) -> tuple[int, ...]:
+    """The shape of a tensor with rows of another number of tokens."""
+    return (rows, *shape[1:]) if _tokens_in(shape) == shape[0] else (1, rows)
 
 
 def size_of(config: Mapping[str, Any]) -> int | None:
@@ -274,12 +295,12 @@ def _moved(
     for token, row in vocabulary.tokens.items():
         place = vocabulary.of[member].get(token, -1)
         wanted = vocabulary.request.tokens.get(token, TokenSource())
-        if 0 <= place < stored.shape[0] and not wanted.force:
+        if 0 <= place < _tokens_in(stored.shape) and not wanted.force:
             own[row] = place
             del made[row]
         else:
             made[row] = _sources(token, wanted, sources, vocabulary)
-    shape = (vocabulary.rows, *stored.shape[1:])
+    shape = _with_tokens(stored.shape, vocabulary.rows)
     return MovedRows(stored.name, stored.dtype, shape, stored.file, stored.begin, stored.end,
                      stored, own, made)  # fmt: skip
 
@@ -293,7 +314,7 @@ def _sources(
     have = {
         name: place
         for name, tensor in sources.items()
-        if 0 <= (place := vocabulary.of[name].get(token, -1)) < tensor.shape[0]
+        if 0 <= (place := vocabulary.of[name].get(token, -1)) < _tokens_in(tensor.shape)
     }
     if wanted.model is not None:
         return [_named(token, wanted, sources, vocabulary)]
@@ -315,7 +336,7 @@ def _named(
     tensor, place = sources[wanted.model], wanted.token_id
     if place is None:
         place = vocabulary.of[wanted.model].get(wanted.token or token, -1)
-    if not 0 <= place < tensor.shape[0]:
+    if not 0 <= place < _tokens_in(tensor.shape):
         what = wanted.token_id if wanted.token_id is not None else shown(wanted.token or token)
         raise PoolError(f"tokenizer.tokens: {wanted.model} has no row for {what}.")
     return tensor, place

@@ -243,5 +243,7 @@ def _vocabulary(data: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
             "a token of base_model's tokenizer that has no row gets one; mergekit takes it out of "
             "the tokenizer",
         )
+    else:
+        yield place, "config.json has the special tokens of this model; mergekit keeps the base's"
     if wanted == "union":
         yield place, "new tokens come in the order of models and ids; mergekit's order changes"

@@ -32,7 +32,10 @@ SATURATED = ("density",)
 
 
 def bounded(parameter: Parameter, value: Any) -> Any:
-    """A value that means the upper bound as that bound; a gradient may run beyond it."""
+    """A value that the parameter can have, where a gradient runs beyond the upper bound or between
+    whole numbers."""
+    if parameter.kind is int and isinstance(value, float):
+        return round(value)
     over = parameter.name in SATURATED and isinstance(value, int | float)
     return min(value, parameter.high) if over else value
 
