@@ -420,6 +420,12 @@ def test_sums_have_the_order_of_the_lanes(size: int, tile: int) -> None:
     assert total[0] == expected
 
 
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_a_device_that_is_none(engine: Any) -> None:
+    with pytest.raises(RecipeError, match="'cud' is none"):
+        Options(device="cud", engine=engine)  # type: ignore[arg-type]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_says_so(pool: PoolOnDisk, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="torch finds no GPU"):
