@@ -16,9 +16,10 @@ import sigmerge
 from sigmerge.checkpoints import ahead
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.inputs import identify
-from sigmerge.checkpoints.remote import UNFINISHED, place_of
+from sigmerge.checkpoints.remote import UNFINISHED, place_of, upload
 from sigmerge.checkpoints.writer import Output
 from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.files.objects import RemoteFile
 from sigmerge.jobs import pools
 from sigmerge.jobs.occupancy import OUTSIDE_LAYERS
 from sigmerge.jobs.work_folder import WorkFolder
@@ -134,6 +135,58 @@ def test_killed_and_run_again(
     assert weights(remote.objects(folder)) == merged
     assert UNFINISHED not in remote.objects(folder)
     assert again.provenance.blocks_resumed
+
+
+class Stopped(BaseException):
+    pass
+
+
+def test_an_upload_goes_on_with_what_is_still_its_own(
+    remote: Remote, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Objects of another hand are sent again, and parts of objects go; what is older goes first."""
+    content = {"a.safetensors": b"aaaa", "b.safetensors": b"bbbb", "config.json": b"{}"}
+    digests = {name: f"digest of {name}" for name in content}
+    folder, place, url = tmp_path / "x/up", "models/up", "s3://models/up"
+    folder.mkdir(parents=True)
+    for name, data in content.items():
+        (folder / name).write_bytes(data)
+    for name in ("a-note.txt", "config.json"):
+        remote.bucket.pipe_file(f"{place}/{name}", b"old")
+    removed: list[str] = []
+    sent: list[str] = []
+    remove, put = remote.bucket.rm_file, remote.bucket.put_file
+
+    def removing(place: str) -> None:
+        removed.append(place)
+        remove(place)
+
+    def sending(file: str, place: str, **how: Any) -> None:
+        sent.append(place)
+        put(file, place, **how)
+
+    monkeypatch.setattr(remote.bucket, "rm_file", removing)
+    monkeypatch.setattr(remote.bucket, "put_file", sending)
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if done == 8:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        upload(folder, digests, url, stop)
+    assert removed == [f"{place}/config.json", f"{place}/a-note.txt"]
+    remote.bucket.pipe_file(f"{place}/a.safetensors", b"????")
+    begun = {"Bucket": "models", "Key": "up/b.safetensors"}
+    remote.bucket.call_s3("create_multipart_upload", **begun)
+    sent.clear()
+    upload(folder, digests, url, lambda *_: None)
+    assert remote.objects("up") == content
+    assert sent == [f"{place}/a.safetensors", f"{place}/config.json"]
+    left = remote.bucket.call_s3("list_multipart_uploads", Bucket="models", Prefix="up/")
+    assert not left.get("Uploads")
+    monkeypatch.setattr(RemoteFile, "now", lambda one: RemoteFile(one.url, 1, "1"))
+    with pytest.raises(OutputError, match="has 1 bytes, and 4 were sent"):
+        upload(folder, digests, url, lambda *_: None)
 
 
 def test_a_repair_from_and_to_a_bucket_is_the_local_one(
