@@ -238,6 +238,28 @@ def test_an_address_nobody_listens_at(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert "pass --engine ray" in said
 
 
+def test_an_address_that_is_none_or_not_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said at once; Ray would try for minutes."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_NUM_REDIS_GET_RETRIES", "1")
+    monkeypatch.setattr(cluster, "PATIENCE", 0.1)
+    for wrong in ("host", ":6379", "127.0.0.1:²", "a..b:6379"):
+        with pytest.raises(SigmergeError, match=f"{wrong}: is no address"):
+            connect(wrong, 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(SigmergeError, match="what listens there is not Ray's head"):
+            connect(address, 1)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ray.exceptions.AuthenticationError("there is no token.\nmore")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(SigmergeError, match=r"auto: cannot be used \(there is no token.*\). A cl"):
+        connect("auto", 1)
+
+
 def _slow(seconds: float, number: int) -> tuple[int, str]:
     import ray
 

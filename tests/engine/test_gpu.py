@@ -420,6 +420,27 @@ def test_sums_have_the_order_of_the_lanes(size: int, tile: int) -> None:
     assert total[0] == expected
 
 
+def test_what_a_launch_flags_is_left_to_the_loops(
+    pool: PoolOnDisk, tmp_path: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A norm and a result; only Triton's programs raise the flag."""
+    merge = tensors.merge
+
+    def flagged(*given: Any) -> Any:
+        given[-1].fill_(1)
+        return merge(*given)
+
+    monkeypatch.setattr(tensors, "merge", flagged)
+    merged(pool, "dare_linear l1", tmp_path / "out", "bfloat16")
+    assert "merge" not in passes
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_a_device_that_is_none(engine: Any) -> None:
+    with pytest.raises(RecipeError, match="'cud' is none"):
+        Options(device="cud", engine=engine)  # type: ignore[arg-type]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_says_so(pool: PoolOnDisk, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="torch finds no GPU"):

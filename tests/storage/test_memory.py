@@ -182,6 +182,7 @@ def test_an_empty_file_has_its_plain_digest() -> None:
     [
         ("s3://bucket/model/", "s3://bucket/model"),
         (Path("s3://bucket/model"), "s3://bucket/model"),
+        ("S3://bucket/Model", "s3://bucket/Model"),
         ("hf://owner/name@main", "hf://owner/name@main"),
         ("/folder/s3:/x", None),
         ("owner/name", None),

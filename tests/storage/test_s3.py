@@ -15,9 +15,12 @@ import yaml
 import sigmerge
 from sigmerge.checkpoints import ahead
 from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.checkpoints.remote import UNFINISHED, place_of
+from sigmerge.checkpoints.inputs import identify
+from sigmerge.checkpoints.remote import UNFINISHED, place_of, upload
 from sigmerge.checkpoints.writer import Output
 from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.files.objects import RemoteFile
+from sigmerge.jobs import pools
 from sigmerge.jobs.occupancy import OUTSIDE_LAYERS
 from sigmerge.jobs.work_folder import WorkFolder
 from tests.command_line import refused
@@ -134,6 +137,58 @@ def test_killed_and_run_again(
     assert again.provenance.blocks_resumed
 
 
+class Stopped(BaseException):
+    pass
+
+
+def test_an_upload_goes_on_with_what_is_still_its_own(
+    remote: Remote, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Objects of another hand are sent again, and parts of objects go; what is older goes first."""
+    content = {"a.safetensors": b"aaaa", "b.safetensors": b"bbbb", "config.json": b"{}"}
+    digests = {name: f"digest of {name}" for name in content}
+    folder, place, url = tmp_path / "x/up", "models/up", "s3://models/up"
+    folder.mkdir(parents=True)
+    for name, data in content.items():
+        (folder / name).write_bytes(data)
+    for name in ("a-note.txt", "config.json"):
+        remote.bucket.pipe_file(f"{place}/{name}", b"old")
+    removed: list[str] = []
+    sent: list[str] = []
+    remove, put = remote.bucket.rm_file, remote.bucket.put_file
+
+    def removing(place: str) -> None:
+        removed.append(place)
+        remove(place)
+
+    def sending(file: str, place: str, **how: Any) -> None:
+        sent.append(place)
+        put(file, place, **how)
+
+    monkeypatch.setattr(remote.bucket, "rm_file", removing)
+    monkeypatch.setattr(remote.bucket, "put_file", sending)
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if done == 8:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        upload(folder, digests, url, stop)
+    assert removed == [f"{place}/config.json", f"{place}/a-note.txt"]
+    remote.bucket.pipe_file(f"{place}/a.safetensors", b"????")
+    begun = {"Bucket": "models", "Key": "up/b.safetensors"}
+    remote.bucket.call_s3("create_multipart_upload", **begun)
+    sent.clear()
+    upload(folder, digests, url, lambda *_: None)
+    assert remote.objects("up") == content
+    assert sent == [f"{place}/a.safetensors", f"{place}/config.json"]
+    left = remote.bucket.call_s3("list_multipart_uploads", Bucket="models", Prefix="up/")
+    assert not left.get("Uploads")
+    monkeypatch.setattr(RemoteFile, "now", lambda one: RemoteFile(one.url, 1, "1"))
+    with pytest.raises(OutputError, match="has 1 bytes, and 4 were sent"):
+        upload(folder, digests, url, lambda *_: None)
+
+
 def test_a_repair_from_and_to_a_bucket_is_the_local_one(
     remote: Remote, tmp_path: Path, places: list[tuple[int, int]]
 ) -> None:
@@ -189,6 +244,28 @@ def test_an_input_that_changes_meanwhile_stops_the_merge(
     assert remote.objects("out/changed") == {}
 
 
+def test_an_input_that_changed_since_its_header_was_read_stops_the_merge(
+    remote: Remote, monkeypatch: Any
+) -> None:
+    """The record would have the digest of the version before, if that is known."""
+    content = remote.objects("pool/math")
+    for name, data in content.items():
+        remote.bucket.pipe_file(f"models/late/{name}", data)
+    recipe = sectioned(remote)
+    recipe["models"][0]["model"] = "s3://models/late"
+    shard = next(name for name in content if name.endswith(".safetensors"))
+
+    def late(files: Any) -> Any:
+        other = content[shard][:-2] + bytes([content[shard][-2] ^ 1]) + content[shard][-1:]
+        remote.bucket.pipe_file(f"models/late/{shard}", other)
+        return identify(files)
+
+    monkeypatch.setattr(pools, "identify", late)
+    with pytest.raises(PoolError, match=f"s3://models/late/{shard}: changed while"):
+        sigmerge.merge(recipe, "s3://models/out/late")
+    assert remote.objects("out/late") == {}
+
+
 def test_what_cannot_be_read_or_written_is_an_error(remote: Remote, tmp_path: Path) -> None:
     recipe = sectioned(remote)
     recipe["models"][0]["model"] = "s3://nowhere/math"
@@ -200,6 +277,11 @@ def test_what_cannot_be_read_or_written_is_an_error(remote: Remote, tmp_path: Pa
         sigmerge.merge(sectioned(remote), "s3://models/pool/math", overwrite=True)
     with pytest.raises(OutputError, match="choose a folder in it"):
         sigmerge.merge(sectioned(remote), "s3://models")
+    for odd in ("s3://models/out/..", "s3://models/../out"):
+        with pytest.raises(OutputError, match=r"without \. and \.\."):
+            sigmerge.merge(sectioned(remote), odd, overwrite=True)
+    with pytest.raises(OutputError, match="write a local folder as its path"):
+        sigmerge.merge(sectioned(remote), Path(f"file://{tmp_path}/out"))
     with pytest.raises(OutputError, match="a tuning goes into a local folder"):
         WorkFolder("tuning", (), (), "last").check(Path("s3://models/tuned"), False, [])
     recipe["models"][0]["model"] = "xyz://bucket/math"
@@ -234,3 +316,37 @@ def test_a_model_of_a_bucket_is_loaded_from_a_copy(remote: Remote) -> None:
     here, there = read_weights(with_weights(folder)), read_weights(remote.local.experts["math"])
     assert {n: v.tobytes() for n, v in here.items()} == {n: v.tobytes() for n, v in there.items()}
     assert open_checkpoint(folder).place == "s3://models/pool/math"
+
+
+def test_a_copy_of_another_version_is_not_kept(remote: Remote) -> None:
+    """It would be loaded whenever the version that it is named for comes back."""
+    from sigmerge.checkpoints.remote import with_weights
+
+    before = remote.objects("pool/math")
+    for name, content in before.items():
+        remote.bucket.pipe_file(f"models/retrained/{name}", content)
+    folder = place_of("s3://models/retrained")
+    shard = next(name for name in before if name.endswith(".safetensors"))
+    same_size = before[shard][:-1] + b"?"
+    remote.bucket.pipe_file(f"models/retrained/{shard}", same_size)
+    with pytest.raises(PoolError, match=f"s3://models/retrained/{shard}: changed while"):
+        with_weights(folder)
+    assert not (folder.parent / "whole").exists()
+
+
+def test_two_processes_copy_a_model_of_a_bucket(remote: Remote, monkeypatch: Any) -> None:
+    """The one that comes second takes what the first has made."""
+    from sigmerge.checkpoints import remote as module
+
+    for name, content in remote.objects("pool/coding").items():
+        remote.bucket.pipe_file(f"models/twice/{name}", content)
+    folder, download = place_of("s3://models/twice"), module._download
+
+    def overtaken(one: Any, file: Path) -> None:
+        monkeypatch.setattr(module, "_download", download)
+        module.with_weights(folder)
+        download(one, file)
+
+    monkeypatch.setattr(module, "_download", overtaken)
+    copy = module.with_weights(folder)
+    assert weights(files(copy)) == weights(remote.objects("twice"))

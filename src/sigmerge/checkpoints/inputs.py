@@ -20,7 +20,7 @@ from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import Passed, file_digests, identity
-from sigmerge.files.objects import address, remote_file
+from sigmerge.files.objects import RemoteFile, address, remote_file
 
 COARSE, FINE = 2_000_000_000, 20_000_000
 """Nanoseconds within which two writes can leave the same time: of a file system that keeps seconds
@@ -94,17 +94,23 @@ def fingerprint(members: Mapping[str, Checkpoint], others: Iterable[Path] = ()) 
 
 def _identity(file: Path) -> InputIdentity:
     if remote := remote_file(file):
-        remote = remote.now()
-        return InputIdentity(file, remote.size, 0, 0, 0, 0, remote.version)
+        return _version(file, remote.now())
     status = file.stat()
     times = status.st_mtime_ns, status.st_ctime_ns
     return InputIdentity(file, status.st_size, *times, status.st_ino, status.st_dev)
 
 
+def _version(file: Path, remote: RemoteFile) -> InputIdentity:
+    return InputIdentity(file, remote.size, 0, 0, 0, 0, remote.version)
+
+
 def _settled(file: Path) -> InputIdentity:
-    """The identity, once a later write would change it; a file just written is waited for."""
-    if remote_file(file):
-        return _identity(file)
+    """The identity, once a later write would change it; a file just written is waited for.
+
+    A remote file is what it was when its folder was opened: its header and its digest are of that.
+    """
+    if remote := remote_file(file):
+        return _version(file, remote)
     try:
         found = _identity(file)
         grain = FINE if found.ctime_ns % 10**9 else COARSE

@@ -33,7 +33,6 @@ from sigmerge.files.objects import (
     remote_file,
     remote_folder,
     remote_root,
-    stored_size,
     url_of,
 )
 from sigmerge.files.regular import remove
@@ -96,11 +95,16 @@ def _make_stand_in(place: Path, name: str, url: str, found: Mapping[str, RemoteF
                 stubs[relative] = [one.size, one.version]
         content = {"url": url, "name": name, "objects": stubs}
         write_json(Path(room) / place.name / STAND_IN_RECORD, content, durable=False)
-        try:
-            (Path(room) / place.name).rename(place)
-        except OSError:  # another process was first
-            if not (place / STAND_IN_RECORD).exists():
-                raise
+        _move(Path(room) / place.name, place)
+
+
+def _move(made: Path, place: Path) -> None:
+    """Put a folder where it belongs, unless another process was first."""
+    try:
+        made.rename(place)
+    except OSError:
+        if not place.exists():
+            raise
 
 
 def _header(one: RemoteFile) -> bytes:
@@ -115,21 +119,25 @@ def with_weights(folder: Path) -> Path:
     found = remote_folder(folder)
     if found is None:
         return folder
-    url, own = found
+    _, own = found
     copy = own.parent / "whole" / own.name
     if not copy.exists():
         with tempfile.TemporaryDirectory(dir=own.parent, prefix=".") as room:
             made = Path(room) / own.name
             shutil.copytree(own, made)
-            for file in (file for file in own.rglob("*.safetensors") if remote_file(file)):
-                name = file.relative_to(own).as_posix()
-                with reaching(f"{url}/{name}") as (store, path):
-                    store.get_file(path, str(made / name))
-                if (made / name).stat().st_size != stored_size(file):
-                    raise PoolError(f"{url}/{name}: changed while it was read.")
+            for file in own.rglob("*.safetensors"):
+                if one := remote_file(file):
+                    _download(one, made / file.relative_to(own))
             copy.parent.mkdir(exist_ok=True)
-            made.rename(copy)
+            _move(made, copy)
     return copy
+
+
+def _download(one: RemoteFile, file: Path) -> None:
+    with reaching(one.url) as (store, path):
+        store.get_file(path, str(file))
+    if file.stat().st_size != one.size or one.now() != one:
+        raise PoolError(f"{one.url}: changed while it was read.")
 
 
 def place_of(name: str | os.PathLike[str]) -> Path:
@@ -143,8 +151,13 @@ def target(name: str | os.PathLike[str]) -> Path:
     url = url_of(name)
     if url is None:
         return Path(name)
-    if "/" not in url.partition("://")[2]:
+    parts = url.partition("://")[2].split("/")
+    if url.startswith("file:"):
+        raise OutputError(f"{url}: write a local folder as its path, without file:.")
+    if len(parts) < 2:
         raise OutputError(f"{url}: choose a folder in it for the result.")
+    if {".", ".."} & set(parts):
+        raise OutputError(f"{url}: write the address without . and .. in it.")
     cache_folder("remote")
     key, own = hashlib.sha256(url.encode()).hexdigest()[:32], url.rpartition("/")[2]
     place = remote_root() / f"{_OUT}{key}"

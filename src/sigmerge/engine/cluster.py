@@ -177,6 +177,8 @@ def connect(address: str | None, threads: int, *, gpu: bool = False) -> Cluster:
 
 def _connected(address: str | None, threads: int) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is not None:  # an attempt takes up to 40 seconds, and Ray would make twenty
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
     try:
         import ray
     except ImportError:
@@ -189,9 +191,14 @@ def _connected(address: str | None, threads: int) -> Any:
     handlers = [(n, signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM)]
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **here)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        where = f"--address {address}" if address else "Ray on this machine"
-        raise SigmergeError(f"{where}: cannot be used ({str(error).splitlines()[0]}).") from None
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        said = f"cannot be used ({str(error).splitlines()[0].rstrip('.')})."
+        if address is None:
+            raise SigmergeError(f"Ray on this machine: {said}") from None
+        raise SigmergeError(
+            f"--address {address}: {said} A cluster that asks for a token is reached with "
+            "RAY_AUTH_MODE=token and that token."
+        ) from None
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers:  # Ray puts its own in their place
             signal.signal(number, handler)
@@ -203,15 +210,34 @@ def _check_answers(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address == "auto":
         return
-    if not host or not port.isdigit():
-        raise SigmergeError(f"--address {address}: is no address; write HOST:PORT, or auto.")
+    no_address = f"--address {address}: is no address; write HOST:PORT, or auto."
+    if not host or not port.isdecimal():
+        raise SigmergeError(no_address)
     try:
-        socket.create_connection((host, int(port)), PATIENCE).close()
+        connection = socket.create_connection((host, int(port)), PATIENCE)
+    except UnicodeError:
+        raise SigmergeError(no_address) from None
     except OSError as error:
         raise SigmergeError(
             f"--address {address}: nobody listens there ({error.strerror or error}). Start Ray "
             "with `ray start --head`, or leave --address out for a cluster on this machine."
         ) from None
+    with connection:
+        if not address.startswith("ray://") and not _greets(connection):
+            raise SigmergeError(
+                f"--address {address}: what listens there is not Ray's head. `ray start --head` "
+                "names its port, which is neither that of the dashboard nor that of ray://."
+            )
+
+
+def _greets(connection: socket.socket) -> bool:
+    """Whether the other side speaks first, as a Ray head does without TLS."""
+    if "RAY_USE_TLS" in os.environ:
+        return True
+    try:
+        return bool(connection.recv(1))
+    except OSError:
+        return False
 
 
 def _call(function: Callable[[Any], Any], item: Any) -> Any:

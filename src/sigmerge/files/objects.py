@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
 from sigmerge.files.cache import cache_place, kept_json
 
-_URL = re.compile(r"([a-z][a-z0-9]+):/{1,2}([^/].*)")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9]+):/{1,2}([^/].*)")
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "mtime", "LastModified", "created")
 """What stores call that which changes with an object's content, the best first."""
 STAND_IN_RECORD = "objects.json"
@@ -31,7 +31,7 @@ STAND_IN_RECORD = "objects.json"
 def url_of(name: str | os.PathLike[str]) -> str | None:
     """The address that a name is, or None. A Path has lost a slash, which is put back."""
     found = _URL.fullmatch(os.fspath(name))
-    return f"{found[1]}://{found[2].rstrip('/')}" if found else None
+    return f"{found[1].lower()}://{found[2].rstrip('/')}" if found else None
 
 
 @dataclass(frozen=True)
