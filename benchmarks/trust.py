@@ -6,8 +6,9 @@
 The same merge, each time a command started from cold with the inputs on the disk: as it is; with
 `--no-fsync`; and with neither fsync nor checksums, reading back and digests of the outputs, which
 no option turns off, so that this side is the command with those parts replaced. The sides take
-turns. Seconds are the least of each side; the ratio is the median over turns of what a side took
-to what the bare side took in the same turn, since other work on the machine changes between turns.
+turns, and what each leaves is on the disk before the next begins. Seconds are the least of each
+side; the ratio is the median over turns of what a side took to what the bare side took in the same
+turn, since other work on the machine changes between turns.
 Digests of the inputs are kept between runs; one side computes them anew (`--rehash`).
 
 The last two sides are the floor: the same inputs are read and as many bytes are written, without
@@ -18,6 +19,7 @@ fsync and with it. What fsync adds there is the disk's own time, which no progra
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -78,6 +80,7 @@ def measure(pool: BenchPool, method: str, repeat: int, folder: Path) -> dict[str
     costs = dict[str, list[Cost]]()
     for turn in range(repeat + 1):
         for side, command in sides.items():
+            os.sync()  # whatever the side before left to the system, so that all follow the same
             remove(out)
             drop([pool.weights(member) for member in pool.members])
             cost = run(command, env)
