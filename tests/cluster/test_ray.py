@@ -123,6 +123,27 @@ def test_a_killed_worker_is_replaced_and_the_order_stays(nodes: Any, tmp_path: P
     found = connect(None, 1).map(square, range(9), str)
     assert list(found) == [n * n for n in range(9)]
     assert len(list(tmp_path.iterdir())) == 1
+    assert connect(None, 1).submit("one", _square, tmp_path, {5}, 5).result() == 25
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def _task_name(number: int) -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_task_name())
+
+
+def test_few_tasks_are_under_way_and_a_person_understands_their_names(nodes: Any) -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(20):
+            taken.append(number)
+            yield number
+
+    found = connect(None, 2).map(_task_name, items(), lambda number: f"part {number}")
+    assert next(iter(found)) == "part 0"
+    assert len(taken) == 4  # two nodes have the cores for one each
 
 
 def _dies(number: int) -> None:
