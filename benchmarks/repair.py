@@ -43,7 +43,8 @@ class Bench:
 
     @property
     def files(self) -> list[Path]:
-        return [self.pool.weights(member) for member in [*self.pool.members, self.anchor]]
+        members = [self.pool.weights(member) for member in self.pool.members]
+        return [*members, *sorted(self.anchor.glob("*.safetensors"))]
 
     @property
     def block_bytes(self) -> int:

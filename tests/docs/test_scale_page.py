@@ -37,7 +37,7 @@ def test_what_was_measured_on_16_cores_is_estimated(what: str) -> None:
 
 def test_a_measured_profile_is_estimated() -> None:
     """docs/results/repair.md, on 2 cores."""
-    assert seconds("profile", 430_000_000, 5, 2) == pytest.approx(4.59, rel=0.05)
+    assert seconds("profile", 430_000_000, 5, 2) == pytest.approx(1.63, rel=0.05)
 
 
 @pytest.mark.parametrize(
