@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sigmerge.checkpoints import written
 from sigmerge.checkpoints.writer import Output, plan_layout
 from sigmerge.errors import OutputError
 from sigmerge.files.digests import digest_now
@@ -235,6 +236,25 @@ def test_without_fsync_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.Mon
     # three shards twice (while they are read back, and with all files), index, config, plan,
     # journal, four folders: the tree, its records twice, the parent
     assert len(synced) >= 3 + 6 + 3
+
+
+def test_shards_are_read_back_while_the_disk_gets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few threads there are, none that reads waits for the disk first."""
+    read, real, summed = threading.Event(), os.fsync, written.file_checksum
+
+    def fsync(handle: int) -> None:
+        assert read.wait(10)
+        real(handle)
+
+    def reading(*given: int) -> int | None:
+        read.set()
+        return summed(*given)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(written, "file_checksum", reading)
+    job.write(tmp_path / "out")
 
 
 def test_files_then_folders_then_the_name_then_its_folder(

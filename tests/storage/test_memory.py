@@ -18,7 +18,7 @@ from sigmerge.checkpoints.remote import stand_in
 from sigmerge.errors import MissingExtra
 from sigmerge.files import digests, leaves, objects
 from sigmerge.files.digests import SHA_TREE, TREE, rehashing
-from sigmerge.files.objects import RemoteFile, remote_file
+from sigmerge.files.objects import STAND_IN_RECORD, RemoteFile, remote_file
 from tests.pools import PoolOnDisk, make_pool
 from tests.storage.conftest import files, weights
 
@@ -198,3 +198,11 @@ def test_without_fsspec_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
     with pytest.raises(MissingExtra, match=r"sigmerge\[storage\]"):
         objects.RemoteFile("s3://bucket/x", 1, "").read(0, 1)
+
+
+def test_a_folder_that_is_no_stand_in_is_not_taken_for_one() -> None:
+    """What is in the place of one, without its record, stops the run."""
+    place = stored("taken", b"some")[0].parent.parent
+    (place / STAND_IN_RECORD).unlink()
+    with pytest.raises(OSError, match="not empty"):
+        stand_in("memory://taken")

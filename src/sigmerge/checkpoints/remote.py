@@ -95,15 +95,15 @@ def _make_stand_in(place: Path, name: str, url: str, found: Mapping[str, RemoteF
                 stubs[relative] = [one.size, one.version]
         content = {"url": url, "name": name, "objects": stubs}
         write_json(Path(room) / place.name / STAND_IN_RECORD, content, durable=False)
-        _move(Path(room) / place.name, place)
+        _move(Path(room) / place.name, place, place / STAND_IN_RECORD)
 
 
-def _move(made: Path, place: Path) -> None:
-    """Put a folder where it belongs, unless another process was first."""
+def _move(made: Path, place: Path, sign: Path) -> None:
+    """Put a folder where it belongs, unless another process was first: `sign` is there then."""
     try:
         made.rename(place)
     except OSError:
-        if not place.exists():
+        if not sign.exists():
             raise
 
 
@@ -129,7 +129,7 @@ def with_weights(folder: Path) -> Path:
                 if one := remote_file(file):
                     _download(one, made / file.relative_to(own))
             copy.parent.mkdir(exist_ok=True)
-            _move(made, copy)
+            _move(made, copy, copy)
     return copy
 
 

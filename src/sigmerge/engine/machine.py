@@ -12,6 +12,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from sigmerge.errors import RecipeError
+
 INTERPRETER = 250_000_000
 """Resident bytes of Python with the libraries loaded, before any tensor."""
 CORES = 4
@@ -83,3 +85,11 @@ def load_numpy() -> None:
         import numpy  # noqa: F401
 
         del os.environ[threads]
+
+
+def device_kind(device: str) -> str:
+    """cpu or cuda, of a device that may have a number."""
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise RecipeError(f"device: {device!r} is none; there are cpu and cuda.")
+    return kind

@@ -20,12 +20,12 @@ SPEEDS = {
     "task_arithmetic": PassSpeed(4.5, 0.23),
     "dare_ties": PassSpeed(16.3, 0.31),
     "ties": PassSpeed(11.4, 0.55),
-    "profile": PassSpeed(5.5, 0.09),
+    "profile": PassSpeed(5.8, 0.0),
     "repair": PassSpeed(12.2, 0.71),
 }
 """Of the table of 16 cores in docs/results/scaling.md (CPU time; wall time beyond start-up and the
-share of the cores), the profile of docs/results/repair.md (2 cores, 430 M
-coordinates; CPU time beyond start-up)."""
+share of the cores), the profile of docs/results/repair.md (2 cores, 430 M coordinates; CPU time
+beyond start-up)."""
 MEASURED_EXPERTS = 5
 START = 0.4
 """Seconds until the first block."""

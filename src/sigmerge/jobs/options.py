@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from sigmerge.engine.machine import CORES, default_threads
+from sigmerge.engine.machine import CORES, default_threads, device_kind
 from sigmerge.engine.speed import seconds
-from sigmerge.errors import RecipeError, SigmergeError
+from sigmerge.errors import SigmergeError
 from sigmerge.progress import Progress, silent
 from sigmerge.words import size
 
@@ -50,9 +50,7 @@ class Options:
             raise SigmergeError(f"engine: {self.engine!r} is none; there are local and ray.")
         if self.address is not None and self.engine != "ray":
             raise SigmergeError("--address is that of a Ray cluster; pass --engine ray with it.")
-        if self.device not in ("cpu", "cuda"):
-            raise RecipeError(f"device: {self.device!r} is none; there are cpu and cuda.")
-        if self.device != "cpu" and self.engine == "local":
+        if device_kind(self.device) != "cpu" and self.engine == "local":
             _check(self.device)
 
     @property

@@ -13,6 +13,7 @@ from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import FormedValues
+from sigmerge.engine.machine import device_kind
 from sigmerge.errors import PoolError, RecipeError, SigmergeError
 from sigmerge.probing.bounded import bounded
 from sigmerge.probing.memory import full, is_full
@@ -185,11 +186,8 @@ def _parameter(name: str, parameters: Mapping[str, Any]) -> str | None:
 
 def checked_device(device: str) -> str:
     """A device that is there, or a clear error."""
-    kind = device.partition(":")[0]
-    if kind == "cpu":
+    if device_kind(device) == "cpu":
         return device
-    if kind != "cuda":
-        raise RecipeError(f"device: {device!r} is none; there are cpu and cuda.")
     import torch
 
     if not torch.cuda.is_available():
