@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -34,6 +35,9 @@ from sigmerge.files.regular import remove
 SIZES = {"quick": QUICK, "half-billion": HALF_BILLION}
 BAR = 1.05
 """fsync and digests may add 5 % to a merge from disk."""
+
+REST = 3.0
+"""Seconds in which a disk and a virtual machine's memory take back what the side before used."""
 
 FULL, UNSYNCED, BARE, REHASHED, FLOOR, SYNCED_FLOOR = (
     "as it is",
@@ -79,11 +83,13 @@ def measure(pool: BenchPool, method: str, repeat: int, folder: Path) -> dict[str
     sides = commands(recipe, out, Sides(pool, method).files)
     costs = dict[str, list[Cost]]()
     for turn in range(repeat + 1):
-        for side, command in sides.items():
-            os.sync()  # whatever the side before left to the system, so that all follow the same
+        at = turn % len(sides)  # a side is first, second, ... in turn: what was before it matters
+        for side in [*sides, *sides][at : at + len(sides)]:
             remove(out)
             drop([pool.weights(member) for member in pool.members])
-            cost = run(command, env)
+            os.sync()  # what the side before left to the system, and its blocks given back
+            time.sleep(REST)
+            cost = run(sides[side], env)
             if turn:  # the first compiles kernels and fills the cache
                 costs.setdefault(side, []).append(cost)
     remove(out)

@@ -32,7 +32,7 @@ RUN_BYTES, LEAF = 1 << 26, 1 << 22
 TREE, SHA_TREE, EARLIEST_TREE, PLAIN = "4MiB-blake3:", "4MiB-tree:", "64MiB-tree:", ""
 """How a digest of a long file begins."""
 
-_BUFFER = 1 << 20
+_BUFFER = 1 << 18
 """Bytes that are read at a time: caches hold them until they are hashed."""
 _REQUEST = 16 << 20
 """Bytes of a remote file that are requested at a time."""

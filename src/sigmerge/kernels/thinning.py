@@ -200,12 +200,18 @@ def _prune(
     for k in range(length):
         keys[k] = bits[k] & MAGNITUDE
     found = _rank(keys, ranks, seen, room[4, :length], counts)
+    # One table a loop: a loop that looks up in two, one place given by the other, takes twice as
+    # long as both.
+    for k in range(length):
+        ranks[k] += counts[keys[k]]
+    highest = keys
+    for k in range(length):
+        highest[k] = lasts[ranks[k]]
     if inverse:
         for k in range(length):
-            values[k] /= np.float32(odds[ranks[k] + counts[keys[k]]])
+            values[k] /= np.float32(odds[ranks[k]])
     for k in range(length):
-        last = lasts[ranks[k] + counts[keys[k]]]
-        bits[k] = np.uint32(bits[k] * np.uint32(draws[k] <= last))
+        bits[k] = np.uint32(bits[k] * np.uint32(draws[k] <= highest[k]))
     for i in range(found):
         counts[seen[i]] = np.uint32(0)
 
