@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from sigmerge.files.digests import RUN_BYTES, combined, leaf_digests, leaf_rule
+from sigmerge.files.apart import leaf_digests
+from sigmerge.files.digests import RUN_BYTES, combined, leaf_rule
 from sigmerge.files.regular import begin_sync
 from sigmerge.kernels.window import file_checksum
 
@@ -231,7 +232,7 @@ class _Hasher:
             begin_sync(self._handles[piece.shard], piece.begin, piece.end - piece.begin)
         handle, rule = self._handles[piece.shard], self._rules[piece.shard]
         # A shard that was truncated has other digests; the checksums show it.
-        return leaf_digests(handle, piece.begin, piece.end, rule)
+        return leaf_digests(handle, piece.begin, piece.end, *rule)
 
 
 @dataclass(eq=False)
