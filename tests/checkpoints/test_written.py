@@ -14,7 +14,7 @@ import pytest
 
 from sigmerge.checkpoints import written
 from sigmerge.checkpoints.written import ShardBytes, Written
-from sigmerge.files import digests, regular
+from sigmerge.files import apart, digests, regular
 from sigmerge.kernels.checksum import checksum
 
 HEADER, SIZES = 5, {"a": 9, "b": 0, "c": 40, "d": 16, "e": 1, "f": 9, "g": 17, "h": 14, "i": 3}
@@ -26,7 +26,7 @@ def short_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "RUN_BYTES", 16)
     monkeypatch.setattr(digests, "LEAF", 4)
-    monkeypatch.setattr(digests, "_BUFFER", 3)
+    monkeypatch.setattr(apart, "_BUFFER", 3)
     monkeypatch.setattr(written, "RUN_BYTES", 16)
     monkeypatch.setattr(written, "READ_BACK", 8)
 

@@ -26,9 +26,6 @@ AHEAD = 4 << 20
 """Bytes of one request when reading ahead. Of a longer one Linux reads only the beginning: as much
 as its device takes at a time, or as it reads ahead by itself."""
 
-AHEAD_THREADS = 4
-"""One alone finds memory for 2.5 GB/s, of which a fast disk reads more."""
-
 
 class Reader:
     """Maps each file once. `release` gives pages back, so resident memory follows the work.
@@ -64,10 +61,8 @@ class Reader:
                 with suppress(Empty):
                     while True:
                         self._ahead.get_nowait()
-                for _ in self._threads:
-                    self._ahead.put(None)
-                for thread in self._threads:
-                    thread.join()
+                self._ahead.put(None)
+                self._thread.join()
                 self._ahead = None
             if self._requests is not None:
                 self._requests.close()
@@ -134,18 +129,16 @@ class Reader:
                 self._prefetch_local(tensor)
 
     def _prefetch_local(self, tensor: Tensor) -> None:
-        """In threads of its own, which wait for the disk."""
+        """In a thread of its own, which waits for the disk."""
         if not hasattr(os, "posix_fadvise"):
             return
         with self._lock:
             if self._ahead is None:
                 self._ahead = SimpleQueue()
-                self._threads = [
-                    threading.Thread(target=_read_ahead, args=(self._ahead,), daemon=True)
-                    for _ in range(AHEAD_THREADS)
-                ]
-                for thread in self._threads:
-                    thread.start()
+                self._thread = threading.Thread(
+                    target=_read_ahead, args=(self._ahead,), daemon=True
+                )
+                self._thread.start()
             self._ahead.put(tensor)
 
     def release(self, pieces: Iterable[tuple[Tensor, int, int]]) -> None:

@@ -14,12 +14,10 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # what typing would import takes longer than a process may take to start
+if TYPE_CHECKING:  # a process of its own has no use for it, and is to start at once
     from subprocess import Popen
-    from types import TracebackType
-    from typing import Any, Self
 
 DIGEST_BYTES = 32
 _BUFFER = 1 << 20
@@ -62,12 +60,7 @@ class Apart:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for ours in self._sockets:
             ours.close()
         for process in self._processes:
@@ -125,7 +118,7 @@ class Apart:
         ours, theirs = socket.socketpair()
         self._sockets.append(ours)
         with theirs:
-            # Isolated and without site: a start takes 20 ms. A session of its own: Ctrl-C is for
+            # Isolated and without site, it starts in 30 ms. A session of its own: Ctrl-C is for
             # the process that started it, whose end closes the socket.
             command = [sys.executable, "-I", "-S", __file__, folder, str(theirs.fileno())]
             process = Popen(
