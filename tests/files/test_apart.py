@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from sigmerge.files import digests
+from sigmerge.files import apart, digests
 from sigmerge.files.apart import Apart, leaf_digests
 
 CONTENT = bytes(range(250)) * 40
@@ -61,6 +61,19 @@ def test_a_process_that_was_killed_leaves_the_work_to_this_one(file: Path) -> No
         for _ in range(2):  # the second time none is asked
             assert hashing.leaf_digests(*asked, blake3) == wanted
         assert len(hashing._processes) == 1
+
+
+def test_a_process_that_does_not_answer_is_ended_and_this_one_hashes(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (silent := tmp_path / "silent").write_text("#!/bin/sh\nexec sleep 1000\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    monkeypatch.setattr(apart, "_PATIENCE", 0.1)
+    with Apart() as hashing, file.open("rb") as stream:
+        got = hashing.leaf_digests(stream.fileno(), 0, 10_000, 4_096, blake3)
+    assert got == leaves(CONTENT, 4_096)
+    assert not running(hashing._processes[0].pid)
 
 
 @pytest.mark.parametrize("missing", ["", "/no/such/python"])

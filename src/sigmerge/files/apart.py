@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # a process of its own has no use for it, and is to start at 
 DIGEST_BYTES = 32
 _BUFFER = 1 << 20
 """Bytes that are read at a time: caches hold them until they are hashed."""
+_PATIENCE = 60.0
+"""Seconds for a run of leaves; a process that takes longer is no longer asked."""
 _ASKED = struct.Struct("=qqq")
 """Where leaves begin and end, and the bytes of one; the open file comes with it."""
 
@@ -64,6 +66,8 @@ class Apart:
         for ours in self._sockets:
             ours.close()
         for process in self._processes:
+            if self._failed:
+                process.kill()
             process.wait()
 
     def leaf_digests(
@@ -116,6 +120,7 @@ class Apart:
             raise OSError("no process can be started")
         folder = str(Path(package.origin).parent.parent)
         ours, theirs = socket.socketpair()
+        ours.settimeout(_PATIENCE)
         self._sockets.append(ours)
         with theirs:
             # Isolated and without site, it starts in 30 ms. A session of its own: Ctrl-C is for
