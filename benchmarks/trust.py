@@ -6,7 +6,8 @@
 The same merge, each time a command started from cold with the inputs on the disk: as it is; with
 `--no-fsync`; and with neither fsync nor checksums, reading back and digests of the outputs, which
 no option turns off, so that this side is the command with those parts replaced. The sides take
-turns, and what each leaves is on the disk before the next begins. Seconds are the least of each
+turns and change places; what each leaves is on the disk or gone, and the disk has rested, before
+the next begins. Seconds are the least of each
 side; the ratio is the median over turns of what a side took to what the bare side took in the same
 turn, since other work on the machine changes between turns.
 Digests of the inputs are kept between runs; one side computes them anew (`--rehash`).
@@ -83,7 +84,7 @@ def measure(pool: BenchPool, method: str, repeat: int, folder: Path) -> dict[str
     sides = commands(recipe, out, Sides(pool, method).files)
     costs = dict[str, list[Cost]]()
     for turn in range(repeat + 1):
-        at = turn % len(sides)  # a side is first, second, ... in turn: what was before it matters
+        at = turn % len(sides)  # what was before a side matters: each is first once
         for side in [*sides, *sides][at : at + len(sides)]:
             remove(out)
             drop([pool.weights(member) for member in pool.members])
