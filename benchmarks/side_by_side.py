@@ -3,9 +3,9 @@
     python -m benchmarks.side_by_side [--layers 8] [--methods ties] [--folder /dev/shm/beside]
 
 One merge alone, then as many at the same time as there are cores, each a process with one thread
-on a core of its own. They share no lock and wait for nothing of each other; if they take longer
-than one alone, it is the machine: cores that share caches, memory and a clock. As many times as N
-cores are faster than one so, no program of N threads can be.
+on a core of its own. With a folder in memory they share no lock and wait for no disk; what they
+take longer than one alone is the machine: cores that share caches, memory and a clock. It is an
+estimate of how much faster N threads of one merge can be than one.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def main() -> None:
                  for _ in range(2)]  # fmt: skip
         one, every = map(min, zip(*turns, strict=True))
         print(f"{method}: one merge of one thread {one:.2f} s, {len(cores)} side by side "
-              f"{every:.2f} s: {len(cores)} cores give {len(cores) * one / every:.1f} times one "
-              "at most", flush=True)  # fmt: skip
+              f"{every:.2f} s: {len(cores)} cores give {len(cores) * one / every:.1f} times one",
+              flush=True)  # fmt: skip
     shutil.rmtree(bench.out)
 
 

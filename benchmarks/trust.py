@@ -6,10 +6,10 @@
 The same merge, each time a command started from cold with the inputs on the disk: as it is; with
 `--no-fsync`; and with neither fsync nor checksums, reading back and digests of the outputs, which
 no option turns off, so that this side is the command with those parts replaced. The sides take
-turns and change places; what each leaves is on the disk or gone, and the disk has rested, before
-the next begins. Seconds are the least of each
-side; the ratio is the median over turns of what a side took to what the bare side took in the same
-turn, since other work on the machine changes between turns.
+turns, in another order each time; what each leaves is on the disk or gone, and the disk has rested,
+before the next begins. Seconds are the least of each side; the ratio is the median over turns of
+what a side took to what the bare side took in the same turn, since other work on the machine
+changes between turns.
 Digests of the inputs are kept between runs; one side computes them anew (`--rehash`).
 
 The last two sides are the floor: the same inputs are read and as many bytes are written, without
@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import NoReturn
 
@@ -82,17 +83,16 @@ def measure(pool: BenchPool, method: str, repeat: int, folder: Path) -> dict[str
     env = {name: str((OUT / "cache" / name).resolve())
            for name in ("SIGMERGE_CACHE", "NUMBA_CACHE_DIR")}  # fmt: skip
     sides = commands(recipe, out, Sides(pool, method).files)
-    costs = dict[str, list[Cost]]()
+    costs: dict[str, list[Cost]] = {side: [] for side in sides}
     for turn in range(repeat + 1):
-        at = turn % len(sides)  # what was before a side matters: each is first once
-        for side in [*sides, *sides][at : at + len(sides)]:
+        for side in Random(turn).sample(list(sides), len(sides)):  # what was before a side matters
             remove(out)
             drop([pool.weights(member) for member in pool.members])
             os.sync()  # what the side before left to the system, and its blocks given back
             time.sleep(REST)
             cost = run(sides[side], env)
             if turn:  # the first compiles kernels and fills the cache
-                costs.setdefault(side, []).append(cost)
+                costs[side].append(cost)
     remove(out)
     return costs
 

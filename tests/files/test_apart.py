@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -29,14 +30,22 @@ def leaves(content: bytes, size: int) -> bytes:
     return b"".join(blake3(part).digest() for part in parts)
 
 
-def test_processes_give_the_digests_of_this_one(file: Path) -> None:
+def test_processes_give_the_digests_of_this_one(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")  # what is meant for another Python
+    opened: list[int] = []
     with Apart() as hashing, file.open("rb") as stream:
         for begin, end in ((0, 10_000), (3_000, 7_001), (9_999, 10_000)):
             got = hashing.leaf_digests(stream.fileno(), begin, end, 1_000, no_hasher)
             assert got == leaves(CONTENT[begin:end], 1_000)
-        assert len(hashing._processes) == 1  # one after another, by the same
-        pids = [process.pid for process in hashing._processes]
-    assert not any(running(pid) for pid in pids)
+            (process,) = hashing._processes  # one after another, by the same
+            opened.append(len([*Path(f"/proc/{process.pid}/fd").iterdir()]))
+        empty = hashing.leaf_digests(stream.fileno(), 5, 5, 1_000, no_hasher)
+        assert empty == blake3(b"").digest()
+        assert os.getsid(process.pid) == process.pid  # Ctrl-C does not reach it
+    assert opened[0] == opened[-1]
+    assert not running(process.pid)
 
 
 def test_a_run_counts_as_progress_when_it_is_hashed(file: Path) -> None:
@@ -74,6 +83,29 @@ def test_a_process_that_does_not_answer_is_ended_and_this_one_hashes(
         got = hashing.leaf_digests(stream.fileno(), 0, 10_000, 4_096, blake3)
     assert got == leaves(CONTENT, 4_096)
     assert not running(hashing._processes[0].pid)
+
+
+@pytest.mark.parametrize(("pause", "cut"), [(0.05, 96), (0.0, 40)])
+def test_an_answer_in_parts_is_put_together_and_one_cut_short_is_not_taken(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: float, cut: int
+) -> None:
+    """The second process ends amid its answer."""
+    wanted = leaves(CONTENT, 4_096)
+    (other := tmp_path / "other").write_text(
+        f"#!{sys.executable}\n"
+        "import socket, sys, time\n"
+        "theirs = socket.socket(fileno=int(sys.argv[-1]))\n"
+        "theirs.sendall(b'\\0'); socket.recv_fds(theirs, 24, 1)\n"
+        f"theirs.sendall({wanted[:10]!r}); time.sleep({pause})\n"
+        f"theirs.sendall({wanted[10:cut]!r})\n"
+    )
+    other.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(other))
+    with Apart() as hashing, file.open("rb") as stream:
+        got = hashing.leaf_digests(
+            stream.fileno(), 0, 10_000, 4_096, no_hasher if cut == len(wanted) else blake3
+        )
+    assert got == wanted
 
 
 @pytest.mark.parametrize("missing", ["", "/no/such/python"])

@@ -22,8 +22,9 @@ if TYPE_CHECKING:  # a process of its own has no use for it, and is to start at 
 DIGEST_BYTES = 32
 _BUFFER = 1 << 20
 """Bytes that are read at a time: caches hold them until they are hashed."""
-_PATIENCE = 60.0
-"""Seconds for a run of leaves; a process that takes longer is no longer asked."""
+_PATIENCE = 10.0
+"""Seconds in which a process says that it is there."""
+_READY = b"\0"
 _ASKED = struct.Struct("=qqq")
 """Where leaves begin and end, and the bytes of one; the open file comes with it."""
 
@@ -66,8 +67,7 @@ class Apart:
         for ours in self._sockets:
             ours.close()
         for process in self._processes:
-            if self._failed:
-                process.kill()
+            process.kill()  # it has nothing to lose, and may be stopped
             process.wait()
 
     def leaf_digests(
@@ -89,7 +89,7 @@ class Apart:
         return found
 
     def _asked(self, descriptor: int, begin: int, end: int, size: int) -> bytes | None:
-        found, wanted = b"", -(-(end - begin) // size) * DIGEST_BYTES
+        found, wanted = b"", max(1, -(-(end - begin) // size)) * DIGEST_BYTES
         if self._failed:
             return None
         try:
@@ -97,7 +97,7 @@ class Apart:
             socket.send_fds(one, [_ASKED.pack(begin, end, size)], [descriptor])
             while more := one.recv(wanted - len(found)):
                 found += more
-        except OSError:
+        except (OSError, ValueError):  # the latter from a package without a place
             return None
         if len(found) < wanted:
             return None
@@ -120,7 +120,6 @@ class Apart:
             raise OSError("no process can be started")
         folder = str(Path(package.origin).parent.parent)
         ours, theirs = socket.socketpair()
-        ours.settimeout(_PATIENCE)
         self._sockets.append(ours)
         with theirs:
             # Isolated and without site, it starts in 30 ms. A session of its own: Ctrl-C is for
@@ -131,6 +130,10 @@ class Apart:
                 pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)
+        ours.settimeout(_PATIENCE)
+        if ours.recv(1) != _READY:
+            raise OSError("another program was started")
+        ours.settimeout(None)  # a disk may be slow
         return ours
 
 
@@ -139,13 +142,15 @@ def _serve(folder: str, descriptor: int) -> None:
     from blake3 import blake3
 
     with socket.socket(fileno=descriptor) as theirs:
+        theirs.sendall(_READY)
         while True:
             asked, files, _, _ = socket.recv_fds(theirs, _ASKED.size, 1)
             if not asked:
                 return
             begin, end, size = _ASKED.unpack(asked)
-            theirs.sendall(leaf_digests(files[0], begin, end, size, blake3))
+            found = leaf_digests(files[0], begin, end, size, blake3)
             os.close(files[0])
+            theirs.sendall(found)
 
 
 if __name__ == "__main__":
