@@ -242,18 +242,18 @@ def test_shards_are_read_back_while_the_disk_gets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few threads there are, none that reads waits for the disk first."""
-    read, real, summed = threading.Event(), os.fsync, written.file_checksum
+    read, real, summed = threading.Event(), os.fsync, written.read_summed
 
     def fsync(handle: int) -> None:
         assert read.wait(10)
         real(handle)
 
-    def reading(*given: int) -> int | None:
+    def reading(*given: Any) -> Any:
         read.set()
         return summed(*given)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(written, "file_checksum", reading)
+    monkeypatch.setattr(written, "read_summed", reading)
     job.write(tmp_path / "out")
 
 

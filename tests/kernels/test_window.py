@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -13,11 +14,10 @@ from sigmerge.kernels.checksum import checksum
 from sigmerge.kernels.stored import BF16, CODE, Members, address_of, members
 from sigmerge.kernels.window import (
     DRAINED,
-    SUMMED_AT_ONCE,
     WINDOW_SIZE,
     Drain,
     FilePlace,
-    file_checksum,
+    read_summed,
 )
 
 WEIGHTS = np.array([0.5, -0.25], np.float32)
@@ -138,23 +138,22 @@ def test_a_file_that_cannot_be_read_is_noted(tmp_path):
     assert failure.value.descriptor == lying.descriptor
 
 
-@pytest.mark.parametrize("begin", [0, 3])
-@pytest.mark.parametrize("count", [0, 1, 8, 13, 2 * SUMMED_AT_ONCE, 2 * SUMMED_AT_ONCE + 21])
-def test_the_checksum_of_a_file_is_that_of_its_bytes(
-    tmp_path: Path, begin: int, count: int
-) -> None:
-    content = np.random.default_rng(count).bytes(begin + count)
-    file = tmp_path / "bytes"
+@pytest.mark.parametrize("seed", range(8))
+def test_checksums_of_a_file_are_those_of_its_pieces(tmp_path: Path, seed: int) -> None:
+    """Pieces begin anywhere, and what is read at a time ends anywhere."""
+    rng, file = np.random.default_rng(seed), tmp_path / "bytes"
+    content = rng.bytes(30_000)
     file.write_bytes(content)
-    wanted = checksum(memoryview(content)[begin:])
-    with file.open("r+b") as stream:
-        handle = stream.fileno()
-        assert file_checksum(handle, begin, count, 0) == wanted
-        for cut in (8, SUMMED_AT_ONCE + 8):
-            if cut < count:
-                parts = [(begin, cut, 0), (begin + cut, count - cut, cut)]
-                found = [file_checksum(handle, *part) or 0 for part in parts]
-                assert sum(found) % 2**64 == wanted
-        assert file_checksum(handle, begin, count + 1, 0) is None
-    with file.open("ab") as stream:  # which cannot be read
-        assert file_checksum(stream.fileno(), begin, 1, 0) is None
+    ends = np.sort(rng.integers(0, len(content) + 1, 8)).reshape(-1, 2)
+    ends[1, 0] -= ends[1, 0] % 8  # one has its words where words lie, the others mostly not
+    cuts = [0, *np.sort(rng.integers(0, len(content), 6)).tolist(), len(content)]
+    totals, handle = np.zeros(len(ends), np.uint64), os.open(file, os.O_RDONLY)
+    for begin, end in itertools.pairwise(cuts):
+        assert read_summed(handle, begin, end - begin, ends, totals).tobytes() == content[begin:end]
+    wanted = [checksum(memoryview(content)[first:last]) for first, last in ends]
+    assert totals.tolist() == wanted
+    with pytest.raises(window.ReadFailed):
+        read_summed(handle, 0, len(content) + 1, ends, totals)
+    os.close(handle)
+    with file.open("ab") as stream, pytest.raises(window.ReadFailed):  # which cannot be read
+        read_summed(stream.fileno(), 0, 1, ends, totals)

@@ -114,9 +114,9 @@ class Layout:
         """Blocks in the order in which they are best made: by turns of several shards.
 
         Threads then write into different files. A block belongs to the shard that it begins in, and
-        those of a shard stay in order, so that what is complete of it is hashed meanwhile. No shard
-        is left over to be made alone: groups have SIDE_BY_SIDE or a few more. With `in_order`, a
-        shard is made before the next.
+        those of a shard stay in order, so that the disk gets what is complete of it meanwhile. No
+        shard is left over to be made alone: groups have SIDE_BY_SIDE or a few more. With
+        `in_order`, a shard is made before the next.
         """
         count = len(self.files)
         groups = count if in_order else max(1, count // SIDE_BY_SIDE)
@@ -442,9 +442,7 @@ class Output:
         self._journal_stack.enter_context(self._journal)
         self._files = [self._open_shard(number) for number in range(len(self.layout.headers))]
         places = {n: ShardBytes(s.shard, s.begin, s.nbytes) for n, s in self.layout.slots.items()}
-        self._written = Written(
-            places, self._files, self.layout.sizes, self._threads, durable=self.durable
-        )
+        self._written = Written(places, self._files, self.layout.sizes, durable=self.durable)
         self._stack.callback(self._written.close)
         self.done: dict[str, Any] = self._resumed()
 
@@ -508,15 +506,14 @@ class Output:
             ThreadPoolExecutor(self._threads) as pool,
         ):
             synced = [syncing.submit(os.fsync, handle) for handle in self._files if self.durable]
-            damaged = self._written.damaged(pool)
-            digests = dict(zip(self.layout.files, self._written.digests(), strict=True))
+            damaged, found = self._written.read_back(pool, self._progress)
             for done in synced:
                 done.result()
         wrong = [n for n, h in zip(self.layout.files, self._files, strict=True)
                  if not self._is_whole(n, h)]  # fmt: skip
         if damaged or wrong:
             raise self._changed(wrong[0] if wrong else damaged[0])
-        return digests, status
+        return dict(zip(self.layout.files, found, strict=True)), status
 
     def _is_whole(self, name: str, handle: int) -> bool:
         """Whether a shard has its name, its size and its header still."""

@@ -2,28 +2,34 @@
 
 Every piece leaves a checksum of the bytes in memory, before the system has them. Reading the pieces
 back shows whether the shards hold what was written: after an interruption, and before publishing.
-A checksum detects accidents: a truncated, zeroed or mixed-up shard. A digest identifies the result.
-It is computed piece by piece of a shard (see files/digests.py) as soon as the tensors in a piece
-are complete, from pages that the system still holds, while other tensors are made. The disk gets a
-piece at the same time, so that little is left to be written when the result is synced.
+A checksum detects accidents: a truncated, zeroed or mixed-up shard. A digest identifies the result
+(see files/digests.py). It is computed from the very bytes that are read back before publishing.
+The disk gets a run of a shard as soon as the tensors in it are complete, while other tensors are
+made, so that little is left to be written when the result is synced.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from sigmerge.files.apart import leaf_digests
-from sigmerge.files.digests import RUN_BYTES, combined, leaf_rule
+import numpy as np
+
+from sigmerge.files.digests import combined, leaf_rule
 from sigmerge.files.regular import begin_sync
-from sigmerge.kernels.window import file_checksum
+from sigmerge.kernels import Array
+from sigmerge.kernels.window import SUMMED_AT_ONCE, ReadFailed, read_summed
+from sigmerge.progress import Progress, silent
 
-READ_BACK = 64 << 20
-"""Bytes that a thread reads back in one call, a multiple of eight: with many threads a call costs
-tens of microseconds, for which each waits for Python's lock."""
+READ_BACK = 1 << 24
+"""Bytes of a shard that a thread reads back at a time, a multiple of leaves: few enough that all
+threads end at about the same time."""
+GIVEN = 1 << 26
+"""Bytes of a shard that the disk is given at a time."""
 
 WrittenPiece = tuple[int, int, int]
 """Position in the tensor in bytes, length, checksum."""
@@ -53,19 +59,19 @@ class Written:
         places: dict[str, ShardBytes],
         handles: Sequence[int],
         sizes: Sequence[int],
-        threads: int,
         *,
         durable: bool = False,
     ) -> None:
-        self._places, self._handles = places, handles
+        self._places, self._handles, self._sizes = places, handles, sizes
         self._tensors = {name: _Tensor() for name in places}
         self._lock = threading.Lock()
-        self._hasher = _Hasher(places, handles, sizes, threads, durable)
+        self._disk = _Disk(places, handles) if durable else None
 
     def note(self, tensor: str, position: int, nbytes: int, found: int) -> None:
         """A piece that was written, and its checksum; one at the same position is replaced."""
         place = self._places[tensor]
-        self._hasher.rewritten(tensor)
+        if self._disk:
+            self._disk.rewritten(tensor)
         with self._lock:
             entry = self._tensors[tensor]
             if nbytes == place.nbytes:  # all of it, whatever its pieces were before
@@ -84,8 +90,9 @@ class Written:
                 if not entry.journaled and entry.filled == self._places[name].nbytes:
                     entry.journaled = True
                     found[name] = [(at, *piece) for at, piece in sorted(entry.pieces.items())]
-        for name in found:
-            self._hasher.complete(name)
+        if self._disk:
+            for name in found:
+                self._disk.complete(name)
         return found
 
     def restore(self, pieces: dict[str, Sequence[Sequence[int]]]) -> bool:
@@ -102,7 +109,8 @@ class Written:
             entry = self._tensors[name]
             entry.pieces = {at: (nbytes, found) for at, nbytes, found in listed}
             entry.filled, entry.journaled = self._places[name].nbytes, True
-            self._hasher.complete(name)
+            if self._disk:
+                self._disk.complete(name)
         return True
 
     def missing(self) -> list[str]:
@@ -114,44 +122,114 @@ class Written:
                            self._places[name].nbytes)
         ]  # fmt: skip
 
-    def damaged(self, pool: ThreadPoolExecutor) -> list[str]:
-        """Tensors whose bytes in the shards are not those that were written."""
-        parts = [
-            (name, at, done, min(READ_BACK, nbytes - done))
-            for name, entry in self._tensors.items()
-            for at, (nbytes, _) in entry.pieces.items()
-            for done in range(0, nbytes, READ_BACK)
-        ]
-
-        def read_back(part: tuple[str, int, int, int]) -> int | None:
-            name, at, done, nbytes = part
-            place = self._places[name]
-            begin = place.begin + at + done
-            return file_checksum(self._handles[place.shard], begin, nbytes, done)
-
-        found: Counter[tuple[str, int]] = Counter()
+    def read_back(
+        self, pool: ThreadPoolExecutor, progress: Progress = silent
+    ) -> tuple[list[str], list[str]]:
+        """Tensors whose bytes in the shards are not those that were written, and every shard's
+        digest.
+        """
+        runs, found = self._runs(), Counter[_Piece]()
         wrong: set[str] = set()
-        for (name, at, *_), part in zip(parts, pool.map(read_back, parts), strict=True):
-            if part is None:
+        leaves: list[list[bytes]] = [[] for _ in self._sizes]
+        done = 0
+        for run, read in zip(runs, pool.map(self._read, runs), strict=True):
+            done += run.end - run.begin
+            progress("reading back", done, sum(self._sizes))
+            if read is None:
+                wrong.update(piece.tensor for piece in run.pieces)
+                continue
+            leaves[run.shard].append(read[0])
+            for piece, total in zip(run.pieces, read[1], strict=True):
+                found[piece] += total
+        for name in self._tensors:
+            if any(found[piece] % 2**64 != piece.known for piece in self._pieces(name)):
                 wrong.add(name)
-            else:
-                found[name, at] += part
-        for name, entry in self._tensors.items():
-            if any(found[name, at] % 2**64 != known for at, (_, known) in entry.pieces.items()):
-                wrong.add(name)
-        return [name for name in self._tensors if name in wrong]
-
-    def digests(self) -> list[str]:
-        """The digest of every shard; all tensors must be complete."""
-        self.fresh()
-        return self._hasher.digests()
+        damaged = [name for name in self._tensors if name in wrong]
+        return damaged, [combined(digests) for digests in leaves]
 
     def close(self) -> None:
-        self._hasher.close()
+        if self._disk:
+            self._disk.close()
+
+    def _pieces(self, name: str) -> Iterator[_Piece]:
+        place = self._places[name]
+        for at, (nbytes, known) in self._tensors[name].pieces.items():
+            yield _Piece(name, place.begin + at, place.begin + at + nbytes, known)
+
+    def _runs(self) -> list[_Run]:
+        """All bytes of the shards, with the pieces that lie in each run of them."""
+        lengths = [max(READ_BACK, leaf_rule(size).size) for size in self._sizes]
+        runs = [
+            [_Run(shard, at, min(at + length, size), []) for at in range(0, size, length)]
+            for shard, (size, length) in enumerate(zip(self._sizes, lengths, strict=True))
+        ]
+        for name, place in self._places.items():
+            for piece in self._pieces(name):
+                for number in _touched(piece.begin, piece.end, lengths[place.shard]):
+                    runs[place.shard][number].pieces.append(piece)
+        return [run for of_shard in runs for run in of_shard]
+
+    def _read(self, run: _Run) -> tuple[bytes, list[int]] | None:
+        """The digests of a run's leaves, and its part of the pieces' checksums.
+
+        None if the shard ends before.
+        """
+        handle, rule = self._handles[run.shard], leaf_rule(self._sizes[run.shard])
+        places = np.array([piece[1:3] for piece in run.pieces], np.int64).reshape(-1, 2)
+        totals, leaves = np.zeros(len(places), np.uint64), []
+        try:
+            for start in range(run.begin, run.end, rule.size):
+                leaf = rule.hasher()
+                for data in _read_all(
+                    handle, start, min(start + rule.size, run.end), places, totals
+                ):
+                    leaf.update(data)
+                leaves.append(leaf.digest())
+        except ReadFailed:
+            return None
+        return b"".join(leaves), totals.tolist()
 
     def _intact(self, place: ShardBytes, piece: Sequence[int]) -> bool:
         at, nbytes, wanted = piece
-        return file_checksum(self._handles[place.shard], place.begin + at, nbytes, 0) == wanted
+        begin, totals = place.begin + at, np.zeros(1, np.uint64)
+        end = begin + nbytes
+        try:
+            for _ in _read_all(
+                self._handles[place.shard], begin, end, np.array([[begin, end]]), totals
+            ):
+                pass
+        except ReadFailed:
+            return False
+        return int(totals[0]) == wanted
+
+
+class _Piece(NamedTuple):
+    """A piece of a tensor, where it lies in its shard, and its checksum when it was written."""
+
+    tensor: str
+    begin: int
+    end: int
+    known: int
+
+
+class _Run(NamedTuple):
+    """Bytes of a shard that one thread reads back, and the pieces that have bytes there."""
+
+    shard: int
+    begin: int
+    end: int
+    pieces: list[_Piece]
+
+
+def _touched(begin: int, end: int, length: int) -> range:
+    """The numbers of the runs of a length that hold bytes of a shard; no bytes touch none."""
+    return range(begin // length, -(-end // length) if end > begin else 0)
+
+
+def _read_all(handle: int, begin: int, end: int, places: Array, totals: Array) -> Iterator[Array]:
+    """Bytes of a shard, some at a time; the checksums of pieces grow."""
+    for at in range(begin, end, SUMMED_AT_ONCE):
+        yield read_summed(handle, at, min(SUMMED_AT_ONCE, end - at), places, totals)
 
 
 def _covers(pieces: Iterable[Sequence[int]], nbytes: int) -> bool:
@@ -168,80 +246,41 @@ def _covers(pieces: Iterable[Sequence[int]], nbytes: int) -> bool:
     return position == nbytes
 
 
-class _Hasher:
-    """Digests of the pieces of shards, each once all tensors in it are complete."""
+class _Disk:
+    """Gives the disk runs of shards, each once all tensors in it are complete."""
 
-    def __init__(
-        self,
-        places: dict[str, ShardBytes],
-        handles: Sequence[int],
-        sizes: Sequence[int],
-        threads: int,
-        durable: bool,
-    ) -> None:
-        self._handles, self._durable = handles, durable
-        self._rules = [leaf_rule(size) for size in sizes]
-        self._pieces = [
-            [_HashedPiece(shard, at, min(at + RUN_BYTES, size)) for at in range(0, size, RUN_BYTES)]
-            for shard, size in enumerate(sizes)
-        ]
-        self._of = {name: self._touched(place) for name, place in places.items()}
-        for name, pieces in self._of.items():
-            for piece in pieces:
-                piece.tensors.add(name)
+    def __init__(self, places: dict[str, ShardBytes], handles: Sequence[int]) -> None:
+        self._handles = handles
+        self._runs = {
+            name: [(at.shard, n) for n in _touched(at.begin, at.begin + at.nbytes, GIVEN)]
+            for name, at in places.items()
+        }
+        self._tensors: dict[tuple[int, int], set[str]] = {}
+        for name, runs in self._runs.items():
+            for run in runs:
+                self._tensors.setdefault(run, set()).add(name)
         self._complete: set[str] = set()
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="sigmerge-digests")
+        # A full disk queue makes the caller wait.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="sigmerge-disk")
 
     def complete(self, tensor: str) -> None:
-        """This tensor will not be written any more; pieces that lacked it alone are hashed."""
+        """This tensor will not be written any more."""
         with self._lock:
             if tensor in self._complete:
                 return
             self._complete.add(tensor)
-            for piece in self._of[tensor]:
-                if piece.tensors <= self._complete:
-                    piece.digest = self._pool.submit(self._hash, piece)
+            for run in self._runs[tensor]:
+                if self._tensors[run] <= self._complete:
+                    self._pool.submit(self._give, *run)
 
     def rewritten(self, tensor: str) -> None:
-        """This tensor changes; what was hashed of it is hashed again when it is complete."""
+        """This tensor changes; the disk gets it again when it is complete."""
         with self._lock:
             self._complete.discard(tensor)
-
-    def digests(self) -> list[str]:
-        """By shard; all tensors must be complete."""
-        with self._lock:
-            every = [piece for pieces in self._pieces for piece in pieces]
-            for piece in every:
-                if piece.digest is None:  # a piece without tensors
-                    piece.digest = self._pool.submit(self._hash, piece)
-        found = {id(piece): piece.digest.result() for piece in every if piece.digest}
-        return [combined([found[id(piece)] for piece in pieces]) for pieces in self._pieces]
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _touched(self, place: ShardBytes) -> list[_HashedPiece]:
-        """The pieces that hold bytes of a tensor; a tensor without bytes touches none."""
-        pieces = self._pieces[place.shard]
-        first, last = place.begin // RUN_BYTES, (place.begin + place.nbytes - 1) // RUN_BYTES
-        return pieces[first : last + 1] if place.nbytes else []
-
-    def _hash(self, piece: _HashedPiece) -> bytes:
-        if self._durable:
-            begin_sync(self._handles[piece.shard], piece.begin, piece.end - piece.begin)
-        handle, rule = self._handles[piece.shard], self._rules[piece.shard]
-        # A shard that was truncated has other digests; the checksums show it.
-        return leaf_digests(handle, piece.begin, piece.end, *rule)
-
-
-@dataclass(eq=False)
-class _HashedPiece:
-    """A run of bytes of a shard that is hashed by itself."""
-
-    shard: int
-    begin: int
-    end: int
-    tensors: set[str] = field(default_factory=set)
-    """Those that have bytes in it."""
-    digest: Future[bytes] | None = None
+    def _give(self, shard: int, number: int) -> None:
+        begin_sync(self._handles[shard], number * GIVEN, GIVEN)

@@ -30,8 +30,12 @@ MEMORY: Final = -1
 DRAINED: Final = 1 << 18
 """Coordinates of a result that are written at a time."""
 
-SUMMED_AT_ONCE: Final = 1 << 18
-"""Bytes of a file that are summed up at a time: the second-level cache has them."""
+SUMMED_AT_ONCE: Final = 1 << 20
+"""Bytes of a file that are read back at a time: caches hold them until they are hashed."""
+_LINE: Final = 64
+"""Bytes of a line of the caches, with one of which the copy of a page begins."""
+_ALIGNED: Final = 4096
+"""Bytes that are moved at a time where they do not begin with a word."""
 
 _pread = External("pread", "intp", "int32", "uintp", "uintp", "int64")
 _pwrite = External("pwrite", "intp", "int32", "uintp", "uintp", "int64")
@@ -193,23 +197,48 @@ def _sum(address: int, count: int, at: int, total: np.uint64) -> np.uint64:
     return add_word(last, np.uint64((at + rest) // WORD), total)
 
 
-def file_checksum(descriptor: int, position: int, count: int, at: int) -> int | None:
-    """The checksum of bytes of a file, which are those from `at` on of a piece; None if it ends
-    before. The checksum of a piece is the sum of its parts', modulo 2^64.
+def read_summed(descriptor: int, begin: int, count: int, pieces: Array, totals: Array) -> Array:
+    """Bytes of a file, SUMMED_AT_ONCE at most, in the calling thread's memory until the next call.
+
+    Checksums of pieces go on meanwhile: `pieces` are int64, where each begins in the file and where
+    it ends. The words that end in these bytes are added to `totals`, modulo 2^64. ReadFailed where
+    the file ends before.
     """
-    held, failed = room(SUMMED_AT_ONCE, np.uint8, "read back"), none_failed()
+    held, failed = room(_LINE + SUMMED_AT_ONCE + _ALIGNED, np.uint8, "read back"), none_failed()
     address = held.__array_interface__["data"][0]
-    found = _sum_file(descriptor, position, count, at, address, failed)
-    return int(found) if failed[0] == MEMORY else None
+    lead = _LINE - address % _LINE  # a word or more: memory begins with one
+    _read_summed(descriptor, begin, count, address + lead, pieces, totals, failed)
+    check_read(failed)
+    return held[lead : lead + count]
 
 
 @kernel
-def _sum_file(
-    descriptor: int, position: int, count: int, at: int, address: int, failed: Array
-) -> np.uint64:
-    total = np.uint64(0)
-    for done in range(0, count, SUMMED_AT_ONCE):
-        length = min(SUMMED_AT_ONCE, count - done)
-        read(descriptor, position + done, address, length, failed)
-        total = _sum(address, length, at + done, total)
+def _read_summed(
+    descriptor: int, begin: int, count: int, address: int, pieces: Array, totals: Array,
+    failed: Array,
+) -> None:  # fmt: skip
+    before, end = min(begin, WORD), begin + count  # a word that ends here may begin before
+    read(descriptor, begin - before, address - before, before + count, failed)
+    for i in range(len(pieces)):
+        first, last = pieces[i, 0], pieces[i, 1]
+        if first < end and last > begin:
+            done = max(begin - first, 0) // WORD * WORD
+            stop = last - first if last <= end else (end - first) // WORD * WORD
+            place = address + first + done - begin
+            scratch = address + SUMMED_AT_ONCE
+            totals[i] = _sum_anywhere(place, stop - done, done, totals[i], scratch)
+
+
+@part
+def _sum_anywhere(address: int, count: int, at: int, total: np.uint64, scratch: int) -> np.uint64:
+    """As `_sum`, of words that no address of a word may begin with."""
+    if address % WORD == 0:
+        return _sum(address, count, at, total)
+    aligned = array_at(np.uint64(scratch), _ALIGNED, np.uint8)
+    for done in range(0, count, _ALIGNED):
+        length = min(_ALIGNED, count - done)
+        given = array_at(np.uint64(address + done), length, np.uint8)
+        for i in range(length):
+            aligned[i] = given[i]
+        total = _sum(scratch, length, at + done, total)
     return total
