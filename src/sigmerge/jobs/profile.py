@@ -126,7 +126,9 @@ def _weight_views(pool: Pool, options: Options, again: bool) -> Views:
     """Direction and sign views: one pass that reads every weight once."""
     unchecked = ["unchecked"] if options.allow_nonfinite else []
     members = [pool.layout, *pool.experts.values()]
-    weights = [" ".join(sorted(weight_digests(each, options))) for each in members]
+    # All at once: at the end of a call threads wait for the last one.
+    digests = file_digests([file for each in members for file in each.files], options.threads)
+    weights = [" ".join(sorted(digests[file] for file in each.files)) for each in members]
     key = content_key(["weights", PROFILE_FORMAT, *unchecked, *weights])
     note = beside(pool.layout.path, f"signature-{key}.json")
     experts, depth = len(pool.experts), pool.stack.depth

@@ -40,14 +40,17 @@ class ObjectCode(NamedTuple):
 class LoadedCode:
     """Loaded code, to be called with words."""
 
-    def __init__(self, symbol: str, code: ObjectCode, kinds: tuple[Kind, ...]) -> None:
+    def __init__(
+        self, symbol: str, code: ObjectCode, kinds: tuple[Kind, ...], *, brief: bool = False
+    ) -> None:
         self._code = code
         self._given = struct.Struct("=" + "".join(map(format_of, kinds)))
         self._returned = struct.Struct("=" + code.result)
         self._room: Any = ctypes.c_char * max(self._given.size, self._returned.size, 1)
         self.address = _load(symbol, code.body)
-        # ctypes releases Python's lock around a call.
-        self._call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self.address)
+        # ctypes releases Python's lock around a call of the second type.
+        called = ctypes.PYFUNCTYPE if brief else ctypes.CFUNCTYPE
+        self._call = called(ctypes.c_int, ctypes.c_void_p)(self.address)
 
     def __call__(self, words: list[Any]) -> Any:
         room = self._room()

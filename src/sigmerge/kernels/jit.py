@@ -66,13 +66,17 @@ class Compilable(Placeholder):
 
 
 class Kernel(Compilable):
-    """A compiled function that Python calls, without Python's lock. It returns numbers.
+    """A compiled function that Python calls. It returns numbers.
 
-    Arguments are arrays, numbers and tuples of these, in their order.
+    Arguments are arrays, numbers and tuples of these, in their order. Python's lock is released
+    around a call, unless it is `brief`.
     """
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], options: dict[str, Any], *, brief: bool = False
+    ) -> None:
         super().__init__(function, options)
+        self._brief = brief
         self._entries: dict[tuple[Kind, ...], entries.LoadedCode] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -102,7 +106,7 @@ class Kernel(Compilable):
             code, alone = compiled(self.dispatcher, arguments, symbol)
             if alone:
                 entries.keep(symbol, stamp, code)
-        return entries.LoadedCode(symbol, code, kinds)
+        return entries.LoadedCode(symbol, code, kinds, brief=self._brief)
 
 
 class Intrinsic(Placeholder):
@@ -135,6 +139,13 @@ class External(Placeholder):
 def kernel(function: Callable[..., Any]) -> Any:
     """A compiled function that Python and kernels call."""
     return Kernel(function, _OPTIONS)
+
+
+def brief(function: Callable[..., Any]) -> Any:
+    """A kernel that takes microseconds and keeps Python's lock: where many threads are at work,
+    another one takes the lock, and to have it back takes longer than the call.
+    """
+    return Kernel(function, _OPTIONS, brief=True)
 
 
 def part(function: Callable[..., Any]) -> Any:

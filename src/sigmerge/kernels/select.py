@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sigmerge.kernels import SAMPLE_RUN, STRIP, Array, rooms
-from sigmerge.kernels.jit import kernel, part
+from sigmerge.kernels.jit import brief, kernel, part
 from sigmerge.kernels.raw import bits_as
 from sigmerge.kernels.stored import load, load_less
 from sigmerge.kernels.window import Window, ready
@@ -219,7 +219,8 @@ def occupied(counts: Array, left_out: Array) -> list[Array]:
     rooms.keep_blank(counts, "counts")
     if len(left_out):
         rooms.keep_blank(left_out, "left out")
-    return [kept[:, stops[row] : stops[row + 1]].copy() for row in range(len(counts))]
+    found = kept[:, : stops[-1]].copy()
+    return [found[:, stops[row] : stops[row + 1]] for row in range(len(counts))]
 
 
 @kernel
@@ -255,7 +256,7 @@ def joined(parts: Sequence[Array]) -> Array:
     return halves[half, :, :found].copy()
 
 
-@kernel
+@brief
 def _join_runs(runs: Array, stops: Array, halves: Array) -> tuple[int, int]:
     """Join run after run to those before: which half has them all, and how many there are."""
     half, found, first = 0, 0, 0
@@ -285,11 +286,11 @@ def _join(left: Array, right: Array, out: Array) -> int:
     return found
 
 
-@kernel
+@brief
 def bin_of_rank(histogram: Array, k: int) -> tuple[int, int]:
     """The bin that holds the k-th largest entry (k from 1), and how many are wanted from it.
 
-    Bin −1 if there are fewer entries. Without Python's lock, like all that a merge does often.
+    Bin −1 if there are fewer entries.
     """
     left = k
     for place in range(histogram.size - 1, -1, -1):
@@ -298,6 +299,28 @@ def bin_of_rank(histogram: Array, k: int) -> tuple[int, int]:
             return place, left
         left -= here
     return -1, left
+
+
+@brief
+def entries(histogram: Array) -> int:
+    """How many there are."""
+    total = 0
+    for place in range(histogram.size):
+        total += int(histogram[place])
+    return total
+
+
+@brief
+def entries_at(places: Array, histogram: Array, place: int) -> int:
+    """How many have this place, of some in ascending order."""
+    first, last = 0, places.size
+    while first < last:
+        middle = (first + last) // 2
+        if int(places[middle]) < place:
+            first = middle + 1
+        else:
+            last = middle
+    return int(histogram[first]) if first < places.size and int(places[first]) == place else 0
 
 
 def place_of_rank(kept: Array, k: int) -> tuple[int, int, int]:
@@ -311,7 +334,7 @@ def bins_around(sample: Array, share: float) -> tuple[int, int]:
 
     `sample` is what `count_high` counted, as `joined` holds it.
     """
-    seen = int(sample[1].sum())
+    seen = entries(sample[1])
     last, _, _ = place_of_rank(sample, max(1, int(share * seen) - slack(seen)))
     first, _, _ = place_of_rank(sample, min(seen, int(share * seen) + slack(seen)))
     return first // 2, last // 2

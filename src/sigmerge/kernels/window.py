@@ -30,8 +30,11 @@ MEMORY: Final = -1
 DRAINED: Final = 1 << 18
 """Coordinates of a result that are written at a time."""
 
-SUMMED_AT_ONCE: Final = 1 << 20
-"""Bytes of a file that are read back at a time: caches hold them until they are hashed."""
+SUMMED_AT_ONCE: Final = 1 << 22
+"""Bytes of a file that are read back at a time, as many as a leaf of a digest: threads that take
+fewer wait for Python's lock more often."""
+_IN_CACHE: Final = 1 << 18
+"""Bytes that are summed while the second-level cache has them."""
 _LINE: Final = 64
 """Bytes of a line of the caches, with one of which the copy of a page begins."""
 _ALIGNED: Final = 4096
@@ -217,15 +220,26 @@ def _read_summed(
     descriptor: int, begin: int, count: int, address: int, pieces: Array, totals: Array,
     failed: Array,
 ) -> None:  # fmt: skip
-    before, end = min(begin, WORD), begin + count  # a word that ends here may begin before
-    read(descriptor, begin - before, address - before, before + count, failed)
+    before = min(begin, WORD)  # a word that ends here may begin before
+    read(descriptor, begin - before, address - before, before, failed)
+    for done in range(0, count, _IN_CACHE):
+        length = min(_IN_CACHE, count - done)
+        read(descriptor, begin + done, address + done, length, failed)
+        _add_words(begin + done, length, address + done, pieces, totals, address + SUMMED_AT_ONCE)
+
+
+@part
+def _add_words(
+    begin: int, count: int, address: int, pieces: Array, totals: Array, scratch: int
+) -> None:
+    """Add the words of pieces that end in some bytes to their sums; the word before is there."""
+    end = begin + count
     for i in range(len(pieces)):
         first, last = pieces[i, 0], pieces[i, 1]
         if first < end and last > begin:
             done = max(begin - first, 0) // WORD * WORD
             stop = last - first if last <= end else (end - first) // WORD * WORD
             place = address + first + done - begin
-            scratch = address + SUMMED_AT_ONCE
             totals[i] = _sum_anywhere(place, stop - done, done, totals[i], scratch)
 
 

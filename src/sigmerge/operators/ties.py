@@ -207,7 +207,12 @@ def _gathered(total: list[Any] | None, part: Any) -> list[Any]:
 
 def _joined(parts: Sequence[Sequence[Array]]) -> list[Array]:
     """By expert the counts of all parts."""
-    return [select.joined(of_expert) for of_expert in zip(*parts, strict=True)]
+    return [_one(of_expert) for of_expert in zip(*parts, strict=True)]
+
+
+def _one(parts: Sequence[Array]) -> Array:
+    """The counts of all parts; those of a tensor that is one chunk are joined already."""
+    return parts[0] if len(parts) == 1 else select.joined(parts)
 
 
 def _guesses(wanted: Mapping[int, int], size: int, sample: Mapping[int, Array]) -> Passes:
@@ -218,12 +223,12 @@ def _guesses(wanted: Mapping[int, int], size: int, sample: Mapping[int, Array]) 
     ranges, ranks, guesses = {}, {}, {}
 
     def guess(d: int, pattern: int, ties: int, level: int) -> None:
-        slack = select.slack(int(sample[d][1].sum()))
+        slack = select.slack(select.entries(sample[d][1]))
         if slack < ties <= level - slack:
             guesses[d] = select.Range(pattern, 1, 0)
 
     for d, rank in wanted.items():
-        seen = int(sample[d][1].sum())
+        seen = select.entries(sample[d][1])
         place, left, level = select.place_of_rank(sample[d], -(-rank * seen // size))
         if place % 2 == 0:  # one pattern
             guess(d, select.threshold_of(place // 2, 0), left, level)
@@ -287,10 +292,10 @@ class Inside(NamedTuple):
 
         The cut is None if the rank lies outside, or entries at its place differ.
         """
-        kept = select.joined(self.chunks)
-        if not 0 < rank <= kept[1].sum():
-            return 0, None, 0
+        kept = _one(self.chunks)
         at, left = select.bin_of_rank(kept[1], rank)
+        if rank < 1 or at < 0:
+            return 0, None, 0
         place, level, left_out = (int(row[at]) for row in kept)
         last, others = divmod(left_out, 256)[::-1]
         pattern = self.range.first + (place << self.range.shift)
@@ -301,9 +306,7 @@ class Inside(NamedTuple):
         """(start, entries with this pattern) of every chunk."""
         place = (pattern - self.range.first) >> self.range.shift
         for start, kept in zip(self.starts, self.chunks, strict=True):
-            at = int(np.searchsorted(kept[0], place))
-            there = at < kept.shape[1] and kept[0, at] == place
-            yield start, int(kept[1, at]) if there else 0
+            yield start, select.entries_at(kept[0], kept[1], place)
 
 
 def _count_high(
