@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from sigmerge.errors import PoolError, RecipeError
+from sigmerge.jobs.migration import SPACED, migration
 from sigmerge.operators.table import MERGEKIT
-from sigmerge.recipe.migration import SPACED, migration
 from sigmerge.recipe.mixtures import ENTRY_BY_ENTRY
 from sigmerge.recipe.templates import TEMPLATE_NAMES, TEMPLATES
 from tests.adapters import write_adapter

@@ -11,7 +11,7 @@ import pytest
 
 import sigmerge
 from sigmerge import progress
-from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeError
 from sigmerge.recipe import load_recipe
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool, read_weights, write_member, write_tokenizer
@@ -24,6 +24,12 @@ def pool(tmp_path: Path) -> PoolOnDisk:
 
 def notes(recipe: dict[str, Any], out: Path) -> str:
     return " | ".join(sigmerge.merge(recipe, out).plan.warnings)
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_fewer_than_one_thread(pool: PoolOnDisk, tmp_path: Path, threads: int) -> None:
+    with pytest.raises(SigmergeError, match=f"threads: {threads} is too few"):
+        sigmerge.merge(pool.recipe("linear"), tmp_path / "out", threads=threads)
 
 
 def test_an_adapter_is_called_one(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def migrate(recipe: RecipeFile, allow_pickle: Pickle = False, as_json: Json = Fa
 
     A recipe or a model that `merge` cannot read is an error, as it is there.
     """
-    from sigmerge.recipe.migration import migration
+    from sigmerge.jobs.migration import migration
 
     show.emit(migration(recipe, allow_pickle), as_json, _changed_lines)
 

@@ -46,6 +46,8 @@ class Options:
     """Of the Ray cluster, HOST:PORT or auto; None: one on this machine."""
 
     def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise SigmergeError(f"threads: {self.threads} is too few; pass 1 or more.")
         if self.engine not in ("local", "ray"):
             raise SigmergeError(f"engine: {self.engine!r} is none; there are local and ray.")
         if self.address is not None and self.engine != "ray":
