@@ -6,10 +6,7 @@ Workers are real processes. They are killed, and a node leaves, while tasks run.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -27,6 +24,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import SearchRun
 from sigmerge.jobs.tune import TuneJob
 from sigmerge.recipe import load_recipe
+from tests.cluster import tasks
 from tests.command_line import refused
 from tests.experiments.test_suite import definition, export
 from tests.jobs import tuned
@@ -108,29 +106,13 @@ def test_a_repair_and_its_profile_are_the_local_ones(
     assert profiles["ray"] == profiles["local"] and profiles["ray"]
 
 
-def _square(folder: Path, fatal: set[int], number: int) -> int:
-    """Kills the process that it runs in, the first time that it has one of these numbers."""
-    if number in fatal:
-        mark = folder / str(number)
-        if not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-    return number * number
-
-
 def test_a_killed_worker_is_replaced_and_the_order_stays(nodes: Any, tmp_path: Path) -> None:
-    square = partial(_square, tmp_path, {3})
+    square = partial(tasks.square, tmp_path, {3})
     found = connect(None, 1).map(square, range(9), str)
     assert list(found) == [n * n for n in range(9)]
     assert len(list(tmp_path.iterdir())) == 1
-    assert connect(None, 1).submit("one", _square, tmp_path, {5}, 5).result() == 25
+    assert connect(None, 1).submit("one", tasks.square, tmp_path, {5}, 5).result() == 25
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def _task_name(number: int) -> str:
-    import ray
-
-    return str(ray.get_runtime_context().get_task_name())
 
 
 def test_few_tasks_are_under_way_and_a_person_understands_their_names(nodes: Any) -> None:
@@ -141,13 +123,9 @@ def test_few_tasks_are_under_way_and_a_person_understands_their_names(nodes: Any
             taken.append(number)
             yield number
 
-    found = connect(None, 2).map(_task_name, items(), lambda number: f"part {number}")
+    found = connect(None, 2).map(tasks.task_name, items(), lambda number: f"part {number}")
     assert next(iter(found)) == "part 0"
     assert len(taken) == 4  # two nodes have the cores for one each
-
-
-def _dies(number: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_task_that_kills_every_worker_is_given_up(
@@ -155,7 +133,7 @@ def test_a_task_that_kills_every_worker_is_given_up(
 ) -> None:
     monkeypatch.setattr(cluster, "RETRIES", 0)
     with pytest.raises(SigmergeError, match=r"lost a task 1 times .* run the same command again"):
-        list(connect(None, 1).map(_dies, [1], str))
+        list(connect(None, 1).map(tasks.dies, [1], str))
 
 
 def test_a_merge_whose_worker_is_killed(
@@ -168,20 +146,12 @@ def test_a_merge_whose_worker_is_killed(
     marks.mkdir()
 
     def deadly(self: Cluster, function: Any, items: Any, label: Any, **how: Any) -> Any:
-        return real(self, partial(_first_dies, marks, function, label), items, label, **how)
+        return real(self, partial(tasks.first_dies, marks, function, label), items, label, **how)
 
     monkeypatch.setattr(Cluster, "map", deadly)
     sigmerge.merge(recipe, tmp_path / "ray", threads=1, engine="ray")
     assert weights(tmp_path / "ray") == weights(tmp_path / "local")
     assert len(list(marks.iterdir())) == 1
-
-
-def _first_dies(marks: Path, function: Any, label: Any, item: Any) -> Any:
-    mark = marks / label(item).replace("/", "-")
-    if "layer 2" in mark.name and not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return function(item)
 
 
 def _journal(file: Path) -> list[dict[str, Any]]:
@@ -244,7 +214,7 @@ def test_an_error_of_a_task_is_the_error_of_the_job(
     with pytest.raises(
         SigmergeError, match=r"No node of the cluster has 1 cores and 1000000\.0 GB"
     ):
-        list(connect(None, 1).map(_dies, [1], str, memory=10**15))
+        list(connect(None, 1).map(tasks.dies, [1], str, memory=10**15))
 
 
 def test_an_address_nobody_listens_at(pool: PoolOnDisk, tmp_path: Path) -> None:
@@ -281,16 +251,9 @@ def test_an_address_that_is_none_or_not_of_ray(monkeypatch: pytest.MonkeyPatch) 
         connect("auto", 1)
 
 
-def _slow(seconds: float, number: int) -> tuple[int, str]:
-    import ray
-
-    time.sleep(seconds)
-    return number, ray.get_runtime_context().get_node_id()
-
-
 def test_a_node_that_leaves(nodes: Any, pool: PoolOnDisk, tmp_path: Path) -> None:
     """Its tasks, and results that lay there, are made again by the other node."""
-    results = connect(None, 1).map(partial(_slow, 0.3), range(8), str)
+    results = connect(None, 1).map(partial(tasks.slow, 0.3), range(8), str)
     first = next(results)
     nodes.remove_node(nodes.worker_nodes.copy().pop())
     rest = list(results)
@@ -315,13 +278,6 @@ def test_gpus_that_no_node_has(nodes: Any, pool: PoolOnDisk, tmp_path: Path) -> 
         with pytest.raises(SigmergeError, match=r"none of the cluster's \d nodes has a GPU"):
             run(threads=1, engine="ray", device="cuda")
     assert list(tmp_path.iterdir()) == [] and sorted(pool.root.rglob("*")) == before
-
-
-def _share(number: int) -> float:
-    """The part of a GPU that the task has."""
-    import ray
-
-    return float(ray.get_runtime_context().get_assigned_resources()["GPU"])
 
 
 @pytest.mark.parametrize(
@@ -350,6 +306,8 @@ def test_tasks_with_a_gpu(
             note.unlink()
         sigmerge.repair(repaired(pool), tmp_path / "there", anchor=anchor, **how)
         assert weights(tmp_path / "there") == weights(tmp_path / "here")
-        assert list(connect(None, 1, gpu=True).map(_share, [1], str)) == [1 / cluster.TASKS_A_GPU]
+        assert list(connect(None, 1, gpu=True).map(tasks.share, [1], str)) == [
+            1 / cluster.TASKS_A_GPU
+        ]
     finally:
         nodes.remove_node(node)

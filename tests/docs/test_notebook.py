@@ -18,7 +18,7 @@ from tests.analysis.test_browser import Browser, browser  # noqa: F401  (a fixtu
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs/example.ipynb"
-ALL, FEW = '"evaluate": {"suite": "nano"}', '"evaluate": {"suite": "nano", "limit": 20}'
+ALL, FEW = '"evaluate": {"suite": "nano"}', '"evaluate": {"suite": "nano", "limit": 5}'
 
 
 @pytest.fixture(scope="module")

@@ -155,28 +155,27 @@ LIMITED = """
 import json, resource, sys
 from pathlib import Path
 from sigmerge.probing.generate import HfModel, Sampling
-model = HfModel(Path(sys.argv[1]), "auto", 128)
-prompts = ["x" * (1500 + i) for i in range(128)]
+prompts = json.loads(sys.argv[2])
+model = HfModel(Path(sys.argv[1]), "auto", len(prompts))
 model.generate(prompts[:2], Sampling(2))
 pages = int(Path("/proc/self/statm").read_text().split()[0])
-limit = pages * resource.getpagesize() + (40 << 20)
+limit = pages * resource.getpagesize() + (8 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-texts, usage = model.generate(prompts, Sampling(4))
+texts, usage = model.generate(prompts, Sampling(2))
 print(json.dumps([model.batch_size, usage.calls, texts]))
 """
 
 
 def test_a_batch_that_does_not_fit_is_halved(folder: Path):
     """With a real limit on the process's memory, and the same answers as in small batches."""
-    command = [sys.executable, "-c", LIMITED, str(folder)]
+    prompts = ["x" * (600 + i) for i in range(32)]
+    command = [sys.executable, "-c", LIMITED, str(folder), json.dumps(prompts)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     size, calls, texts = json.loads(done.stdout)
-    assert 1 <= size < 128
+    assert 1 <= size < len(prompts)
     assert calls > 1
-    expected, _ = HfModel(folder, "auto", 2).generate(
-        ["x" * (1500 + i) for i in range(128)], Sampling(4)
-    )
+    expected, _ = HfModel(folder, "auto", 2).generate(prompts, Sampling(2))
     assert texts == expected
 
 

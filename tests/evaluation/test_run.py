@@ -31,6 +31,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import suite_scorer
 from sigmerge.method.deficit import residual_gaps
 from sigmerge.probing.generate import Sampling, load_model
+from tests.command_line import sigmerge
 from tests.evaluation.scored import evaluate
 from tests.evaluation.tiny import write_tiny
 
@@ -126,8 +127,7 @@ def test_killed_and_resumed_equals_uninterrupted(place: Path, tmp_path: Path):
     child.wait()
     before = _rows(store)
     assert 16 <= len(before) < 120
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    resumed = json.loads(done.stdout)
+    resumed = sigmerge(*command[3:]).json
     assert resumed["reused_items"] == len(before)
     whole = tmp_path / "whole.sqlite"
     expected = evaluate(place / "tiny", str(place / "own.yaml"), "all", store=whole, only=("said",))

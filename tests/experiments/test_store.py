@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sqlite3
 import subprocess
@@ -218,12 +219,11 @@ def test_the_export_does_not_depend_on_the_order_of_runs(tmp_path: Path) -> None
 
 
 FILL = """
-import os, random, signal, sys, threading
+import os, pickle, signal, sys, threading
 from pathlib import Path
 from sigmerge.experiments.store import create
-from tests.analysis.experiment import records
-wanted = records(1)
-delay = float(sys.argv[2])
+wanted = pickle.loads(Path(sys.argv[2]).read_bytes())
+delay = float(sys.argv[3])
 if delay:
     threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
 with create(Path(sys.argv[1])) as store:
@@ -237,8 +237,11 @@ print(len(wanted))
 def test_killed_and_resumed_it_ends_in_the_same_content(tmp_path: Path) -> None:
     """Killed by SIGKILL at random moments, resumed each time."""
 
+    wanted = tmp_path / "wanted"
+    wanted.write_bytes(pickle.dumps(experiment.records(1)))
+
     def fill(path: Path, delay: float) -> int:
-        command = [sys.executable, "-c", FILL, str(path), str(delay)]
+        command = [sys.executable, "-c", FILL, str(path), str(wanted), str(delay)]
         return subprocess.run(command, capture_output=True, check=False).returncode
 
     assert fill(tmp_path / "whole", 0) == 0

@@ -14,7 +14,7 @@ import textwrap
 import time
 import zlib
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.experiments.suite import SHIPPED_EXPERIMENTS, load_suite
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Options
-from tests.command_line import refused, sigmerge, tree
+from tests.command_line import Ran, refused, sigmerge, tree
 from tests.pools import PoolOnDisk, make_pool
 
 SCORER = """
@@ -89,9 +89,26 @@ def rows(out: Path) -> list[dict[str, Any]]:
         return store.frames().runs.to_dicts()
 
 
-def test_a_suite_stores_every_run(pool: PoolOnDisk, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    ran = sigmerge("suite", write(tmp_path, definition(pool)), out, "--threads", "1", "--json")
+@dataclass(frozen=True)
+class Whole:
+    """A finished suite on a pool of its own. No test changes it."""
+
+    pool: PoolOnDisk
+    file: Path
+    out: Path
+    ran: Ran
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole")
+    pool = make_pool(folder / "pool", layers=2, dtype="bf16")
+    file, out = write(folder, definition(pool)), folder / "out"
+    return Whole(pool, file, out, sigmerge("suite", file, out, "--threads", "1", "--json"))
+
+
+def test_a_suite_stores_every_run(whole: Whole) -> None:
+    out, ran = whole.out, whole.ran
     assert ran.code == 0, ran
     found = rows(out)
     assert ran.json["runs"] == ran.json["made"] == len(found)
@@ -114,20 +131,19 @@ def test_a_suite_stores_every_run(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert overview["pools"] == {"pool": {"done": 17, "runs": 17}}
 
 
-def test_scores_are_those_of_the_command_line(pool: PoolOnDisk, tmp_path: Path) -> None:
+def test_scores_are_those_of_the_command_line(whole: Whole, tmp_path: Path) -> None:
     """A row of the store against the same run by `repair`, scored by the same program."""
-    content = definition(pool)
-    package.suite(write(tmp_path, content), tmp_path / "out", threads=1)
-    recipe = pool.recipe("linear", weight=(1.0, 1.0, 1.0)) | {
-        "repair": {"command": content["command"], "variant": "random_mask", "seed": 2}
+    command = definition(whole.pool)["command"]
+    recipe = whole.pool.recipe("linear", weight=(1.0, 1.0, 1.0)) | {
+        "repair": {"command": command, "variant": "random_mask", "seed": 2}
     }
     merged = package.merge({k: v for k, v in recipe.items() if k != "repair"}, tmp_path / "mean")
     repaired = package.repair(recipe, tmp_path / "again", anchor=merged.out)
     printed = subprocess.run(
-        [sys.executable, tmp_path / "score.py", repaired.out, "evaluation"],
+        [sys.executable, whole.file.parent / "score.py", repaired.out, "evaluation"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    with open_read_only(tmp_path / "out" / STORE) as store:
+    with open_read_only(whole.out / STORE) as store:
         frames = store.frames()
     [key] = frames.runs.filter((frames.runs["setting"] == "random_mask")
                                & (frames.runs["seed"] == 2))["key"].to_list()  # fmt: skip
@@ -136,17 +152,16 @@ def test_scores_are_those_of_the_command_line(pool: PoolOnDisk, tmp_path: Path) 
 
 
 def test_a_finished_suite_has_nothing_to_do_and_takes_more_pools(
-    pool: PoolOnDisk, tmp_path: Path
+    whole: Whole, tmp_path: Path
 ) -> None:
-    content, out = definition(pool), tmp_path / "out"
-    first = package.suite(content, out, threads=1)
-    before = export(out)
+    content, out = definition(whole.pool), shutil.copytree(whole.out, tmp_path / "out")
+    runs, before = whole.ran.json["runs"], export(out)
     again = package.suite(content, out, threads=1)
-    assert (again.made, again.runs) == (0, first.runs) and export(out) == before
+    assert (again.made, again.runs) == (0, runs) and export(out) == before
     other = make_pool(tmp_path / "other" / "pool", layers=2, dtype="bf16", seed=9)
-    both = package.suite(content, out, pools=[pool.root, other.root], threads=1)
+    both = package.suite(content, out, pools=[whole.pool.root, other.root], threads=1)
     names = {row["pool"] for row in rows(out)}
-    assert both.made == first.runs and len(names) == 2  # one folder name, two pools
+    assert both.made == runs and len(names) == 2  # one folder name, two pools
 
 
 def finished(out: Path) -> int:
@@ -176,15 +191,13 @@ def test_a_suite_that_ended_while_it_removed_a_repair_goes_on(
     assert package.suite(content, tmp_path / "out", threads=1).made > 0
 
 
-@pytest.mark.parametrize(("jobs", "kills"), [("1", 10), ("2", 4)])
+@pytest.mark.parametrize(("jobs", "kills"), [("1", 6), ("2", 4)])
 def test_a_suite_killed_again_and_again_ends_in_the_same_store(
-    pool: PoolOnDisk, tmp_path: Path, jobs: str, kills: int
+    whole: Whole, tmp_path: Path, jobs: str, kills: int
 ) -> None:
-    content = write(tmp_path, definition(pool))
-    whole, out = tmp_path / "whole", tmp_path / "out"
+    out = tmp_path / "out"
     environment = {**os.environ, "SIGMERGE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "sigmerge", "suite", str(content), "--jobs", jobs]
-    subprocess.run([*command, str(whole)], check=True, env=environment, capture_output=True)
+    command = [sys.executable, "-m", "sigmerge", "suite", str(whole.file), "--jobs", jobs]
     draw, killed = random.Random(0), []
     for _ in range(kills):
         goal = finished(out) + draw.randint(0, 2)
@@ -199,11 +212,11 @@ def test_a_suite_killed_again_and_again_ends_in_the_same_store(
             os.killpg(running.pid, signal.SIGKILL)
             killed.append(finished(out))
         running.wait()
-    assert len(killed) >= 3 and any(0 < runs < finished(whole) for runs in killed)
+    assert len(killed) >= 3 and any(0 < runs < finished(whole.out) for runs in killed)
     done = subprocess.run([*command, str(out)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert export(out) == export(whole)
-    assert {file.name for file in out.iterdir()} == {file.name for file in whole.iterdir()}
+    assert export(out) == export(whole.out)
+    assert {file.name for file in out.iterdir()} == {file.name for file in whole.out.iterdir()}
 
 
 def test_jobs_side_by_side_end_in_the_same_store(pool: PoolOnDisk, tmp_path: Path) -> None:
@@ -291,10 +304,9 @@ def test_wrong_suites_are_refused(
     assert not any(word in told for word in ("Section", "function", "Input should", "valid "))
 
 
-def test_a_folder_holds_one_suite(pool: PoolOnDisk, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    package.suite(definition(pool), out, threads=1)
-    other = write(tmp_path, definition(pool, variants_on=["dare"]))
+def test_a_folder_holds_one_suite(whole: Whole, tmp_path: Path) -> None:
+    out = shutil.copytree(whole.out, tmp_path / "out")
+    other = write(tmp_path, definition(whole.pool, variants_on=["dare"]))
     assert "another suite" in refused(4, "suite", other, out, beside=tmp_path)
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/thesis.txt").write_text("mine")
@@ -342,16 +354,15 @@ def test_a_copy_of_a_pool_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_is_true(pool: PoolOnDisk, tmp_path: Path) -> None:
+def test_a_dry_run_is_true(pool: PoolOnDisk, whole: Whole, tmp_path: Path) -> None:
     file = write(tmp_path, definition(pool))
     before = tree(tmp_path)
     told = sigmerge("suite", file, tmp_path / "out", "--dry-run", "--json")
     assert told.code == 0 and tree(tmp_path) == before
     [step] = told.json["steps"]
     facts = step["facts"]
-    done = package.suite(file, tmp_path / "out", threads=1)
-    assert facts["runs"] == done.runs
-    with open_read_only(tmp_path / "out" / STORE) as store:
+    assert facts["runs"] == whole.ran.json["made"]
+    with open_read_only(whole.out / STORE) as store:
         scores = store.frames().scores
     for split in ("calibration", "evaluation"):
         scored = scores.filter(scores["split"] == split)["run"].n_unique()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,19 +19,36 @@ from tests.pools import PoolOnDisk, make_pool
 SMALL = {"baselines": [], "repairs": {"ablation": ["equal_share"]}}
 
 
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    return make_pool(tmp_path_factory.mktemp("suites") / "pool", layers=2, dtype="bf16")
+
+
+@pytest.fixture(scope="module")
+def content(pool: PoolOnDisk) -> dict[str, Any]:
+    return definition(pool, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def finished(content: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished suite. No test changes it."""
+    folder = tmp_path_factory.mktemp("finished") / "out"
+    sigmerge.suite(content, folder, threads=1)
+    return folder
+
+
 @pytest.fixture
-def pool(tmp_path: Path) -> PoolOnDisk:
-    return make_pool(tmp_path / "pool", layers=2, dtype="bf16")
+def out(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(finished, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     "garbage", ["", "{" * 3000, "\x00", "name: [tiny", "a: &a [*a]", "name: tiny"]
 )
 def test_a_damaged_definition_is_written_again(
-    pool: PoolOnDisk, tmp_path: Path, garbage: str
+    content: dict[str, Any], out: Path, garbage: str
 ) -> None:
-    out, content = tmp_path / "out", definition(pool, **SMALL)
-    sigmerge.suite(content, out, threads=1)
     file, before = out / DEFINITION, export(out)
     sound = file.read_bytes()
     file.write_text(garbage)
@@ -38,10 +57,8 @@ def test_a_damaged_definition_is_written_again(
 
 
 def test_behind_a_damaged_definition_another_suite_is_recognised(
-    pool: PoolOnDisk, tmp_path: Path
+    pool: PoolOnDisk, out: Path
 ) -> None:
-    out = tmp_path / "out"
-    sigmerge.suite(definition(pool, **SMALL), out, threads=1)
     (out / DEFINITION).write_text("{")
     other = definition(pool, **{**SMALL, "constants": {"c_max": 0.4}})
     with pytest.raises(OutputError, match="another suite"):
@@ -49,20 +66,18 @@ def test_behind_a_damaged_definition_another_suite_is_recognised(
     assert (out / DEFINITION).read_text() == "{"
 
 
-def test_two_suites_at_once(pool: PoolOnDisk, tmp_path: Path) -> None:
+def test_two_suites_at_once(content: dict[str, Any], tmp_path: Path) -> None:
     """The second neither writes nor reads what the first has."""
     out = tmp_path / "out"
     with (
         only_writer(tmp_path / ".out.lock", "held by the first"),
         pytest.raises(OutputError, match="another process is writing this suite"),
     ):
-        sigmerge.suite(definition(pool, **SMALL), out, threads=1)
+        sigmerge.suite(content, out, threads=1)
     assert list(out.iterdir()) == []
 
 
-def test_what_a_killed_suite_had_not_scored_goes(pool: PoolOnDisk, tmp_path: Path) -> None:
-    out, content = tmp_path / "out", definition(pool, **SMALL)
-    sigmerge.suite(content, out, threads=1)
+def test_what_a_killed_suite_had_not_scored_goes(content: dict[str, Any], out: Path) -> None:
     (out / UNSCORED / ("0" * 24) / "merged").mkdir(parents=True)
     sigmerge.suite(content, out, threads=1)
     assert not (out / UNSCORED).exists()

@@ -21,8 +21,10 @@ from sigmerge.jobs import demo as demo_module
 from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import plan_search
+from sigmerge.jobs.tune import pool_recipe
 from sigmerge.nano.facts import NANO_DOMAINS
 from sigmerge.nano.files import POOL, RECIPES
+from sigmerge.recipe import Recipe, load_recipe
 from tests.pools import make_pool, weight_bytes
 
 
@@ -230,6 +232,13 @@ def test_a_dry_run_of_a_searched_merge(pool: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def limited(pool: Path) -> Recipe:
+    """The recipe that tunes a pool, on as many items."""
+    content = yaml.safe_load(pool_recipe(pool).text)
+    content["repair"]["evaluate"]["limit"] = 120
+    return load_recipe(content)
+
+
 def test_the_demo_on_the_shipped_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every item calibrates; a quarter of the others evaluates."""
     shipped = (RECIPES / "linear.yaml").read_text()
@@ -239,6 +248,7 @@ def test_the_demo_on_the_shipped_pool(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "recipes/linear.yaml").write_text(few.replace("../pool/", f"{POOL}/"))
     monkeypatch.setattr(demo_module, "RECIPES", tmp_path / "recipes")
     monkeypatch.setattr(demo_module, "DEMO_ANCHORS", ("linear",))
+    monkeypatch.setattr(demo_module, "pool_recipe", limited)
     result = sigmerge.demo(tmp_path / "demo", calls=5)
     [row] = result.rows
     assert row.name == "Linear soup"

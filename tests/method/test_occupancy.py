@@ -109,7 +109,7 @@ def bf16_pool(domains: int, size: int, seed: int = 0) -> np.ndarray:
 
 
 @st.composite
-def pools(draw, max_domains=20, max_size=60, values=None):
+def pools(draw, max_domains=10, max_size=40, values=None):
     """(deltas, order, quota, tiles): any task vectors, any feasible quotas, any tiling."""
     domains = draw(st.integers(1, max_domains))
     size = draw(st.integers(1, max_size))
