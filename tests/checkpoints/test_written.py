@@ -21,6 +21,9 @@ HEADER, SIZES = 5, {"a": 9, "b": 0, "c": 40, "d": 16, "e": 1, "f": 9, "g": 17, "
 """f ends where a piece does, g a byte behind the next one's beginning, h a byte before its end."""
 
 
+RUN, LEAVES = written.READ_BACK, digests.LEAF
+
+
 @pytest.fixture(autouse=True)
 def short_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
@@ -176,7 +179,7 @@ def test_a_byte_that_changed_damages_its_tensor_alone(
                 assert damaged() == [name]
                 os.pwrite(handle, bytes([before]), position)
         os.ftruncate(handle, places["d"].begin)
-        assert damaged() == list("cdefghi")  # c has bytes in the run that cannot be read
+        assert damaged() == list(SIZES)  # the digest would be that of fewer bytes
 
 
 def test_what_cannot_be_read_is_damaged(tmp_path: Path) -> None:
@@ -186,8 +189,36 @@ def test_what_cannot_be_read_is_damaged(tmp_path: Path) -> None:
         for name, size in SIZES.items():
             put(made, places[name], handle, name, b"\xff" * size)
         assert made.read_back(pool)[0] == []
+        known = {"i": [(0, SIZES["i"], checksum(memoryview(b"\xff" * SIZES["i"])))]}
+        assert made.restore(known)
         os.ftruncate(handle, places["i"].begin)
         assert "i" in made.read_back(pool)[0]
+        assert not made.restore(known)
+
+
+def test_a_header_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
+    """Here no tensor has a byte in the file."""
+    handle = os.open(tmp_path / "shard", os.O_CREAT | os.O_RDWR)
+    os.ftruncate(handle, 20)
+    made = Written({"a": ShardBytes(0, 20, 0)}, [handle], [20])
+    made.note("a", 0, 0, 0)
+    with ThreadPoolExecutor(1) as pool:
+        assert made.read_back(pool)[0] == []
+        os.ftruncate(handle, 10)
+        assert made.read_back(pool)[0] == ["a"]
+    os.close(handle)
+
+
+def test_reading_back_tells_how_far_it_is(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    with opened(tmp_path / "shard") as (made, _, _), ThreadPoolExecutor(2) as pool:
+        made.read_back(pool, lambda *amount: told.append(amount))
+    end = HEADER + sum(SIZES.values())
+    assert told == [("reading back", min(at + 8, end), end) for at in range(0, end, 8)]
+
+
+def test_runs_hold_whole_leaves() -> None:
+    assert RUN % LEAVES == 0
 
 
 @pytest.mark.parametrize("sizes", [(40, 16), (9, 40)])

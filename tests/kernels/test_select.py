@@ -195,3 +195,13 @@ def test_counts_above_and_on_a_pattern():
         magnitude = np.abs(rows[d])
         assert above[row] == np.sum(magnitude > level)
         assert counts[row, 0] == np.sum(magnitude == level)
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int64])
+def test_entries_of_places(dtype):
+    places, counts = np.array([2, 3, 7, 11], dtype), np.array([5, 1, 2**31, 4], dtype)
+    known = dict(zip(places.tolist(), counts.tolist(), strict=True))
+    assert select.entries(counts) == sum(known.values())
+    found = [select.entries_at(places, counts, place) for place in range(13)]
+    assert found == [known.get(place, 0) for place in range(13)]
+    assert select.entries(counts[:0]) == select.entries_at(places[:0], counts[:0], 2) == 0

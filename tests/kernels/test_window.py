@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_read_is_noted(tmp_path):
 def test_checksums_of_a_file_are_those_of_its_pieces(tmp_path: Path, seed: int) -> None:
     """Pieces begin anywhere, and what is read at a time ends anywhere."""
     rng, file = np.random.default_rng(seed), tmp_path / "bytes"
-    content = rng.bytes(30_000)
+    content = rng.bytes(3 * window._IN_CACHE + 5)
     file.write_bytes(content)
     ends = np.sort(rng.integers(0, len(content) + 1, 8)).reshape(-1, 2)
     ends[1, 0] -= ends[1, 0] % 8  # one has its words where words lie, the others mostly not

@@ -8,6 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sigmerge.kernels import select
+from sigmerge.operators.ties import Inside
 from tests.operators.driver import run, run_vectors
 from tests.oracles import oracle_operators as oracle
 
@@ -215,3 +217,11 @@ def test_lines_with_beta_zero_is_the_inner_operator_scaled(
         np.testing.assert_allclose(
             scaled, alpha * run_vectors(inner, rows).astype(np.float64), rtol=2e-7
         )
+
+
+def test_a_rank_outside_a_range_has_no_cut() -> None:
+    counts = np.array([[1, 4], [2, 3], [0, 0]], np.uint32)
+    some = Inside(select.range_of(0, 0), [0], [counts], 0)
+    assert [some.cut(rank)[1] for rank in (1, 3, 4, 5)] == [(4, 1), (4, 3), (1, 1), (1, 2)]
+    assert [some.cut(rank) for rank in (-1, 0, 6)] == [(0, None, 0)] * 3
+    assert some._replace(chunks=[]).cut(1) == (0, None, 0)

@@ -256,7 +256,7 @@ def joined(parts: Sequence[Array]) -> Array:
     return halves[half, :, :found].copy()
 
 
-@brief
+@kernel
 def _join_runs(runs: Array, stops: Array, halves: Array) -> tuple[int, int]:
     """Join run after run to those before: which half has them all, and how many there are."""
     half, found, first = 0, 0, 0

@@ -207,6 +207,7 @@ def read_summed(descriptor: int, begin: int, count: int, pieces: Array, totals: 
     it ends. The words that end in these bytes are added to `totals`, modulo 2^64. ReadFailed where
     the file ends before.
     """
+    assert count <= SUMMED_AT_ONCE
     held, failed = room(_LINE + SUMMED_AT_ONCE + _ALIGNED, np.uint8, "read back"), none_failed()
     address = held.__array_interface__["data"][0]
     lead = _LINE - address % _LINE  # a word or more: memory begins with one
