@@ -19,9 +19,9 @@ import pytest
 from numba.core import codegen
 
 import sigmerge
-from sigmerge.kernels import Array, compiler, entries
+from sigmerge.kernels import Array, compiler, entries, select
 from sigmerge.kernels.convert import narrow_bf16, widen
-from sigmerge.kernels.jit import External, Kernel, kernel
+from sigmerge.kernels.jit import External, Kernel, brief, kernel
 from sigmerge.kernels.raw import lowest_bit
 from tests.pools import make_pool
 
@@ -262,6 +262,21 @@ def test_a_kernel_calls_the_c_library() -> None:
         return getpid()
 
     assert own() == os.getpid()
+
+
+def test_python_keeps_its_lock_around_a_brief_kernel_alone() -> None:
+    locked = External("PyGILState_Check", "int32")
+
+    @kernel
+    def long() -> int:
+        return locked()
+
+    @brief
+    def short() -> int:
+        return locked()
+
+    assert (long(), short()) == (0, 1)
+    assert isinstance(select.bin_of_rank, Kernel) and select.bin_of_rank._brief
 
 
 def test_a_kernel_is_pickled_by_name() -> None:

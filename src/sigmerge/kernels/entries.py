@@ -48,7 +48,7 @@ class LoadedCode:
         self._returned = struct.Struct("=" + code.result)
         self._room: Any = ctypes.c_char * max(self._given.size, self._returned.size, 1)
         self.address = _load(symbol, code.body)
-        # ctypes releases Python's lock around a call of the second type.
+        # ctypes keeps Python's lock during a call of the first type, not of the second.
         called = ctypes.PYFUNCTYPE if brief else ctypes.CFUNCTYPE
         self._call = called(ctypes.c_int, ctypes.c_void_p)(self.address)
 

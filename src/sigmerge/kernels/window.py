@@ -246,7 +246,7 @@ def _add_words(
 
 @part
 def _sum_anywhere(address: int, count: int, at: int, total: np.uint64, scratch: int) -> np.uint64:
-    """As `_sum`, of words that no address of a word may begin with."""
+    """As `_sum`, of bytes that begin anywhere: where no word may lie, they are moved first."""
     if address % WORD == 0:
         return _sum(address, count, at, total)
     aligned = array_at(np.uint64(scratch), _ALIGNED, np.uint8)
