@@ -238,6 +238,18 @@ def test_an_architecture_that_is_put_in_place_of_a_models_own(
         load_recipe(recipe)
 
 
+def test_an_architecture_that_one_model_alone_is_given(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", experts=2)
+    file = pool.experts["math"] / "config.json"
+    file.write_text(file.read_text().replace("LlamaForCausalLM", "MistralForCausalLM"))
+    recipe = pool.recipe("task_arithmetic")
+    first = recipe["models"][0]
+    first["model"] = {"model": first["model"], "override_architecture": "LlamaForCausalLM"}
+    agree(*both(pool, recipe, tmp_path), ulps=2)
+    (told,) = [note for note in load_recipe(recipe).notes if "override" in note]
+    assert "not compared" in told and "config.json" not in told
+
+
 TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "density above 1": (
         "ties", {}, {"density": (1.5, 0.5, 1)},

@@ -152,6 +152,13 @@ def test_another_vocabulary_is_fine_when_embeddings_are_kept(pool: PoolOnDisk) -
         np.testing.assert_array_equal(written[name], reference[name])
 
 
+def test_another_vocab_size_is_fine_when_the_tensors_are_of_one_size(pool: PoolOnDisk) -> None:
+    """Padding is counted in one configuration and not in the other."""
+    edit_config(pool.experts["math"], vocab_size=47)
+    recipe = pool.write(pool.recipe("task_arithmetic"))
+    assert sigmerge("merge", recipe, pool.root / "out").code == 0
+
+
 def test_a_refused_pool_leaves_no_trace(pool: PoolOnDisk) -> None:
     before = tree(pool.root)
     truncated(pool)

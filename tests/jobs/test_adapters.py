@@ -132,6 +132,49 @@ def test_the_values_are_those_of_peft(pools: Pools) -> None:
             assert apart <= 4e-7, f"{name}: {tensor}"
 
 
+SQUARE = {
+    "gpt2": ("attn.c_proj", True),
+    "llama": ("o_proj", False),
+}
+
+
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("style", SQUARE)
+def test_square_weights_are_turned_by_the_model_whatever_the_settings_say(
+    tmp_path: Path, style: str, said: bool
+) -> None:
+    """PEFT saves one setting for all modules, that of the last one."""
+    module, turned = SQUARE[style]
+    reference = make_pool(tmp_path, experts=1, style=style).reference
+    weights = read_weights(reference)
+    folder = write_adapter(tmp_path / "adapter", reference, weights, modules=(module,))
+    file = folder / "adapter_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({**settings, "fan_in_fan_out": turned}))
+    wanted = merged(weights, folder)
+    file.write_text(json.dumps({**settings, "fan_in_fan_out": said}))
+    ours = stored_weights(open_checkpoint(Path(f"{reference}+{folder}")))
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(ours[name], values, err_msg=name)
+
+
+def test_weights_that_are_stored_as_in_out_beside_a_head_that_is_not(tmp_path: Path) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    reference = make_pool(tmp_path, experts=1, style="gpt2", tied=False).reference
+    wanted = LoraConfig(target_modules=["c_attn", "attn.c_proj", "lm_head"], r=2,
+                        init_lora_weights=False)  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(reference, dtype="float32")
+    get_peft_model(model, wanted).save_pretrained(tmp_path / "adapter")
+    fresh = AutoModelForCausalLM.from_pretrained(reference, dtype="float32")
+    theirs = PeftModel.from_pretrained(fresh, str(tmp_path / "adapter")).merge_and_unload()
+    ours = stored_weights(open_checkpoint(Path(f"{reference}+{tmp_path / 'adapter'}")))
+    for name, values in theirs.state_dict().items():
+        if name in ours:
+            np.testing.assert_allclose(ours[name], values.numpy(), atol=4e-7, err_msg=name)
+
+
 def test_weights_that_are_stored_as_in_out(tmp_path: Path) -> None:
     reference = make_pool(tmp_path, experts=1, style="gpt2").reference
     weights = read_weights(reference)

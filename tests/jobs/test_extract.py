@@ -214,6 +214,37 @@ def test_what_did_not_change_is_not_left_out(tmp_path: Path) -> None:
         np.testing.assert_array_equal(theirs.state_dict()[name].numpy(), values.numpy(), name)
 
 
+MASKED = {
+    "bert": ("BertForMaskedLM", "BertConfig", {}),
+    "roberta": ("RobertaForMaskedLM", "RobertaConfig", {}),
+    "distilbert": ("DistilBertForMaskedLM", "DistilBertConfig",
+                   {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 16}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_the_adapter_of_a_model_that_fills_gaps_makes_it_again(tmp_path: Path, kind: str) -> None:
+    import torch
+    import transformers
+
+    name, settings, more = MASKED[kind]
+    sizes = more or {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+                     "intermediate_size": 16}  # fmt: skip
+    model = getattr(transformers, name)(getattr(transformers, settings)(vocab_size=40, **sizes))
+    model.save_pretrained(tmp_path / "base")
+    generator = torch.Generator().manual_seed(3)
+    for weight in model.parameters():
+        weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
+    model.save_pretrained(tmp_path / "tuned")
+    sigmerge.extract(tmp_path / "tuned", tmp_path / "adapter", base=tmp_path / "base", energy=1.0)
+    again = open_checkpoint(Path(f"{tmp_path / 'base'}+{tmp_path / 'adapter'}"))
+    tuned = read_weights(tmp_path / "tuned")
+    found = stored_weights(again)
+    assert found.keys() == tuned.keys()
+    for tensor, values in tuned.items():
+        np.testing.assert_allclose(found[tensor], values, atol=1e-6, err_msg=tensor)
+
+
 def test_a_full_disk_is_told_before_writing(
     pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from tests.pools import (
     make_pool,
     read_weights,
     write_member,
+    write_weights,
 )
 
 WEIGHT = (0.5, 0.25)
@@ -98,6 +99,30 @@ def test_a_redundant_copy_of_a_tied_head_is_not_merged_twice(tmp_path: Path) -> 
     )
     assert "lm_head.weight" not in read_weights(tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is True
+
+
+@pytest.mark.parametrize("method", ["passthrough", "linear"])
+def test_a_head_of_its_own_beside_a_configuration_that_calls_it_tied(
+    tmp_path: Path, method: str
+) -> None:
+    """transformers loads the stored head, and so the result has it too."""
+    pool = make_pool(tmp_path / "pool", experts=2, tied=True)
+    for i, folder in enumerate(pool.experts.values()):
+        own = read_weights(folder)
+        own["lm_head.weight"] = own["model.embed_tokens.weight"] + np.float32(1 + i)
+        (folder / "model.safetensors").unlink()
+        write_weights(folder, own)
+    recipe = pool.recipe(method)
+    del recipe["base_model"]
+    if method == "passthrough":
+        recipe["models"] = [{"model": str(pool.experts["math"])}]
+    sigmerge.merge(recipe, tmp_path / "out")
+    shares = {"passthrough": (1.0,), "linear": (2 / 3, 1 / 3)}[method]
+    heads = [read_weights(folder)["lm_head.weight"] for folder in pool.experts.values()]
+    wanted = sum(share * head for share, head in zip(shares, heads, strict=False))
+    loaded, _ = load(tmp_path / "out")
+    np.testing.assert_allclose(loaded.lm_head.weight.detach().numpy(), wanted, rtol=1e-6)
+    assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
 
 
 @pytest.mark.parametrize(("key", "dtype"), [("torch_dtype", "float16"), ("dtype", "bfloat16")])

@@ -68,7 +68,7 @@ def test_what_is_merged_is_hashed_as_it_is_read(
     monkeypatch.setattr(ahead, "UNIT", 900)
     monkeypatch.setattr(leaves, "HELD", held)
     # Models are compared up to the first difference, which in small ones takes the rest along.
-    monkeypatch.setattr("sigmerge.checkpoints.pool._same_bytes", lambda *_: False)
+    monkeypatch.setattr("sigmerge.checkpoints.pool.same_bytes", lambda *_: False)
     requested: dict[str, list[tuple[int, int]]] = {}
     read = RemoteFile.read
 

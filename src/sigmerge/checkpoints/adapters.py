@@ -155,19 +155,23 @@ def _pickled(folder: Path, allow_pickle: bool) -> Path:
 
 
 def adapted_tensors(
-    adapter: Adapter, tensors: Mapping[str, Tensor], shared: Mapping[str, str]
+    adapter: Adapter, tensors: Mapping[str, Tensor], shared: Mapping[str, str], turned: bool
 ) -> dict[str, Tensor]:
     """The model's tensors with the adapter's update.
 
     `shared` are names of modules' weights that the model does not store, each with the tensor that
-    stands for it: a tied head is the embedding.
+    stands for it: a tied head is the embedding. `turned`: the model stores linear weights as
+    (in, out); one that is not known to shows it by the shape of another weight.
     """
     found = dict(tensors)
     problems: list[str] = []
     modules, whole = _sorted_out(adapter.tensors, problems)
-    turned = _turned(adapter, modules, tensors)
+    targets = {m.name: _target(f"{m.name}.weight", tensors, shared) for m in modules.values()}
+    turned = turned or any(
+        _shows_turned(m, tensors.get(targets[m.name] or "")) for m in modules.values()
+    )
     for name, stored in whole.items():
-        target = _target(name, tensors, {})
+        target = _target(name, tensors, {}) or _target(_tied_bias(name), tensors, {})
         if target is None:
             problems.append(f"{name}: the model has no such tensor")
         elif not _takes(target, stored, tensors[target]):
@@ -175,7 +179,7 @@ def adapted_tensors(
         else:
             found[target] = _replaced(tensors[target], stored)
     for module in modules.values():
-        target = _target(f"{module.name}.weight", tensors, shared)
+        target = targets[module.name]
         if target is None:
             problems.append(f"{module.name}: the model has no such module")
         elif why := _unfit(module, found[target], adapter.config, turned):
@@ -260,6 +264,11 @@ def _target(name: str, tensors: Mapping[str, Tensor], shared: Mapping[str, str])
     return next((t for n, t in shared.items() if name == n or name.endswith(f".{n}")), None)
 
 
+def _tied_bias(name: str) -> str:
+    """The stored bias that a head which fills gaps shares with the module in it."""
+    return name.replace(".decoder.bias", ".bias")
+
+
 @lru_cache(1 << 16)
 def _core(name: str) -> str:
     """A name without what transformers renames when it loads a model."""
@@ -267,22 +276,21 @@ def _core(name: str) -> str:
     return ".".join("mlp" if part == "block_sparse_moe" else part for part in parts)
 
 
-def _turned(
-    adapter: Adapter, modules: Mapping[str, _Module], tensors: Mapping[str, Tensor]
-) -> bool:
-    """Whether linear weights are stored as (in, out), by the settings or by a shape that shows it.
+def _shows_turned(module: _Module, weight: Tensor | None) -> bool:
+    """Whether a weight's shape shows that it is stored as (in, out)."""
+    if weight is None or len(module.pair) < 2 or module.embedding:
+        return False
+    sides = module.pair["B"].shape[0], module.pair["A"].shape[-1]
+    return sides[0] != sides[1] and weight.shape == sides[::-1]
 
-    PEFT turns them by the class of the module, whatever the settings say.
+
+def _turned(module: _Module, weight: Tensor, turned: bool) -> bool:
+    """Whether an update is added transposed: by the shape, or by the model where that is square.
+
+    PEFT turns a weight by the class of its module, whatever the settings say.
     """
-    if adapter.config.get("fan_in_fan_out"):
-        return True
-    for module in modules.values():
-        target = _target(f"{module.name}.weight", tensors, {})
-        if target and len(module.pair) == 2 and not module.embedding:
-            sides = module.pair["B"].shape[0], module.pair["A"].shape[-1]
-            if sides[0] != sides[1] and tensors[target].shape == sides[::-1]:
-                return True
-    return False
+    square = len(weight.shape) == 2 and weight.shape[0] == weight.shape[1]
+    return module.embedding or (turned if square else _shows_turned(module, weight))
 
 
 def _unfit(module: _Module, weight: Tensor, config: Mapping[str, Any], turned: bool) -> str | None:
@@ -301,7 +309,7 @@ def _unfit(module: _Module, weight: Tensor, config: Mapping[str, Any], turned: b
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         return f"lora_alpha: {shown(alpha)} is no number"
     update = (b.shape[0], a.shape[1])
-    if turned or module.embedding:
+    if _turned(module, weight, turned):
         update = update[::-1]
     if update != weight.shape:
         return _misfit(update, weight.shape)
@@ -320,7 +328,7 @@ def _adapted(
     scale = alpha / math.sqrt(a.shape[0]) if config.get("use_rslora") else alpha / a.shape[0]
     return AdaptedTensor(
         **_place(weight), weight=weight, a=a, b=b, scale=scale,
-        transposed=turned or module.embedding, magnitude=module.magnitude,
+        transposed=_turned(module, weight, turned), magnitude=module.magnitude,
     )  # fmt: skip
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG, split_adapter
 from sigmerge.checkpoints.blocks import Stack, find_stack
+from sigmerge.checkpoints.equal import same_tensor
 from sigmerge.checkpoints.header import Tensor, read_header
 from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.errors import PoolError
@@ -31,6 +33,12 @@ EMBEDDING_MODULES = (
 """How models call the embedding of their tokens; those of positions and types have other names."""
 HEADLESS = re.compile("(Classification|QuestionAnswering|(?<!LMHead)(?<!MT)Model)$")
 """Architectures without a head over tokens."""
+MASKED_HEADS = (
+    "lm_head.decoder.weight", "predictions.decoder.weight", "vocab_projector.weight",
+)  # fmt: skip
+"""How models that fill gaps call their head's weight, which is the embedding."""
+TURNED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+"""Models whose linear weights are stored as (in, out)."""
 BEFORE = ("embed", "wte.", "wpe.", "patch_conv.", "ln_pre.", "layernorm_pre.")
 """Parts of the names of what lies before the layers; the last three see."""
 
@@ -96,6 +104,15 @@ class Checkpoint:
         outside = [name for name in sorted(self.tensors) if self.stack.block_of(name) is None]
         return next(filter(is_embedding, outside), None)
 
+    @cached_property
+    def tied(self) -> bool:
+        """Whether the head is the embedding: none is stored, or a copy that is called tied."""
+        if self.head is None:
+            return True
+        if self.embedding is None or not self.config.get("tie_word_embeddings"):
+            return False
+        return same_tensor(self.tensors[self.head], self.tensors[self.embedding])
+
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
@@ -125,22 +142,25 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
     )
 
     adapter = open_adapter(folder, allow_pickle)
-    tied = model.head is None or bool(model.config.get("tie_word_embeddings"))
+    tied = model.tied
     tensors, config, shared = dict(model.tensors), dict(model.config), {}
     if model.embedding is not None:
-        for head in HEAD_NAMES if tied else ():  # a stored copy does not follow an update
-            tensors.pop(head, None)
+        for head in (*HEAD_NAMES, *MASKED_HEADS) if tied else ():
+            tensors.pop(head, None)  # a stored copy does not follow an update
             shared[head] = model.embedding
         brought = replaced_whole(adapter)
         adapter = without_copies(adapter, model.embedding, tensors)
         own = (replaced_whole(adapter) if tied else set()) & set(HEAD_NAMES)
-        follows = brought & set(HEAD_NAMES) or adapter.config.get("ensure_weight_tying")
+        copies = brought - replaced_whole(adapter)
+        heads = brought & set(HEAD_NAMES) | {n for n in copies if n.endswith(MASKED_HEADS)}
+        follows = heads or adapter.config.get("ensure_weight_tying")
         if tied and not follows and saves_embedding(adapter, model.tensors[model.embedding]):
             own = _parted_head(model, model.embedding)
         for head in own:
             tensors[head] = replace(model.tensors[model.embedding], name=head)
             config["tie_word_embeddings"] = False
-    tensors = adapted_tensors(adapter, tensors, shared)
+    turned = model.config.get("model_type") in TURNED
+    tensors = adapted_tensors(adapter, tensors, shared, turned)
     if model.embedding is not None and "vocab_size" in config:
         rows = tensors[model.embedding].shape[0]
         if rows != model.tensors[model.embedding].shape[0]:

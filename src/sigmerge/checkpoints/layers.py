@@ -6,13 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from sigmerge.checkpoints.blocks import positions
-from sigmerge.checkpoints.folder import Checkpoint, is_before, is_head, tied_head
+from sigmerge.checkpoints.folder import TURNED, Checkpoint, is_before, is_head, tied_head
 
 Names = tuple[str, ...]
 NOT_LINEAR = ("embed", "wte.", "wpe.", "relative_attention_bias", "norm", "conv")
 """What names of weights say that are no linear maps, where the model itself cannot be asked."""
-TURNED = ("gpt2", "openai-gpt")
-"""Models whose linear weights are stored as (in, out)."""
 
 
 @dataclass

@@ -9,12 +9,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from sigmerge.checkpoints.alike import alike
 from sigmerge.checkpoints.blocks import Stack
+from sigmerge.checkpoints.equal import same_bytes
 from sigmerge.checkpoints.folder import SHOWN, Checkpoint, is_head, open_checkpoint
-from sigmerge.checkpoints.formed import FormedTensor
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.errors import PoolError
-from sigmerge.files.objects import open_stored
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Pool:
     untied: bool = False
     output: Checkpoint | None = None
     added_tokens: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a user should know about how the members were brought together."""
 
     @property
     def layout(self) -> Checkpoint:
@@ -87,25 +89,27 @@ def open_pool(
     allow_pickle: bool = False,
     outside: bool = True,
     soup: bool = False,
+    any_architecture: bool = False,
     moved: Callable[[Mapping[str, Checkpoint]], dict[str, Checkpoint]] | None = None,
 ) -> Pool:
     """Open and check a pool. All problems of all members are reported together.
 
     Members may differ in precision. Without `outside`, experts need no tensors outside the numbered
     blocks. In a `soup` the reference may be a member like others, since no task vector is needed.
-    `moved` brings the members to one vocabulary.
+    With `any_architecture`, what configurations call it need not agree. `moved` brings the members
+    to one vocabulary.
     """
     members = {**({"reference": reference} if reference else {}), **experts}
     opened = open_members(members, allow_pickle)
     problems: list[str] = []
     base = opened.pop("reference", None) if reference else None
-    pool = with_heads(Pool(base, opened))
+    pool = together(base, opened)
     if moved is not None:
         pool = _rebuilt(pool, moved(pool.members), pool.untied)
     problems += _same_folders(pool.experts if soup else pool.members)
     for name, expert in pool.experts.items():
         if expert is not pool.layout:
-            problems += differences(name, expert, pool.layout, outside)
+            problems += differences(name, expert, pool.layout, outside, any_architecture)
     if not problems and not soup:
         problems += _equal_to_reference(pool)
     if problems:
@@ -113,30 +117,34 @@ def open_pool(
     return pool
 
 
+def together(reference: Checkpoint | None, experts: Mapping[str, Checkpoint]) -> Pool:
+    """The pool of members that are called alike, with or without heads of their own."""
+    pool = Pool(reference, experts)
+    members, notes = alike(pool.members)
+    return with_heads(replace(_rebuilt(pool, members, untied=False), notes=notes))
+
+
 def with_heads(pool: Pool) -> Pool:
     """Tied heads: a member without a head of its own reads its embedding in that place.
 
-    A head stored beside `tie_word_embeddings: true` is a redundant copy and is left out, unless
-    other members are untied.
+    A head stored beside `tie_word_embeddings: true` that is a copy of the embedding is left out,
+    unless other members are untied. One that differs is what transformers loads.
     """
-    heads = {name: member.head for name, member in pool.members.items()}
-    tied = {
-        name: heads[name] is None or bool(member.config.get("tie_word_embeddings"))
-        for name, member in pool.members.items()
-    }
-    if all(tied.values()):
+    tied = [member.tied for member in pool.members.values()]
+    if all(tied):
         members = {name: _without_head(member) for name, member in pool.members.items()}
         return _rebuilt(pool, members, untied=False)
-    if not any(tied.values()):
-        return pool
-    head = next(name for name in heads.values() if name)
+    if not any(tied):
+        return replace(pool, untied=bool(pool.layout.config.get("tie_word_embeddings")))
+    head = next(member.head for member in pool.members.values() if member.head)
     members = {name: _with_head(member, head) for name, member in pool.members.items()}
     return _rebuilt(pool, members, untied=True)
 
 
 def _rebuilt(pool: Pool, members: dict[str, Checkpoint], untied: bool) -> Pool:
     experts = {name: members[name] for name in pool.experts}
-    return Pool(members["reference"] if pool.reference else None, experts, untied)
+    reference = members["reference"] if pool.reference else None
+    return replace(pool, reference=reference, experts=experts, untied=untied)
 
 
 def _without_head(member: Checkpoint) -> Checkpoint:
@@ -167,10 +175,16 @@ def _architectures(checkpoint: Checkpoint) -> list[str]:
     return [named] if isinstance(named, str) else list(named)
 
 
-def differences(name: str, expert: Checkpoint, layout: Checkpoint, outside: bool) -> list[str]:
+def differences(
+    name: str,
+    expert: Checkpoint,
+    layout: Checkpoint,
+    outside: bool,
+    any_architecture: bool = False,
+) -> list[str]:
     problems = []
     ours, theirs = _architectures(layout), _architectures(expert)
-    if ours and theirs and ours != theirs:
+    if ours and theirs and ours != theirs and not any_architecture:
         return [f"{name}: architecture {_join(theirs)}, the reference has {_join(ours)}"]
     if expert.stack.depth != layout.stack.depth:
         return [
@@ -181,7 +195,13 @@ def differences(name: str, expert: Checkpoint, layout: Checkpoint, outside: bool
     wanted = {
         n: t for n, t in layout.tensors.items() if outside or layout.stack.block_of(n) is not None
     }
-    if None not in sizes and sizes[0] != sizes[1] and layout.embedding in wanted:
+    rows = [m.tensors[m.embedding].shape[:1] for m in (layout, expert) if m.embedding]
+    if (
+        None not in sizes
+        and sizes[0] != sizes[1]
+        and len(set(rows)) > 1
+        and layout.embedding in wanted
+    ):
         problems.append(
             f"{name}: vocabulary of {sizes[1]} tokens, the reference has {sizes[0]}; say "
             "tokenizer_source: union or base to bring them together, or set parameters: {outside: "
@@ -237,23 +257,8 @@ def _same_weights(one: Checkpoint, other: Checkpoint) -> bool:
     ):
         return False
     return all(
-        _same_bytes(one.tensors[n], other.tensors[n]) for n in one.tensors if n in other.tensors
+        same_bytes(one.tensors[n], other.tensors[n]) for n in one.tensors if n in other.tensors
     )
-
-
-def _same_bytes(one: Tensor, other: Tensor, step: int = 1 << 20) -> bool:
-    if isinstance(one, FormedTensor) or isinstance(other, FormedTensor):
-        return one == other
-    with open_stored(one.file) as left, open_stored(other.file) as right:
-        left.seek(one.begin)
-        right.seek(other.begin)
-        remaining = one.nbytes
-        while remaining > 0:
-            count = min(step, remaining)
-            if left.read(count) != right.read(count):
-                return False
-            remaining -= count
-    return True
 
 
 def listed(what: str, names: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sigmerge.checkpoints.folder import Checkpoint, is_before
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.checkpoints.modules import LAYERLESS, ModulePart, config_key, depth_keys, module_part
-from sigmerge.checkpoints.pool import Pool, clash, listed, with_heads
+from sigmerge.checkpoints.pool import Pool, clash, listed, together
 from sigmerge.errors import PoolError
 
 
@@ -63,7 +63,7 @@ def stacked_pool(
     """
     if problems := list(_out_of_range(members, slices)):
         raise PoolError("The slices do not fit their models:", problems)
-    raw = with_heads(Pool(None, dict(members)))
+    raw = together(None, members)
     if moved is not None:
         raw = replace(raw, experts=moved(raw.experts))
     experts: dict[str, dict[str, Tensor]] = {}

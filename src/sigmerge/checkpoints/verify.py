@@ -257,13 +257,8 @@ def _config(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield Finding("config", "vocab_size", f"{size}, {embedding} has {rows} rows")
     if config.get("tie_word_embeddings") is False and head is None:
         yield Finding("config", "tie_word_embeddings", "false, but no output head is stored")
-    if config.get("tie_word_embeddings") and head and not _equal(checkpoint, embedding, head):
+    if config.get("tie_word_embeddings") and not checkpoint.tied:
         yield Finding("config", "tie_word_embeddings", f"true, but {head} differs from {embedding}")
-
-
-def _equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
-    reader = PoolSource({"result": checkpoint}).reader
-    return reader.bytes(checkpoint.tensors[one]) == reader.bytes(checkpoint.tensors[other])
 
 
 def _inputs(inputs: Mapping[Path, str], threads: int, progress: Progress) -> Iterator[Finding]:

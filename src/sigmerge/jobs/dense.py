@@ -187,7 +187,7 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
         raise RecipeError(f"{recipe.method}: the parameters do not fit:", problems)
     dtypes = written_dtypes(recipe, pool)
     notes = (*idle_settings(recipe, pool, sites), *mixed_precision(recipe, pool, dtypes))
-    notes = (*notes, *twins(pool))
+    notes = (*notes, *pool.notes, *twins(pool))
     recipe = replace(recipe, notes=(*recipe.notes, *notes))
     tensors = [
         (name, dtypes[name], stored.shape)

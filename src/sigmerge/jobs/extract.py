@@ -14,10 +14,10 @@ import numpy as np
 
 from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, split_adapter
 from sigmerge.checkpoints.blocks import natural
-from sigmerge.checkpoints.folder import SHOWN, Checkpoint, is_head, open_checkpoint
+from sigmerge.checkpoints.folder import SHOWN, TURNED, Checkpoint, is_head, open_checkpoint
 from sigmerge.checkpoints.header import encode_header
-from sigmerge.checkpoints.layers import TURNED, Layer
-from sigmerge.checkpoints.pool import Pool, differences, with_heads
+from sigmerge.checkpoints.layers import Layer
+from sigmerge.checkpoints.pool import Pool, differences, together
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import check_space, put_in_place, sync_tree
 from sigmerge.engine.machine import INTERPRETER
@@ -99,7 +99,7 @@ class ExtractJob:
             name: open_checkpoint(path, allow_pickle=self.options.allow_pickle)
             for name, path in (("base", self.base), ("model", self.model))
         }
-        pool = with_heads(Pool(opened["base"], {"model": opened["model"]}))
+        pool = together(opened["base"], {"model": opened["model"]})
         if problems := differences("model", pool.experts["model"], pool.layout, outside=True):
             raise PoolError("The model is not one of this base:", problems)
         return pool

@@ -216,7 +216,7 @@ def _parted(member: Checkpoint) -> bool:
     if member.adapter is None or member.head is None:
         return False
     model = open_checkpoint(member.path, allow_pickle=True)  # it was opened before
-    return model.head is None or bool(model.config.get("tie_word_embeddings"))
+    return model.tied
 
 
 def _template(data: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:

@@ -45,6 +45,7 @@ def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
         allow_pickle=options.allow_pickle,
         outside=outside,
         soup=soup,
+        any_architecture=recipe.any_architecture,
         moved=_moving(vocabulary, [*([] if soup else ["reference"]), *recipe.experts]),
     )
     return replace(pool, added_tokens=added), outside
@@ -197,6 +198,7 @@ def open_repair_pool(recipe: Recipe, options: Options) -> Pool:
         recipe.experts,
         allow_pickle=options.allow_pickle,
         outside=False,
+        any_architecture=recipe.any_architecture,
     )
     if pool.stack.depth == 0:
         raise PoolError(f"{pool.layout.path}: no numbered decoder stack found in the tensor names.")

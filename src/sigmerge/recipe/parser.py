@@ -117,7 +117,7 @@ class _Parser(Reading):
         tokenizer, vocabulary = read_tokenizer(self, top, reference, models)
         anchor = self.path(("anchor",), top.anchor) if top.anchor else None
         self.stop_on_problems()
-        dtype = top.out_dtype or top.dtype
+        dtype, architectures = top.out_dtype or top.dtype, self._architectures(data)
         recipe = Recipe(
             operator=chosen,
             method=str(top.merge_method),
@@ -134,7 +134,8 @@ class _Parser(Reading):
             text=self.text,
             slices=slices,
             vocabulary=vocabulary,
-            architecture=self._architecture(data),
+            architecture=architectures[0],
+            any_architecture=any(architectures),
             modules=modules,
             capture=sections.capture,
             search=sections.search,
@@ -256,8 +257,8 @@ class _Parser(Reading):
         given["parameters"] = {**(data.get("parameters") or {}), **given.get("parameters", {})}
         return {**data, **given}
 
-    def _architecture(self, data: Mapping[str, Any]) -> str | None:
-        """What mergekit's long form of a model puts in place of its architecture, if it does.
+    def _architectures(self, data: Mapping[str, Any]) -> list[str | None]:
+        """What mergekit's long form of a model puts in place of its architecture, model by model.
 
         mergekit finds tensors by it, and writes that of the model whose configuration it takes.
         """
@@ -267,9 +268,10 @@ class _Parser(Reading):
         given = [*([data["base_model"]] if data.get("base_model") else []), *listed]
         named = [m.get("override_architecture") if isinstance(m, dict) else None for m in given]
         if any(named):
-            what = f"config.json says {named[0]}" if named[0] else "it changes nothing"
-            self.note(f"override_architecture: tensors are found by their names here; {what}")
-        return named[0]
+            what = f", and config.json says {named[0]}" if named[0] else ""
+            told = "the models' own architectures are not compared"
+            self.note(f"override_architecture: tensors are found by their names here; {told}{what}")
+        return named
 
     def _slice_sections(self, top: RecipeSection) -> tuple[WrittenSlice, ...]:
         found = []

@@ -86,6 +86,8 @@ class Recipe:
     vocabulary: VocabularyRequest | None = None
     architecture: str | None = None
     """What config.json calls the architecture, in place of the model's own name for it."""
+    any_architecture: bool = False
+    """Whether the recipe names architectures itself, so that those of the models need not agree."""
     modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The parameters of modules that are merged one by one."""
 

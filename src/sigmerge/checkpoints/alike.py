@@ -1,0 +1,183 @@
+"""Members of a pool under one set of names.
+
+Checkpoints of one model may store a tensor under the names of another version of transformers, the
+experts of a mixture joined or one by one, and besides weights what a model makes when it is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from sigmerge.checkpoints.equal import same_tensor
+from sigmerge.checkpoints.folder import Checkpoint, is_embedding, is_head
+from sigmerge.checkpoints.header import Tensor
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_COMPUTED = re.compile(r"(^|\.)(rotary\w*\.inv_freq|masked_bias|embeddings\.position_ids)$")
+_MASK = re.compile(r"(^|\.)(attn|attention)\.bias$")
+"""Of four dimensions; one of fewer is a weight."""
+_VALUE_HEAD = "v_head."
+"""What a trainer with rewards adds to a model of text."""
+_OTHER_PARTS = tuple(
+    (re.compile(old), new)
+    for old, new in (
+        (r"\.gamma$", ".weight"),
+        (r"\.beta$", ".bias"),
+        (r"(?<=LayerNorm)\.weight$", ".gamma"),
+        (r"(?<=LayerNorm)\.bias$", ".beta"),
+        (r"\.mlp\.gate\.", ".block_sparse_moe.gate."),
+        (r"\.block_sparse_moe\.gate\.", ".mlp.gate."),
+        (r"^language_model\.model\.", "model.language_model."),
+        (r"^model\.language_model\.", "language_model.model."),
+        (r"^model\.language_model\.", "model."),
+        (r"^model\.", "model.language_model."),
+    )
+)
+"""What versions of transformers call otherwise: norms, routers, a model of text in another one."""
+_JOINED = re.compile(r"(.+)\.mlp\.experts\.(gate_up_proj|down_proj)$")
+_SINGLE = {
+    "gate_up_proj": (("block_sparse_moe", "w1", "w3"), ("mlp", "gate_proj", "up_proj")),
+    "down_proj": (("block_sparse_moe", "w2"), ("mlp", "down_proj")),
+}
+"""How the matrices of one expert are called where they are stored one by one."""
+
+
+def alike(members: Mapping[str, Checkpoint]) -> tuple[dict[str, Checkpoint], tuple[str, ...]]:
+    """The members under the names of the first, without what none needs; and a note of that."""
+    if len({frozenset(member.tensors) for member in members.values()}) == 1:
+        return dict(members), ()
+    stored = set().union(*(member.tensors for member in members.values()))
+    found = {name: _one_by_one(member, stored) for name, member in members.items()}
+    wanted = _kinds(next(iter(found.values())).tensors)
+    found = {name: _renamed(member, wanted) for name, member in found.items()}
+    spare = _spare(list(found.values()))
+    if not spare:
+        return found, ()
+    kept = {name: _without(member, spare) for name, member in found.items()}
+    counts = Counter(map(_kind, {n for member in found.values() for n in member.tensors}))
+    told = [f"{kind} ({counts[kind]} tensors)" if counts[kind] > 1 else kind for kind in spare]
+    return kept, (f"left out, since not all models store it and none needs it: {', '.join(told)}",)
+
+
+def _kind(name: str) -> str:
+    """A tensor's name with a star for its layer and its number among experts."""
+    return _NUMBER.sub("*", name)
+
+
+def _kinds(names: Iterable[str]) -> set[str]:
+    return set(map(_kind, names))
+
+
+# Experts of a mixture
+
+
+def _one_by_one(member: Checkpoint, stored: Collection[str]) -> Checkpoint:
+    """The member with the experts of its mixtures apart, where another member stores them so."""
+    tensors = dict(member.tensors)
+    for name, tensor in member.tensors.items():
+        if apart := _apart(name, tensor, stored):
+            del tensors[name]
+            tensors |= apart
+    return replace(member, tensors=tensors) if len(tensors) != len(member.tensors) else member
+
+
+def _apart(name: str, tensor: Tensor, stored: Collection[str]) -> dict[str, Tensor]:
+    """The matrices that are joined in a tensor of experts, by names under which some are stored.
+
+    They lie one behind another: expert by expert, the gate's before the one that goes up.
+    """
+    joined = _JOINED.match(name)
+    if joined is None or len(tensor.shape) != 3 or type(tensor) is not Tensor:
+        return {}
+    experts, rows, columns = tensor.shape
+    for module, *roles in _SINGLE[joined[2]]:
+        first = f"{joined[1]}.{module}.experts.0.{roles[0]}.weight"
+        count = experts * len(roles)
+        if first not in stored or count > len(stored) or rows % len(roles):
+            continue
+        step = tensor.nbytes // count
+        return {
+            own: replace(tensor, name=own, shape=(rows // len(roles), columns),
+                         begin=tensor.begin + at * step, end=tensor.begin + (at + 1) * step)
+            for at in range(count)
+            for own in [f"{joined[1]}.{module}.experts.{at // len(roles)}."
+                        f"{roles[at % len(roles)]}.weight"]
+        }  # fmt: skip
+    return {}
+
+
+# Other names
+
+
+def _renamed(member: Checkpoint, wanted: Collection[str]) -> Checkpoint:
+    """The member with the layout's name of every tensor that it stores under another one."""
+    own = _kinds(member.tensors)
+    prefixes = {kind.partition(".")[0] + "." for kind in wanted}
+    new = {kind: _called(kind, wanted, prefixes) for kind in own - set(wanted)}
+    often = Counter(new.values())
+    new = {old: kind for old, kind in new.items() if kind not in own and often[kind] == 1}
+    if not new:
+        return member
+    tensors = {}
+    for name, tensor in member.tensors.items():
+        called = _numbered(new.get(_kind(name), ""), name) or name
+        tensors[called] = replace(tensor, name=called)
+    return replace(member, tensors=tensors)
+
+
+def _called(kind: str, wanted: Collection[str], prefixes: Collection[str]) -> str:
+    """What the layout calls this kind of tensor, if one rule alone leads there; else its own."""
+    forms = {kind, *(old.sub(new, kind) for old, new in _OTHER_PARTS)}
+    forms |= {form.partition(".")[2] for form in forms} | {p + f for f in forms for p in prefixes}
+    found = forms & set(wanted)
+    return found.pop() if len(found) == 1 else kind
+
+
+def _numbered(kind: str, name: str) -> str:
+    """A kind with the numbers of a name in place of its stars."""
+    numbers = iter(_NUMBER.findall(name))
+    return re.sub(r"\*", lambda _: next(numbers, "*"), kind)
+
+
+# What a model does without
+
+
+def _spare(members: Sequence[Checkpoint]) -> list[str]:
+    """The kinds of tensors that not all members store and a model does without."""
+    every = [_kinds(member.tensors) for member in members]
+    lonely = {kind for kinds in every for kind in kinds if not all(kind in o for o in every)}
+    shared = set.intersection(*(set(member.tensors) for member in members))
+    needed = {
+        kind
+        for member in members
+        for name in member.tensors
+        if (kind := _kind(name)) in lonely and not _is_spare(member, name, shared)
+    }
+    return sorted(lonely - needed)
+
+
+def _is_spare(member: Checkpoint, name: str, shared: Collection[str]) -> bool:
+    """Whether a model does without a tensor: it is computed, tied to another, or no part of it."""
+    tensor = member.tensors[name]
+    if _COMPUTED.search(name) or name.startswith(_VALUE_HEAD):
+        return True
+    if _MASK.search(name):
+        return len(tensor.shape) == 4
+    return not is_head(name) and any(
+        same_tensor(tensor, member.tensors[other]) for other in _tied_to(name, shared)
+    )
+
+
+def _tied_to(name: str, shared: Collection[str]) -> list[str]:
+    """Tensors that all members store and of which this one may be a copy."""
+    if name.endswith(".decoder.bias"):
+        return [own for own in [name.replace(".decoder.bias", ".bias")] if own in shared]
+    return [other for other in shared if is_embedding(other)]
+
+
+def _without(member: Checkpoint, spare: Collection[str]) -> Checkpoint:
+    kept = {name: tensor for name, tensor in member.tensors.items() if _kind(name) not in spare}
+    return replace(member, tensors=kept)
