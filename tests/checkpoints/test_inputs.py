@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,10 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from sigmerge.checkpoints.folder import open_checkpoint
+import sigmerge
+from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.inputs import digested, fingerprint, identify, unchanged
+from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError
+from sigmerge.jobs.extract import ExtractJob
 from tests.pools import PoolOnDisk
+
+REPAIR = {"shares": {"math": 0.5, "coding": 0.5}, "capacity": [0.1]}
 
 
 def rewrite(file: Path) -> None:
@@ -54,6 +61,82 @@ def test_a_changed_input_stops_the_run(tmp_path: Path, change: str) -> None:
         unchanged(before)
     with pytest.raises(PoolError, match="/b: changed while it was read"):
         digested(before)
+
+
+def train(file: Path) -> None:
+    """Other weights in place; the header and mtime stay."""
+    status, content = file.stat(), file.read_bytes()
+    with file.open("r+b") as stream:
+        stream.seek(-64, os.SEEK_END)
+        stream.write(content[-64:][::-1])
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [train, swap])
+@pytest.mark.parametrize("verb", ["merge", "repair", "extract"])
+def test_an_input_saved_again_after_its_header_was_read(
+    pool: PoolOnDisk,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    change: Callable[[Path], None],
+) -> None:
+    """Hours may lie between the two where something is scored or captured first."""
+    out, math = pool.root / "out", pool.experts["math"]
+    recipe = pool.recipe("task_arithmetic")
+    calls: dict[str, Callable[[], object]] = {
+        "merge": lambda: sigmerge.merge(recipe, out),
+        "repair": lambda: sigmerge.merge({**recipe, "repair": REPAIR}, out),
+        "extract": lambda: sigmerge.extract(math, out, base=pool.reference),
+    }
+    opened: list[Path] = []
+
+    def opened_then_changed(path: Path, **how: bool) -> Checkpoint:
+        found = open_checkpoint(path, **how)
+        if path == math:
+            change(math / "model.safetensors")
+            opened.append(path)
+        return found
+
+    for module in ("checkpoints.pool", "jobs.extract"):
+        monkeypatch.setattr(f"sigmerge.{module}.open_checkpoint", opened_then_changed)
+    with pytest.raises(PoolError, match="changed while it was read"):
+        calls[verb]()
+    assert opened and not out.exists()
+
+
+def test_a_folder_put_in_place_of_another_and_taken_away_again(
+    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files' own times and inodes stay; the one that is read is another."""
+    math, away = pool.experts["math"], pool.root / "away"
+    source = PoolSource({"math": open_checkpoint(math)})
+    math.rename(away)
+    pool.experts["coding"].rename(math)
+    with pytest.raises(PoolError, match="changed while it was read"):
+        source.raw("math", "model.norm.weight")
+
+
+def test_an_input_written_while_it_is_extracted(
+    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    math = pool.experts["math"]
+    found = ExtractJob._found
+
+    def meanwhile(job: ExtractJob, members: Pool) -> object:
+        made = found(job, members)
+        rewrite(math / "model.safetensors")
+        return made
+
+    monkeypatch.setattr(ExtractJob, "_found", meanwhile)
+    with pytest.raises(PoolError, match="changed while it was read"):
+        sigmerge.extract(math, pool.root / "out", base=pool.reference)
+    assert not (pool.root / "out").exists()
+
+
+def test_another_machine_may_see_other_inodes(pool: PoolOnDisk) -> None:
+    tensor = open_checkpoint(pool.reference).tensors["model.norm.weight"]
+    sent = pickle.loads(pickle.dumps(tensor))
+    assert tensor.version and sent == tensor and not sent.version
 
 
 def test_a_file_that_changes_while_it_is_hashed(tmp_path: Path) -> None:

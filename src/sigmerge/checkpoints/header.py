@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,15 @@ MAX_RANK = 32
 MAX_SIDE = 1 << 48
 
 
+Version = tuple[int, ...]
+"""What changes whenever a local file is replaced or written."""
+
+
+def version_of(status: os.stat_result) -> Version:
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return status.st_size, *times, status.st_ino, status.st_dev
+
+
 @dataclass(frozen=True)
 class Tensor:
     """One stored tensor: `begin` and `end` are absolute byte positions in `file`."""
@@ -55,6 +64,11 @@ class Tensor:
     file: Path
     begin: int
     end: int
+    version: Version = field(default=(), kw_only=True, compare=False, repr=False)
+    """Of the file when its header was read, on this machine; empty where nothing is known."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "version": ()}  # another machine may see other times and inodes
 
     @property
     def size(self) -> int:
@@ -71,7 +85,7 @@ class Tensor:
 
 def read_header(file: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file; every way a header can lie is a PoolError."""
-    raw, total = _raw_header(file)
+    raw, total, version = _raw_header(file)
     try:
         entries = json.loads(raw, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
@@ -80,7 +94,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
         raise _broken(file, "the header is not a JSON object")
     entries.pop("__metadata__", None)
     start = 8 + len(raw)
-    tensors = {name: _tensor(file, name, entry, start) for name, entry in entries.items()}
+    tensors = {name: _tensor(file, name, entry, start, version) for name, entry in entries.items()}
     _check_layout(file, tensors, start, total)
     return tensors
 
@@ -90,11 +104,12 @@ def read_metadata(file: Path) -> dict[str, str]:
     return dict(json.loads(_raw_header(file)[0]).get("__metadata__", {}))
 
 
-def _raw_header(file: Path) -> tuple[bytes, int]:
-    """The header's JSON, and the size of the whole file."""
+def _raw_header(file: Path) -> tuple[bytes, int, Version]:
+    """The header's JSON, the size of the whole file, and which version of it that was."""
     with open_regular(file, "a safetensors file", PoolError) as stream:
         remote = remote_file(file)
-        total = remote.size if remote else os.fstat(stream.fileno()).st_size
+        status = os.fstat(stream.fileno())
+        total = remote.size if remote else status.st_size
         prefix = stream.read(8)
         length = int.from_bytes(prefix, "little")
         if prefix == b"version ":
@@ -110,7 +125,7 @@ def _raw_header(file: Path) -> tuple[bytes, int]:
         raw = stream.read(length)
     if len(raw) < length:
         raise _broken(file, "it became shorter while it was read")
-    return raw, total
+    return raw, total, () if remote else version_of(status)
 
 
 def encode_header(
@@ -134,7 +149,7 @@ def encode_header(
     return len(text).to_bytes(8, "little") + text, [start + begin for begin in relative]
 
 
-def _tensor(file: Path, name: str, entry: Any, start: int) -> Tensor:
+def _tensor(file: Path, name: str, entry: Any, start: int, version: Version) -> Tensor:
     if len(name) > MAX_NAME:
         raise _broken(file, f"the name {shown(name)} has more than {MAX_NAME} characters")
     try:
@@ -155,7 +170,7 @@ def _tensor(file: Path, name: str, entry: Any, start: int) -> Tensor:
         raise _broken(
             file, f"tensor {name!r}: {dtype} {list(shape)} does not fill its {end - begin} bytes"
         )
-    return Tensor(name, dtype, shape, file, start + begin, start + end)
+    return Tensor(name, dtype, shape, file, start + begin, start + end, version=version)
 
 
 def _check_layout(file: Path, tensors: dict[str, Tensor], start: int, total: int) -> None:

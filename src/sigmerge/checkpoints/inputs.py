@@ -18,6 +18,7 @@ from typing import Any
 
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.reader import changed
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import Passed, file_digests, identity
 from sigmerge.files.objects import RemoteFile, address, remote_file
@@ -53,10 +54,7 @@ def unchanged(before: Iterable[InputIdentity]) -> None:
         except (OSError, PoolError):
             same = False
         if not same:
-            raise PoolError(
-                f"{address(one.file)}: changed while it was read. Nothing is published; run the "
-                "same command again when the file does not change any more."
-            )
+            raise changed(address(one.file))
 
 
 def digested(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sigmerge.checkpoints.ahead import Passing, ReadAhead
-from sigmerge.checkpoints.header import Tensor
+from sigmerge.checkpoints.header import Tensor, Version, version_of
 from sigmerge.errors import PoolError
 from sigmerge.files.mapped import forget, note
 from sigmerge.files.objects import RemoteFile, remote_file
@@ -38,6 +38,7 @@ class Reader:
     def __init__(self, passing: Passing | None = None) -> None:
         self._passing = passing
         self._maps: dict[Path, mmap.mmap] = {}
+        self._versions: dict[Path, Version] = {}
         self._firsts: list[int] | None = None
         self._lock = threading.Lock()
         self._ahead: SimpleQueue[Tensor | None] | None = None
@@ -74,23 +75,31 @@ class Reader:
             self._remote[tensor.file] = remote_file(tensor.file)
         return self._remote[tensor.file]
 
-    def _map(self, file: Path) -> mmap.mmap:
-        if (found := self._maps.get(file)) is not None:  # without the lock, which all threads take
-            return found
+    def _map(self, tensor: Tensor) -> mmap.mmap:
+        """The map of a tensor's file, which is the file whose header was read."""
+        file = tensor.file
+        found = self._maps.get(file) or self._mapped(file)  # without the lock, which all take
+        if tensor.version and tensor.version != self._versions[file]:
+            raise changed(file)
+        return found
+
+    def _mapped(self, file: Path) -> mmap.mmap:
         with self._lock:
             if file not in self._maps:
                 with file.open("rb") as stream:
                     mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                    status = os.fstat(stream.fileno())
                     if self._firsts is not None:
                         self._firsts.append(_address(mapped))
-                        note(self._firsts[-1], len(mapped), file, os.fstat(stream.fileno()))
+                        note(self._firsts[-1], len(mapped), file, status)
+                    self._versions[file] = version_of(status)
                     self._maps[file] = mapped
             return self._maps[file]
 
     def _whole(self, tensor: Tensor) -> mmap.mmap:
         """The map of a tensor's file, which has all of the tensor."""
         with suppress(ValueError):  # an empty file is not mapped
-            mapped = self._map(tensor.file)
+            mapped = self._map(tensor)
             if len(mapped) >= tensor.end:
                 return mapped
         raise became_shorter(tensor.file)
@@ -148,12 +157,19 @@ class Reader:
 
     def address(self, tensor: Tensor) -> int:
         """Where the first byte of a tensor in a local file lies in memory."""
-        return _address(self._map(tensor.file)) + tensor.begin
+        return _address(self._map(tensor)) + tensor.begin
 
     def _span(self, tensor: Tensor, start: int, stop: int) -> tuple[int, int]:
         """The first address of elements [start, stop), and the last."""
         item, first = tensor.nbytes // max(1, tensor.size), self.address(tensor)
         return first + start * item, first + stop * item
+
+
+def changed(file: Path | str) -> PoolError:
+    return PoolError(
+        f"{file}: changed while it was read. Nothing is published; run the same command again when "
+        "the file does not change any more."
+    )
 
 
 def became_shorter(file: Path) -> PoolError:

@@ -16,6 +16,7 @@ from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.folder import SHOWN, TURNED, Checkpoint, is_head, open_checkpoint
 from sigmerge.checkpoints.header import encode_header
+from sigmerge.checkpoints.inputs import identify, unchanged
 from sigmerge.checkpoints.layers import Layer
 from sigmerge.checkpoints.pool import Pool, differences, together
 from sigmerge.checkpoints.source import PoolSource
@@ -123,7 +124,9 @@ class ExtractJob:
 
     def run(self) -> Extracted:
         pool = self.check()
+        before = identify(file for member in pool.members.values() for file in member.files)
         found = self._found(pool)
+        unchanged(before)
         tensors = found.tensors()
         if not tensors:
             why = (
