@@ -241,6 +241,28 @@ def test_deep_finds_a_changed_repair(result: Callable[[str], Path]) -> None:
     assert ran.code == 3 and f"recomputed: {name}: 1 values differ" in ran.out
 
 
+FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "claimed": (lambda plan: plan["claimed"][1].__setitem__(0, 7), "the plan's claimed differs"),
+    "support": (lambda plan: plan["support"].pop(), "the plan's support differs"),
+    "order": (lambda plan: plan["order"].__setitem__(0, "art"), "claims for art, which is no"),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_deep_finds_a_plan_that_tells_something_else(
+    result: Callable[[str], Path], forged: str
+) -> None:
+    folder = result("run") / "repaired"
+    change_plan, told = FORGED[forged]
+    file = folder / "sigmerge/plan.json"
+    plan = json.loads(file.read_text())
+    change_plan(plan)
+    file.write_text(json.dumps(plan))
+    forge(folder)
+    ran = command("verify", folder, "--deep", "--blocks", "all")
+    assert ran.code == 3 and told in ran.out.replace("\n", " ")
+
+
 def test_deep_on_a_merge_that_reads_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exemplars are found from any folder, though the recipe names them from its own."""
     pytest.importorskip("transformers")

@@ -30,6 +30,7 @@ from sigmerge.engine.reading import named_reads
 from sigmerge.engine.sink import Sink
 from sigmerge.engine.stream import ahead
 from sigmerge.engine.workers import Workers
+from sigmerge.errors import PoolError
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import Inputs, block_sites
 from sigmerge.jobs.work_folder import open_output
@@ -84,6 +85,11 @@ class OccupancyJob:
         drop = {} if plan.drop is None else {"drop": plan.drop}
         update = Update(plan.scale, plan.update, seed=plan.seed, **drop)
         mask_seed = plan.seed if plan.selection == "random" else None
+        unknown = {domain for turn in plan.rounds for domain in turn.order} - set(pool.experts)
+        if unknown:
+            raise PoolError(
+                f"The plan claims for {', '.join(sorted(unknown))}, which is no expert."
+            )
         return cls(pool, anchor, plan.rounds, update, mask_seed, mirror_layout(anchor))
 
     @property
@@ -229,7 +235,7 @@ def _write(
     with Workers(options.workers) as workers:
         layers = write_blocks(job, source, anchor, workers, output, options)
     copy_companions(output, Pool(job.anchor, {}), None, None)
-    return _claimed(layers)
+    return claimed_in(layers)
 
 
 def _guarded(
@@ -440,7 +446,7 @@ def _copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, outpu
     output.finish(OUTSIDE_LAYERS, tensors=outside)
 
 
-def _claimed(layers: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+def claimed_in(layers: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     """Claimed counts, support and admitted mass of all rounds together, layers × domains."""
 
     def total(key: str) -> tuple[tuple[Any, ...], ...]:

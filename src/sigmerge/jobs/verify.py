@@ -25,7 +25,7 @@ from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
-from sigmerge.jobs.occupancy import OUTSIDE_LAYERS, OccupancyJob, write_blocks
+from sigmerge.jobs.occupancy import OUTSIDE_LAYERS, OccupancyJob, claimed_in, write_blocks
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_anchor, open_repair_pool, recipe_of
 from sigmerge.jobs.report import RUN
@@ -190,6 +190,15 @@ class _Comparison:
                 told = f"type and shape differ from {kind} {list(shape)}"
                 self._strange.append(Finding("recomputed", name, told))
 
+    def expect_claims(self, plan: RepairPlan, layer: int, records: list[dict[str, Any]]) -> None:
+        """Counts of a layer that was computed again are those which the plan tells."""
+        counts = claimed_in([records]) if records else {}
+        for key in ("claimed", "support") if counts else ():
+            told, (found,) = getattr(plan, key)[layer : layer + 1], counts[key]
+            if getattr(plan, key) and told != (found,):
+                differs = f"the plan's {key} differs from {list(found)}"
+                self._strange.append(Finding("recomputed", f"layer {layer}", differs))
+
     @property
     def findings(self) -> list[Finding]:
         return [
@@ -277,7 +286,9 @@ def _repaired_again(
                 sink.write_bytes(name, reader.reader.bytes(tensor))
         else:
             job = OccupancyJob.of(plan, pool, anchor)
-            write_blocks(job, source, reader, workers, sink, options)
+            layers = write_blocks(job, source, reader, workers, sink, options)
+            for index, records in enumerate(layers):
+                sink.expect_claims(plan, index, records)
     return sink
 
 
