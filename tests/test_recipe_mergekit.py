@@ -117,6 +117,59 @@ def test_parameters_in_all_their_forms(
     agree(*both(pool, recipe, tmp_path), ulps=2)
 
 
+MLP = {"filter": "mlp", "value": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("method", "nearer", "farther"),
+    [
+        ("ties", {"density": [MLP]}, {"density": 0.6}),
+        ("ties", {"density": MLP}, {"density": [0.2, 0.9], "lambda": 0.5}),
+        ("ties", {"lambda": [MLP]}, {"lambda": [{"filter": "mlp", "value": 9}, {"value": 0.7}]}),
+        ("ties", {"density": 0.4}, {"density": 0.6}),
+        ("slerp", {"t": [MLP]}, {"t": 0.6}),
+        ("passthrough", {"scale": [MLP]}, {"scale": 2}),
+    ],
+)
+@pytest.mark.parametrize("sliced", [False, True])
+def test_the_recipes_parameters_hold_where_no_filter_of_its_module_matches(
+    pool: PoolOnDisk, tmp_path: Path, method: str, nearer: Any, farther: Any, sliced: bool
+) -> None:
+    recipe = pool.recipe(method, farther, dtype="float32")
+    given: Any = {"models": recipe.pop("models")[: None if method == "ties" else 1]}
+    if method == "passthrough":
+        del recipe["base_model"]
+    if sliced:
+        base = [{"model": recipe["base_model"]}] if method != "passthrough" else []
+        sources = [{**model, "layer_range": [1, 3]} for model in (*given["models"], *base)]
+        given = {"slices": [{"sources": sources, "parameters": {}}]}
+    recipe["modules"] = {"default": {**given, "parameters": nearer}}
+    agree(*both(pool, recipe, tmp_path), ulps=8)
+
+
+def test_what_is_wrong_in_a_module_is_told_where_it_stands(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    recipe = pool.recipe("ties", {"density": "much", "lambda": [{"value": "more"}]})
+    models = [{**recipe.pop("models")[0], "name": []}]
+    nearer = {"density": [MLP, {"filter": 3, "value": 1}], "lambda": [MLP], "normalize": "x"}
+    file = tmp_path / "recipe.yaml"
+    modules = {"default": {"models": models, "parameters": nearer}}
+    file.write_text(yaml.safe_dump(recipe | {"modules": modules}, sort_keys=False))
+    with pytest.raises(RecipeError) as raised:
+        load_recipe(file)
+    places = {problem.partition(": ")[0] for problem in raised.value.problems}
+    lines = file.read_text().splitlines()
+    told = {p.partition(", ")[2]: lines[int(p.split()[1].strip(",")) - 1].strip() for p in places}
+    assert told == {
+        "parameters.density": "density: much",
+        "parameters.lambda[0].value": "- value: more",
+        "modules.default.models[0].name": "name: []",
+        "modules.default.parameters.density[1].filter": "- filter: 3",
+        "modules.default.parameters.normalize": "normalize: x",
+    }
+
+
 @pytest.mark.parametrize(
     "setting", [[True, False], [False, True, True], [0, 1], [0.5], [1, 0, 0.25, 2], ["1e-1", 3]]
 )

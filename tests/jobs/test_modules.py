@@ -77,6 +77,17 @@ def test_slerp_takes_two_models_in_each_module(folders: dict[str, str], tmp_path
     agree(*both(None, recipe, tmp_path), ulps=8)  # type: ignore[arg-type]
 
 
+def test_the_recipes_parameters_hold_where_no_filter_of_equal_modules_matches(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    module = {"models": models(folders, math=1.0, coding=1.0),
+              "parameters": {"density": {"filter": "wi_", "value": 0.3}}}  # fmt: skip
+    recipe = {"merge_method": "ties", "base_model": folders["base"], "dtype": "float32",
+              "modules": dict.fromkeys(("decoder", "encoder", "shared"), module),
+              "parameters": {"density": 0.6}}  # fmt: skip
+    agree(*both(None, recipe, tmp_path), ulps=4)  # type: ignore[arg-type]
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a module is missing": (
         {"decoder": {"weight": 1}, "encoder": {"weight": 2}},

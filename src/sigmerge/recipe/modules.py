@@ -104,6 +104,33 @@ def all_models(reading: Reading, modules: Modules) -> list[Any]:
     return found
 
 
+def joined_settings(
+    reading: Reading, module: str, nearer: Mapping[str, Any], farther: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A module's parameters; the recipe's hold where no filter of the module's matches."""
+    joined = {**farther, **nearer}
+    for name, value in nearer.items():
+        reading.moved["parameters", name] = ("modules", module, "parameters", name)
+        if name not in farther or (rules := _rules(value)) is None:
+            continue
+        behind = _rules(farther[name])
+        first = len(rules)
+        if behind is None:
+            behind = [{"value": farther[name]}]
+            reading.moved["parameters", name, first, "value"] = ("parameters", name)
+        for i in range(len(behind)):
+            reading.moved["parameters", name, first + i] = ("parameters", name, i)
+        joined[name] = [*rules, *behind]
+    return joined
+
+
+def _rules(setting: Any) -> list[Any] | None:
+    """The conditions of a setting; None if it is a value."""
+    listed = [setting] if isinstance(setting, dict) else setting
+    conditions = isinstance(listed, list) and all(isinstance(rule, dict) for rule in listed)
+    return listed if conditions else None
+
+
 def shared_settings(
     reading: Reading, modules: Modules, judge: ParameterCheck | None
 ) -> dict[str, Mapping[str, Any]]:

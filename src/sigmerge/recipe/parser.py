@@ -24,6 +24,7 @@ from sigmerge.recipe.modules import (
     all_slices,
     by_module,
     differing_modules,
+    joined_settings,
     shared_settings,
 )
 from sigmerge.recipe.reading import OWN, Reading
@@ -254,7 +255,10 @@ class _Parser(Reading):
         if module is None:
             return data
         given = module.model_dump(exclude_none=True)
-        given["parameters"] = {**(data.get("parameters") or {}), **given.get("parameters", {})}
+        self.moved |= {(key,): ("modules", name, key) for key in given if key != "parameters"}
+        nearer = given.pop("parameters", {})
+        if isinstance(farther := data.get("parameters") or {}, dict):
+            given["parameters"] = joined_settings(self, name, nearer, farther)
         return {**data, **given}
 
     def _architectures(self, data: Mapping[str, Any]) -> list[str | None]:
