@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import types
 from collections.abc import Callable
@@ -609,6 +610,21 @@ def test_folders_are_looked_for_beside_the_recipe_too(pool: PoolOnDisk, tmp_path
 def test_a_folder_with_a_plus_in_its_name_is_no_adapter(tmp_path: Path) -> None:
     (tmp_path / "a+b").mkdir()
     assert find_model("a+b", tmp_path) == tmp_path / "a+b"
+
+
+def test_a_folder_with_an_at_sign_in_its_name_has_no_revision(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    shutil.copytree(pool.experts["math"], tmp_path / "math@home")
+    (tmp_path / "math").mkdir()
+    recipe = pool.recipe("task_arithmetic")
+    recipe["models"] = [{"model": str(tmp_path / "math@home")}]
+    loaded = load_recipe(recipe)
+    assert list(loaded.experts.values()) == [tmp_path / "math@home"]
+    assert not any("revision" in note for note in loaded.notes)
+    for text in ("math@", "math@x/y", "math@x@y", "maths@main"):
+        with pytest.raises(RecipeError, match="no such folder"):
+            find_model(text, tmp_path)
 
 
 def test_an_unknown_home_is_no_crash(tmp_path: Path) -> None:

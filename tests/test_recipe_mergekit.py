@@ -268,6 +268,20 @@ def test_mergekits_long_form_of_a_model(pool: PoolOnDisk, tmp_path: Path) -> Non
     agree(*both(pool, recipe, tmp_path), ulps=2)
 
 
+def test_the_revision_of_a_local_folder_is_ignored(pool: PoolOnDisk, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "lora", pool.reference, read_weights(pool.reference))
+    names = [f"{pool.experts['math']}@main", f"{pool.reference}+{tmp_path / 'lora'}@v1.2"]
+    models = [{"model": name, "parameters": {"weight": 0.5}} for name in names]
+    source = {"path": str(pool.reference), "revision": "main"}
+    recipe = {"merge_method": "linear", "models": models, "dtype": "float32",
+              "tokenizer_source": {"model": source}}  # fmt: skip
+    agree(*both(pool, recipe, tmp_path), ulps=2)
+    ignored = [note for note in load_recipe(recipe).notes if "the revision is ignored" in note]
+    assert [Path(note.partition(":")[0]).name for note in ignored] == [
+        "math@main", "lora@v1.2", "reference@main",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("method", ["task_arithmetic", "linear"])
 def test_an_architecture_that_is_put_in_place_of_a_models_own(
     pool: PoolOnDisk, tmp_path: Path, method: str

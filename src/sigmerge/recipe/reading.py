@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from sigmerge.errors import RecipeError
-from sigmerge.recipe.folders import find_model
+from sigmerge.recipe.folders import find_model, idle_revisions
 from sigmerge.recipe.sections import (
     ModelSection,
     ModuleSection,
@@ -134,6 +134,8 @@ class Reading:
         except RecipeError as error:
             self.problem(place, str(error))
             return None
+        for model in idle_revisions(text, self.folder):
+            self.note(f"{model}: the revision is ignored, since this is a local folder")
         if found is None:
             found = Path(text)
             self.remote.setdefault(found, (place, text))
