@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import sigmerge
 from sigmerge.errors import RecipeError
-from sigmerge.recipe.documents import several
+from sigmerge.recipe import load_recipe
+from sigmerge.recipe.documents import several, with_folders
 from tests.adapters import merged, write_adapter
 from tests.command_line import refused
 from tests.command_line import sigmerge as run
@@ -60,12 +62,68 @@ def test_a_file_of_one_recipe_is_no_file_of_several(pool: PoolOnDisk, tmp_path: 
     assert several(file) == {}
 
 
-@pytest.mark.parametrize("start", ["---", "--- # the next", "---\r", "...\n---"])
-def test_how_documents_begin(tmp_path: Path, start: str) -> None:
+DIRECTED = "%YAML 1.1\n%TAG !e! !example-\n---"
+
+
+@pytest.mark.parametrize(
+    "start", ["---", "--- # the next", "---\r", "...\n---", f"...\n# next\n{DIRECTED}"]
+)
+@pytest.mark.parametrize("first", ["", "---\n", "# both\n", f"{DIRECTED}\n"])
+def test_how_documents_begin(tmp_path: Path, start: str, first: str) -> None:
     file = tmp_path / "several.yaml"
-    text = f"name: one\nchat_template: |\n  --- x\n{start}\nname: two\nmodels: []\n"
+    text = f"{first}name: one\nchat_template: |\n  --- x\n{start}\nname: two\nmodels: []\n"
     file.write_bytes(text.encode())
     assert list(several(file)) == ["one", "two"]
+
+
+def test_a_recipe_may_begin_with_a_directive(pool: PoolOnDisk, tmp_path: Path) -> None:
+    file = tmp_path / "one.yaml"
+    file.write_text(f"{DIRECTED}\n{yaml.safe_dump(pool.recipe('ties'))}")
+    done("merge", file, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "half",
+    ["half@main", {"model": "half@main"}, {"model": {"path": "half"}, "lora": None},
+     {"model": {"path": "half", "revision": "main"}, "override_architecture": None}],
+)  # fmt: skip
+def test_the_long_form_of_another_recipes_result(
+    pool: PoolOnDisk, tmp_path: Path, half: Any
+) -> None:
+    first = pool.recipe("ties", {"density": 0.5}, name="half")
+    last = pool.recipe("task_arithmetic") | {"base_model": half}
+    file = tmp_path / "several.yaml"
+    file.write_text("---\n".join(map(yaml.safe_dump, (last, first))))
+    found = several(file)
+    assert list(found) == ["half", "merged"]
+    loaded = load_recipe(with_folders(found["merged"], {"half": pool.experts["math"]}))
+    assert loaded.reference == pool.experts["math"]
+
+
+def test_a_long_adapter_beside_the_recipe(tmp_path: Path) -> None:
+    for name in ("model", "one-lora", "two-lora"):
+        (tmp_path / name).mkdir()
+    file = tmp_path / "several.yaml"
+    file.write_text(
+        "name: one\nmodels: [{model: {model: model, lora: one-lora}}]\n---\n"
+        "name: two\nmodels: [{model: {model: {path: model}, lora: {path: two-lora}}}]\n"
+    )
+    one, two = several(file).values()
+    model, adapter = str(tmp_path / "model"), str(tmp_path / "one-lora")
+    assert one["models"] == [{"model": {"model": model, "lora": adapter}}]
+    adapter = str(tmp_path / "two-lora")
+    assert two["models"] == [{"model": {"model": {"path": model}, "lora": {"path": adapter}}}]
+
+
+def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "several.yaml"
+    file.write_text("name: one\nmodels: []\n---\nname: two\nparameters:\n  t: 1\n  t: 2\nname: x\n")
+    with pytest.raises(RecipeError, match=r"document 2: the recipe cannot be run") as raised:
+        several(file)
+    assert raised.value.problems == (
+        "line 7, parameters.t: is given twice",
+        "line 8, name: is given twice",
+    )
 
 
 def test_a_later_recipe_that_is_wrong_is_told_before_the_first_is_merged(

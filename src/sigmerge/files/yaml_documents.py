@@ -71,13 +71,15 @@ def parse_yaml(text: str, where: str, error: type[SigmergeError] = SigmergeError
 
 
 def documents(text: str) -> list[str]:
-    """The YAML documents of a text, each with the line that begins it."""
-    loader, starts = _Limited(text), []
+    """The YAML documents of a text, each with its directives and the line that begins it."""
+    loader, starts, directed = _Limited(text), [], False
     try:
         while loader.check_token():
             token = loader.get_token()
-            if isinstance(token, yaml.DocumentStartToken):
+            directive = isinstance(token, yaml.DirectiveToken)
+            if not directed and (directive or isinstance(token, yaml.DocumentStartToken)):
                 starts.append(token.start_mark.index)
+            directed = directive
     except yaml.YAMLError:  # which is reported where the text is parsed
         return [text]
     edges = [0, *starts, len(text)]

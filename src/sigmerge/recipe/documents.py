@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
@@ -15,8 +16,8 @@ from sigmerge.recipe.folders import find_model
 
 LAST = "merged"
 """What the recipe without a name is called; there may be one."""
-MODEL_KEYS = ("model", "base_model", "tokenizer_source", "source", "anchor")
-"""Keys whose values are models."""
+MODEL_KEYS = ("model", "base_model", "tokenizer_source", "source", "anchor", "path", "lora")
+"""Keys whose values are models; the last two are of mergekit's long form."""
 FILE_KEYS = ("chat_template", "exemplars", "probe", "scores")
 """Keys whose values may be files beside the recipe."""
 
@@ -47,6 +48,8 @@ def named_documents(file: Path) -> dict[str, Document]:
         where = f"{file}, document {number}"
         recipe, before = parse_yaml(part, where, RecipeError), above
         above += part.count("\n")
+        if recipe.twice:
+            raise RecipeError(f"{where}: the recipe cannot be run:", _repeated(recipe, before))
         if recipe.value is None:  # nothing but a comment
             continue
         if not isinstance(recipe.value, dict):
@@ -56,6 +59,14 @@ def named_documents(file: Path) -> dict[str, Document]:
             raise RecipeError(f"{where}: name: {name} is taken, or cannot name a folder.")
         found[name] = Document(recipe, before)
     return found
+
+
+def _repeated(recipe: Yaml, above: int) -> list[str]:
+    """The keys that are given twice, with their lines in the file."""
+    return [
+        f"line {recipe.lines[place] + above}, {'.'.join(map(str, place))}: is given twice"
+        for place in recipe.twice
+    ]
 
 
 @contextmanager
@@ -105,8 +116,9 @@ def _placed(node: Any, names: set[str], folder: Path, used: set[str]) -> Any:
         if not isinstance(given, str) or given in ("base", "union"):
             continue
         model, plus, adapter = given.partition("+")
-        if model in names:
-            used.add(model)
+        name = model.partition("@")[0]
+        if name in names:
+            used.add(name)
             local = find_model(adapter, folder) if plus else None
             result[key] = f"{model}+{local}" if local else given
         elif (local := find_model(given, folder)) is not None:
@@ -122,7 +134,8 @@ def with_folders(node: Any, folders: Mapping[str, Path]) -> Any:
         return node
     result = {key: with_folders(value, folders) for key, value in node.items()}
     for key in MODEL_KEYS:
-        name, plus, adapter = str(result.get(key)).partition("+")
+        given = str(result.get(key))
+        name = re.split("[@+]", given)[0]
         if name in folders:
-            result[key] = f"{folders[name]}{plus}{adapter}"
+            result[key] = f"{folders[name]}{given.removeprefix(name)}"
     return result
