@@ -64,8 +64,11 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         put("merge_method")("tise"),
         ["'tise' is no operator", "did you mean 'ties'?"],
     ),
-    "negative density": (
-        put("models", 0, "parameters", "density")(-1),
+    "negative density of a drawn mask": (
+        lambda r: (
+            r.update(merge_method="dare_ties"),
+            r["models"][0]["parameters"].update(density=-1),
+        ),
         ["models[0].parameters.density", "between 0 and 1, not -1"],
     ),
     "density in words": (
@@ -80,10 +83,10 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         put("models", 0, "parameters", "weight")(10**400),
         ["models[0].parameters.weight", "must be a number"],
     ),
-    "empty gradient": (put("models", 0, "parameters", "weight")([]), ["empty list"]),
+    "empty gradient of ours": (put("parameters", "elect")([]), ["elect", "empty list"]),
     "wrong entry in a gradient": (
-        put("models", 0, "parameters", "density")([0.5, -7]),
-        ["models[0].parameters.density[1]", "between 0 and 1, not -7"],
+        put("models", 0, "parameters", "density")([0.5, "half"]),
+        ["models[0].parameters.density[1]", "must be a number, not 'half'"],
     ),
     "condition without a value": (
         put("models", 0, "parameters", "weight")([{"filter": "mlp"}]),
@@ -255,6 +258,18 @@ PASSED_OVER: dict[str, tuple[Change, list[str]]] = {
         put("models", 0, "parameters", "normalize")(True),
         ["models[0].parameters.normalize", "move it to the top-level parameters"],
     ),
+    "further key of a condition": (
+        put("models", 0, "parameters", "density")({"value": 0.5, "fliter": "mlp"}),
+        ["models[0].parameters.density[0].fliter", "did you mean 'filter'?"],
+    ),
+    "empty gradient": (put("parameters", "lambda")([]), ["parameters.lambda", "empty list"]),
+    "name that is a number": (
+        put("models", 0, "name")(2024),
+        ["models[0].name", "a valid string, not 2024"],
+    ),
+    "name of the recipe that is a number": (put("name")(1.5), ["name", "a valid string, not 1.5"]),
+    "no slices beside models": (put("slices")([]), ["slices", "is empty, and models: says"]),
+    "key that is a number": (put(2024)("x"), ["2024", "line "]),
 }
 """What mergekit does not look at."""
 
@@ -270,7 +285,8 @@ def test_a_mergekit_file_is_noted_what_mergekit_passes_over(
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(recipe, sort_keys=False))
     loaded = load_recipe(file)
-    assert (loaded.parameters, loaded.models) == (plain.parameters, plain.models)
+    sites = [one.site("mlp", 4, Stack("", 1)).settings for one in (loaded, plain)]
+    assert sites[0] == sites[1] and loaded.experts == plain.experts
     (note,) = loaded.notes
     said = refused(2, "merge", file, tmp_path / "out", "--strict", beside=tmp_path)
     ours = {**recipe, "preset": "mergekit"}
@@ -305,7 +321,7 @@ def test_all_problems_are_reported_together_each_with_its_line(
         f"  - model: {pool.experts['math']}\n"
         f"    parameters:\n"
         f"      wieght: 1\n"
-        f"      density: -3\n"
+        f"      density: half\n"
         f"parameters:\n"
         f"  lambda: large\n"
     )
@@ -353,7 +369,7 @@ def test_an_unknown_method_hides_no_other_problem(pool: PoolOnDisk, tmp_path: Pa
         "line 7, models[2]: must be a mapping with model, name, exemplars, parameters, not 17",
         "line 8, dtype: must be 'float32', 'bfloat16' or 'float16', not 'bf16'",
         "line 9, parametres: 'parametres' is no key here; did you mean 'parameters'?",
-        "line 11, slices: and models: both say what is merged; give one",
+        "line 11, slices: is empty, and models: says what is merged",
         "line 12, repair: c_min 0.5 exceeds c_max 0.2",
         "line 15, repair.cmax: 'cmax' is no key here; did you mean 'c_max'?",
         "line 16, repair.guard: must be 'warn', 'keep_anchor' or 'off', not 'maybe'",
@@ -366,10 +382,11 @@ def test_an_unknown_method_hides_no_other_problem(pool: PoolOnDisk, tmp_path: Pa
 
 
 def test_a_missing_method_hides_no_other_problem(pool: PoolOnDisk, tmp_path: Path) -> None:
-    file = _written(tmp_path, f"models: [{{model: {pool.experts['math']}, name: 3}}]\nseed: one\n")
+    model = f"{{model: {pool.experts['math']}, exemplars: 3}}"
+    file = _written(tmp_path, f"models: [{model}]\nseed: one\n")
     said = refused(2, "merge", file, tmp_path / "out", beside=tmp_path)
     assert "merge_method is missing; there are: linear" in said
-    assert "line 1, models[0].name: must be a valid string, not 3" in said
+    assert "line 1, models[0].exemplars: must be a valid string, not 3" in said
     assert "line 2, seed: must be a valid integer, not 'one'" in said
     assert said.count("\n  - ") == 3
 

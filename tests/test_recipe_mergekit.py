@@ -151,7 +151,7 @@ def test_what_is_wrong_in_a_module_is_told_where_it_stands(
     pool: PoolOnDisk, tmp_path: Path
 ) -> None:
     recipe = pool.recipe("ties", {"density": "much", "lambda": [{"value": "more"}]})
-    models = [{**recipe.pop("models")[0], "name": []}]
+    models = [{**recipe.pop("models")[0], "exemplars": []}]
     nearer = {"density": [MLP, {"filter": 3, "value": 1}], "lambda": [MLP], "normalize": "x"}
     file = tmp_path / "recipe.yaml"
     modules = {"default": {"models": models, "parameters": nearer}}
@@ -164,7 +164,7 @@ def test_what_is_wrong_in_a_module_is_told_where_it_stands(
     assert told == {
         "parameters.density": "density: much",
         "parameters.lambda[0].value": "- value: more",
-        "modules.default.models[0].name": "name: []",
+        "modules.default.models[0].exemplars": "exemplars: []",
         "modules.default.parameters.density[1].filter": "- filter: 3",
         "modules.default.parameters.normalize": "normalize: x",
     }
@@ -329,6 +329,17 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "a density for all": (
         "breadcrumbs", {"density": 3}, {}, "parameters.density: 3 keeps all, as 1 does",
     ),
+    "density below 0": (
+        "ties", {}, {"density": (-0.5, 0.5, 1)},
+        "models[0].parameters.density: -0.5 keeps none, as 0 does",
+    ),
+    "a gradient that runs below 0": (
+        "breadcrumbs", {"density": [-0.6, 0.8]}, {},
+        "parameters.density[0]: -0.6 keeps none, as 0 does",
+    ),
+    "density below 0 of a drawn rank": (
+        "della", {"density": -0.5}, {}, "parameters.density: -0.5 keeps none, as 0 does",
+    ),
     "true as a weight": (
         "task_arithmetic", {}, {"weight": (True, False, 0.5)},
         "models[0].parameters.weight: true is read as 1",
@@ -382,6 +393,40 @@ def test_weights_that_sum_to_zero_are_refused_where_mergekit_divides_by_it(
     run_mergekit(recipe, tmp_path / "theirs")
     theirs = read_weights(tmp_path / "theirs")
     assert not any(np.isfinite(values).any() for values in theirs.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "note"),
+    [
+        ({"tokens": {"w3": {"source": {"kind": "zero", "note": 1}, "note": 2, "force": True}}},
+         "tokenizer.tokens.w3.note: passed over"),
+        ({"pad_to_multiple_of": 0}, "tokenizer.pad_to_multiple_of: 0 adds no rows"),
+    ],
+)  # fmt: skip
+def test_what_mergekit_passes_over_in_a_tokenizer(
+    pool: PoolOnDisk, tmp_path: Path, given: dict[str, Any], note: str
+) -> None:
+    recipe = pool.recipe("linear", dtype="float32") | {"tokenizer": {"source": "base", **given}}
+    recipe["models"].append({"model": recipe["base_model"], "parameters": {"weight": 1}})
+    agree(*both(pool, recipe, tmp_path), ulps=4)
+    assert any(one.startswith(note) for one in load_recipe(recipe).notes)
+    with pytest.raises(RecipeError, match=r"note|must be 1 or more"):
+        load_recipe(recipe, strict=True)
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_an_empty_list_is_no_value_and_lists_no_model(
+    pool: PoolOnDisk, tmp_path: Path, module: bool
+) -> None:
+    math, reference = str(pool.experts["math"]), str(pool.reference)
+    sources = [{"model": model, "layer_range": [0, 3], "name": 1, "parameters": {"density": []}}
+               for model in (math, reference)]  # fmt: skip
+    merged = {"models": [], "slices": [{"sources": sources}], "parameters": {"density": []}}
+    recipe = {"merge_method": "ties", "base_model": reference, "dtype": "float32"}
+    recipe |= {"modules": {"default": merged}} if module else merged
+    recipe["parameters"] = {"weight": 1, "density": 0.3}
+    agree(*both(pool, recipe, tmp_path), ulps=4)
+    assert any("is empty, and slices: says" in note for note in load_recipe(recipe).notes)
 
 
 def test_numbers_and_truth_values_may_be_texts(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -158,11 +158,11 @@ def test_what_is_wrong_inside_a_module_is_reported_once(
 ) -> None:
     modules = {"decoder": {"models": models(folders, math=1.0)},
                "encoder": {"models": models({"math": "/nowhere"}, math=1.0)},
-               "shared": {"models": [{"model": folders["math"], "name": 3}]}}  # fmt: skip
+               "shared": {"models": [{"model": folders["math"], "exemplars": 3}]}}  # fmt: skip
     with pytest.raises(RecipeError) as raised:
         sigmerge.merge({"merge_method": "linear", "modules": modules}, tmp_path / "out")
     places = [problem.partition(": ")[0] for problem in raised.value.problems]
-    assert places == ["modules.encoder.models[0].model", "modules.shared.models[0].name"]
+    assert places == ["modules.encoder.models[0].model", "modules.shared.models[0].exemplars"]
 
 
 def test_a_filter_that_matches_nothing_in_its_module_is_noted(

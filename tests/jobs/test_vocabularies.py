@@ -375,7 +375,7 @@ def test_an_adapter_is_moved_too_and_verify_computes_all_of_it_again(
     [
         ({"tokens": {"x": {"source": "{base}"}}}, "is none of the models"),
         ({"tokens": {"x": {"source": {"kind": "model_token"}}}}, "takes model, and one of"),
-        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of"),
+        ({"pad_to_multiple_of": -1}, "pad_to_multiple_of"),
         ({"tokens": {"x": {"source": {"kind": "one"}}}}, "'zero' or 'model_token'"),
         (
             {"tokens": {"x": {"source": {"kind": "model_token", "model": "math", "token": "?"}}}},

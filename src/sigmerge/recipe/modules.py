@@ -110,9 +110,11 @@ def joined_settings(
     """A module's parameters; the recipe's hold where no filter of the module's matches."""
     joined = {**farther, **nearer}
     for name, value in nearer.items():
-        reading.moved["parameters", name] = ("modules", module, "parameters", name)
+        place = reading.moved["parameters", name] = ("modules", module, "parameters", name)
         if name not in farther or (rules := _rules(value)) is None:
             continue
+        if not rules:
+            reading.passed_over(place, "an empty list has no value")
         behind = _rules(farther[name])
         first = len(rules)
         if behind is None:

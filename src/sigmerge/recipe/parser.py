@@ -47,6 +47,8 @@ if TYPE_CHECKING:  # imported where a recipe has them
 
 SCORED_KEYS = ("repair", "guide", "search", "tune")
 """The sections that need scores."""
+LISTING = ("models", "slices", "output_slices", "modules")
+"""Keys that say what is merged."""
 OUTPUT_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -228,11 +230,7 @@ class _Parser(Reading):
 
     def _without_modules(self, data: dict[str, Any]) -> dict[str, Any]:
         """Modules that are merged alike stand for the model: their keys go to the top level."""
-        data = {
-            k: v
-            for k, v in data.items()
-            if v is not None or k not in ("models", "slices", "modules")
-        }
+        data = self._without_empty(data)
         if "output_slices" in data and "slices" not in data:  # its name in mergekit's old files
             data["slices"] = data.pop("output_slices")
         modules = data.pop("modules", None)
@@ -259,7 +257,16 @@ class _Parser(Reading):
         nearer = given.pop("parameters", {})
         if isinstance(farther := data.get("parameters") or {}, dict):
             given["parameters"] = joined_settings(self, name, nearer, farther)
-        return {**data, **given}
+        return {**data, **self._without_empty(given)}
+
+    def _without_empty(self, data: dict[str, Any]) -> dict[str, Any]:
+        """A recipe or a module without models: or slices: that list nothing beside the other."""
+        filled = [key for key in LISTING if data.get(key)]
+        empty = [key for key in LISTING if key in data and data[key] in (None, [], {})]
+        for key in empty if filled else ():
+            if data[key] is not None:
+                self.passed_over((key,), f"is empty, and {filled[0]}: says what is merged")
+        return {k: v for k, v in data.items() if k not in empty or (v is not None and not filled)}
 
     def _architectures(self, data: Mapping[str, Any]) -> list[str | None]:
         """What mergekit's long form of a model puts in place of its architecture, model by model.

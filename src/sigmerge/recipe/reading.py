@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,8 @@ from sigmerge.recipe.sections import (
     SliceSection,
     SourceSection,
     TokenizerSection,
+    TokenModelSection,
+    TokenRowSection,
     worded,
 )
 from sigmerge.recipe.settings import Place
@@ -35,6 +37,8 @@ MERGEKITS = (
     SourceSection,
     ModuleSection,
     TokenizerSection,
+    TokenRowSection,
+    TokenModelSection,
 )
 """Sections that mergekit has too; it passes over keys there that it does not know."""
 
@@ -114,8 +118,7 @@ class Reading:
                     wrong.setdefault(key, []).append(item)
         for key, items in wrong.items():
             message = worded(items, kind.model_fields)
-            extra = kind in MERGEKITS and items[0]["type"] == "extra_forbidden"
-            if extra and nearest(key[-1], kind.model_fields, ALIKE) not in OWN:
+            if kind in MERGEKITS and _is_strange(key, items, kind.model_fields):
                 self.passed_over((*place, *key), message)
             else:
                 self.problem((*place, *key), message)
@@ -140,6 +143,12 @@ class Reading:
             found = Path(text)
             self.remote.setdefault(found, (place, text))
         return found
+
+
+def _is_strange(key: Place, items: Sequence[Any], known: Iterable[str]) -> bool:
+    """Whether a key is none of mergekit's, and not meant to be one of ours."""
+    strange = items[0]["type"] in ("extra_forbidden", "invalid_key") or key == ("name",)
+    return strange and nearest(str(key[-1]), known, ALIKE) not in OWN
 
 
 def _dotted(path: Place) -> str:

@@ -103,7 +103,7 @@ class TokenizerSection(Section):
 
     source: ModelName = "union"
     tokens: dict[str, Any] | None = None
-    pad_to_multiple_of: Annotated[Whole, Field(ge=1)] | None = None
+    pad_to_multiple_of: Annotated[Whole, Field(ge=0)] | None = None
 
 
 class TokenRowSection(Section):

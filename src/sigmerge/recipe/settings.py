@@ -27,17 +27,21 @@ FAMILY = (
 passes over those that a method does not read."""
 
 
+CONDITION = ("filter", "value")
+"""Keys of a condition."""
 SATURATED = ("density",)
 """Parameters that mergekit takes beyond their upper bound, where they mean the bound."""
+EMPTIED = ("ties", "della", "della_linear", "breadcrumbs", "breadcrumbs_ties")
+"""Methods in which mergekit takes them below their lower bound too."""
 
 
 def bounded(parameter: Parameter, value: Any) -> Any:
-    """A value that the parameter can have, where a gradient runs beyond the upper bound or between
+    """A value that the parameter can have, where a gradient runs beyond the bounds or between
     whole numbers."""
     if parameter.kind is int and isinstance(value, float):
         return round(value)
-    over = parameter.name in SATURATED and isinstance(value, int | float)
-    return min(value, parameter.high) if over else value
+    beyond = parameter.name in SATURATED and isinstance(value, int | float)
+    return min(max(value, parameter.low), parameter.high) if beyond else value
 
 
 def evaluate(setting: Any, tensor: str, t: float) -> Any:
@@ -87,14 +91,16 @@ class ParameterCheck:
             if parameter is None:
                 self._stranger((*path, name), known, given)
             elif per_model and not parameter.per_model:
-                ours = self.operator.name not in MERGEKIT or name in OURS
-                (self.problem if ours else self.passed_over)(
-                    (*path, name),
-                    "belongs to the merge as a whole; move it to the top-level parameters:",
-                )
-            else:
-                checked[name] = self._setting((*path, name), value, parameter)
+                told = "belongs to the merge as a whole; move it to the top-level parameters:"
+                self._idle((*path, name), told, parameter)
+            elif (setting := self._setting((*path, name), value, parameter)) is not None:
+                checked[name] = setting
         return checked
+
+    def _idle(self, path: Place, message: str, parameter: Parameter) -> None:
+        """What is wrong, and says nothing to mergekit about a parameter that it has."""
+        ours = self.operator.name not in MERGEKIT or parameter.name in OURS
+        (self.problem if ours else self.passed_over)(path, message)
 
     def _stranger(self, path: Place, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """A parameter that the operator does not have; mergekit passes over it.
@@ -116,23 +122,28 @@ class ParameterCheck:
         if isinstance(value, dict):
             value = [value]
         if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
-            rules = []
-            for i, rule in enumerate(value):
-                if set(rule) - {"filter", "value"} or "value" not in rule:
-                    self.problem((*path, i), "a condition has the keys filter and value")
-                    continue
-                if not isinstance(rule.get("filter"), str | None):
-                    self.problem((*path, i, "filter"), "must be part of a tensor's name")
-                    continue
-                inner = self._setting((*path, i, "value"), rule["value"], parameter)
-                rules.append((rule.get("filter"), inner))
-            return Conditions(tuple(rules))
+            return self._conditions(path, value, parameter)
         if isinstance(value, list):
             if not value:
-                self.problem(path, "an empty list has no value")
+                self._idle(path, "an empty list has no value", parameter)
                 return None
             return [self._scalar((*path, i), v, parameter) for i, v in enumerate(value)]
         return bounded(parameter, self._scalar(path, value, parameter))
+
+    def _conditions(self, path: Place, given: list[Any], parameter: Parameter) -> Conditions:
+        rules = []
+        for i, rule in enumerate(given):
+            if "value" not in rule:
+                self.problem((*path, i), "a condition has the keys filter and value")
+                continue
+            if not isinstance(rule.get("filter"), str | None):
+                self.problem((*path, i, "filter"), "must be part of a tensor's name")
+                continue
+            for key in (str(key) for key in rule if key not in CONDITION):
+                self._idle((*path, i, key), unknown("key here", key, CONDITION), parameter)
+            inner = self._setting((*path, i, "value"), rule["value"], parameter)
+            rules.append((rule.get("filter"), inner))
+        return Conditions(tuple(rules))
 
     def _scalar(self, path: Place, value: Any, parameter: Parameter) -> Any:
         if parameter.auto and value == "auto":
@@ -165,11 +176,20 @@ class ParameterCheck:
             self.taken_as(path, kind, f"{str(value).lower()} is read as {number:g}")
         if not parameter.low <= number <= parameter.high:
             wrong = f"must lie between {parameter.low:g} and {parameter.high:g}, not {shown(value)}"
-            if not lenient or parameter.name not in SATURATED or number < parameter.low:
+            if not (meaning := self._beyond(parameter, number)):
                 self.problem(path, wrong)
                 return None
-            self.taken_as(path, wrong, f"{shown(value)} keeps all, as {parameter.high:g} does")
+            self.taken_as(path, wrong, f"{shown(value)} {meaning}")
         return int(number) if whole else number
+
+    def _beyond(self, parameter: Parameter, number: float) -> str:
+        """What a number beyond the bounds means to mergekit; "" if it means nothing."""
+        method = self.operator.name
+        if method not in MERGEKIT or parameter.name not in SATURATED:
+            return ""
+        if number > parameter.high:
+            return f"keeps all, as {parameter.high:g} does"
+        return f"keeps none, as {parameter.low:g} does" if method in EMPTIED else ""
 
 
 def _truth(value: Any) -> bool | None:

@@ -31,6 +31,9 @@ def read_tokenizer(
     if section is not None:
         if wanted is not None:
             reading.problem(("tokenizer",), "and tokenizer_source say the same; give one")
+        if section.pad_to_multiple_of == 0:
+            pad: Place = ("tokenizer", "pad_to_multiple_of")
+            reading.taken_as(pad, "must be 1 or more, not 0", "0 adds no rows")
         wanted, place = section.source, ("tokenizer", "source")
     if wanted is None:
         return reference, None
@@ -40,7 +43,7 @@ def read_tokenizer(
         union=wanted == "union",
         base=_member(reference, reference, models),
         tokens=_tokens(reading, section, reference, models),
-        pad=section.pad_to_multiple_of if section else None,
+        pad=(section.pad_to_multiple_of or None) if section else None,
     )
     if wanted in ("base", "union"):
         return reference, vocabulary
