@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,35 @@ def test_what_merge_refuses_is_refused(
     merge = sigmerge("merge", file, tmp_path / "out")
     migrate = sigmerge("migrate", file)
     assert (migrate.code, migrate.err) == (merge.code, merge.err) == (3, merge.err)
+
+
+REFUSED: dict[str, Any] = {
+    "a value for some tensors only": (
+        "slerp", {"parameters": {"t": [{"filter": "mlp", "value": 0.3}]}}, 2, "t is missing for",
+    ),
+    "no pool": ("task_arithmetic", {"models": [{"model": "other"}]}, 3, "other: "),
+    "a copy of the base": ("ties", {"models": [{"model": "copy"}]}, 3, "it is a copy"),
+    "epsilon": ("della_linear", {"parameters": {"density": 0.1}}, 2, "density ± epsilon"),
+    "no scores": ("ties", {"repair": {"scores": "none.json"}}, 5, "none.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_recipe_that_a_dry_run_refuses(tmp_path: Path, case: str, several: bool) -> None:
+    """Neither an output folder nor the disk is looked at."""
+    pool = make_pool(tmp_path / "pool", experts=1)
+    shutil.copytree(pool.reference, tmp_path / "copy")
+    make_pool(tmp_path / "wide", experts=1, layers=3).reference.rename(tmp_path / "other")
+    method, given, code, words = REFUSED[case]
+    file = tmp_path / "recipe.yaml"
+    text = yaml.safe_dump(pool.recipe(method, dtype="float32") | given)
+    later = yaml.safe_dump(pool.recipe("ties") | {"models": [{"model": "first"}]})
+    file.write_text(f"{later}---\nname: first\n{text}" if several else text)
+    dry = sigmerge("merge", file, tmp_path / "out", "--dry-run")
+    migrate = sigmerge("migrate", file)
+    assert (migrate.code, migrate.err) == (dry.code, dry.err) == (code, dry.err)
+    assert words in migrate.err
 
 
 def test_a_recipe_has_the_chat_template_of_the_one_before_it(tmp_path: Path) -> None:

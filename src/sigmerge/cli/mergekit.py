@@ -82,7 +82,7 @@ def _extracted_lines(done: Any) -> Iterator[str]:
 def migrate(recipe: RecipeFile, allow_pickle: Pickle = False, as_json: Json = False) -> None:
     """Print what differs from mergekit when a recipe runs here.
 
-    A recipe or a model that `merge` cannot read is an error, as it is there.
+    A recipe that `merge --dry-run` refuses is an error, as it is there.
     """
     from sigmerge.jobs.migration import migration
 

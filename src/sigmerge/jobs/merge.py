@@ -36,15 +36,7 @@ class MergeJob:
         if found_first and self.recipe.repair is None and (url := target_url(self.out)):
             raise RecipeError(f"{url}: a merge whose weights are found first goes into a local "
                               "folder.")  # fmt: skip
-        if self.recipe.guide is not None:
-            from sigmerge.jobs.guide import GuideJob
-
-            GuideJob(self.recipe, self.options, self.score).check()
-        if self.recipe.repair is not None:
-            from sigmerge.jobs.repair import check_data, check_repair
-
-            check_repair(self.recipe, self.options, self.score)
-            check_data(self.recipe, self.options, self.score)
+        check_scores(self.recipe, self.options, self.score)
 
     def describe(self) -> Description:
         self.check()
@@ -76,6 +68,19 @@ class MergeJob:
             raise
         remove(anchor)
         return result
+
+
+def check_scores(recipe: Recipe, options: Options, score: ScoreFunction | None = None) -> None:
+    """Find problems of the scores and the data that a merge needs before it is made."""
+    if recipe.guide is not None:
+        from sigmerge.jobs.guide import GuideJob
+
+        GuideJob(recipe, options, score).check()
+    if recipe.repair is not None:
+        from sigmerge.jobs.repair import check_data, check_repair
+
+        check_repair(recipe, options, score)
+        check_data(recipe, options, score)
 
 
 def anchor_and_repair(

@@ -13,6 +13,8 @@ from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import open_members
 from sigmerge.errors import RecipeError
 from sigmerge.files.yaml_documents import Place, Yaml, decoded, parse_yaml
+from sigmerge.jobs.merge import anchor_and_repair, check_scores
+from sigmerge.jobs.options import Options
 from sigmerge.operators.table import MERGEKIT
 from sigmerge.recipe.documents import named_documents, several, standing_in, with_folders
 from sigmerge.recipe.mixtures import experts_apart
@@ -67,7 +69,11 @@ def migration(file: Path, allow_pickle: bool = False) -> tuple[Change, ...]:
 
 
 def _members(recipe: Recipe, made: Collection[Path], allow_pickle: bool) -> list[Checkpoint]:
-    """The models that are merged, but for those that other recipes make; or why one cannot be."""
+    """The models that are merged, but for those that other recipes make; or why `merge` refuses."""
+    if not any(folder in made for folder in recipe.inputs):
+        options = Options(allow_pickle=allow_pickle)
+        check_scores(recipe, options)
+        anchor_and_repair(recipe, options)
     there = {name: path for name, path in recipe.members.items() if home_of(path) not in made}
     return list(open_members(there, allow_pickle).values())
 
