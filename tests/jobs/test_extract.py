@@ -281,3 +281,30 @@ def test_the_command(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert ran.code == 0 and "matrices of rank 2 at most keep" in ran.out
     assert command(*words).code == 4
     assert json.loads(command(*words, "--overwrite", "--json").out)["rank"] == 2
+
+
+def test_another_vocabulary_and_what_to_do(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", experts=1, tokenizer=True)
+
+    def padded(model: Path, out: Path) -> Path:
+        tokenizer = {"source": str(pool.experts["math"]), "pad_to_multiple_of": 64}
+        recipe = {"merge_method": "passthrough", "models": [{"model": str(model)}]}
+        sigmerge.merge({**recipe, "tokenizer": tokenizer}, out)
+        return out
+
+    tuned, out = padded(pool.experts["math"], tmp_path / "tuned"), tmp_path / "out"
+    with pytest.raises(PoolError, match=r"vocabulary of 64 tokens.*pad_to_multiple_of") as raised:
+        sigmerge.extract(tuned, out, base=pool.reference)
+    assert "outside" not in str(raised.value)
+    sigmerge.extract(tuned, out, base=padded(pool.reference, tmp_path / "base"), energy=1.0)
+    back = dict(stored_weights(open_checkpoint(Path(f"{tmp_path / 'base'}+{out}"))))
+    for name, values in read_weights(tuned).items():
+        np.testing.assert_allclose(back[name], values, atol=3e-8, err_msg=name)
+
+
+def test_another_depth(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", experts=1)
+    deeper = make_pool(tmp_path / "deeper", experts=1, layers=3)
+    with pytest.raises(PoolError, match="has 3 layers, and the base 2; an adapter") as raised:
+        sigmerge.extract(deeper.experts["math"], tmp_path / "out", base=pool.reference)
+    assert "slices" not in str(raised.value)

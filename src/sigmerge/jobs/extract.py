@@ -100,6 +100,8 @@ class ExtractJob:
             name: open_checkpoint(path, allow_pickle=self.options.allow_pickle)
             for name, path in (("base", self.base), ("model", self.model))
         }
+        if told := _apart(opened["base"], opened["model"]):
+            raise PoolError(f"{self.model}: {told}")
         pool = together(opened["base"], {"model": opened["model"]})
         if problems := differences("model", pool.experts["model"], pool.layout, outside=True):
             raise PoolError("The model is not one of this base:", problems)
@@ -219,6 +221,25 @@ class ExtractJob:
         except OSError as error:
             raise OutputError(f"{self.out}: cannot be written ({error.strerror}).") from None
         return (folder / ADAPTER_WEIGHTS).stat().st_size
+
+
+def _apart(base: Checkpoint, model: Checkpoint) -> str:
+    """Why no adapter leads from the base to the model, where a user can do something about it."""
+    if model.config.get("architectures") != base.config.get("architectures"):
+        return ""
+    if model.stack.depth != base.stack.depth:
+        return (
+            f"has {model.stack.depth} layers, and the base {base.stack.depth}; an adapter changes "
+            "layers, and adds none. Give the model that it was tuned from as --base."
+        )
+    ours, theirs = (one.config.get("vocab_size") for one in (base, model))
+    if None in (ours, theirs) or ours == theirs:
+        return ""
+    return (
+        f"has a vocabulary of {theirs} tokens, and the base {ours}; an adapter adds no rows. Give "
+        "as --base what `sigmerge merge` makes of the base with merge_method: passthrough and "
+        "tokenizer: {source: MODEL}, with pad_to_multiple_of: where the model's rows are padded."
+    )
 
 
 def _values(source: PoolSource, member: str, layout: Checkpoint, name: str) -> Array:
