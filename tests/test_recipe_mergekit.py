@@ -106,6 +106,7 @@ def test_a_soup_with_the_base_model_is_not_repaired(pool: PoolOnDisk) -> None:
             "ramplus_tl",
             {"alpha": [0.1, 0.9], "r": [{"filter": "mlp", "value": 0.2}, {"value": 0.4}]},
         ),
+        ("ramplus_tl", {"epsilon": -0.1}),
         ("karcher", {"max_iter": [1, 3], "tol": [1e-7, 1e-9]}),
         ("linear", {"normalize": [False, True], "density": 0.5, "lambda": 3, "int8_mask": True}),
     ],

@@ -273,6 +273,16 @@ def test_ram(pool: Pool, epsilon: float) -> None:
     check(pool, "ramplus_tl", plus, epsilon=epsilon, r=0.3, alpha=0.4)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("epsilon", [-0.1, 0.0])
+def test_ram_without_a_bound_is_the_mean(pool: Pool, epsilon: float) -> None:
+    """Every entry counts as changed, and none stands alone."""
+    reference, experts = pool
+    moving = {n: {t: v + np.float32(9) for t, v in e.items()} for n, e in experts.items()}
+    other = reference, moving
+    check(other, "ramplus_tl", moved(other, lambda v: np.mean(v, axis=0)), epsilon=epsilon)
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.0, -0.25])
 def test_passthrough(pool: Pool, scale: float) -> None:
     one = first(pool, 1)

@@ -60,7 +60,8 @@ class RamPlus(Ram):
     def prepare(self, site: Site, survey: Any) -> Passes:
         epsilon = float(site.settings["epsilon"])
         alone, shared = yield Pass(partial(_counts, epsilon=epsilon), add)
-        ratio = np.clip(shared / np.maximum(alone, epsilon), 0, site.settings["alpha"])
+        least = epsilon if epsilon > 0 else 1  # where nothing stands alone, nothing grows
+        ratio = np.clip(shared / np.maximum(alone, least), 0, site.settings["alpha"])
         return (1 + site.settings["r"] * ratio).astype(np.float32)
 
 
