@@ -270,6 +270,8 @@ PASSED_OVER: dict[str, tuple[Change, list[str]]] = {
     "name of the recipe that is a number": (put("name")(1.5), ["name", "a valid string, not 1.5"]),
     "no slices beside models": (put("slices")([]), ["slices", "is empty, and models: says"]),
     "key that is a number": (put(2024)("x"), ["2024", "line "]),
+    "key that is a truth": (put(True)("x"), ["line "]),
+    "key that is nothing": (put(None)("x"), ["line "]),
 }
 """What mergekit does not look at."""
 

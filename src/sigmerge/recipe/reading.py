@@ -126,7 +126,7 @@ class Reading:
             return None
         if list(wrong) == [()]:  # every key is right, but they do not agree
             return kind.model_construct(**data)
-        rest = {key: value for key, value in data.items() if (str(key),) not in wrong}
+        rest = {k: v for k, v in data.items() if isinstance(k, str) and (k,) not in wrong}
         return self.checked(kind, rest, place, {*told, *wrong}) if len(rest) < len(data) else None
 
     def path(self, place: Place, text: str | None) -> Path | None:
