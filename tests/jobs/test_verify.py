@@ -140,6 +140,19 @@ def test_deep_finds_a_value_that_the_records_agree_with(
     assert ran.code == 3 and "1 values differ from the inputs and the plan" in ran.out
 
 
+@pytest.mark.parametrize("written", ["{}@main", {"path": "{}", "revision": None}])
+def test_deep_knows_the_base_however_it_is_written(
+    pool: PoolOnDisk, tmp_path: Path, written: Any
+) -> None:
+    """It stands among the models, and is none of the experts."""
+    base = json.loads(json.dumps(written).replace("{}", str(pool.reference)))
+    recipe = pool.recipe("ties", each={"density": (0.3, 0.5, 0.7)})
+    recipe["models"].insert(0, {"model": base})
+    sigmerge.merge(recipe, tmp_path / "out")
+    (report,) = sigmerge.verify(tmp_path / "out", deep=True, blocks=None)
+    assert not report.findings and "recomputed" in report.checked
+
+
 def test_deep_compares_bits(tmp_path: Path) -> None:
     """A zero of the other sign is another result."""
     own = make_pool(tmp_path / "pool", layers=2)

@@ -33,6 +33,7 @@ from sigmerge.kernels import Array
 from sigmerge.probing.expected import architecture_problems
 from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
+from sigmerge.recipe.sections import ModelSection
 from sigmerge.records import (
     PLAN,
     PROVENANCE,
@@ -319,12 +320,20 @@ def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
     experts = iter(plan.experts.items())
     placed = []
     for model in models:
-        if reference and "name" not in model and _may_be(str(model.get("model")), reference):
+        if reference and "name" not in model and _may_be(_text(model, file), reference):
             placed.append({**model, "model": reference})
         elif expert := next(experts, None):
             placed.append({**model, "model": expert[1].path, "name": expert[0]})
             placed[-1] |= _exemplars(model, expert[0], provenance)
     return load_recipe({**given, "models": placed, "seed": plan.seed})
+
+
+def _text(model: Mapping[str, Any], file: Path) -> str:
+    """An entry's model as one text."""
+    try:
+        return ModelSection.model_validate({"model": model.get("model")}).model
+    except ValueError:
+        raise PoolError(f"{file}: is no recipe of a merge.") from None
 
 
 def _sliced_recipe(plan: Plan, given: Mapping[str, Any], provenance: Provenance) -> Recipe:
@@ -359,8 +368,13 @@ def _may_be(text: str, path: str) -> bool:
     """Whether a path in a recipe, which may start from the recipe's folder, can lead there."""
     if "+" in text and text.count("+") == path.count("+"):  # a model with an adapter
         return all(map(_may_be, text.split("+"), path.split("+")))
-    parts = [part for part in Path(text).parts if part not in ("..", ".")]
-    return Path(path).parts[-len(parts) :] == tuple(parts)
+    ends = (tuple(p for p in Path(t).parts if p not in ("..", ".")) for t in _named(text))
+    return any(Path(path).parts[-len(parts) :] == parts for parts in ends)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """A path, and the same without a revision, which says nothing about a local folder."""
+    return text, text.partition("@")[0]
 
 
 def _exemplars(model: Mapping[str, Any], name: str, provenance: Provenance) -> dict[str, str]:
