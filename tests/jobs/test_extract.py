@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,6 +213,15 @@ def test_what_did_not_change_is_not_left_out(tmp_path: Path) -> None:
     theirs = PeftModel.from_pretrained(again, str(tmp_path / "out")).merge_and_unload()
     for name, values in model.state_dict().items():
         np.testing.assert_array_equal(theirs.state_dict()[name].numpy(), values.numpy(), name)
+
+
+def test_a_vocab_size_that_counts_padding_is_no_other_vocabulary(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    tuned = Path(shutil.copytree(pool.experts["math"], tmp_path / "tuned"))
+    file = tuned / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 47}))
+    assert sigmerge.extract(tuned, tmp_path / "out", base=pool.reference).modules
 
 
 MASKED = {

@@ -232,8 +232,10 @@ def _apart(base: Checkpoint, model: Checkpoint) -> str:
             f"has {model.stack.depth} layers, and the base {base.stack.depth}; an adapter changes "
             "layers, and adds none. Give the model that it was tuned from as --base."
         )
-    ours, theirs = (one.config.get("vocab_size") for one in (base, model))
-    if None in (ours, theirs) or ours == theirs:
+    if base.embedding is None or model.embedding is None:
+        return ""
+    ours, theirs = (one.tensors[str(one.embedding)].shape[0] for one in (base, model))
+    if ours == theirs:
         return ""
     return (
         f"has a vocabulary of {theirs} tokens, and the base {ours}; an adapter adds no rows. Give "
