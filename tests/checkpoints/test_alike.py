@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import sigmerge
 from sigmerge.checkpoints.alike import alike
@@ -204,3 +206,18 @@ def test_joined_experts_of_all_members_stay(tmp_path: Path) -> None:
     members["1"].tensors["lm_head.weight"] = members["1"].tensors["model.layers.0.mlp.gate.weight"]
     found, _ = alike(members)
     assert "model.layers.0.mlp.experts.gate_up_proj" in found["1"].tensors
+
+
+@pytest.mark.parametrize("differ", [True, False])
+def test_whole_numbers_that_differ_are_told(tmp_path: Path, differ: bool) -> None:
+    pool = make_pool(tmp_path / "pool", experts=2)
+    for i, folder in enumerate((pool.reference, *pool.experts.values())):
+        file = folder / "model.safetensors"
+        weights = load_file(file)
+        weights["model.position_ids"] = torch.arange(4) + (i if differ else 0)
+        save_file(weights, file, {"format": "pt"})
+    made = sigmerge.merge(pool.recipe("task_arithmetic"), tmp_path / "out")
+    told = [note for note in made.provenance.warnings if "whole numbers that differ" in note]
+    assert bool(told) is differ and all("the reference's are kept" in note for note in told)
+    kept = load_file(tmp_path / "out/model.safetensors")["model.position_ids"]
+    assert kept.tolist() == [0, 1, 2, 3]

@@ -251,6 +251,25 @@ def twins(pool: Pool) -> list[str]:
     ]
 
 
+def kept_numbers(pool: Pool) -> list[str]:
+    """A note about whole numbers that differ between the members: the layout's are kept."""
+    names = [
+        name
+        for name, tensor in pool.layout.tensors.items()
+        if not tensor.floating
+        and any(
+            not same_bytes(tensor, member.tensors[name])
+            for member in pool.members.values()
+            if name in member.tensors
+        )
+    ]
+    if not names:
+        return []
+    more = f" and {len(names) - 1} more" if names[1:] else ""
+    whose = "the reference's" if pool.reference else "the first model's"
+    return [f"{names[0]}{more}: whole numbers that differ between the models; {whose} are kept"]
+
+
 def _same_weights(one: Checkpoint, other: Checkpoint) -> bool:
     if any(
         one.tensors[n].dtype != other.tensors[n].dtype for n in one.tensors if n in other.tensors

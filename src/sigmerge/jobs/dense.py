@@ -19,7 +19,7 @@ from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.companions import companion_files, copy_companions, model_card
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint
-from sigmerge.checkpoints.pool import Pool, twins
+from sigmerge.checkpoints.pool import Pool, kept_numbers, twins
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, Output, parse_size, plan_layout
 from sigmerge.engine.beside import beside
@@ -187,7 +187,7 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
         raise RecipeError(f"{recipe.method}: the parameters do not fit:", problems)
     dtypes = written_dtypes(recipe, pool)
     notes = (*idle_settings(recipe, pool, sites), *mixed_precision(recipe, pool, dtypes))
-    notes = (*notes, *pool.notes, *twins(pool))
+    notes = (*notes, *pool.notes, *kept_numbers(pool), *twins(pool))
     recipe = replace(recipe, notes=(*recipe.notes, *notes))
     tensors = [
         (name, dtypes[name], stored.shape)
