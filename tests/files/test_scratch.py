@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sigmerge.files import scratch as module
-from sigmerge.files.scratch import NEW, YOUNG, remove_stale, scratch
+from sigmerge.files.scratch import CONTENT, LOCK, MARKER, NEW, YOUNG, remove_stale, scratch
 
 HELD = """
 import sys
@@ -60,7 +60,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
 def test_a_folder_whose_owner_has_no_lock_yet_is_left_alone_for_a_while(
     tmp_path: Path, lock: bool
 ) -> None:
-    new = tmp_path / f"{NEW}abc"
+    new = tmp_path / f"{NEW}abcdefgh"
     new.mkdir()
     if lock:
         (new / "lock").touch()
@@ -71,3 +71,40 @@ def test_a_folder_whose_owner_has_no_lock_yet_is_left_alone_for_a_while(
     remove_stale.cache_clear()
     remove_stale(tmp_path)
     assert not new.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        (f"{NEW}llama", {"model.safetensors": b"weights"}),
+        (f"{NEW}tinymath", {"model.safetensors": b"weights"}),
+        (f"{NEW}tinymath", {LOCK: b"1234\n"}),
+        ("sigmerge-project", {LOCK: MARKER}),
+        ("sigmerge-tinymath", {LOCK: b"", f"{CONTENT}/thesis.txt": b"words"}),
+        ("sigmerge-tinymath", {LOCK: b"1234\n", f"{CONTENT}/thesis.txt": b"words"}),
+        ("sigmerge-tinymath", {LOCK: MARKER + b"1234\n", f"{CONTENT}/thesis.txt": b"words"}),
+        ("sigmerge-tinymath", {LOCK: MARKER, "thesis.txt": b"words"}),
+        ("sigmerge-tinymath", {f"{CONTENT}/thesis.txt": b"words"}),
+    ],
+)
+def test_a_folder_of_somebody_else_stays(
+    tmp_path: Path, name: str, files: dict[str, bytes]
+) -> None:
+    for file, content in files.items():
+        (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / file).write_bytes(content)
+    os.utime(tmp_path / name, (0, 0))
+    remove_stale(tmp_path)
+    found = {file: (tmp_path / name / file).read_bytes() for file in files}
+    assert found == files
+    assert {path.name for path in (tmp_path / name).iterdir()} == {f.split("/")[0] for f in files}
+
+
+def test_a_link_to_such_a_folder_stays(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / CONTENT).mkdir(parents=True)
+    (elsewhere / LOCK).write_bytes(MARKER)
+    link = tmp_path / "sigmerge-abcdefgh"
+    link.symlink_to(elsewhere)
+    remove_stale(tmp_path)
+    assert link.is_symlink() and (elsewhere / LOCK).exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ from pathlib import Path
 from sigmerge.files.locks import locked
 from sigmerge.files.regular import remove
 
-PREFIX, NEW, LOCK = "sigmerge-", "sigmerge-new-", "lock"
+PREFIX, NEW, LOCK, CONTENT = "sigmerge-", "sigmerge-new-", "lock", "work"
+MARKER = b"This lock is held by the sigmerge that uses the folder.\n"
+_MADE_HERE = re.compile(rf"{PREFIX}(new-)?[a-z0-9_]{{8}}")
+"""The names that mkdtemp gives."""
 YOUNG = 60.0
 """Seconds in which a folder with a new one's name is left alone: its owner may hold no lock yet."""
 
@@ -27,10 +31,12 @@ def scratch(place: Path | None = None) -> Iterator[Path]:
     place = place or Path(tempfile.gettempdir())
     remove_stale(place)
     outer = Path(tempfile.mkdtemp(prefix=NEW, dir=place))
-    with locked(outer / LOCK):
+    with locked(outer / LOCK) as held:
+        assert held is not None
+        os.write(held, MARKER)
         outer = outer.rename(outer.with_name(PREFIX + outer.name.removeprefix(NEW)))
         try:
-            folder = outer / "work"
+            folder = outer / CONTENT
             folder.mkdir(mode=0o700)
             yield folder
         finally:
@@ -39,16 +45,27 @@ def scratch(place: Path | None = None) -> Iterator[Path]:
 
 @cache
 def remove_stale(place: Path) -> None:
-    """Remove this user's folders there whose process has ended; done once by every process."""
+    """Remove this user's folders there whose process has ended; done once by every process.
+
+    A folder that holds anything else than `scratch` puts there is somebody else's.
+    """
     for outer in place.glob(f"{PREFIX}*"):
         with suppress(OSError):
-            status = outer.lstat()
-            mine = status.st_uid == os.getuid() and not outer.is_symlink()
-            new = outer.name.startswith(NEW)
-            if not mine or (new and time.time() - status.st_mtime < YOUNG):
+            if not _may_be_stale(outer):
                 continue
-            if not new and not (outer / LOCK).is_file():  # somebody else's
-                continue
+            markers = (MARKER, b"") if outer.name.startswith(NEW) else (MARKER,)
             with locked(outer / LOCK) as held:
-                if held is not None:
+                if held is not None and os.pread(held, len(MARKER) + 1, 0) in markers:
                     remove(outer, if_possible=True)
+
+
+def _may_be_stale(outer: Path) -> bool:
+    """Whether name, owner, age and names within are those of a folder that `scratch` made."""
+    status = outer.lstat()
+    mine = status.st_uid == os.getuid() and not outer.is_symlink()
+    if not mine or not _MADE_HERE.fullmatch(outer.name):
+        return False
+    within = {path.name for path in outer.iterdir()}
+    if outer.name.startswith(NEW):
+        return within <= {LOCK} and time.time() - status.st_mtime >= YOUNG
+    return LOCK in within and within <= {LOCK, CONTENT}
