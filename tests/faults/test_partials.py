@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import threading
@@ -19,7 +20,7 @@ from sigmerge.checkpoints import written
 from sigmerge.checkpoints.writer import Output, plan_layout
 from sigmerge.errors import OutputError
 from sigmerge.files.digests import digest_now
-from sigmerge.files.journal import Journal
+from sigmerge.files.journal import Journal, as_line
 from sigmerge.kernels.checksum import checksum
 from tests.faults import job
 from tests.faults.test_kills import everything
@@ -166,11 +167,12 @@ def test_a_line_that_no_run_wrote_is_not_believed(
 ) -> None:
     partial = interrupted(tmp_path / "out", 0)
     journal = partial / "sigmerge/journal.jsonl"
-    first, _ = journal.read_text().splitlines()
+    first, _ = journal.read_bytes().splitlines(keepends=True)
     size = job.layout().slots["model.layers.0.w0"].nbytes
     for word, number in (("FAR", 2**62), ("LESS", size - 2**62), ("SIZE", size)):
         pieces = pieces.replace(word, str(number))
-    journal.write_text(f'{first}\n{{"done": "layer 0", "record": null, "pieces": {pieces}}}\n')
+    line = {"done": "layer 0", "record": None, "pieces": json.loads(pieces)}
+    journal.write_bytes(first + as_line(line))
     if pieces == "{}":  # a block of nothing; its tensors are missing when it is published
         with pytest.raises(OutputError, match="were not written") as raised:
             job.write(tmp_path / "out")

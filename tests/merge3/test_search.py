@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import sigmerge
 from sigmerge.cli.ending import app
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError
+from sigmerge.files.journal import as_line
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import ASKED_HOW, RESPONDENTS, SearchRun, plan_search
 from sigmerge.merge3 import irt
@@ -395,9 +396,11 @@ def test_a_search_goes_into_no_link_no_input_and_no_checkpoint_of_others(
 
 
 def test_a_journal_of_another_evolution(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
-    lines = [json.dumps(r) for r in records(whole)[:20]]
-    lines[15] = lines[15].replace('"genotype": [0.', '"genotype": [0.1')
-    (tmp_path / "search.jsonl").write_text("\n".join(lines) + "\n")
+    lines = (whole / "search.jsonl").read_bytes().splitlines(keepends=True)[:20]
+    record = {**json.loads(lines[15]), "genotype": [0.1]}
+    del record["checksum"]
+    lines[15] = as_line(record)
+    (tmp_path / "search.jsonl").write_bytes(b"".join(lines))
     with pytest.raises(sigmerge.errors.SigmergeError, match="candidate 1 has another genotype"):
         run(pool, tmp_path)
 

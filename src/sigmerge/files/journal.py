@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import OutputError
+from sigmerge.files.documents import LARGEST_DOCUMENT
 from sigmerge.files.locks import only_writer
 from sigmerge.files.regular import is_regular
 
@@ -20,16 +22,24 @@ def continues(file: Path, header: dict[str, Any]) -> bool:
     if not is_regular(file):
         return False
     with file.open("rb") as stream:
-        return stream.readline().rstrip(b"\n") == json.dumps(header).encode()
+        line = as_line(header)
+        return stream.readline(len(line)) == line
+
+
+def as_line(record: dict[str, Any]) -> bytes:
+    """A record as it is written: with a checksum, by which a line with a wrong bit is known."""
+    checksum = hashlib.sha256(json.dumps(record).encode()).hexdigest()[:16]
+    return (json.dumps({**record, "checksum": checksum}) + "\n").encode()
 
 
 class Journal:
     """Records in order. The first line is the header, which identifies the work.
 
-    Opening a file with the same header puts the records of an interrupted run into `records`. An
-    unfinished last line is cut off. If `kinds` are given, every record must have the keys of one of
-    them. `what` names the work in errors, for example "search". Records survive a power cut if they
-    are `durable`; without that they survive the end of the process.
+    Opening a file with the same header puts the records of an interrupted run into `records`. A
+    line that is unfinished or not as it was written is cut off with all that follow it. If `kinds`
+    are given, every record must have the keys of one of them. `what` names the work in errors, for
+    example "search". Records survive a power cut if they are `durable`; without that they survive
+    the end of the process.
     """
 
     def __init__(
@@ -61,7 +71,7 @@ class Journal:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record; it is on the disk when this returns."""
-        line = (json.dumps(record) + "\n").encode()
+        line = as_line(record)
         end = os.fstat(self._handle).st_size
         try:
             if os.write(self._handle, line) < len(line):
@@ -76,30 +86,43 @@ class Journal:
             ) from None
 
     def _read(self, header: dict[str, Any]) -> list[dict[str, Any]]:
-        content = self.file.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        os.ftruncate(self._handle, len(whole))
-        lines = [self._record(*pair) for pair in enumerate(whole.splitlines(), start=1)]
-        if not lines:
-            self.append(header)
-        elif lines[0] != json.loads(json.dumps(header)):
-            ours, theirs = json.loads(json.dumps(header)), lines[0]
+        with self.file.open("rb") as stream:
+            first = stream.readline(LARGEST_DOCUMENT)
+            if not first.endswith(b"\n"):
+                os.ftruncate(self._handle, 0)
+                self.append(header)
+                return []
+            self._check_header(_record(first), json.loads(json.dumps(header)))
+            records, end = [], stream.tell()
+            while (record := _record(stream.readline(LARGEST_DOCUMENT))) is not None:
+                if self._kinds and not any(keys <= record.keys() for keys in self._kinds):
+                    break
+                records.append(record)
+                end = stream.tell()
+        os.ftruncate(self._handle, end)
+        return records
+
+    def _check_header(self, theirs: dict[str, Any] | None, ours: dict[str, Any]) -> None:
+        if theirs is None:
+            raise OutputError(
+                f"{self.file}: its first line is damaged, or another version wrote it. Delete the "
+                "file, or pass --overwrite, to start over."
+            )
+        if theirs != ours:
             keys = [key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key)]
             raise OutputError(
                 f"{self.file.parent}: holds another {self._what}, which differs in "
                 f"{', '.join(keys)}; choose a new folder, or pass --overwrite to start over."
             )
-        return lines[1:]
 
-    def _record(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        wanted = self._kinds if number > 1 and self._kinds else [set()]
-        if not isinstance(record, dict) or not any(keys <= record.keys() for keys in wanted):
-            raise OutputError(
-                f"{self.file}, line {number}: is no record of a {self._what}. Delete this line and "
-                "those after it to go on from there, or pass --overwrite to start over."
-            )
-        return record
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The record of a line that is as it was written."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    record.pop("checksum", None)
+    return record if as_line(record) == line else None
