@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import resource
+import select
 import signal
 import struct
 import sys
@@ -30,6 +31,8 @@ FIRST_FREE_USER = 1_000_000_000
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 ROOT, WORK = "/tmp", "/sandbox"
 LANDLOCK = "landlock+seccomp"
+ORPHAN = 98
+"""Exit code of a process whose parent ended while it started."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -350,27 +353,42 @@ exec(_program, {"__name__": "__main__"})
 """The filter (mode 1, of all threads: flag 1) is set when all is read and nothing else is left."""
 
 
-def _die_with_parent() -> None:
-    """The kernel kills this process when its parent ends; a change of user forgets it."""
+def _die_with_parent(parent: int) -> None:
+    """The kernel kills this process when its parent ends; a change of user forgets it.
+
+    A parent that has ended before sends no signal, and this process has another one then.
+    """
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(ORPHAN)
+
+
+def _die_with_holder(pipe: int) -> None:
+    """The same for a process that cannot see its parent, which holds the other end of a pipe."""
+    _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if select.select([pipe], [], [], 0)[0]:
+        sys.exit(ORPHAN)
 
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    _die_with_parent()
+    parent = settings["parent"]
+    _die_with_parent(parent)
     try:
         if settings["mode"] == LANDLOCK:
             if os.getuid() == 0:
                 leave_root(settings)
-                _die_with_parent()
+                _die_with_parent(parent)
             limit(settings, threads_of_user())
             lock_files(settings)
             become(settings)
         enter_namespaces(settings)
-        _die_with_parent()
+        _die_with_parent(parent)
+        pipe, holder = os.pipe()
         child = os.fork()  # the first process of the new process namespace
         if child == 0:
-            _die_with_parent()
+            os.close(holder)
+            _die_with_holder(pipe)
             limit(settings, 0)
             become(settings)
     except OSError as error:

@@ -121,6 +121,7 @@ def execute(
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, *path}
     settings = {
         "mode": mode,
+        "parent": os.getpid(),
         "python": str(Path(sys.executable).resolve()),
         "path": list(path),
         "preload": list(preload),
