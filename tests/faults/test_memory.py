@@ -99,6 +99,13 @@ def test_a_full_machine_is_no_full_gpu() -> None:
         torch.empty(1 << 60, dtype=torch.int8)
 
 
+def test_a_full_memory_of_python_has_the_same_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sigmerge.jobs.evaluate.evaluate", failing(None, 1, MemoryError()))
+    ran = sigmerge("evaluate", POOL / "math", "--suite", "nano")
+    assert (ran.code, ran.err.count("\n")) == (7, 1)
+    assert ran.err.startswith("error: Out of memory. Fewer --threads need less")
+
+
 def test_what_no_place_expects_is_no_fault_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,22 @@ def test_a_signal_while_a_command_loads(
     assert (child.returncode, said, out) == (128 + number, [line + going_on], "")
 
 
+LATE = """
+import atexit, os, sys
+from sigmerge.cli.ending import run
+atexit.register(os.kill, os.getpid(), {number})
+sys.argv = ["sigmerge", "operators"]
+run()
+"""
+
+
+@pytest.mark.parametrize(("number", "line"), [(2, "interrupted"), (15, "terminated")])
+def test_a_signal_after_the_command_while_the_interpreter_ends(number: int, line: str) -> None:
+    program = [sys.executable, "-c", LATE.format(number=number)]
+    ran = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (128 + number, f"{line}\n")
+
+
 def test_only_what_goes_on_says_so(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "math.jsonl").write_text('{"prompt": "one"}\n')
     ran = stopped_at(folder, "jobs.probe.whole",

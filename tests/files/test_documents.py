@@ -6,10 +6,12 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sigmerge.errors import ScoreError
+from sigmerge.files import documents
 from sigmerge.files.documents import (
     DEEPEST_DOCUMENT,
     read_json,
@@ -61,3 +63,34 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
         read_json(Path("/dev/zero"), "scores", ScoreError)
     with pytest.raises(ScoreError, match="no such file"):
         read_json(tmp_path / "missing", "scores", ScoreError)
+
+
+def test_a_name_that_leads_to_a_fifo_by_the_time_it_is_opened_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text("{}")
+
+    def swapped(name: Path, flags: int, plain: Any = os.open) -> int:
+        name.unlink()
+        os.mkfifo(name)
+        return int(plain(name, flags))
+
+    monkeypatch.setattr(os, "open", swapped)
+    with pytest.raises(ScoreError, match=r"scores\.json: is not a regular file"):
+        read_json(file, "scores", ScoreError)
+
+
+def test_the_name_of_a_durable_file_is_on_the_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    monkeypatch.setattr(
+        documents,
+        "sync_folder",
+        lambda folder: synced.append(os.listdir(folder)),  # noqa: PTH208
+    )
+    write_json(tmp_path / "lost.json", {}, durable=False)
+    assert synced == []
+    write_json(tmp_path / "kept.json", {})
+    assert [sorted(names) for names in synced] == [["kept.json", "lost.json"]]

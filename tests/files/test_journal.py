@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 from pathlib import Path
@@ -59,6 +60,20 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
         Journal(tmp_path / "j", {}),
         pytest.raises(OutputError, match="another run is writing it"),
     ):
+        Journal(tmp_path / "j", {})
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder removed it after this process had opened it; a third one makes it anew."""
+
+    def removed(handle: int, operation: int, plain: Any = fcntl.flock) -> None:
+        (tmp_path / ".j.lock").unlink()
+        plain(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed)
+    with pytest.raises(OutputError, match="another run is writing it"):
         Journal(tmp_path / "j", {})
 
 
