@@ -259,3 +259,13 @@ def test_leaves_of_a_whole_run_are_those_of_the_rule(file: Path) -> None:
 def test_an_empty_file_has_a_digest(file: Path) -> None:
     file.write_bytes(b"")
     assert file_digests([file]) == {file: hashlib.sha256(b"").hexdigest()}
+
+
+def test_a_folder_whose_name_is_not_utf8(file: Path) -> None:
+    moved = file.parent / os.fsdecode(b"d\xff") / "weights"
+    moved.parent.mkdir()
+    file.rename(moved)
+    counts: list[int] = []
+    for _ in range(2):  # the second is remembered
+        assert file_digests([moved], progress=counts.append) == {moved: true_digest(moved)}
+    assert sum(counts) == 7

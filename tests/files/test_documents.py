@@ -94,3 +94,9 @@ def test_the_name_of_a_durable_file_is_on_the_disk_too(
     assert synced == []
     write_json(tmp_path / "kept.json", {})
     assert [sorted(names) for names in synced] == [["kept.json", "lost.json"]]
+
+
+def test_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"note\xff.json")
+    write_json(file, {"n": 1})
+    assert read_json(file, "a note") == {"n": 1} and list(tmp_path.iterdir()) == [file]

@@ -267,8 +267,9 @@ def _remember(one: _File, digest: str, memory: dict[str, str] | None) -> None:
 
 
 def _identity(real: Path, status: os.stat_result) -> str:
+    name = os.fsencode(real).decode(errors="backslashreplace")  # not every name is UTF-8
     times = f"{status.st_mtime_ns}|{status.st_ctime_ns}"
-    return f"{real}|{status.st_dev}|{status.st_ino}|{status.st_size}|{times}"
+    return f"{name}|{status.st_dev}|{status.st_ino}|{status.st_size}|{times}"
 
 
 def _noted(note: Path, key: str) -> str | None:

@@ -125,7 +125,7 @@ def whole(file: Path, *, durable: bool = True, place: Path | None = None) -> Ite
 
 def _stem(name: str) -> str:
     """So much of a name that process and thread fit behind it."""
-    return name.encode()[:200].decode(errors="ignore")
+    return os.fsencode(name)[:200].decode(errors="ignore")
 
 
 def write_json(file: Path, content: Any, indent: int | None = 2, *, durable: bool = True) -> None:
