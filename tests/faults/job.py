@@ -69,9 +69,9 @@ def write(
 
 def arm(call: str, at: int, fault: str) -> None:
     """The N-th call of this kind kills the process, or fails as on a full disk."""
-    import sigmerge.checkpoints.writer as writer
+    import sigmerge.checkpoints.publishing as publishing
 
-    place: Any = writer if call == "exchange" else os
+    place: Any = publishing if call == "exchange" else os
     real, counter = getattr(place, call), itertools.count(1)
 
     def patched(*arguments: Any, **options: Any) -> Any:
@@ -95,7 +95,7 @@ def arm_change(at: int) -> None:
     Python announces what it opens for writing, renames, removes and truncates; calls that it does
     not announce are replaced. Libraries in machine code that write are not seen.
     """
-    import sigmerge.checkpoints.writer as writer
+    import sigmerge.checkpoints.publishing as publishing
 
     counter = itertools.count(1)
 
@@ -115,7 +115,7 @@ def arm_change(at: int) -> None:
 
         return call
 
-    for place, name in ((os, "fsync"), (os, "pwrite"), (os, "write"), (writer, "exchange")):
+    for place, name in ((os, "fsync"), (os, "pwrite"), (os, "write"), (publishing, "exchange")):
         setattr(place, name, announced(getattr(place, name)))
     sys.addaudithook(heard)
 

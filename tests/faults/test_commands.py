@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ import pytest
 import sigmerge
 from sigmerge.errors import OutputError
 from sigmerge.files.locks import only_writer
+from sigmerge.jobs.extract import ExtractJob
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Options
-from sigmerge.nano.files import POOL
+from sigmerge.nano.files import POOL, REFERENCE
 from sigmerge.recipe import load_recipe
 from tests.command_line import sigmerge as command
 from tests.faults import job
@@ -36,6 +38,12 @@ DOMAINS = ("math", "coding", "safety")
 SCORES: dict[str, Any] = {
     "experts": {e: {d: 0.9 if d == e else 0.4 for d in DOMAINS} for e in DOMAINS},
     "anchor": {"math": 0.5, "coding": 0.8, "safety": 0.9},
+}
+SEARCHED: dict[str, Any] = {
+    "merge_method": "task_arithmetic",
+    "base_model": str(POOL / REFERENCE),
+    "models": [{"model": str(POOL / name)} for name in ("math", "coding")],
+    "search": {"population": 2, "calls": 4, "items": 2, "estimator": "mean"},
 }
 SLOW = """
 import os, sys, time
@@ -202,14 +210,8 @@ def test_two_runs_at_once(shared: PoolOnDisk, tmp_path: Path) -> None:
 def test_two_searches_at_once(tmp_path: Path) -> None:
     """The second neither writes nor clears what the first has."""
     pytest.importorskip("pymoo")
-    from sigmerge.nano.files import POOL, REFERENCE
-
     recipe, out = tmp_path / "search.yaml", tmp_path / "found"
-    models = [{"model": str(POOL / name)} for name in ("math", "coding")]
-    recipe.write_text(json.dumps({
-        "merge_method": "task_arithmetic", "base_model": str(POOL / REFERENCE), "models": models,
-        "search": {"population": 2, "calls": 4, "items": 2, "estimator": "mean"},
-    }))  # fmt: skip
+    recipe.write_text(json.dumps(SEARCHED))
     out.mkdir()
     (out / "search.jsonl").write_text('{"the first": "one"}\n')
     with only_writer(tmp_path / ".found.lock", "held by the first"):
@@ -304,6 +306,103 @@ def by_weights(folder: Path) -> dict[str, float]:
     """Scores that only the weights decide."""
     found = zlib.crc32(b"".join(weight_bytes(folder).values()))
     return {domain: 0.1 + (found >> 8 * place) % 8 / 10 for place, domain in enumerate(DOMAINS)}
+
+
+def guided(pool: PoolOnDisk, out: Path, options: Options) -> None:
+    recipe = pool.recipe("task_arithmetic", each={"weight": (0.4,) * 3}, guide={"calls": 2})
+    MergeJob(load_recipe(recipe), out, options, by_weights).run()
+
+
+def searched(pool: PoolOnDisk, out: Path, options: Options) -> None:
+    pytest.importorskip("pymoo")
+    MergeJob(load_recipe(SEARCHED), out, options).run()
+
+
+def extracted(pool: PoolOnDisk, out: Path, options: Options) -> None:
+    ExtractJob(pool.experts["math"], pool.reference, out, options).run()
+
+
+PUBLISHING = [guided, searched, extracted]
+"""Jobs that make a result under a hidden name of their own."""
+Publishing = Callable[[PoolOnDisk, Path, Options], None]
+
+
+@pytest.mark.parametrize("publishing", PUBLISHING)
+def test_a_folder_that_appeared_meanwhile_is_not_replaced(
+    shared: PoolOnDisk, tmp_path: Path, publishing: Publishing
+) -> None:
+    out = tmp_path / "out"
+
+    def appear(*_: Any) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "thesis.tex").write_text("years of work")
+
+    with pytest.raises(OutputError, match="exists already"):
+        publishing(shared, out, Options(threads=1, progress=appear))
+    assert [file.name for file in out.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("publishing", [guided, searched])
+def test_two_merges_of_one_result_at_once(
+    shared: PoolOnDisk, tmp_path: Path, publishing: Publishing
+) -> None:
+    def second(*_: Any) -> None:
+        with pytest.raises(OutputError, match="another run is writing it"):
+            publishing(shared, tmp_path / "out", Options(threads=1))
+
+    publishing(shared, tmp_path / "out", Options(threads=1, progress=second))
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("publishing", PUBLISHING)
+def test_killed_between_the_two_renames_of_a_replacement(
+    shared: PoolOnDisk, tmp_path: Path, publishing: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where two names cannot be exchanged, the next run puts the older result back and goes on."""
+    out, rename = tmp_path / "out", Path.rename
+    publishing(shared, out, Options(threads=1))
+    (out / "old").touch()
+
+    def killed(self: Path, target: Path) -> Path:
+        if target == out:
+            raise Stopped
+        return rename(self, target)
+
+    monkeypatch.setattr("sigmerge.checkpoints.publishing.exchange", lambda one, other: False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(Stopped):
+            publishing(shared, out, Options(threads=1, overwrite=True))
+    assert not out.exists()
+    with pytest.raises(OutputError, match="exists already"):
+        publishing(shared, out, Options(threads=1))
+    assert (out / "old").exists()
+    publishing(shared, out, Options(threads=1, overwrite=True))
+    assert not (out / "old").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("publishing", PUBLISHING)
+def test_a_result_behind_a_link_lies_where_the_link_leads(
+    shared: PoolOnDisk, tmp_path: Path, publishing: Publishing
+) -> None:
+    link, real = tmp_path / "link", tmp_path / "real"
+    link.symlink_to(real)
+    for overwrite in (False, True):
+        publishing(shared, link, Options(threads=1, overwrite=overwrite))
+        assert link.is_symlink() and any(real.glob("*.safetensors"))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link", "real"]
+
+
+@pytest.mark.parametrize("publishing", [guided, extracted])
+def test_a_home_in_the_name_of_a_result(
+    shared: PoolOnDisk, tmp_path: Path, publishing: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    publishing(shared, Path("~/out"), Options(threads=1))
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+    with pytest.raises(OutputError, match="home directory"):
+        publishing(shared, Path("~nobody-here/out"), Options(threads=1))
 
 
 def test_a_kill_while_a_run_is_cleared_leaves_no_half_of_a_checkpoint(

@@ -278,7 +278,7 @@ def test_wrong_input(pool: PoolOnDisk, tmp_path: Path) -> None:
         sigmerge.extract(math, tmp_path / "out", base=pool.reference, energy=1.5)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("mine")
-    with pytest.raises(OutputError, match="is no adapter"):
+    with pytest.raises(OutputError, match="is not an adapter folder"):
         sigmerge.extract(math, tmp_path / "mine", base=pool.reference, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
 

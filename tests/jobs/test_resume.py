@@ -54,8 +54,8 @@ def patched(self, *args):
 Output.copy = patched
 """
 BETWEEN_RENAMES = """
-import sigmerge.checkpoints.writer
-sigmerge.checkpoints.writer.exchange = lambda one, other: False
+import sigmerge.checkpoints.publishing
+sigmerge.checkpoints.publishing.exchange = lambda one, other: False
 rename = Path.rename
 def patched(self, target):
     if self.name.endswith(".partial"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sigmerge.errors import RecipeError
+from sigmerge.errors import OutputError, RecipeError
 from sigmerge.real.gguf import convert
 from tests.command_line import refused, sigmerge
 
@@ -195,6 +195,22 @@ def test_an_older_folder_is_replaced_only_if_asked(tmp_path: Path) -> None:
     assert (out / "model.safetensors").stat().st_size == size
     assert sigmerge("gguf", file, out, "--overwrite", "--json").json == {"checkpoint": str(out)}
     assert (out / "model.safetensors").stat().st_size < 0.6 * size
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny.gguf"]
+
+
+def test_a_folder_that_appeared_meanwhile_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = write(tmp_path / "tiny.gguf"), tmp_path / "out"
+
+    def appear(*_: Any) -> None:
+        out.mkdir()
+        (out / "thesis.tex").write_text("years of work")
+
+    monkeypatch.setattr("sigmerge.real.gguf._save_tokenizer", appear)
+    with pytest.raises(OutputError, match="exists already"):
+        convert(file, out)
+    assert [path.name for path in out.iterdir()] == ["thesis.tex"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny.gguf"]
 
 

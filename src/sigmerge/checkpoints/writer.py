@@ -24,17 +24,23 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sigmerge import words
 from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, SINGLE, Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE, encode_header
-from sigmerge.checkpoints.remote import check_remote_target, target_url, upload
+from sigmerge.checkpoints.publishing import (
+    SYNCED_TOGETHER,
+    check_space,
+    check_target,
+    only_target,
+    put_in_place,
+    real_target,
+    sync_tree,
+)
+from sigmerge.checkpoints.remote import target_url, upload
 from sigmerge.checkpoints.written import ShardBytes, Written
 from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeError
 from sigmerge.files.digests import digest_now
-from sigmerge.files.exchange import exchange
 from sigmerge.files.journal import Journal, continues
-from sigmerge.files.locks import only_writer
-from sigmerge.files.objects import address, stored_size
+from sigmerge.files.objects import stored_size
 from sigmerge.files.regular import open_regular, remove, sync_folder
 from sigmerge.kernels.checksum import checksum
 from sigmerge.kernels.window import FilePlace
@@ -191,39 +197,6 @@ def _within(file: Path, folder: Path) -> str:
     return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.name
 
 
-def check_target(final: Path, overwrite: bool, inputs: Iterable[Path] = ()) -> None:
-    """Refuse early what could not be published later, or would replace an input."""
-    target = Path(os.path.realpath(final.expanduser()))
-    if not final.name or target in (Path.cwd(), Path.home(), Path("/")):
-        raise OutputError(f"{final}: choose a new folder for the result.")
-    if (url := target_url(target)) is not None:
-        check_remote_target(url, overwrite, [address(folder) for folder in inputs])
-        return
-    for folder in inputs:
-        if Path(os.path.realpath(folder)).is_relative_to(target):
-            raise OutputError(f"{final}: holds an input, {folder}; choose a new folder.")
-        if target.is_relative_to(os.path.realpath(folder)):
-            raise OutputError(f"{final}: lies inside an input, {folder}; choose another folder.")
-    if final.exists() and not final.is_dir():
-        raise OutputError(f"{final}: is a file; choose a new folder for the result.")
-    if final.exists() and any(final.iterdir()):
-        if not overwrite:
-            raise OutputError(f"{final}: exists already; pass --overwrite to replace it.")
-        if not (final / "config.json").exists():
-            raise OutputError(
-                f"{final}: is not a checkpoint folder, and --overwrite only replaces those."
-            )
-
-
-def check_space(final: Path, needed: int) -> None:
-    """Raise if the disk of a folder, which need not be there yet, has less free."""
-    place = next(folder for folder in (final, *final.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(place).free
-    if needed > free:
-        raise OutputError(f"{final}: needs {words.size(needed)}, the disk has {words.size(free)} "
-                          "free.")  # fmt: skip
-
-
 class Output:
     """The folder while it is written. Use as a context manager; `publish` makes it real.
 
@@ -242,22 +215,16 @@ class Output:
         threads: int = 1,
         progress: Progress = lambda stage, done, total: None,
     ) -> None:
-        self.final = Path(os.path.realpath(final.expanduser()))
+        self.final = real_target(final)
         self.layout, self.overwrite, self.durable = layout, overwrite, durable
         self._threads, self._progress = max(1, threads), progress
         self._url = target_url(self.final)
         self.name = self._url or str(self.final)
-        check_target(self.final, overwrite)
         self.partial = self.final.with_name(f".{self.final.name}.partial")
-        self._old = self.final.with_name(f".{self.final.name}.old")
         self._sealed: tuple[dict[str, str], list[os.stat_result]] | None = None
         self._stack, self._finishing = contextlib.ExitStack(), threading.Lock()
         try:
-            self.final.parent.mkdir(parents=True, exist_ok=True)
-            lock = self.partial.with_name(f"{self.partial.name}.lock")
-            message = f"{self.name}: another run is writing it."
-            self._stack.enter_context(only_writer(lock, message))
-            self._put_right()
+            self._stack.enter_context(only_target(self.final, overwrite))
             self._open(fingerprint)
         except OSError as error:
             self._stack.close()
@@ -366,11 +333,7 @@ class Output:
             if self.durable:
                 sync_folder(journal.parent)
             self._check_untouched()
-            put_in_place(self.partial, self.final, self._old)
-            if self.durable:
-                sync_folder(self.final.parent)
-        for leftover in (self.partial, self._old):
-            remove(leftover, if_possible=True)
+            put_in_place(self.partial, self.final, overwrite=self.overwrite, durable=self.durable)
         self._stack.close()
 
     def _upload(self, url: str) -> None:
@@ -412,13 +375,6 @@ class Output:
                 f"{self.partial}: cannot be written ({error.strerror}). The finished blocks "
                 "are kept; run the same command again to continue."
             ) from None
-
-    def _put_right(self) -> None:
-        """A run that was killed while it replaced a result left the older one under this name."""
-        if self._old.is_dir() and not self._old.is_symlink() and not self.final.exists():
-            self._old.rename(self.final)
-        else:
-            remove(self._old)
 
     def _open(self, fingerprint: str) -> None:
         """Open shards and journal; what an interrupted run of another job left is cleared away."""
@@ -561,38 +517,6 @@ def saved(place: Path) -> Iterator[None]:
         raise OutputError(f"{place}: cannot be written ({problem}).") from None
 
 
-def put_in_place(folder: Path, final: Path, old: Path) -> None:
-    """Give a folder its final name. One that had the name has the folder's own name afterwards.
-
-    Where two names cannot be exchanged in one step, it is called `old`.
-    """
-    if not final.exists():
-        folder.rename(final)
-    elif not exchange(folder, final):
-        final.rename(old)
-        folder.rename(final)
-
-
-def sync_tree(folder: Path) -> None:
-    """Every file below a folder is on the disk, then every folder, when this returns.
-
-    Files are synced side by side: the file system writes its own journal once for several.
-    """
-    found = list(os.walk(folder, topdown=False))
-    with ThreadPoolExecutor(SYNCED_TOGETHER) as pool:
-        files = [Path(root) / name for root, _, names in found for name in names]
-        for _ in pool.map(_sync_file, files):
-            pass
-    for root, _, _ in found:
-        sync_folder(Path(root))
-
-
-def _sync_file(file: Path) -> None:
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
-
-
-SYNCED_TOGETHER = 16
 _JOURNAL = f"{RECORDS_FOLDER}/journal.jsonl"
 _JOURNAL_LOCK = f"{RECORDS_FOLDER}/.journal.jsonl.lock"
 _RECORD = {"done", "record", "pieces"}

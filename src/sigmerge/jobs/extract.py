@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +18,20 @@ from sigmerge.checkpoints.header import encode_header
 from sigmerge.checkpoints.inputs import identify, unchanged
 from sigmerge.checkpoints.layers import Layer
 from sigmerge.checkpoints.pool import Pool, differences, together
+from sigmerge.checkpoints.publishing import (
+    ResultKind,
+    check_space,
+    check_target,
+    only_target,
+    publish,
+    real_target,
+    writing,
+)
 from sigmerge.checkpoints.source import PoolSource
-from sigmerge.checkpoints.writer import check_space, put_in_place, sync_tree
 from sigmerge.engine.machine import INTERPRETER
 from sigmerge.engine.workers import Workers
-from sigmerge.errors import OutputError, PoolError, RecipeError
-from sigmerge.files.locks import only_writer
-from sigmerge.files.regular import remove, sync_folder
+from sigmerge.errors import PoolError, RecipeError
+from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.work_folder import hidden
 from sigmerge.kernels import Array
@@ -34,6 +40,7 @@ from sigmerge.probing.layers import model_layers
 from sigmerge.results import Extracted
 
 STORED_PREFIX = "base_model.model."
+_ADAPTER: ResultKind = "an adapter"
 
 
 @dataclass
@@ -86,16 +93,8 @@ class ExtractJob:
             raise RecipeError(f"--rank: must be 1 or more, not {self.rank}.")
         if self.energy is not None and not 0 < self.energy <= 1:
             raise RecipeError(f"--energy: must lie between 0 and 1, not {self.energy:g}.")
-        for folder in (f for path in (self.model, self.base) for f in split_adapter(path) if f):
-            if self.out.resolve().is_relative_to(folder.resolve()):
-                raise OutputError(f"{self.out}: lies inside an input, {folder}; choose another.")
-            if folder.resolve().is_relative_to(self.out.resolve()):
-                raise OutputError(f"{self.out}: holds an input, {folder}; choose another folder.")
-        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            if not (self.out / ADAPTER_CONFIG).exists():
-                raise OutputError(f"{self.out}: is no adapter; choose a new folder.")
-            if not self.options.overwrite:
-                raise OutputError(f"{self.out}: exists already; pass --overwrite to replace it.")
+        inputs = [f for path in (self.model, self.base) for f in split_adapter(path) if f]
+        check_target(self.out, self.options.overwrite, inputs, _ADAPTER)
         opened = {
             name: open_checkpoint(path, allow_pickle=self.options.allow_pickle)
             for name, path in (("base", self.base), ("model", self.model))
@@ -137,26 +136,22 @@ class ExtractJob:
                 else "every tensor equals the base's"
             )
             raise PoolError(f"{self.model}: {why}; nothing to extract.")
-        check_space(self.out, sum(values.nbytes for values in tensors.values()))
-        partial = hidden(self.out, "partial")
-        message = f"{self.out}: another run is writing it."
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with only_writer(hidden(self.out, "lock"), message):
-            remove(partial)
-            partial.mkdir()
-            size = self._write(partial, pool.layout, found, tensors)
-            if self.options.durable:
-                sync_tree(partial)
-            old = hidden(self.out, "old")
-            put_in_place(partial, self.out, old)
-            if self.options.durable:
-                sync_folder(self.out.parent)
-            for leftover in (partial, old):
-                shutil.rmtree(leftover, ignore_errors=True)
+        out, options = real_target(self.out), self.options
+        check_space(out, sum(values.nbytes for values in tensors.values()))
+        partial = hidden(out, "partial")
+        with only_target(out, options.overwrite, _ADAPTER):
+            try:
+                size = self._write(partial, pool.layout, found, tensors)
+                publish(
+                    partial, out, overwrite=options.overwrite, durable=options.durable,
+                    kind=_ADAPTER,
+                )  # fmt: skip
+            finally:
+                remove(partial, if_possible=True)
         kept = sum(low.kept for low in found.factors.values())
         total = sum(low.total for low in found.factors.values())
         return Extracted(
-            out=str(self.out),
+            out=str(out),
             modules=len(found.factors),
             rank=max((low.a.shape[0] for low in found.factors.values()), default=0),
             kept=kept / total if total else 1.0,
@@ -211,15 +206,15 @@ class ExtractJob:
         self, folder: Path, layout: Checkpoint, found: _Found, tensors: Mapping[str, Array]
     ) -> int:
         header, _ = encode_header([(name, "F32", v.shape) for name, v in tensors.items()])
-        try:
+        with writing(folder):
+            remove(folder)
+            folder.mkdir()
             with (folder / ADAPTER_WEIGHTS).open("wb") as stream:
                 stream.write(header)
                 for values in tensors.values():
                     stream.write(np.ascontiguousarray(values, "<f4").data)
             config = _settings(layout, found, str(self.base))
             (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-        except OSError as error:
-            raise OutputError(f"{self.out}: cannot be written ({error.strerror}).") from None
         return (folder / ADAPTER_WEIGHTS).stat().st_size
 
 

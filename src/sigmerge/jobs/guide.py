@@ -19,11 +19,11 @@ from typing import Any
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.checkpoints.pool import Pool
-from sigmerge.checkpoints.writer import put_in_place, sync_tree
+from sigmerge.checkpoints.publishing import only_target, publish, real_target
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
 from sigmerge.files.journal import Journal, continues
-from sigmerge.files.regular import remove, sync_folder
+from sigmerge.files.regular import remove
 from sigmerge.jobs.calls import CALL_LINES, Calls, experts_of, target_of
 from sigmerge.jobs.candidates import Measure, measure_of
 from sigmerge.jobs.dense import plan_dense, run_dense
@@ -125,6 +125,11 @@ class GuideJob:
 
     def run(self, out: Path) -> Merged:
         """Guide the weights, then merge with them; the plan holds every call."""
+        target = real_target(out)
+        with only_target(target, self.options.overwrite):
+            return self._run(target)
+
+    def _run(self, out: Path) -> Merged:
         meter, work = Meter(), hidden(out, "guide")
         measure = self.measure(work)
         header = self.header(measure)
@@ -141,16 +146,11 @@ class GuideJob:
         shutil.copyfile(work / GUIDE_JOURNAL, made / RECORDS_FOLDER / GUIDE_JOURNAL)
         (made / RECORDS_FOLDER / GUIDE_ORIGIN).write_text(self.recipe.text, encoding="utf-8")
         provenance = list_records(made)
-        if self.options.durable:
-            sync_tree(made)
-        put_in_place(made, out, hidden(out, "old"))
-        if self.options.durable:
-            sync_folder(out.parent)
-        for leftover in (work, hidden(out, "old")):
-            remove(leftover, if_possible=True)
+        publish(made, out, overwrite=self.options.overwrite, durable=self.options.durable)
+        remove(work, if_possible=True)
         spent = {"wall_seconds": meter.wall_seconds, "peak_memory_bytes": meter.peak_memory_bytes}
         return Merged(
-            out=str(out.absolute()),
+            out=str(out),
             plan=read_plan(out / RECORDS_FOLDER / PLAN),
             provenance=provenance.model_copy(update=spent),
         )

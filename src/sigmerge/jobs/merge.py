@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sigmerge.checkpoints.publishing import check_space, check_target
 from sigmerge.checkpoints.remote import target_url
-from sigmerge.checkpoints.writer import check_space, check_target
 from sigmerge.errors import RecipeError, SigmergeError
 from sigmerge.files.regular import remove
 from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor

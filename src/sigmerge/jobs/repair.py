@@ -18,7 +18,7 @@ import yaml
 from sigmerge.checkpoints.blocks import other_stacks
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool
-from sigmerge.checkpoints.writer import check_space, check_target
+from sigmerge.checkpoints.publishing import check_space, check_target
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.files.regular import remove

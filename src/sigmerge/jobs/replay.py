@@ -10,8 +10,8 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.publishing import check_target
 from sigmerge.checkpoints.remote import place_of
-from sigmerge.checkpoints.writer import check_target
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import kind_of

@@ -26,14 +26,14 @@ import numpy as np
 
 from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, open_checkpoint
+from sigmerge.checkpoints.publishing import only_target, publish, real_target
 from sigmerge.checkpoints.source import PoolSource
-from sigmerge.checkpoints.writer import put_in_place, sync_tree
 from sigmerge.engine.machine import LIBRARIES, Meter, free_memory
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
 from sigmerge.files.digests import file_digests
 from sigmerge.files.journal import Journal, continues
-from sigmerge.files.regular import remove, sync_folder
+from sigmerge.files.regular import remove
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.work_folder import WorkFolder, hidden, list_records
@@ -215,6 +215,12 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
 
     The search lies beside it while it lasts. A search of another recipe left there is removed.
     """
+    target = real_target(out)
+    with only_target(target, options.overwrite):
+        return _search_merge(recipe, target, options)
+
+
+def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     job = plan_search(recipe, options)
     work = hidden(out, "search")
     if not continues(work / SEARCH_JOURNAL, job.header()):
@@ -225,19 +231,14 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     if not (work / SEARCH_RESULT).exists():
         run_search(job, work, replace(options, overwrite=False))
     found = read(SearchRecord, work / SEARCH_RESULT)
-    home = str(out.absolute())
+    home = str(out)
     shutil.copyfile(work / SEARCH_JOURNAL, made / RECORDS_FOLDER / SEARCH_JOURNAL)
     moved = found.model_copy(update={"out": home, "winner": home})
     moved.write(made / RECORDS_FOLDER / SEARCH_RESULT)
     (made / RECORDS_FOLDER / ORIGIN).write_text(recipe.text, encoding="utf-8")
     provenance = list_records(made)
-    if options.durable:
-        sync_tree(made)
-    put_in_place(made, out, hidden(out, "old"))
-    if options.durable:
-        sync_folder(out.parent)
-    for leftover in (work, hidden(out, "old")):
-        remove(leftover, if_possible=True)
+    publish(made, out, overwrite=options.overwrite, durable=options.durable)
+    remove(work, if_possible=True)
     spent = {key: getattr(found, key) for key in ("wall_seconds", "peak_memory_bytes")}
     return Merged(
         out=home,

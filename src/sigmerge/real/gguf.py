@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.writer import check_target, put_in_place
+from sigmerge.checkpoints.publishing import check_target, only_target, publish, real_target
 from sigmerge.errors import MissingExtra, PoolError, RecipeError
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.regular import open_regular, remove
@@ -52,14 +52,17 @@ def convert(file: Path, out: Path, dtype: str = "bfloat16", *, overwrite: bool =
     content = _read(file)
     metadata = _metadata(content, file)
     tensors = _renamed(content.tensors, metadata, file)
-    partial, old = (out.with_name(f".{out.name}.{end}") for end in ("partial", "old"))
-    remove(partial)
-    with quiet():
-        _save_model(tensors, metadata, dtype, partial, file)
-        _save_tokenizer(file, metadata, partial)
-    put_in_place(partial, out, old)
-    for leftover in (partial, old):
-        remove(leftover, if_possible=True)
+    target = real_target(out)
+    partial = target.with_name(f".{target.name}.partial")
+    with only_target(target, overwrite):
+        try:
+            remove(partial)
+            with quiet():
+                _save_model(tensors, metadata, dtype, partial, file)
+                _save_tokenizer(file, metadata, partial)
+            publish(partial, target, overwrite=overwrite, durable=True)
+        finally:
+            remove(partial, if_possible=True)
     return out
 
 

@@ -1,0 +1,168 @@
+"""Where a result goes: which folder may be replaced, and how a finished one gets its name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from sigmerge import words
+from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG
+from sigmerge.checkpoints.remote import check_remote_target, target_url
+from sigmerge.errors import OutputError
+from sigmerge.files.exchange import exchange
+from sigmerge.files.locks import only_writer
+from sigmerge.files.objects import address
+from sigmerge.files.regular import remove, sync_folder
+
+ResultKind = Literal["a checkpoint", "an adapter"]
+"""What a folder must be to be replaced."""
+
+SYNCED_TOGETHER = 16
+
+
+def real_target(out: Path) -> Path:
+    """The folder that a name leads to: a link is followed, ~ is a home."""
+    try:
+        return Path(os.path.realpath(out.expanduser()))
+    except RuntimeError as error:
+        raise OutputError(f"{out}: write the path in full ({error})") from None
+
+
+def check_target(
+    final: Path, overwrite: bool, inputs: Iterable[Path] = (), kind: ResultKind = "a checkpoint"
+) -> None:
+    """Refuse early what could not be published later, or would replace an input."""
+    target = real_target(final)
+    if not final.name or target in (Path.cwd(), Path.home(), Path("/")):
+        raise OutputError(f"{final}: choose a new folder for the result.")
+    if (url := target_url(target)) is not None:
+        check_remote_target(url, overwrite, [address(folder) for folder in inputs])
+        return
+    for folder in inputs:
+        real = real_target(folder)
+        if real.is_relative_to(target):
+            raise OutputError(f"{final}: holds an input, {folder}; choose a new folder.")
+        if target.is_relative_to(real):
+            raise OutputError(f"{final}: lies inside an input, {folder}; choose another folder.")
+    with writing(final):
+        _check_replaced(final, target, overwrite, kind)
+
+
+def _check_replaced(final: Path, target: Path, overwrite: bool, kind: ResultKind) -> None:
+    if target.exists() and not target.is_dir():
+        raise OutputError(f"{final}: is a file; choose a new folder for the result.")
+    if target.exists() and any(target.iterdir()):
+        if not overwrite:
+            raise OutputError(f"{final}: exists already; pass --overwrite to replace it.")
+        if not _is(kind, target):
+            raise OutputError(
+                f"{final}: is not {kind} folder, and --overwrite only replaces those."
+            )
+
+
+def _is(kind: ResultKind, folder: Path) -> bool:
+    return (folder / ("config.json" if kind == "a checkpoint" else ADAPTER_CONFIG)).exists()
+
+
+def check_space(final: Path, needed: int) -> None:
+    """Raise if the disk of a folder, which need not be there yet, has less free."""
+    place = next(folder for folder in (final, *final.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise OutputError(f"{final}: needs {words.size(needed)}, the disk has {words.size(free)} "
+                          "free.")  # fmt: skip
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """What the system refuses meanwhile is an OutputError."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{error.filename or place}: cannot be written ({error.strerror})."
+        ) from None
+
+
+@contextmanager
+def only_target(final: Path, overwrite: bool, kind: ResultKind = "a checkpoint") -> Iterator[None]:
+    """Keep every other run from writing a result's folder.
+
+    What a killed run left of an older result is put right first.
+    """
+    with writing(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+    lock = final.with_name(f".{final.name}.partial.lock")
+    with only_writer(lock, f"{target_url(final) or final}: another run is writing it."):
+        with writing(final):
+            _put_right(final)
+        check_target(final, overwrite, kind=kind)
+        yield
+
+
+def publish(
+    folder: Path, final: Path, *, overwrite: bool, durable: bool, kind: ResultKind = "a checkpoint"
+) -> None:
+    """Put a finished folder in the place of a result, whose `only_target` the caller holds.
+
+    Files, folders and the new name are on the disk before this returns.
+    """
+    check_target(final, overwrite, kind=kind)
+    with writing(final):
+        if durable:
+            sync_tree(folder)
+        put_in_place(folder, final, overwrite=overwrite, durable=durable)
+
+
+def put_in_place(folder: Path, final: Path, *, overwrite: bool, durable: bool) -> None:
+    """Give a folder its final name, in one step where the system can exchange two names.
+
+    Without `overwrite` the system itself refuses to replace a folder that is not empty.
+    """
+    if not overwrite or not final.exists():
+        folder.rename(final)
+    elif not exchange(folder, final):
+        final.rename(_old(final))
+        folder.rename(final)
+    if durable:
+        sync_folder(final.parent)
+    for leftover in (folder, _old(final)):
+        remove(leftover, if_possible=True)
+
+
+def _put_right(final: Path) -> None:
+    """A run that was killed while it replaced a result left the older one under a hidden name."""
+    old = _old(final)
+    if old.is_dir() and not old.is_symlink() and not final.exists():
+        old.rename(final)
+    else:
+        remove(old)
+
+
+def _old(final: Path) -> Path:
+    """The name of an older result between the two renames that replace it."""
+    return final.with_name(f".{final.name}.old")
+
+
+def sync_tree(folder: Path) -> None:
+    """Every file below a folder is on the disk, then every folder, when this returns.
+
+    Files are synced side by side: the file system writes its own journal once for several.
+    """
+    found = list(os.walk(folder, topdown=False))
+    with ThreadPoolExecutor(SYNCED_TOGETHER) as pool:
+        files = [Path(root) / name for root, _, names in found for name in names]
+        for _ in pool.map(_sync_file, files):
+            pass
+    for root, _, _ in found:
+        sync_folder(Path(root))
+
+
+def _sync_file(file: Path) -> None:
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
