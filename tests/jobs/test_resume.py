@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -259,6 +260,36 @@ def test_only_a_checkpoint_folder_is_overwritten(pool: PoolOnDisk, tmp_path: Pat
     with pytest.raises(OutputError, match="is not a checkpoint folder"):
         run_again(recipe_file(pool), tmp_path / "out", overwrite=True)
     assert (tmp_path / "out/thesis.tex").exists()
+
+
+@pytest.mark.parametrize("beside", [{}, {"src/main.ts": ""}, {"sigmerge/notes.txt": ""}])
+def test_a_configuration_alone_is_no_checkpoint(
+    pool: PoolOnDisk, tmp_path: Path, beside: dict[str, str]
+) -> None:
+    out = tmp_path / "out"
+    for name, text in {"config.json": "{}", **beside}.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text)
+    with pytest.raises(OutputError, match="is not a checkpoint folder"):
+        run_again(recipe_file(pool), out, overwrite=True)
+    assert all((out / name).exists() for name in beside)
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "deep/recipe.yaml", "scores.json", "shown.jsonl"])
+def test_a_file_in_use_is_never_deleted(pool: PoolOnDisk, tmp_path: Path, name: str) -> None:
+    out = old_folder(tmp_path)
+    content = pool.recipe("linear", repair={"scores": str(out / "scores.json")})
+    content["models"][0]["exemplars"] = str(out / "shown.jsonl")
+    file = out / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text('{"prompt": "x"}\n')
+    recipe = file if file.suffix == ".yaml" else tmp_path / "recipe.yaml"
+    if name != "shown.jsonl":
+        del content["models"][0]["exemplars"]
+    recipe.write_text(json.dumps(content))
+    with pytest.raises(OutputError, match=f"holds an input, .*{name}"):
+        run_again(recipe, out, overwrite=True)
+    assert file.exists()
 
 
 @pytest.mark.parametrize("which", ["reference", "math"])

@@ -12,6 +12,7 @@ from typing import Literal
 
 from sigmerge import words
 from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG
+from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER
 from sigmerge.checkpoints.remote import check_remote_target, target_url
 from sigmerge.errors import OutputError
 from sigmerge.files.exchange import exchange
@@ -23,6 +24,7 @@ ResultKind = Literal["a checkpoint", "an adapter"]
 """What a folder must be to be replaced."""
 
 SYNCED_TOGETHER = 16
+_WEIGHTS = ("*.safetensors", "*.bin", INDEX)
 
 
 def real_target(out: Path) -> Path:
@@ -47,7 +49,7 @@ def check_target(
         real = real_target(folder)
         if real.is_relative_to(target):
             raise OutputError(f"{final}: holds an input, {folder}; choose a new folder.")
-        if target.is_relative_to(real):
+        if real.is_dir() and target.is_relative_to(real):
             raise OutputError(f"{final}: lies inside an input, {folder}; choose another folder.")
     with writing(final):
         _check_replaced(final, target, overwrite, kind)
@@ -66,7 +68,12 @@ def _check_replaced(final: Path, target: Path, overwrite: bool, kind: ResultKind
 
 
 def _is(kind: ResultKind, folder: Path) -> bool:
-    return (folder / ("config.json" if kind == "a checkpoint" else ADAPTER_CONFIG)).exists()
+    """Whether a configuration is there, and weights or the records of a result."""
+    if kind == "an adapter":
+        return (folder / ADAPTER_CONFIG).exists() and any(folder.glob("adapter_model.*"))
+    weights = (file for pattern in _WEIGHTS for file in folder.glob(pattern))
+    made = (folder / RECORDS_FOLDER / "plan.json").exists()
+    return (folder / "config.json").exists() and (made or any(weights))
 
 
 def check_space(final: Path, needed: int) -> None:

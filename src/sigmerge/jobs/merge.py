@@ -31,7 +31,7 @@ class MergeJob:
     score: ScoreFunction | None = None
 
     def check(self) -> None:
-        check_target(self.out, self.options.overwrite, self.recipe.inputs)
+        check_target(self.out, self.options.overwrite, self.recipe.kept)
         found_first = self.recipe.guide is not None or self.recipe.search is not None
         if found_first and self.recipe.repair is None and (url := target_url(self.out)):
             raise RecipeError(f"{url}: a merge whose weights are found first goes into a local "

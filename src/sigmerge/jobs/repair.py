@@ -117,7 +117,7 @@ class RepairJob:
     def check(self) -> None:
         """Find every problem of the output folder, the scores and the probe. Reads no tensor."""
         _ = self.section
-        check_target(self.out, self.options.overwrite, [*self.recipe.inputs, self.anchor])
+        check_target(self.out, self.options.overwrite, [*self.recipe.kept, self.anchor])
         check_repair(self.recipe, self.options, self.score)
         check_data(self.recipe, self.options, self.score)
 

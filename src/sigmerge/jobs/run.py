@@ -55,7 +55,7 @@ class RunJob:
             )
         check_repair(self.recipe, self.options, self.score)
         check_data(self.recipe, self.options, self.score)
-        RUN_FOLDER.check(self.out, self.options.overwrite, self.recipe.inputs)
+        RUN_FOLDER.check(self.out, self.options.overwrite, self.recipe.kept)
 
     def describe(self) -> Description:
         self.check()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
@@ -56,6 +56,7 @@ class SeveralJob:
         for name, given in several(self.file).items():
             placed = with_folders(given, folders)
             recipe = load_recipe(placed, seed=self.seed, strict=self.strict)
+            recipe = replace(recipe, files=(self.file, *recipe.files))
             folders[name] = folder = (self.out / name).absolute()
             if (
                 folder.exists()

@@ -157,7 +157,7 @@ class TuneJob:
         ]
         if problems:
             raise RecipeError("The tuning cannot be run:", problems)
-        TUNING_FOLDER.check(self.out, self.options.overwrite, self.recipe.inputs)
+        TUNING_FOLDER.check(self.out, self.options.overwrite, self.recipe.kept)
         require_whole(self.recipe, self.pool)
         if (self.out / WINNER).exists() and not (self.out / TUNING_JOURNAL).exists():
             raise OutputError(f"{self.out}: holds winner, which no tuning wrote; choose another.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sigmerge.errors import RecipeError
+from sigmerge.files.regular import is_regular
 from sigmerge.files.yaml_documents import decoded, parse_yaml
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import names, operator
@@ -64,7 +66,7 @@ def load_recipe(
     `seed` and the keys of `repair` go before what the recipe says. In a mergekit file a key that
     mergekit passes over is noted; `strict` makes it an error, as it is in files with keys of ours.
     """
-    folder = Path.cwd()
+    folder, own = Path.cwd(), list[Path]()
     if isinstance(source, Mapping):
         try:
             plain = json.loads(json.dumps(dict(source), default=os.fspath))
@@ -74,9 +76,27 @@ def load_recipe(
     else:
         file = Path(source).expanduser()
         text, where = decoded(file, "a recipe in YAML", RecipeError), str(file)
-        folder = file.resolve().parent
+        folder, own = file.resolve().parent, [file.resolve()]
     numbered = not isinstance(source, Mapping)
-    return _Parser(text, where, folder, strict, numbered).parse(seed, repair or {})
+    recipe = _Parser(text, where, folder, strict, numbered).parse(seed, repair or {})
+    return replace(recipe, files=(*own, *recipe.files))
+
+
+def _named_files(data: Mapping[str, Any], folder: Path) -> Iterator[Path]:
+    """The files that a recipe names, whatever for."""
+    for text in dict.fromkeys(_texts(data)):
+        with suppress(RuntimeError):  # the home of nobody
+            file = folder / Path(text).expanduser()
+            if is_regular(file):
+                yield file
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)
 
 
 @dataclass(frozen=True)
@@ -144,6 +164,7 @@ class _Parser(Reading):
             search=sections.search,
             tune=sections.tune,
             guide=sections.guide,
+            files=tuple(_named_files(data, self.folder)),
         )
         recipe = with_models(self, fetched(self, recipe))
         template = read_chat_template(self, recipe, top.chat_template)

@@ -90,6 +90,8 @@ class Recipe:
     """Whether the recipe names architectures itself, so that those of the models need not agree."""
     modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The parameters of modules that are merged one by one."""
+    files: tuple[Path, ...] = ()
+    """The recipe's own file, and files that it names: scores, exemplars, a suite."""
 
     @property
     def experts(self) -> dict[str, Path]:
@@ -112,10 +114,15 @@ class Recipe:
 
     @property
     def inputs(self) -> list[Path]:
-        """Every folder that is read, and so must not be written."""
+        """Every folder that is read."""
         others = [path for path in (self.reference, self.tokenizer, self.anchor) if path]
         given = [*others, *self.members.values()]
         return [f for f in dict.fromkeys(p for g in given for p in split_adapter(g)) if f]
+
+    @property
+    def kept(self) -> list[Path]:
+        """Every folder and file that is read, and so must not be replaced."""
+        return [*self.inputs, *self.files]
 
     def site(
         self, tensor: str, size: int, stack: Stack, position: tuple[int, int] | None = None
