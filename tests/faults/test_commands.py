@@ -394,6 +394,32 @@ def test_a_result_behind_a_link_lies_where_the_link_leads(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["link", "real"]
 
 
+@pytest.mark.parametrize("damage", ["model.safetensors", "sigmerge/plan.json", "foreign.py"])
+def test_a_winner_that_was_damaged_before_it_is_published_is_made_again(
+    shared: PoolOnDisk, tmp_path: Path, damage: str
+) -> None:
+    out = tmp_path / "out"
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Stopped
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sigmerge.jobs.search.publish", killed)
+        with pytest.raises(Stopped):
+            searched(shared, out, Options(threads=1))
+    made = tmp_path / ".out.search/winner"
+    wanted, file = weight_bytes(made), made / damage
+    content = bytearray(file.read_bytes() if file.exists() else b"evil")
+    content[-3] ^= 1
+    file.write_bytes(content)
+    searched(shared, out, Options(threads=1))
+    found = weight_bytes(out)
+    assert [name for name in found | wanted if found.get(name) != wanted.get(name)] == [
+        "sigmerge/search.json"  # which has times
+    ]
+    assert command("verify", out).code == 0
+
+
 @pytest.mark.parametrize("publishing", [guided, extracted])
 def test_a_home_in_the_name_of_a_result(
     shared: PoolOnDisk, tmp_path: Path, publishing: Publishing, monkeypatch: pytest.MonkeyPatch

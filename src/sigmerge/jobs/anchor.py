@@ -14,6 +14,7 @@ from sigmerge.files.objects import address
 from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import Inputs, other_inputs
+from sigmerge.jobs.work_folder import are_recorded
 from sigmerge.recipe import Recipe
 from sigmerge.records import (
     PLAN,
@@ -100,17 +101,12 @@ def _given(recipe: Recipe) -> str:
 def _same_files(job: DenseJob, anchor: Path, provenance: Provenance, options: Options) -> bool:
     """Whether weights, configuration and tokenizer are there, as they were written."""
     written = {
-        anchor / name: digest
+        name: digest
         for name, digest in provenance.outputs.items()
         if not name.startswith(f"{RECORDS_FOLDER}/")
     }
-    if not written.keys() >= {anchor / name for name in job.layout.files}:
-        return False
-    try:
-        kind = kind_of(written.values())
-        return file_digests(written, options.threads, kind=kind) == written
-    except SigmergeError:
-        return False
+    whole = written.keys() >= set(job.layout.files)
+    return whole and are_recorded(anchor, written, options.threads)
 
 
 def _same_search(recipe: Recipe, anchor: Path, options: Options) -> bool:

@@ -36,7 +36,7 @@ from sigmerge.files.journal import Journal, continues
 from sigmerge.files.regular import remove
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
 from sigmerge.jobs.options import Description, Options, Step
-from sigmerge.jobs.work_folder import WorkFolder, hidden, list_records
+from sigmerge.jobs.work_folder import WorkFolder, are_recorded, hidden, list_records
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
 from sigmerge.merge3.evolve import ScoredGenotype, best, evolve, require_search
 from sigmerge.operators.table import operator
@@ -47,6 +47,8 @@ from sigmerge.recipe.space import Genotype, Space, space_of
 from sigmerge.recipe.template import Template, candidate_seed, template
 from sigmerge.records import (
     PLAN,
+    PROVENANCE,
+    Provenance,
     SearchRecord,
     Winner,
     read,
@@ -226,8 +228,8 @@ def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     if not continues(work / SEARCH_JOURNAL, job.header()):
         remove(work)
     made = work / "winner"
-    if not made.exists():
-        (work / SEARCH_RESULT).unlink(missing_ok=True)  # a run that ended while it moved the winner
+    if not _is_whole(made, options):  # a run ended while it moved the winner, or it was damaged
+        (work / SEARCH_RESULT).unlink(missing_ok=True)
     if not (work / SEARCH_RESULT).exists():
         run_search(job, work, replace(options, overwrite=False))
     found = read(SearchRecord, work / SEARCH_RESULT)
@@ -245,6 +247,19 @@ def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
         plan=read_plan(out / RECORDS_FOLDER / PLAN),
         provenance=provenance.model_copy(update=spent),
     )
+
+
+def _is_whole(winner: Path, options: Options) -> bool:
+    """Whether a winner is there as it was written, and no other file is in it."""
+    own = {f"{RECORDS_FOLDER}/{name}" for name in (SEARCH_JOURNAL, SEARCH_RESULT, ORIGIN)}
+    record = f"{RECORDS_FOLDER}/{PROVENANCE}"
+    try:
+        recorded = read(Provenance, winner / record).outputs
+    except SigmergeError:
+        return False
+    files = {f.relative_to(winner).as_posix() for f in winner.rglob("*") if not f.is_dir()}
+    written = {name: digest for name, digest in recorded.items() if name not in own}
+    return files - own == {*written, record} and are_recorded(winner, written, options.threads)
 
 
 def plan_search(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.checkpoints.writer import Layout, Output
-from sigmerge.errors import OutputError
-from sigmerge.files.digests import file_digests
+from sigmerge.errors import OutputError, SigmergeError
+from sigmerge.files.digests import file_digests, kind_of
 from sigmerge.files.locks import only_writer
 from sigmerge.files.objects import url_of
 from sigmerge.files.regular import remove
@@ -45,6 +45,15 @@ def open_output(out: Path, layout: Layout, fingerprint: str, options: Options) -
         threads=options.threads,
         progress=options.progress,
     )
+
+
+def are_recorded(folder: Path, outputs: Mapping[str, str], threads: int) -> bool:
+    """Whether files of a result are there with the digests that its record has of them."""
+    written = {folder / name: digest for name, digest in outputs.items()}
+    try:
+        return file_digests(written, threads, kind=kind_of(written.values())) == written
+    except SigmergeError:
+        return False
 
 
 def list_records(folder: Path) -> Provenance:
