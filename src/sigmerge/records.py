@@ -56,9 +56,8 @@ class Record(Part):
 
     version: Literal[1] = Field(default=1, alias="schema")
 
-    def write(self, file: Path, *, durable: bool = True) -> None:
-        """Write the record; one in a folder that is synced as a whole need not be `durable`."""
-        write_json(file, self.as_json(), durable=durable)
+    def write(self, file: Path) -> None:
+        write_json(file, self.as_json())
 
 
 class Member(Part):

@@ -297,6 +297,42 @@ def test_a_file_that_this_run_did_not_write_is_not_published(
     assert everything(tmp_path / "out") == whole
 
 
+BESIDE: dict[str, Callable[[Path], object]] = {
+    "foreign": lambda partial: (partial / "modeling_evil.py").write_text("import os"),
+    "foreign record": lambda partial: (partial / "sigmerge/evil.json").write_text("{}"),
+    "foreign fifo": lambda partial: os.mkfifo(partial / "evil.json"),
+    "changed": lambda partial: (partial / "config.json").write_text('{"a": 1}\n'),
+    "changed record": lambda partial: (partial / "sigmerge/plan.json").write_text("[]\n"),
+    "deleted": lambda partial: (partial / "config.json").unlink(),
+    "link": lambda partial: swap_link(partial / "config.json"),
+}
+
+
+def swap_link(file: Path) -> None:
+    """A link to a file of the same bytes."""
+    other = file.rename(file.parent.parent / "other")
+    file.symlink_to(other)
+
+
+@pytest.mark.parametrize("damage", BESIDE)
+def test_files_beside_the_shards_that_another_program_wrote(
+    tmp_path: Path, whole: dict[str, bytes], damage: str
+) -> None:
+    with Output(tmp_path / "out", job.layout(), "job", overwrite=False) as output:
+        for block in range(job.BLOCKS):
+            for name in job.names(block):
+                output.write(name, 0, job.values(name))
+            output.finish(f"layer {block}")
+        output.text("config.json", "{}\n")
+        output.text("sigmerge/plan.json", "{}\n")
+        BESIDE[damage](output.partial)
+        with pytest.raises(OutputError, match=r"(evil|config|plan).* is not what was written"):
+            output.publish()
+    assert not (tmp_path / "out").exists()
+    job.write(tmp_path / "out")
+    assert everything(tmp_path / "out") == whole
+
+
 @pytest.mark.parametrize("name", [SHARD, "sigmerge/journal.jsonl", "config.json", "tokenizer.json"])
 @pytest.mark.parametrize("kind", ["fifo", "link", "second name", "device", "folder"])
 def test_strange_things_in_a_partial_folder(

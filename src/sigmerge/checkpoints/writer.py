@@ -9,10 +9,10 @@ in any order and from any thread, and the bytes do not depend on either.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 import threading
 from collections import Counter
@@ -41,7 +41,7 @@ from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeError
 from sigmerge.files.digests import digest_now
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.objects import stored_size
-from sigmerge.files.regular import open_regular, remove, sync_folder
+from sigmerge.files.regular import is_regular, open_regular, remove, sync_folder
 from sigmerge.kernels.checksum import checksum
 from sigmerge.kernels.window import FilePlace
 from sigmerge.progress import Progress
@@ -222,6 +222,7 @@ class Output:
         self.name = self._url or str(self.final)
         self.partial = self.final.with_name(f".{self.final.name}.partial")
         self._sealed: tuple[dict[str, str], list[os.stat_result]] | None = None
+        self._beside: dict[str, str] = {}
         self._stack, self._finishing = contextlib.ExitStack(), threading.Lock()
         try:
             self._stack.enter_context(only_target(self.final, overwrite))
@@ -308,6 +309,7 @@ class Output:
         self._write_index()
         named = {file.relative_to(self.partial).as_posix(): file for file in self._companions()}
         with self._writing():
+            self._check_beside()
             beside = {name: digest_now(file) for name, file in named.items()}
         return dict(sorted({**shards, **beside}.items()))
 
@@ -322,6 +324,7 @@ class Output:
         self._write_index()
         check_target(self.final, self.overwrite)
         with self._writing():
+            self._check_beside()
             if self.durable:
                 sync_tree(self.partial)
             if self._url is not None:
@@ -345,17 +348,23 @@ class Output:
         self._stack.close()
 
     def text(self, name: str, content: str) -> None:
-        with self._writing():
-            file = self._companion(name)
-            file.write_text(content, encoding="utf-8")
+        self._write_companion(name, [content.encode()])
+
+    def json(self, name: str, content: Any) -> None:
+        self.text(name, json.dumps(content, indent=2) + "\n")
 
     def copy(self, file: Path, name: str) -> None:
-        with (
-            open_regular(file, "a file to copy", PoolError) as source,
-            self._writing(),
-            self._companion(name).open("wb") as target,
-        ):
-            shutil.copyfileobj(source, target, 1 << 20)
+        with open_regular(file, "a file to copy", PoolError) as source:
+            self._write_companion(name, iter(lambda: source.read(1 << 20), b""))
+
+    def _write_companion(self, name: str, pieces: Iterable[bytes]) -> None:
+        """Write a file beside the shards, and remember the digest of what it must hold."""
+        digest = hashlib.sha256()
+        with self._writing(), self._companion(name).open("wb") as target:
+            for piece in pieces:
+                target.write(piece)
+                digest.update(piece)
+        self._beside[name] = digest.hexdigest()
 
     def _companion(self, name: str) -> Path:
         """A file beside the weights; never one of the shards, and never through a link."""
@@ -488,6 +497,13 @@ class Output:
         files = [file for file in sorted(self.partial.rglob("*")) if not file.is_dir()]
         return [file for file in files if file.relative_to(self.partial).as_posix() not in ours]
 
+    def _check_beside(self) -> None:
+        """The files beside the shards are those that this run wrote, as it wrote them."""
+        found = {file.relative_to(self.partial).as_posix(): file for file in self._companions()}
+        for name in sorted(found.keys() | self._beside.keys()):
+            if name not in found or _digest(found[name]) != self._beside.get(name, ""):
+                raise self._changed(name)
+
     def _check_untouched(self) -> None:
         """Since the shards were read back, no process has written them."""
         assert self._sealed is not None
@@ -500,7 +516,7 @@ class Output:
 
     def _changed(self, what: str) -> OutputError:
         return OutputError(
-            f"{self.partial}: {what} is not what was written; another program changed it, or the "
+            f"{self.partial}: {what} is not what was written; another program wrote it, or the "
             "disk is failing. Nothing is published. Run the same command again: what is damaged "
             "is made again."
         )
@@ -515,6 +531,14 @@ def saved(place: Path) -> Iterator[None]:
         yield
     except SafetensorError as problem:
         raise OutputError(f"{place}: cannot be written ({problem}).") from None
+
+
+def _digest(file: Path) -> str | None:
+    """The digest of a regular file; a link is none, and what is no file is not opened."""
+    if file.is_symlink() or not is_regular(file):
+        return None
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 _JOURNAL = f"{RECORDS_FOLDER}/journal.jsonl"

@@ -303,7 +303,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe.text)
         read = inputs.digested(options)  # before the plan, which names members by their digests
         plan = _plan(job, output.done, options)
-        plan.write(output.partial / RECORDS_FOLDER / PLAN, durable=False)
+        output.json(f"{RECORDS_FOLDER}/{PLAN}", plan.as_json())
         provenance = Provenance(
             inputs=read,
             outputs=output.digests,
@@ -316,7 +316,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
             wall_seconds=meter.wall_seconds,
             peak_memory_bytes=meter.peak_memory_bytes,
         )
-        provenance.write(output.partial / RECORDS_FOLDER / PROVENANCE, durable=False)
+        output.json(f"{RECORDS_FOLDER}/{PROVENANCE}", provenance.as_json())
         output.publish()
     return Merged(out=output.name, plan=plan, provenance=provenance)
 

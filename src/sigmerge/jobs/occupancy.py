@@ -177,7 +177,7 @@ def run_occupancy(
         notes = [f"Repaired with sigmerge, variant {plan.variant}."]
         output.text("README.md", model_card("SigMerge repair", pool, recipe, notes))
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe)
-        plan.write(output.partial / RECORDS_FOLDER / PLAN, durable=False)
+        output.json(f"{RECORDS_FOLDER}/{PLAN}", plan.as_json())
         provenance = Provenance(
             inputs=_lasting(inputs.digested(options), plan),
             outputs=output.digests,
@@ -190,7 +190,7 @@ def run_occupancy(
             wall_seconds=meter.wall_seconds,
             peak_memory_bytes=meter.peak_memory_bytes,
         )
-        provenance.write(output.partial / RECORDS_FOLDER / PROVENANCE, durable=False)
+        output.json(f"{RECORDS_FOLDER}/{PROVENANCE}", provenance.as_json())
         output.publish()
     return Merged(out=output.name, plan=plan, provenance=provenance)
 
