@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from sigmerge.checkpoints import written
+from sigmerge.checkpoints.publishing import check_target
 from sigmerge.checkpoints.writer import Output, plan_layout
 from sigmerge.errors import OutputError
 from sigmerge.files.digests import digest_now
@@ -227,6 +229,25 @@ def test_a_folder_that_appeared_meanwhile_is_not_replaced(tmp_path: Path) -> Non
     with pytest.raises(OutputError, match="exists already"):
         job.write(tmp_path / "out", overwrite=False, between=appear)
     assert (tmp_path / "out/thesis.tex").read_text() == "years of work"
+
+
+def test_a_rename_that_fails_keeps_what_is_finished(
+    tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(self: Path, target: Path) -> Path:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", busy)
+        with pytest.raises(OutputError, match="resource busy"):
+            job.write(tmp_path / "out")
+    assert job.write(tmp_path / "out")[0] == ["layer 0", "layer 1", "layer 2"]
+    assert everything(tmp_path / "out") == whole
+
+
+def test_a_mount_point_is_refused_at_once() -> None:
+    with pytest.raises(OutputError, match="is a mount point"):
+        check_target(Path("/dev/shm" if Path("/dev/shm").is_mount() else "/proc"), True)
 
 
 def test_without_fsync_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

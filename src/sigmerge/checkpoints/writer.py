@@ -331,13 +331,27 @@ class Output:
                 self._upload(self._url)
                 return
             self._journal_stack.close()
-            journal = self.partial / _JOURNAL
-            journal.unlink()
+            with self._without_journal():
+                self._check_untouched()
+                put_in_place(
+                    self.partial, self.final, overwrite=self.overwrite, durable=self.durable
+                )
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def _without_journal(self) -> Iterator[None]:
+        """The journal is no part of the result; it is there again if that is not published."""
+        journal = self.partial / _JOURNAL
+        content = journal.read_bytes()
+        journal.unlink()
+        try:
             if self.durable:
                 sync_folder(journal.parent)
-            self._check_untouched()
-            put_in_place(self.partial, self.final, overwrite=self.overwrite, durable=self.durable)
-        self._stack.close()
+            yield
+        except (OSError, OutputError):
+            if journal.parent.exists():
+                journal.write_bytes(content)
+            raise
 
     def _upload(self, url: str) -> None:
         """The journal stays until all is there: a run that is killed meanwhile goes on."""
