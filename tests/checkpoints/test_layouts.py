@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sigmerge.checkpoints.writer import Layout, plan_layout
+from sigmerge.checkpoints.writer import Layout, parse_size, plan_layout
+from sigmerge.errors import RecipeError
 
 GB = 10**9
 
@@ -56,3 +57,9 @@ def test_of_many_shards_eight_or_a_few_more_are_made_at_a_time(
     layout = of_layers(layers, 2 * GB)  # two layers a shard
     order = [layout.slots[f"layers.{i}"].shard for i in made(layout, list(range(layers)))]
     assert order == [shard for group in groups for shard in [*group, *group]]
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "1." + "9" * 400, "9" * 400 + "GB", "0", "5 TB", ""])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(RecipeError, match="is not a size"):
+        parse_size(text)

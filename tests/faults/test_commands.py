@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -429,6 +430,29 @@ def test_a_home_in_the_name_of_a_result(
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
     with pytest.raises(OutputError, match="home directory"):
         publishing(shared, Path("~nobody-here/out"), Options(threads=1))
+
+
+@pytest.mark.parametrize("publishing", [guided, extracted])
+@pytest.mark.parametrize("out", ["x" * 300, "x" * 250, "file/out"])
+def test_a_name_that_no_folder_can_have_is_an_error_of_the_output(
+    shared: PoolOnDisk, tmp_path: Path, publishing: Publishing, out: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot be written"):
+        publishing(shared, tmp_path / out, Options(threads=1))
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_full_disk_leaves_nothing_of_an_adapter(
+    shared: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("sigmerge.jobs.extract._settings", full)
+    with pytest.raises(OutputError, match="No space left"):
+        extracted(shared, tmp_path / "out", Options(threads=1))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_kill_while_a_run_is_cleared_leaves_no_half_of_a_checkpoint(

@@ -59,9 +59,7 @@ def _check_replaced(final: Path, target: Path, overwrite: bool, kind: ResultKind
     if target.exists() and not target.is_dir():
         raise OutputError(f"{final}: is a file; choose a new folder for the result.")
     if target.is_mount():
-        raise OutputError(
-            f"{final}: is a mount point; choose a folder inside it."
-        )
+        raise OutputError(f"{final}: is a mount point; choose a folder inside it.")
     if target.exists() and any(target.iterdir()):
         if not overwrite:
             raise OutputError(f"{final}: exists already; pass --overwrite to replace it.")

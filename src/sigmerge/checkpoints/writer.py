@@ -62,7 +62,7 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 def parse_size(text: str) -> int:
     """ "5GB", "200MiB", "1000000" in bytes."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", text)
     if not found or found[2].upper() not in _UNITS or float(found[1]) <= 0:
         raise RecipeError(f"{text!r} is not a size; write 5GB, 200MiB or a number of bytes.")
     return int(float(found[1]) * _UNITS[found[2].upper()])
