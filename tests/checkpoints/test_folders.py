@@ -67,6 +67,10 @@ BROKEN: dict[str, tuple[Break, list[str]]] = {
         ["math", "model.safetensors", "is not a regular file"],
     ),
     "duplicate tensor in two shards": (duplicate_shards, ["math", NAME, "stored twice"]),
+    "index with a path of Windows": (
+        edit_index(lambda m: m.update({NAME: "..\\coding\\model.safetensors"})),
+        ["math", INDEX, "points outside the folder"],
+    ),
     "index outside the folder": (
         edit_index(lambda m: m.update({NAME: "../coding/model.safetensors"})),
         ["math", INDEX, "'../coding/model.safetensors' points outside the folder"],
@@ -260,6 +264,13 @@ def test_a_link_must_stay_in_its_folder(pool: PoolOnDisk, name: str, hub: bool) 
     with pytest.raises(PoolError, match=f"{name} is a link that leaves the folder, to .*/secret"):
         open_checkpoint(folder)
         tokenizer_files(folder)
+
+
+def test_only_the_hubs_own_folders_have_links_into_blobs(pool: PoolOnDisk) -> None:
+    folder = hub_snapshot(pool)
+    hub = folder.parents[1].rename(pool.root / "notes")
+    with pytest.raises(PoolError, match="is a link that leaves the folder"):
+        open_checkpoint(hub / folder.relative_to(folder.parents[1]))
 
 
 def test_a_link_inside_the_folder_is_followed(pool: PoolOnDisk) -> None:
