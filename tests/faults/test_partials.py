@@ -198,6 +198,23 @@ def test_a_tensor_that_is_written_twice_has_the_digest_of_the_second(tmp_path: P
     assert digests == {name: hashlib.sha256(data).hexdigest() for name, data in found.items()}
 
 
+def test_a_tensor_that_is_written_whole_after_pieces_has_no_pieces_left(tmp_path: Path) -> None:
+    with Output(tmp_path / "out", job.layout(), "job", overwrite=False) as output:
+        for name in output.layout.slots:
+            for start in range(0, job.SIZE, 1000):
+                output.write(name, start, job.values(name)[start : start + 1000])
+            output.write_bytes(name, memoryview(job.values(name) + 1).cast("B"))
+        output.publish()
+    assert (tmp_path / "out" / SHARD).exists()
+
+
+def test_a_block_that_was_taken_over_is_not_journaled_with_the_next(tmp_path: Path) -> None:
+    interrupted(tmp_path / "out", 0)
+    partial = interrupted(tmp_path / "out", 1)
+    lines = (partial / "sigmerge/journal.jsonl").read_text().splitlines()
+    assert [list(json.loads(line)["pieces"]) for line in lines[1:]] == [job.names(0), job.names(1)]
+
+
 def test_an_older_result_is_never_absent(tmp_path: Path) -> None:
     """While a result is replaced, its name leads to the old one or to the new one at any moment."""
     from concurrent.futures import ThreadPoolExecutor
