@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import sigmerge
 from sigmerge.checkpoints.alike import alike
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
+from sigmerge.checkpoints.formed import RetypedTensor
 from sigmerge.errors import PoolError
 from tests.pools import Weights, make_pool, read_weights, write_member
 
@@ -198,6 +200,79 @@ def test_experts_joined_or_one_by_one(tmp_path: Path, joined_first: bool) -> Non
     assert found.keys() == wanted.keys()
     for name, values in wanted.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)
+
+
+ODD: dict[str, Callable[[Weights], Weights]] = {
+    "of no expert": lambda own: {name: values[:0] for name, values in own.items()},
+    "beside single ones": lambda own: {
+        **own, "model.layers.0.block_sparse_moe.experts.0.w2.weight": np.ones((6, 4), np.float32),
+    },
+    "of an odd number of rows": lambda own: {name: values[:, :7] for name, values in own.items()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_joined_experts_that_cannot_be_taken_apart_stay(tmp_path: Path, odd: str) -> None:
+    single = mixture(np.random.default_rng(7))
+    whole = joined(single)
+    del whole["model.layers.0.mlp.gate.weight"]
+    if odd == "of an odd number of rows":
+        del whole["model.layers.0.mlp.experts.down_proj"]
+    strange = ODD[odd](whole)
+    found, _ = alike(
+        {"one": opened(tmp_path / "1", single), "two": opened(tmp_path / "2", strange)}
+    )
+    assert set(found["two"].tensors) >= set(strange) - {
+        "model.layers.0.mlp.experts.gate_up_proj" if odd == "beside single ones" else ""
+    }
+
+
+def test_joined_experts_that_an_adapter_changes_are_not_taken_apart_by_bytes(
+    tmp_path: Path,
+) -> None:
+    single = mixture(np.random.default_rng(8))
+    one, two = opened(tmp_path / "1", single), opened(tmp_path / "2", joined(single))
+    name = "model.layers.0.mlp.experts.down_proj"
+    stored = two.tensors[name]
+    place = (stored.name, stored.dtype, stored.shape, stored.file, stored.begin, stored.end)
+    two.tensors[name] = RetypedTensor(*place, stored=stored)
+    found, _ = alike({"one": one, "two": two})
+    assert name in found["two"].tensors
+
+
+@pytest.mark.parametrize("parted", [True, False])
+def test_a_copy_that_is_a_masked_head_stays_where_a_model_says_it_is_no_copy(
+    tmp_path: Path, parted: bool
+) -> None:
+    values = np.ones((4, 2), np.float32)
+    own = {"roberta.embeddings.word_embeddings.weight": values, "lm_head.bias": values[:, 0]}
+    copies = {"lm_head.decoder.weight": values, "lm_head.decoder.bias": values[:, 0]}
+    one, two = opened(tmp_path / "1", own), opened(tmp_path / "2", {**own, **copies})
+    one.config["tie_word_embeddings"], two.config["tie_word_embeddings"] = not parted, True
+    found, notes = alike({"one": one, "two": two})
+    assert ("lm_head.decoder.weight" in found["two"].tensors) is parted
+    assert "lm_head.decoder.bias" not in found["two"].tensors and notes
+
+
+def test_a_copy_of_another_type_is_none(tmp_path: Path) -> None:
+    own = {EMBEDDING: np.zeros((4, 2), np.float32)}
+    two = opened(tmp_path / "2", {**own, "encoder.embed_tokens.weight": own[EMBEDDING]})
+    copy = two.tensors["encoder.embed_tokens.weight"]
+    two.tensors[copy.name] = replace(copy, dtype="I32")
+    found, notes = alike({"one": opened(tmp_path / "1", own), "two": two})
+    assert copy.name in found["two"].tensors and not notes
+
+
+def test_slices_tell_what_was_left_out(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", experts=2)
+    more = rewritten(pool.experts["math"], lambda own: {**own, **SPARE["frequencies"](own)})
+    pieces = [
+        {"sources": [{"model": str(path), "layer_range": [0, 2]}]}
+        for path in (more, pool.experts["coding"])
+    ]
+    made = sigmerge.merge({"merge_method": "passthrough", "slices": pieces}, tmp_path / "out")
+    assert any("left out" in note for note in made.provenance.warnings)
+    assert not any("inv_freq" in name for name in read_weights(tmp_path / "out"))
 
 
 def test_joined_experts_of_all_members_stay(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
 import sigmerge
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.merge3.candidate import stored_weights
+from tests.adapters import write_adapter
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool, read_weights
 
@@ -253,6 +255,30 @@ def test_the_adapter_of_a_model_that_fills_gaps_makes_it_again(tmp_path: Path, k
     assert found.keys() == tuned.keys()
     for tensor, values in tuned.items():
         np.testing.assert_allclose(found[tensor], values, atol=1e-6, err_msg=tensor)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_adapter_leaves_a_head_of_its_own_as_it_is(tmp_path: Path, own: bool) -> None:
+    """A stored copy follows the embedding; a head that a model says is its own does not."""
+    import torch
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    settings = RobertaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1,
+                             num_attention_heads=2, intermediate_size=16,
+                             tie_word_embeddings=not own)  # fmt: skip
+    model = RobertaForMaskedLM(settings)
+    model.save_pretrained(tmp_path / "base")
+    file = tmp_path / "base/model.safetensors"
+    weights = read_weights(tmp_path / "base")
+    embedding, head = "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"
+    weights.setdefault(head, weights[embedding])
+    save_file({n: torch.tensor(v) for n, v in weights.items()}, file, {"format": "pt"})
+    adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", weights,
+                            modules=("query",), embeddings=("word_embeddings",))  # fmt: skip
+    found = stored_weights(open_checkpoint(Path(f"{tmp_path / 'base'}+{adapter}")))
+    assert (head in found) is own
+    if own:
+        np.testing.assert_array_equal(found[head], weights[head])
 
 
 def test_a_full_disk_is_told_before_writing(

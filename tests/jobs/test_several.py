@@ -100,6 +100,16 @@ def test_the_long_form_of_another_recipes_result(
     assert loaded.reference == pool.experts["math"]
 
 
+def test_a_folder_comes_before_a_recipe_with_a_revision(tmp_path: Path) -> None:
+    (tmp_path / "half@v1").mkdir()
+    (tmp_path / "x").mkdir()
+    file = tmp_path / "several.yaml"
+    file.write_text(
+        "name: half\nmodels: [{model: x}]\n---\nname: two\nmodels: [{model: half@v1}]\n"
+    )
+    assert several(file)["two"]["models"] == [{"model": str(tmp_path / "half@v1")}]
+
+
 def test_a_long_adapter_beside_the_recipe(tmp_path: Path) -> None:
     for name in ("model", "one-lora", "two-lora"):
         (tmp_path / name).mkdir()

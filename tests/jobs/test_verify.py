@@ -256,7 +256,7 @@ def test_deep_finds_a_changed_repair(result: Callable[[str], Path]) -> None:
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "claimed": (lambda plan: plan["claimed"][1].__setitem__(0, 7), "the plan's claimed differs"),
-    "support": (lambda plan: plan["support"].pop(), "the plan's support differs"),
+    "support": (lambda plan: plan["support"].pop(), "support of the plan: has"),
     "order": (lambda plan: plan["order"].__setitem__(0, "art"), "claims for art, which is no"),
 }
 

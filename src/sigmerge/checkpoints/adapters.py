@@ -161,15 +161,17 @@ def adapted_tensors(
 
     `shared` are names of modules' weights that the model does not store, each with the tensor that
     stands for it: a tied head is the embedding. `turned`: the model stores linear weights as
-    (in, out); one that is not known to shows it by the shape of another weight.
+    (in, out); one that is not known to shows it by the shape of another weight of its layers.
     """
     found = dict(tensors)
     problems: list[str] = []
     modules, whole = _sorted_out(adapter.tensors, problems)
     targets = {m.name: _target(f"{m.name}.weight", tensors, shared) for m in modules.values()}
-    turned = turned or any(
-        _shows_turned(m, tensors.get(targets[m.name] or "")) for m in modules.values()
-    )
+    shown_in = {
+        _stack(m.name)
+        for m in modules.values()
+        if turned or _shows_turned(m, tensors.get(targets[m.name] or ""))
+    }
     for name, stored in whole.items():
         target = _target(name, tensors, {}) or _target(_tied_bias(name), tensors, {})
         if target is None:
@@ -182,10 +184,11 @@ def adapted_tensors(
         target = targets[module.name]
         if target is None:
             problems.append(f"{module.name}: the model has no such module")
-        elif why := _unfit(module, found[target], adapter.config, turned):
+        elif why := _unfit(module, found[target], adapter.config, _stack(module.name) in shown_in):
             problems.append(f"{module.name}: {why}")
         else:
-            found[target] = _adapted(module, found[target], adapter.config, turned)
+            in_turned = _stack(module.name) in shown_in
+            found[target] = _adapted(module, found[target], adapter.config, in_turned)
     if problems:
         some = problems[:12] + ([f"and {len(problems) - 12} more"] if problems[12:] else [])
         raise PoolError(f"{adapter.folder}: the adapter does not fit its model:", some)
@@ -274,6 +277,11 @@ def _core(name: str) -> str:
     """A name without what transformers renames when it loads a model."""
     parts = [part for part in name.split(".") if part not in ("model", "language_model")]
     return ".".join("mlp" if part == "block_sparse_moe" else part for part in parts)
+
+
+def _stack(module: str) -> str:
+    """The stack of layers that a module lies in: an encoder's are of another class."""
+    return re.split(r"\.\d+\.", module, maxsplit=1)[0]
 
 
 def _shows_turned(module: _Module, weight: Tensor | None) -> bool:

@@ -7,12 +7,12 @@ experts of a mixture joined or one by one, and besides weights what a model make
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sigmerge.checkpoints.equal import same_tensor
-from sigmerge.checkpoints.folder import Checkpoint, is_embedding, is_head
+from sigmerge.checkpoints.folder import MASKED_HEADS, Checkpoint, is_embedding, is_head
 from sigmerge.checkpoints.header import Tensor
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -37,6 +37,8 @@ _OTHER_PARTS = tuple(
     )
 )
 """What versions of transformers call otherwise: norms, routers, a model of text in another one."""
+_EMBEDDINGS = 8
+"""More than a model has that others are tied to."""
 _JOINED = re.compile(r"(.+)\.mlp\.experts\.(gate_up_proj|down_proj)$")
 _SINGLE = {
     "gate_up_proj": (("block_sparse_moe", "w1", "w3"), ("mlp", "gate_proj", "up_proj")),
@@ -78,10 +80,11 @@ def _one_by_one(member: Checkpoint, stored: Collection[str]) -> Checkpoint:
     """The member with the experts of its mixtures apart, where another member stores them so."""
     tensors = dict(member.tensors)
     for name, tensor in member.tensors.items():
-        if apart := _apart(name, tensor, stored):
+        apart = _apart(name, tensor, stored)
+        if apart and not apart.keys() & member.tensors.keys():
             del tensors[name]
             tensors |= apart
-    return replace(member, tensors=tensors) if len(tensors) != len(member.tensors) else member
+    return replace(member, tensors=tensors) if tensors.keys() != member.tensors.keys() else member
 
 
 def _apart(name: str, tensor: Tensor, stored: Collection[str]) -> dict[str, Tensor]:
@@ -90,7 +93,7 @@ def _apart(name: str, tensor: Tensor, stored: Collection[str]) -> dict[str, Tens
     They lie one behind another: expert by expert, the gate's before the one that goes up.
     """
     joined = _JOINED.match(name)
-    if joined is None or len(tensor.shape) != 3 or type(tensor) is not Tensor:
+    if joined is None or len(tensor.shape) != 3 or type(tensor) is not Tensor or not tensor.nbytes:
         return {}
     experts, rows, columns = tensor.shape
     for module, *roles in _SINGLE[joined[2]]:
@@ -112,11 +115,12 @@ def _apart(name: str, tensor: Tensor, stored: Collection[str]) -> dict[str, Tens
 # Other names
 
 
-def _renamed(member: Checkpoint, wanted: Collection[str]) -> Checkpoint:
+def _renamed(member: Checkpoint, wanted: set[str]) -> Checkpoint:
     """The member with the layout's name of every tensor that it stores under another one."""
-    own = _kinds(member.tensors)
-    prefixes = {kind.partition(".")[0] + "." for kind in wanted}
-    new = {kind: _called(kind, wanted, prefixes) for kind in own - set(wanted)}
+    own, ends = _kinds(member.tensors), defaultdict(list)
+    for kind in wanted:
+        ends[kind.partition(".")[2]].append(kind)
+    new = {kind: _called(kind, wanted, ends) for kind in own - wanted}
     often = Counter(new.values())
     new = {old: kind for old, kind in new.items() if kind not in own and often[kind] == 1}
     if not new:
@@ -128,11 +132,14 @@ def _renamed(member: Checkpoint, wanted: Collection[str]) -> Checkpoint:
     return replace(member, tensors=tensors)
 
 
-def _called(kind: str, wanted: Collection[str], prefixes: Collection[str]) -> str:
-    """What the layout calls this kind of tensor, if one rule alone leads there; else its own."""
+def _called(kind: str, wanted: set[str], ends: Mapping[str, list[str]]) -> str:
+    """What the layout calls this kind of tensor, if one rule alone leads there; else its own.
+
+    `ends` are the wanted kinds by what follows their first part, which either may lack.
+    """
     forms = {kind, *(old.sub(new, kind) for old, new in _OTHER_PARTS)}
-    forms |= {form.partition(".")[2] for form in forms} | {p + f for f in forms for p in prefixes}
-    found = forms & set(wanted)
+    found = (forms | {form.partition(".")[2] for form in forms}) & wanted
+    found.update(*(ends.get(form, [])[:2] for form in forms))
     return found.pop() if len(found) == 1 else kind
 
 
@@ -150,32 +157,33 @@ def _spare(members: Sequence[Checkpoint]) -> list[str]:
     every = [_kinds(member.tensors) for member in members]
     lonely = {kind for kinds in every for kind in kinds if not all(kind in o for o in every)}
     shared = set.intersection(*(set(member.tensors) for member in members))
+    embeddings = sorted(name for name in shared if is_embedding(name))[:_EMBEDDINGS]
+    parted = any(member.config.get("tie_word_embeddings") is False for member in members)
     needed = {
         kind
         for member in members
         for name in member.tensors
-        if (kind := _kind(name)) in lonely and not _is_spare(member, name, shared)
+        if (kind := _kind(name)) in lonely
+        and ((parted and name.endswith(MASKED_HEADS)) or not _is_spare(member, name, embeddings))
     }
     return sorted(lonely - needed)
 
 
-def _is_spare(member: Checkpoint, name: str, shared: Collection[str]) -> bool:
-    """Whether a model does without a tensor: it is computed, tied to another, or no part of it."""
+def _is_spare(member: Checkpoint, name: str, embeddings: Collection[str]) -> bool:
+    """Whether a model does without a tensor: it is computed, tied to another, or no part of it.
+
+    It may be tied to `embeddings`, or to the bias of the module that it lies in.
+    """
     tensor = member.tensors[name]
     if _COMPUTED.search(name) or name.startswith(_VALUE_HEAD):
         return True
     if _MASK.search(name):
         return len(tensor.shape) == 4
+    bias = name.removesuffix(".decoder.bias") + ".bias"
+    others = embeddings if bias == f"{name}.bias" else [bias]
     return not is_head(name) and any(
-        same_tensor(tensor, member.tensors[other]) for other in _tied_to(name, shared)
+        other in member.tensors and same_tensor(tensor, member.tensors[other]) for other in others
     )
-
-
-def _tied_to(name: str, shared: Collection[str]) -> list[str]:
-    """Tensors that all members store and of which this one may be a copy."""
-    if name.endswith(".decoder.bias"):
-        return [own for own in [name.replace(".decoder.bias", ".bias")] if own in shared]
-    return [other for other in shared if is_embedding(other)]
 
 
 def _without(member: Checkpoint, spare: Collection[str]) -> Checkpoint:

@@ -143,11 +143,12 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
 
     adapter = open_adapter(folder, allow_pickle)
     tied = model.tied
-    tensors, config, shared = dict(model.tensors), dict(model.config), {}
+    tensors, config = dict(model.tensors), dict(model.config)
+    shared: dict[str, str] = {}
     if model.embedding is not None:
-        for head in (*HEAD_NAMES, *MASKED_HEADS) if tied else ():
+        for head in (*HEAD_NAMES, *_masked_copies(model)) if tied else ():
             tensors.pop(head, None)  # a stored copy does not follow an update
-            shared[head] = model.embedding
+        shared = dict.fromkeys((*HEAD_NAMES, *MASKED_HEADS) if tied else (), model.embedding)
         brought = replaced_whole(adapter)
         adapter = without_copies(adapter, model.embedding, tensors)
         own = (replaced_whole(adapter) if tied else set()) & set(HEAD_NAMES)
@@ -159,7 +160,8 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
         for head in own:
             tensors[head] = replace(model.tensors[model.embedding], name=head)
             config["tie_word_embeddings"] = False
-    turned = model.config.get("model_type") in TURNED
+    said = "auto_map" in model.config and bool(adapter.config.get("fan_in_fan_out"))
+    turned = said or model.config.get("model_type") in TURNED
     tensors = adapted_tensors(adapter, tensors, shared, turned)
     if model.embedding is not None and "vocab_size" in config:
         rows = tensors[model.embedding].shape[0]
@@ -167,6 +169,15 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
             config["vocab_size"] = rows
     files = (*model.files, *adapter.files)
     return Checkpoint(model.path, config, tensors, files, adapter.folder)
+
+
+def _masked_copies(model: Checkpoint) -> list[str]:
+    """Stored copies of the embedding that are the head of a model which fills gaps."""
+    if model.embedding is None or model.config.get("tie_word_embeddings") is False:
+        return []
+    embedding = model.tensors[model.embedding]
+    heads = [name for name in model.tensors if name.endswith(MASKED_HEADS)]
+    return [name for name in heads if same_tensor(model.tensors[name], embedding)]
 
 
 def _parted_head(model: Checkpoint, embedding: str) -> set[str]:

@@ -46,12 +46,11 @@ MAX_SIDE = 1 << 48
 
 
 Version = tuple[int, ...]
-"""What changes whenever a local file is replaced or written."""
+"""What changes whenever a local file is replaced or written, and not when it is linked."""
 
 
 def version_of(status: os.stat_result) -> Version:
-    times = status.st_mtime_ns, status.st_ctime_ns
-    return status.st_size, *times, status.st_ino, status.st_dev
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,7 @@ def stacked_pool(
         {name: replace(members[name], tensors=found) for name, found in experts.items()},
         raw.untied,
         result,
+        notes=raw.notes,
     )
 
 

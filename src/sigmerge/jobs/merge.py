@@ -95,6 +95,6 @@ def anchor_and_repair(
 
         pool = open_repair_pool(recipe, options)
         if recipe.operator is None and recipe.anchor is not None:
-            open_anchor(recipe.anchor, pool, options)
+            open_anchor(recipe.anchor, pool, options, any_architecture=recipe.any_architecture)
         steps += repair_steps(recipe, pool, options, score)
     return steps

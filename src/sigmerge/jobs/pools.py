@@ -219,14 +219,16 @@ def _check_counterparts(pool: Pool) -> None:
             )
 
 
-def open_anchor(path: Path, pool: Pool, options: Options) -> Checkpoint:
+def open_anchor(
+    path: Path, pool: Pool, options: Options, *, any_architecture: bool = False
+) -> Checkpoint:
     """The anchor, checked against the pool: same architecture, same blocks."""
     stored = open_checkpoint(path, allow_pickle=options.allow_pickle)
     if stored.adapter is not None:
         raise PoolError(f"{path}: has an adapter; a repair needs an anchor that is stored.")
     if pool.reference and stored.place == pool.reference.place:
         raise PoolError(f"{path}: is the reference itself, and no merge that could be repaired.")
-    problems = differences("anchor", stored, pool.layout, outside=False)
+    problems = differences("anchor", stored, pool.layout, False, any_architecture)
     if problems:
         raise PoolError("The anchor is no merge of this pool:", problems)
     return stored

@@ -114,6 +114,10 @@ class RepairJob:
     def scorer(self) -> CheckpointScorer | None:
         return scorer_of(self.recipe, self.options, score=self.score)
 
+    def _open_anchor(self, pool: Pool) -> Checkpoint:
+        given = self.recipe.any_architecture
+        return open_anchor(self.anchor, pool, self.options, any_architecture=given)
+
     def check(self) -> None:
         """Find every problem of the output folder, the scores and the probe. Reads no tensor."""
         _ = self.section
@@ -124,7 +128,7 @@ class RepairJob:
     def describe(self) -> Description:
         self.check()
         pool = open_repair_pool(self.recipe, self.options)
-        open_anchor(self.anchor, pool, self.options)
+        self._open_anchor(pool)
         steps = repair_steps(self.recipe, pool, self.options, self.score)
         check_space(self.out, sum(step.bytes_to_write for step in steps))
         return Description(steps, self.options.threads)
@@ -137,7 +141,7 @@ class RepairJob:
         """The repair itself, without another look at the output folder."""
         meter = Meter()
         pool = open_repair_pool(self.recipe, self.options)
-        stored = open_anchor(self.anchor, pool, self.options)
+        stored = self._open_anchor(pool)
         if self.section.decided:
             plan = self._decided_plan(pool, stored)
             text, options = self.recipe.text, self.options

@@ -191,14 +191,20 @@ class _Comparison:
                 told = f"type and shape differ from {kind} {list(shape)}"
                 self._strange.append(Finding("recomputed", name, told))
 
-    def expect_claims(self, plan: RepairPlan, layer: int, records: list[dict[str, Any]]) -> None:
-        """Counts of a layer that was computed again are those which the plan tells."""
-        counts = claimed_in([records]) if records else {}
-        for key in ("claimed", "support") if counts else ():
-            told, (found,) = getattr(plan, key)[layer : layer + 1], counts[key]
-            if getattr(plan, key) and told != (found,):
-                differs = f"the plan's {key} differs from {list(found)}"
-                self._strange.append(Finding("recomputed", f"layer {layer}", differs))
+    def expect_claims(self, plan: RepairPlan, layers: Sequence[list[dict[str, Any]]]) -> None:
+        """Counts of layers that were computed again are those which the plan tells."""
+        for key in ("claimed", "support"):
+            told = getattr(plan, key)
+            found = [claimed_in([records])[key][0] if records else None for records in layers]
+            if told and len(told) != len(found):
+                differs = f"has {len(told)} layers of {len(found)}"
+                self._strange.append(Finding("recomputed", f"{key} of the plan", differs))
+                continue
+            self._strange += [
+                Finding("recomputed", f"layer {i}", f"the plan's {key} differs from {list(own)}")
+                for i, (own, theirs) in enumerate(zip(found, told, strict=False))
+                if own is not None and own != theirs
+            ]
 
     @property
     def findings(self) -> list[Finding]:
@@ -288,8 +294,7 @@ def _repaired_again(
         else:
             job = OccupancyJob.of(plan, pool, anchor)
             layers = write_blocks(job, source, reader, workers, sink, options)
-            for index, records in enumerate(layers):
-                sink.expect_claims(plan, index, records)
+            sink.expect_claims(plan, layers)
     return sink
 
 

@@ -117,7 +117,7 @@ def _placed(node: Any, names: set[str], folder: Path, used: set[str]) -> Any:
             continue
         model, plus, adapter = given.partition("+")
         name = model.partition("@")[0]
-        if name in names:
+        if name in names and (name == model or not (folder / model).is_dir()):
             used.add(name)
             local = find_model(adapter, folder) if plus else None
             result[key] = f"{model}+{local}" if local else given
