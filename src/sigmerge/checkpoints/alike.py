@@ -11,11 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from sigmerge.checkpoints.blocks import NUMBER, starred
 from sigmerge.checkpoints.equal import same_tensor
 from sigmerge.checkpoints.folder import MASKED_HEADS, Checkpoint, is_embedding, is_head
 from sigmerge.checkpoints.header import Tensor
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _COMPUTED = re.compile(r"(^|\.)(rotary\w*\.inv_freq|masked_bias|embeddings\.position_ids)$")
 _MASK = re.compile(r"(^|\.)(attn|attention)\.bias$")
 """Of four dimensions; one of fewer is a weight."""
@@ -49,8 +49,6 @@ _SINGLE = {
 
 def alike(members: Mapping[str, Checkpoint]) -> tuple[dict[str, Checkpoint], tuple[str, ...]]:
     """The members under the names of the first, without what none needs; and a note of that."""
-    if len({frozenset(member.tensors) for member in members.values()}) == 1:
-        return dict(members), ()
     stored = set().union(*(member.tensors for member in members.values()))
     found = {name: _one_by_one(member, stored) for name, member in members.items()}
     wanted = _kinds(next(iter(found.values())).tensors)
@@ -59,18 +57,13 @@ def alike(members: Mapping[str, Checkpoint]) -> tuple[dict[str, Checkpoint], tup
     if not spare:
         return found, ()
     kept = {name: _without(member, spare) for name, member in found.items()}
-    counts = Counter(map(_kind, {n for member in found.values() for n in member.tensors}))
+    counts = Counter(map(starred, {n for member in found.values() for n in member.tensors}))
     told = [f"{kind} ({counts[kind]} tensors)" if counts[kind] > 1 else kind for kind in spare]
     return kept, (f"left out, since not all models store it and none needs it: {', '.join(told)}",)
 
 
-def _kind(name: str) -> str:
-    """A tensor's name with a star for its layer and its number among experts."""
-    return _NUMBER.sub("*", name)
-
-
 def _kinds(names: Iterable[str]) -> set[str]:
-    return set(map(_kind, names))
+    return set(map(starred, names))
 
 
 # Experts of a mixture
@@ -127,7 +120,7 @@ def _renamed(member: Checkpoint, wanted: set[str]) -> Checkpoint:
         return member
     tensors = {}
     for name, tensor in member.tensors.items():
-        called = _numbered(new.get(_kind(name), ""), name) or name
+        called = _numbered(new.get(starred(name), ""), name) or name
         tensors[called] = replace(tensor, name=called)
     return replace(member, tensors=tensors)
 
@@ -145,7 +138,7 @@ def _called(kind: str, wanted: set[str], ends: Mapping[str, list[str]]) -> str:
 
 def _numbered(kind: str, name: str) -> str:
     """A kind with the numbers of a name in place of its stars."""
-    numbers = iter(_NUMBER.findall(name))
+    numbers = iter(NUMBER.findall(name))
     return re.sub(r"\*", lambda _: next(numbers, "*"), kind)
 
 
@@ -163,7 +156,7 @@ def _spare(members: Sequence[Checkpoint]) -> list[str]:
         kind
         for member in members
         for name in member.tensors
-        if (kind := _kind(name)) in lonely
+        if (kind := starred(name)) in lonely
         and ((parted and name.endswith(MASKED_HEADS)) or not _is_spare(member, name, embeddings))
     }
     return sorted(lonely - needed)
@@ -187,5 +180,5 @@ def _is_spare(member: Checkpoint, name: str, embeddings: Collection[str]) -> boo
 
 
 def _without(member: Checkpoint, spare: Collection[str]) -> Checkpoint:
-    kept = {name: tensor for name, tensor in member.tensors.items() if _kind(name) not in spare}
+    kept = {name: tensor for name, tensor in member.tensors.items() if starred(name) not in spare}
     return replace(member, tensors=kept)

@@ -26,6 +26,14 @@ def _numbered(name: str) -> tuple[str, int] | None:
     return None
 
 
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+def starred(name: str) -> str:
+    """A tensor's name with a star for its layer and its number among experts."""
+    return NUMBER.sub("*", name)
+
+
 def natural(name: str) -> list[Any]:
     """Sort key that puts layer 2 before layer 10; text and numbers alternate, text first."""
     parts: list[Any] = re.split(r"([0-9]+)", name)

@@ -9,7 +9,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.alike import alike
 from sigmerge.checkpoints.blocks import Stack
 from sigmerge.checkpoints.equal import same_bytes
 from sigmerge.checkpoints.folder import SHOWN, Checkpoint, is_head, open_checkpoint
@@ -120,8 +119,12 @@ def open_pool(
 def together(reference: Checkpoint | None, experts: Mapping[str, Checkpoint]) -> Pool:
     """The pool of members that are called alike, with or without heads of their own."""
     pool = Pool(reference, experts)
-    members, notes = alike(pool.members)
-    return with_heads(replace(_rebuilt(pool, members, untied=False), notes=notes))
+    if len({frozenset(member.tensors) for member in pool.members.values()}) > 1:
+        from sigmerge.checkpoints.alike import alike  # most models are called alike
+
+        members, notes = alike(pool.members)
+        pool = replace(_rebuilt(pool, members, untied=False), notes=notes)
+    return with_heads(pool)
 
 
 def with_heads(pool: Pool) -> Pool:

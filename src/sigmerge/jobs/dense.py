@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sigmerge.checkpoints.blocks import natural
+from sigmerge.checkpoints.blocks import natural, starred
 from sigmerge.checkpoints.companions import companion_files, copy_companions, model_card
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint
@@ -252,9 +251,9 @@ def with_statistics(job: DenseJob, options: Options) -> DenseJob:
 def _unmeasured(sites: Iterable[Site], statistics: StatisticsFolders) -> list[str]:
     """Notes about matrices of blocks that no capture measured, by name without numbers."""
     matrices = [site for site in sites if site.block is not None and len(site.shape) > 1]
-    alone = Counter(_kind(site.tensor) for site in matrices if not site.measured)
+    alone = Counter(starred(site.tensor) for site in matrices if not site.measured)
     stacked = Counter(
-        _kind(site.tensor)
+        starred(site.tensor)
         for site in matrices
         if site.measured == "gram" and is_stack(site)
         for number in range(site.shape[0])
@@ -269,11 +268,6 @@ def _unmeasured(sites: Iterable[Site], statistics: StatisticsFolders) -> list[st
         "plainer rule for what is not captured"
         for name, count in stacked.items()
     ]
-
-
-def _kind(tensor: str) -> str:
-    """A tensor's name with a star for its layer and its number among experts."""
-    return re.sub(r"(?<=\.)\d+(?=\.)", "*", tensor)
 
 
 def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
