@@ -240,6 +240,7 @@ class Campaign:
         if atomic and self.rng.random() < 0.5:
             self.out.mkdir()
             (self.out / "config.json").write_text("{}")
+            (self.out / "model.safetensors").write_bytes(b"an older result")
         old = bytes_of(self.out)
         if at is None:
             kind = kill_once(self.command, self.out, self.duration, self.rng)

@@ -204,8 +204,11 @@ def test_targets_that_are_no_new_folder(pool: PoolOnDisk, out: str) -> None:
 
 def test_a_target_that_is_a_file(pool: PoolOnDisk) -> None:
     recipe = pool.write(pool.recipe("linear"))
-    said = refused(4, "merge", recipe, recipe, "--overwrite", beside=pool.root)
+    (pool.root / "out").write_text("mine")
+    said = refused(4, "merge", recipe, pool.root / "out", "--overwrite", beside=pool.root)
     assert "is a file" in said
+    said = refused(4, "merge", recipe, recipe, "--overwrite", beside=pool.root)
+    assert "holds an input" in said
 
 
 def test_dry_run_refuses_what_the_run_would(pool: PoolOnDisk) -> None:
@@ -302,7 +305,7 @@ def test_the_recipe_of_the_help_is_one(pool: PoolOnDisk) -> None:
 
 def test_a_file_that_cannot_be_written_is_named(pool: PoolOnDisk) -> None:
     recipe = pool.write(pool.recipe("ties"))
-    said = refused(1, "merge", recipe, pool.root / ("x" * 300), beside=pool.root)
+    said = refused(4, "merge", recipe, pool.root / ("x" * 300), beside=pool.root)
     assert "File name too long" in said
 
 
