@@ -283,6 +283,16 @@ def test_the_revision_of_a_local_folder_is_ignored(pool: PoolOnDisk, tmp_path: P
     ]  # fmt: skip
 
 
+def test_a_folder_with_an_at_in_its_name_has_no_revision(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", experts=2)
+    named = pool.experts["math"].rename(tmp_path / "math@v1")
+    recipe = pool.recipe("linear")
+    recipe["models"][0]["model"] = str(named)
+    loaded = load_recipe(recipe)
+    assert loaded.models[0].path == named
+    assert not any("revision" in note for note in loaded.notes)
+
+
 @pytest.mark.parametrize("method", ["task_arithmetic", "linear"])
 def test_an_architecture_that_is_put_in_place_of_a_models_own(
     pool: PoolOnDisk, tmp_path: Path, method: str

@@ -145,8 +145,10 @@ def test_two_tensors_never_get_one_name(tmp_path: Path) -> None:
     values = np.ones((2, 2), np.float32)
     one = opened(tmp_path / "0", {"model.norm.weight": values})
     two = opened(tmp_path / "1", {"norm.weight": values, "norm.gamma": values})
-    found, _ = alike({"one": one, "two": two})
+    three = opened(tmp_path / "2", {"norm.weight": values, "model.norm.weight": values})
+    found, _ = alike({"one": one, "two": two, "three": three})
     assert set(found["two"].tensors) == {"norm.weight", "norm.gamma"}
+    assert set(found["three"].tensors) == {"norm.weight", "model.norm.weight"}
 
 
 def test_models_of_other_depths_that_all_store_frequencies(tmp_path: Path) -> None:

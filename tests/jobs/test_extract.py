@@ -257,8 +257,10 @@ def test_the_adapter_of_a_model_that_fills_gaps_makes_it_again(tmp_path: Path, k
         np.testing.assert_allclose(found[tensor], values, atol=1e-6, err_msg=tensor)
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_an_adapter_leaves_a_head_of_its_own_as_it_is(tmp_path: Path, own: bool) -> None:
+@pytest.mark.parametrize(("own", "equal"), [(True, False), (True, True), (False, True)])
+def test_an_adapter_leaves_a_head_of_its_own_as_it_is(
+    tmp_path: Path, own: bool, equal: bool
+) -> None:
     """A stored copy follows the embedding; a head that a model says is its own does not."""
     import torch
     from transformers import RobertaConfig, RobertaForMaskedLM
@@ -271,7 +273,8 @@ def test_an_adapter_leaves_a_head_of_its_own_as_it_is(tmp_path: Path, own: bool)
     file = tmp_path / "base/model.safetensors"
     weights = read_weights(tmp_path / "base")
     embedding, head = "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"
-    weights.setdefault(head, weights[embedding])
+    if equal:
+        weights[head] = weights[embedding]
     save_file({n: torch.tensor(v) for n, v in weights.items()}, file, {"format": "pt"})
     adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", weights,
                             modules=("query",), embeddings=("word_embeddings",))  # fmt: skip

@@ -22,10 +22,10 @@ from sigmerge.checkpoints.adapter_folders import (
     ADAPTER_WEIGHTS,
     adapter_config,
 )
+from sigmerge.checkpoints.equal import same_tensor
 from sigmerge.checkpoints.formed import FormedTensor, RetypedTensor, TensorRun, Values
 from sigmerge.checkpoints.header import Tensor, read_header
 from sigmerge.checkpoints.links import check_file, is_there
-from sigmerge.checkpoints.reader import Reader
 from sigmerge.errors import PoolError
 from sigmerge.kernels import TILE, Array
 from sigmerge.kernels.low_rank import add_low_rank, add_squares, multiply_along
@@ -208,13 +208,7 @@ def without_copies(adapter: Adapter, embedding: str, tensors: Mapping[str, Tenso
     whole = _sorted_out(adapter.tensors, [])[1]
     own = next((t for n, t in whole.items() if _target(n, {embedding: t}, {})), None)
     others = [t for n, t in whole.items() if not _target(n, tensors, {})]
-    with Reader() as reader:
-        copies = [
-            other
-            for other in others
-            if own and (other.dtype, other.shape) == (own.dtype, own.shape)
-            and np.array_equal(reader.raw(other), reader.raw(own))
-        ]  # fmt: skip
+    copies = [other for other in others if own and same_tensor(other, own)]
     kept = {name: tensor for name, tensor in adapter.tensors.items() if tensor not in copies}
     return replace(adapter, tensors=kept)
 
