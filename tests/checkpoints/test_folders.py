@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import INDEX, open_checkpoint
+from sigmerge.checkpoints.pickled import as_safetensors
 from sigmerge.errors import PoolError
+from sigmerge.files.locks import locked
 from tests.checkpoints.damage import (
     NAME,
     Break,
@@ -330,6 +333,21 @@ def test_pickled_weights_are_loaded_on_request(pool: PoolOnDisk) -> None:
     assert ran.code == 0, ran
     plain, out = read_weights(pool.root / "plain"), read_weights(pool.root / "out")
     assert all((out[name] == values).all() for name, values in plain.items())
+
+
+def test_a_pickle_is_converted_by_one_process_at_a_time(pool: PoolOnDisk) -> None:
+    """The twin that another process made meanwhile is taken: it may be reading it already."""
+    file = pickle_expert(pool, load_file(weights_file(pool)))
+    (twin,) = as_safetensors([file])
+    twin.unlink()
+    with ThreadPoolExecutor(1) as other:
+        with locked(twin.with_suffix(".lock")):
+            waiting = other.submit(as_safetensors, [file])
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.5)
+            twin.write_bytes(b"made meanwhile")
+        assert waiting.result() == [twin]
+    assert twin.read_bytes() == b"made meanwhile"
 
 
 class Malicious:

@@ -12,15 +12,15 @@ from sigmerge.errors import OutputError
 
 
 @contextmanager
-def locked(file: Path) -> Iterator[int | None]:
+def locked(file: Path, *, wait: bool = False) -> Iterator[int | None]:
     """Hold the lock of a file, which is made if need be; it ends with the process at the latest.
 
-    Yields the file's handle, or None if another holds the lock.
+    Yields the file's handle, or None if another holds the lock and is not waited for.
     """
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield None
         else:
