@@ -123,15 +123,15 @@ def test_counters_are_zeros_again_once_their_places_are_taken():
     assert not np.shares_memory(again, other) and not other.any()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_lists_of_places_are_joined_as_if_they_were_counted_together(seed):
+@pytest.mark.parametrize(("seed", "lists"), [*((i, 3) for i in range(4)), (4, 70), (5, 1030)])
+def test_lists_of_places_are_joined_as_if_they_were_counted_together(seed, lists):
     rng = np.random.default_rng(seed)
-    counts = rng.integers(0, 3, (3, 200)).astype(np.uint32)
+    counts = rng.integers(0, 3, (lists, 200)).astype(np.uint32)
     counts[seed % 3] = 0 if seed else counts[0]
-    left_out = rng.integers(1, 1 << 16, (3, 200)).astype(np.uint16)
+    left_out = rng.integers(1, 1 << 16, (lists, 200)).astype(np.uint16)
     parts = select.occupied(counts.copy(), left_out.copy())
     total = select.joined(parts)
-    assert np.array_equal(total, select.joined([select.joined(parts[:2]), parts[2]]))
+    assert np.array_equal(total, select.joined([select.joined(parts[:2]), *parts[2:]]))
     assert select.joined([]).shape == (3, 0)
     there = np.flatnonzero(counts.sum(axis=0))
     bits = np.bitwise_or.reduce(np.where(counts > 0, left_out, 0), axis=0)

@@ -247,43 +247,24 @@ def _take_occupied(counts: Array, left_out: Array, kept: Array, stops: Array) ->
 
 def joined(parts: Sequence[Array]) -> Array:
     """The places that are `occupied` in several counts, as int64."""
-    if not parts:
+    runs = [part for part in parts if part.shape[1]]
+    if not runs:
         return np.zeros((3, 0), np.int64)
-    runs = np.concatenate(parts, axis=1, dtype=np.int64)
-    stops = np.cumsum([part.shape[1] for part in parts])
-    halves = np.empty((2, 3, runs.shape[1]), np.int64)
-    half, found = _join_runs(runs, stops, halves)
-    return halves[half, :, :found].copy()
+    first = min(int(run[0, 0]) for run in runs)
+    total = np.zeros((2, max(int(run[0, -1]) for run in runs) + 1 - first), np.int64)
+    for run in runs:
+        _add_run(run, first, total)
+    places = np.flatnonzero(total[0])
+    return np.concatenate([places[None] + first, total[:, places]])
 
 
-@kernel
-def _join_runs(runs: Array, stops: Array, halves: Array) -> tuple[int, int]:
-    """Join run after run to those before: which half has them all, and how many there are."""
-    half, found, first = 0, 0, 0
-    for number in range(len(stops)):
-        run = runs[:, first : stops[number]]
-        found = _join(halves[half, :, :found], run, halves[1 - half])
-        half, first = 1 - half, stops[number]
-    return half, found
-
-
-@part
-def _join(left: Array, right: Array, out: Array) -> int:
-    """Merge two lists of (place, count, left out) by place; returns how many there are."""
-    i, j, found = 0, 0, 0
-    while i < left.shape[1] or j < right.shape[1]:
-        before = left[0, i] if i < left.shape[1] else np.int64(HIGH_PLACES)
-        place = min(before, np.int64(right[0, j]) if j < right.shape[1] else before)
-        out[0, found], out[1, found], out[2, found] = place, 0, 0
-        if before == place:
-            out[1, found], out[2, found] = left[1, i], left[2, i]
-            i += 1
-        if j < right.shape[1] and np.int64(right[0, j]) == place:
-            out[1, found] += np.int64(right[1, j])
-            out[2, found] |= np.int64(right[2, j])
-            j += 1
-        found += 1
-    return found
+@brief
+def _add_run(run: Array, first: int, total: Array) -> None:
+    """Add counts, and what was left out, to those of the same place."""
+    for i in range(run.shape[1]):
+        place = np.int64(run[0, i]) - first
+        total[0, place] += np.int64(run[1, i])
+        total[1, place] |= np.int64(run[2, i])
 
 
 @brief
