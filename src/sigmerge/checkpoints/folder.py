@@ -11,11 +11,11 @@ from typing import Any
 from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG, split_adapter
 from sigmerge.checkpoints.blocks import Stack, find_stack
 from sigmerge.checkpoints.equal import same_tensor
-from sigmerge.checkpoints.header import Tensor, read_header
+from sigmerge.checkpoints.header import Tensor, Version, read_header, version_of
 from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.errors import PoolError
 from sigmerge.files.documents import read_json_object
-from sigmerge.files.objects import address
+from sigmerge.files.objects import address, remote_file
 from sigmerge.words import shown
 
 INDEX = "model.safetensors.index.json"
@@ -73,6 +73,8 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     files: tuple[Path, ...]
     adapter: Path | None = None
+    config_version: Version = field(default=(), kw_only=True, compare=False, repr=False)
+    """Of config.json when it was read, on this machine; empty where nothing is known."""
     stack: Stack = field(init=False)
 
     def __post_init__(self) -> None:
@@ -168,7 +170,7 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
         if rows != model.tensors[model.embedding].shape[0]:
             config["vocab_size"] = rows
     files = (*model.files, *adapter.files)
-    return Checkpoint(model.path, config, tensors, files, adapter.folder)
+    return replace(model, config=config, tensors=tensors, files=files, adapter=adapter.folder)
 
 
 def _masked_copies(model: Checkpoint) -> list[str]:
@@ -195,7 +197,7 @@ def _parted_head(model: Checkpoint, embedding: str) -> set[str]:
 
 
 def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
-    config = _read_config(folder)
+    config, version = _read_config(folder)
     _refuse_quantised(folder, config)
     files = _weight_files(folder, allow_pickle)
     tensors: dict[str, Tensor] = {}
@@ -211,7 +213,7 @@ def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
     if not tensors:
         raise PoolError(f"{folder}: its weight files hold no tensor.")
     _refuse_other_floats(folder, tensors)
-    checkpoint = Checkpoint(folder, config, tensors, tuple(files))
+    checkpoint = Checkpoint(folder, config, tensors, tuple(files), config_version=version)
     stack = checkpoint.stack
     if stack.gap is not None:
         raise PoolError(
@@ -233,13 +235,15 @@ def read_json(file: Path, *, required_in: Path | None = None) -> dict[str, Any]:
     return read_json_object(file, "a file of a checkpoint", PoolError)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    """The configuration; the entries that are read here have the types that they should have."""
+def _read_config(folder: Path) -> tuple[dict[str, Any], Version]:
+    """The configuration, whose entries that are read here have the types that they should have."""
     file = folder / "config.json"
     if is_there(file) or file.is_symlink():
         check_file(folder, file)
     elif is_there(folder / ADAPTER_CONFIG):
         raise PoolError(f"{folder}: {_ALONE}")
+    known = is_there(file) and remote_file(file) is None
+    version = version_of(file.stat()) if known else ()
     config = read_json(file, required_in=folder)
     named = config.get("architectures")
     wrong = {
@@ -251,7 +255,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     }
     for key in (key for key, is_wrong in wrong.items() if is_wrong):
         raise PoolError(f"{file}: {key}: {shown(config[key])} cannot be right.")
-    return config
+    return config, version
 
 
 def _existing_folder(path: Path) -> Path:

@@ -18,6 +18,7 @@ from typing import Any
 
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.header import version_of
 from sigmerge.checkpoints.reader import changed
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import Passed, file_digests, identity
@@ -55,6 +56,13 @@ def unchanged(before: Iterable[InputIdentity]) -> None:
             same = False
         if not same:
             raise changed(address(one.file))
+
+
+def same_configuration(checkpoint: Checkpoint) -> None:
+    """Stop if a configuration is not the one that was read when its checkpoint was opened."""
+    file, version = checkpoint.path / "config.json", checkpoint.config_version
+    if version and (not file.exists() or version_of(file.stat()) != version):
+        raise changed(address(file))
 
 
 def digested(

@@ -40,22 +40,29 @@ def check_target(
 ) -> None:
     """Refuse early what could not be published later, or would replace an input."""
     target = real_target(final)
-    if not final.name or target in (Path.cwd(), Path.home(), Path("/")):
+    if not final.name or any(place.is_relative_to(target) for place in (Path.cwd(), Path.home())):
         raise OutputError(f"{final}: choose a new folder for the result.")
     if (url := target_url(target)) is not None:
         check_remote_target(url, overwrite, [address(folder) for folder in inputs])
         return
+    check_apart(final, target, inputs)
+    with writing(final):
+        _check_replaced(final, target, overwrite, kind)
+
+
+def check_apart(final: Path, target: Path, inputs: Iterable[Path]) -> None:
+    """Refuse a target that holds an input, or lies inside one."""
     for folder in inputs:
         real = real_target(folder)
         if real.is_relative_to(target):
             raise OutputError(f"{final}: holds an input, {folder}; choose a new folder.")
         if real.is_dir() and target.is_relative_to(real):
             raise OutputError(f"{final}: lies inside an input, {folder}; choose another folder.")
-    with writing(final):
-        _check_replaced(final, target, overwrite, kind)
 
 
 def _check_replaced(final: Path, target: Path, overwrite: bool, kind: ResultKind) -> None:
+    if target.is_symlink():
+        raise OutputError(f"{final}: is a link that leads back to itself; choose a new folder.")
     if target.exists() and not target.is_dir():
         raise OutputError(f"{final}: is a file; choose a new folder for the result.")
     if target.is_mount():
@@ -119,13 +126,18 @@ def publish(
 ) -> None:
     """Put a finished folder in the place of a result, whose `only_target` the caller holds.
 
-    Files, folders and the new name are on the disk before this returns.
+    Files, folders and the new name are on the disk before this returns. It leaves the folder that
+    it was made in first: an older result, which gets the name of the new one, must not lie there.
     """
     check_target(final, overwrite, kind=kind)
     with writing(final):
         if durable:
             sync_tree(folder)
-        put_in_place(folder, final, overwrite=overwrite, durable=durable)
+        finished = partial_of(final)
+        if folder != finished:
+            remove(finished)
+            folder.rename(finished)
+        put_in_place(finished, final, overwrite=overwrite, durable=durable)
 
 
 def put_in_place(folder: Path, final: Path, *, overwrite: bool, durable: bool) -> None:
@@ -151,6 +163,11 @@ def _put_right(final: Path) -> None:
         old.rename(final)
     else:
         remove(old)
+
+
+def partial_of(final: Path) -> Path:
+    """The name of a result until it is published."""
+    return final.with_name(f".{final.name}.partial")
 
 
 def _old(final: Path) -> Path:

@@ -31,6 +31,7 @@ from sigmerge.checkpoints.publishing import (
     check_space,
     check_target,
     only_target,
+    partial_of,
     put_in_place,
     real_target,
     sync_tree,
@@ -220,14 +221,17 @@ class Output:
         self._threads, self._progress = max(1, threads), progress
         self._url = target_url(self.final)
         self.name = self._url or str(self.final)
-        self.partial = self.final.with_name(f".{self.final.name}.partial")
+        self.partial = partial_of(self.final)
         self._sealed: tuple[dict[str, str], list[os.stat_result]] | None = None
         self._beside: dict[str, str] = {}
+        self._continued = False
         self._stack, self._finishing = contextlib.ExitStack(), threading.Lock()
         try:
             self._stack.enter_context(only_target(self.final, overwrite))
             self._open(fingerprint)
         except OSError as error:
+            if not self._continued:
+                remove(self.partial, if_possible=True)
             self._stack.close()
             place = error.filename or self.partial
             raise OutputError(f"{place}: cannot be written ({error.strerror}).") from None
@@ -348,7 +352,7 @@ class Output:
             if self.durable:
                 sync_folder(journal.parent)
             yield
-        except (OSError, OutputError):
+        except BaseException:  # an interruption too
             if journal.parent.exists():
                 journal.write_bytes(content)
             raise
@@ -402,7 +406,8 @@ class Output:
     def _open(self, fingerprint: str) -> None:
         """Open shards and journal; what an interrupted run of another job left is cleared away."""
         header, file = {"job": fingerprint, "journal": 3}, self.partial / _JOURNAL
-        if not self._regular() or not continues(file, header):
+        self._continued = self._regular() and continues(file, header)
+        if not self._continued:
             self._clear()
         for stale in self._companions():  # written anew in any case; nothing else is published
             stale.unlink()
@@ -508,7 +513,8 @@ class Output:
     def _companions(self) -> list[Path]:
         """The files beside the shards, which go into the result with them."""
         ours = {*self.layout.files, _JOURNAL, _JOURNAL_LOCK}
-        files = [file for file in sorted(self.partial.rglob("*")) if not file.is_dir()]
+        found = sorted(self.partial.rglob("*"))
+        files = [file for file in found if file.is_symlink() or not file.is_dir()]
         return [file for file in files if file.relative_to(self.partial).as_posix() not in ours]
 
     def _check_beside(self) -> None:

@@ -139,13 +139,15 @@ class GuideJob:
         with Journal(work / GUIDE_JOURNAL, header, CALL_LINES, "guided merge") as journal:
             calls, chosen = self._guided(journal, measure)
         made = work / "winner"
+        remove(made)
         options = replace(self.options, overwrite=True, progress=silent)
         merged = run_dense(plan_dense(load_recipe(calls.recipe(chosen)), options), made, options)
         plan = merged.plan.model_copy(update={"guided": tuple(calls.made)})
         plan.write(made / RECORDS_FOLDER / PLAN)
         shutil.copyfile(work / GUIDE_JOURNAL, made / RECORDS_FOLDER / GUIDE_JOURNAL)
         (made / RECORDS_FOLDER / GUIDE_ORIGIN).write_text(self.recipe.text, encoding="utf-8")
-        provenance = list_records(made)
+        added = (PLAN, GUIDE_JOURNAL, GUIDE_ORIGIN)
+        provenance = list_records(made, added, self.options.threads)
         publish(made, out, overwrite=self.options.overwrite, durable=self.options.durable)
         remove(work, if_possible=True)
         spent = {"wall_seconds": meter.wall_seconds, "peak_memory_bytes": meter.peak_memory_bytes}

@@ -13,7 +13,7 @@ from sigmerge.files.regular import remove
 from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_anchor, open_repair_pool
-from sigmerge.jobs.work_folder import hidden
+from sigmerge.jobs.work_folder import alone, hidden
 from sigmerge.recipe import Recipe
 from sigmerge.results import Merged
 
@@ -49,11 +49,16 @@ class MergeJob:
         recipe, options = self.recipe, self.options
         if recipe.repair is None:
             return make_anchor(recipe, self.out, options, self.score)
+        with alone(self.out):
+            return self._repaired(hidden(self.out, "anchor"))
+
+    def _repaired(self, anchor: Path) -> Merged:
+        """The repair of the recipe's own merge, which is removed then, or of a stored one."""
         from sigmerge.jobs.repair import RepairJob
 
+        recipe, options = self.recipe, self.options
         if recipe.operator is None:
             return RepairJob(recipe, self.out, options, score=self.score).repair()
-        anchor = hidden(self.out, "anchor")
         if not is_current(recipe, anchor, options, self.score):
             remove(anchor)
             make_anchor(recipe, anchor, options, self.score)
@@ -66,7 +71,7 @@ class MergeJob:
                 f"({anchor}).",
             )
             raise
-        remove(anchor)
+        remove(anchor, if_possible=True)
         return result
 
 

@@ -11,7 +11,7 @@ from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.blocks import positions
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
-from sigmerge.checkpoints.inputs import InputIdentity, digested, identify
+from sigmerge.checkpoints.inputs import InputIdentity, digested, identify, same_configuration
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
 from sigmerge.checkpoints.pool import Pool, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError
@@ -379,6 +379,7 @@ class Inputs:
         """With `read`, the checkpoints whose tensors this process reads through `leaves`."""
         files: dict[Path, str] = {}
         for name, checkpoint in checkpoints.items():
+            same_configuration(checkpoint)
             for file in (*checkpoint.files, *companion_files(checkpoint.path)):
                 files.setdefault(file, name)  # adapters share the files of their model
         files = {**(others or {}), **files}

@@ -53,7 +53,7 @@ from sigmerge.jobs.scores import (
     score_table,
     scorer_of,
 )
-from sigmerge.jobs.work_folder import hidden
+from sigmerge.jobs.work_folder import alone, hidden
 from sigmerge.method import deficit
 from sigmerge.method.controls import VARIANTS, Allocation, allocate
 from sigmerge.progress import silent
@@ -135,7 +135,8 @@ class RepairJob:
 
     def run(self) -> Merged:
         self.check()
-        return self.repair()
+        with alone(self.out):
+            return self.repair()
 
     def repair(self) -> Merged:
         """The repair itself, without another look at the output folder."""

@@ -60,7 +60,9 @@ class ReplayJob:
                 f"{self.plan_file}: the anchor it repaired was not kept; make it again with "
                 "`sigmerge merge` (the recipe without repair:) and pass --anchor FOLDER."
             )
-        check_target(self.out, self.options.overwrite, [*recipe.inputs, place_of(path)])
+        check_target(
+            self.out, self.options.overwrite, [*recipe.inputs, place_of(path), self.plan_file]
+        )
         stored = open_anchor(place_of(path), pool, self.options)
         _check_plan(self.plan_file, plan, pool)
         _check_digests(plan, {**pool.members, "anchor": stored}, self.options)

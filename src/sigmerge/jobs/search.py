@@ -36,7 +36,7 @@ from sigmerge.files.journal import Journal, continues
 from sigmerge.files.regular import remove
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
 from sigmerge.jobs.options import Description, Options, Step
-from sigmerge.jobs.work_folder import WorkFolder, are_recorded, hidden, list_records
+from sigmerge.jobs.work_folder import WorkFolder, hidden, is_whole, list_records
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
 from sigmerge.merge3.evolve import ScoredGenotype, best, evolve, require_search
 from sigmerge.operators.table import operator
@@ -47,8 +47,6 @@ from sigmerge.recipe.space import Genotype, Space, space_of
 from sigmerge.recipe.template import Template, candidate_seed, template
 from sigmerge.records import (
     PLAN,
-    PROVENANCE,
-    Provenance,
     SearchRecord,
     Winner,
     read,
@@ -98,6 +96,8 @@ class SearchJob:
     scorer: CandidateScorer
     questions: Mapping[str, tuple[Question, ...]]
     """The labelled items by benchmark."""
+    kept: Sequence[Path] = ()
+    """Files and folders that the recipe names, and its own file."""
 
     @property
     def domains(self) -> dict[str, list[str]]:
@@ -227,9 +227,11 @@ def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     work = hidden(out, "search")
     if not continues(work / SEARCH_JOURNAL, job.header()):
         remove(work)
-    made = work / "winner"
-    if not _is_whole(made, options):  # a run ended while it moved the winner, or it was damaged
+    made, added = work / "winner", (SEARCH_JOURNAL, SEARCH_RESULT, ORIGIN)
+    # A run ended while it moved the winner, or it was damaged.
+    if not is_whole(made, options.threads, added):
         (work / SEARCH_RESULT).unlink(missing_ok=True)
+        remove(made)
     if not (work / SEARCH_RESULT).exists():
         run_search(job, work, replace(options, overwrite=False))
     found = read(SearchRecord, work / SEARCH_RESULT)
@@ -238,7 +240,7 @@ def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     moved = found.model_copy(update={"out": home, "winner": home})
     moved.write(made / RECORDS_FOLDER / SEARCH_RESULT)
     (made / RECORDS_FOLDER / ORIGIN).write_text(recipe.text, encoding="utf-8")
-    provenance = list_records(made)
+    provenance = list_records(made, added, options.threads)
     publish(made, out, overwrite=options.overwrite, durable=options.durable)
     remove(work, if_possible=True)
     spent = {key: getattr(found, key) for key in ("wall_seconds", "peak_memory_bytes")}
@@ -247,19 +249,6 @@ def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
         plan=read_plan(out / RECORDS_FOLDER / PLAN),
         provenance=provenance.model_copy(update=spent),
     )
-
-
-def _is_whole(winner: Path, options: Options) -> bool:
-    """Whether a winner is there as it was written, and no other file is in it."""
-    own = {f"{RECORDS_FOLDER}/{name}" for name in (SEARCH_JOURNAL, SEARCH_RESULT, ORIGIN)}
-    record = f"{RECORDS_FOLDER}/{PROVENANCE}"
-    try:
-        recorded = read(Provenance, winner / record).outputs
-    except SigmergeError:
-        return False
-    files = {f.relative_to(winner).as_posix() for f in winner.rglob("*") if not f.is_dir()}
-    written = {name: digest for name, digest in recorded.items() if name not in own}
-    return files - own == {*written, record} and are_recorded(winner, written, options.threads)
 
 
 def plan_search(
@@ -285,7 +274,7 @@ def plan_search(
         )
     asked = scorer or _suite(suite, recipe, base)
     questions = labelled(asked.questions(), settings.labels, recipe.seed)
-    return SearchJob(settings, recipe.seed, plain, space, base, asked, questions)
+    return SearchJob(settings, recipe.seed, plain, space, base, asked, questions, recipe.kept)
 
 
 def _require_models() -> None:
@@ -334,7 +323,7 @@ def check_out(job: SearchJob, out: Path, options: Options) -> None:
 
     Touches nothing, so a dry run calls it too.
     """
-    SEARCH_FOLDER.check(out, options.overwrite, job.base.recipe.inputs)
+    SEARCH_FOLDER.check(out, options.overwrite, job.kept)
     if (out / "winner").exists() and not (out / SEARCH_JOURNAL).exists():
         raise OutputError(f"{out}: holds winner, which no search wrote; choose a new folder.")
 

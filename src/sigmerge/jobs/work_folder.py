@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
+from sigmerge.checkpoints.publishing import check_apart, real_target, writing
 from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.files.digests import file_digests, kind_of
 from sigmerge.files.locks import only_writer
-from sigmerge.files.objects import url_of
+from sigmerge.files.objects import address, url_of
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Options
 from sigmerge.records import PROVENANCE, Provenance, read
@@ -56,24 +56,53 @@ def are_recorded(folder: Path, outputs: Mapping[str, str], threads: int) -> bool
         return False
 
 
-def list_records(folder: Path) -> Provenance:
-    """The provenance of a result with the records that are there now, before it is published.
+def is_whole(folder: Path, threads: int, added: Iterable[str] = ()) -> bool:
+    """Whether a result is there as it was written, and no other file is in it.
+
+    But for records that were `added`, or written again.
+    """
+    own = {f"{RECORDS_FOLDER}/{name}" for name in added}
+    record = f"{RECORDS_FOLDER}/{PROVENANCE}"
+    try:
+        recorded = read(Provenance, folder / record).outputs
+    except SigmergeError:
+        return False
+    found = [each for each in folder.rglob("*") if each.is_symlink() or not each.is_dir()]
+    files = {each.relative_to(folder).as_posix() for each in found}
+    written = {name: digest for name, digest in recorded.items() if name not in own}
+    return files - own == {*written, record} and are_recorded(folder, written, threads)
+
+
+def list_records(folder: Path, added: Iterable[str], threads: int) -> Provenance:
+    """The provenance of a result with the records `added` to it, right before it is published.
 
     A merge whose coefficients were found first gets records that its own run did not write. What a
-    killed process was writing there is removed.
+    killed process was writing there is removed. Anything else must be as that run wrote it.
     """
-    file = folder / RECORDS_FOLDER / PROVENANCE
-    provenance = read(Provenance, file)
+    file, names = folder / RECORDS_FOLDER / PROVENANCE, tuple(added)
     for unfinished in file.parent.glob(".*"):
         remove(unfinished)
-    own = [each for each in file.parent.iterdir() if each.name != PROVENANCE]
-    digests = {
-        f"{RECORDS_FOLDER}/{each.name}": digest for each, digest in file_digests(own).items()
-    }
-    outputs = dict(sorted({**provenance.outputs, **digests}.items()))
+    if not is_whole(folder, threads, names):
+        raise OutputError(
+            f"{folder}: is not what was written; another program wrote it, or the disk is failing. "
+            "Nothing is published. Run the same command again: what is damaged is made again."
+        )
+    provenance = read(Provenance, file)
+    digests = file_digests([file.with_name(name) for name in names])
+    listed = {f"{RECORDS_FOLDER}/{each.name}": digest for each, digest in digests.items()}
+    outputs = dict(sorted({**provenance.outputs, **listed}.items()))
     provenance = provenance.model_copy(update={"outputs": outputs})
     provenance.write(file)
     return provenance
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Keep every other command from making a result, and the hidden folders beside it."""
+    with writing(out):
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(hidden(out, "lock"), f"{address(out)}: another run is writing it."):
+        yield
 
 
 def _nameless(folder: Path) -> Path:
@@ -109,10 +138,8 @@ class WorkFolder:
             raise OutputError(f"{out}: is a link; name the folder itself, or choose a new one.")
         if out.exists() and not out.is_dir():
             raise OutputError(f"{out}: is a file; choose a new folder for the {self.what}.")
-        target = Path(os.path.realpath(out))
-        for folder in inputs:
-            if Path(os.path.realpath(folder)).is_relative_to(target):
-                raise OutputError(f"{out}: holds an input, {folder}; choose a new folder.")
+        target = real_target(out)
+        check_apart(out, target, inputs)
         names = sorted(file.name for file in out.iterdir()) if out.exists() else []
         for name in names:
             if name not in self.beside and not self._ours(out / name):
