@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/pip install --quiet --constraint constraints.txt --editable
+PIP    := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
 BASE   := $(VENV)/.installed-base
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
