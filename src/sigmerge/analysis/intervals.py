@@ -8,6 +8,7 @@ shown; it says nothing about another training of the experts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -49,8 +50,9 @@ class Comparison(NamedTuple):
 def gains(results: Results, pairs: Sequence[Comparison]) -> list[tuple[Gain, dict[str, Gain]]]:
     """Of every pair of one pool: the gain of the macro score, and those of its domains."""
     items = {run: item_scores(results, run) for pair in pairs for run in (*pair.after, pair.before)}
-    generator = np.random.default_rng(0)
     domains = items[pairs[0].before]
+    sizes = [scores.size for benchmarks in domains.values() for scores in benchmarks.values()]
+    draws = iter(_draws(tuple(sizes)))
     found, drawn = [], []
     for domain, benchmarks in domains.items():
         mean, means = 0.0, 0.0
@@ -63,10 +65,8 @@ def gains(results: Results, pairs: Sequence[Comparison]) -> list[tuple[Gain, dic
                 ],
                 axis=1,
             )
-            size = scores.size
-            counts = generator.multinomial(size, np.full(size, 1 / size), DRAWS)
             mean = mean + differences.mean(axis=0) / len(benchmarks)
-            means = means + counts @ differences / size / len(benchmarks)
+            means = means + next(draws) @ differences / scores.size / len(benchmarks)
         found.append(mean)
         drawn.append(means)
     middle = np.stack([np.mean(found, axis=0), *found])
@@ -77,6 +77,16 @@ def gains(results: Results, pairs: Sequence[Comparison]) -> list[tuple[Gain, dic
     return [
         (macro, dict(zip(domains, by_domain, strict=True)))
         for macro, *by_domain in ([Gain(*row) for row in each] for each in of_pairs.tolist())
+    ]
+
+
+@lru_cache(maxsize=2)
+def _draws(sizes: tuple[int, ...]) -> list[NDArray[np.uint32]]:
+    """By benchmark, how often each of its items is drawn: the same for all tables and pools."""
+    generator = np.random.default_rng(0)
+    return [
+        generator.multinomial(size, np.full(size, 1 / size), DRAWS).astype(np.uint32)
+        for size in sizes
     ]
 
 
