@@ -49,7 +49,7 @@ class MergeJob:
         recipe, options = self.recipe, self.options
         if recipe.repair is None:
             return make_anchor(recipe, self.out, options, self.score)
-        with alone(self.out):
+        with alone(self.out, options.overwrite):
             return self._repaired(hidden(self.out, "anchor"))
 
     def _repaired(self, anchor: Path) -> Merged:

@@ -135,7 +135,7 @@ class RepairJob:
 
     def run(self) -> Merged:
         self.check()
-        with alone(self.out):
+        with alone(self.out, self.options.overwrite):
             return self.repair()
 
     def repair(self) -> Merged:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
-from sigmerge.checkpoints.publishing import check_apart, real_target, writing
+from sigmerge.checkpoints.publishing import check_apart, check_target, real_target, writing
 from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.files.digests import file_digests, kind_of
@@ -97,11 +97,12 @@ def list_records(folder: Path, added: Iterable[str], threads: int) -> Provenance
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
+def alone(out: Path, overwrite: bool) -> Iterator[None]:
     """Keep every other command from making a result, and the hidden folders beside it."""
     with writing(out):
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
     with only_writer(hidden(out, "lock"), f"{address(out)}: another run is writing it."):
+        check_target(out, overwrite)
         yield
 
 
