@@ -35,7 +35,7 @@ from typing import Any
 import yaml
 
 from benchmarks.measure import Cost, best, machine, run, versions
-from benchmarks.pool import BenchPool, Shape, make_pool
+from benchmarks.pool import TINY, BenchPool, Shape, make_pool
 
 EXPERTS = 5
 DOCUMENT = Path("docs/results/scaling.md")
@@ -50,7 +50,8 @@ BARS = {"linear": 1.2, "task_arithmetic": 1.5, "ties": 4.0, "dare_ties": 4.0, "r
 TIMES_MERGEKIT = {"linear": 8.0, "task_arithmetic": 8.0, "ties": 30.0, "dare_ties": 15.0}
 """On two cores; with more, five times its speed on a GPU."""
 SPEEDUP = 9.0
-"""16 threads against one, for TIES, DARE-TIES and the repair."""
+"""16 threads against one, for what comes after start-up, which has one thread whatever is asked."""
+SCALED = ("ties", "dare_ties", "repair")
 FLOORS = ("read", "copy", "split", "map")
 SIGMERGE = [sys.executable, "-c", "from sigmerge.cli import main; main()"]
 
@@ -138,6 +139,8 @@ class Table:
     rows: dict[str, dict[int, Cost]]
     first: dict[str, Cost] = field(default_factory=dict)
     mergekit: dict[str, Cost] = field(default_factory=dict)
+    start: dict[str, Cost] = field(default_factory=dict)
+    """Of the same commands on a pool that is next to nothing."""
     installed: Cost | None = None
 
 
@@ -148,7 +151,12 @@ def in_order(threads: Iterable[int]) -> list[int]:
 
 
 def measure(
-    bench: Bench, threads: Sequence[int], repeat: int, until: float, report: Callable[[Table], None]
+    bench: Bench,
+    nothing: Bench,
+    threads: Sequence[int],
+    repeat: int,
+    until: float,
+    report: Callable[[Table], None],
 ) -> Table:
     """Run after run until a time of `time.perf_counter`; the table is reported after each."""
     methods, most = (*METHODS, "repair"), max(threads)
@@ -167,6 +175,7 @@ def measure(
     for method in ("linear", "dare_ties"):  # each has a loop of its own
         bench.command(method, most)
     bench.profile()  # and task arithmetic's, and the repair's
+    nothing.profile()
     for count in in_order(threads):
         for what in methods:
             again = partial(bench.command, what, count)
@@ -175,6 +184,8 @@ def measure(
             if count == most:
                 first = partial(bench.first, what, count)
                 note(f"{what}, first run", table.first, what, [first] * times)
+                start = partial(nothing.command, what, count)
+                note(f"{what}, start-up", table.start, what, [start] * (times + 1))
             note(f"{what}, {count} threads", table.rows[what], count, [again] * times)
         for what in FLOORS:
             floor = partial(bench.floor, count, what)
@@ -196,9 +207,11 @@ def bars(table: Table, shape: Shape) -> Iterator[tuple[bool, str]]:
         if shape.layers == 32 and most == 16:
             limit = BARS[what]
             yield wall <= limit, f"{what}: {wall:.2f} s on 16 threads (bar {limit:g} s)"
-            if what in ("ties", "dare_ties", "repair") and 1 in row:
-                ratio = row[1].wall / wall
-                yield ratio >= SPEEDUP, f"{what}: 16 threads {ratio:.1f}× one (bar {SPEEDUP:g}×)"
+            if what in SCALED and 1 in row and what in table.start:
+                start = table.start[what].wall
+                ratio, whole = (row[1].wall - start) / (wall - start), row[1].wall / wall
+                text = f"16 threads {ratio:.1f}× one (bar {SPEEDUP:g}×), {whole:.1f}× with start-up"
+                yield ratio >= SPEEDUP, f"{what}: {text}"
         counts = sorted(row)
         # A twentieth is noise.
         slower = [b for a, b in pairwise(counts)
@@ -230,14 +243,15 @@ def section(bench: Bench, table: Table, command: str) -> str:
         f"Machine: {machine()}. {versions('numpy', 'numba')}.",
         "",
         f"| | {' | '.join(map(str, counts))} | first run | mergekit | peak MB | switches per GB |"
-        " CPU ns per coordinate |",
-        f"|---|{'--:|' * (len(counts) + 5)}",
+        " CPU ns per coordinate | start-up |",
+        f"|---|{'--:|' * (len(counts) + 6)}",
         *lines,
         "",
         "Wall seconds (CPU seconds) by threads; *first run*: inputs not hashed before, most "
         "threads; *switches*: how often a thread gave its core up, by GB of inputs, most threads. "
         f"With nothing compiled either, TIES took {installed.wall:.2f} ({installed.cpu:.1f}). "
-        "Start-up is part of all of them.",
+        "Start-up is part of all of them; alone, it is the same command on a pool of "
+        f"{TINY.parameters:,} parameters.",
         "",
         *(f"- {'PASS' if met else 'MISS'} {text}" for met, text in bars(table, shape)),
         "",
@@ -254,7 +268,8 @@ def _line(
     cells += [f"{most.memory / 1e6:.0f}", f"{most.switches / gigabytes:.0f}"] if most else ["—"] * 2
     coordinates = gigabytes * 1e9 / 2 / (EXPERTS + 1)
     least = min((cost.cpu for cost in row.values()), default=math.nan)
-    return f"| {what} | {' | '.join(cells)} | {1e9 * least / coordinates:.1f} |"
+    start = f"{table.start[what].wall:.2f}" if what in table.start else "—"
+    return f"| {what} | {' | '.join(cells)} | {1e9 * least / coordinates:.1f} | {start} |"
 
 
 def keep(text: str) -> None:
@@ -287,6 +302,13 @@ computed for one coordinate with its five experts, start-up and system calls inc
 """
 
 
+def made(pool: Path, shape: Shape, out: Path) -> Bench:
+    """A pool that is there or is generated, and an empty folder for what is made of it."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    return Bench(make_pool(pool, shape, EXPERTS), out)
+
+
 def counts_up_to(cores: int) -> list[int]:
     """1, 2, 4, … and all."""
     return sorted({*(1 << i for i in range(cores.bit_length()) if 1 << i <= cores), cores})
@@ -309,9 +331,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     shape = Shape(options.layers, options.width, 11 * options.width // 4, options.vocabulary)
     start = time.perf_counter()
-    bench = Bench(make_pool(options.folder / "pool", shape, EXPERTS), options.folder / "out")
-    shutil.rmtree(bench.out, ignore_errors=True)
-    bench.out.mkdir(parents=True)
+    bench = made(options.folder / "pool", shape, options.folder / "out")
+    nothing = made(options.folder / "nothing", TINY, options.folder / "out-of-nothing")
     print(f"pool: {time.perf_counter() - start:.1f} s", flush=True)
     given = " ".join(sys.argv[1:] if arguments is None else arguments)
     command = f"python -m benchmarks.scaling {given}".strip()
@@ -320,11 +341,12 @@ def main(arguments: list[str] | None = None) -> int:
         if options.section:
             options.section.write_text(section(bench, found, command), encoding="utf-8")
 
-    table = measure(bench, threads, options.repeat, start + options.budget, report)
+    table = measure(bench, nothing, threads, options.repeat, start + options.budget, report)
     print(section(bench, table, command))
     if not options.section:
         keep(section(bench, table, command))
     shutil.rmtree(bench.out)
+    shutil.rmtree(nothing.out)
     return 0 if all(met for met, _ in bars(table, shape)) else 1
 
 

@@ -33,6 +33,26 @@ def test_work_that_is_given_up_leaves_no_thread_waiting() -> None:
     assert not thread.is_alive()
 
 
+def test_no_more_items_are_at_work_than_are_asked_for() -> None:
+    lock, at_work, most = threading.Lock(), 0, 0
+
+    def work(item: int) -> int:
+        nonlocal at_work, most
+        with lock:
+            at_work += 1
+            most = max(most, at_work)
+        time.sleep(0.02)
+        with lock:
+            at_work -= 1
+        return item
+
+    with Workers(4) as workers:
+        assert list(workers.map(work, range(8), most=2)) == list(range(8))
+        assert most == 2
+        assert list(workers.map(work, range(8))) == list(range(8))
+        assert most > 2
+
+
 def test_python_changes_threads_more_often_while_a_team_works() -> None:
     before = sys.getswitchinterval()
     with Workers(2):

@@ -49,8 +49,16 @@ class Workers:
         self._limits.restore_original_limits()
 
     def map(
-        self, function: Callable[[_Item], _Result], items: Iterable[_Item]
+        self,
+        function: Callable[[_Item], _Result],
+        items: Iterable[_Item],
+        *,
+        most: int | None = None,
     ) -> Iterator[_Result]:
+        """The results in order; at most `most` items are at work, where more would wait for one
+        another.
+        """
+        in_flight = most or 2 * self.threads + 1
         if self._pool is None:
             yield from map(function, items)
             return
@@ -59,7 +67,7 @@ class Workers:
             if self._stopped:
                 raise Stopped
             waiting.append(self._pool.submit(function, item))
-            if len(waiting) > 2 * self.threads:
+            if len(waiting) >= in_flight:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -60,7 +60,12 @@ SMALL, SMALL_FOR_MANY = 48 << 20, 56 << 20
 that the end of a pass over the other leaves idle. Larger blocks have long passes, and take
 memory."""
 FEW_THREADS = 4
-"""Threads for which two blocks are enough."""
+"""Threads for which two blocks are enough. Of more, each so many have a block of their own."""
+MANY = 8
+"""Blocks that are repaired at a time at most."""
+WRITERS = 6
+"""Threads that write a block at a time. It lies in one file, which takes one write at a time: more
+threads wait for one another, and have other blocks to claim meanwhile."""
 OUTSIDE_LAYERS = "outside"
 """The tensors that lie in no layer, as one block."""
 COPIED = 1 << 22
@@ -112,8 +117,9 @@ class OccupancyJob:
 
 def _together(coordinates: int, threads: int) -> int:
     """How many blocks of at most so many coordinates are repaired at a time."""
-    most, small = (2, SMALL) if threads <= FEW_THREADS else (3, SMALL_FOR_MANY)
-    return most if coordinates <= small else 1
+    if threads <= FEW_THREADS:
+        return 2 if coordinates <= SMALL else 1
+    return min(max(threads // FEW_THREADS, 3), MANY) if coordinates <= SMALL_FOR_MANY else 1
 
 
 def describe_occupancy(pool: Pool, threads: int) -> Step:
@@ -411,7 +417,9 @@ def _write_layer(
         values = block.repaired(piece, update, owner, dtype)
         output.write(piece.tensor, piece.start, values)
 
-    for _ in workers.map(write, block.pieces):
+    # A device's pieces are long and few: all threads take them.
+    most = WRITERS if loops is compiled else None
+    for _ in workers.map(write, block.pieces, most=most):
         pass
     for one in (source, anchor):
         one.let_go(names)
@@ -441,7 +449,7 @@ def _copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, outpu
         output.write(name, start, raw)
         anchor.done(name, start, stop)
 
-    for _ in workers.map(copy, pieces):
+    for _ in workers.map(copy, pieces, most=WRITERS):
         pass
     output.finish(OUTSIDE_LAYERS, tensors=outside)
 
