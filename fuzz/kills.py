@@ -36,6 +36,7 @@ from pathlib import Path
 
 import numpy as np
 from tests.faults import job
+from tests.pools import few_facts
 
 from fuzz.corpus import RECIPES, text
 from fuzz.targets import pool
@@ -88,7 +89,8 @@ def commands(root: Path) -> dict[str, Command]:
     repaired.write_text(recipe.read_text() + "repair: {scores: scores.json}\n")
     experts = [f"  - {{model: {POOL / name}}}" for name in ("math", "coding")]
     search = ["merge_method: task_arithmetic", f"base_model: {POOL / REFERENCE}", "models:",
-              *experts, "search: {population: 2, calls: 4, items: 2, estimator: mean}"]  # fmt: skip
+              *experts, "search: {population: 2, calls: 4, items: 2, estimator: mean,",
+              f"         suite: {few_facts(root)}}}"]  # fmt: skip
     searched.write_text("\n".join(search) + "\n")
     suite, script = root / "suite.yaml", root / "score.sh"
     script.write_text(SCORER)

@@ -378,6 +378,27 @@ def weight_bytes(folder: Path) -> dict[str, bytes]:
     }
 
 
+def few_facts(folder: Path, each: int = 4) -> Path:
+    """A suite of so many facts of the embedded pool for each of two domains."""
+    from sigmerge.nano.files import load_items
+
+    marks = {}
+    for domain in ("math", "coding"):
+        facts = load_items("calibration", domain)[: 5 * each]  # a fifth calibrates
+        lines = [json.dumps({"prompt": fact.prompt, "answer": fact.answer}) for fact in facts]
+        (folder / f"{domain}.jsonl").write_text("\n".join(lines))
+        marks[domain] = {
+            f"{domain}-facts": {
+                "harness": "jsonl",
+                "files": [f"{domain}.jsonl"],
+                "max_new_tokens": 6,
+            }
+        }
+    suite = {"name": "few", "calibration_items": None, "domains": marks}
+    (folder / "few.yaml").write_text(yaml.safe_dump(suite))
+    return folder / "few.yaml"
+
+
 def few_scores(checkpoint: Path, split: str, pool: Path) -> dict[str, float]:
     """Domain scores of a nano checkpoint on twenty items each: what the miniature pool logs."""
     from sigmerge.evaluation.how import How

@@ -32,7 +32,7 @@ from sigmerge.nano.files import POOL, REFERENCE
 from sigmerge.recipe import load_recipe
 from tests.command_line import sigmerge as command
 from tests.faults import job
-from tests.pools import PoolOnDisk, make_pool, weight_bytes
+from tests.pools import PoolOnDisk, few_facts, make_pool, weight_bytes
 
 ROOT = Path(__file__).parents[2]
 DOMAINS = ("math", "coding", "safety")
@@ -40,12 +40,19 @@ SCORES: dict[str, Any] = {
     "experts": {e: {d: 0.9 if d == e else 0.4 for d in DOMAINS} for e in DOMAINS},
     "anchor": {"math": 0.5, "coding": 0.8, "safety": 0.9},
 }
-SEARCHED: dict[str, Any] = {
-    "merge_method": "task_arithmetic",
-    "base_model": str(POOL / REFERENCE),
-    "models": [{"model": str(POOL / name)} for name in ("math", "coding")],
-    "search": {"population": 2, "calls": 4, "items": 2, "estimator": "mean"},
-}
+
+
+def search_of(folder: Path) -> dict[str, Any]:
+    """A recipe with a search, which asks few items: its winner is asked all others of a suite."""
+    search = {"population": 2, "calls": 4, "items": 2, "estimator": "mean"}
+    return {
+        "merge_method": "task_arithmetic",
+        "base_model": str(POOL / REFERENCE),
+        "models": [{"model": str(POOL / name)} for name in ("math", "coding")],
+        "search": {**search, "suite": str(few_facts(folder))},
+    }
+
+
 SLOW = """
 import os, sys, time
 from sigmerge.cli.main import main
@@ -212,7 +219,7 @@ def test_two_searches_at_once(tmp_path: Path) -> None:
     """The second neither writes nor clears what the first has."""
     pytest.importorskip("pymoo")
     recipe, out = tmp_path / "search.yaml", tmp_path / "found"
-    recipe.write_text(json.dumps(SEARCHED))
+    recipe.write_text(json.dumps(search_of(tmp_path)))
     out.mkdir()
     (out / "search.jsonl").write_text('{"the first": "one"}\n')
     with only_writer(tmp_path / ".found.lock", "held by the first"):
@@ -316,7 +323,7 @@ def guided(pool: PoolOnDisk, out: Path, options: Options) -> None:
 
 def searched(pool: PoolOnDisk, out: Path, options: Options) -> None:
     pytest.importorskip("pymoo")
-    MergeJob(load_recipe(SEARCHED), out, options).run()
+    MergeJob(load_recipe(search_of(pool.root)), out, options).run()
 
 
 def extracted(pool: PoolOnDisk, out: Path, options: Options) -> None:

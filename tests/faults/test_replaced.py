@@ -21,13 +21,13 @@ from tests.command_line import sigmerge as command
 from tests.faults.test_commands import (
     ROOT,
     SCORES,
-    SEARCHED,
     Publishing,
     Stopped,
     extracted,
     guided,
     killed,
     repaired,
+    search_of,
     searched,
     stopped_at,
 )
@@ -212,7 +212,7 @@ def test_no_command_replaces_its_own_plan_or_recipe(shared: PoolOnDisk, tmp_path
     found = tmp_path / "found"
     recipe = found / "winner/sigmerge/mine.yaml"
     recipe.parent.mkdir(parents=True)
-    recipe.write_text(json.dumps(SEARCHED))
+    recipe.write_text(json.dumps(search_of(tmp_path)))
     ran = command("search", recipe, found, "--overwrite")
     assert ran.code == 4 and "holds an input" in ran.err and "mine.yaml" in ran.err
     assert mine.exists() and recipe.exists()
