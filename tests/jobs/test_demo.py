@@ -23,7 +23,7 @@ def recipes(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("demo")
     shutil.copytree(mini, home / "pool")
     (home / "recipes").mkdir()
-    few = f"{{suite: nano, pool: {home / 'pool'}, limit: 20}}"
+    few = f"{{suite: nano, pool: {home / 'pool'}, limit: 6}}"
     for name in ANCHORS:
         text = (RECIPES / f"{name}.yaml").read_text()
         assert text.count("{suite: nano}") == 1
@@ -67,7 +67,10 @@ def test_an_interrupted_demo_goes_on(tmp_path: Path) -> None:
         sigmerge.demo(out)
 
 
-def test_a_run_of_the_users_own_is_not_replaced(recipes: Path, tmp_path: Path) -> None:
+def test_a_run_of_the_users_own_is_not_replaced(
+    recipes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_module, "DEMO_ANCHORS", ("linear",))
     sigmerge.run(recipes / "linear.yaml", tmp_path / "linear")
     before = (tmp_path / "linear/run.json").read_bytes()
     sigmerge.demo(tmp_path, calls=0)
