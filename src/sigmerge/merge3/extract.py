@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sigmerge.errors import ScoreError
 from sigmerge.kernels import Array
-from sigmerge.merge3.irt import Items
+
+if TYPE_CHECKING:
+    from sigmerge.merge3.irt import Items
 
 LABELS = 1500
 """Labelled items a search may use in all."""

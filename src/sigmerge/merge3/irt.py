@@ -9,11 +9,11 @@ the dozen respondents of a pool the likelihood alone would run away.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
 from scipy.special import expit
 
 from sigmerge.kernels import Array
@@ -112,8 +112,7 @@ def fit(
         parts = residual.T @ gamma + away, harder - residual.sum(0), residual @ alpha + abler
         return float(value), np.concatenate([part.ravel() for part in parts])
 
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 2000})
-    alpha, beta, gamma = unpack(found.x)
+    alpha, beta, gamma = unpack(_least(loss, start, options={"maxiter": 2000}))
     return Fit(Items(alpha, beta), gamma)
 
 
@@ -184,5 +183,11 @@ def _logistic(
 
     limits = [(-bound, bound)] * len(start)
     tight = {"gtol": 1e-10, "ftol": 1e-15}
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=limits, options=tight)
-    return np.asarray(found.x)
+    return _least(loss, start, bounds=limits, options=tight)
+
+
+def _least(loss: Callable[[Array], tuple[float, Array]], start: Array, **how: Any) -> Array:
+    """Where a function is least, of which each value comes with its gradient."""
+    from scipy.optimize import minimize  # takes longer to load than all that starts a search
+
+    return np.asarray(minimize(loss, start, jac=True, method="L-BFGS-B", **how).x)
