@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ LONGEST_INDEX = 9
 """Digits of the largest block number."""
 
 
+@functools.lru_cache(1 << 16)
 def _numbered(name: str) -> tuple[str, int] | None:
     """The stack and the block that a tensor's name shows: its first part that is a number."""
     parts = name.split(".")

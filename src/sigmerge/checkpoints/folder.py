@@ -101,7 +101,7 @@ class Checkpoint:
         """The output head's own tensor, if the checkpoint stores one."""
         return min(filter(is_head, self.tensors), key=len, default=None)
 
-    @property
+    @cached_property
     def embedding(self) -> str | None:
         outside = [name for name in sorted(self.tensors) if self.stack.block_of(name) is None]
         return next(filter(is_embedding, outside), None)
