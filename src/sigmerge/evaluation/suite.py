@@ -15,6 +15,7 @@ benchmarks, and the macro score the unweighted mean over the domains.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,13 +72,25 @@ def load_suite(source: str | Path | Mapping[str, Any]) -> BenchmarkSuite:
         return _checked(dict(source), "suite", Path.cwd())
     shipped = {file.stem: file for file in sorted(SHIPPED_BENCHMARKS.glob("*.yaml"))}
     file = shipped.get(str(source), Path(source).expanduser())
+    if file in shipped.values():
+        return _shipped(file)
     if not file.exists():
         hint = did_you_mean(source, shipped)
         raise RecipeError(f"{source}: no such suite file or shipped suite; {hint}")
+    return _read(file, str(source))
+
+
+@functools.cache
+def _shipped(file: Path) -> BenchmarkSuite:
+    """Read once: a plan of many runs asks for the same suite again and again."""
+    return _read(file, file.stem)
+
+
+def _read(file: Path, named: str) -> BenchmarkSuite:
     data = read_yaml(file, "a suite", RecipeError)
     if not isinstance(data, dict):
-        raise RecipeError(f"{source}: a suite is a mapping with name: and domains:.")
-    return _checked(data, str(source), file.resolve().parent)
+        raise RecipeError(f"{named}: a suite is a mapping with name: and domains:.")
+    return _checked(data, named, file.resolve().parent)
 
 
 def nano_suite(pool: Path | None = None) -> BenchmarkSuite:
