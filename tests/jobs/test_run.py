@@ -25,13 +25,17 @@ from sigmerge.jobs.tune import pool_recipe
 from sigmerge.nano.facts import NANO_DOMAINS
 from sigmerge.nano.files import POOL, RECIPES
 from sigmerge.recipe import Recipe, load_recipe
-from tests.pools import make_pool, weight_bytes
+from tests.pools import few_facts, make_pool, weight_bytes
 
 
 @pytest.fixture(scope="module")
 def pool(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy: a repair remembers its profile beside the reference."""
     return shutil.copytree(mini, tmp_path_factory.mktemp("run") / "pool")
+
+
+FEW = 8
+"""Items of a domain that score a checkpoint."""
 
 
 def recipe(pool: Path, **repair: Any) -> dict[str, Any]:
@@ -43,7 +47,7 @@ def recipe(pool: Path, **repair: Any) -> dict[str, Any]:
         ],
         "repair": {
             "probe": str(pool / "probe.jsonl"),
-            "evaluate": {"suite": "nano", "pool": str(pool), "limit": 20},
+            "evaluate": {"suite": "nano", "pool": str(pool), "limit": FEW},
             **repair,
         },
     }
@@ -57,7 +61,7 @@ def test_the_chain_end_to_end(pool: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     evaluation = json.loads((out / "evaluation.json").read_text())
     for name, folder in (("anchor", out / "anchor"), ("repaired", out / "repaired")):
-        again = nano_scores(folder, "evaluation", pool, How(limit=20))
+        again = nano_scores(folder, "evaluation", pool, How(limit=FEW))
         assert evaluation[name] == pytest.approx(again)
     plan = json.loads((out / "repaired/sigmerge/plan.json").read_text())
     assert list(plan["views"]) == ["representation", "direction", "sign"]
@@ -124,7 +128,8 @@ def weights(folder: Path) -> bytes:
 
 
 def searched(pool: Path, **section: Any) -> dict[str, Any]:
-    small = {"population": 4, "calls": 8, "items": 5, "estimator": "mean", "suite": str(pool)}
+    suite = few_facts(pool.parent, each=6)  # the winner is asked all of them
+    small = {"population": 2, "calls": 4, "items": 5, "estimator": "mean", "suite": str(suite)}
     return {**recipe(pool), "merge_method": "task_arithmetic", "search": {**small, **section}}
 
 
@@ -169,14 +174,14 @@ def test_an_interrupted_run_does_not_search_again(
     out, content = tmp_path / "run", searched(pool)
 
     def stop(stage: str, done: int, total: int) -> None:
-        if (stage, done) == ("searching", 6):
+        if (stage, done) == ("searching", 3):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         sigmerge.run(content, out, progress=stop, threads=1)
     heard: list[tuple[str, int]] = []
     sigmerge.run(content, out, progress=lambda stage, done, total: heard.append((stage, done)))
-    assert [done for stage, done in heard if stage == "searching"] == [7, 8]
+    assert [done for stage, done in heard if stage == "searching"] == [4]
     (out / "run.json").unlink()
     heard.clear()
     sigmerge.run(content, out, progress=lambda stage, done, total: heard.append((stage, done)))
@@ -184,7 +189,7 @@ def test_an_interrupted_run_does_not_search_again(
     (out / "run.json").unlink()
     other = {**content, "seed": 1}
     sigmerge.run(other, out, progress=lambda stage, done, total: heard.append((stage, done)))
-    assert [done for stage, done in heard if stage == "searching"] == list(range(1, 9))
+    assert [done for stage, done in heard if stage == "searching"] == list(range(1, 5))
 
 
 def test_a_searched_merge_that_ended_while_it_moved_the_winner(pool: Path, tmp_path: Path) -> None:
@@ -228,7 +233,7 @@ def test_a_dry_run_of_a_searched_merge(pool: Path, tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(searched(pool)))
     ran = CliRunner().invoke(app, ["merge", str(file), str(tmp_path / "out"), "--dry-run"])
-    assert "8 calls = 4 × 2, 25 items each" in ran.output and "candidates at a time" in ran.output
+    assert "4 calls = 2 × 2, 10 items each" in ran.output and "candidates at a time" in ran.output
     assert not (tmp_path / "out").exists()
 
 
