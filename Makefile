@@ -18,8 +18,12 @@ FAST := tests/method tests/kernels tests/operators tests/files tests/engine test
 .PHONY: demo check fast test suite bench lint browser clean
 .DEFAULT_GOAL := test
 
-$(BASE): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+# The pip that Python brings takes twice as long to find which packages fit together.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	-$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip
+
+$(BASE): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) .
 	touch $@
 
@@ -33,8 +37,7 @@ $(WARM): $(BASE)
 	touch $@
 
 # The demo needs no harness, no browser and no development tool.
-$(DEMO): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) '.[demo]'
 	touch $@
 
