@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +30,12 @@ from tests.faults import job
 from tests.faults.test_kills import everything
 
 SHARD = "model-00001-of-00003.safetensors"
+CHECKED = """
+import sys
+from pathlib import Path
+from sigmerge.checkpoints.publishing import check_target
+check_target(Path(sys.argv[1]), True)
+"""
 
 
 def zero(file: Path) -> None:
@@ -274,6 +282,21 @@ def test_a_rename_that_fails_keeps_what_is_finished(
 def test_a_mount_point_is_refused_at_once() -> None:
     with pytest.raises(OutputError, match="is a mount point"):
         check_target(Path("/dev/shm" if Path("/dev/shm").is_mount() else "/proc"), True)
+
+
+def test_a_mounted_folder_of_the_same_disk_is_refused_at_once(tmp_path: Path) -> None:
+    """Its device is that of the folder above; only its last rename would fail."""
+    place, other = tmp_path / "a\\ b\n\tö", tmp_path / "other"
+    place.mkdir()
+    other.mkdir()
+    mounted = 'mount --bind "$1" "$2" && exec "$3" -c "$4" "$2"'
+    ran = subprocess.run(
+        ["unshare", "-rm", "bash", "-c", mounted, "", other, place, sys.executable, CHECKED],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if ran.stderr.startswith(("unshare", "mount")):
+        pytest.skip("nothing can be mounted here")
+    assert "is a mount point" in ran.stderr, ran
 
 
 def test_without_fsync_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

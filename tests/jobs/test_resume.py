@@ -292,6 +292,54 @@ def test_a_file_in_use_is_never_deleted(pool: PoolOnDisk, tmp_path: Path, name: 
     assert file.exists()
 
 
+def test_a_result_is_made_again_by_its_own_recipe(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """The new one has the same recipe, so nothing is lost; a guided one has another."""
+    out, given = tmp_path / "out", recipe_file(pool)
+    own = out / "sigmerge/recipe.yaml"
+    run_again(given, out)
+    before = weight_bytes(out)
+    shard = next(out.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-2])
+    run_again(own, out, overwrite=True)
+    assert weight_bytes(out) == before
+    assert own.read_text() == given.read_text()
+    guided = pool.recipe("linear", guide={"command": "true {checkpoint}"})
+    own.write_text(json.dumps(guided))
+    with pytest.raises(OutputError, match=r"holds an input, .*recipe\.yaml"):
+        run_again(own, out, overwrite=True)
+    assert own.exists()
+
+
+@pytest.mark.parametrize("place", ["suite.yaml", "items/a.jsonl", "score.py"])
+@pytest.mark.parametrize("below", ["the recipe", "where the command runs"])
+def test_a_suite_its_data_and_a_script_are_never_deleted(
+    pool: PoolOnDisk, tmp_path: Path, place: str, below: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, home = old_folder(tmp_path), tmp_path / "home"
+    home.mkdir()
+    file = out / place
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("{}")
+    monkeypatch.chdir(home if below == "the recipe" else tmp_path)
+    recipe = (tmp_path if below == "the recipe" else home) / "recipe.yaml"
+    evaluate = {"suite": "out/suite.yaml"} if place == "suite.yaml" else {"data": "out/items"}
+    scored: dict[str, Any] = {"evaluate": {"suite": "nano", **evaluate}}
+    if place == "score.py":
+        scored = {"command": "python --script=out/score.py {checkpoint}"}
+    recipe.write_text(json.dumps(pool.recipe("linear", repair=scored)))
+    with pytest.raises(OutputError, match=r"holds an input, .*out/(suite|items|score)"):
+        run_again(recipe, out, overwrite=True)
+    assert file.exists()
+
+
+def test_a_result_may_lie_beside_the_data(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """And a word that is also the name of a folder is none."""
+    (tmp_path / "linear").mkdir()
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps(pool.recipe("linear", capture={"folder": "."})))
+    sigmerge.describe(sigmerge.merge, file, tmp_path / "linear", overwrite=True)
+
+
 @pytest.mark.parametrize("which", ["reference", "math"])
 def test_an_input_is_never_overwritten(pool: PoolOnDisk, which: str) -> None:
     before = weight_bytes(pool.root / which)

@@ -219,9 +219,11 @@ def test_an_older_result_is_replaced_only_when_asked(
     assert remote.objects("old") == {"config.json": b"{}", "model.safetensors": b"old"}
     sigmerge.merge(sectioned(remote), "s3://models/old", max_shard_size=SHARD, overwrite=True)
     assert weights(remote.objects("old")) == merged
-    remote.bucket.pipe_file("models/notes/a.txt", b"mine")
-    with pytest.raises(OutputError, match="is not a checkpoint folder"):
-        sigmerge.merge(sectioned(remote), "s3://models/notes", overwrite=True)
+    for name in ("a.txt", "config.json", "deep/model.safetensors"):
+        remote.bucket.pipe_file(f"models/notes/{name}", b"mine")
+        with pytest.raises(OutputError, match="is not a checkpoint folder"):
+            sigmerge.merge(sectioned(remote), "s3://models/notes", overwrite=True)
+    assert len(remote.objects("notes")) == 3
 
 
 def test_an_input_that_changes_meanwhile_stops_the_merge(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,12 @@ from typing import Literal
 
 from sigmerge import words
 from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG
-from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER
-from sigmerge.checkpoints.remote import check_remote_target, target_url
+from sigmerge.checkpoints.remote import (
+    RESULT_RECORD,
+    check_remote_target,
+    names_a_checkpoint,
+    target_url,
+)
 from sigmerge.errors import OutputError
 from sigmerge.files.exchange import exchange
 from sigmerge.files.locks import only_writer
@@ -24,7 +29,6 @@ ResultKind = Literal["a checkpoint", "an adapter"]
 """What a folder must be to be replaced."""
 
 SYNCED_TOGETHER = 16
-_WEIGHTS = ("*.safetensors", "*.bin", INDEX)
 
 
 def real_target(out: Path) -> Path:
@@ -51,12 +55,13 @@ def check_target(
 
 
 def check_apart(final: Path, target: Path, inputs: Iterable[Path]) -> None:
-    """Refuse a target that holds an input, or lies inside one."""
+    """Refuse a target that holds an input, or lies inside a model; beside data it may lie."""
     for folder in inputs:
         real = real_target(folder)
         if real.is_relative_to(target):
             raise OutputError(f"{final}: holds an input, {folder}; choose a new folder.")
-        if real.is_dir() and target.is_relative_to(real):
+        model = any((real / name).exists() for name in ("config.json", ADAPTER_CONFIG))
+        if model and target.is_relative_to(real):
             raise OutputError(f"{final}: lies inside an input, {folder}; choose another folder.")
 
 
@@ -65,7 +70,7 @@ def _check_replaced(final: Path, target: Path, overwrite: bool, kind: ResultKind
         raise OutputError(f"{final}: is a link that leads back to itself; choose a new folder.")
     if target.exists() and not target.is_dir():
         raise OutputError(f"{final}: is a file; choose a new folder for the result.")
-    if target.is_mount():
+    if _is_mount(target):
         raise OutputError(f"{final}: is a mount point; choose a folder inside it.")
     if target.exists() and any(target.iterdir()):
         if not overwrite:
@@ -76,13 +81,30 @@ def _check_replaced(final: Path, target: Path, overwrite: bool, kind: ResultKind
             )
 
 
+def _is_mount(folder: Path) -> bool:
+    """Whether something is mounted there; of a folder of the same disk only Linux says so."""
+    if folder.is_mount():
+        return True
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return False
+    return _escaped(os.fsencode(folder)) in {line.split(b" ")[4] for line in lines}
+
+
+def _escaped(name: bytes) -> bytes:
+    """A name as the kernel writes it into a list of mounts."""
+    return re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % ord(found[0]), name)
+
+
 def _is(kind: ResultKind, folder: Path) -> bool:
     """Whether a configuration is there, and weights or the records of a result."""
     if kind == "an adapter":
         return (folder / ADAPTER_CONFIG).exists() and any(folder.glob("adapter_model.*"))
-    weights = (file for pattern in _WEIGHTS for file in folder.glob(pattern))
-    made = (folder / RECORDS_FOLDER / "plan.json").exists()
-    return (folder / "config.json").exists() and (made or any(weights))
+    names = [file.name for file in folder.iterdir()]
+    return names_a_checkpoint(
+        [*names, RESULT_RECORD] if (folder / RESULT_RECORD).exists() else names
+    )
 
 
 def check_space(final: Path, needed: int) -> None:

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -49,6 +49,9 @@ UNFINISHED = "sigmerge/unfinished"
 """The object that is there while a result is uploaded."""
 UPLOADED_LAST = ("model.safetensors.index.json", "config.json")
 """Objects that make a folder a checkpoint; they come last."""
+RESULT_RECORD = "sigmerge/plan.json"
+"""What a result has beside its weights."""
+_WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json")
 PART = 64 << 20
 """Bytes of a part of an object that is uploaded in several."""
 
@@ -195,10 +198,19 @@ def check_remote_target(url: str, overwrite: bool, inputs: Iterable[str]) -> Non
         return
     if not overwrite:
         raise OutputError(f"{url}: exists already; pass --overwrite to replace it.")
-    if "config.json" not in found:
+    if not names_a_checkpoint(found):
         raise OutputError(
             f"{url}: is not a checkpoint folder, and --overwrite only replaces those."
         )
+
+
+def names_a_checkpoint(names: Collection[str]) -> bool:
+    """Whether a folder with these files may be replaced.
+
+    A configuration alone is no checkpoint: weights or the record of a result belong to it.
+    """
+    weights = (name for name in names if "/" not in name and name.endswith(_WEIGHTS))
+    return "config.json" in names and (RESULT_RECORD in names or any(weights))
 
 
 def _check_bucket(url: str) -> None:

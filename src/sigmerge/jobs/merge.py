@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sigmerge.checkpoints.publishing import check_space, check_target
+from sigmerge.checkpoints.folder import RECORDS_FOLDER
+from sigmerge.checkpoints.publishing import check_space, check_target, real_target
 from sigmerge.checkpoints.remote import target_url
 from sigmerge.errors import RecipeError, SigmergeError
 from sigmerge.files.regular import remove
@@ -15,6 +16,7 @@ from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_anchor, open_repair_pool
 from sigmerge.jobs.work_folder import alone, hidden
 from sigmerge.recipe import Recipe
+from sigmerge.records import RECIPE
 from sigmerge.results import Merged
 
 if TYPE_CHECKING:
@@ -31,12 +33,21 @@ class MergeJob:
     score: ScoreFunction | None = None
 
     def check(self) -> None:
-        check_target(self.out, self.options.overwrite, self.recipe.kept)
+        kept = [place for place in self.recipe.kept if place != self._own_recipe]
+        check_target(self.out, self.options.overwrite, kept)
         found_first = self.recipe.guide is not None or self.recipe.search is not None
         if found_first and self.recipe.repair is None and (url := target_url(self.out)):
             raise RecipeError(f"{url}: a merge whose weights are found first goes into a local "
                               "folder.")  # fmt: skip
         check_scores(self.recipe, self.options, self.score)
+
+    @property
+    def _own_recipe(self) -> Path | None:
+        """Where the result has the recipe, as it was given: an older result may be made again by
+        its own, since no text is lost."""
+        recipe = self.recipe
+        chosen = recipe.guide or recipe.search or (recipe.repair and recipe.repair.calibration)
+        return None if chosen else real_target(self.out) / RECORDS_FOLDER / RECIPE
 
     def describe(self) -> Description:
         self.check()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -82,21 +82,33 @@ def load_recipe(
     return replace(recipe, files=(*own, *recipe.files))
 
 
+_FOLDERS = ("data", "folder", "judge", "pool", "splits", "suite")
+"""Keys whose values may name a folder that is read, or holds what took long to measure."""
+
+
 def _named_files(data: Mapping[str, Any], folder: Path) -> Iterator[Path]:
-    """The files that a recipe names, whatever for."""
-    for text in dict.fromkeys(_texts(data)):
-        with suppress(RuntimeError):  # the home of nobody
-            file = folder / Path(text).expanduser()
-            if is_regular(file):
-                yield file
+    """The files that a recipe names, whatever for, and the folders of data.
+
+    A suite may lie below the folder that the command runs in, and a command names several files.
+    """
+    for key, text in dict.fromkeys(_texts("", data)):
+        for word, start in product((text, *text.replace("=", " ").split()), (folder, Path.cwd())):
+            with suppress(RuntimeError, OSError, ValueError):  # the home of nobody; no name
+                place = start / Path(word).expanduser()
+                if is_regular(place) or (key in _FOLDERS and place.is_dir()):
+                    yield place
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Every text, with the key that it stands under."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _texts(part)
+        yield key, value
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(key, part)
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from _texts(name, part)
 
 
 @dataclass(frozen=True)
@@ -164,7 +176,7 @@ class _Parser(Reading):
             search=sections.search,
             tune=sections.tune,
             guide=sections.guide,
-            files=tuple(_named_files(data, self.folder)),
+            files=tuple(dict.fromkeys(_named_files(data, self.folder))),
         )
         recipe = with_models(self, fetched(self, recipe))
         template = read_chat_template(self, recipe, top.chat_template)

@@ -91,7 +91,7 @@ class Recipe:
     modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The parameters of modules that are merged one by one."""
     files: tuple[Path, ...] = ()
-    """The recipe's own file, and files that it names: scores, exemplars, a suite."""
+    """The recipe's own file, and what it names: scores, exemplars, a suite, folders of data."""
 
     @property
     def experts(self) -> dict[str, Path]:
