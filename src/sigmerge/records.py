@@ -10,6 +10,7 @@ A file without `schema` was written before records were versioned; it is read as
 Annotations are no texts here, as elsewhere: pydantic would evaluate every one.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from sigmerge.method.objective import amount
 
 PLAN, PROVENANCE, RECIPE, PAGE = "plan.json", "provenance.json", "recipe.yaml", "report.html"
 
+CHECKSUM = "checksum"
 LONGEST_CELL = 200
 """Characters of a value that a notebook shows."""
 PerLayer = tuple[tuple[float, ...], ...]
@@ -56,8 +58,12 @@ class Record(Part):
 
     version: Literal[1] = Field(default=1, alias="schema")
 
+    def as_file(self) -> dict[str, Any]:
+        """What is written into the file of the record."""
+        return self.as_json()
+
     def write(self, file: Path) -> None:
-        write_json(file, self.as_json())
+        write_json(file, self.as_file())
 
 
 class Member(Part):
@@ -247,6 +253,21 @@ class Provenance(Record):
     warnings: tuple[str, ...] = ()
     wall_seconds: float = 0.0
     peak_memory_bytes: int = 0
+
+    def as_file(self) -> dict[str, Any]:
+        """With a checksum of all else, by which an accidental change of the file is seen."""
+        content = self.as_json()
+        return {**content, CHECKSUM: _checksum(content)}
+
+
+def is_intact(content: Mapping[str, Any]) -> bool | None:
+    """Whether the content of a file is a record as it was written; None if it has no checksum."""
+    return content[CHECKSUM] == _checksum(content) if CHECKSUM in content else None
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    plain = {key: value for key, value in content.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 class PairedScores(Part):

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import sigmerge
 from sigmerge.checkpoints.writer import Layout
 from sigmerge.jobs.verify import Sample
+from sigmerge.records import Provenance
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool
 from tests.probing import models
@@ -72,7 +73,7 @@ def forge(folder: Path) -> None:
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
         for name in content["outputs"]
     }
-    file.write_text(json.dumps(content))
+    Provenance.model_validate(content).write(file)
 
 
 def change(file: Path, tensor: str, value: float) -> None:
@@ -443,6 +444,73 @@ def test_a_repair_whose_anchor_was_not_kept_is_as_it_should_be(
     ran = command("verify", tmp_path / "out", "--json")
     assert ran.code == 0, ran
     assert "inputs" in ran.json[0]["checked"]
+
+
+def emptied(record: dict[str, Any]) -> object:
+    return record["inputs"].clear()
+
+
+def reworded(record: dict[str, Any]) -> object:
+    return record["inputs"][0].update(member="law")
+
+
+def shortened(record: dict[str, Any]) -> object:
+    return record["outputs"].pop("sigmerge/plan.json")
+
+
+@pytest.mark.parametrize("change", [emptied, reworded, shortened])
+def test_a_record_that_was_changed_is_a_problem(
+    result: Callable[[str], Path], change: Callable[[dict[str, Any]], object]
+) -> None:
+    """No other check sees these three."""
+    folder = result("ties")
+    record = json.loads((folder / RECORDS).read_text())
+    (folder / RECORDS).write_text(json.dumps(record))  # other blanks, nothing else
+    assert command("verify", folder).code == 0
+    change(record)
+    (folder / RECORDS).write_text(json.dumps(record))
+    ran = command("verify", folder)
+    assert ran.code == 3 and "record: provenance.json: is not what was written" in ran.out
+    del record["checksum"]
+    (folder / RECORDS).write_text(json.dumps(record))
+    ran = command("verify", folder)
+    assert ran.code == 0 and "not checked: record: it has no checksum" in ran.out
+
+
+def test_all_of_a_kept_anchor_is_compared(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """A copy takes no computing, so nothing is left to chance."""
+    sigmerge.merge(pool.recipe("linear"), tmp_path / "anchor")
+
+    def worse(folder: Path) -> dict[str, float]:
+        return dict.fromkeys(DOMAINS, 0.9 if folder in pool.experts.values() else
+                             0.5 if folder == tmp_path / "anchor" else 0.1)  # fmt: skip
+
+    recipe = pool.recipe("linear", repair={"guard": "keep_anchor"})
+    kept = sigmerge.repair(recipe, tmp_path / "out", anchor=tmp_path / "anchor", score=worse)
+    assert kept.repair.guard is not None and kept.repair.guard.kept == "anchor"
+    (report,) = sigmerge.verify(tmp_path / "out", deep=True, blocks=1)
+    assert report.ok and report.extent["recomputed"] == "4 of 4 blocks"
+    for layer in range(3):
+        copy = Path(shutil.copytree(tmp_path / "out", tmp_path / f"changed-{layer}"))
+        name = f"model.layers.{layer}.mlp.up_proj.weight"
+        change(shard(copy), name, 3.0)
+        forge(copy)
+        (report,) = sigmerge.verify(copy, deep=True, blocks=1, seed=0)
+        assert [finding.about for finding in report.findings] == [name]
+
+
+LINKED = ["a.md", "sigmerge/report.html", "LICENSE", "checkpoints/1/page.html"]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_link_is_no_page(result: Callable[[str], Path], name: str) -> None:
+    """What it leads to may be anything tomorrow."""
+    folder = result("ties")
+    (folder / "real.md").write_text("x")
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).symlink_to(folder / "real.md")
+    ran = command("verify", folder)
+    assert ran.code == 3 and f"digests: {name}: is not in the record" in ran.out, ran
 
 
 def test_a_record_whose_digests_were_removed_is_a_problem(result: Callable[[str], Path]) -> None:

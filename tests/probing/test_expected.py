@@ -64,6 +64,19 @@ def test_a_model_that_cannot_be_built_is_explained(tmp_path: Path, content: str)
     assert "transformers cannot build the model" in architecture_problems(tmp_path)
 
 
+def test_a_configuration_that_does_not_load_is_a_finding(tmp_path: Path) -> None:
+    """Where transformers knows the kind of model; of a foreign one it can say nothing."""
+    folder = Path(shutil.copytree(POOL / "reference", tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": "wide"}))
+    ((about, problem),) = architecture_problems(folder)
+    assert about == "config.json" and problem.startswith("transformers cannot load it (")
+    for foreign in ({"auto_map": {"AutoConfig": "own.Config"}}, {"model_type": "no-such-model"}):
+        wrong = {**config, "hidden_size": "wide", **foreign}
+        (folder / "config.json").write_text(json.dumps(wrong))
+        assert "transformers cannot build the model" in architecture_problems(folder)
+
+
 def with_depth(folder: Path, depth: int) -> Path:
     shutil.copytree(POOL / "reference", folder)
     config = json.loads((folder / "config.json").read_text())

@@ -196,7 +196,7 @@ def run_occupancy(
             wall_seconds=meter.wall_seconds,
             peak_memory_bytes=meter.peak_memory_bytes,
         )
-        output.json(f"{RECORDS_FOLDER}/{PROVENANCE}", provenance.as_json())
+        output.json(f"{RECORDS_FOLDER}/{PROVENANCE}", provenance.as_file())
         output.publish()
     return Merged(out=output.name, plan=plan, provenance=provenance)
 

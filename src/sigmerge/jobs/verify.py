@@ -42,6 +42,7 @@ from sigmerge.records import (
     Provenance,
     RepairPlan,
     RunRecord,
+    is_intact,
     read,
     read_plan,
 )
@@ -91,9 +92,7 @@ class VerifyJob:
             threads=self.options.threads,
             progress=self.options.progress,
         )
-        if not provenance.outputs and "schema" in read_json_object(record, "a record", PoolError):
-            emptied = Finding("digests", PROVENANCE, "lists no digests of the result's files")
-            report = replace(report, findings=(*report.findings, emptied))
+        report = _with_record(report, read_json_object(record, "a record", PoolError))
         if not self.deep:
             return report
         if any(finding.check in ("inputs", "headers") for finding in report.findings):
@@ -101,6 +100,23 @@ class VerifyJob:
             return replace(report, skipped={**report.skipped, "recomputed": why})
         seed = secrets.randbelow(1 << 32) if self.seed is None else self.seed
         return _recomputed(report, folder, provenance, self.options, Sample(self.blocks, seed))
+
+
+def _with_record(report: Report, content: Mapping[str, Any]) -> Report:
+    """The report with what the provenance tells of itself."""
+    problems = []
+    if "schema" in content and not content.get("outputs"):
+        problems.append(Finding("digests", PROVENANCE, "lists no digests of the result's files"))
+    intact = is_intact(content)
+    if intact is None:
+        why = "it has no checksum; an older version wrote it"
+        report = replace(report, skipped={**report.skipped, "record": why})
+    else:
+        report = replace(report, checked=(*report.checked, "record"))
+    if intact is False:
+        told = "is not what was written; what it says of inputs and outputs may be wrong"
+        problems.append(Finding("record", PROVENANCE, told))
+    return replace(report, findings=(*report.findings, *problems))
 
 
 def _parts(folder: Path) -> Report:

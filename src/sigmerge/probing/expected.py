@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.folder import open_checkpoint, read_json
 from sigmerge.probing.bounded import bounded
 from sigmerge.probing.loading import model_class, quiet
 
@@ -28,7 +28,12 @@ def architecture_problems(folder: Path) -> list[tuple[str, str]] | str:
     logging.set_verbosity_error()  # it reports in a table what is returned here
     try:
         with quiet(), bounded(folder):
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            try:
+                config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            except Exception as error:
+                if _is_known(folder) and not isinstance(error, ImportError):
+                    return [("config.json", f"transformers cannot load it ({_reason(error)})")]
+                raise
             stored = open_checkpoint(folder).tensors
             weights = {n: torch.empty(t.shape, device="meta") for n, t in stored.items()}
             kind = _class_of(config)
@@ -40,11 +45,22 @@ def architecture_problems(folder: Path) -> list[tuple[str, str]] | str:
         if "conversion of the weights" in str(error):
             return [("weights", "transformers cannot join them; some are missing or of another "
                      "shape")]  # fmt: skip
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return f"transformers cannot build the model ({reason[:300]})"
+        return f"transformers cannot build the model ({_reason(error)})"
     finally:
         logging.set_verbosity(level)
     return sorted(_problems(found))
+
+
+def _is_known(folder: Path) -> bool:
+    """Whether transformers itself has the kind of model, so that its configuration must load."""
+    from transformers import CONFIG_MAPPING
+
+    config = read_json(folder / "config.json")
+    return "auto_map" not in config and config.get("model_type") in set(CONFIG_MAPPING.keys())
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _class_of(config: Any) -> Any:
