@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sigmerge.errors import OutputError, RecipeError
+from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.real.gguf import convert
 from tests.command_line import refused, sigmerge
 
@@ -217,3 +218,51 @@ def test_a_folder_that_appeared_meanwhile_is_not_replaced(
 def test_another_type_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="int8"):
         convert(tmp_path / "tiny.gguf", tmp_path / "out", "int8")
+
+
+def told(file: Path, key: str, skipped: int, value: int, width: int = 4) -> None:
+    """Another number behind a key of the metadata."""
+    content = bytearray(file.read_bytes())
+    at = content.index(key.encode()) + len(key) + skipped
+    content[at : at + width] = value.to_bytes(width, "little")
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("key", "skipped", "value", "words"),
+    [
+        ("tokenizer.ggml.token_type", 8, 10**9, "damaged (it ends before its values)"),
+        ("llama.attention.head_count", 4, 0, "cannot be converted (ZeroDivisionError"),
+        ("llama.block_count", 4, 10**9, "there are fewer than layers"),
+        ("general.architecture", 12, 0xFF, "cannot be converted (UnicodeDecodeError"),
+    ],
+)
+def test_metadata_that_no_file_has_is_one_error(
+    tmp_path: Path, key: str, skipped: int, value: int, words: str
+) -> None:
+    """At once: without its check the first loops 10⁹ times, and the third makes 10⁹ layers."""
+    file = write(tmp_path / "tiny.gguf")
+    told(file, key, skipped, value)
+    assert words in refused(3, "gguf", file, tmp_path / "out", beside=tmp_path)
+
+
+def test_a_file_that_changes_while_it_is_converted_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = write(tmp_path / "tiny.gguf"), tmp_path / "out"
+    monkeypatch.setattr("sigmerge.real.gguf._save_tokenizer", lambda *_: told(file, "blk.0", 0, 1))
+    with pytest.raises(PoolError, match="changed while it was read"):
+        convert(file, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), SafetensorError("I/O error")])
+def test_a_full_disk_is_an_error_of_the_output(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("sigmerge.real.gguf._save_model", full)
+    file = write(tmp_path / "tiny.gguf")
+    assert "cannot be written" in refused(4, "gguf", file, tmp_path / "out", beside=tmp_path)

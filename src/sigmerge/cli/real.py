@@ -26,8 +26,10 @@ def gguf(
     as_json: Json = False,
 ) -> None:
     """Turn a GGUF file into a checkpoint folder."""
+    from sigmerge.checkpoints.truncation import exit_on_truncation
     from sigmerge.real.gguf import convert
 
+    exit_on_truncation()
     made = convert(file, out, dtype, overwrite=overwrite)
     show.emit({"checkpoint": str(made)}, as_json, lambda done: iter([f"checkpoint: {made}"]))
 

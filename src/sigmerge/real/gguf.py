@@ -11,12 +11,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.publishing import check_target, only_target, publish, real_target
-from sigmerge.errors import MissingExtra, PoolError, RecipeError
+import numpy as np
+
+from sigmerge.checkpoints.inputs import identify, unchanged
+from sigmerge.checkpoints.publishing import (
+    check_target,
+    only_target,
+    publish,
+    real_target,
+    writing,
+)
+from sigmerge.checkpoints.writer import saved
+from sigmerge.errors import MissingExtra, PoolError, RecipeError, SigmergeError
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.regular import open_regular, remove
 from sigmerge.probing.loading import quiet
@@ -49,25 +60,42 @@ def convert(file: Path, out: Path, dtype: str = "bfloat16", *, overwrite: bool =
     if dtype not in STORED_TYPES:
         raise RecipeError(f"dtype: {dtype!r} is not one of {', '.join(STORED_TYPES)}.")
     check_target(out, overwrite, [file])
-    content = _read(file)
-    metadata = _metadata(content, file)
-    tensors = _renamed(content.tensors, metadata, file)
+    with _reading(file):
+        content = _read(file)
+        before = identify([file])
+        metadata = _metadata(content, file)
+        tensors = _renamed(content.tensors, metadata, file)
     target = real_target(out)
     partial = target.with_name(f".{target.name}.partial")
     with only_target(target, overwrite):
         try:
             remove(partial)
-            with quiet():
+            with _reading(file), writing(partial), saved(partial), quiet():
                 _save_model(tensors, metadata, dtype, partial, file)
                 _save_tokenizer(file, metadata, partial)
+            unchanged(before)
             publish(partial, target, overwrite=overwrite, durable=True)
         finally:
             remove(partial, if_possible=True)
     return out
 
 
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Whatever a library raises for what a file says is one error that names the file."""
+    try:
+        yield
+    except (SigmergeError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise PoolError(
+            f"{file}: cannot be converted ({type(error).__name__}: {error}); it is damaged, or of "
+            "a kind that is not supported. Copy or download it again."
+        ) from error
+
+
 def _read(file: Path) -> Any:
-    """The reader of a GGUF file."""
+    """The reader of a GGUF file. One that says how many values follow may say too many."""
     try:
         import transformers  # noqa: F401
         from gguf import GGUFReader
@@ -76,8 +104,15 @@ def _read(file: Path) -> Any:
     with open_regular(file, "a GGUF file", PoolError) as stream:
         if stream.read(len(_MAGIC)) != _MAGIC:
             raise PoolError(f"{file}: is not a GGUF file; its first bytes are not GGUF.")
+
+    class Reader(GGUFReader):
+        def _get(self, offset: Any, dtype: Any, count: Any = 1, **order: Any) -> Any:
+            if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
+                raise ValueError("it ends before its values")
+            return super()._get(offset, dtype, count, **order)
+
     try:
-        return GGUFReader(file)
+        return Reader(file)
     except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
         raise PoolError(f"{file}: is damaged ({error}); copy or download it again.") from None
 
@@ -143,7 +178,6 @@ def _half_by_half(weight: Any, heads: int) -> Any:
 
 
 def _config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
-    import numpy as np
     from transformers import LlamaConfig
 
     def value(key: str, default: Any = None) -> Any:
@@ -177,6 +211,10 @@ def _save_model(
     import torch
     from transformers import GenerationConfig, LlamaForCausalLM
 
+    if metadata["llama.block_count"] > len(tensors):  # each is made before it is missed
+        raise PoolError(
+            f"{file}: its tensors do not fit its metadata: there are fewer than layers."
+        )
     config = _config(metadata, tensors)
     with torch.device("meta"):
         model: Any = LlamaForCausalLM(config)
