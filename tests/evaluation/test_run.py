@@ -407,6 +407,25 @@ def test_what_cannot_be_written_or_judged_is_told_first(tmp_path: Path):
         evaluate(nothing, "mergebench", judge="no judge", data=tmp_path)
 
 
+@pytest.mark.parametrize("flag", ["out", "answers"])
+def test_a_file_that_no_evaluation_wrote_is_not_replaced(place: Path, tmp_path: Path, flag: str):
+    """Such as a configuration, or a device; what an earlier evaluation wrote is."""
+    own = place / "own.yaml"
+    written = {"out": tmp_path / "result.json", "answers": tmp_path / "answers.jsonl"}
+    for _ in range(2):
+        evaluate(place / "tiny", str(own), "all", store=tmp_path / "r.sqlite", limit=1, **written)
+    foreign = tmp_path / "config.json"
+    os.mkfifo(tmp_path / "fifo")
+    other = "answers" if flag == "out" else "out"
+    for file, content in ((foreign, "{}"), (foreign, "years of work"), (tmp_path / "fifo", None),
+                          (written[other], None)):  # fmt: skip
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(OutputError, match=f"--{flag}: .* no evaluation wrote it"):
+            evaluate(tmp_path / "no checkpoint", str(own), **{flag: file})
+    assert foreign.read_text() == "years of work"
+
+
 def test_a_program_that_prints_no_text_is_told(place: Path, tmp_path: Path):
     _facts(tmp_path, "x")
     mark = {"harness": "command", "files": "q.jsonl", "metrics": {"m": "m"},

@@ -450,6 +450,46 @@ def test_a_name_that_no_folder_can_have_is_an_error_of_the_output(
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
+def test_without_a_home_commands_work_or_say_what_to_set(
+    shared: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that runs as a user whom nobody knows."""
+    from sigmerge.files import cache, objects
+
+    def nobody(*_: Any) -> None:
+        raise KeyError
+
+    recipe = shared.write(shared.recipe("linear"))
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert command("merge", recipe, tmp_path / "out").code == 0
+    monkeypatch.delenv("SIGMERGE_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for known in (cache._users, objects._real):
+        known.cache_clear()
+    ran = command("merge", recipe, tmp_path / "other")
+    assert ran.code == 2 and "no home folder is known" in ran.err, ran
+    assert "set HOME, or SIGMERGE_CACHE" in ran.err
+
+
+def test_a_full_disk_while_a_run_writes_its_records(
+    shared: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line names the file, and the exit code is that of the output; what is made stays."""
+    recipe, out, sync = repaired(shared), tmp_path / "run", os.fsync
+
+    def full(handle: int) -> None:
+        if Path(f"/proc/self/fd/{handle}").readlink().name.startswith(".calibration"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sigmerge.files.documents.os.fsync", full)
+        ran = command("run", recipe, out)
+    assert ran.code == 4 and f"{out}/calibration.json: No space left" in ran.err, ran
+    assert command("run", recipe, out).code == 0
+
+
 def test_a_full_disk_leaves_nothing_of_an_adapter(
     shared: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from sigmerge.errors import PoolError
+from sigmerge.errors import OutputError, PoolError
 from sigmerge.evaluation.suite import load_suite
+from sigmerge.files.locks import only_writer
 from sigmerge.nano.tokenizer import build_tokenizer
 from sigmerge.real.data import DATA_SETS, REAL_DOMAINS, build, needed
 from tests.command_line import refused, sigmerge, tree
@@ -287,6 +288,19 @@ def test_an_article_and_a_sentence_are_held_out_in_all_languages(
     sentences = {prompt.split(": ", 1)[1] for prompt in held}
     assert len(sentences) > 1
     assert not any(prompt.endswith(text) for prompt in train for text in sentences)
+
+
+def test_two_builds_of_one_folder(public: Path, tmp_path: Path) -> None:
+    """The second would remove what the first has written so far."""
+    out = tmp_path / "new/out"
+    out.parent.mkdir()
+    with (
+        only_writer(out.with_name(".out.lock"), ""),
+        pytest.raises(OutputError, match="another run is writing it"),
+    ):
+        build(public, out, sources=SMALL)
+    build(public, out, sources=SMALL)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
 def test_the_seed_decides_the_bytes(public: Path, tmp_path: Path) -> None:

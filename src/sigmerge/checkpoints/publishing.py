@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -44,7 +44,7 @@ def check_target(
 ) -> None:
     """Refuse early what could not be published later, or would replace an input."""
     target = real_target(final)
-    if not final.name or any(place.is_relative_to(target) for place in (Path.cwd(), Path.home())):
+    if not final.name or any(place.is_relative_to(target) for place in _in_use()):
         raise OutputError(f"{final}: choose a new folder for the result.")
     if (url := target_url(target)) is not None:
         check_remote_target(url, overwrite, [address(folder) for folder in inputs])
@@ -52,6 +52,13 @@ def check_target(
     check_apart(final, target, inputs)
     with writing(final):
         _check_replaced(final, target, overwrite, kind)
+
+
+def _in_use() -> Iterator[Path]:
+    """Folders that no result may replace: where the command runs, and the home, if there is one."""
+    yield Path.cwd()
+    with suppress(RuntimeError):
+        yield Path.home()
 
 
 def check_apart(final: Path, target: Path, inputs: Iterable[Path]) -> None:

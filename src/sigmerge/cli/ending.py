@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -21,13 +22,18 @@ from sigmerge.cli import mergekit, real  # noqa: F401  (the same)
 
 # isort: split
 from sigmerge.cli.app import app
-from sigmerge.errors import MemoryFull, SigmergeError, SigmergeWarning
+from sigmerge.errors import MemoryFull, OutputError, SigmergeError, SigmergeWarning
 from sigmerge.words import printable
 
 if TYPE_CHECKING:
     from typer.models import CommandInfo
 
 _python_shows = warnings.showwarning
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_HOMELESS = (
+    "no home folder is known, of this user or of one behind ~. Write such paths in full; set HOME, "
+    "or SIGMERGE_CACHE to a folder that can be written."
+)
 
 
 def run() -> NoReturn:
@@ -59,11 +65,14 @@ def _ended() -> int:
             raise
         return _failed("a pipe to another process broke.", 1)
     except OSError as error:
-        return _failed(f"{error.filename or 'a file'}: {error.strerror or error}.", 1)
+        code = OutputError.exit_code if error.errno in _UNWRITABLE else 1
+        return _failed(f"{error.filename or 'a file'}: {error.strerror or error}.", code)
     except MemoryError:
         said = "Out of memory. Fewer --threads need less; --dry-run says how much."
         return _failed(said, MemoryFull.exit_code)
     except Exception as error:
+        if isinstance(error, RuntimeError) and "home directory" in str(error):
+            return _failed(_HOMELESS, 2)
         from sigmerge.probing.memory import full, is_full
 
         if is_full(error):

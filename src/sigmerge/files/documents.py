@@ -119,6 +119,9 @@ def whole(file: Path, *, durable: bool = True, place: Path | None = None) -> Ite
         partial.replace(file)
         if durable:
             sync_folder(file.parent)
+    except OSError as error:
+        error.filename = error.filename or str(file)  # a full disk names none
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

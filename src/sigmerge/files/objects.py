@@ -161,7 +161,11 @@ def address(file: Path) -> str:
 
 def with_addresses(text: str) -> str:
     """A message in which stand-ins are called by their addresses."""
-    place = re.compile(rf"{re.escape(str(remote_root()))}/[^/\s]+/[^/\s:;,)+'\"]+")
+    try:
+        root = re.escape(str(remote_root()))
+    except RuntimeError:  # nobody knows a home, and so no stand-in either
+        return text
+    place = re.compile(rf"{root}/[^/\s]+/[^/\s:;,)+'\"]+")
     return place.sub(lambda found: address(Path(found[0])), text)
 
 

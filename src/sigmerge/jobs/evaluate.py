@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.engine.machine import LIBRARIES
-from sigmerge.errors import OutputError
+from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import Result, evaluate
-from sigmerge.files.documents import write_json
+from sigmerge.files.documents import read_json_object, write_json
+from sigmerge.files.regular import is_regular
 from sigmerge.jobs.options import Description, Step
+
+FIRST_ANSWER = b'{"benchmark": '
+"""What every line of answers begins with."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,10 @@ class EvaluateJob:
         files = [(flag, file) for flag, file in named if file is not None]
         for flag, file in files:
             _require_writable(flag, file)
+            if file.exists() and not _is_older(flag, file):
+                raise OutputError(
+                    f"{flag}: {file} exists already, and no evaluation wrote it; choose a new file."
+                )
         return files
 
 
@@ -64,3 +73,15 @@ def _require_writable(flag: str, file: Path) -> None:
     if file.is_dir() or not place.is_dir() or not os.access(place, os.W_OK):
         why = "it is a folder" if file.is_dir() else f"{place} is no folder that can be written to"
         raise OutputError(f"{flag}: {file} cannot be written; {why}.")
+
+
+def _is_older(flag: str, file: Path) -> bool:
+    """Whether an earlier evaluation wrote the file. What is empty is nobody's."""
+    if not is_regular(file) or not file.stat().st_size:
+        return is_regular(file)
+    if flag == "--answers":
+        with file.open("rb") as lines:
+            return lines.read(len(FIRST_ANSWER)) == FIRST_ANSWER
+    with suppress(SigmergeError):
+        return {"checkpoint", "macro"} <= read_json_object(file, "a result").keys()
+    return False

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import OutputError, PoolError
+from sigmerge.files.locks import only_writer
 from sigmerge.files.regular import remove
 from sigmerge.probing.exemplars import tokenizer_of
 from sigmerge.real import benchmarks, pairs
@@ -171,9 +172,11 @@ def build(
         drawn = {source: _draw(made, data, source, compared) for source in sources}
     _keep(made, drawn, Overlaps(compared))
     hidden = out.with_name(f".{out.name}.partial")
-    remove(hidden)
-    summary = _write(made, data, hidden, shown)
-    hidden.rename(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(out.with_name(f".{out.name}.lock"), f"{out}: another run is writing it."):
+        remove(hidden)
+        summary = _write(made, data, hidden, shown)
+        hidden.rename(out)
     return summary
 
 
