@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sigmerge.api import merge
+from sigmerge.checkpoints import pickled
 from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import INDEX, open_checkpoint
 from sigmerge.checkpoints.pickled import as_safetensors
@@ -339,15 +341,63 @@ def test_a_pickle_is_converted_by_one_process_at_a_time(pool: PoolOnDisk) -> Non
     """The twin that another process made meanwhile is taken: it may be reading it already."""
     file = pickle_expert(pool, load_file(weights_file(pool)))
     (twin,) = as_safetensors([file])
+    content = twin.read_bytes()
     twin.unlink()
     with ThreadPoolExecutor(1) as other:
         with locked(twin.with_suffix(".lock")):
             waiting = other.submit(as_safetensors, [file])
             with pytest.raises(TimeoutError):
                 waiting.result(timeout=0.5)
-            twin.write_bytes(b"made meanwhile")
+            twin.write_bytes(content)
+            made = twin.stat().st_ino
         assert waiting.result() == [twin]
-    assert twin.read_bytes() == b"made meanwhile"
+    assert twin.stat().st_ino == made
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut off", "no note"])
+def test_a_damaged_twin_of_a_pickle_is_made_again(pool: PoolOnDisk, damage: str) -> None:
+    """The pickle is the input, in the record too: what lies in the cache may go at any time."""
+    file = pickle_expert(pool, load_file(weights_file(pool)))
+    recipe = pool.recipe("linear")
+    merge(recipe, pool.root / "one", allow_pickle=True)
+    (twin,) = as_safetensors([file])
+    content = bytearray(twin.read_bytes())
+    content[-3] ^= 64
+    if damage == "no note":
+        twin.with_suffix(".json").unlink()
+    else:
+        twin.write_bytes(content if damage == "a bit" else content[:-9])
+    made = merge(recipe, pool.root / "two", allow_pickle=True)
+    assert read_weights(pool.root / "one").keys() == read_weights(pool.root / "two").keys()
+    for name, values in read_weights(pool.root / "one").items():
+        assert (read_weights(pool.root / "two")[name] == values).all()
+    recorded = [entry.file for entry in made.provenance.inputs]
+    assert str(file) in recorded and str(twin) not in recorded
+    twin.unlink()
+    assert sigmerge("verify", pool.root / "two", "--deep", "--allow-pickle").code == 0
+    file.write_bytes(file.read_bytes() + b"x")
+    ran = sigmerge("verify", pool.root / "two")
+    assert ran.code == 3 and f"inputs: {file}: has changed since the run" in ran.out
+
+
+def test_a_pickle_that_changes_while_it_is_converted(
+    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = pickle_expert(pool, load_file(weights_file(pool)))
+    convert = pickled._convert
+
+    def changing(pickle: Path, twin: Path) -> None:
+        convert(pickle, twin)
+        file.touch()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pickled, "_convert", changing)
+        with pytest.raises(PoolError, match="changed while it was read"):
+            as_safetensors([file])
+    (twin,) = as_safetensors([file])
+    file.touch()
+    with pytest.raises(PoolError, match="changed while it was read"):
+        pickled.pickle_of(twin)
 
 
 class Malicious:

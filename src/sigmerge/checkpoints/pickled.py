@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from sigmerge.checkpoints.reader import changed
 from sigmerge.errors import MissingExtra, OutputError, PoolError
-from sigmerge.files.cache import cache_folder
-from sigmerge.files.digests import identity
-from sigmerge.files.documents import whole
+from sigmerge.files.cache import cache_folder, cache_place, kept_json
+from sigmerge.files.digests import digest_now, file_digests, identity, kind_of
+from sigmerge.files.documents import whole, write_json
 from sigmerge.files.locks import locked
+from sigmerge.files.regular import is_regular
 
 
 def as_safetensors(pickles: list[Path]) -> list[Path]:
@@ -19,17 +21,44 @@ def as_safetensors(pickles: list[Path]) -> list[Path]:
 
 def _twin(pickle: Path) -> Path:
     """The twin, made by one process at a time: another may be reading it already."""
-    key = hashlib.sha256(identity(pickle).encode()).hexdigest()[:24]
+    before = identity(pickle)
+    key = hashlib.sha256(before.encode()).hexdigest()[:24]
     twin = cache_folder("unpickled") / f"{key}.safetensors"
-    if twin.exists():
+    if _is_whole(twin):
         return twin
     try:
         with locked(twin.with_suffix(".lock"), wait=True):
-            if not twin.exists():
+            if not _is_whole(twin):
                 _convert(pickle, twin)
+                if identity(pickle) != before:
+                    raise changed(str(pickle))
+                note = {"pickle": str(pickle.absolute()), "identity": before,
+                        "digest": digest_now(twin)}  # fmt: skip
+                write_json(twin.with_suffix(".json"), note)
     except OSError as error:
         raise OutputError(f"{twin}: cannot be written ({error}).") from None
     return twin
+
+
+def pickle_of(file: Path) -> Path | None:
+    """The pickle that a weight file was made of, which is still the same; None if it is none's."""
+    if file.parent != cache_place("unpickled"):
+        return None
+    note = kept_json(file.with_suffix(".json"), {"pickle", "identity"})
+    if note is None:
+        return None
+    pickle = Path(str(note["pickle"]))
+    if not is_regular(pickle) or identity(pickle) != note["identity"]:
+        raise changed(str(pickle))
+    return pickle
+
+
+def _is_whole(twin: Path) -> bool:
+    """Whether a twin is there as it was made; the note beside it is written last."""
+    note = kept_json(twin.with_suffix(".json"), {"digest"})
+    if note is None or not is_regular(twin):
+        return False
+    return file_digests([twin], kind=kind_of([str(note["digest"])]))[twin] == note["digest"]
 
 
 def _convert(pickle: Path, twin: Path) -> None:

@@ -450,6 +450,7 @@ def verify(
         typer.Option("--seed", min=0, help="Draws the blocks; else another at every run."),
     ] = None,
     threads: Threads = 0,
+    allow_pickle: Pickle = False,
     as_json: Json = False,
 ) -> None:
     """Check a result against its records, or a pool.
@@ -465,7 +466,7 @@ def verify(
         raise typer.BadParameter(f"--blocks is a number from 1 on or all, not {blocks!r}")
     count = None if blocks == "all" else int(blocks[:9])
     with show.progress(as_json) as bar:
-        how = options(threads, bar, rehash=True)
+        how = options(threads, bar, allow_pickle=allow_pickle, rehash=True)
         experts = {folder.name: folder for folder in folders[1:]}
         job = (
             VerifyPoolJob(folders[0], experts, how)

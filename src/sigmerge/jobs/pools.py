@@ -13,6 +13,7 @@ from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
 from sigmerge.checkpoints.inputs import InputIdentity, digested, identify, same_configuration
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
+from sigmerge.checkpoints.pickled import pickle_of
 from sigmerge.checkpoints.pool import Pool, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import TREE, file_digests
@@ -363,7 +364,8 @@ class Inputs:
     """The files that go into a result, as they were before the first tensor was read."""
 
     members: Mapping[Path, str]
-    """File -> the name of its checkpoint, or of the expert that is shown it."""
+    """File -> the name of its checkpoint, or of the expert that is shown it. A pickle, which a
+    user gave, and not the file that it was converted to."""
     before: tuple[InputIdentity, ...]
     leaves: Leaves
     """Of remote files, what is hashed while it is read."""
@@ -378,12 +380,15 @@ class Inputs:
     ) -> Inputs:
         """With `read`, the checkpoints whose tensors this process reads through `leaves`."""
         files: dict[Path, str] = {}
+        converted = set()
         for name, checkpoint in checkpoints.items():
             same_configuration(checkpoint)
             for file in (*checkpoint.files, *companion_files(checkpoint.path)):
-                files.setdefault(file, name)  # adapters share the files of their model
+                given = pickle_of(file) or file
+                converted |= {file} - {given}
+                files.setdefault(given, name)  # adapters share the files of their model
         files = {**(others or {}), **files}
-        before = identify(files)
+        before = identify([*files, *converted])
         return cls(files, before, Leaves(file for one in read for file in one.files))
 
     def hash(self, options: Options, step: Callable[[int], None]) -> None:

@@ -87,6 +87,7 @@ class RunJob:
                 noise=plan.scores.noise,
             )
             write_json(out / "calibration.json", calibration.as_json())
+            (out / "evaluation.json").unlink(missing_ok=True)  # of a killed run of another recipe
             evaluation = self._evaluation(anchor, repaired)
             if evaluation is not None:
                 write_json(out / "evaluation.json", evaluation.as_json())
