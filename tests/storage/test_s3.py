@@ -16,7 +16,7 @@ import sigmerge
 from sigmerge.checkpoints import ahead
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.inputs import identify
-from sigmerge.checkpoints.remote import UNFINISHED, place_of, upload
+from sigmerge.checkpoints.remote import UNFINISHED, place_of, stand_in, upload
 from sigmerge.checkpoints.writer import Output
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.objects import RemoteFile
@@ -224,6 +224,20 @@ def test_an_older_result_is_replaced_only_when_asked(
         with pytest.raises(OutputError, match="is not a checkpoint folder"):
             sigmerge.merge(sectioned(remote), "s3://models/notes", overwrite=True)
     assert len(remote.objects("notes")) == 3
+
+
+@pytest.mark.parametrize("damaged", ["config.json", "a stub"])
+def test_a_damaged_stand_in_is_made_again(remote: Remote, damaged: str) -> None:
+    """Else its configuration, or bytes from other places, would go into the result."""
+    folder = stand_in("s3://models/pool/math")
+    name = next(folder.glob("*.safetensors")).name if damaged == "a stub" else damaged
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole.replace(b"l", b"m", 1))
+    assert (stand_in("s3://models/pool/math") / name).read_bytes() == whole
+    made = (folder / name).stat().st_ino
+    (folder.parent / "whole").mkdir()
+    assert stand_in("s3://models/pool/math") == folder
+    assert (folder / name).stat().st_ino == made and (folder.parent / "whole").exists()
 
 
 def test_an_input_that_changes_meanwhile_stops_the_merge(

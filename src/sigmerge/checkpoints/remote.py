@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sigmerge.errors import OutputError, PoolError
-from sigmerge.files.cache import cache_folder
+from sigmerge.files.cache import cache_folder, kept_json
 from sigmerge.files.documents import write_json
 from sigmerge.files.journal import Journal
 from sigmerge.files.objects import (
@@ -67,9 +67,28 @@ def stand_in(url: str) -> Path:
     key = hashlib.sha256(json.dumps([url, content]).encode()).hexdigest()[:32]
     cache_folder("remote")
     place, name = remote_root() / key, url.rpartition("/")[2]
-    if not (place / STAND_IN_RECORD).exists():
+    there = place.exists()  # it has its name when all is in it
+    if there and not _is_whole(place, name):
+        remove(place)
+        there = False
+    if not there:
         _make_stand_in(place, name, url, found)
     return place / name
+
+
+def _is_whole(place: Path, name: str) -> bool:
+    """Whether a stand-in holds what was put there; of weights it is their headers."""
+    record = kept_json(place / STAND_IN_RECORD, {"files"})
+    if record is None:
+        return False
+    try:
+        return _digests(place / name, record["files"]) == record["files"]
+    except (OSError, TypeError):
+        return False
+
+
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
 
 def _listed(url: str) -> dict[str, RemoteFile]:
@@ -96,7 +115,8 @@ def _make_stand_in(place: Path, name: str, url: str, found: Mapping[str, RemoteF
             else:
                 file.write_bytes(_header(one) if relative.endswith(".safetensors") else b"")
                 stubs[relative] = [one.size, one.version]
-        content = {"url": url, "name": name, "objects": stubs}
+        files = _digests(Path(room) / place.name / name, found)
+        content = {"url": url, "name": name, "objects": stubs, "files": files}
         write_json(Path(room) / place.name / STAND_IN_RECORD, content, durable=False)
         _move(Path(room) / place.name, place, place / STAND_IN_RECORD)
 
