@@ -374,6 +374,8 @@ def test_a_damaged_twin_of_a_pickle_is_made_again(pool: PoolOnDisk, damage: str)
     recorded = [entry.file for entry in made.provenance.inputs]
     assert str(file) in recorded and str(twin) not in recorded
     twin.unlink()
+    members = ["--pool", pool.reference, file.parent]
+    assert [sigmerge("verify", *members, *a).code for a in ([], ["--allow-pickle"])] == [3, 0]
     assert sigmerge("verify", pool.root / "two", "--deep", "--allow-pickle").code == 0
     file.write_bytes(file.read_bytes() + b"x")
     ran = sigmerge("verify", pool.root / "two")

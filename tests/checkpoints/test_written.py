@@ -241,3 +241,12 @@ def test_every_shard_has_the_digest_that_its_own_length_asks_for(
     assert damaged == []
     assert found == list(digests.file_digests(shards).values())
     assert [digest.startswith(digests.TREE) for digest in found] == [size > 16 for size in sizes]
+
+
+@pytest.mark.parametrize(
+    "piece", [[[0, -4, 0], [-4, 8, 0]], [[0, 4.0, 0]], [[0, True, 0], [1, 3, 0]], [[0, 4, "0"]]]
+)
+def test_pieces_that_no_run_noted_cover_nothing(piece: list[list[Any]]) -> None:
+    """Though their lengths add up; a journal's line may say anything."""
+    assert written._covers([[0, 1, 7], [1, 3, 9]], 4)
+    assert not written._covers(piece, 4)

@@ -111,13 +111,14 @@ def verify_pool(
     reference: Path | None,
     experts: Mapping[str, Path],
     *,
+    allow_pickle: bool = False,
     threads: int = 1,
     progress: Progress = lambda what, done, total: None,
 ) -> Report:
     """Check experts against the reference: same tensors, same vocabulary, finite numbers."""
     checks = _Checks(reference or next(iter(experts.values())))
     try:
-        pool = open_pool(reference, experts)
+        pool = open_pool(reference, experts, allow_pickle=allow_pickle)
     except PoolError as error:
         problems = error.problems or (str(error),)
         checks.add("pool", [Finding("pool", "members", problem) for problem in problems])

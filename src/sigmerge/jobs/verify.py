@@ -144,7 +144,11 @@ class VerifyPoolJob:
     def run(self) -> Reports:
         options = self.options
         report = verify_pool(
-            self.reference, self.experts, threads=options.threads, progress=options.progress
+            self.reference,
+            self.experts,
+            allow_pickle=options.allow_pickle,
+            threads=options.threads,
+            progress=options.progress,
         )
         return Reports([report])
 

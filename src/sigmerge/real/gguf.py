@@ -106,10 +106,10 @@ def _read(file: Path) -> Any:
             raise PoolError(f"{file}: is not a GGUF file; its first bytes are not GGUF.")
 
     class Reader(GGUFReader):
-        def _get(self, offset: Any, dtype: Any, count: Any = 1, **order: Any) -> Any:
+        def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
             if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
                 raise ValueError("it ends before its values")
-            return super()._get(offset, dtype, count, **order)
+            return super()._get(offset, dtype, count, override_order)
 
     try:
         return Reader(file)
