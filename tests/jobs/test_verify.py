@@ -18,7 +18,7 @@ from sigmerge.checkpoints.writer import Layout
 from sigmerge.jobs.verify import Sample
 from sigmerge.records import Provenance
 from tests.command_line import sigmerge as command
-from tests.pools import PoolOnDisk, make_pool
+from tests.pools import PoolOnDisk, make_pool, weight_bytes
 from tests.probing import models
 
 DOMAINS = ("math", "coding", "safety")
@@ -511,6 +511,26 @@ def test_a_link_is_no_page(result: Callable[[str], Path], name: str) -> None:
     (folder / name).symlink_to(folder / "real.md")
     ran = command("verify", folder)
     assert ran.code == 3 and f"digests: {name}: is not in the record" in ran.out, ran
+
+
+def test_a_repair_of_models_whose_architectures_were_overridden_is_computed_again(
+    tmp_path: Path,
+) -> None:
+    pool = make_pool(tmp_path / "pool")
+    file, scores = pool.experts["math"] / "config.json", tmp_path / "scores.json"
+    file.write_text(file.read_text().replace("LlamaForCausalLM", "MistralForCausalLM"))
+    scores.write_text(json.dumps(SCORES))
+    recipe = pool.recipe("task_arithmetic", repair={"scores": str(scores)})
+    named = {"override_architecture": "MistralForCausalLM"}
+    recipe["base_model"] = {"model": recipe["base_model"], **named}
+    sigmerge.run(recipe, tmp_path / "run")
+    (_, repaired) = sigmerge.verify(tmp_path / "run", deep=True)
+    assert "recomputed" in repaired.checked and repaired.ok, repaired.findings
+    plan = tmp_path / "run" / "repaired" / "sigmerge" / "plan.json"
+    sigmerge.replay(plan, tmp_path / "again")
+    file = "model.safetensors"
+    whole = plan.parents[1]
+    assert weight_bytes(tmp_path / "again")[file] == weight_bytes(whole)[file]
 
 
 def test_a_record_whose_digests_were_removed_is_a_problem(result: Callable[[str], Path]) -> None:

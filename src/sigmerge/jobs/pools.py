@@ -157,7 +157,10 @@ def require_whole(recipe: Recipe, pool: Pool) -> None:
 
 
 def recipe_of(plan: RepairPlan, file: Path) -> Recipe:
-    """A recipe that names the checkpoints of a repair; `file` holds its plan."""
+    """A recipe that names the checkpoints of a repair; `file` holds its plan.
+
+    Their architectures were compared when the plan was made, or the recipe named them itself.
+    """
     members: dict[str, Any] = {
         "models": [{"model": e.path, "name": name} for name, e in plan.experts.items()]
     }
@@ -169,7 +172,8 @@ def recipe_of(plan: RepairPlan, file: Path) -> Recipe:
     if plan.slices:
         members = {"slices": [_section(piece) for piece in plan.slices]}
     reference = plan.reference.path if plan.reference else None
-    return load_recipe({"merge_method": "task_arithmetic", "base_model": reference, **members})
+    given = {"merge_method": "task_arithmetic", "base_model": reference, **members}
+    return replace(load_recipe(given), any_architecture=True)
 
 
 def _section(piece: PlanSlice) -> dict[str, Any]:

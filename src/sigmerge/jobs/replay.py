@@ -63,7 +63,7 @@ class ReplayJob:
         check_target(
             self.out, self.options.overwrite, [*recipe.inputs, place_of(path), self.plan_file]
         )
-        stored = open_anchor(place_of(path), pool, self.options)
+        stored = open_anchor(place_of(path), pool, self.options, any_architecture=True)
         _check_plan(self.plan_file, plan, pool)
         _check_digests(plan, {**pool.members, "anchor": stored}, self.options)
         return plan, pool, stored, f"# replayed from a plan\n{recipe.text}"

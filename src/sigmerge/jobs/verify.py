@@ -298,7 +298,7 @@ def _repaired_again(
     plan: RepairPlan, stored: Checkpoint, options: Options, sample: Sample
 ) -> _Comparison:
     pool = open_repair_pool(recipe_of(plan, stored.path / RECORDS_FOLDER / PLAN), options)
-    anchor = open_anchor(Path(str(plan.anchor.path)), pool, options)
+    anchor = open_anchor(Path(str(plan.anchor.path)), pool, options, any_architecture=True)
     keys = [*(f"layer {index}" for index in range(pool.stack.depth)), OUTSIDE_LAYERS]
     kept = plan.guard is not None and plan.guard.kept == "anchor"
     sink = _Comparison(stored, replace(sample, blocks=None) if kept else sample, keys, [])

@@ -16,7 +16,7 @@ from sigmerge.operators.thinned import Thinned, family
 
 RANKED_DENSITY = Parameter("density", float, "mean odds to keep an entry", 1.0, 1.0, True, 0, 1)
 RANKED_EPSILON = Parameter(
-    "epsilon", float, "probabilities go from density − ε to density + ε", 0.15, 0.15, True, 0, 1
+    "epsilon", float, "probabilities go from density − ε to density + ε", 0.15, 0.15, True, -1, 1
 )
 RANKED_RESCALE = Parameter(
     "rescale",
@@ -31,7 +31,8 @@ class DellaLinear(Thinned):
     """θ = θ_ref + λ Σ_d w_d MAGPRUNE(Δ_d).
 
     In every row the smallest entry is kept with probability density − ε, the largest with
-    density + ε, the others by rank in equal steps. Draws are keyed as in DARE.
+    density + ε, the others by rank in equal steps; ε < 0 favours small ones. Draws are keyed as in
+    DARE.
     """
 
     name = "della_linear"
@@ -44,7 +45,8 @@ class DellaLinear(Thinned):
         for site in sites:
             pairs = zip(site.settings["density"], site.settings["epsilon"], strict=True)
             for density, epsilon in pairs:
-                if 0 < density < 1 and not (density - epsilon > 0 and density + epsilon < 1):
+                ends = density - abs(epsilon), density + abs(epsilon)
+                if 0 < density < 1 and not (ends[0] > 0 and ends[1] < 1):
                     return [
                         f"density {density:g} and epsilon {epsilon:g} of {site.tensor}: density "
                         "± epsilon must lie between 0 and 1"
