@@ -68,6 +68,26 @@ def test_a_pointer_or_a_page_in_place_of_a_document(
             sigmerge.merge(recipe, tmp_path / "out")
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer.model"])
+def test_a_pointer_in_place_of_the_tokenizer_that_is_taken(
+    pool: PoolOnDisk, tmp_path: Path, file: str
+) -> None:
+    recipe = pool.recipe("linear")
+    (pool.experts["math"] / file).write_text("version https://git-lfs.github.com/spec/v1\n")
+    sigmerge.describe(sigmerge.merge, recipe, tmp_path / "out")  # nobody reads that of an expert
+    del recipe["base_model"]
+    with pytest.raises(PoolError, match=rf"{file}: is a Git LFS pointer; run `git lfs pull`"):
+        sigmerge.describe(sigmerge.merge, recipe, tmp_path / "out")
+    recipe = {
+        **pool.recipe("linear"),
+        "merge_method": "checkpoint",
+        "repair": {"shares": {"math": 1}, "capacity": 0.5},
+    }
+    recipe["anchor"] = str(pool.experts["math"])
+    with pytest.raises(PoolError, match="is a Git LFS pointer"):
+        sigmerge.describe(sigmerge.merge, recipe, tmp_path / "out")
+
+
 def test_another_depth_is_one_line(pool: PoolOnDisk, tmp_path: Path) -> None:
     deeper = make_pool(tmp_path / "deeper", experts=1, layers=5)
     recipe = pool.recipe("ties")

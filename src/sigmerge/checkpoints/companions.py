@@ -12,7 +12,8 @@ from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.writer import Output
 from sigmerge.errors import PoolError
-from sigmerge.files.documents import read_bytes
+from sigmerge.files.documents import POINTER, read_bytes
+from sigmerge.files.regular import open_regular
 
 TOKENIZER = (
     "tokenizer*",
@@ -171,6 +172,14 @@ def companion_files(folder: Path) -> list[Path]:
 
 def tokenizer_files(folder: Path) -> list[Path]:
     return list(_matching(folder, TOKENIZER))
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Refuse a tokenizer that would go into a result, and that a clone left out."""
+    for file in tokenizer_files(folder):
+        with open_regular(file, "a tokenizer", PoolError) as stream:
+            if stream.read(len(POINTER)) == POINTER:
+                raise PoolError(f"{file}: is a Git LFS pointer; run `git lfs pull`.")
 
 
 def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:

@@ -19,6 +19,8 @@ LARGEST_DOCUMENT = 64 << 20
 """Bytes of the largest document that is read."""
 DEEPEST_DOCUMENT = 64
 """Levels of nesting that a document may have."""
+POINTER = b"version https://git-lfs"
+"""How a file begins that stands for one that git left out."""
 
 
 def read_bytes(
@@ -39,7 +41,7 @@ def read_json(
 ) -> Any:
     """The JSON value in a file."""
     content = read_bytes(file, what, error, limit)
-    if content.startswith(b"version https://git-lfs"):
+    if content.startswith(POINTER):
         raise error(f"{file}: is a Git LFS pointer, not {what}; run `git lfs pull`.")
     if content.lstrip()[:1] == b"<":
         raise error(f"{file}: is a web page, not {what}; download the file itself.")

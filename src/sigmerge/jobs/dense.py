@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sigmerge.checkpoints.blocks import natural, starred
-from sigmerge.checkpoints.companions import companion_files, copy_companions, model_card
+from sigmerge.checkpoints.companions import (
+    check_tokenizer,
+    companion_files,
+    copy_companions,
+    model_card,
+)
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint
 from sigmerge.checkpoints.pool import Pool, kept_numbers, twins
@@ -180,6 +185,7 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
     if recipe.search is not None:
         raise RecipeError("The recipe has a search: section: its coefficients are not known yet.")
     pool, outside = open_merge_pool(recipe, options)
+    check_tokenizer(recipe.tokenizer or pool.layout.path)
     sites = merged_sites(recipe, pool, outside)
     problems = lacking(operator, sites) or operator.check(list(sites.values()))
     if problems:

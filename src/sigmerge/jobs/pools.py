@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.blocks import positions
-from sigmerge.checkpoints.companions import companion_files
+from sigmerge.checkpoints.companions import check_tokenizer, companion_files
 from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
 from sigmerge.checkpoints.inputs import InputIdentity, digested, identify, same_configuration
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
@@ -236,6 +236,7 @@ def open_anchor(
     problems = differences("anchor", stored, pool.layout, False, any_architecture)
     if problems:
         raise PoolError("The anchor is no merge of this pool:", problems)
+    check_tokenizer(stored.path)
     return stored
 
 
