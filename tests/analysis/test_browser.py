@@ -344,6 +344,17 @@ def test_print(browser: Browser, demo: Path, pictures: Path):
     assert (pictures / "demo.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_no_button_lies_on_the_recipe_of_a_phone(browser: Browser, deep: Path):
+    browser.open(deep, width=390)
+    button, code = (
+        browser.js(
+            f"return document.querySelector('.recipe {part}').getBoundingClientRect().toJSON()"
+        )
+        for part in ("button", "code")
+    )
+    assert button["bottom"] <= code["top"]
+
+
 def test_recipe_can_be_copied(browser: Browser, deep: Path):
     browser.open(deep)
     button = browser.driver.find_element("css selector", ".copy")
