@@ -242,6 +242,23 @@ def test_an_adapter_that_parts_head_and_embedding(tmp_path: Path) -> None:
         assert (f"{name} parts the head from the embedding" in told(pool, recipe)) == bool(extra)
 
 
+@pytest.mark.parametrize("ties", [(True, False), (False, True)])
+def test_models_with_and_without_a_head_of_their_own(
+    tmp_path: Path, ties: tuple[bool, bool]
+) -> None:
+    """mergekit writes the head beside what the base's configuration says."""
+    pool = make_pool(tmp_path / "pool", experts=1, tied=ties)
+    recipe = pool.recipe("task_arithmetic", dtype="float32")
+    said = "config.json says tie_word_embeddings: false; mergekit keeps true"
+    assert (said in told(pool, recipe)) == (ties == (True, False))
+    both(pool, recipe, tmp_path)
+    ours, theirs = (
+        json.loads((tmp_path / out / "config.json").read_text())["tie_word_embeddings"]
+        for out in ("ours", "theirs")
+    )
+    assert (ours != theirs) == (ties == (True, False))
+
+
 @pytest.mark.parametrize(
     "setting",
     [{"init_lora_weights": "pissa"}, {"init_lora_weights": "olora"}, {"lora_bias": True},

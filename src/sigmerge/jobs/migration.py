@@ -198,6 +198,14 @@ def _models(
             f"{member.title} parts the head from the embedding, which are one tensor in "
             f"{member.path.name}; in mergekit's result they stay tied",
         )
+    plain = [member for member in members if member.adapter is None]
+    ties = plain and (plain[0].tied or plain[0].config.get("tie_word_embeddings"))
+    if ties and not all(member.tied for member in plain):
+        yield (
+            listed,
+            "some models have a head that differs from the embedding, so config.json says "
+            "tie_word_embeddings: false; mergekit keeps true",
+        )
     counts: dict[str, set[int]] = {}
     for piece in recipe.slices:
         counts.setdefault(piece.module, set()).add(len(piece.sources))
