@@ -127,7 +127,11 @@ def open_adapter(folder: Path, allow_pickle: bool) -> Adapter:
             "PEFT first (save_pretrained, path_initial_model_for_weight_conversion)"
         )
     if problems:
-        raise PoolError(f"{folder}: this adapter cannot be used:", problems)
+        raise PoolError(
+            f"{folder}: this adapter cannot be used as it is; merge it into its model with PEFT "
+            "(merge_and_unload), and give the folder of that:",
+            problems,
+        )
     file = folder / ADAPTER_WEIGHTS
     if is_there(file):
         check_file(folder, file)
