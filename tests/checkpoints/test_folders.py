@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from sigmerge.api import merge
 from sigmerge.checkpoints import pickled
+from sigmerge.checkpoints.adapter_folders import is_adapter
 from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import INDEX, open_checkpoint
 from sigmerge.checkpoints.pickled import as_safetensors
@@ -335,6 +336,17 @@ def test_pickled_weights_are_loaded_on_request(pool: PoolOnDisk) -> None:
     assert ran.code == 0, ran
     plain, out = read_weights(pool.root / "plain"), read_weights(pool.root / "out")
     assert all((out[name] == values).all() for name, values in plain.items())
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("index", ["", ".index.json"])
+def test_a_model_with_an_adapter_beside_it_is_a_model(
+    tmp_path: Path, weights: str, index: str
+) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert is_adapter(tmp_path)
+    (tmp_path / f"{weights}{index}").touch()
+    assert not is_adapter(tmp_path)
 
 
 def test_a_pickle_is_converted_by_one_process_at_a_time(pool: PoolOnDisk) -> None:

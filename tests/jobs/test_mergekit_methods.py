@@ -135,6 +135,9 @@ def test_della_drops_as_much_as_mergekit(tmp_path: Path, method: str, epsilon: f
         ("nuslerp", 3, {}, "nuslerp takes at most 2"),
         ("model_stock", 1, {}, "model_stock takes at least 2"),
         ("della", 3, {"density": 0.9}, r"density 0.9 and epsilon 0.15 .* density ± epsilon must"),
+        ("della", 3, {"density": 0.75, "epsilon": 0.25}, "density ± epsilon must"),
+        ("della", 3, {"density": 0.25, "epsilon": 0.25}, "density ± epsilon must"),
+        ("della", 3, {"density": 0.25, "epsilon": -0.3}, "density ± epsilon must"),
     ],
 )
 def test_what_mergekit_refuses_too(

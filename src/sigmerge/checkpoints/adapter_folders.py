@@ -11,7 +11,10 @@ from sigmerge.files.documents import read_json_object
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-MODEL_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+MODEL_WEIGHTS = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)  # fmt: skip
 
 
 def split_adapter(path: Path) -> tuple[Path, Path | None]:
