@@ -283,6 +283,14 @@ def test_ram_without_a_bound_is_the_mean(pool: Pool, epsilon: float) -> None:
     check(other, "ramplus_tl", moved(other, lambda v: np.mean(v, axis=0)), epsilon=epsilon)
 
 
+def test_ram_counts_no_fewer_lone_entries_than_its_bound() -> None:
+    """mergekit's clamp: one lone entry and one shared one, and a bound of four."""
+    a, b = np.float32([5, 5, 0]), np.float32([5, 0, 0])
+    model = {"w": np.zeros_like(a)}, {"a": {"w": a}, "b": {"w": b}}
+    merged = run("ramplus_tl", *model, epsilon=4.0, r=1.0, alpha=1.0)["w"]
+    np.testing.assert_array_equal(merged, [5, 5 * 1.25, 0])
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.0, -0.25])
 def test_passthrough(pool: Pool, scale: float) -> None:
     one = first(pool, 1)
