@@ -26,6 +26,7 @@ from tests.pools import (
     shapes,
     weight_bytes,
     write_member,
+    write_tokenizer,
 )
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -390,6 +391,22 @@ def test_settings_that_cannot_be_used(
     with pytest.raises(SigmergeError, match=told):
         sigmerge.merge(pools.recipe({"a": folder}, "task_arithmetic"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("written", ["{a}", "{reference}+{a}"])
+def test_the_tokenizer_of_an_adapter(tmp_path: Path, written: str) -> None:
+    """As in mergekit: a folder is asked for its own, and model+adapter for the model's."""
+    pool = make_pool(tmp_path / "pool", experts=1, tokenizer=True)
+    folder = write_adapter(tmp_path / "a", pool.reference, read_weights(pool.reference))
+    write_tokenizer(folder)
+    for place, text in ((pool.reference, "model's"), (folder, "adapter's")):
+        (place / "chat_template.jinja").write_text(text)
+    recipe = pool.recipe("task_arithmetic")
+    recipe["models"][0]["model"] = f"{pool.reference}+{folder}"
+    recipe["tokenizer_source"] = written.format(a=folder, reference=pool.reference)
+    sigmerge.merge(recipe, tmp_path / "out")
+    told = (tmp_path / "out" / "chat_template.jinja").read_text()
+    assert told == ("model's" if "+" in written else "adapter's")
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])

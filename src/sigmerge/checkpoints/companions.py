@@ -59,7 +59,9 @@ def copy_companions(
     layout = pool.layout
     config = merged_config(layout.config, pool.untied, dtype)
     if tokenizer is not None and tokenizer != layout.path:
-        config = with_token_ids(config, read_json(tokenizer / "config.json"))
+        file = tokenizer / "config.json"
+        if is_there(file):  # an adapter has none
+            config = with_token_ids(config, read_json(file))
     if architecture is not None:
         config["architectures"] = [architecture]
     output.text("config.json", json.dumps(config, indent=2) + "\n")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sigmerge.checkpoints.adapter_folders import adapter_config, home_of, is_adapter
+from sigmerge.checkpoints.links import is_there
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.recipe.folders import find_model
 from sigmerge.recipe.reading import Reading
@@ -89,9 +90,16 @@ def _moved(recipe: Recipe, move: Callable[[Path], Path]) -> Recipe:
         reference=recipe.reference and move(recipe.reference),
         models=tuple(replace(model, path=move(model.path)) for model in recipe.models),
         slices=tuple(replace(piece, sources=sources(piece)) for piece in recipe.slices),
-        tokenizer=recipe.tokenizer and home_of(move(recipe.tokenizer)),
+        tokenizer=recipe.tokenizer and _tokenizer(recipe, recipe.tokenizer, move),
         anchor=recipe.anchor and move(recipe.anchor),
     )
+
+
+def _tokenizer(recipe: Recipe, folder: Path, move: Callable[[Path], Path]) -> Path:
+    """The folder of a tokenizer: of an adapter that is asked for, its own; else its model's."""
+    asked = folder != recipe.reference and is_adapter(folder)
+    own = asked and is_there(folder / "tokenizer_config.json")
+    return folder if own else home_of(move(folder))
 
 
 def _hub_name(folder: Path) -> list[str]:

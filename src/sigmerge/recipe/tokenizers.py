@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sigmerge.checkpoints.adapter_folders import is_adapter
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.recipe.reading import Reading
 from sigmerge.recipe.record import Recipe, RecipeModel
@@ -48,7 +49,9 @@ def read_tokenizer(
     if wanted in ("base", "union"):
         return reference, vocabulary
     named = [model.path for model in models if wanted == model.name]
-    return (named[0] if named else reading.path(place, wanted)), vocabulary
+    if named and not is_adapter(reading.folder / wanted):
+        return named[0], vocabulary
+    return reading.path(place, wanted), vocabulary
 
 
 def _member(path: Path | None, reference: Path | None, models: Sequence[RecipeModel]) -> str | None:
