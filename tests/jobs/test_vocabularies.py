@@ -370,6 +370,21 @@ def test_an_adapter_is_moved_too_and_verify_computes_all_of_it_again(
     assert not report.findings and "recomputed" in report.checked
 
 
+def test_rows_that_an_adapter_adds_are_not_lost(models: dict[str, Path], tmp_path: Path) -> None:
+    """Its model's tokenizer does not know them: new rows would be made in their place."""
+    weights = read_weights(models["math"])
+    longer = {n: np.concatenate([weights[n], weights[n][:2] + 1]) for n in (EMBEDDING, HEAD)}
+    adapter = write_adapter(
+        tmp_path / "adapter", models["math"], weights, whole=longer,
+        modules_to_save=["embed_tokens", "lm_head"],
+    )  # fmt: skip
+    recipe = {"merge_method": "linear", "tokenizer_source": "union", "models": [
+        {"model": f"{models['math']}+{adapter}", "parameters": {"weight": 1}},
+        {"model": str(models["coding"]), "parameters": {"weight": 1}}]}  # fmt: skip
+    with pytest.raises(SigmergeError, match="brings an embedding of 29 rows, its model's has 27"):
+        sigmerge.merge(recipe, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "told"),
     [

@@ -232,6 +232,7 @@ def moved(
     """
     result = {}
     for name, member in members.items():
+        _check_adapter(member)
         tensors = dict(member.tensors)
         for tensor, group in _rows_by_token(member, before, behind):
             sources = {m: members[m].tensors[tensor] for m in group if tensor in members[m].tensors}
@@ -239,6 +240,19 @@ def moved(
         config = with_size(member.config, vocabulary.rows)
         result[name] = replace(member, tensors=tensors, config=config)
     return result
+
+
+def _check_adapter(member: Checkpoint) -> None:
+    """Refuse rows that an adapter adds: its model's tokenizer does not know whose they are."""
+    if member.adapter is None:
+        return
+    rows, before = size_of(member.config), size_of(read_json(member.path / "config.json"))
+    if rows != before:
+        raise PoolError(
+            f"{member.adapter}: brings an embedding of {rows} rows, its model's has {before}; "
+            "rows are moved by the model's tokenizer, which does not know the others. Merge it "
+            "into its model with PEFT (merge_and_unload), and save the adapter's tokenizer there."
+        )
 
 
 def _rows_by_token(
