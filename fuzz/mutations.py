@@ -181,6 +181,7 @@ def mutate_kind(file: Path, rng: Rng, secret: Path) -> None:
 BY_SUFFIX: dict[str, Callable[[bytes, Rng], bytes]] = {
     ".json": mutate_json,
     ".jsonl": mutate_lines,
+    ".gguf": mutate_bytes,
     ".safetensors": mutate_safetensors,
     ".yaml": mutate_yaml,
 }

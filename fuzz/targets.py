@@ -313,6 +313,23 @@ def _verify(folder: Path) -> None:
             assert not report.ok, f"{name} differs, and nothing was found"
 
 
+def _gguf(folder: Path) -> None:
+    from tests.gguf_files import write
+
+    folder.mkdir(parents=True)
+    write(folder / "model.gguf")
+    _convert(folder)  # loads the libraries, which counts for no input
+
+
+def _convert(folder: Path) -> None:
+    """A folder that is made of the file can be read."""
+    from sigmerge.real.gguf import convert
+
+    made = folder / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    open_checkpoint(convert(folder / "model.gguf", made))
+
+
 TARGETS = {
     "header": Target(lambda f: checkpoint(f, 1, sharded=True), _header),
     "checkpoint": Target(lambda f: checkpoint(f, 1, sharded=True), _open),
@@ -327,4 +344,5 @@ TARGETS = {
     "documents": Target(_answers, _read_answers),
     "verify": Target(_published, _verify, "out"),
     "suite": Target(_suites, _suite, "suite.yaml", kinds=False),
+    "gguf": Target(_gguf, _convert, "model.gguf", kinds=False),
 }
