@@ -23,6 +23,7 @@ from sigmerge.evaluation import sources, splits
 from sigmerge.evaluation.sources import File, read_rows
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.files import cache, documents
+from sigmerge.files.regular import remove
 from sigmerge.jobs.scores import CheckpointScorer, MeasuredScores, read_scores
 from sigmerge.nano.files import read_lines
 from sigmerge.probing.exemplars import read_exemplars
@@ -125,6 +126,14 @@ def test_files_and_what_they_expand_to_have_a_limit(
     assert documents.LARGEST_DOCUMENT == 64 << 20
 
 
+def _flip(note: Path) -> None:
+    """One bit of a number, such that the note can still be read."""
+    content = bytearray(note.read_bytes())
+    at = content.rindex(b".") + 1 if note.suffix == ".json" else len(content) // 2
+    content[at] ^= 1
+    note.write_bytes(content)
+
+
 GARBLED: dict[str, Callable[[Path], object]] = {
     "emptied": lambda note: note.write_bytes(b""),
     "text": lambda note: note.write_text("garbled"),
@@ -133,6 +142,11 @@ GARBLED: dict[str, Callable[[Path], object]] = {
     "deep": lambda note: note.write_text("[" * 5000),
     "a pickle": lambda note: np.save(note.open("wb"), np.array([{}]), allow_pickle=True),
     "NaN": lambda note: np.save(note.open("wb"), np.full((2, 6, 6), np.nan)),
+    "a bit": _flip,
+    "another's": lambda note: note.write_bytes(
+        max(note.parent.glob(f"*{note.suffix}")).read_bytes()
+    ),
+    "a folder": lambda note: (note.unlink(), note.mkdir()),
     "a FIFO": lambda note: (note.unlink(), os.mkfifo(note)),
 }
 
@@ -157,9 +171,9 @@ def test_a_garbled_note_of_a_profile_is_made_again(
     for note in kept:
         GARBLED[damage](note)
     assert sigmerge.profile(recipe) == whole
-    if damage == "a FIFO":
+    if damage in ("a FIFO", "a folder"):
         for note, content in kept.items():
-            note.unlink(missing_ok=True)
+            remove(note)
             note.write_bytes(content)
     else:
         assert {note: note.read_bytes() for note in notes.iterdir()} == kept
@@ -174,7 +188,7 @@ def test_a_profile_whose_notes_cannot_be_kept(
     assert sigmerge.profile(recipe) == whole
 
 
-@pytest.mark.parametrize("damage", [d for d in GARBLED if d not in ("a pickle", "NaN")])
+@pytest.mark.parametrize("damage", sorted({*GARBLED} - {"a pickle", "NaN", "another's"}))
 def test_a_garbled_note_of_scores_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from sigmerge.checkpoints.reader import changed
 from sigmerge.errors import MissingExtra, OutputError, PoolError
-from sigmerge.files.cache import cache_folder, cache_place, kept_json
+from sigmerge.files.cache import cache_folder, cache_place, kept_json, write_note
 from sigmerge.files.digests import digest_now, file_digests, identity, kind_of
-from sigmerge.files.documents import whole, write_json
+from sigmerge.files.documents import whole
 from sigmerge.files.locks import locked
 from sigmerge.files.regular import is_regular
 
@@ -34,7 +34,7 @@ def _twin(pickle: Path) -> Path:
                     raise changed(str(pickle))
                 note = {"pickle": str(pickle.absolute()), "identity": before,
                         "digest": digest_now(twin)}  # fmt: skip
-                write_json(twin.with_suffix(".json"), note)
+                write_note(twin.with_suffix(".json"), note)
     except OSError as error:
         raise OutputError(f"{twin}: cannot be written ({error}).") from None
     return twin

@@ -1,11 +1,14 @@
 """Where results are kept between runs: beside a pool, or in the user's cache folder.
 
 What is kept can be made again. So a note that is missing, damaged or unreadable is made again, and
-a place that is full or read-only keeps nothing; neither stops a run.
+a place that is full or read-only keeps nothing; neither stops a run. A note has a checksum, which
+also covers its own name: one with a wrong bit, or under the name of another, is known as damaged.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from contextlib import suppress
 from functools import cache
@@ -15,10 +18,11 @@ from typing import Any
 import platformdirs
 
 from sigmerge.errors import OutputError, SigmergeError
-from sigmerge.files.documents import read_json, whole, write_json
+from sigmerge.files.documents import read_bytes, read_json, whole, write_json
 
 PACKAGE = Path(__file__).resolve().parents[1]
 """The installed package: nothing is written into it, since it may be read-only or shared."""
+_CHECKSUM = hashlib.sha256().digest_size
 
 
 def cache_place(name: str) -> Path:
@@ -70,16 +74,45 @@ def kept_json(note: Path, keys: set[str]) -> dict[str, Any] | None:
         content = read_json(note, "a note")
     except SigmergeError:
         return None
-    return content if isinstance(content, dict) and keys <= content.keys() else None
+    if not isinstance(content, dict) or not keys <= content.keys():
+        return None
+    checksum = content.pop("checksum", None)
+    return content if checksum == checksum_of(note, content) else None
 
 
 def keep_json(note: Path, content: dict[str, Any]) -> None:
     """Keep a note for the next run, where that is possible."""
     with suppress(OSError):
-        write_json(note, content, indent=None, durable=False)
+        write_note(note, content)
+
+
+def write_note(note: Path, content: dict[str, Any]) -> None:
+    """Write a note that has to be there."""
+    checked = {**content, "checksum": checksum_of(note, content)}
+    write_json(note, checked, indent=None, durable=False)
+
+
+def checksum_of(note: Path, content: dict[str, Any]) -> str:
+    """By which a note with a wrong bit, or of another name, is known."""
+    text = json.dumps([note.name, content])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def kept_bytes(note: Path) -> bytes | None:
+    """Other content that was kept; None if it has to be made again."""
+    try:
+        found = read_bytes(note, "a note")
+    except SigmergeError:
+        return None
+    content, checksum = found[:-_CHECKSUM], found[-_CHECKSUM:]
+    return content if checksum == _sealed(note, content) else None
 
 
 def keep_bytes(note: Path, content: bytes) -> None:
-    """The same for other content."""
+    """Keep other content, with its checksum at the end."""
     with suppress(OSError), whole(note, durable=False) as partial:
-        partial.write_bytes(content)
+        partial.write_bytes(content + _sealed(note, content))
+
+
+def _sealed(note: Path, content: bytes) -> bytes:
+    return hashlib.sha256(os.fsencode(note.name) + b"\n" + content).digest()

@@ -262,8 +262,7 @@ def _remember(one: _File, digest: str, memory: dict[str, str] | None) -> None:
         return
     if memory is not None:
         memory[str(one.note)] = digest
-    content = {"identity": one.key, "sha256": digest, "check": _check(one.key, digest)}
-    keep_json(one.note, {"file": str(one.file), **content})
+    keep_json(one.note, {"file": str(one.file), "identity": one.key, "sha256": digest})
 
 
 def _identity(real: Path, status: os.stat_result) -> str:
@@ -274,16 +273,10 @@ def _identity(real: Path, status: os.stat_result) -> str:
 
 def _noted(note: Path, key: str) -> str | None:
     """A digest from an earlier run, if the note is whole and about this very file."""
-    content = kept_json(note, {"identity", "sha256", "check"})
+    content = kept_json(note, {"identity", "sha256"})
     if content is None or content["identity"] != key:
         return None
-    digest = str(content["sha256"])
-    return digest if content["check"] == _check(key, digest) else None
-
-
-def _check(key: str, digest: str) -> str:
-    """A checksum, by which a note with a wrong bit is recognised."""
-    return hashlib.sha256(f"{key} {digest}".encode()).hexdigest()[:16]
+    return str(content["sha256"])
 
 
 def _old(status: os.stat_result) -> bool:

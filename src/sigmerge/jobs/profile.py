@@ -19,10 +19,10 @@ from sigmerge.checkpoints.source import OpenMembers, PoolSource
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
 from sigmerge.engine.stream import CHUNK, Stream
 from sigmerge.engine.workers import Workers
-from sigmerge.errors import PoolError, RecipeError, SigmergeError
-from sigmerge.files.cache import beside, keep_bytes, keep_json, kept_json
+from sigmerge.errors import PoolError, RecipeError
+from sigmerge.files.cache import beside, keep_bytes, keep_json, kept_bytes, kept_json
 from sigmerge.files.digests import file_digests
-from sigmerge.files.documents import content_key, read_bytes
+from sigmerge.files.documents import content_key
 from sigmerge.files.scratch import scratch
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import block_sites, open_repair_pool, weight_digests
@@ -268,10 +268,10 @@ def probe_prompts(file: Path) -> list[str]:
 
 def _kept_gram(note: Path, depth: int) -> Array | None:
     """An expert's Grams from their note; None if they have to be measured again."""
-    try:
-        found = np.load(io.BytesIO(read_bytes(note, "a note")), allow_pickle=False)
-    except (SigmergeError, ValueError, EOFError, OSError, SyntaxError, MemoryError):
+    content = kept_bytes(note)
+    if content is None:
         return None
+    found = np.load(io.BytesIO(content), allow_pickle=False)
     square = found.ndim == 3 and len(found) == depth and found.shape[1] == found.shape[2]
     return found if square and found.dtype.kind == "f" and np.isfinite(found).all() else None
 
