@@ -92,6 +92,33 @@ def test_damaged_code_is_made_again(harm: Any, folder: Path, made: list[str]) ->
     assert len(made) == 2 and file.read_bytes() == whole
 
 
+def test_code_under_the_name_of_other_code_is_made_again(folder: Path, made: list[str]) -> None:
+    """It would be called at an address where there is none."""
+    plus(1)(1), plus(2)(1)
+    one, other = sorted(folder.iterdir())
+    one.write_bytes(other.read_bytes())
+    assert [plus(1)(1), plus(2)(1)] == [2, 3]
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
+@pytest.mark.parametrize("at", [-1, 40, 200])
+def test_damaged_code_of_numbas_own_is_made_again(
+    ending: str, at: int, folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of kernels lie there, and go into code that has a digest of its own."""
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(folder.parent))
+    total()(np.arange(4.0))
+    (kept,) = folder.iterdir()
+    kept.unlink()
+    (file,) = (each for each in folder.parent.rglob(f"*{ending}") if "total" in each.name)
+    whole = file.read_bytes()
+    damaged = whole[:at] + bytes([whole[at] ^ 1]) + whole[at:][1:]
+    file.write_bytes(damaged)
+    assert total()(np.arange(4.0)) == 6
+    assert len(made) == 2 and file.read_bytes() != damaged
+
+
 def test_other_constants_have_other_code(folder: Path, made: list[str]) -> None:
     for _ in range(2):
         assert [plus(constant)(1) for constant in (1, 2)] == [2, 3]

@@ -8,19 +8,22 @@ the words of the result there, and returns whether the kernel failed.
 from __future__ import annotations
 
 import ctypes
+import pickle
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numba
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils, codegen, config
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from sigmerge.kernels.entries import ObjectCode, stamp
+from sigmerge.kernels.entries import ObjectCode, sealed, stamp, unsealed
 
 _WORD, _BYTE, _DOUBLE = ir.IntType(64), ir.IntType(8), ir.DoubleType()
 _ADDRESS = _BYTE.as_pointer()
@@ -47,11 +50,35 @@ def dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     """What numba calls a compiled function; parts of several kernels are kept by numba itself."""
     made = numba.njit(**options)(function)
     if "inline" not in options:
-        made._cache = FunctionCache(function)
-        # numba looks at the function's own file alone, and the code of others is part of it.
-        held = made._cache._cache_file
-        held._source_stamp = (held._source_stamp, stamp(function.__code__.co_filename))
+        made._cache = cache = FunctionCache(function)
+        made_of = stamp(function.__code__.co_filename)
+        cache._cache_file = _Sealed(cache.cache_path, cache._impl.filename_base, made_of)
     return made
+
+
+class _Sealed(IndexDataCacheFile):
+    """numba's own files, with a digest: what is damaged, or made of anything else, is not there.
+
+    numba itself asks for the age of the function's own file alone, and the code of others is part
+    of it.
+    """
+
+    def _load_index(self) -> dict[Any, Any]:
+        return self._load_data(self._index_name) or {}
+
+    def _save_index(self, overloads: dict[Any, Any]) -> None:
+        self._save_data(self._index_name, overloads)
+
+    def _load_data(self, name: str) -> Any:
+        with suppress(OSError):
+            data = Path(self._data_path(name)).read_bytes()
+            content = unsealed(name, self._source_stamp, data)
+            return None if content is None else pickle.loads(content)
+        return None
+
+    def _save_data(self, name: str, data: Any) -> None:
+        with suppress(OSError), self._open_for_write(self._data_path(name)) as stream:
+            stream.write(sealed(name, self._source_stamp, self._dump(data)))
 
 
 def intrinsic_type(generate: Callable[..., Any]) -> Any:

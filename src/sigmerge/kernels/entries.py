@@ -1,7 +1,8 @@
 """Compiled code on disk, and how it is loaded and called: by LLVM's loader, without numba.
 
-A file has a digest, what the code returns, and the code. The digest also covers what the code was
-made of, so that a file that is damaged, or older than the kernels, is made again.
+A file has a digest, what the code returns, and the code. The digest also covers the file's name and
+what the code was made of, so that a file that is damaged, another one's, or older than the kernels
+is made again.
 """
 
 from __future__ import annotations
@@ -119,9 +120,9 @@ def kept(symbol: str, stamp: bytes) -> ObjectCode | None:
     """The code of that name, if it is kept and was made of the same."""
     for folder in _folders():
         with suppress(OSError):
-            data = (folder / symbol).read_bytes()
-            if data[:_DIGEST] == hashlib.sha256(stamp + data[_DIGEST:]).digest():
-                head, body = data[_DIGEST:].split(b"\n", 1)
+            content = unsealed(symbol, stamp, (folder / symbol).read_bytes())
+            if content is not None:
+                head, body = content.split(b"\n", 1)
                 return ObjectCode(head[1:].decode(), head[:1] == b"*", body)
     return None
 
@@ -129,7 +130,7 @@ def kept(symbol: str, stamp: bytes) -> ObjectCode | None:
 def keep(symbol: str, stamp: bytes, code: ObjectCode) -> None:
     """In the first folder that can be written, if there is one."""
     head = f"{'*' if code.many else ' '}{code.result}\n".encode()
-    data = hashlib.sha256(stamp + head + code.body).digest() + head + code.body
+    data = sealed(symbol, stamp, head + code.body)
     for folder in _folders():
         spare = folder / f"{symbol}.{os.urandom(8).hex()}"  # other processes may write the same
         try:
@@ -140,6 +141,17 @@ def keep(symbol: str, stamp: bytes, code: ObjectCode) -> None:
         except OSError:
             with suppress(OSError):
                 spare.unlink(missing_ok=True)
+
+
+def sealed(name: str, stamp: bytes, content: bytes) -> bytes:
+    """Content of a file of that name behind its digest."""
+    return hashlib.sha256(stamp + name.encode() + b"\n" + content).digest() + content
+
+
+def unsealed(name: str, stamp: bytes, data: bytes) -> bytes | None:
+    """The content, if it is as it was written and was made of the same."""
+    content = data[_DIGEST:]
+    return content if sealed(name, stamp, content) == data else None
 
 
 def _folders() -> Iterator[Path]:
