@@ -11,6 +11,7 @@ that read the same input share one. Matrices that are stacked in one tensor have
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections import OrderedDict
@@ -24,8 +25,9 @@ from pydantic import BaseModel, Field, ValidationError
 
 from sigmerge.checkpoints.header import Tensor, read_header, read_metadata
 from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.files.cache import checksum_of
 from sigmerge.files.digests import file_digests, kind_of
-from sigmerge.files.documents import parse_json, read_bytes, whole, write_json
+from sigmerge.files.documents import parse_json, read_json_object, whole, write_json
 from sigmerge.files.regular import is_regular, remove
 from sigmerge.kernels import Array
 from sigmerge.words import matrix_name
@@ -33,6 +35,7 @@ from sigmerge.words import matrix_name
 _Made = TypeVar("_Made")
 DONE = "capture.json"
 OUTSIDE_FILE = "outside"
+_CHECKSUM = "checksum"
 DERIVED_KEPT = 3
 """Derived matrices that are remembered: those of one block's inputs that tensors share."""
 
@@ -71,10 +74,29 @@ def write_block(file: Path, entries: Mapping[str, Entry], arrays: Mapping[str, A
 
     for name, array in arrays.items():
         _check_finite(file, name, array)
-    table = {tensor: asdict(entry) for tensor, entry in entries.items()}
+    table: dict[str, Any] = {tensor: asdict(entry) for tensor, entry in entries.items()}
     stored = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    with whole(file) as partial:
+    table[_CHECKSUM] = _checksum(file, table, stored)
+    with whole(file) as partial:  # of several notes safetensors would not keep the order
         save_file(stored, partial, {"statistics": json.dumps(table)})
+
+
+def _checksum(file: Path, table: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
+    """By which a capture that is taken up again knows a file as whole."""
+    made = hashlib.sha256(json.dumps([file.name, table]).encode())
+    for name in sorted(arrays):
+        made.update(repr((name, str(arrays[name].dtype), arrays[name].shape)).encode())
+        made.update(arrays[name])
+    return made.hexdigest()
+
+
+def _is_as_written(file: Path) -> bool:
+    try:
+        arrays = {n: _values(t).reshape(t.shape) for n, t in read_header(file).items()}
+        table = parse_json(read_metadata(file)["statistics"], str(file), PoolError)
+        return bool(table.pop(_CHECKSUM) == _checksum(file, table, arrays))
+    except (PoolError, KeyError, AttributeError, TypeError):
+        return False
 
 
 def norm_of(folder: Path) -> float:
@@ -188,7 +210,7 @@ def _read_entries(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Entry]
     """Which statistic of a file belongs to which tensor."""
     try:
         table = parse_json(read_metadata(file)["statistics"], str(file), PoolError)
-        entries = {name: Entry(**entry) for name, entry in table.items()}
+        entries = {name: Entry(**entry) for name, entry in table.items() if name != _CHECKSUM}
         if all(entry.stored in tensors for entry in entries.values()):
             return entries
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -228,9 +250,12 @@ class _Done(BaseModel):
 def _read_done(folder: Path) -> _Done | None:
     """A folder's list of files; None if it is missing or cannot be read."""
     try:
-        return _Done.model_validate_json(read_bytes(folder / DONE, "what a capture wrote"))
+        content = read_json_object(folder / DONE, "what a capture wrote")
+        done = _Done.model_validate(content)
     except (SigmergeError, ValidationError):
         return None
+    checksum = content.pop("checksum", None)  # earlier versions wrote none
+    return done if checksum in (None, checksum_of(folder, content)) else None
 
 
 def finish(folder: Path, content: Mapping[str, Any]) -> None:
@@ -238,7 +263,8 @@ def finish(folder: Path, content: Mapping[str, Any]) -> None:
     files = block_files(folder)
     digests = file_digests(files)
     listed = {f.name: {"size": f.stat().st_size, "sha256": digests[f]} for f in files}
-    write_json(folder / DONE, {**content, "files": listed})
+    listing = {**content, "files": listed}
+    write_json(folder / DONE, {**listing, "checksum": checksum_of(folder, listing)})
 
 
 def is_finished(folder: Path) -> bool:
@@ -270,15 +296,13 @@ def _changed(folder: Path, done: _Done) -> list[str]:
 def discard_damaged(folder: Path) -> None:
     """Before a capture goes on here: only files that are known to be whole stay.
 
-    An unfinished capture's files are, if they are as long as their headers say; those of a finished
-    one, if they are what it listed. If its list cannot be read, none is.
+    An unfinished capture's files are, if their own checksums say so; those of a finished one, if
+    they are what it listed. If its list cannot be read, none is.
     """
     every = list(folder.glob(block_file(folder, 0).name.replace("00000", "*")))
     if not (folder / DONE).exists():
         for file in every:
-            try:
-                read_header(file)
-            except PoolError:
+            if not _is_as_written(file):
                 remove(file)
         return
     done = _read_done(folder)
