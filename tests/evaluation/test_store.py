@@ -185,6 +185,31 @@ def test_a_damaged_page_is_found_while_it_is_written(tmp_path: Path):
         assert store.read(KEY, ROWS).keys() == ITEMS
 
 
+@pytest.mark.parametrize("change", [
+    """scores = '{"right": 0.0}'""", "output = '\"y\"'", "judge = 'keyword'", "item = 'all/40'",
+])  # fmt: skip
+def test_a_row_with_a_wrong_bit_is_scored_again(tmp_path: Path, change: str):
+    """SQLite itself has no checksums: it would be reported as the model's score."""
+    file = written(tmp_path / "results.sqlite")
+    with sqlite3.connect(file) as db:
+        db.execute(f"UPDATE results SET {change} WHERE item = 'all/7'")
+    db.close()
+    with AnswerStore(file) as store:
+        assert store.read(KEY, [*ROWS, ("all/40", "d")]).keys() == ITEMS - {"all/7"}
+
+
+@pytest.mark.parametrize("looked_at", [True, False])
+def test_a_store_of_an_earlier_version_is_read(tmp_path: Path, looked_at: bool):
+    file = written(tmp_path / "results.sqlite")
+    with sqlite3.connect(file) as db:
+        db.execute("ALTER TABLE results DROP COLUMN checksum")
+    db.close()
+    with AnswerStore(file, looked_at=looked_at) as store:
+        assert store.read(KEY, ROWS).keys() == ITEMS
+        store.write(KEY, {("new", "d"): Scored({"right": 1.0})}, Usage(1))
+        assert store.read(KEY, [*ROWS, ("new", "d")]).keys() == {*ITEMS, "new"}
+
+
 @pytest.mark.parametrize("value", ["", "{", "[]", '{"right": "1"}', "[" * 10_000, b"\xff", None, 5])
 def test_a_row_that_is_no_result_is_scored_again(tmp_path: Path, value: object):
     file = written(tmp_path / "results.sqlite")

@@ -57,7 +57,7 @@ CREATE TABLE IF NOT EXISTS batches (
 );
 CREATE TABLE IF NOT EXISTS results (
     checkpoint TEXT, settings TEXT, item TEXT, digest TEXT, scores TEXT, output TEXT,
-    judge TEXT, batch INTEGER REFERENCES batches,
+    judge TEXT, batch INTEGER REFERENCES batches, checksum TEXT,
     PRIMARY KEY (checkpoint, settings, item, digest)
 ) WITHOUT ROWID;
 """
@@ -143,10 +143,11 @@ class AnswerStore:
     def read(self, key: Key, wanted: Iterable[tuple[str, str]]) -> dict[str, Scored]:
         """The results that are there, by item; a row that cannot be a result is none."""
         asked, found = set(wanted), {}
-        for item, digest, *row in self._rows(
-            "item, digest, scores, output, judge FROM results", key
-        ):
-            result = _scored(*row) if (item, digest) in asked else None
+        for row in self._rows("results.* FROM results", key):
+            item, digest, *answer = row[2:7]
+            checksum = row[8] if len(row) > 8 else None  # an earlier version's, looked at
+            sound = checksum in (None, _checksum(*row[:7]))
+            result = _scored(*answer) if sound and (item, digest) in asked else None
             if result is not None:
                 found[item] = result
         return found
@@ -182,7 +183,7 @@ class AnswerStore:
                 self._forget("is not a regular file")
             elif not self.looked_at:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
-                self._connect("mode=rwc").executescript(_OPENING + _SCHEMA)
+                _prepare(self._connect("mode=rwc"))
                 self._writable = True
             elif self.file.exists():
                 self._connect(self._unchanged)
@@ -256,6 +257,20 @@ def _warn(text: str) -> None:
     warnings.warn(text, SigmergeWarning, stacklevel=3)
 
 
+def _prepare(db: sqlite3.Connection) -> None:
+    """Make the tables; rows of earlier versions have no checksum, and are believed."""
+    db.executescript(_OPENING + _SCHEMA)
+    db.execute("BEGIN IMMEDIATE")
+    if "checksum" not in {name for _, name, *_ in db.execute("PRAGMA table_info(results)")}:
+        db.execute("ALTER TABLE results ADD COLUMN checksum TEXT")
+    db.execute("COMMIT")
+
+
+def _checksum(*row: Any) -> str:
+    """By which a row with a wrong bit, or under the key of another, is known."""
+    return hashlib.sha256(repr(row).encode(errors="backslashreplace")).hexdigest()[:16]
+
+
 def _insert(
     db: sqlite3.Connection, key: Key, results: Mapping[tuple[str, str], Scored], usage: Usage
 ) -> None:
@@ -268,8 +283,8 @@ def _insert(
     try:
         cost = (*asdict(usage).values(), time.time())
         batch = db.execute("INSERT INTO batches VALUES (NULL, ?, ?, ?, ?, ?)", cost).lastrowid
-        db.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                       [(*row, batch) for row in rows])  # fmt: skip
+        db.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                       [(*row, batch, _checksum(*row)) for row in rows])  # fmt: skip
         db.execute("COMMIT")
     except BaseException:
         with suppress(sqlite3.Error):  # SQLite has done so itself after some errors
