@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -14,11 +15,12 @@ from blake3 import blake3
 
 import sigmerge
 from sigmerge.checkpoints import ahead
-from sigmerge.checkpoints.remote import stand_in
+from sigmerge.checkpoints.remote import COPY_RECORD, stand_in, target, target_url, with_weights
 from sigmerge.errors import MissingExtra
 from sigmerge.files import digests, leaves, objects
 from sigmerge.files.digests import SHA_TREE, TREE, rehashing
 from sigmerge.files.objects import STAND_IN_RECORD, RemoteFile, remote_file
+from sigmerge.files.regular import remove
 from tests.pools import PoolOnDisk, make_pool
 from tests.storage.conftest import files, weights
 
@@ -201,8 +203,53 @@ def test_without_fsspec_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_folder_that_is_no_stand_in_is_not_taken_for_one() -> None:
-    """What is in the place of one, without its record, stops the run."""
+    """What is in the place of one, without its record, is made again."""
     place = stored("taken", b"some")[0].parent.parent
     (place / STAND_IN_RECORD).unlink()
-    with pytest.raises(OSError, match="not empty"):
-        stand_in("memory://taken")
+    stand_in("memory://taken")
+    assert (place / STAND_IN_RECORD).exists()
+
+
+def test_a_stand_in_in_the_place_of_another_is_made_again() -> None:
+    """Else another model would be merged."""
+    one, other = stored("here/same", b"one")[0].parent, stored("there/same", b"two")[0].parent
+    remove(one.parent)
+    other.parent.rename(one.parent)
+    assert stand_in("memory://here/same") == one
+    record = json.loads((one.parent / STAND_IN_RECORD).read_text())
+    assert record["url"] == "memory://here/same"
+
+
+@pytest.mark.parametrize("name", ["model", "whole"])
+@pytest.mark.parametrize("damaged", ["model.safetensors", "config.json", "record", "folder"])
+def test_a_damaged_copy_with_weights_is_made_again(tmp_path: Path, name: str, damaged: str) -> None:
+    """Programs that load it would answer by other weights."""
+    store = fsspec.filesystem("memory")
+    pool = make_pool(tmp_path / "pool", experts=1)
+    for file, content in files(pool.reference).items():
+        store.pipe_file(f"/copied/{name}/{file}", content)
+    copy = with_weights(stand_in(f"memory://copied/{name}"))
+    whole, made = files(copy), copy.stat().st_ino
+    assert with_weights(stand_in(f"memory://copied/{name}")).stat().st_ino == made
+    if damaged == "folder":
+        remove(copy)
+        copy.mkdir()
+    else:
+        file = copy.parent / COPY_RECORD if damaged == "record" else copy / damaged
+        content = bytearray(file.read_bytes())
+        content[-5] ^= 1
+        file.write_bytes(content)
+    assert (
+        files(with_weights(stand_in(f"memory://copied/{name}"))) == whole == files(pool.reference)
+    )
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"url": "memory://else", "name": "x", "objects": {}}']
+)
+def test_a_damaged_record_of_where_a_result_goes_is_made_again(content: bytes) -> None:
+    """The result would stay in the cache, and the command would say that it is done."""
+    place = target("memory://results/out")
+    (place.parent / STAND_IN_RECORD).write_bytes(content)
+    objects._objects.cache_clear()
+    assert target_url(target("memory://results/out")) == "memory://results/out"

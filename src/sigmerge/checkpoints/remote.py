@@ -22,8 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sigmerge.errors import OutputError, PoolError
-from sigmerge.files.cache import cache_folder, kept_json
-from sigmerge.files.documents import write_json
+from sigmerge.files.cache import cache_folder, kept_json, write_note
+from sigmerge.files.digests import digest_now, file_digests, kind_of
 from sigmerge.files.journal import Journal
 from sigmerge.files.objects import (
     STAND_IN_RECORD,
@@ -35,12 +35,14 @@ from sigmerge.files.objects import (
     remote_root,
     url_of,
 )
-from sigmerge.files.regular import remove
+from sigmerge.files.regular import is_regular, remove
 
 COPIED_WHOLE = (
     ".json", ".jsonl", ".txt", ".md", ".yaml", ".jinja", ".py", ".model", ".tiktoken", ".spm",
 )  # fmt: skip
 """Files that a stand-in has whole; all others are stubs."""
+COPY_RECORD = "copy.json"
+"""What lies beside a copy with weights: the digests of its files."""
 LARGEST_COPY = 256 << 20
 """Bytes of a file that is copied whole."""
 HEADER = 8 + 25_000_000
@@ -67,19 +69,29 @@ def stand_in(url: str) -> Path:
     key = hashlib.sha256(json.dumps([url, content]).encode()).hexdigest()[:32]
     cache_folder("remote")
     place, name = remote_root() / key, url.rpartition("/")[2]
+    about = {"url": url, "name": name, "objects": _stubs(found)}
     there = place.exists()  # it has its name when all is in it
-    if there and not _is_whole(place, name):
+    if there and not _is_whole(place, name, about):
         remove(place)
         there = False
     if not there:
-        _make_stand_in(place, name, url, found)
+        _make_stand_in(place, about, found)
     return place / name
 
 
-def _is_whole(place: Path, name: str) -> bool:
+def _stubs(found: Mapping[str, RemoteFile]) -> dict[str, list[Any]]:
+    """What a stand-in has no content of: sizes and versions by name."""
+    return {
+        name: [one.size, one.version]
+        for name, one in found.items()
+        if not name.endswith(COPIED_WHOLE) or one.size > LARGEST_COPY
+    }
+
+
+def _is_whole(place: Path, name: str, about: Mapping[str, Any]) -> bool:
     """Whether a stand-in holds what was put there; of weights it is their headers."""
     record = kept_json(place / STAND_IN_RECORD, {"files"})
-    if record is None:
+    if record is None or any(record.get(key) != value for key, value in about.items()):
         return False
     try:
         return _digests(place / name, record["files"]) == record["files"]
@@ -104,21 +116,18 @@ def _listed(url: str) -> dict[str, RemoteFile]:
     return found
 
 
-def _make_stand_in(place: Path, name: str, url: str, found: Mapping[str, RemoteFile]) -> None:
+def _make_stand_in(place: Path, about: Mapping[str, Any], found: Mapping[str, RemoteFile]) -> None:
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as room:
-        stubs = {}
+        folder = Path(room) / place.name / about["name"]
         for relative, one in found.items():
-            file = Path(room) / place.name / name / relative
+            file = folder / relative
             file.parent.mkdir(parents=True, exist_ok=True)
-            if relative.endswith(COPIED_WHOLE) and one.size <= LARGEST_COPY:
+            if relative not in about["objects"]:
                 file.write_bytes(one.read(0, one.size))
             else:
                 file.write_bytes(_header(one) if relative.endswith(".safetensors") else b"")
-                stubs[relative] = [one.size, one.version]
-        files = _digests(Path(room) / place.name / name, found)
-        content = {"url": url, "name": name, "objects": stubs, "files": files}
-        write_json(Path(room) / place.name / STAND_IN_RECORD, content, durable=False)
-        _move(Path(room) / place.name, place, place / STAND_IN_RECORD)
+        write_note(folder.parent / STAND_IN_RECORD, {**about, "files": _digests(folder, found)})
+        _move(folder.parent, place, place / STAND_IN_RECORD)
 
 
 def _move(made: Path, place: Path, sign: Path) -> None:
@@ -143,17 +152,32 @@ def with_weights(folder: Path) -> Path:
     if found is None:
         return folder
     _, own = found
-    copy = own.parent / "whole" / own.name
-    if not copy.exists():
+    copy = own.parent / ("copy" if own.name == "whole" else "whole") / own.name
+    if not _is_copy(copy):
+        remove(copy.parent)
         with tempfile.TemporaryDirectory(dir=own.parent, prefix=".") as room:
-            made = Path(room) / own.name
+            made = Path(room) / copy.parent.name / own.name
             shutil.copytree(own, made)
             for file in own.rglob("*.safetensors"):
                 if one := remote_file(file):
                     _download(one, made / file.relative_to(own))
-            copy.parent.mkdir(exist_ok=True)
-            _move(made, copy, copy)
+            files = {
+                str(f.relative_to(made)): digest_now(f) for f in made.rglob("*") if f.is_file()
+            }
+            write_note(made.parent / COPY_RECORD, {"stand_in": own.parent.name, "files": files})
+            _move(made.parent, copy.parent, copy.parent / COPY_RECORD)
     return copy
+
+
+def _is_copy(copy: Path) -> bool:
+    """Whether a copy with weights is there as it was made."""
+    record = kept_json(copy.parent / COPY_RECORD, {"stand_in", "files"})
+    if record is None or record["stand_in"] != copy.parents[1].name:
+        return False
+    listed = {copy / name: digest for name, digest in record["files"].items()}
+    if not all(is_regular(file) for file in listed):
+        return False
+    return file_digests(listed, kind=kind_of(listed.values())) == listed
 
 
 def _download(one: RemoteFile, file: Path) -> None:
@@ -184,9 +208,10 @@ def target(name: str | os.PathLike[str]) -> Path:
     cache_folder("remote")
     key, own = hashlib.sha256(url.encode()).hexdigest()[:32], url.rpartition("/")[2]
     place = remote_root() / f"{_OUT}{key}"
-    if not (place / STAND_IN_RECORD).exists():
+    about: dict[str, Any] = {"url": url, "name": own, "objects": {}}
+    if kept_json(place / STAND_IN_RECORD, set()) != about:
         place.mkdir(exist_ok=True)
-        write_json(place / STAND_IN_RECORD, {"url": url, "name": own, "objects": {}}, durable=False)
+        write_note(place / STAND_IN_RECORD, about)
     return place / own
 
 
