@@ -86,7 +86,7 @@ def _checksum(file: Path, table: Mapping[str, Any], arrays: Mapping[str, Array])
     made = hashlib.sha256(json.dumps([file.name, table]).encode())
     for name in sorted(arrays):
         made.update(repr((name, str(arrays[name].dtype), arrays[name].shape)).encode())
-        made.update(arrays[name])
+        made.update(arrays[name].data)
     return made.hexdigest()
 
 
