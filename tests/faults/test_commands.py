@@ -118,6 +118,18 @@ def test_what_a_kill_leaves_is_gone_after_the_next_run(tmp_path: Path) -> None:
     assert json.loads((out / "sigmerge/provenance.json").read_text())["blocks_resumed"]
 
 
+def test_what_a_killed_repair_left_is_gone_after_a_plain_merge(tmp_path: Path) -> None:
+    """Its anchor is as large as the result."""
+    pool, out = make_pool(tmp_path / "pool", layers=2), tmp_path / "results/out"
+    out.parent.mkdir()
+    killed(stopped_at("jobs.repair.run_occupancy", "merge", repaired(pool), out))
+    (out.parent / ".out.notes").mkdir()
+    assert (out.parent / ".out.anchor").exists()
+    ran = command("merge", pool.write(pool.recipe("linear")), out)
+    assert ran.code == 0, ran.err
+    assert sorted(entry.name for entry in out.parent.iterdir()) == [".out.notes", "out"]
+
+
 CHANGED = {
     "config.json": lambda text: json.dumps({**json.loads(text), "bos_token_id": 5}),
     "generation_config.json": lambda _: '{"eos_token_id": 7}',

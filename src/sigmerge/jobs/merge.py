@@ -14,7 +14,7 @@ from sigmerge.files.regular import remove
 from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_anchor, open_repair_pool
-from sigmerge.jobs.work_folder import alone, hidden
+from sigmerge.jobs.work_folder import alone, hidden, remove_leftovers
 from sigmerge.recipe import Recipe
 from sigmerge.records import RECIPE
 from sigmerge.results import Merged
@@ -59,7 +59,9 @@ class MergeJob:
         self.check()
         recipe, options = self.recipe, self.options
         if recipe.repair is None:
-            return make_anchor(recipe, self.out, options, self.score)
+            made = make_anchor(recipe, self.out, options, self.score)
+            remove_leftovers(self.out)
+            return made
         with alone(self.out, options.overwrite):
             return self._repaired(hidden(self.out, "anchor"))
 

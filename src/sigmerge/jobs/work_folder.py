@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +104,20 @@ def alone(out: Path, overwrite: bool) -> Iterator[None]:
     with only_writer(hidden(out, "lock"), f"{address(out)}: another run is writing it."):
         check_target(out, overwrite)
         yield
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove what killed commands left beside a result that was made in another way since.
+
+    Unless another command makes it again already: what is there may be its own.
+    """
+    out = out.absolute()
+    locks = hidden(out, "lock"), hidden(out, "partial.lock")
+    ours = re.compile(_UNFINISHED.format(name=re.escape(out.name)))
+    with suppress(OutputError, OSError), only_writer(locks[0], ""), only_writer(locks[1], ""):
+        for path in list(out.parent.iterdir()):
+            if ours.fullmatch(path.name) and path not in locks:
+                remove(path, if_possible=True)
 
 
 def _nameless(folder: Path) -> Path:
