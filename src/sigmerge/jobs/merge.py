@@ -14,7 +14,7 @@ from sigmerge.files.regular import remove
 from sigmerge.jobs.anchor import describe_anchor, is_current, make_anchor
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_anchor, open_repair_pool
-from sigmerge.jobs.work_folder import alone, hidden, remove_leftovers
+from sigmerge.jobs.work_folder import alone, hidden, remove_anchor
 from sigmerge.recipe import Recipe
 from sigmerge.records import RECIPE
 from sigmerge.results import Merged
@@ -60,7 +60,7 @@ class MergeJob:
         recipe, options = self.recipe, self.options
         if recipe.repair is None:
             made = make_anchor(recipe, self.out, options, self.score)
-            remove_leftovers(self.out)
+            remove_anchor(self.out)
             return made
         with alone(self.out, options.overwrite):
             return self._repaired(hidden(self.out, "anchor"))

@@ -61,7 +61,7 @@ that the end of a pass over the other leaves idle. Larger blocks have long passe
 memory."""
 FEW_THREADS = 4
 """Threads for which two blocks are enough. Of more, each so many have a block of their own."""
-MANY = 8
+MOST_BLOCKS = 8
 """Blocks that are repaired at a time at most."""
 WRITERS = 6
 """Threads that write a block at a time. It lies in one file, which takes one write at a time: more
@@ -119,7 +119,7 @@ def _together(coordinates: int, threads: int) -> int:
     """How many blocks of at most so many coordinates are repaired at a time."""
     if threads <= FEW_THREADS:
         return 2 if coordinates <= SMALL else 1
-    return min(max(threads // FEW_THREADS, 3), MANY) if coordinates <= SMALL_FOR_MANY else 1
+    return min(max(threads // FEW_THREADS, 3), MOST_BLOCKS) if coordinates <= SMALL_FOR_MANY else 1
 
 
 def describe_occupancy(pool: Pool, threads: int) -> Step:

@@ -106,18 +106,15 @@ def alone(out: Path, overwrite: bool) -> Iterator[None]:
         yield
 
 
-def remove_leftovers(out: Path) -> None:
-    """Remove what killed commands left beside a result that was made in another way since.
+def remove_anchor(out: Path) -> None:
+    """Remove the anchor of a killed repair, where the result was made in another way since.
 
-    Unless another command makes it again already: what is there may be its own.
+    Unless another command is at work there. What was scored for a search or a guide stays: it may
+    have taken hours, and the same command goes on from it.
     """
     out = out.absolute()
-    locks = hidden(out, "lock"), hidden(out, "partial.lock")
-    ours = re.compile(_UNFINISHED.format(name=re.escape(out.name)))
-    with suppress(OutputError, OSError), only_writer(locks[0], ""), only_writer(locks[1], ""):
-        for path in list(out.parent.iterdir()):
-            if ours.fullmatch(path.name) and path not in locks:
-                remove(path, if_possible=True)
+    with suppress(OutputError, OSError), only_writer(hidden(out, "lock"), ""):
+        remove(hidden(out, "anchor"), if_possible=True)
 
 
 def _nameless(folder: Path) -> Path:
