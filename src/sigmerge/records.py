@@ -66,6 +66,14 @@ class Record(Part):
         write_json(file, self.as_file())
 
 
+class Sealed(Record):
+    """A record whose file has a checksum of all else, by which an accidental change is seen."""
+
+    def as_file(self) -> dict[str, Any]:
+        content = self.as_json()
+        return {**content, CHECKSUM: _checksum(content)}
+
+
 class Member(Part):
     """A checkpoint: where it was, and the digests of its weight files."""
 
@@ -238,7 +246,7 @@ class InputFile(Part):
     sha256: str
 
 
-class Provenance(Record):
+class Provenance(Sealed):
     """Which files were read and written, with what, and what that took."""
 
     inputs: tuple[InputFile, ...] = ()
@@ -253,11 +261,6 @@ class Provenance(Record):
     warnings: tuple[str, ...] = ()
     wall_seconds: float = 0.0
     peak_memory_bytes: int = 0
-
-    def as_file(self) -> dict[str, Any]:
-        """With a checksum of all else, by which an accidental change of the file is seen."""
-        content = self.as_json()
-        return {**content, CHECKSUM: _checksum(content)}
 
 
 def is_intact(content: Mapping[str, Any]) -> bool | None:
@@ -304,7 +307,7 @@ class Winner(Part):
     estimate: float
 
 
-class SearchRecord(Record):
+class SearchRecord(Sealed):
     """A search: its settings and costs, the winner, and how the best estimate grew."""
 
     out: str

@@ -415,7 +415,12 @@ def test_a_result_behind_a_link_lies_where_the_link_leads(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["link", "real"]
 
 
-@pytest.mark.parametrize("damage", ["model.safetensors", "sigmerge/plan.json", "foreign.py"])
+RECORD = "../search.json"
+
+
+@pytest.mark.parametrize(
+    "damage", ["model.safetensors", "sigmerge/plan.json", "foreign.py", RECORD]
+)
 def test_a_winner_that_was_damaged_before_it_is_published_is_made_again(
     shared: PoolOnDisk, tmp_path: Path, damage: str
 ) -> None:
@@ -431,9 +436,10 @@ def test_a_winner_that_was_damaged_before_it_is_published_is_made_again(
     made = tmp_path / ".out.search/winner"
     wanted, file = weight_bytes(made), made / damage
     content = bytearray(file.read_bytes() if file.exists() else b"evil")
-    content[-3] ^= 1
-    file.write_bytes(content)
+    content[-3] ^= damage != RECORD
+    file.write_bytes(content.replace(b'"wall_seconds": ', b'"wall_seconds": 99887766'))
     searched(shared, out, Options(threads=1))
+    assert "99887766" not in (out / "sigmerge/search.json").read_text()
     found = weight_bytes(out)
     assert [name for name in found | wanted if found.get(name) != wanted.get(name)] == [
         "sigmerge/search.json"  # which has times

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,7 @@ from sigmerge.engine.machine import LIBRARIES, Meter, free_memory
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
 from sigmerge.files.digests import file_digests
+from sigmerge.files.documents import read_json_object
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.regular import remove
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
@@ -49,6 +51,7 @@ from sigmerge.records import (
     PLAN,
     SearchRecord,
     Winner,
+    is_intact,
     read,
     read_plan,
 )
@@ -228,8 +231,8 @@ def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     if not continues(work / SEARCH_JOURNAL, job.header()):
         remove(work)
     made, added = work / "winner", (SEARCH_JOURNAL, SEARCH_RESULT, ORIGIN)
-    # A run ended while it moved the winner, or it was damaged.
-    if not is_whole(made, options.threads, added):
+    # A run ended while it moved the winner, or it or its record was damaged.
+    if not (is_whole(made, options.threads, added) and _is_kept(work / SEARCH_RESULT)):
         (work / SEARCH_RESULT).unlink(missing_ok=True)
         remove(made)
     if not (work / SEARCH_RESULT).exists():
@@ -249,6 +252,15 @@ def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
         plan=read_plan(out / RECORDS_FOLDER / PLAN),
         provenance=provenance.model_copy(update=spent),
     )
+
+
+def _is_kept(record: Path) -> bool:
+    """Whether a search wrote its record, and it is as it was written."""
+    if not record.exists():
+        return False
+    with suppress(SigmergeError):
+        return is_intact(read_json_object(record, "a search")) is True
+    return False
 
 
 def plan_search(
