@@ -89,6 +89,8 @@ def test_a_list_with_a_wrong_digit_is_damage(folder: Path) -> None:
     text = (folder / DONE).read_text()
     (folder / DONE).write_text(text.replace("2.5", "2.4"))
     assert damage(folder) == "capture.json cannot be read"
+    (folder / DONE).write_text(text)
+    assert not damage(folder.rename(folder.with_name("moved")))
 
 
 def test_only_whole_files_of_an_unfinished_capture_stay(folder: Path) -> None:

@@ -53,9 +53,11 @@ class StubScorer:
 
 
 def _values(folder: Path) -> np.ndarray[Any, Any]:
-    """The tensor in files of bfloat16, without torch, which takes seconds to load."""
+    """The tensor, without torch, which takes seconds to load."""
     files = [deserialize(file.read_bytes()) for file in folder.glob("*.safetensors")]
     [stored] = [held for file in files for name, held in file if name == TENSOR]
+    if stored["dtype"] == "F32":
+        return np.frombuffer(stored["data"], np.float32)
     assert stored["dtype"] == "BF16"
     return (np.frombuffer(stored["data"], np.uint16).astype(np.uint32) << 16).view(np.float32)
 

@@ -255,7 +255,7 @@ def _read_done(folder: Path) -> _Done | None:
     except (SigmergeError, ValidationError):
         return None
     checksum = content.pop("checksum", None)  # earlier versions wrote none
-    return done if checksum in (None, checksum_of(folder, content)) else None
+    return done if checksum in (None, checksum_of(folder / DONE, content)) else None
 
 
 def finish(folder: Path, content: Mapping[str, Any]) -> None:
@@ -264,7 +264,7 @@ def finish(folder: Path, content: Mapping[str, Any]) -> None:
     digests = file_digests(files)
     listed = {f.name: {"size": f.stat().st_size, "sha256": digests[f]} for f in files}
     listing = {**content, "files": listed}
-    write_json(folder / DONE, {**listing, "checksum": checksum_of(folder, listing)})
+    write_json(folder / DONE, {**listing, "checksum": checksum_of(folder / DONE, listing)})
 
 
 def is_finished(folder: Path) -> bool:
