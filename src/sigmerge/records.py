@@ -10,7 +10,6 @@ A file without `schema` was written before records were versioned; it is read as
 Annotations are no texts here, as elsewhere: pydantic would evaluate every one.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,13 +19,13 @@ from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sigmerge.errors import RecipeError, SigmergeError
+from sigmerge.files.checksums import sealed
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.method.deficit import DomainScores
 from sigmerge.method.objective import amount
 
 PLAN, PROVENANCE, RECIPE, PAGE = "plan.json", "provenance.json", "recipe.yaml", "report.html"
 
-CHECKSUM = "checksum"
 LONGEST_CELL = 200
 """Characters of a value that a notebook shows."""
 PerLayer = tuple[tuple[float, ...], ...]
@@ -70,8 +69,7 @@ class Sealed(Record):
     """A record whose file has a checksum of all else, by which an accidental change is seen."""
 
     def as_file(self) -> dict[str, Any]:
-        content = self.as_json()
-        return {**content, CHECKSUM: _checksum(content)}
+        return sealed(self.as_json())
 
 
 class Member(Part):
@@ -261,16 +259,6 @@ class Provenance(Sealed):
     warnings: tuple[str, ...] = ()
     wall_seconds: float = 0.0
     peak_memory_bytes: int = 0
-
-
-def is_intact(content: Mapping[str, Any]) -> bool | None:
-    """Whether the content of a file is a record as it was written; None if it has no checksum."""
-    return content[CHECKSUM] == _checksum(content) if CHECKSUM in content else None
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    plain = {key: value for key, value in content.items() if key != CHECKSUM}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 class PairedScores(Part):

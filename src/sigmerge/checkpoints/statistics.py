@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from sigmerge.checkpoints.header import Tensor, read_header, read_metadata
 from sigmerge.errors import PoolError, SigmergeError
-from sigmerge.files.cache import checksum_of
+from sigmerge.files.checksums import CHECKSUM, is_intact, sealed
 from sigmerge.files.digests import file_digests, kind_of
 from sigmerge.files.documents import parse_json, read_json_object, whole, write_json
 from sigmerge.files.regular import is_regular, remove
@@ -35,7 +35,6 @@ from sigmerge.words import matrix_name
 _Made = TypeVar("_Made")
 DONE = "capture.json"
 OUTSIDE_FILE = "outside"
-_CHECKSUM = "checksum"
 DERIVED_KEPT = 3
 """Derived matrices that are remembered: those of one block's inputs that tensors share."""
 
@@ -76,7 +75,7 @@ def write_block(file: Path, entries: Mapping[str, Entry], arrays: Mapping[str, A
         _check_finite(file, name, array)
     table: dict[str, Any] = {tensor: asdict(entry) for tensor, entry in entries.items()}
     stored = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    table[_CHECKSUM] = _checksum(file, table, stored)
+    table[CHECKSUM] = _checksum(file, table, stored)
     with whole(file) as partial:  # of several notes safetensors would not keep the order
         save_file(stored, partial, {"statistics": json.dumps(table)})
 
@@ -94,7 +93,7 @@ def _is_as_written(file: Path) -> bool:
     try:
         arrays = {n: _values(t).reshape(t.shape) for n, t in read_header(file).items()}
         table = parse_json(read_metadata(file)["statistics"], str(file), PoolError)
-        return bool(table.pop(_CHECKSUM) == _checksum(file, table, arrays))
+        return bool(table.pop(CHECKSUM) == _checksum(file, table, arrays))
     except (PoolError, KeyError, AttributeError, TypeError):
         return False
 
@@ -210,7 +209,7 @@ def _read_entries(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Entry]
     """Which statistic of a file belongs to which tensor."""
     try:
         table = parse_json(read_metadata(file)["statistics"], str(file), PoolError)
-        entries = {name: Entry(**entry) for name, entry in table.items() if name != _CHECKSUM}
+        entries = {name: Entry(**entry) for name, entry in table.items() if name != CHECKSUM}
         if all(entry.stored in tensors for entry in entries.values()):
             return entries
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -254,8 +253,7 @@ def _read_done(folder: Path) -> _Done | None:
         done = _Done.model_validate(content)
     except (SigmergeError, ValidationError):
         return None
-    checksum = content.pop("checksum", None)  # earlier versions wrote none
-    return done if checksum in (None, checksum_of(folder / DONE, content)) else None
+    return None if is_intact(content, DONE) is False else done  # earlier versions: no checksum
 
 
 def finish(folder: Path, content: Mapping[str, Any]) -> None:
@@ -264,7 +262,7 @@ def finish(folder: Path, content: Mapping[str, Any]) -> None:
     digests = file_digests(files)
     listed = {f.name: {"size": f.stat().st_size, "sha256": digests[f]} for f in files}
     listing = {**content, "files": listed}
-    write_json(folder / DONE, {**listing, "checksum": checksum_of(folder / DONE, listing)})
+    write_json(folder / DONE, sealed(listing, DONE))
 
 
 def is_finished(folder: Path) -> bool:

@@ -25,6 +25,7 @@ from urllib.parse import quote
 
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import OutputError, SigmergeError, SigmergeWarning
+from sigmerge.files.checksums import checksum_of
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import parse_json
 from sigmerge.files.regular import is_regular
@@ -146,7 +147,7 @@ class AnswerStore:
         for row in self._rows("results.* FROM results", key):
             item, digest, *answer = row[2:7]
             checksum = row[8] if len(row) > 8 else None  # an earlier version's, looked at
-            sound = checksum in (None, _checksum(*row[:7]))
+            sound = checksum in (None, checksum_of(row[:7]))
             result = _scored(*answer) if sound and (item, digest) in asked else None
             if result is not None:
                 found[item] = result
@@ -266,11 +267,6 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
-def _checksum(*row: Any) -> str:
-    """By which a row with a wrong bit, or under the key of another, is known."""
-    return hashlib.sha256(repr(row).encode(errors="backslashreplace")).hexdigest()[:16]
-
-
 def _insert(
     db: sqlite3.Connection, key: Key, results: Mapping[tuple[str, str], Scored], usage: Usage
 ) -> None:
@@ -284,7 +280,7 @@ def _insert(
         cost = (*asdict(usage).values(), time.time())
         batch = db.execute("INSERT INTO batches VALUES (NULL, ?, ?, ?, ?, ?)", cost).lastrowid
         db.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                       [(*row, batch, _checksum(*row)) for row in rows])  # fmt: skip
+                       [(*row, batch, checksum_of(row)) for row in rows])  # fmt: skip
         db.execute("COMMIT")
     except BaseException:
         with suppress(sqlite3.Error):  # SQLite has done so itself after some errors

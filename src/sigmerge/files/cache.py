@@ -8,7 +8,6 @@ also covers its own name: one with a wrong bit, or under the name of another, is
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from contextlib import suppress
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Any
 import platformdirs
 
 from sigmerge.errors import OutputError, SigmergeError
+from sigmerge.files.checksums import CHECKSUM, is_intact, sealed
 from sigmerge.files.documents import read_bytes, read_json, whole, write_json
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -76,8 +76,10 @@ def kept_json(note: Path, keys: set[str]) -> dict[str, Any] | None:
         return None
     if not isinstance(content, dict) or not keys <= content.keys():
         return None
-    checksum = content.pop("checksum", None)
-    return content if checksum == checksum_of(note, content) else None
+    if not is_intact(content, note.name):
+        return None
+    content.pop(CHECKSUM)
+    return content
 
 
 def keep_json(note: Path, content: dict[str, Any]) -> None:
@@ -88,14 +90,7 @@ def keep_json(note: Path, content: dict[str, Any]) -> None:
 
 def write_note(note: Path, content: dict[str, Any]) -> None:
     """Write a note that has to be there."""
-    checked = {**content, "checksum": checksum_of(note, content)}
-    write_json(note, checked, indent=None, durable=False)
-
-
-def checksum_of(note: Path, content: dict[str, Any]) -> str:
-    """By which a note with a wrong bit, or of another name, is known."""
-    text = json.dumps([note.name, content])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    write_json(note, sealed(content, note.name), indent=None, durable=False)
 
 
 def kept_bytes(note: Path) -> bytes | None:

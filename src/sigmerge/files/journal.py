@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import OutputError
+from sigmerge.files.checksums import CHECKSUM, sealed
 from sigmerge.files.documents import LARGEST_DOCUMENT
 from sigmerge.files.locks import only_writer
 from sigmerge.files.regular import is_regular
@@ -28,8 +28,7 @@ def continues(file: Path, header: dict[str, Any]) -> bool:
 
 def as_line(record: dict[str, Any]) -> bytes:
     """A record as it is written: with a checksum, by which a line with a wrong bit is known."""
-    checksum = hashlib.sha256(json.dumps(record).encode()).hexdigest()[:16]
-    return (json.dumps({**record, "checksum": checksum}) + "\n").encode()
+    return (json.dumps(sealed(record)) + "\n").encode()
 
 
 class Journal:
@@ -124,5 +123,5 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict):
         return None
-    record.pop("checksum", None)
+    record.pop(CHECKSUM, None)
     return record if as_line(record) == line else None

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +31,7 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import LIBRARIES, Meter, free_memory
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
+from sigmerge.files.checksums import is_intact
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.journal import Journal, continues
@@ -51,7 +51,6 @@ from sigmerge.records import (
     PLAN,
     SearchRecord,
     Winner,
-    is_intact,
     read,
     read_plan,
 )
@@ -256,11 +255,10 @@ def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
 
 def _is_kept(record: Path) -> bool:
     """Whether a search wrote its record, and it is as it was written."""
-    if not record.exists():
-        return False
-    with suppress(SigmergeError):
+    try:
         return is_intact(read_json_object(record, "a search")) is True
-    return False
+    except SigmergeError:
+        return False
 
 
 def plan_search(

@@ -22,6 +22,7 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.verify import Finding, Report, verify_pool, verify_result
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.files.checksums import is_intact
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
@@ -42,7 +43,6 @@ from sigmerge.records import (
     Provenance,
     RepairPlan,
     RunRecord,
-    is_intact,
     read,
     read_plan,
 )
