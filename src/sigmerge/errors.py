@@ -64,3 +64,12 @@ class MissingExtra(SigmergeError):
             f"{purpose} needs {library}, which is not installed. "
             f"Install it with: pip install 'sigmerge[{extra}]'"
         )
+
+
+def require(purpose: str, extra: str, *libraries: str) -> None:
+    """Raise MissingExtra where a library is not installed. Loads none."""
+    from importlib.util import find_spec
+
+    for library in libraries:
+        if find_spec(library) is None:
+            raise MissingExtra(library, extra, purpose)

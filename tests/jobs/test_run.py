@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import sigmerge
 from sigmerge.cli.ending import app
-from sigmerge.errors import OutputError, RecipeError, ScoreError
+from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import nano_scores
 from sigmerge.jobs import demo as demo_module
@@ -100,6 +100,34 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_safe(
     sigmerge.run(recipe(pool), out)
     assert (out / "anchor/model.safetensors").stat().st_mtime_ns == before
     assert weight_bytes(out / "repaired") == whole
+
+
+@pytest.mark.parametrize(
+    ("library", "verb", "left_out"),
+    [
+        ("transformers", "run", "probe"),
+        ("transformers", "merge", "evaluate"),
+        ("transformers", "tune", "probe"),
+        ("jinja2", "run", None),
+        ("jinja2", "tune", None),
+    ],
+)
+def test_a_library_that_is_missing_is_told_before_anything_is_made(
+    library: str, verb: str, left_out: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page is the last step: hours would be lost."""
+    given = recipe(POOL)
+    if left_out is not None:
+        del given["repair"][left_out]
+    if left_out == "evaluate":
+        row = dict.fromkeys(NANO_DOMAINS, 0.5)
+        table = {"experts": dict.fromkeys(NANO_DOMAINS, row), "anchor": row}
+        (tmp_path / "scores.json").write_text(json.dumps(table))
+        given["repair"]["scores"] = str(tmp_path / "scores.json")
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtra, match=rf"needs {library}, .*pip install 'sigmerge"):
+        getattr(sigmerge, verb)(given, tmp_path / "results/out")
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_run_writes_into_no_foreign_folder(pool: Path, tmp_path: Path) -> None:

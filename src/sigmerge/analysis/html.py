@@ -10,15 +10,19 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sigmerge.errors import MissingExtra
+from sigmerge.errors import require
+
+
+def require_page() -> None:
+    """Raise MissingExtra where no page can be made."""
+    require("The report page", "report", "jinja2")
 
 
 def page(template: str, **values: Any) -> str:
     """A template of this folder with the project's style and script in it."""
-    try:
-        from jinja2 import Environment, FunctionLoader, StrictUndefined
-    except ImportError as error:
-        raise MissingExtra("jinja2", "report", "The report page") from error
+    require_page()
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
     environment = Environment(
         loader=FunctionLoader(_asset),
         autoescape=True,

@@ -25,7 +25,7 @@ from sigmerge.evaluation.suite import BenchmarkSuite, load_suite, nano_suite
 from sigmerge.files.cache import cache_place
 from sigmerge.files.documents import whole
 from sigmerge.files.scratch import scratch
-from sigmerge.probing.generate import LoadedModel, Usage, load_model
+from sigmerge.probing.generate import LoadedModel, Usage, load_model, require_backend
 from sigmerge.probing.memory import free_cached
 
 _T = TypeVar("_T")
@@ -234,6 +234,12 @@ class Evaluation:
             self.gpu_share,
             how.trust_remote_code,
         )
+
+    def require_model(self, chosen: Mapping[str, Sequence[Item]]) -> None:
+        """Raise MissingExtra where a model must answer and its libraries are not installed."""
+        marks = self.suite.benchmarks
+        if any(marks[name].cost(items[0]) is not None for name, items in chosen.items()):
+            require_backend(self.how.backend)
 
     @property
     def dtype(self) -> str:

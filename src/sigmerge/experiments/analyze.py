@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.engine.machine import LIBRARIES
-from sigmerge.errors import MissingExtra
+from sigmerge.errors import require
 from sigmerge.experiments.store import ANALYSIS, STORE, open_read_only
 from sigmerge.files.documents import write_json
 from sigmerge.jobs.options import Description, Step
@@ -102,11 +102,7 @@ class AnalyzeJob:
 
 
 def _require_analysis() -> None:
-    from importlib.util import find_spec
-
-    for library in ("polars", "matplotlib"):
-        if find_spec(library) is None:
-            raise MissingExtra(library, "analysis", "The analysis of an experiment")
+    require("The analysis of an experiment", "analysis", "polars", "matplotlib")
 
 
 def rules(found: Any) -> dict[str, Any]:

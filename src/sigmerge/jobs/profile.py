@@ -19,7 +19,7 @@ from sigmerge.checkpoints.source import OpenMembers, PoolSource
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
 from sigmerge.engine.stream import CHUNK, Stream
 from sigmerge.engine.workers import Workers
-from sigmerge.errors import PoolError, RecipeError
+from sigmerge.errors import PoolError, RecipeError, require
 from sigmerge.files.cache import beside, keep_bytes, keep_json, kept_bytes, kept_json
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import content_key
@@ -256,7 +256,11 @@ def _representation(recipe: Recipe, pool: Pool, options: Options, again: bool) -
 
 
 def probe_prompts(file: Path) -> list[str]:
-    """The prompts of a probe. The representation view compares prompts: one alone shows nothing."""
+    """The prompts of a probe, which models can be shown here.
+
+    The representation view compares prompts: one alone shows nothing.
+    """
+    require("The representation view", "models", "torch", "transformers")
     prompts = read_prompts(file)
     if len(set(prompts)) < 2:
         raise RecipeError(

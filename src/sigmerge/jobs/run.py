@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sigmerge.analysis.html import require_page
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import RecipeError
 from sigmerge.files.documents import write_json
@@ -55,6 +56,7 @@ class RunJob:
             )
         check_repair(self.recipe, self.options, self.score)
         check_data(self.recipe, self.options, self.score)
+        require_page()
         RUN_FOLDER.check(self.out, self.options.overwrite, self.recipe.kept)
 
     def describe(self) -> Description:

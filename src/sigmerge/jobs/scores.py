@@ -216,16 +216,18 @@ def suite_scorer(
 def _suite_scorer(
     evaluate: Mapping[str, Any], split: str, folder: Path, options: Options
 ) -> CheckpointScorer:
-    from sigmerge.evaluation.run import evaluate as run
+    from sigmerge.evaluation.run import evaluate as evaluate_folder
     from sigmerge.evaluation.run import prepared
 
     suite, how = suite_and_how(evaluate, folder, options)
 
     def check(checkpoint: Path) -> Mapping[str, str]:
-        return prepared(checkpoint, suite, split, how)[2]
+        run, chosen, absent = prepared(checkpoint, suite, split, how)
+        run.require_model(chosen)
+        return absent
 
     def measure(checkpoint: Path) -> MeasuredScores:
-        result = run(checkpoint, suite, split, how)
+        result = evaluate_folder(checkpoint, suite, split, how)
         missing = {d: tuple(n) for d, n in result.missing.items()}
         metrics = tuple(_metrics(suite, result))
         return MeasuredScores(

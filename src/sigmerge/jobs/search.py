@@ -17,7 +17,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ from sigmerge.checkpoints.publishing import only_target, publish, real_target
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import LIBRARIES, Meter, free_memory
 from sigmerge.engine.workers import Workers
-from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError, SigmergeError
+from sigmerge.errors import OutputError, RecipeError, ScoreError, SigmergeError, require
 from sigmerge.files.checksums import is_intact
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import read_json_object
@@ -287,18 +286,12 @@ def plan_search(
     return SearchJob(settings, recipe.seed, plain, space, base, asked, questions, recipe.kept)
 
 
-def _require_models() -> None:
-    for library in ("torch", "transformers"):
-        if find_spec(library) is None:
-            raise MissingExtra(library, "models", "Scoring candidates")
-
-
 def _suite(suite: str | None, recipe: Recipe, base: DenseJob) -> CandidateScorer:
     """The embedded suite, the items of a pool that `nano train` made, or any suite.
 
     What the recipe names is looked for beside it.
     """
-    _require_models()
+    require("Scoring candidates", "models", "torch", "transformers")
     from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Data
     from sigmerge.evaluation.suite import load_suite, nano_suite

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sigmerge.analysis.html import require_page
 from sigmerge.analysis.tuning import write_tuning_page
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.engine.machine import LIBRARIES, Meter
@@ -157,6 +158,7 @@ class TuneJob:
         ]
         if problems:
             raise RecipeError("The tuning cannot be run:", problems)
+        require_page()
         TUNING_FOLDER.check(self.out, self.options.overwrite, self.recipe.kept)
         require_whole(self.recipe, self.pool)
         if (self.out / WINNER).exists() and not (self.out / TUNING_JOURNAL).exists():

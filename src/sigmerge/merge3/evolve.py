@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import numpy as np
 
-from sigmerge.errors import MissingExtra, SigmergeError
+from sigmerge.errors import SigmergeError, require
 from sigmerge.recipe.space import Genotype, Space
 
 
@@ -34,9 +33,7 @@ def best(history: Iterable[ScoredGenotype]) -> ScoredGenotype:
 
 def require_search() -> None:
     """Raise MissingExtra where a library of the search is not installed. Loads none."""
-    for library in ("scipy", "pymoo"):
-        if find_spec(library) is None:
-            raise MissingExtra(library, "search", "The search")
+    require("The search", "search", "scipy", "pymoo")
 
 
 Evaluate = Callable[[int, Sequence[Genotype]], Sequence[ScoredGenotype]]

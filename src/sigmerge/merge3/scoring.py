@@ -83,7 +83,9 @@ class SuiteScorer:
 
     def __init__(self, model: Path, suite: BenchmarkSuite, how: How, split: str = SPLIT) -> None:
         from sigmerge.evaluation import splits
+        from sigmerge.probing.generate import require_backend
 
+        require_backend(how.backend)
         self.model, self.suite, self.split = model, suite, split
         self.how = replace(how, batch_size=how.batch_size or DEFAULT_BATCH)
         records, self.absent = splits.load_available(suite, how.data)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.remote import with_weights
-from sigmerge.errors import MissingExtra, PoolError, ScoreError
+from sigmerge.errors import MissingExtra, PoolError, ScoreError, require
 from sigmerge.files.documents import read_json_object
 from sigmerge.probing.loading import load_pretrained, loading, put_adapter
 from sigmerge.probing.memory import free_now, in_halves
@@ -70,6 +70,14 @@ class LoadedModel(Protocol):
 BACKENDS = ("hf", "vllm")
 
 
+def require_backend(backend: str) -> None:
+    """Raise MissingExtra where the libraries of a backend are not installed."""
+    if backend == "vllm":
+        require("The vllm backend", "vllm", "vllm")
+    else:
+        require("Evaluating a checkpoint", "eval", "torch", "transformers")
+
+
 def model_device() -> str:
     """Where transformers' models answer: on a GPU if there is one."""
     import torch
@@ -104,11 +112,10 @@ class HfModel:
     def __init__(
         self, folder: Path, dtype: str, batch_size: int | None, trust: bool = False
     ) -> None:
-        try:
-            import torch
-            from transformers import AutoTokenizer
-        except ImportError:
-            raise MissingExtra("transformers", "eval", "Evaluating a checkpoint") from None
+        require_backend("hf")
+        import torch
+        from transformers import AutoTokenizer
+
         self.torch, self.name = torch, str(folder)
         device = model_device()
         if dtype == "auto" and device == "cpu":

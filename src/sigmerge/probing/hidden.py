@@ -17,7 +17,7 @@ import numpy as np
 from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.checkpoints.remote import with_weights
-from sigmerge.errors import MissingExtra, PoolError, SigmergeError
+from sigmerge.errors import PoolError, SigmergeError, require
 from sigmerge.method.conflict import prompt_gram
 from sigmerge.method.shapes import Float32, Float64
 from sigmerge.probing.loading import checked_device, load_pretrained, loading, put_adapter
@@ -47,11 +47,9 @@ def probe(
     float32 on the `device`. With `offload_folder`, what does not fit the memory is kept there.
     `progress` is called with (prompts done, prompts in all).
     """
-    try:
-        import torch
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise MissingExtra("transformers", "models", "The representation view") from error
+    require("The representation view", "models", "torch", "transformers")
+    import torch
+    from transformers import AutoTokenizer
 
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     placement: dict[str, Any] = {}
