@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import warnings
@@ -41,6 +42,8 @@ def run() -> NoReturn:
     try:
         signals.stop_orderly()
         warnings.showwarning = _show
+        _LOG.setLevel(logging.INFO)
+        _LOG.addHandler(_REPORTED)
         code = _ended()
         signals.leave_at_once()
     except signals.SignalArrived:
@@ -121,6 +124,16 @@ def _show(
         typer.echo(f"warning: {printable(str(message))}", err=True)
     else:
         _python_shows(message, category, filename, lineno, file, line)
+
+
+class _Reported(logging.Handler):
+    """What the package reports while it works, as a line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(printable(record.getMessage()), err=True)
+
+
+_LOG, _REPORTED = logging.getLogger("sigmerge"), _Reported()
 
 
 def _full(error: MemoryFull) -> int:

@@ -7,6 +7,7 @@ imported when one is called of which no compiled code is kept, and asks each for
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -101,12 +102,22 @@ class Kernel(Compilable):
         stamp = entries.stamp(self.py_func.__code__.co_filename)
         code = entries.kept(symbol, stamp)
         if code is None:
+            _say_once()
             from sigmerge.kernels.compiler import compiled
 
             code, alone = compiled(self.dispatcher, arguments, symbol)
             if alone:
                 entries.keep(symbol, stamp, code)
         return entries.LoadedCode(symbol, code, kinds, brief=self._brief)
+
+
+@functools.cache
+def _say_once() -> None:
+    """The first merge after an installation takes seconds longer: say why."""
+    logging.getLogger(__name__).info(
+        "compiling for this processor, which takes some seconds and happens once; "
+        "`python -m sigmerge.warm` does it for all methods"
+    )
 
 
 class Intrinsic(Placeholder):
