@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -17,7 +18,7 @@ import yaml
 
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.cli.show import description_lines
-from sigmerge.errors import OutputError, ScoreError, SigmergeError
+from sigmerge.errors import OutputError, PoolError, ScoreError, SigmergeError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import standard_error, summarise
 from sigmerge.evaluation.how import How
@@ -274,6 +275,28 @@ def test_a_recipe_sees_that_the_records_changed(place: Path, tmp_path: Path, mon
     assert found == [{"d": 0.0}, {"d": 1.0}]
 
 
+def test_a_journal_of_calls_knows_the_records_and_settings_of_its_suite(
+    place: Path, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(place, tmp_path / "place")
+    place, words = tmp_path / "place", tmp_path / "place/words.jsonl"
+
+    def identity(**more: object) -> str:
+        scorer = suite_scorer({"suite": "own.yaml", **more}, "calibration", place, Options())
+        return scorer.identity(place / "tiny")
+
+    scorer = suite_scorer({"suite": "own.yaml"}, "calibration", place, Options())
+    scorer(place / "tiny")
+    first = identity()
+    assert identity() == first
+    assert identity(limit=5) != first != identity(dtype="bfloat16")
+    words.write_text(words.read_text().replace("is", "was"))
+    assert identity() != first
+    with pytest.raises(ScoreError, match="its records changed between two checkpoints"):
+        scorer(place / "tiny")
+
+
 def test_another_program_scores_again(place: Path, tmp_path: Path):
     _facts(tmp_path, "x")
     command = f"{sys.executable} score.py --from={{items}} --config=c.json"
@@ -293,6 +316,24 @@ def test_another_program_scores_again(place: Path, tmp_path: Path):
         result = evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r")
         found.append((result["macro"], result["reused_items"]))
     assert found == [(0.25, 0), (0.5, 0), (0.5, 0)]
+
+
+def test_a_checkpoint_that_changes_while_it_is_scored_is_not_remembered(
+    place: Path, tmp_path: Path
+):
+    model, other = tmp_path / "model", write_tiny(tmp_path / "other", seed=1)
+    shutil.copytree(place / "tiny", model)
+    weights, store = model / "model.safetensors", tmp_path / "r.sqlite"
+    wanted = evaluate(model, str(place / "own.yaml"), store=tmp_path / "wanted.sqlite")
+
+    def exchanged(*_: object) -> None:
+        weights.write_bytes((other / weights.name).read_bytes())
+
+    with pytest.raises(PoolError, match="changed while it was scored"):
+        evaluate(model, str(place / "own.yaml"), store=store, progress=exchanged)
+    shutil.copyfile(place / "tiny" / weights.name, weights)
+    again = evaluate(model, str(place / "own.yaml"), store=store)
+    assert (again["reused_items"], again["benchmarks"]) == (0, wanted["benchmarks"])
 
 
 def test_answers_are_written_and_named(place: Path, tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import sigmerge
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.jobs import profile
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.profile import ProfileJob
 from sigmerge.probing import hidden
@@ -87,6 +89,30 @@ def test_a_changed_expert_is_measured_anew(tmp_path: Path) -> None:
     )
     after = sigmerge.profile(recipe(pool))
     assert after.as_json()["views"]["direction"] != before.as_json()["views"]["direction"]
+
+
+def test_an_expert_that_changes_before_it_is_probed_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool(tmp_path / "pool", layers=2, tokenizer=True)
+    (pool.root / "probe.jsonl").write_text('{"prompt": "w3"}\n{"prompt": "w5"}\n')
+    given = pool.write(recipe(pool, probe="probe.jsonl"))
+    wanted = sigmerge.profile(given)
+    shutil.rmtree(pool.root / ".sigmerge")
+    weights = next(iter(pool.experts.values())) / "model.safetensors"
+    older, other = weights.read_bytes(), make_pool(tmp_path / "other", layers=2, seed=5)
+    plain = profile._probed
+
+    def exchanged(*arguments: Any) -> Any:
+        weights.write_bytes((other.experts[weights.parent.name] / weights.name).read_bytes())
+        return plain(*arguments)
+
+    monkeypatch.setattr(profile, "_probed", exchanged)
+    with pytest.raises(PoolError, match="changed while it was read"):
+        sigmerge.profile(given)
+    monkeypatch.undo()
+    weights.write_bytes(older)
+    assert sigmerge.profile(given) == wanted
 
 
 def test_with_probe_prompts_all_three_views_count(pool: PoolOnDisk) -> None:

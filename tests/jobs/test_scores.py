@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sigmerge
-from sigmerge.errors import RecipeError, ScoreError
+from sigmerge.errors import PoolError, RecipeError, ScoreError
 from sigmerge.evaluation.command_line import run_command
 from sigmerge.jobs.scores import (
     CheckpointScorer,
@@ -143,6 +143,24 @@ def test_a_checkpoint_is_scored_once_until_it_changes(tmp_path: Path) -> None:
     (first / "model.safetensors").write_bytes((second / "model.safetensors").read_bytes())
     scorer(first)  # now the same content as `second`, which is known
     assert len(seen) == 3
+
+
+def test_scores_of_a_checkpoint_that_changed_meanwhile_are_not_kept(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, layers=1)
+    first, second = (folder / "model.safetensors" for folder in list(pool.experts.values())[:2])
+    older = first.read_bytes()
+
+    def measure(folder: Path) -> MeasuredScores:
+        first.write_bytes(second.read_bytes())
+        return MeasuredScores({"math": 0.5}, {})
+
+    with pytest.raises(PoolError, match="changed while it was scored"):
+        CheckpointScorer("test of changes", measure, keeps=True)(first.parent)
+    first.write_bytes(older)
+    right = CheckpointScorer(
+        "test of changes", lambda _: MeasuredScores({"math": 0.25}, {}), keeps=True
+    )
+    assert right(first.parent).scores == {"math": 0.25}
 
 
 def test_two_sources_of_scores_are_one_too_many(pool: PoolOnDisk) -> None:

@@ -7,20 +7,28 @@ one starts, so a killed evaluation goes on where it stopped.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sigmerge.errors import ScoreError
+from sigmerge.errors import ScoreError, SigmergeWarning
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import Summary, summarise
 from sigmerge.evaluation.benchmark import HarnessScorer
 from sigmerge.evaluation.estimate import estimate
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import AnswerStore, Key, Scored, checkpoint_key, settings_key
+from sigmerge.evaluation.store import (
+    AnswerStore,
+    Key,
+    Scored,
+    changed,
+    checkpoint_key,
+    settings_key,
+)
 from sigmerge.evaluation.suite import BenchmarkSuite, load_suite, nano_suite
 from sigmerge.files.cache import cache_place
 from sigmerge.files.documents import whole
@@ -298,7 +306,8 @@ class Evaluation:
                 if not todo:
                     continue
                 scored, usage = scorer.score(todo)
-                store.write(key, {(i, digests[i]): scored[i] for i in scored}, usage)
+                if self._still(name, key):
+                    store.write(key, {(i, digests[i]): scored[i] for i in scored}, usage)
                 results |= scored
                 self.usage += usage
                 left -= set(scored)
@@ -307,6 +316,18 @@ class Evaluation:
         if left:
             raise ScoreError(f"{name}: no score came back for {', '.join(sorted(left)[:3])}.")
         return results
+
+    def _still(self, name: str, key: Key) -> bool:
+        """Whether a key names what was scored: not if a file that a command names was written."""
+        now = replace(self).key(name)
+        if now.checkpoint != key.checkpoint:
+            raise changed(self.checkpoint)
+        if now != key:
+            text = (
+                f"{name}: a program or file that scores it changed. Its scores are not remembered."
+            )
+            warnings.warn(text, SigmergeWarning, stacklevel=2)
+        return now == key
 
     def scorer(self, name: str, items: Sequence[Item], folder: Path) -> HarnessScorer:
         return self.suite.benchmarks[name].scorer(name, self, items, folder)

@@ -102,7 +102,9 @@ class StoredMeasure:
 
     @property
     def name(self) -> str:
-        return self.scorer.name
+        found = self.scorer.identity
+        more = [found(self.pool.layout.path)] if found else []
+        return " ".join([self.scorer.name, *more])
 
     @property
     def looks(self) -> list[Look]:

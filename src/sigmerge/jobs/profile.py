@@ -14,6 +14,7 @@ import numpy as np
 
 from sigmerge.checkpoints.companions import tokenizer_files, vocabulary
 from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.inputs import unchanged
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import OpenMembers, PoolSource
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
@@ -25,7 +26,7 @@ from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import content_key
 from sigmerge.files.scratch import scratch
 from sigmerge.jobs.options import Description, Options, Step
-from sigmerge.jobs.pools import block_sites, open_repair_pool, weight_digests
+from sigmerge.jobs.pools import Inputs, block_sites, open_repair_pool, weight_digests
 from sigmerge.kernels import Array
 from sigmerge.kernels.signature import signature
 from sigmerge.method import conflict
@@ -234,6 +235,7 @@ def _representation(recipe: Recipe, pool: Pool, options: Options, again: bool) -
     for number, (name, expert) in enumerate(pool.experts.items()):
         options.progress("probing experts", number, len(pool.experts))
         config = expert.path / "config.json"
+        before = Inputs.of({name: expert}, dict.fromkeys(read_by, "tokenizer")).before
         key = content_key([
             "gram", PROBE_FORMAT, prompts, " ".join(sorted(weight_digests(expert, options))),
             *file_digests([config]).values(),
@@ -249,6 +251,7 @@ def _representation(recipe: Recipe, pool: Pool, options: Options, again: bool) -
                     f"{name}: {len(gram)} blocks ran on the probe, the tensor names show "
                     f"{pool.stack.depth}."
                 )
+            unchanged(before)  # the Gram is kept under the content of before
             _keep_gram(note, gram)
         grams.append(gram)
     options.progress("probing experts", len(pool.experts), len(pool.experts))

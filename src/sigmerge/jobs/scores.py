@@ -87,12 +87,16 @@ class CheckpointScorer:
     """Measures a checkpoint folder. `name` identifies the measure, and is part of the kept key.
 
     `check` raises what would stop a measurement, and returns why benchmarks are left out; None if
-    only a measurement shows that. `looks` grows by one at every call.
+    only a measurement shows that. `identity` names, for a model of the pool, all else that decides
+    the scores, and `program` the content of the files that a command names now. `looks` grows by
+    one at every call.
     """
 
     name: str
     measure: Callable[[Path], MeasuredScores]
     check: Callable[[Path], Mapping[str, str]] | None = None
+    identity: Callable[[Path], str] | None = None
+    program: Callable[[], list[str]] = list
     keeps: bool = False
     allow_pickle: bool = False
     looks: list[Look] = field(default_factory=list)
@@ -105,19 +109,23 @@ class CheckpointScorer:
         return measured
 
     def _measured(self, folder: Path) -> MeasuredScores:
-        from sigmerge.evaluation.store import checkpoint_key
+        from sigmerge.evaluation.store import changed, checkpoint_key
 
-        named = f"{self.name}\n{checkpoint_key(folder, self.allow_pickle)}"
+        content, program = checkpoint_key(folder, self.allow_pickle), self.program()
+        named = "\n".join([self.name, *program, content])
         key = hashlib.sha256(named.encode()).hexdigest()[:40]
         note = cache_place("scores") / f"{key}.json"
-        content = kept_json(note, {"scores", "seconds"}) or {}
-        kept, took = content.get("scores"), content.get("seconds")
+        known = kept_json(note, {"scores", "seconds"}) or {}
+        kept, took = known.get("scores"), known.get("seconds")
         whole = isinstance(kept, dict) and all(type(value) is float for value in kept.values())
         if isinstance(kept, dict) and whole and isinstance(took, float):
             return MeasuredScores(kept, {}, seconds=took)
         measured = self.measure(folder)
+        if checkpoint_key(folder, self.allow_pickle) != content:
+            raise changed(folder)
         told = {"scores": measured.scores, "seconds": measured.seconds}
-        keep_json(note, {"scorer": self.name, **told})
+        if self.program() == program:  # else nobody knows which of them scored
+            keep_json(note, {"scorer": self.name, **told})
         return measured
 
 
@@ -152,15 +160,20 @@ def scorer_of(
 
 def _command_scorer(command: str, folder: Path, options: Options) -> CheckpointScorer:
     where = "repair.command"
-    files = [digest[:16] for digest in named_files(command, folder, where)]
-    name = " ".join([f"command {command} in {folder}", *files])
+
+    def program() -> list[str]:
+        return [digest[:16] for digest in named_files(command, folder, where)]
+
+    name = " ".join([f"command {command} in {folder}", *program()])
 
     def measure(checkpoint: Path) -> MeasuredScores:
         meter = Meter()
         lines = run_command(command, {"checkpoint": checkpoint}, folder, where)
         return MeasuredScores(printed_scores(lines, where), {}, seconds=meter.wall_seconds)
 
-    return CheckpointScorer(name, measure, keeps=True, allow_pickle=options.allow_pickle)
+    return CheckpointScorer(
+        name, measure, program=program, keeps=True, allow_pickle=options.allow_pickle
+    )
 
 
 def printed_scores(lines: list[str], where: str) -> DomainScores:
@@ -218,16 +231,36 @@ def _suite_scorer(
 ) -> CheckpointScorer:
     from sigmerge.evaluation.run import evaluate as evaluate_folder
     from sigmerge.evaluation.run import prepared
+    from sigmerge.evaluation.store import settings_key
 
     suite, how = suite_and_how(evaluate, folder, options)
+    items: set[str] = set()
 
     def check(checkpoint: Path) -> Mapping[str, str]:
         run, chosen, absent = prepared(checkpoint, suite, split, how)
         run.require_model(chosen)
         return absent
 
+    def identity(model: Path) -> str:
+        asked, chosen, _ = prepared(model, suite, split, how)
+        marks = {
+            name: [
+                suite.domain_of(name),
+                asked.key(name).settings,
+                *((i.id, i.digest) for i in each),
+            ]
+            for name, each in chosen.items()
+        }
+        return settings_key(marks)
+
     def measure(checkpoint: Path) -> MeasuredScores:
         result = evaluate_folder(checkpoint, suite, split, how)
+        items.add(result.items_sha256)
+        if len(items) > 1:
+            raise ScoreError(
+                f"suite {evaluate['suite']}: its records changed between two checkpoints, whose "
+                "scores cannot be compared. Run the same command again."
+            )
         missing = {d: tuple(n) for d, n in result.missing.items()}
         metrics = tuple(_metrics(suite, result))
         return MeasuredScores(
@@ -235,7 +268,7 @@ def _suite_scorer(
             result.item_scores,
         )  # fmt: skip
 
-    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure, check)
+    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure, check, identity)
 
 
 def suite_and_how(
