@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import sigmerge
-from sigmerge.errors import RecipeError, ScoreError
+from sigmerge.errors import PoolError, RecipeError, ScoreError
 from sigmerge.jobs.calibrate import Calibrated, CalibrateJob
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Options
@@ -130,6 +130,21 @@ def test_an_interrupted_guide_goes_on_to_the_same_bytes(
     assert score.asked == 3 + len(whole.guided) - stop_at
     assert weight_bytes(tmp_path / "out") == weight_bytes(tmp_path / "whole")
     assert not list(tmp_path.glob(".*"))
+
+
+def test_an_expert_that_changes_between_calls_stops_the_guide(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", dtype="bf16")
+    weights, other = (pool.experts[name] / "model.safetensors" for name in DOMAINS[:2])
+    score = Scored(pool)
+
+    def exchanged(folder: Path) -> dict[str, float]:
+        if score.asked == 5:
+            shutil.copyfile(other, weights)
+        return score(folder)
+
+    with pytest.raises(PoolError, match="changed meanwhile: anchor"):
+        merged(recipe_of(pool, guide={"calls": 5}), tmp_path / "out", exchanged)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_guided_anchor_is_repaired_and_made_again_without_scores(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import yaml
 import sigmerge
 from sigmerge.analysis.tuning import _scores, _steps
 from sigmerge.cli.show import tune_lines
-from sigmerge.errors import OutputError, RecipeError, ScoreError
+from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.tune import TuneJob, pool_recipe
 from sigmerge.recipe import load_recipe
@@ -460,6 +461,21 @@ def test_a_changed_probe_is_named(pool: PoolOnDisk, tmp_path: Path) -> None:
         probe.write_text(f'{{"prompt": "a b"}}\n{{"prompt": "{second}"}}\n')
         with pytest.raises(error, match=message):
             run(pool, out, recipe=recipe_of(pool, repair={"probe": str(probe)}), scorer=scorer)
+
+
+def test_an_expert_that_changes_between_calls_stops_the_tuning(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", dtype="bf16")
+    other = make_pool(tmp_path / "other", dtype="bf16", seed=5)
+    weights = pool.experts["math"] / "model.safetensors"
+
+    def exchanged(stage: str, done: int, _: int) -> None:
+        if (stage, done) == ("tuning", 2):
+            shutil.copyfile(other.experts["math"] / weights.name, weights)
+
+    settings = TuneSection(calls=3, anchors=["task_arithmetic"], method="random")
+    with pytest.raises(PoolError, match="changed meanwhile: anchors"):
+        run(pool, tmp_path / "out", settings=settings, progress=exchanged)
+    assert not (tmp_path / "out/winner").exists()
 
 
 def test_the_recipe_section_is_read_and_checked(pool: PoolOnDisk) -> None:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import sigmerge
 from sigmerge.cli.ending import app
-from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError
+from sigmerge.errors import MissingExtra, OutputError, PoolError, RecipeError, ScoreError
 from sigmerge.files.journal import as_line
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import ASKED_HOW, RESPONDENTS, SearchRun, plan_search
@@ -451,6 +451,19 @@ def test_a_search_is_continued_only_with_the_same_model(file: str, tmp_path: Pat
     assert before == header()
     (pool.reference / file).write_text((pool.reference / file).read_text() + "\n")
     assert before != header()
+
+
+def test_an_expert_that_changes_between_calls_stops_the_search(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", dtype="bf16")
+    weights, other = (pool.experts[name] / "model.safetensors" for name in DOMAINS[:2])
+
+    def exchanged(stage: str, done: int, _: int) -> None:
+        if (stage, done) == ("searching", 5):
+            shutil.copyfile(other, weights)
+
+    with pytest.raises(PoolError, match="changed meanwhile: inputs"):
+        run(pool, tmp_path / "out", progress=exchanged)
+    assert not (tmp_path / "out/winner").exists()
 
 
 def test_every_candidate_has_drops_of_its_own() -> None:

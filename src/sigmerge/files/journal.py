@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from sigmerge.errors import OutputError
+from sigmerge.errors import OutputError, PoolError
 from sigmerge.files.checksums import CHECKSUM, sealed
 from sigmerge.files.documents import LARGEST_DOCUMENT
 from sigmerge.files.locks import only_writer
@@ -57,6 +57,7 @@ class Journal:
             self._stack.enter_context(only_writer(lock, f"{file}: another {what} is writing it."))
             self._handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o644)
             self._stack.callback(os.close, self._handle)
+            self._header = header
             self.records = self._read(header)
         except BaseException:
             self._stack.close()
@@ -67,6 +68,18 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def check_same(self, header: dict[str, Any]) -> None:
+        """Stop if the work is another one than that which the records are of.
+
+        But for the scorer: a command may write files that it names.
+        """
+        keys = [key for key in header if header[key] != self._header[key] and key != "scorer"]
+        if keys:
+            raise PoolError(
+                f"{self.file}: what this {self._what} is made of changed meanwhile: "
+                f"{', '.join(keys)}. Nothing is published; start over when nothing changes any more."
+            )
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record; it is on the disk when this returns."""

@@ -138,6 +138,7 @@ class GuideJob:
         work.mkdir(parents=True, exist_ok=True)
         with Journal(work / GUIDE_JOURNAL, header, CALL_LINES, "guided merge") as journal:
             calls, chosen = self._guided(journal, measure)
+            journal.check_same(self.header(measure))
         made = work / "winner"
         remove(made)
         options = replace(self.options, overwrite=True, progress=silent)

@@ -359,6 +359,7 @@ def _search_into(job: SearchJob, out: Path, options: Options) -> SearchResult:
             job.seed,
             1 if settings.objective == "mean" else len(job.domains),
         )
+        journal.check_same(job.header())
         winner = best(history)
         stored = plan_dense(load_recipe(job.recipe(winner.index, winner.genotype)), options)
         run_dense(stored, out / "winner", replace(options, overwrite=True, progress=silent))

@@ -221,6 +221,7 @@ class TuneJob:
                     self._candidate, self.options, "tuning",
                 )  # fmt: skip
                 ended = STRATEGIES[self.section.method](setup, calls.ask)
+                journal.check_same(self._header())
             chosen = calls.best if ended.chosen is None else ended.chosen
             plain = calls.best_of(i for i, p in enumerate(calls.proposals) if self._plain(p))
             merged = self._winner(calls.recipe(chosen))
