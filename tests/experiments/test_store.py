@@ -7,12 +7,14 @@ import random
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from sigmerge.errors import ScoreError
+from sigmerge.errors import OutputError, ScoreError
 from sigmerge.experiments.store import (
     BuildCost,
     Signals,
@@ -181,6 +183,53 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     again = "schema 2; this version reads schema 3. Run the suite again"
     with pytest.raises(StoreError, match=again), open_read_only(tmp_path / "new.sqlite"):
         pass
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE scores SET value = 0.75 WHERE metric = 'flex'",
+        "UPDATE runs SET setting = 'defaulu'",
+        "UPDATE runs SET key = 'another'",
+        "UPDATE pools SET name = 'tinx'",
+        "DELETE FROM scores WHERE metric = 'flex'",
+        "ALTER TABLE runs RENAME COLUMN setting TO settinf",
+    ],
+)
+def test_rows_that_were_damaged_are_not_believed(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "s.sqlite"
+    with create(file) as store:
+        store.append(RECORD)
+    with closing(sqlite3.connect(file)) as db, db:
+        for table, act in product(("pools", "runs", "scores"), ("update", "delete")):
+            db.execute(f"DROP TRIGGER {table}_{act}")
+        db.execute(damage)
+    with pytest.raises(StoreError, match="is damaged"), open_read_only(file):
+        pass
+
+
+def test_runs_of_earlier_versions_have_no_checksums(tmp_path: Path) -> None:
+    file = tmp_path / "s.sqlite"
+    with create(file) as store:
+        store.append(RECORD)
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("DROP TABLE checksums")
+    before = export(file)
+    with create(file) as store:
+        store.append(replace(RECORD, setting="other"))
+    assert set(before) < set(export(file))
+
+
+def test_a_full_disk_is_told_and_the_runs_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "s.sqlite"
+    told = pytest.raises(OutputError, match=r"cannot be used now \(database or disk is full\)")
+    with told, create(file) as store:
+        store.append(RECORD)
+        (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+        store._connection.execute(f"PRAGMA max_page_count = {pages}")
+        for seed in range(1, 999):
+            store.append(replace(RECORD, seed=seed))
+    assert len(export(file)) > 4
 
 
 def test_items_of_another_benchmark_are_refused(tmp_path: Path) -> None:

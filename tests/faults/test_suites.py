@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import sigmerge
-from sigmerge.errors import OutputError
+from sigmerge.errors import OutputError, PoolError
 from sigmerge.experiments.group import UNSCORED
 from sigmerge.experiments.runner import DEFINITION
+from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.files.locks import only_writer
 from tests.experiments.test_suite import definition, export
 from tests.pools import PoolOnDisk, make_pool
@@ -64,6 +65,44 @@ def test_behind_a_damaged_definition_another_suite_is_recognised(
     with pytest.raises(OutputError, match="another suite"):
         sigmerge.suite(other, out, threads=1)
     assert (out / DEFINITION).read_text() == "{"
+
+
+def test_a_suite_goes_on_where_its_store_was_just_begun(content: dict[str, Any], out: Path) -> None:
+    """A kill, or a full disk, between opening the file and making its tables leaves it empty."""
+    before = export(out)
+    (out / STORE).write_bytes(b"")
+    sigmerge.suite(content, out, threads=1)
+    assert export(out) == before
+
+
+def test_a_pool_that_changes_during_a_suite_stops_it(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", layers=2, dtype="bf16")
+    weights, other = (pool.experts[name] / "model.safetensors" for name in ("math", "coding"))
+
+    def exchanged(_: str, done: int, __: int) -> None:
+        if done == 4:
+            shutil.copyfile(other, weights)
+
+    with pytest.raises(PoolError, match="not the pool any more") as error:
+        sigmerge.suite(definition(pool, **SMALL), tmp_path / "out", threads=1, progress=exchanged)
+    assert error.value.problems == ("math: changed",)
+    with open_read_only(tmp_path / "out" / STORE) as store:
+        assert len(store.keys()) == 4
+
+
+def test_a_recipe_file_that_was_edited_makes_another_suite(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    """Else the runs of both would lie in one store, under one name."""
+    file = tmp_path / "own.yaml"
+    anchors = [{"name": "own", "recipe": str(file)}]
+    for weight in (0.4, 0.5):
+        file.write_text(f"merge_method: task_arithmetic\nparameters: {{weight: {weight}}}\n")
+        given = definition(pool, **{**SMALL, "anchors": anchors, "variants_on": [], "repairs": {}})
+        if weight == 0.4:
+            sigmerge.suite(given, tmp_path / "out", threads=1)
+    with pytest.raises(OutputError, match="another suite"):
+        sigmerge.suite(given, tmp_path / "out", threads=1)
 
 
 def test_two_suites_at_once(content: dict[str, Any], tmp_path: Path) -> None:

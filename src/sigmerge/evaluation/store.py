@@ -44,7 +44,7 @@ ENDINGS = (".sqlite", ".sqlite3", ".db")
 
 _TABLES = {"batches", "results"}
 _PARTS = ("-wal", "-shm", "-journal", "")
-_LEFT_ALONE = {
+LEFT_ALONE = {
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_INTERRUPT,
@@ -225,7 +225,7 @@ class AnswerStore:
 
     def _trouble(self, error: sqlite3.DatabaseError) -> None:
         """A damaged store is replaced, once; one that cannot be used now is left alone."""
-        sound = getattr(error, "sqlite_errorcode", 0) & 0xFF in _LEFT_ALONE
+        sound = getattr(error, "sqlite_errorcode", 0) & 0xFF in LEFT_ALONE
         if sound or self.looked_at or self._replaced:
             return self._forget(str(error))
         self._replaced = True

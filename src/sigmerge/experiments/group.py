@@ -47,7 +47,7 @@ class Maker:
             if row.key not in done:
                 yield f"{self.plan.name}: expert {row.method}"
                 scores = self._scores(recipe, recipe.experts[row.method], BOTH)
-                self.store.append(replace(row, scores=scores))
+                self._store(replace(row, scores=scores))
 
     def before(self, groups: Iterable[Group]) -> Shared | None:
         """What groups share, made before they are made side by side."""
@@ -84,12 +84,17 @@ class Maker:
             if run.record.kind in ("anchor", "baseline"):
                 scores = self._scores(run.recipe, merged, BOTH)
                 cost = merge_cost(run.recipe, merged, captures)
-                self.store.append(replace(run.record, scores=scores, cost=cost))
+                self._store(replace(run.record, scores=scores, cost=cost))
             elif run.record.kind == "partition":
-                self.store.append(self._partition(run, merged))
+                self._store(self._partition(run, merged))
             else:
-                self.store.append(self._repaired(run, merged, folder / "repaired"))
+                self._store(self._repaired(run, merged, folder / "repaired"))
         remove(folder)
+
+    def _store(self, run: StoredRun) -> None:
+        """Store a run under the key of its pool, which must be the same after all these hours."""
+        self.plan.check_same()
+        self.store.append(run)
 
     def _captured(self, recipe: Recipe) -> list[Path]:
         """The statistics that a merge reads, made before it: their time is measured apart."""

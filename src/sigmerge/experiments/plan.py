@@ -9,7 +9,7 @@ from typing import Any
 
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.errors import RecipeError
+from sigmerge.errors import PoolError, RecipeError
 from sigmerge.experiments.scoring import scored_by
 from sigmerge.experiments.store import RunKind, StoredPool, StoredRun
 from sigmerge.experiments.suite import ExperimentSuite, MethodSection, PoolPlace, RepairSetting
@@ -56,6 +56,12 @@ class PoolPlan:
     @cached_property
     def row(self) -> StoredPool:
         """The pool as the store names it; its key is the content of all that decides a score."""
+        domains = tuple(self.place.experts)
+        return StoredPool(self.name, content_key(["pool", *self._content]), domains)
+
+    @cached_property
+    def _content(self) -> tuple[dict[str, list[str]], list[Any]]:
+        """The members by content, and what scores them."""
         reference = self.plain.reference
         assert reference is not None
         members = {"reference": reference, **self.plain.experts}
@@ -67,10 +73,20 @@ class PoolPlan:
                 *sorted(weight_digests(checkpoint, self.options)),
                 *(f"{file.name} {digest}" for file, digest in sorted(beside.items())),
             ]
-        scoring = scored_by(self.place, self.suite, self.options, reference)
-        return StoredPool(
-            self.name, content_key(["pool", digests, scoring]), tuple(self.place.experts)
-        )
+        return digests, scored_by(self.place, self.suite, self.options, reference)
+
+    def check_same(self) -> None:
+        """Stop if the pool is no longer what its key says. A command may write files it names."""
+        (members, scoring), (now, scored) = self._content, replace(self)._content
+        wrong = [f"{name}: changed" for name in members if members[name] != now[name]]
+        if self.suite.section.command is None and scoring != scored:
+            wrong.append("evaluate: its records or settings changed")
+        if wrong:
+            raise PoolError(
+                f"{self.name}: is not the pool any more that the suite began with. The run that "
+                "was made now is not stored:",
+                wrong,
+            )
 
     @cached_property
     def plain(self) -> Recipe:

@@ -25,7 +25,7 @@ from sigmerge.experiments.group import GROUP_NAME, UNSCORED, Maker
 from sigmerge.experiments.plan import Group, PoolPlan, plans
 from sigmerge.experiments.scoring import check_domains
 from sigmerge.experiments.side_by_side import Team
-from sigmerge.experiments.store import ANALYSIS, STORE, RunStore, create, open_read_only
+from sigmerge.experiments.store import ANALYSIS, STORE, RunStore, create, is_begun, open_read_only
 from sigmerge.experiments.suite import ExperimentSuite
 from sigmerge.files.documents import whole, write_json
 from sigmerge.files.regular import remove
@@ -93,7 +93,7 @@ class SuiteJob:
 
     def _check_store(self) -> None:
         """A folder holds the runs of one suite; suite.yaml only shows it to people."""
-        if (self.out / STORE).exists():
+        if is_begun(self.out / STORE):
             with open_read_only(self.out / STORE) as store:
                 if not store.suites() <= {self.suite.key}:
                     raise OutputError(

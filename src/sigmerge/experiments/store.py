@@ -1,10 +1,11 @@
 """The store of an experiment: every scored checkpoint in one SQLite file.
 
 One row per run, and one row per run, split, benchmark and metric. Runs are inserted, never changed
-or deleted (triggers refuse it), and a run and its scores enter in one transaction, so a killed
-experiment leaves whole runs only. A run is known by its content key; inserting it again with the
-same content does nothing. `export` lists the content without costs, in an order that does not
-depend on the order of insertion: two stores with the same export hold the same results.
+or deleted (triggers refuse it), and a run, its scores and the checksum of these rows enter in one
+transaction, so a killed experiment leaves whole runs only. A run is known by its content key;
+inserting it again with the same content does nothing. `export` lists the content without costs, in
+an order that does not depend on the order of insertion: two stores with the same export hold the
+same results.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from sigmerge.errors import MissingExtra, ScoreError, SigmergeError
+from sigmerge.errors import MissingExtra, OutputError, ScoreError, SigmergeError
+from sigmerge.evaluation.store import LEFT_ALONE
+from sigmerge.files.checksums import checksum_of
 from sigmerge.files.documents import content_key
 
 if TYPE_CHECKING:
@@ -202,6 +205,8 @@ CREATE TABLE scores (
 );
 PRAGMA user_version = {SCHEMA};
 """
+_SUMS = "CREATE TABLE IF NOT EXISTS checksums (run TEXT PRIMARY KEY, checksum TEXT NOT NULL);"
+"""Of the rows of each run. Runs that earlier versions stored have none, and are believed."""
 _APPEND_ONLY = "".join(
     f"CREATE TRIGGER {table}_{act} BEFORE {act} ON {table} "
     f"BEGIN SELECT RAISE (ABORT, 'the store is append-only'); END;\n"
@@ -246,7 +251,45 @@ class RunStore:
             self._connection.execute(f"INSERT INTO runs VALUES ({marks})", run)
             marks = ", ".join("?" * (1 + len(_SCORE)))
             self._connection.executemany(f"INSERT INTO scores VALUES ({marks})", scores)
+            row = (record.key, self._checksum(run, scores))
+            self._connection.execute("INSERT INTO checksums VALUES (?, ?)", row)
         return True
+
+    def _checksum(self, run: tuple[Any, ...], scores: Sequence[tuple[Any, ...]]) -> str:
+        """By which a run with a wrong bit in its rows, or in those of its pool, is known."""
+        pool = self._one("SELECT * FROM pools WHERE key = ?", (run[1],))
+        return checksum_of([pool, run, sorted(map(_short, scores))])
+
+    def check(self) -> None:
+        """Raise StoreError if what is here is not what was stored."""
+        with self._snapshot():
+            found = [text for (text,) in self._connection.execute("PRAGMA integrity_check (1)")]
+            problems = [] if found == ["ok"] else found
+            if self._one("SELECT 1 FROM sqlite_master WHERE name = 'checksums'", ()):
+                problems += self._changed()
+        if problems:
+            raise _damaged(self.path, problems[0])
+
+    def _changed(self) -> Iterator[str]:
+        """Runs that are not as they were stored."""
+        scores: dict[str, list[tuple[Any, ...]]] = {}
+        for row in self._connection.execute(f"SELECT run, {', '.join(_SCORE)} FROM scores"):
+            scores.setdefault(row[0], []).append(row)
+        rows = self._connection.execute(f"SELECT {', '.join(_RUN)} FROM runs")
+        runs = {row[0]: row for row in rows}
+        for key, checksum in self._connection.execute("SELECT * FROM checksums").fetchall():
+            whole = key in runs and self._checksum(runs[key], scores.get(key, [])) == checksum
+            if not whole:
+                yield f"the run {key} is not what was stored"
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """What is read in here is of one moment, though an experiment may add runs meanwhile."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
 
     def suites(self) -> frozenset[str]:
         """Keys of the suites whose runs are here."""
@@ -267,8 +310,7 @@ class RunStore:
         }
         for table, query in queries.items():
             for row in self._connection.execute(query):
-                plain = [sha256(x).hexdigest() if isinstance(x, bytes) else x for x in row]
-                yield json.dumps([table, *plain], ensure_ascii=False)
+                yield json.dumps([table, *_short(row)], ensure_ascii=False)
 
     def frames(self) -> Frames:
         """The whole store for analysis."""
@@ -276,7 +318,10 @@ class RunStore:
             import polars as pl
         except ImportError as error:
             raise MissingExtra("polars", "analysis", "Reading a store of results") from error
+        with self._snapshot():
+            return self._frames(pl)
 
+    def _frames(self, pl: Any) -> Frames:
         def frame(query: str) -> pl.DataFrame:
             cursor = self._connection.execute(query)
             names = [column[0] for column in cursor.description]
@@ -329,15 +374,13 @@ class RunStore:
 def create(path: Path) -> Iterator[RunStore]:
     """Open a store to append to, or make an empty one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as connection:
-        try:
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA foreign_keys = ON")
-            if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-                connection.executescript(f"BEGIN IMMEDIATE;{_TABLES}{_APPEND_ONLY}COMMIT;")
-        except sqlite3.DatabaseError as problem:
-            raise StoreError(f"{path}: is not a store of results ({problem}).") from None
+    with _told(path), closing(_connected(path, "rwc")) as connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        if not _tables(connection):
+            connection.executescript(f"BEGIN IMMEDIATE;{_TABLES}{_SUMS}{_APPEND_ONLY}COMMIT;")
         _check_schema(connection, path)
+        connection.execute(_SUMS)
         yield RunStore(connection, path)
 
 
@@ -346,22 +389,65 @@ def open_read_only(path: Path) -> Iterator[RunStore]:
     """Open a store to read. The experiment that fills it may still run, or may have been killed."""
     if not path.is_file():
         raise StoreError(f"{path}: no such store of results; `sigmerge suite` makes one.")
-    # A killed writer leaves a journal that only a connection which may write can roll back.
-    mode = "rw" if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) else "ro"
-    uri = f"{path.resolve().as_uri()}?mode={mode}"
-    with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)) as connection:
+    with _told(path), closing(_connected(path, _reading(path))) as connection:
         connection.execute("PRAGMA query_only = ON")
         _check_schema(connection, path)
-        yield RunStore(connection, path)
+        store = RunStore(connection, path)
+        store.check()
+        yield store
+
+
+def is_begun(path: Path) -> bool:
+    """Whether a store is there, and not only the empty file of one that could not be made."""
+    if not path.exists():
+        return False
+    with _told(path), closing(_connected(path, _reading(path))) as connection:
+        return bool(_tables(connection))
+
+
+def _reading(path: Path) -> str:
+    """A killed writer leaves a journal that only a connection which may write can roll back."""
+    return "rw" if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) else "ro"
+
+
+def _connected(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.resolve().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What SQLite reports names the store, and says what to do."""
+    try:
+        yield
+    except sqlite3.DatabaseError as problem:
+        code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
+        if code in LEFT_ALONE:
+            raise OutputError(
+                f"{path}: cannot be used now ({problem}). The runs in it are kept; run the same "
+                "command again to continue."
+            ) from None
+        if code == sqlite3.SQLITE_NOTADB:
+            raise StoreError(f"{path}: is not a store of results ({problem}).") from None
+        raise _damaged(path, str(problem)) from None
+    except UnicodeDecodeError as problem:
+        raise _damaged(path, f"{problem.object!r}"[:100]) from None
+
+
+def _damaged(path: Path, why: str) -> StoreError:
+    return StoreError(
+        f"{path}: is damaged ({why}). Put a copy of it back; or remove it and run the suite again, "
+        "which scores no item twice."
+    )
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    return {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
 
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
-    except sqlite3.DatabaseError as problem:
-        raise StoreError(f"{path}: is not a store of results ({problem}).") from None
-    if not {"pools", "runs", "scores"} <= tables:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not {"pools", "runs", "scores"} <= _tables(connection):
         raise StoreError(f"{path}: is not a store of results (a table is missing).")
     if version != SCHEMA:
         raise StoreError(
@@ -396,6 +482,11 @@ def _rows(record: StoredRun) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
         for s in record.scores
     ]
     return run, scores
+
+
+def _short(row: Sequence[Any]) -> list[Any]:
+    """A row with the items' scores as a sum."""
+    return [sha256(value).hexdigest() if isinstance(value, bytes) else value for value in row]
 
 
 def _plain(value: Any) -> str:

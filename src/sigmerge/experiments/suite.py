@@ -164,15 +164,20 @@ class SuiteSection(Section):
         return self
 
 
+def _is_file(recipe: str) -> bool:
+    """Whether a method names a recipe of the user, and no shipped one."""
+    return recipe.endswith((".yaml", ".yml"))
+
+
 def _recipe_file(name: str) -> Path:
-    return Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
+    return Path(name) if _is_file(name) else RECIPES / f"{name}.yaml"
 
 
 def _beside(methods: Any, folder: Path) -> Any:
     """Anchors or baselines with their recipe files looked for in the suite's folder."""
     return [
         {**each, "recipe": str(folder / Path(each["recipe"]).expanduser())}
-        if isinstance(each, dict) and str(each.get("recipe")).endswith((".yaml", ".yml"))
+        if isinstance(each, dict) and _is_file(str(each.get("recipe")))
         else each
         for each in (methods if isinstance(methods, list) else [])
     ] or methods
@@ -237,7 +242,9 @@ class ExperimentSuite:
     def key(self) -> str:
         """Names what is run on each pool; pools can be added to a store."""
         usual = {"device"} if self.section.device == "cpu" else set()
-        return content_key([self.section.model_dump(exclude={"pools", *usual})])
+        methods = (*self.anchors, *self.baselines)
+        files = [m.content() for m in methods if m.recipe and _is_file(m.recipe)]
+        return content_key([self.section.model_dump(exclude={"pools", *usual}), *files])
 
     @property
     def anchors(self) -> list[MethodSection]:

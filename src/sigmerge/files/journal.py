@@ -78,7 +78,7 @@ class Journal:
         if keys:
             raise PoolError(
                 f"{self.file}: what this {self._what} is made of changed meanwhile: "
-                f"{', '.join(keys)}. Nothing is published; start over when nothing changes any more."
+                f"{', '.join(keys)}. Nothing is published; start over when they change no more."
             )
 
     def append(self, record: dict[str, Any]) -> None:
