@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import sigmerge
 from sigmerge.errors import PoolError, RecipeError, ScoreError
@@ -19,6 +20,7 @@ from sigmerge.jobs.scores import (
     printed_scores,
     read_scores,
 )
+from sigmerge.nano.files import POOL
 from tests.pools import PoolOnDisk, make_pool
 
 DOMAINS = ("math", "coding", "safety")
@@ -161,6 +163,37 @@ def test_scores_of_a_checkpoint_that_changed_meanwhile_are_not_kept(tmp_path: Pa
         "test of changes", lambda _: MeasuredScores({"math": 0.25}, {}), keeps=True
     )
     assert right(first.parent).scores == {"math": 0.25}
+
+
+@pytest.mark.parametrize(
+    "verb", ["deficits", "repair", "run", "tune", "anchors", "merge", "guide", "describe"]
+)
+def test_a_suite_of_other_domains_is_told_before_anything_is_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    models = [{"model": str(POOL / name), "name": name} for name in ("math", "coding")]
+    scored = {"evaluate": {"suite": "nano"}}
+    recipe = {
+        "merge_method": "task_arithmetic",
+        "base_model": str(POOL / "reference"),
+        "models": models,
+        "parameters": {"weight": 0.4},
+        "guide" if verb == "guide" else "repair": scored,
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    file, out, anchor = tmp_path / "recipe.yaml", tmp_path / "out", POOL / "reference"
+    call = {
+        "deficits": lambda: sigmerge.deficits(file, anchor=anchor),
+        "repair": lambda: sigmerge.repair(file, out, anchor=anchor),
+        "anchors": lambda: sigmerge.anchors(file),
+        "guide": lambda: sigmerge.merge(file, out),
+        "describe": lambda: sigmerge.describe(sigmerge.deficits, file, anchor=anchor),
+    }.get(verb, lambda: getattr(sigmerge, verb)(file, out))
+    with pytest.raises(ScoreError, match="differ in their domains") as error:
+        call()
+    assert "safety: no expert has it" in error.value.problems
+    assert not out.exists() and not (tmp_path / "cache/evaluation").exists()
 
 
 def test_two_sources_of_scores_are_one_too_many(pool: PoolOnDisk) -> None:

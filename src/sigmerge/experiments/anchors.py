@@ -24,6 +24,7 @@ from sigmerge.files.documents import read_json_object
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.anchor import make_anchor
 from sigmerge.jobs.options import Description, Options
+from sigmerge.jobs.repair import check_data
 from sigmerge.jobs.scores import scorer_of
 from sigmerge.method.deficit import residual_gap
 from sigmerge.operators.table import operator
@@ -90,6 +91,7 @@ class AnchorsJob:
             if scorer_of(recipe, self.options) is None:
                 raise RecipeError("Anchors that do not exist yet cannot be in a file of scores; "
                                   "give command: or evaluate: in place of scores:.")  # fmt: skip
+            check_data(recipe, self.options)
         return found
 
     def describe(self) -> Description:

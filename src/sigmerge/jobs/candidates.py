@@ -26,7 +26,6 @@ from sigmerge.jobs.scores import (
     ScoreFunction,
     scorer_of,
     suite_and_how,
-    suite_scorer,
 )
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
 from sigmerge.method.objective import Answer
@@ -245,20 +244,20 @@ def measure_of(
         return None if found is None else StoredMeasure(found, pool, work, options)
     if recipe.repair is None:
         return None
-    evaluate = recipe.repair.evaluate
+    evaluate, found = recipe.repair.evaluate, scorer_of(recipe, options, split)
+    if found is not None and found.check is not None:
+        found.check(next(iter(recipe.experts.values())))
     if evaluate is not None and _fits_memory(evaluate, recipe, options):
         from sigmerge.merge3.scoring import SuiteScorer
 
         suite, how = suite_and_how(evaluate, recipe.folder, options)
         asked = SuiteScorer(pool.layout.path, suite, how, split)
         return MemoryMeasure(asked, pool, work, options, evaluate.get("limit"))
-    found = scorer_of(recipe, options, split)
     return None if found is None else StoredMeasure(found, pool, work, options)
 
 
 def _fits_memory(evaluate: Mapping[str, Any], recipe: Recipe, options: Options) -> bool:
     """Whether candidates need not be stored to be scored: torch scores them, and no command."""
-    suite_scorer(evaluate, "calibration", recipe.folder, options)  # its keys are checked
     suite, _ = suite_and_how(evaluate, recipe.folder, options)
     plain = evaluate.get("backend", "hf") == "hf" and "splits" not in evaluate
     return plain and all(mark.in_memory for mark in suite.benchmarks.values())

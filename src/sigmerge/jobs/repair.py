@@ -554,4 +554,5 @@ class DeficitsJob:
         stored = self.given_anchor or self.recipe.anchor
         if stored is not None:
             open_checkpoint(stored, allow_pickle=self.options.allow_pickle)
+        check_data(self.recipe, self.options, self.score)
         return self.recipe

@@ -154,7 +154,7 @@ def scorer_of(
             return None
         return _command_scorer(section.command.replace("{split}", split), recipe.folder, options)
     if section.evaluate is not None:
-        return suite_scorer(section.evaluate, split, recipe.folder, options)
+        return suite_scorer(section.evaluate, split, recipe.folder, options, list(recipe.experts))
     return None
 
 
@@ -204,9 +204,16 @@ EVALUATE_KEYS = {
 
 
 def suite_scorer(
-    evaluate: Mapping[str, Any], split: str, folder: Path, options: Options
+    evaluate: Mapping[str, Any],
+    split: str,
+    folder: Path,
+    options: Options,
+    experts: Sequence[str] = (),
 ) -> CheckpointScorer:
-    """The embedded suite, a shipped one, or the user's own, measured on a split."""
+    """The embedded suite, a shipped one, or the user's own, measured on a split.
+
+    Its check finds out whether its domains are those of the `experts`, if they are given.
+    """
     problems = [
         f"{key}: is not known; there are {', '.join(EVALUATE_KEYS)}"
         if key not in EVALUATE_KEYS
@@ -223,11 +230,15 @@ def suite_scorer(
         problems.append("suite: is missing; give nano, mergebench or a suite's YAML file")
     if problems:
         raise ScoreError("repair.evaluate: cannot be used:", problems)
-    return _suite_scorer(evaluate, split, folder, options)
+    return _suite_scorer(evaluate, split, folder, options, experts)
 
 
 def _suite_scorer(
-    evaluate: Mapping[str, Any], split: str, folder: Path, options: Options
+    evaluate: Mapping[str, Any],
+    split: str,
+    folder: Path,
+    options: Options,
+    experts: Sequence[str],
 ) -> CheckpointScorer:
     from sigmerge.evaluation.run import evaluate as evaluate_folder
     from sigmerge.evaluation.run import prepared
@@ -239,6 +250,13 @@ def _suite_scorer(
     def check(checkpoint: Path) -> Mapping[str, str]:
         run, chosen, absent = prepared(checkpoint, suite, split, how)
         run.require_model(chosen)
+        scored = dict.fromkeys(map(suite.domain_of, chosen))
+        problems = [f"{name}: no benchmark scores it" for name in experts if name not in scored]
+        problems += [f"{name}: no expert has it" for name in scored if name not in experts]
+        if experts and problems:
+            raise ScoreError(
+                f"The suite {suite.name} and the experts differ in their domains:", problems
+            )
         return absent
 
     def identity(model: Path) -> str:
