@@ -628,8 +628,8 @@ def test_domains_that_differ_from_the_experts_are_refused_before_a_run(
     file = write(tmp_path, evaluated(pool))
     rewritten(tmp_path / "benchmarks/words.yaml", "safety:", "law:")
     for more in ([], ["--dry-run"]):
-        told = refused(2, "suite", file, tmp_path / "out", *more, beside=tmp_path)
-        assert "safety: no benchmark scores it" in told and "law: no expert has it" in told
+        told = refused(5, "suite", file, tmp_path / "out", *more, beside=tmp_path)
+        assert "safety: nothing scores it" in told and "law: no expert has this name" in told
 
 
 def test_costs_do_not_depend_on_what_was_kept(

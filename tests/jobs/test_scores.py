@@ -192,7 +192,7 @@ def test_a_suite_of_other_domains_is_told_before_anything_is_scored(
     }.get(verb, lambda: getattr(sigmerge, verb)(file, out))
     with pytest.raises(ScoreError, match="differ in their domains") as error:
         call()
-    assert "safety: no expert has it" in error.value.problems
+    assert "safety: no expert has this name" in error.value.problems
     assert not out.exists() and not (tmp_path / "cache/evaluation").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import sigmerge
 from sigmerge import progress
 from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeError
 from sigmerge.recipe import load_recipe
+from tests.command_line import refused
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool, read_weights, write_member, write_tokenizer
 
@@ -227,6 +229,34 @@ def test_a_probe_needs_prompts_that_differ(pool: PoolOnDisk, count: int) -> None
     recipe = pool.recipe("ties", repair={"probe": "probe.jsonl"})
     with pytest.raises(RecipeError, match="all of these are the same"):
         sigmerge.profile(pool.write(recipe))
+
+
+@pytest.mark.parametrize(
+    ("code", "section", "told"),
+    [
+        (2, {"probe": "blank.jsonl"}, "blank.jsonl, line 2: its prompt is empty"),
+        (3, {"probe": "probe.jsonl"}, "coding: 2 tokens differ from those of reference"),
+        (5, {"scores": None, "evaluate": {"suite": "nano"}}, "coding: nothing scores it"),
+        (5, {"scores": None, "command": "no-program {checkpoint}"}, "no such program on PATH"),
+    ],
+)
+def test_what_a_repair_lacks_is_told_before_the_merge(
+    pool: PoolOnDisk, code: int, section: dict[str, Any], told: str
+) -> None:
+    for folder in (pool.reference, *pool.experts.values()):
+        write_tokenizer(folder)
+    words = json.loads((pool.experts["coding"] / "tokenizer.json").read_text())
+    words["model"]["vocab"] |= {"w5": 6, "w6": 5}
+    (pool.experts["coding"] / "tokenizer.json").write_text(json.dumps(words))
+    for name, prompts in (("probe", ["w3", "w4"]), ("blank", ["w3", "", "w4"])):
+        lines = [json.dumps({"prompt": prompt}) for prompt in prompts]
+        (pool.root / f"{name}.jsonl").write_text("\n".join(lines))
+    own = {e: dict.fromkeys(pool.experts, 1.0) for e in pool.experts}
+    scores = {"experts": own, "anchor": dict.fromkeys(pool.experts, 0.5)}
+    (pool.root / "scores.json").write_text(json.dumps(scores))
+    given = {k: v for k, v in ({"scores": "scores.json"} | section).items() if v is not None}
+    recipe = pool.write(pool.recipe("linear", repair=given))
+    assert told in refused(code, "merge", recipe, pool.root / "out", beside=pool.root)
 
 
 def test_a_dry_run_looks_at_the_disk(pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:

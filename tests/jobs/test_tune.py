@@ -375,7 +375,7 @@ def test_wrong_input_is_refused_before_anything_is_written(
     assert wrong.value.problems[0].count("task_arithmetic") == 1
     with pytest.raises(RecipeError, match="unknown domain poetry"):
         run(pool, out, settings=SETTINGS.changed(floors={"poetry": 0.9}))
-    with pytest.raises(ScoreError, match="no items of this domain"):
+    with pytest.raises(ScoreError, match="nothing scores it"):
         run(pool, out, scorer=Contested(pool.root, DOMAINS[:2]))
     with pytest.raises(ScoreError, match="give command: or evaluate:"):
         TuneJob(load_recipe(recipe_of(pool)), out, Options(), SETTINGS).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,17 @@ def command_words(command: str, where: str) -> list[str]:
     if not words:
         raise ScoreError(f"{where}: is empty; give the program and its arguments.")
     return words
+
+
+def check_program(command: str, folder: Path, where: str) -> None:
+    """ScoreError if the program of a command that runs in `folder` is not there."""
+    program = command_words(command, where)[0]
+    inside = "/" in program  # else it is looked for on PATH
+    if "{" not in program and shutil.which(str(folder / program) if inside else program) is None:
+        raise ScoreError(
+            f"{where}: {program!r} cannot be run: no such program "
+            f"{f'in {folder}' if inside else 'on PATH'}, or it is not executable."
+        )
 
 
 def named_files(command: str, folder: Path, where: str) -> list[str]:

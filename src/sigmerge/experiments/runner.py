@@ -23,7 +23,7 @@ from sigmerge.engine.machine import Meter
 from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.experiments.group import GROUP_NAME, UNSCORED, Maker
 from sigmerge.experiments.plan import Group, PoolPlan, plans
-from sigmerge.experiments.scoring import check_domains
+from sigmerge.experiments.scoring import check_benchmarks
 from sigmerge.experiments.side_by_side import Team
 from sigmerge.experiments.store import ANALYSIS, STORE, RunStore, create, is_begun, open_read_only
 from sigmerge.experiments.suite import ExperimentSuite
@@ -77,7 +77,7 @@ class SuiteJob:
                 inputs += recipe.inputs
                 if recipe.search is not None:
                     require_search()
-            check_domains(plan.place, self.suite, self.options)
+            check_benchmarks(plan.place, self.suite, self.options)
             for setting in (self.suite.default, *self.suite.variants()):
                 recipe = plan.recipe(self.suite.anchors[0], 0, setting, 0)
                 check_repair(recipe, self.options)

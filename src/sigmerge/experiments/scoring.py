@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sigmerge.errors import RecipeError, ScoreError
+from sigmerge.errors import ScoreError
 from sigmerge.evaluation.command_line import named_files
 from sigmerge.files.digests import file_digests
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.scores import suite_and_how
+from sigmerge.jobs.scores import check_domains, suite_and_how
 
 if TYPE_CHECKING:
     from sigmerge.evaluation.how import How
@@ -25,19 +25,12 @@ def benchmarks_of(
     return suite_and_how(place.evaluation(suite)["evaluate"], Path.cwd(), options)
 
 
-def check_domains(place: PoolPlace, suite: ExperimentSuite, options: Options) -> None:
+def check_benchmarks(place: PoolPlace, suite: ExperimentSuite, options: Options) -> None:
     """Whether the benchmarks score the domains of the experts, all of them and no others."""
     if suite.section.evaluate is None:
         return
     scored, _ = benchmarks_of(place, suite, options)
-    experts = list(place.experts)
-    problems = [f"{name}: no benchmark scores it" for name in experts if name not in scored.domains]
-    problems += [f"{name}: no expert has it" for name in scored.domains if name not in experts]
-    if problems:
-        raise RecipeError(
-            f"{place.name}: evaluate.suite {scored.name} and the experts differ in their domains:",
-            problems,
-        )
+    check_domains(scored.domains, place.experts, f"{place.name}: evaluate.suite {scored.name}")
 
 
 def scored_by(place: PoolPlace, suite: ExperimentSuite, options: Options, model: Path) -> list[Any]:

@@ -29,7 +29,7 @@ from sigmerge.jobs.candidates import Measure, measure_of
 from sigmerge.jobs.dense import plan_dense, run_dense
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import open_repair_pool, require_whole
-from sigmerge.jobs.scores import ScoreFunction
+from sigmerge.jobs.scores import ScoreFunction, check_domains
 from sigmerge.jobs.strategies import Setup, guide
 from sigmerge.jobs.work_folder import hidden, list_records
 from sigmerge.method.deficit import Reference
@@ -87,7 +87,10 @@ class GuideJob:
 
     def check(self) -> None:
         """Find every problem of the recipe and the scores. Reads no tensor."""
-        self.header(self.measure(Path("unused")))
+        measure = self.measure(Path("unused"))
+        self.header(measure)
+        if measure.items:
+            check_domains(measure.items, self.recipe.experts, "The scores")
 
     def header(self, measure: Measure) -> dict[str, Any]:
         """Whose calls a journal holds; calls are only continued under the same header."""

@@ -31,7 +31,7 @@ from sigmerge.kernels import Array
 from sigmerge.kernels.signature import signature
 from sigmerge.method import conflict
 from sigmerge.operators.base import Chunk, Pass, Passes, Site
-from sigmerge.probing.exemplars import check_same_vocabulary, read_prompts
+from sigmerge.probing.exemplars import check_same_vocabulary, read_exemplars
 from sigmerge.probing.loading import checked_device
 from sigmerge.recipe import Recipe
 from sigmerge.results import Profile
@@ -95,11 +95,8 @@ def describe_profile(recipe: Recipe, pool: Pool, options: Options) -> Step:
         "coordinates": sum(site.size for block in blocks for site in block),
     }
     memory = INTERPRETER
-    probe = recipe.repair.probe if recipe.repair else None
-    if probe is not None:
-        facts["probe_prompts"] = len(probe_prompts(recipe.folder / probe))
-        checked_device(_device(recipe))
-        _check_vocabularies(pool, options)
+    if prompts := check_probe(recipe, pool, options):
+        facts["probe_prompts"] = len(prompts)
         largest = max(4 * sum(t.size for t in e.tensors.values()) for e in pool.experts.values())
         memory = LIBRARIES + min(largest, free_memory())
     return Step(
@@ -108,6 +105,16 @@ def describe_profile(recipe: Recipe, pool: Pool, options: Options) -> Step:
         bytes_to_read=sum(member.nbytes for member in pool.members.values()),
         peak_memory_bytes=memory,
     )
+
+
+def check_probe(recipe: Recipe, pool: Pool, options: Options) -> list[str]:
+    """The prompts of a recipe's probe, which all members read alike; none without a probe."""
+    if recipe.repair is None or recipe.repair.probe is None:
+        return []
+    checked_device(_device(recipe))
+    prompts = probe_prompts(recipe.folder / recipe.repair.probe)
+    _check_vocabularies(pool, options)
+    return prompts
 
 
 def measure_profile(
@@ -264,7 +271,10 @@ def probe_prompts(file: Path) -> list[str]:
     The representation view compares prompts: one alone shows nothing.
     """
     require("The representation view", "models", "torch", "transformers")
-    prompts = read_prompts(file)
+    exemplars = read_exemplars(file, what="prompts")
+    if blank := [one.place for one in exemplars if not one.prompt.strip()]:
+        raise RecipeError(f"{blank[0]}: its prompt is empty; take the line away.")
+    prompts = [one.prompt for one in exemplars]
     if len(set(prompts)) < 2:
         raise RecipeError(
             f"{file}: the representation view compares prompts, and all of these are the same; "

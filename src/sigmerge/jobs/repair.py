@@ -40,9 +40,9 @@ from sigmerge.jobs.pools import (
 )
 from sigmerge.jobs.profile import (
     MeasuredViews,
+    check_probe,
     describe_profile,
     measure_profile,
-    probe_prompts,
 )
 from sigmerge.jobs.scores import (
     CheckpointScorer,
@@ -323,10 +323,9 @@ def check_repair(recipe: Recipe, options: Options, score: ScoreFunction | None =
         )
     if section.probe is None and VARIANTS[section.variant].views == ("representation",):
         raise RecipeError(f"variant: {section.variant} needs the representation view; give probe:.")
-    if section.probe is not None:
-        probe_prompts(recipe.folder / section.probe)
     if scorer is None:
         score_table(recipe, None, None, options)
+    check_probe(recipe, open_repair_pool(recipe, options), options)
 
 
 def check_data(recipe: Recipe, options: Options, score: ScoreFunction | None = None) -> None:

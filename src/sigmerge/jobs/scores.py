@@ -9,7 +9,7 @@ suite keeps every item itself. Scores of a callable are not kept: nothing identi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.command_line import named_files, run_command
+from sigmerge.evaluation.command_line import check_program, named_files, run_command
 from sigmerge.files.cache import cache_place, keep_json, kept_json
 from sigmerge.files.documents import parse_json, read_json_object
 from sigmerge.jobs.options import Options, Step
@@ -158,12 +158,21 @@ def scorer_of(
     return None
 
 
+def check_domains(scored: Collection[str], experts: Collection[str], what: str) -> None:
+    """ScoreError if what is scored are not the domains of the experts, all of them."""
+    problems = [f"{domain}: nothing scores it" for domain in experts if domain not in scored]
+    problems += [f"{domain}: no expert has this name" for domain in scored if domain not in experts]
+    if problems:
+        raise ScoreError(f"{what} and the experts differ in their domains:", problems)
+
+
 def _command_scorer(command: str, folder: Path, options: Options) -> CheckpointScorer:
     where = "repair.command"
 
     def program() -> list[str]:
         return [digest[:16] for digest in named_files(command, folder, where)]
 
+    check_program(command, folder, where)
     name = " ".join([f"command {command} in {folder}", *program()])
 
     def measure(checkpoint: Path) -> MeasuredScores:
@@ -178,12 +187,13 @@ def _command_scorer(command: str, folder: Path, options: Options) -> CheckpointS
 
 def printed_scores(lines: list[str], where: str) -> DomainScores:
     """Domain scores from a command's output; its last line is a JSON object."""
-    last = lines[-1] if lines else "nothing"
+    last = lines[-1] if lines else ""
     try:
         return {str(d): float(q) for d, q in parse_json(last, where, ScoreError).items()}
     except (ScoreError, ValueError, AttributeError, TypeError, OverflowError):
         raise ScoreError(
-            f"{where}: its last line must be a JSON object of domain scores, not {last!r}."
+            f"{where}: its last line must be a JSON object of domain scores, "
+            f"{f'not {last!r}' if lines else 'and it printed nothing'}."
         ) from None
 
 
@@ -251,12 +261,8 @@ def _suite_scorer(
         run, chosen, absent = prepared(checkpoint, suite, split, how)
         run.require_model(chosen)
         scored = dict.fromkeys(map(suite.domain_of, chosen))
-        problems = [f"{name}: no benchmark scores it" for name in experts if name not in scored]
-        problems += [f"{name}: no expert has it" for name in scored if name not in experts]
-        if experts and problems:
-            raise ScoreError(
-                f"The suite {suite.name} and the experts differ in their domains:", problems
-            )
+        if experts:
+            check_domains(scored, experts, f"The suite {suite.name}")
         return absent
 
     def identity(model: Path) -> str:

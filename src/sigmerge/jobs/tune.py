@@ -34,7 +34,7 @@ from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_repair_pool, require_whole
 from sigmerge.jobs.profile import describe_profile, measure_profile, probe_prompts
-from sigmerge.jobs.scores import ScoreFunction
+from sigmerge.jobs.scores import ScoreFunction, check_domains
 from sigmerge.jobs.strategies import STRATEGIES, Setup, check_method
 from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.method import conflict
@@ -164,14 +164,8 @@ class TuneJob:
         if (self.out / WINNER).exists() and not (self.out / TUNING_JOURNAL).exists():
             raise OutputError(f"{self.out}: holds winner, which no tuning wrote; choose another.")
         self._fingerprints()
-        unknown = [d for d in self.measure.items if d not in domains]
-        missing = [d for d in domains if self.measure.items and d not in self.measure.items]
-        if unknown or missing:
-            raise ScoreError(
-                "The scores cannot steer the weights: every domain needs the expert of its name.",
-                [*(f"{d}: no expert of this name" for d in unknown),
-                 *(f"{d}: no items of this domain" for d in missing)],
-            )  # fmt: skip
+        if self.measure.items:
+            check_domains(self.measure.items, domains, "The scores")
 
     def describe(self) -> Description:
         self.check()
