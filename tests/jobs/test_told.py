@@ -259,6 +259,21 @@ def test_what_a_repair_lacks_is_told_before_the_merge(
     assert told in refused(code, "merge", recipe, pool.root / "out", beside=pool.root)
 
 
+def test_tokens_that_change_places_are_noted(pool: PoolOnDisk, tmp_path: Path) -> None:
+    for folder in (pool.reference, *pool.experts.values()):
+        write_tokenizer(folder)
+    plain = pool.recipe("linear")
+    assert "other tokens" not in notes(plain, tmp_path / "same")
+    file = pool.experts["coding"] / "tokenizer.json"
+    words = json.loads(file.read_text())
+    words["model"]["vocab"] |= {"w5": 6, "w6": 5}
+    file.write_text(json.dumps(words))
+    told = "coding: its tokenizer has other tokens than reference's under 2 ids (5 is 'w6' here, 'w5'"
+    assert told in notes(plain, tmp_path / "by id")
+    by_token = pool.recipe("linear", tokenizer_source=str(pool.experts["math"]))
+    assert "other tokens" not in notes(by_token, tmp_path / "by token")
+
+
 def test_a_dry_run_looks_at_the_disk(pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         full = type(shutil.disk_usage("/"))(10**6, 10**6, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.writer import Output
 from sigmerge.errors import PoolError
+from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import POINTER, read_bytes
 from sigmerge.files.regular import open_regular
+from sigmerge.words import counted
 
 TOKENIZER = (
     "tokenizer*",
@@ -212,6 +215,34 @@ def vocabulary(folder: Path) -> dict[str, int] | bytes | None:
         return None
     check_file(folder, fixed[0])
     return read_bytes(fixed[0], "a vocabulary", PoolError)
+
+
+def token_clashes(folders: Mapping[str, Path]) -> list[str]:
+    """Notes about members in whose tokenizers an id stands for another token than in the first's.
+
+    Equal files are equal tokenizers; only others are read. One that is damaged shows nothing.
+    """
+    files = [f for folder in folders.values() if is_there(f := folder / "tokenizer.json")]
+    if len(set(file_digests(files).values())) < 2:
+        return []
+    words: dict[str, dict[int, str]] = {}
+    for name, folder in folders.items():
+        with suppress(PoolError):
+            found = vocabulary(folder)
+            if isinstance(found, dict):
+                words[name] = {number: token for token, number in found.items()}
+    first, notes = next(iter(words), ""), []
+    for name, own in words.items():
+        shared = own.keys() & words[first].keys()
+        if clashing := sorted(i for i in shared if own[i] != words[first][i]):
+            i = clashing[0]
+            notes.append(
+                f"{name}: its tokenizer has other tokens than {first}'s under "
+                f"{counted(len(clashing), 'id')} ({i} is {own[i]!r} here, {words[first][i]!r} "
+                "there), and rows of the embedding are taken by id; tokenizer_source: base or "
+                "union takes them by token"
+            )
+    return notes
 
 
 def added_tokens(folder: Path) -> list[dict[str, Any]]:

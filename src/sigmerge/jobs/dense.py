@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.blocks import natural, starred
 from sigmerge.checkpoints.companions import (
     check_tokenizer,
     companion_files,
     copy_companions,
     model_card,
+    token_clashes,
 )
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint
@@ -193,6 +195,8 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
     dtypes = written_dtypes(recipe, pool)
     notes = (*idle_settings(recipe, pool, sites), *mixed_precision(recipe, pool, dtypes))
     notes = (*notes, *pool.notes, *kept_numbers(pool), *twins(pool))
+    if outside and recipe.vocabulary is None:
+        notes += tuple(token_clashes({n: home_of(m.path) for n, m in pool.members.items()}))
     recipe = replace(recipe, notes=(*recipe.notes, *notes))
     tensors = [
         (name, dtypes[name], stored.shape)
