@@ -435,6 +435,24 @@ def test_a_foreign_anchor_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:
         sigmerge.repair(recipe(pool), tmp_path / "out")
 
 
+def test_what_is_copied_of_an_anchor_fits_the_pool_but_for_its_vocabulary(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    sigmerge.merge(pool.recipe("linear", dtype="float32"), tmp_path / "anchor")
+    file = tmp_path / "anchor/model.safetensors"
+    tensors = load_file(file)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = np.concatenate([tensors[name], tensors[name][:4]])
+    save_file(tensors, file)
+    sigmerge.repair(recipe(pool), tmp_path / "more tokens", anchor=tmp_path / "anchor")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:8].copy()
+    save_file(tensors, file)
+    with pytest.raises(
+        PoolError, match=r"model\.norm\.weight: shape \[8\], the reference has \[16"
+    ):
+        sigmerge.repair(recipe(pool), tmp_path / "out", anchor=tmp_path / "anchor")
+
+
 def test_an_anchor_made_elsewhere_is_named_in_the_recipe(pool: PoolOnDisk, tmp_path: Path) -> None:
     made = pool.recipe("checkpoint", repair={"scores": "scores.json"}, anchor="anchor")
     for model in made["models"]:

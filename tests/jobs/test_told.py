@@ -268,7 +268,9 @@ def test_tokens_that_change_places_are_noted(pool: PoolOnDisk, tmp_path: Path) -
     words = json.loads(file.read_text())
     words["model"]["vocab"] |= {"w5": 6, "w6": 5}
     file.write_text(json.dumps(words))
-    told = "coding: its tokenizer has other tokens than reference's under 2 ids (5 is 'w6' here, 'w5'"
+    told = (
+        "coding: its tokenizer has other tokens than reference's under 2 ids (5 is 'w6' here, 'w5'"
+    )
     assert told in notes(plain, tmp_path / "by id")
     by_token = pool.recipe("linear", tokenizer_source=str(pool.experts["math"]))
     assert "other tokens" not in notes(by_token, tmp_path / "by token")

@@ -14,7 +14,7 @@ from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
 from sigmerge.checkpoints.inputs import InputIdentity, digested, identify, same_configuration
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
 from sigmerge.checkpoints.pickled import pickle_of
-from sigmerge.checkpoints.pool import Pool, differences, open_pool
+from sigmerge.checkpoints.pool import Pool, clash, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import TREE, file_digests
 from sigmerge.files.leaves import Leaves
@@ -234,10 +234,29 @@ def open_anchor(
     if pool.reference and stored.place == pool.reference.place:
         raise PoolError(f"{path}: is the reference itself, and no merge that could be repaired.")
     problems = differences("anchor", stored, pool.layout, False, any_architecture)
+    problems = problems or _misshapen(stored, pool.layout)
     if problems:
         raise PoolError("The anchor is no merge of this pool:", problems)
     check_tokenizer(stored.path)
     return stored
+
+
+def _misshapen(anchor: Checkpoint, layout: Checkpoint) -> list[str]:
+    """Tensors outside the blocks that no merge of this pool has: they are copied from the anchor.
+
+    Its vocabulary may be another, and so may the first dimension of what has a row for each token.
+    """
+    rows = {c.tensors[c.embedding].shape[0] for c in (anchor, layout) if c.embedding}
+
+    def fits(ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+        by_token = ours[1:] == theirs[1:] and {*ours[:1], *theirs[:1]} <= rows
+        return ours == theirs or by_token
+
+    return [
+        f"{name}: {clash(tensor, anchor.tensors[name])}"
+        for name, tensor in sorted(layout.tensors.items())
+        if name in anchor.tensors and not fits(tensor.shape, anchor.tensors[name].shape)
+    ]
 
 
 def merged_sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:
