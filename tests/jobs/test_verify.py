@@ -154,6 +154,42 @@ def test_deep_knows_the_base_however_it_is_written(
     assert not report.findings and "recomputed" in report.checked
 
 
+BASES: dict[str, tuple[str, str, dict[str, str]]] = {
+    "by a name of the hub": ("ties", "org/model", {}),
+    "with a name of its own": ("ties", "{}", {"name": "start"}),
+    "as one of a soup": ("linear", "{}", {}),
+}
+
+
+@pytest.mark.parametrize("which", BASES)
+def test_deep_knows_which_of_the_models_is_the_base(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """Else every other model would be taken for the one before it."""
+    method, base, named = BASES[which]
+    base = base.format(pool.reference)
+    monkeypatch.setattr("sigmerge.checkpoints.hub.download", lambda name: pool.reference)
+    recipe = pool.recipe(method) | {"base_model": base}
+    recipe["models"].insert(1, {"model": base, "parameters": {"weight": 0.5}, **named})
+    sigmerge.merge(recipe, tmp_path / "out")
+    (report,) = sigmerge.verify(tmp_path / "out", deep=True, blocks=None)
+    assert not report.findings and "recomputed" in report.checked
+
+
+def test_deep_knows_a_model_whose_path_ends_as_another_does(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(pool.reference, tmp_path / "old/model")
+    shutil.copytree(pool.experts["math"], tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    sources = [{"model": name, "layer_range": [0, 3]} for name in ("old/model", "model")]
+    recipe = {"merge_method": "slerp", "base_model": "old/model", "parameters": {"t": 0.3}}
+    sigmerge.merge({**recipe, "slices": [{"sources": sources}]}, tmp_path / "out")
+    monkeypatch.chdir(tmp_path / "old")
+    (report,) = sigmerge.verify(tmp_path / "out", deep=True, blocks=None)
+    assert not report.findings and "recomputed" in report.checked
+
+
 def test_deep_compares_bits(tmp_path: Path) -> None:
     """A zero of the other sign is another result."""
     own = make_pool(tmp_path / "pool", layers=2)

@@ -340,17 +340,34 @@ def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
         if key in given:
             given[key] = _placed({key: given[key]}, known)[key]
     reference = plan.reference.path if plan.reference else None
+    bases = _bases(models, given.get("base_model"), plan, file)
     if "base_model" in given:
         given["base_model"] = reference or given["base_model"]
     experts = iter(plan.experts.items())
     placed = []
-    for model in models:
-        if reference and "name" not in model and _may_be(_text(model, file), reference):
+    for place, model in enumerate(models):
+        if place in bases:
             placed.append({**model, "model": reference})
         elif expert := next(experts, None):
             placed.append({**model, "model": expert[1].path, "name": expert[0]})
             placed[-1] |= _exemplars(model, expert[0], provenance)
     return load_recipe({**given, "models": placed, "seed": plan.seed})
+
+
+def _bases(models: Sequence[Mapping[str, Any]], base: Any, plan: Plan, file: Path) -> Sequence[int]:
+    """Where the base model stands among the models, if it is none of the plan's experts.
+
+    It is written as `base_model` is, or by another path to the same folder. In a soup it is one of
+    the experts, and there are as many as models.
+    """
+    if not plan.reference or not plan.reference.path or base is None:
+        return []
+    named = _text({"model": base}, file)
+    others = [i for i, m in enumerate(models) if str(m.get("name")) not in plan.experts]
+    texts = {i: _text(models[i], file) for i in others}
+    alike = [i for i, t in texts.items() if t == named or _may_be(t, plan.reference.path)]
+    count = max(0, len(models) - len(plan.experts))
+    return sorted(alike, key=lambda i: texts[i] != named)[:count]
 
 
 def _text(model: Mapping[str, Any], file: Path) -> str:
@@ -385,7 +402,8 @@ def _placed(node: Any, known: Iterable[str]) -> Any:
     for key in ("model", "base_model", "tokenizer_source", "source"):
         if isinstance(text := found.get(key), str):
             meant = [path for path in known if _may_be(text, path)]
-            found[key] = meant[0] if len(meant) == 1 else text
+            # Where a path ends as another does, the shorter one starts from the same folder.
+            found[key] = min(meant, key=lambda path: (len(Path(path).parts), path), default=text)
     return found
 
 
