@@ -247,6 +247,35 @@ def test_a_run_without_one_of_its_parts(result: Callable[[str], Path], what: str
     assert told in (ran.out + ran.err).replace("\n", " ")
 
 
+def test_a_run_may_be_moved(made: dict[str, Path], tmp_path: Path) -> None:
+    """Its repair is compared with the anchor that lies beside it now."""
+    moved = made["run"].rename(tmp_path / "moved")
+    try:
+        reports = sigmerge.verify(moved, deep=True, blocks=None)
+    finally:
+        moved.rename(made["run"])
+    assert [report.findings for report in reports] == [(), ()]
+    assert all("recomputed" in report.checked for report in reports)
+
+
+@pytest.mark.parametrize("other", ["repaired", "ties"])
+def test_the_parts_of_a_run_belong_together(
+    made: dict[str, Path], result: Callable[[str], Path], other: str
+) -> None:
+    """Each is sound by itself: the two exchanged, and an anchor of another merge."""
+    run = result("run")
+    (run / "anchor").rename(run / "before")
+    if other == "repaired":
+        (run / "repaired").rename(run / "anchor")
+        (run / "before").rename(run / "repaired")
+    else:
+        shutil.copytree(made["ties"], run / "anchor")
+    ran = command("verify", run)
+    assert ran.code == 3 and f"{run}/repaired: " in ran.out, ran
+    told = "no repair of the run's anchor" if other == "repaired" else "inputs: "
+    assert told in ran.out.replace("\n", " ")
+
+
 def test_the_run_of_a_given_anchor_has_none_of_its_own(pool: PoolOnDisk, tmp_path: Path) -> None:
     sigmerge.merge(pool.recipe("linear"), tmp_path / "made")
     recipe = pool.recipe("linear")

@@ -48,6 +48,8 @@ from sigmerge.records import (
 )
 from sigmerge.results import Reports
 
+ANCHOR = "anchor"
+"""What the record of a repair calls the member that it repairs."""
 SAMPLED = 4
 """Blocks that `deep` computes again by default."""
 
@@ -72,11 +74,14 @@ class VerifyJob:
             place.exists() for place in (self.folder / RUN, *made)
         ):
             return Reports([self._verified(self.folder)])
-        reports = [self._verified(part) for part in made if part.exists()]
-        whole = _parts(self.folder)
+        whole, own = _parts(self.folder)
+        anchor = made[0] if own and made[0].is_dir() else None
+        parts = [(part, anchor if part == made[1] else None) for part in made if part.exists()]
+        reports = [self._verified(*each) for each in parts]
         return Reports(reports if whole.ok else [whole, *reports])
 
-    def _verified(self, folder: Path) -> Report:
+    def _verified(self, folder: Path, anchor: Path | None = None) -> Report:
+        """The report of a checkpoint; `anchor` is what its run repaired, wherever that lies now."""
         if not (folder / RECORDS_FOLDER / PROVENANCE).exists():
             raise PoolError(
                 f"{folder}: holds no {RECORDS_FOLDER}/{PROVENANCE}; sigmerge did not write it. "
@@ -84,6 +89,8 @@ class VerifyJob:
             )
         record = folder / RECORDS_FOLDER / PROVENANCE
         provenance = read(Provenance, record, PoolError)
+        if anchor is not None:
+            provenance = _of_anchor(provenance, anchor)
         report = verify_result(
             folder,
             dict(provenance.outputs) or None,
@@ -93,13 +100,17 @@ class VerifyJob:
             progress=self.options.progress,
         )
         report = _with_record(report, read_json_object(record, "a record", PoolError))
+        if anchor is not None and not any(e.member == ANCHOR for e in provenance.inputs):
+            told = Finding("parts", folder.name, "is no repair of the run's anchor")
+            report = replace(report, findings=(*report.findings, told))
         if not self.deep:
             return report
         if any(finding.check in ("inputs", "headers") for finding in report.findings):
             why = "inputs changed, or the result cannot be read"
             return replace(report, skipped={**report.skipped, "recomputed": why})
         seed = secrets.randbelow(1 << 32) if self.seed is None else self.seed
-        return _recomputed(report, folder, provenance, self.options, Sample(self.blocks, seed))
+        sample = Sample(self.blocks, seed)
+        return _recomputed(report, folder, anchor, provenance, self.options, sample)
 
 
 def _with_record(report: Report, content: Mapping[str, Any]) -> Report:
@@ -119,8 +130,24 @@ def _with_record(report: Report, content: Mapping[str, Any]) -> Report:
     return replace(report, findings=(*report.findings, *problems))
 
 
-def _parts(folder: Path) -> Report:
-    """Whether a run ended, and its checkpoints are there. A given anchor lies elsewhere."""
+def _of_anchor(provenance: Provenance, anchor: Path) -> Provenance:
+    """The record of a repair whose anchor lies there now; a run may be moved as a whole."""
+    own = [Path(e.file) for e in provenance.inputs if e.member == ANCHOR]
+    before = next((file.parent for file in own if file.name == "config.json"), anchor)
+    inputs = [
+        e.model_copy(update={"file": str(anchor / Path(e.file).relative_to(before))})
+        if e.member == ANCHOR and Path(e.file).is_relative_to(before)
+        else e
+        for e in provenance.inputs
+    ]
+    return provenance.model_copy(update={"inputs": tuple(inputs)})
+
+
+def _parts(folder: Path) -> tuple[Report, bool]:
+    """Whether a run ended, and its checkpoints are there; and whether the anchor is its own.
+
+    A given anchor lies elsewhere.
+    """
     wanted, findings = ["anchor", "repaired"], []
     if not (folder / RUN).is_file():
         findings.append(Finding("parts", RUN, "is missing; the run did not end"))
@@ -130,7 +157,7 @@ def _parts(folder: Path) -> Report:
             wanted = ["repaired"]
     missing = [name for name in wanted if not (folder / name).is_dir()]
     findings += [Finding("parts", name, "is missing") for name in missing]
-    return Report(folder, ("parts",), {}, tuple(findings))
+    return Report(folder, ("parts",), {}, tuple(findings)), "anchor" in wanted
 
 
 @dataclass(frozen=True)
@@ -242,7 +269,12 @@ class _Comparison:
 
 
 def _recomputed(
-    report: Report, folder: Path, provenance: Provenance, options: Options, sample: Sample
+    report: Report,
+    folder: Path,
+    anchor: Path | None,
+    provenance: Provenance,
+    options: Options,
+    sample: Sample,
 ) -> Report:
     """The report with one more check: sampled blocks, computed again.
 
@@ -260,7 +292,8 @@ def _recomputed(
             why = "the plan, of an older version, does not describe the slices of its members"
             return replace(report, skipped={**report.skipped, "recomputed": why})
         if isinstance(plan, RepairPlan):
-            compared = _repaired_again(plan, stored, quiet, sample)
+            place = anchor or Path(str(plan.anchor.path))
+            compared = _repaired_again(plan, place, stored, quiet, sample)
         else:
             recipe = _recipe(plan, folder, provenance)
             compared = _merged_again(recipe, stored, quiet, sample)
@@ -295,10 +328,10 @@ def _merged_again(
 
 
 def _repaired_again(
-    plan: RepairPlan, stored: Checkpoint, options: Options, sample: Sample
+    plan: RepairPlan, place: Path, stored: Checkpoint, options: Options, sample: Sample
 ) -> _Comparison:
     pool = open_repair_pool(recipe_of(plan, stored.path / RECORDS_FOLDER / PLAN), options)
-    anchor = open_anchor(Path(str(plan.anchor.path)), pool, options, any_architecture=True)
+    anchor = open_anchor(place, pool, options, any_architecture=True)
     keys = [*(f"layer {index}" for index in range(pool.stack.depth)), OUTSIDE_LAYERS]
     kept = plan.guard is not None and plan.guard.kept == "anchor"
     sink = _Comparison(stored, replace(sample, blocks=None) if kept else sample, keys, [])
