@@ -116,7 +116,7 @@ class VerifyJob:
 def _with_record(report: Report, content: Mapping[str, Any]) -> Report:
     """The report with what the provenance tells of itself."""
     problems = []
-    if "schema" in content and not content.get("outputs"):
+    if not content.get("outputs") and ("schema" in content or not content.get("inputs")):
         problems.append(Finding("digests", PROVENANCE, "lists no digests of the result's files"))
     intact = is_intact(content)
     if intact is None:
