@@ -34,9 +34,17 @@ def test_unigrams_and_added_tokens(tmp_path: Path) -> None:
     assert found == {"<unk>": 0, "a": 1, "b": 2, "<chat>": 3}
 
 
+def numbered(number: Any) -> Any:
+    return {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "b", "id": number}]}
+
+
 @pytest.mark.parametrize(
-    "content", [{}, {"model": 3}, {"model": {"vocab": 3}}, {"model": {"vocab": [1]}}]
-)
+    "content",
+    [
+        {}, {"model": 3}, {"model": {"vocab": 3}}, {"model": {"vocab": [1]}}, numbered("1"),
+        numbered(-1), numbered(True), numbered(1 << 40), {"model": {"vocab": [[5, 0.0]]}},
+    ],
+)  # fmt: skip
 def test_a_tokenizer_without_a_vocabulary(tmp_path: Path, content: Any) -> None:
     with pytest.raises(PoolError, match=r"tokenizer\.json: holds no vocabulary"):
         vocabulary(fast(tmp_path, content))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from sigmerge.checkpoints.verify import verify_pool, verify_result
@@ -133,3 +134,9 @@ def test_damage_to_a_pool_is_found(
     report = verify_pool(pool.reference, pool.experts)
     assert not report.ok
     assert any(re.search(words, str(finding)) for finding in report.findings), report.findings
+
+
+def test_an_embedding_without_rows_is_none(pool: PoolOnDisk) -> None:
+    for folder in (pool.reference, *pool.experts.values()):
+        edit(folder, lambda w: w.update({"model.embed_tokens.weight": torch.tensor(1.0)}))
+    assert verify_pool(pool.reference, pool.experts).ok

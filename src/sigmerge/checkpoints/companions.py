@@ -37,6 +37,8 @@ TOKENIZER = (
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """What a configuration says about the tokenizer."""
+MOST_TOKENS = 1 << 22
+"""No tokenizer numbers its tokens higher; tables have an entry for every number."""
 GENERATION = "generation_config.json"
 """Names the tokens that end a text, so it goes with the tokenizer."""
 CODE_FILES = ("*.py",)
@@ -206,7 +208,12 @@ def vocabulary(folder: Path) -> dict[str, int] | bytes | None:
             if isinstance(words, list):  # unigram: [token, score] in the order of ids
                 words = {token: i for i, (token, _) in enumerate(words)}
             added = content.get("added_tokens") or []
-            return {**words, **{token["content"]: token["id"] for token in added}}
+            found = {**words, **{token["content"]: token["id"] for token in added}}
+            if not found or not all(isinstance(token, str) for token in found):
+                raise ValueError
+            if any(type(n) is not int or not 0 <= n < MOST_TOKENS for n in found.values()):
+                raise ValueError
+            return found
         except (KeyError, TypeError, ValueError, AttributeError):
             raise PoolError(f"{fast}: holds no vocabulary; copy or download it again.") from None
     files = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")

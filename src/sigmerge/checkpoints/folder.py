@@ -103,7 +103,8 @@ class Checkpoint:
 
     @cached_property
     def embedding(self) -> str | None:
-        outside = [name for name in sorted(self.tensors) if self.stack.block_of(name) is None]
+        tables = [name for name, tensor in self.tensors.items() if len(tensor.shape) > 1]
+        outside = [name for name in sorted(tables) if self.stack.block_of(name) is None]
         return next(filter(is_embedding, outside), None)
 
     @cached_property
