@@ -79,6 +79,11 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         put("models", 0, "parameters", "weight")(float("inf")),
         ["models[0].parameters.weight", "must be a number"],
     ),
+    "weight beyond float32": (
+        put("models", 0, "parameters", "weight")([1, -1e39]),
+        ["models[0].parameters.weight[1]", "must lie between -3.40282e+38 and 3.40282e+38"],
+    ),
+    "scale beyond float32": (put("repair")({"scale": 1e308}), ["repair.scale", "not 1e+308"]),
     "number too long": (
         put("models", 0, "parameters", "weight")(10**400),
         ["models[0].parameters.weight", "must be a number"],

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _Made = TypeVar("_Made")
 
 
+LARGEST = float(np.finfo(np.float32).max)
+"""No number of a recipe is larger: it would be infinite in the merge."""
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One option of an operator. `mergekit` and `paper` are its defaults under the two presets.

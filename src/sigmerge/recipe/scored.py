@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from sigmerge.errors import RecipeError
 from sigmerge.method.controls import VARIANTS
 from sigmerge.method.objective import Objective
+from sigmerge.operators.base import LARGEST
 from sigmerge.recipe.sections import Section, worded
 from sigmerge.recipe.space import CALLS, generations_of
 from sigmerge.words import unknown
@@ -180,7 +181,9 @@ class RepairSection(Section):
 
     c_min: float = Field(0.10, ge=0, le=1)
     c_max: float = Field(0.45, ge=0, le=1)
-    scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["calibrated"] = 0.60
+    scale: (
+        Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)] | Literal["calibrated"]
+    ) = 0.60
     update: Literal["add", "replace"] = "add"
     calibrate: CalibrateSection | None = None
     probe: str | None = None

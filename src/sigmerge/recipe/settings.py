@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sigmerge.files.yaml_documents import Place
-from sigmerge.operators.base import Operator, Parameter
+from sigmerge.operators.base import LARGEST, Operator, Parameter
 from sigmerge.operators.table import MERGEKIT
 from sigmerge.words import nearest, shown, unknown
 
@@ -174,8 +174,9 @@ class ParameterCheck:
             return None
         if isinstance(value, bool):
             self.taken_as(path, kind, f"{str(value).lower()} is read as {number:g}")
-        if not parameter.low <= number <= parameter.high:
-            wrong = f"must lie between {parameter.low:g} and {parameter.high:g}, not {shown(value)}"
+        low, high = max(parameter.low, -LARGEST), min(parameter.high, LARGEST)
+        if not low <= number <= high:
+            wrong = f"must lie between {low:g} and {high:g}, not {shown(value)}"
             if not (meaning := self._beyond(parameter, number)):
                 self.problem(path, wrong)
                 return None
