@@ -595,8 +595,8 @@ def rounded(tensor: str, start: int, values: Array, dtype: str, lenient: bool = 
         if wrong.any():
             raise OutputError(
                 f"{tensor}: the result at flat index {start + int(np.flatnonzero(wrong)[0])} is "
-                f"not finite in {dtype}. The weights or the scale are too large: lower them, or write a "
-                "wider dtype."
+                f"not finite in {dtype}. The weights or the scale are too large: lower them, or "
+                "write a wider dtype."
             )
     return raw
 

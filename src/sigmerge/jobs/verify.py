@@ -48,7 +48,7 @@ from sigmerge.records import (
 )
 from sigmerge.results import Reports
 
-ANCHOR = "anchor"
+REPAIRED_MEMBER = "anchor"
 """What the record of a repair calls the member that it repairs."""
 SAMPLED = 4
 """Blocks that `deep` computes again by default."""
@@ -100,7 +100,7 @@ class VerifyJob:
             progress=self.options.progress,
         )
         report = _with_record(report, read_json_object(record, "a record", PoolError))
-        if anchor is not None and not any(e.member == ANCHOR for e in provenance.inputs):
+        if anchor is not None and not any(e.member == REPAIRED_MEMBER for e in provenance.inputs):
             told = Finding("parts", folder.name, "is no repair of the run's anchor")
             report = replace(report, findings=(*report.findings, told))
         if not self.deep:
@@ -132,11 +132,11 @@ def _with_record(report: Report, content: Mapping[str, Any]) -> Report:
 
 def _of_anchor(provenance: Provenance, anchor: Path) -> Provenance:
     """The record of a repair whose anchor lies there now; a run may be moved as a whole."""
-    own = [Path(e.file) for e in provenance.inputs if e.member == ANCHOR]
+    own = [Path(e.file) for e in provenance.inputs if e.member == REPAIRED_MEMBER]
     before = next((file.parent for file in own if file.name == "config.json"), anchor)
     inputs = [
         e.model_copy(update={"file": str(anchor / Path(e.file).relative_to(before))})
-        if e.member == ANCHOR and Path(e.file).is_relative_to(before)
+        if e.member == REPAIRED_MEMBER and Path(e.file).is_relative_to(before)
         else e
         for e in provenance.inputs
     ]

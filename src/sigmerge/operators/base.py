@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _Made = TypeVar("_Made")
 
 
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
 """No number of a recipe is larger: it would be infinite in the merge."""
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from sigmerge.errors import RecipeError
 from sigmerge.method.controls import VARIANTS
 from sigmerge.method.objective import Objective
-from sigmerge.operators.base import LARGEST
+from sigmerge.operators.base import LARGEST_NUMBER
 from sigmerge.recipe.sections import Section, worded
 from sigmerge.recipe.space import CALLS, generations_of
 from sigmerge.words import unknown
@@ -182,7 +182,8 @@ class RepairSection(Section):
     c_min: float = Field(0.10, ge=0, le=1)
     c_max: float = Field(0.45, ge=0, le=1)
     scale: (
-        Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)] | Literal["calibrated"]
+        Annotated[float, Field(ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
+        | Literal["calibrated"]
     ) = 0.60
     update: Literal["add", "replace"] = "add"
     calibrate: CalibrateSection | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sigmerge.files.yaml_documents import Place
-from sigmerge.operators.base import LARGEST, Operator, Parameter
+from sigmerge.operators.base import LARGEST_NUMBER, Operator, Parameter
 from sigmerge.operators.table import MERGEKIT
 from sigmerge.words import nearest, shown, unknown
 
@@ -174,7 +174,7 @@ class ParameterCheck:
             return None
         if isinstance(value, bool):
             self.taken_as(path, kind, f"{str(value).lower()} is read as {number:g}")
-        low, high = max(parameter.low, -LARGEST), min(parameter.high, LARGEST)
+        low, high = max(parameter.low, -LARGEST_NUMBER), min(parameter.high, LARGEST_NUMBER)
         if not low <= number <= high:
             wrong = f"must lie between {low:g} and {high:g}, not {shown(value)}"
             if not (meaning := self._beyond(parameter, number)):
