@@ -25,6 +25,8 @@ import pytest
 import sigmerge
 from sigmerge.errors import OutputError
 from sigmerge.files.locks import only_writer
+from sigmerge.jobs.anchor import is_current
+from sigmerge.jobs.dense import plan_dense
 from sigmerge.jobs.extract import ExtractJob
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Options
@@ -175,6 +177,23 @@ def test_a_run_whose_inputs_changed_makes_its_anchor_again(
         place.unlink()
         if before is not None:
             place.write_text(before)
+
+
+def test_an_anchor_with_another_chat_template_is_made_again(
+    shared: PoolOnDisk, tmp_path: Path
+) -> None:
+    """A file that the recipe names may change between a kill and the next run."""
+    template, options = shared.root / "own.jinja", Options(threads=1)
+    content = shared.recipe("linear", chat_template="own.jinja")
+    template.write_text("{{ messages }}")
+    recipe = load_recipe(shared.write(content, "template.yaml"))
+    MergeJob(recipe, tmp_path / "anchor", options).run()
+    assert is_current(recipe, tmp_path / "anchor", options)
+    template.write_text("{{ messages }} ")
+    changed = load_recipe(shared.root / "template.yaml")
+    assert not is_current(changed, tmp_path / "anchor", options)
+    jobs = [plan_dense(one, options).fingerprint() for one in (recipe, changed)]
+    assert jobs[0] != jobs[1]  # by which a guide knows its calls
 
 
 class Stopped(BaseException):

@@ -20,6 +20,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.jobs.run import RunJob
 from sigmerge.method import calibration
 from sigmerge.recipe import load_recipe
+from sigmerge.recipe.anchors import anchors_of
 from sigmerge.records import RepairPlan, read_plan
 from tests.command_line import sigmerge as command
 from tests.jobs.tuned import Contested
@@ -114,6 +115,35 @@ def test_a_guided_merge_is_what_its_records_say(pool: PoolOnDisk, tmp_path: Path
     (tmp_path / "out/sigmerge/guide.jsonl").write_text("{}")
     (report,) = sigmerge.verify(tmp_path / "out")
     assert [finding.about for finding in report.findings] == ["sigmerge/guide.jsonl"]
+
+
+@pytest.mark.parametrize("form", ["{}/.", "{}@main", "long"])
+@pytest.mark.parametrize("section", ["models", "modules"])
+def test_candidates_have_all_that_the_recipe_says(
+    section: str, form: str, pool: PoolOnDisk
+) -> None:
+    """However it writes its models; and their template, where it lies beside the recipe."""
+    (pool.root / "own.jinja").write_text("{{ messages }}")
+    models = [
+        {
+            "model": {"model": {"path": name}} if form == "long" else form.format(name),
+            "parameters": {"density": density},
+        }
+        for name, density in zip(DOMAINS, (0.25, 0.5, 0.75), strict=True)
+    ]
+    base = {"model": {"path": "reference"}, "override_architecture": "Other"}
+    shared = {"normalize": False}
+    more = {"base_model": base, "chat_template": "own.jinja", "guide": {}}
+    of_models = {"models": models, "parameters": shared}
+    more |= of_models if section == "models" else {"modules": {"text": of_models}}
+    content = yaml.safe_load(recipe_of(pool, "ties", **more).read_text())
+    if section == "modules":
+        del content["models"]
+    anchor = anchors_of(load_recipe(pool.write(content)), ["ties"])["ties"]
+    made = load_recipe(anchor.recipe((1.0, 1.0, 1.0)))
+    assert [model.parameters["density"] for model in made.models] == [0.25, 0.5, 0.75]
+    assert made.parameters["normalize"] is False
+    assert made.chat_template == "{{ messages }}" and made.architecture == "Other"
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 5, 7])

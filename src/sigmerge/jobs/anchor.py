@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sigmerge.checkpoints.companions import chat_template_of
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import SigmergeError
 from sigmerge.files.digests import file_digests, kind_of
@@ -78,6 +79,7 @@ def is_current(
         and (recipe.search is not None or plan.seed == recipe.seed)
         and plan.revision == job.operator.revision
         and _same_files(job, anchor, provenance, options)
+        and recipe.chat_template in (None, chat_template_of(anchor))
         and _same_search(recipe, anchor, options)
         and _same_guide(recipe, anchor, options, score)
         and _same_statistics(job, plan, options)

@@ -16,9 +16,11 @@ from typing import Any
 
 import yaml
 
+from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.errors import RecipeError, ScoreError
+from sigmerge.files.digests import file_digests
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.regular import remove
 from sigmerge.jobs.calls import CALL_LINES, Calls, decided_section, target_of
@@ -32,6 +34,7 @@ from sigmerge.method.tuning import Proposal
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
 from sigmerge.recipe.scored import CalibrateSection, RepairSection
+from sigmerge.recipe.template import base_key
 from sigmerge.records import RECIPE, RepairPlan, ScoreTable, TriedUpdate
 
 CALIBRATE_JOURNAL = "calibrate.jsonl"
@@ -100,7 +103,7 @@ class CalibrateJob:
         models = {m.name: {"model": str(m.path), "name": m.name} for m in self.recipe.models}
         common = {
             "anchor": str(self.stored.path.absolute()),
-            "base_model": str(self.recipe.reference),
+            **base_key(self.recipe),
             "seed": self.recipe.seed,
         }
         weights = dict.fromkeys(models, 1.0)
@@ -169,7 +172,9 @@ class CalibrateJob:
     def _header(self, measure: Measure) -> dict[str, Any]:
         """Whose calls a journal holds; calls are only continued under the same header."""
         members = {**self.plan.experts, "anchor": self.plan.anchor, "base": self.plan.reference}
+        beside = file_digests(companion_files(self.stored.path))
         return {
+            "beside": {file.name: digest for file, digest in beside.items()},
             "settings": self.section.model_dump(),
             "inputs": {name: list(m.sha256) if m else [] for name, m in members.items()},
             "capacity": list(self.plan.capacity),

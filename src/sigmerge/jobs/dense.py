@@ -18,7 +18,6 @@ from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.blocks import natural, starred
 from sigmerge.checkpoints.companions import (
     check_tokenizer,
-    companion_files,
     copy_companions,
     model_card,
     token_clashes,
@@ -95,7 +94,6 @@ class DenseJob:
     def fingerprint(self) -> str:
         """Identifies the job: equal for runs that end in the same files."""
         recipe = self.recipe
-        tokenizer = companion_files(recipe.tokenizer) if recipe.tokenizer else []
         content = [
             versions(),
             recipe.method,
@@ -109,7 +107,8 @@ class DenseJob:
             repr(self.sites),
             self.statistics.names if self.statistics else None,
             *([self.solved_on] if self.solved_on != "cpu" else []),
-            fingerprint(self.pool.members, tokenizer),
+            fingerprint(self.pool.members, other_inputs(recipe, False)),
+            recipe.chat_template,
             [hashlib.sha256(header).hexdigest() for header in self.layout.headers],
             TILE,
             CHUNK,

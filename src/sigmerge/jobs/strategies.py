@@ -17,6 +17,7 @@ from sigmerge.errors import RecipeError
 from sigmerge.method import calibration, guidance, tuning
 from sigmerge.method.objective import Answer, Objective, check_calls
 from sigmerge.method.tuning import Proposal
+from sigmerge.recipe import load_recipe
 from sigmerge.recipe.anchors import AnchorRecipe
 
 if TYPE_CHECKING:
@@ -177,7 +178,8 @@ def adamerging(setup: Setup, ask: Ask) -> Ended:
     assert setup.prompts is not None
     anchor = setup.anchors[name]
     folders = {n: Path(entry["model"]) for n, entry in anchor.models.items()}
-    reference = Path(anchor.common["base_model"])
+    reference = load_recipe(anchor.recipe(tuple(anchor.weights.values()))).reference
+    assert reference is not None
     weights = learnt_weights(reference, folders, anchor.weights, setup.prompts)
     ask([setup.plain(name)])
     ask([Proposal(name, weights)])

@@ -12,7 +12,7 @@ from sigmerge.errors import RecipeError
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import operator
 from sigmerge.recipe.record import Recipe, RecipeModel
-from sigmerge.recipe.template import tokenizer_keys
+from sigmerge.recipe.template import base_key, tokenizer_keys
 from sigmerge.words import unknown
 
 USUAL: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -117,11 +117,7 @@ def _own(recipe: Recipe) -> AnchorRecipe:
     given = yaml.safe_load(recipe.text)
     known = {p.name: p for p in recipe.operator.parameters}
     weighted = "weight" in known
-    shared = {
-        "on" if key is True else key: value  # YAML reads `on:` as true
-        for key, value in (given.get("parameters") or {}).items()
-        if key != "weight"
-    }
+    shared = {key: value for key, value in recipe.written.items() if key != "weight"}
     default = getattr(known["weight"], recipe.preset) if weighted else 1.0
     weights = {}
     for model in recipe.models:
@@ -132,21 +128,13 @@ def _own(recipe: Recipe) -> AnchorRecipe:
                 "weight per expert. Give a number."
             )
         weights[model.name] = float(value)
-    entries = given.get("models") or given["slices"][0]["sources"]
     own: dict[str, dict[str, Any]] = {}
-    for model, entry in zip(recipe.models, _listed(recipe, entries), strict=True):
-        rest = {k: v for k, v in (entry.get("parameters") or {}).items() if k != "weight"}
+    for model in recipe.models:
+        rest = {key: value for key, value in model.written.items() if key != "weight"}
         own[model.name] = _model(model, recipe.operator) | {"parameters": rest}
     common = _common(recipe, given, recipe.operator)
     made = _anchor(recipe.method, recipe.operator, own, shared, common, weights, recipe.preset)
     return made if weighted else replace(made, level=False, weighted=False)
-
-
-def _listed(recipe: Recipe, entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The entries of the recipe that are experts, in the experts' order."""
-    by_name = {entry.get("name"): entry for entry in entries}
-    by_folder = {str(entry["model"]).rstrip("/").rpartition("/")[2]: entry for entry in entries}
-    return [by_name.get(m.name) or by_folder.get(m.name) or {} for m in recipe.models]
 
 
 def _usual(recipe: Recipe, method: str) -> AnchorRecipe:
@@ -156,7 +144,7 @@ def _usual(recipe: Recipe, method: str) -> AnchorRecipe:
     chosen = operator(method)
     models = {m.name: _model(m, chosen) for m in recipe.models}
     weights = {m.name: weight for m in recipe.models}
-    outside = (given.get("parameters") or {}).get("outside")
+    outside = recipe.written.get("outside")
     settings |= {"outside": outside} if outside else {}
     common = _common(recipe, given, chosen)
     return _anchor(method, chosen, models, settings, common, weights, recipe.preset)
@@ -174,7 +162,7 @@ def _common(recipe: Recipe, given: Mapping[str, Any], chosen: Operator) -> dict[
     if capture.get("folder"):
         capture["folder"] = str(recipe.folder / capture["folder"])
     common |= {"capture": capture} if capture else {}
-    common |= {"base_model": str(recipe.reference), "seed": recipe.seed}
+    common |= {**base_key(recipe), "seed": recipe.seed}
     return common | tokenizer_keys(recipe)
 
 

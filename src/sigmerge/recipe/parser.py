@@ -159,6 +159,7 @@ class _Parser(Reading):
             reference=reference,
             models=tuple(models),
             parameters=parameters,
+            written=top.parameters or {},
             preset=top.preset,
             seed=seed,
             out_dtype=OUTPUT_DTYPES[dtype] if dtype else None,
@@ -429,8 +430,9 @@ class _Parser(Reading):
                     "expert to the repair: merge first, then repair the result with "
                     "merge_method: checkpoint",
                 )
-            own = entry.parameters or {}
-            own = judge.settings(("models", i, "parameters"), own, per_model=True) if judge else {}
+            written = entry.parameters or {}
+            place = ("models", i, "parameters")
+            own = judge.settings(place, written, per_model=True) if judge else {}
             exemplars = self._exemplars(i, entry, chosen)
             if path is not None and any(model.path == path for model in models):
                 self.problem(("models", i), f"{entry.model} is listed twice")
@@ -438,7 +440,7 @@ class _Parser(Reading):
                 name = entry.name
                 if name is None:
                     name = self._name(path, reference, given, models, sections)
-                models.append(RecipeModel(name, path, own, exemplars))
+                models.append(RecipeModel(name, path, own, exemplars, written=written))
         if sections.models and not models and not self.problems:
             self.problem(("models",), "no expert is listed, only the base model")
         return models

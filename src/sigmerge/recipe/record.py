@@ -27,6 +27,8 @@ class RecipeModel:
     exemplars: Path | None = None
     parts: Mapping[str, Mapping[str, Any]] | None = None
     """The modules that it is merged into, with its parameters there; None: it is everywhere."""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """Its parameters as the recipe writes them."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class RecipeSource:
     first: int
     last: int
     parameters: Mapping[str, Any]
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """Its parameters as the recipe writes them."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class Recipe:
     """Whether the recipe names architectures itself, so that those of the models need not agree."""
     modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The parameters of modules that are merged one by one."""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters as the recipe writes them, those of its only module among them."""
     files: tuple[Path, ...] = ()
     """The recipe's own file, and what it names: scores, exemplars, a suite, folders of data."""
 

@@ -51,8 +51,9 @@ def read_slices(
     for piece in slices:
         for source in piece.sources:
             if source.model != piece.base:
-                given = source.parameters if single else {}
-                experts.setdefault(source.model, RecipeModel(source.model, source.path, given))
+                given = (source.parameters, source.written) if single else ({}, {})
+                found = RecipeModel(source.model, source.path, given[0], written=given[1])
+                experts.setdefault(source.model, found)
     for key in whole if not single else ():
         reading.problem((key,), "needs whole models; give them under models:")
     return list(experts.values()), tuple(slices)
@@ -89,7 +90,8 @@ def _slice(
             _check_range(reading, (*here, "layer_range"), source)
         if path is not None:
             first, last = (0, 0) if piece.whole else source.layer_range
-            found.append(RecipeSource(named(path, source.name), path, first, last, own))
+            name, written = named(path, source.name), source.parameters or {}
+            found.append(RecipeSource(name, path, first, last, own, written))
     needs = chosen is not None and chosen.needs_reference
     joins = judge is not None and (needs or in_soup(judge, weight))
     if piece.whole and start is not None and joins and start not in [s.path for s in found]:

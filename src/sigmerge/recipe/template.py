@@ -49,15 +49,29 @@ def template(recipe: Recipe) -> Template:
     """What stays of a recipe when its coefficients are searched."""
     given = yaml.safe_load(recipe.text)
     common = {key: given[key] for key in ("preset", "dtype", "out_dtype") if key in given}
-    if recipe.reference:
-        common["base_model"] = str(recipe.reference)
-    common |= tokenizer_keys(recipe)
+    common |= base_key(recipe) | tokenizer_keys(recipe)
     models = {model.name: str(model.path) for model in recipe.models}
-    return Template(recipe.method, models, given.get("parameters") or {}, common)
+    return Template(recipe.method, models, recipe.written, common)
+
+
+def base_key(recipe: Recipe) -> dict[str, Any]:
+    """The base model of a recipe, if it has one, with what stands in for its architecture."""
+    if recipe.reference is None:
+        return {}
+    path, architecture = str(recipe.reference), recipe.architecture
+    if architecture is None:
+        return {"base_model": path}
+    return {"base_model": {"model": {"path": path}, "override_architecture": architecture}}
 
 
 def tokenizer_keys(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe says about the tokenizer, with paths that mean the same anywhere."""
+    """What a recipe says about tokenizer and chat template, wherever it is read: absolute paths,
+    and the template itself."""
+    template = {"chat_template": recipe.chat_template} if recipe.chat_template else {}
+    return {**_vocabulary_key(recipe), **template}
+
+
+def _vocabulary_key(recipe: Recipe) -> dict[str, Any]:
     wanted = recipe.vocabulary
     if wanted is None:
         return {}
