@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -12,15 +13,19 @@ import yaml
 
 import sigmerge
 from sigmerge.errors import PoolError, RecipeError, ScoreError
-from sigmerge.evaluation.command_line import run_command
+from sigmerge.evaluation.command_line import named_files, run_command
+from sigmerge.jobs.merge import MergeJob
+from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import (
     CheckpointScorer,
     MeasuredScores,
     harness_scores,
     printed_scores,
     read_scores,
+    scorer_of,
 )
 from sigmerge.nano.files import POOL
+from sigmerge.recipe import load_recipe
 from tests.pools import PoolOnDisk, make_pool
 
 DOMAINS = ("math", "coding", "safety")
@@ -194,6 +199,49 @@ def test_a_suite_of_other_domains_is_told_before_anything_is_scored(
         call()
     assert "safety: no expert has this name" in error.value.problems
     assert not out.exists() and not (tmp_path / "cache/evaluation").exists()
+
+
+def test_scores_of_no_use_are_measured_again(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that printed them once may have been mended in what it does not name."""
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    printed = [{"math": -1.0}, {"math": float("nan")}, {"law": 0.5}, {}]
+    good = {"math": 0.5, "coding": 0.5, "safety": 0.5}
+    lines = iter([json.dumps({**good, **one}) for one in printed[:3]] + ["{}"])
+    monkeypatch.setattr("sigmerge.jobs.scores.run_command", lambda *_: [next(lines)])
+    recipe = load_recipe(pool.recipe("linear", repair={"command": "true {checkpoint}"}))
+    scorer = scorer_of(recipe, Options(threads=1))
+    assert scorer is not None
+    for _ in printed:
+        assert scorer(pool.reference).scores != good
+    lines = iter([json.dumps(good)])
+    assert scorer(pool.reference).scores == scorer(pool.reference).scores == good
+
+
+def test_a_guide_writes_down_no_scores_of_no_use(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Else every further run of the same command would fail by them."""
+    scores = iter([1.5, *[0.5] * 20])
+
+    def score(_: Path) -> dict[str, float]:
+        return dict.fromkeys(pool.experts, next(scores))
+
+    content = pool.recipe("linear", guide={"calls": 2})
+    for _ in range(2):
+        with contextlib.suppress(ScoreError):
+            job = MergeJob(load_recipe(content), tmp_path / "out", Options(threads=1), score)
+            made = job.run()
+    assert made.plan.guided
+
+
+def test_files_of_a_command_that_are_exchanged_are_others(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "b").write_text("2")
+    before = named_files("score --seen=a b {checkpoint}", tmp_path, "command")
+    (tmp_path / "a").write_text("2")
+    (tmp_path / "b").write_text("1")
+    assert named_files("score --seen=a b {checkpoint}", tmp_path, "command") == before[::-1]
+    assert len(set(before)) == 2
 
 
 def test_two_sources_of_scores_are_one_too_many(pool: PoolOnDisk) -> None:

@@ -36,12 +36,16 @@ def check_program(command: str, folder: Path, where: str) -> None:
 
 
 def named_files(command: str, folder: Path, where: str) -> list[str]:
-    """Digests of the files that a command names, its script among them: others, other scores."""
+    """Digests of the files that a command names, its script among them: others, other scores.
+
+    In the order in which they are named: two files whose contents are exchanged are others too.
+    """
     words = [
         part for word in command_words(command, where) for part in (word, *word.split("=")[1:])
     ]
-    files = {folder / word for word in words if "{" not in word}
-    return sorted(file_digests({file for file in files if file.is_file()}).values())
+    files = [folder / word for word in words if "{" not in word]
+    digests = file_digests({file for file in files if file.is_file()})
+    return [digests[file] for file in files if file in digests]
 
 
 def run_command(command: str, places: Mapping[str, Path], folder: Path, where: str) -> list[str]:

@@ -37,21 +37,29 @@ def experts_of(
     reference: Reference,
     options: Options,
 ) -> dict[str, dict[str, float]]:
-    """The scores of the experts, checked."""
+    """The scores of the experts, checked. Those that cannot be used are not written down."""
+    domains = list(folders)
+    zeros = dict.fromkeys(domains, 0.0)
+
+    def problems(name: str, scores: Mapping[str, float]) -> list[str]:
+        table = {**dict.fromkeys(domains, zeros), name: scores}
+        return deficit.check_scores(table, zeros, domains, reference)
+
     known = {r["expert"]: r for r in journal.records if "expert" in r}
+    wrong: list[str] = []
     for done, (name, folder) in enumerate(folders.items()):
         options.progress("scoring experts", done, len(folders))
-        if name not in known:
+        if name not in known or problems(name, known[name]["scores"]):
             scores, worth = measure.folder(folder)
             known[name] = {"expert": name, "scores": scores, "answers": worth}
-            journal.append(known[name])
+            if found := problems(name, scores):
+                wrong += found
+            else:
+                journal.append(known[name])
     options.progress("scoring experts", len(folders), len(folders))
-    table = {name: known[name]["scores"] for name in folders}
-    domains = list(folders)
-    problems = deficit.check_scores(table, table[domains[0]], domains, reference)
-    if problems := [p for p in problems if not p.startswith("anchor.")]:
-        raise ScoreError(f"The scores ({measure.name}) cannot be used:", problems)
-    return table
+    if wrong:
+        raise ScoreError(f"The scores ({measure.name}) cannot be used:", wrong)
+    return {name: known[name]["scores"] for name in folders}
 
 
 def target_of(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,8 @@ class CheckpointScorer:
     program: Callable[[], list[str]] = list
     keeps: bool = False
     allow_pickle: bool = False
+    usable: Callable[[DomainScores], bool] = lambda scores: True
+    """What is kept and no use is measured again: the command may have been mended."""
     looks: list[Look] = field(default_factory=list)
 
     def __call__(self, folder: Path) -> MeasuredScores:
@@ -118,7 +121,7 @@ class CheckpointScorer:
         known = kept_json(note, {"scores", "seconds"}) or {}
         kept, took = known.get("scores"), known.get("seconds")
         whole = isinstance(kept, dict) and all(type(value) is float for value in kept.values())
-        if isinstance(kept, dict) and whole and isinstance(took, float):
+        if isinstance(kept, dict) and whole and isinstance(took, float) and self.usable(kept):
             return MeasuredScores(kept, {}, seconds=took)
         measured = self.measure(folder)
         if checkpoint_key(folder, self.allow_pickle) != content:
@@ -152,7 +155,7 @@ def scorer_of(
     if section.command is not None:
         if split != "calibration" and "{split}" not in section.command:
             return None
-        return _command_scorer(section.command.replace("{split}", split), recipe.folder, options)
+        return _command_scorer(section.command.replace("{split}", split), recipe, options)
     if section.evaluate is not None:
         return suite_scorer(section.evaluate, split, recipe.folder, options, list(recipe.experts))
     return None
@@ -166,8 +169,8 @@ def check_domains(scored: Collection[str], experts: Collection[str], what: str) 
         raise ScoreError(f"{what} and the experts differ in their domains:", problems)
 
 
-def _command_scorer(command: str, folder: Path, options: Options) -> CheckpointScorer:
-    where = "repair.command"
+def _command_scorer(command: str, recipe: Recipe, options: Options) -> CheckpointScorer:
+    where, folder = "repair.command", recipe.folder
 
     def program() -> list[str]:
         return [digest[:16] for digest in named_files(command, folder, where)]
@@ -181,8 +184,22 @@ def _command_scorer(command: str, folder: Path, options: Options) -> CheckpointS
         return MeasuredScores(printed_scores(lines, where), {}, seconds=meter.wall_seconds)
 
     return CheckpointScorer(
-        name, measure, program=program, keeps=True, allow_pickle=options.allow_pickle
+        name,
+        measure,
+        program=program,
+        keeps=True,
+        allow_pickle=options.allow_pickle,
+        usable=partial(_usable, recipe),
     )
+
+
+def _usable(recipe: Recipe, scores: DomainScores) -> bool:
+    """Whether one checkpoint's scores are of the recipe's domains, and all that are read of it."""
+    assert recipe.repair is not None
+    zeros = dict.fromkeys(recipe.experts, 0.0)
+    own = recipe.repair.reference == "own"  # of an expert only its own score is read
+    row = {**zeros, **scores} if own else scores
+    return not check_scores(dict.fromkeys(recipe.experts, zeros), row, list(recipe.experts))
 
 
 def printed_scores(lines: list[str], where: str) -> DomainScores:
