@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from sigmerge.errors import OutputError, PoolError
 from sigmerge.files.exchange import exchange
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import Inputs
+from tests.command_line import refused
 from tests.command_line import sigmerge as command
 from tests.faults.test_commands import (
     ROOT,
@@ -198,6 +200,21 @@ def test_no_command_replaces_the_folder_that_it_runs_in(
     with pytest.raises(OutputError, match="choose a new folder"):
         sigmerge.merge(shared.recipe("linear"), Path(".."), overwrite=True)
     assert (out / "notes").exists()
+
+
+@pytest.mark.parametrize("purpose", ["anchor", "partial", "old"])
+def test_no_input_has_a_name_that_the_command_removes(
+    shared: PoolOnDisk, tmp_path: Path, purpose: str
+) -> None:
+    """A failed merge names its anchor, `.out.anchor`, which may then be used."""
+    hidden = tmp_path / f".out.{purpose}"
+    shutil.copytree(shared.experts["math"], hidden)
+    content = shared.recipe("linear")
+    content["models"][0]["model"] = str(hidden)
+    recipe = shared.write(content, "hidden.yaml")
+    assert "the command itself uses" in refused(
+        4, "merge", recipe, tmp_path / "out", beside=tmp_path
+    )
 
 
 def test_no_command_replaces_its_own_plan_or_recipe(shared: PoolOnDisk, tmp_path: Path) -> None:

@@ -62,9 +62,19 @@ def _in_use() -> Iterator[Path]:
 
 
 def check_apart(final: Path, target: Path, inputs: Iterable[Path]) -> None:
-    """Refuse a target that holds an input, or lies inside a model; beside data it may lie."""
+    """Refuse a target that holds an input, or lies inside a model; beside data it may lie.
+
+    A command removes what lies under the hidden names that it uses itself; so no input may.
+    """
     for folder in inputs:
         real = real_target(folder)
+        for place in (real_target(final.parent) / final.name, target):
+            inside = real.relative_to(place.parent) if real.is_relative_to(place.parent) else real
+            if inside.parts[:1] and inside.parts[0].startswith(f".{place.name}."):
+                raise OutputError(
+                    f"{final}: {folder} has a name that the command itself uses beside the result; "
+                    "rename it, or choose another folder for the result."
+                )
         if real.is_relative_to(target):
             raise OutputError(f"{final}: holds an input, {folder}; choose a new folder.")
         model = any((real / name).exists() for name in ("config.json", ADAPTER_CONFIG))
