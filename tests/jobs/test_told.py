@@ -236,7 +236,7 @@ def test_a_probe_needs_prompts_that_differ(pool: PoolOnDisk, count: int) -> None
     [
         (2, {"probe": "blank.jsonl"}, "blank.jsonl, line 2: its prompt is empty"),
         (3, {"probe": "probe.jsonl"}, "coding: 2 tokens differ from those of reference"),
-        (5, {"scores": None, "evaluate": {"suite": "nano"}}, "coding: nothing scores it"),
+        (5, {"scores": None, "evaluate": {"suite": "nano"}}, "safety: no expert has this name"),
         (5, {"scores": None, "command": "no-program {checkpoint}"}, "no such program on PATH"),
     ],
 )
