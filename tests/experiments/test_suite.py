@@ -254,7 +254,7 @@ def test_an_error_of_a_process_is_the_error_of_the_suite(pool: PoolOnDisk, tmp_p
         ({"pools": ["nowhere"]}, 2, "no such pool folder"),
         ({"pools": []}, 2, "pass --pool FOLDER"),
         ({"experts": ["maths"]}, 2, "no checkpoint called maths"),
-        ({"command": "score {checkpoint}"}, 5, "must say {split}"),
+        ({"command": "true {checkpoint}"}, 5, "must say {split}"),
         ({"name": 3}, 2, "name: must be a string, not 3"),
         ({"anchors": 3}, 2, "anchors: must be a list, not 3"),
         ({"anchors": [3]}, 2, "anchors.0: must be a name or a mapping with name, recipe, "),
