@@ -197,7 +197,7 @@ def _attend(
         with suppress(subprocess.TimeoutExpired):
             child.wait(max(0.0, limits.seconds - (time.perf_counter() - start)))
         status = "timeout" if child.returncode is None else "failed" if child.returncode else "ok"
-    texts = [bytes(part[: limits.output]).decode(errors="replace") for part in gathered.values()]
+    texts = [part[: limits.output].decode(errors="replace") for part in gathered.values()]
     seconds = time.perf_counter() - start
     return Outcome(status, child.returncode, texts[0], texts[1], seconds, mode)
 

@@ -6,9 +6,13 @@ the calls return, in a process that starts when the program is gone.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from sigmerge.evaluation.harnesses import code
 from sigmerge.evaluation.harnesses.code import check
+from sigmerge.sandbox.run import Outcome
 from tests.evaluation.harnesses.test_code import PROBLEM
 
 EVERYWHERE = """
@@ -168,3 +172,28 @@ def test_a_plain_program_passes_beside_them():
     """Else the list above would prove nothing."""
     pytest.importorskip("evalplus")
     assert check(PROBLEM, "humaneval", "def double(x):\n    return x + x\n") == "pass"
+
+
+def printing(text: str) -> Any:
+    return lambda *_, **__: Outcome("ok", 0, text, "", 0.1, "none")
+
+
+@pytest.mark.parametrize("printed", ["\ufffd\n" * 6, "W10=\n" * 7, "W10=" * 9])
+def test_what_is_no_list_of_values_is_not_judged(monkeypatch: pytest.MonkeyPatch, printed: str):
+    """A program may print 256 MiB, and to pass it on took sixteen times as much memory here."""
+    monkeypatch.setattr(code, "_reference", lambda job: ([[0.1] * 2] * 2, ""))
+    monkeypatch.setattr(code, "_judged", lambda job: pytest.fail("it was judged"))
+    monkeypatch.setattr(code, "execute", printing(printed))
+    assert check(PROBLEM, "humaneval", "") == "fail"
+
+
+@pytest.mark.parametrize(
+    "printed",
+    ["x\n", "{}\n", "[" * 9000 + "\n", '{"times": [[1, 2], 3]}\n', '{"times": [["x"]]}\n'],
+)
+def test_a_reference_that_prints_for_itself_fails(monkeypatch: pytest.MonkeyPatch, printed: str):
+    """It is part of a record, which a stranger may have written."""
+    monkeypatch.setattr(code, "execute", printing(printed))
+    code._reference.cache_clear()
+    assert code._reference('{"inputs": [[1], [2]]}') is None
+    code._reference.cache_clear()

@@ -23,12 +23,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from sigmerge.errors import MissingExtra, ScoreError
+from sigmerge.errors import MissingExtra, ScoreError, SigmergeError
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
 from sigmerge.evaluation.costs import ItemCost
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.store import Scored
+from sigmerge.files.documents import parse_json
 from sigmerge.probing.generate import SAMPLER, LoadedModel, Sampling, Usage
 from sigmerge.sandbox import plain
 from sigmerge.sandbox.run import Limits, best_mode, execute, require_permission
@@ -233,11 +234,14 @@ def check(problem: dict[str, Any], dataset: str, code: str, timeout: float = 300
         given=json.dumps({"code": code, "entry": entry, "inputs": inputs}).encode(),
         pace=[s for part in times for s in (timeout, *(max(LEAST_SECONDS, 4 * t) for t in part))],
     )
-    lines = outcome.stdout.split("\n")[:-1]
     if outcome.status == "timeout":
         return "timeout"
-    if outcome.status != "ok" or len(lines) != sum(1 + len(part) for part in inputs):
+    # What else a program wrote is not split or encoded: 256 MiB of it took 4 GB here.
+    count = sum(1 + len(part) for part in inputs)
+    told = outcome.stdout
+    if outcome.status != "ok" or not told.isascii() or told.count("\n") != count:
         return "fail"
+    lines = told.split("\n")[:-1]
     cut = 1 + len(inputs[0])
     job = {"dataset": dataset, "entry": entry, "inputs": inputs, "expected": expected}
     job |= {"atol": problem["atol"], "answers": [lines[1:cut], lines[cut + 1 :]]}
@@ -267,7 +271,14 @@ def _reference(job: str) -> tuple[list[list[float]], str] | None:
     if outcome.status != "ok":
         return None
     times, _, expected = outcome.stdout.partition("\n")
-    return json.loads(times)["times"], expected
+    try:
+        found = parse_json(times, "the times of a reference")["times"]
+        wanted = [len(part) for part in json.loads(job)["inputs"]]
+        if [len(part) for part in found] != wanted or not expected.isascii():
+            return None
+        return [[float(seconds) for seconds in part] for part in found], expected
+    except (SigmergeError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _judged(job: dict[str, Any]) -> str:
