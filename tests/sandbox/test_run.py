@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -383,6 +384,22 @@ os._exit(0)
 """
     outcome = execute(program, SHORT, mode=mode)
     assert outcome.status == "threads" or 0 < int(outcome.stdout) <= SHORT.processes
+
+
+def test_what_stays_root_has_no_rights_of_root_but_to_files(tmp_path: Path):
+    """Others would lift its limits, or take pages of the machine's memory out of use."""
+    if os.getuid() != 0 or lacks(LANDLOCK) is not None:
+        pytest.skip("needs root and Landlock")
+    program, closed = tmp_path / "program", tmp_path / "closed"
+    program.write_text("#!/bin/sh\nexec grep CapEff /proc/self/status\n")
+    program.chmod(0o700)
+    closed.mkdir(mode=0o700)
+    settings = {"mode": LANDLOCK, "parent": os.getpid(), "python": str(program), "preload": [],
+                "path": [str(closed)], "visible": [*sandbox.SYSTEM, "/proc", str(tmp_path)],
+                "cpu": 5, "memory": 1 << 30, "processes": 64, "disk": 1 << 20}  # fmt: skip
+    command = [sys.executable, "-I", "-S", str(sandbox.JAIL), json.dumps(settings)]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=closed)
+    assert int(ran.stdout.split()[1], 16) & ~0b110 == 0, ran
 
 
 def test_everyday_modules_work(mode: str):

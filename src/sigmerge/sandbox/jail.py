@@ -28,7 +28,10 @@ NEW_USERS = 0x10000000
 READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE = 1, 2, 4, 32, 4096, 16384
 PRIVATE = 1 << 18
 FIRST_FREE_USER = 1_000_000_000
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
+READING = (1, 2)
+"""Root's rights to files of others; Landlock says which."""
+ALL_RIGHTS = 64
 ROOT, WORK = "/tmp", "/sandbox"
 LANDLOCK = "landlock+seccomp"
 ORPHAN = 98
@@ -304,7 +307,7 @@ def leave_root(settings: dict[str, Any]) -> None:
     """Root becomes a user that nobody else is: limits on threads do not bind root.
 
     It stays root where that user could not read the interpreter's files; the parent counts its
-    threads then.
+    threads then, and it has no other of root's rights.
     """
     owner = FIRST_FREE_USER + os.getpid()
     needed = [settings["python"], os.__file__, *settings["path"]]
@@ -321,6 +324,15 @@ def leave_root(settings: dict[str, Any]) -> None:
             os.setresuid(owner, owner, owner)
     except PermissionError:
         return  # root without the right to change users, in some containers
+
+
+def drop_rights() -> None:
+    """Root executes the program with its rights to files only; others would lift its limits.
+
+    The kernel refuses numbers of rights that it does not have, and all where root has no say.
+    """
+    for right in set(range(ALL_RIGHTS)).difference(READING):
+        libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(right), 0, 0, 0)
 
 
 def become(settings: dict[str, Any]) -> NoReturn:
@@ -378,6 +390,7 @@ def main() -> None:
         if settings["mode"] == LANDLOCK:
             if os.getuid() == 0:
                 leave_root(settings)
+                drop_rights()
                 _die_with_parent(parent)
             limit(settings, threads_of_user())
             lock_files(settings)
