@@ -310,6 +310,21 @@ def test_a_file_that_cannot_be_written_is_named(pool: PoolOnDisk) -> None:
     assert "File name too long" in said
 
 
+def test_a_library_in_rust_that_gives_up_is_one_line(
+    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exceptions are none that `except Exception` catches."""
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise panic("chunk size must be non-zero")
+
+    monkeypatch.setattr("sigmerge.jobs.merge.MergeJob.run", broken)
+    recipe = pool.write(pool.recipe("ties"))
+    said = refused(3, "merge", recipe, pool.root / "out", beside=pool.root)
+    assert "chunk size must be non-zero" in said and "tokenizer.json is damaged" in said
+
+
 def test_a_fault_of_ours_is_one_line_unless_asked_for(
     pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

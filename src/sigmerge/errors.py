@@ -20,6 +20,14 @@ class SigmergeError(Exception):
         return Exception.__new__, (type(self), *self.args), self.__dict__ | {"args": self.args}
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust, such as the one that reads tokenizers, gave up.
+
+    Its exceptions are none that `except Exception` catches.
+    """
+    return type(error).__module__ == "pyo3_runtime"
+
+
 class SigmergeWarning(UserWarning):
     """Something that a user should know and that stops nothing."""
 

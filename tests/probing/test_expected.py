@@ -103,12 +103,16 @@ def test_a_model_is_built_no_larger_than_its_weights(tmp_path: Path, depth: int)
         ("config.json", {"rope_parameters": {"rope_type": 5}}),
         ("tokenizer.json", {"added_tokens": None}),
         ("tokenizer_config.json", {"tokenizer_class": True}),
+        (
+            "tokenizer.json",
+            {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}},
+        ),
     ],
 )
 def test_whatever_a_library_raises_the_checkpoint_is_named(
     tmp_path: Path, name: str, changes: dict[str, Any]
 ) -> None:
-    """A KeyError, a plain Exception and an AttributeError, found by the fuzzer."""
+    """A KeyError, a plain Exception and an AttributeError, found by the fuzzer; a panic of Rust."""
     folder = tmp_path / "expert"
     shutil.copytree(POOL / "reference", folder)
     (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from sigmerge.errors import PoolError
 from sigmerge.probing.generate import HfModel, Sampling
 from tests.evaluation.tiny import write_tiny
 
@@ -82,3 +83,21 @@ def test_samples_have_the_model_s_probabilities(folder: Path, top_p: float) -> N
     assert set(found) <= {text for text, part in said.items() if part > 0}
     for text, part in said.items():  # five standard errors
         assert abs(found[text] / count - part) <= 5 * np.sqrt(part * (1 - part) / count) + 1e-9
+
+
+def test_a_template_that_raises_and_a_tokenizer_without_an_end_name_their_folder(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Both are a stranger's, and no fault of ours."""
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    (own / "chat_template.jinja").write_text("{{ messages[0]['content'] + 1 }}")
+    with pytest.raises(PoolError, match=rf"{own}: its chat template cannot be applied"):
+        HfModel(own, "float32", 1).chat("hello")
+    file = own / "tokenizer_config.json"
+    said = json.loads(file.read_text())
+    kept = {key: value for key, value in said.items() if key not in ("eos_token", "pad_token")}
+    file.write_text(json.dumps(kept))
+    (own / "special_tokens_map.json").unlink(missing_ok=True)
+    with pytest.raises(PoolError, match=rf"{own}: its tokenizer has no token to pad with"):
+        HfModel(own, "float32", 1)

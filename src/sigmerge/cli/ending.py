@@ -23,7 +23,14 @@ from sigmerge.cli import mergekit, real  # noqa: F401  (the same)
 
 # isort: split
 from sigmerge.cli.app import app
-from sigmerge.errors import MemoryFull, OutputError, SigmergeError, SigmergeWarning
+from sigmerge.errors import (
+    MemoryFull,
+    OutputError,
+    PoolError,
+    SigmergeError,
+    SigmergeWarning,
+    is_panic,
+)
 from sigmerge.words import printable
 
 if TYPE_CHECKING:
@@ -90,6 +97,19 @@ def _ended() -> int:
             "SIGMERGE_DEBUG=1 shows where it happened; please report it with that.",
             1,
         )
+    except BaseException as error:
+        return _panicked(error)
+
+
+def _panicked(error: BaseException) -> int:
+    """A library in Rust gave up, on a damaged tokenizer as a rule; what else it is goes on."""
+    if not is_panic(error):
+        raise error
+    return _failed(
+        f"a library cannot go on ({error}). A tokenizer.json is damaged, as a rule; copy or "
+        "download it again.",
+        PoolError.exit_code,
+    )
 
 
 def _named(given: list[str]) -> typer.Typer:

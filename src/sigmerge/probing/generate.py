@@ -129,6 +129,11 @@ class HfModel:
             self.model = model.to(device).eval()
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token_id is None:
+            if self.tokenizer.eos_token_id is None:
+                raise PoolError(
+                    f"{folder}: its tokenizer has no token to pad with, and none that ends a text; "
+                    "name one in tokenizer_config.json (pad_token)."
+                )
             self.tokenizer.pad_token = self.tokenizer.eos_token
         self.batch_size = batch_size or self._fitting()
 
@@ -300,7 +305,13 @@ def _in_template(tokenizer: Any, text: str) -> str:
     if not tokenizer.chat_template:
         return text
     turns = [{"role": "user", "content": text}]
-    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    try:
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # it is a program, and may raise what it likes
+        raise PoolError(
+            f"{tokenizer.name_or_path}: its chat template cannot be applied "
+            f"({type(error).__name__}: {error})."
+        ) from None
 
 
 def _seed(sampling: Sampling, prompt: str) -> int:

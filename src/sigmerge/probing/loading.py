@@ -14,7 +14,7 @@ from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.source import FormedValues
 from sigmerge.engine.machine import device_kind
-from sigmerge.errors import PoolError, RecipeError, SigmergeError
+from sigmerge.errors import PoolError, RecipeError, SigmergeError, is_panic
 from sigmerge.probing.bounded import bounded
 from sigmerge.probing.memory import full, is_full
 
@@ -30,7 +30,9 @@ def loading(folder: Path | str, purpose: str) -> Iterator[None]:
             yield
     except SigmergeError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         if is_full(error):
             raise full(f"{folder} cannot be loaded for {purpose}", error) from error
         if "trust_remote_code" in str(error):
