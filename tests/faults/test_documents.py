@@ -28,6 +28,7 @@ from sigmerge.jobs.scores import CheckpointScorer, MeasuredScores, read_scores
 from sigmerge.nano.files import read_lines
 from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.probing.generate import saved_dtype
+from sigmerge.real import folder
 from sigmerge.records import Provenance, read, read_plan, read_repair_plan
 from tests.command_line import sigmerge as command
 from tests.pools import make_pool
@@ -120,6 +121,9 @@ def test_files_and_what_they_expand_to_have_a_limit(
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(b" " * 10**7))
     with pytest.raises(ScoreError, match="expands to more than"):
         read_rows(tmp_path / "bomb.jsonl.gz", File(path="bomb.jsonl"))
+    monkeypatch.setattr(folder, "LARGEST_UNPACKED", 10_000)
+    with pytest.raises(ScoreError, match="expands to more than"):
+        folder.PublicData(tmp_path).content("bomb.jsonl")
     (tmp_path / "large.jsonl").write_bytes(b" " * 20_000)
     with pytest.raises(ScoreError, match="too large for a file of records"):
         read_rows(tmp_path / "large.jsonl", File(path="large.jsonl"))

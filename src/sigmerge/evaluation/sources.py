@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import io
 import json
 import os
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from sigmerge.errors import MissingExtra, ScoreError
-from sigmerge.files.documents import parse_json, parse_json_lines, read_bytes
-from sigmerge.words import size
+from sigmerge.files.documents import expanded, parse_json, parse_json_lines, read_bytes
 
 SHIPPED_BENCHMARKS = Path(__file__).parent / "suites"
 """The folder of the shipped suites; no records lie beside them."""
@@ -120,7 +117,8 @@ def read_rows(path: Path, file: File) -> list[dict[str, Any]]:
     name, content = path.name, read_bytes(path, "a file of records", ScoreError, LARGEST_RECORDS)
     try:
         if name.endswith(".gz"):
-            content, name = _expanded(content, path), name.removesuffix(".gz")
+            content = expanded(content, path, "records", ScoreError, LARGEST_RECORDS)
+            name = name.removesuffix(".gz")
         if name.endswith(".jsonl"):
             rows: Any = [row for _, row in parse_json_lines(content, str(path), ScoreError)]
         elif name.endswith(".csv"):
@@ -128,21 +126,11 @@ def read_rows(path: Path, file: File) -> list[dict[str, Any]]:
         else:
             rows = parse_json(content.decode("utf-8-sig"), str(path), ScoreError)
             rows = rows[file.rows] if file.rows else rows
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error, csv.Error) as error:
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise ScoreError(f"{path}: cannot be read ({error!r}).") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ScoreError(f"{path}: a list of JSON objects is expected; rows: names its key.")
     return [_renamed(row, file.columns, path) for row in rows]
-
-
-def _expanded(content: bytes, path: Path) -> bytes:
-    with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-        expanded = stream.read(LARGEST_RECORDS + 1)
-    if len(expanded) > LARGEST_RECORDS:
-        raise ScoreError(
-            f"{path}: expands to more than {size(LARGEST_RECORDS)}, too large for records."
-        )
-    return expanded
 
 
 def _renamed(row: dict[str, Any], columns: dict[str, str], path: Path) -> dict[str, Any]:

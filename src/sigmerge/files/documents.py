@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import json
 import os
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +37,20 @@ def read_bytes(
     if len(content) > limit:
         raise error(f"{file}: is larger than {size(limit)}, too large for {what}.")
     return bytes(content)
+
+
+def expanded(
+    content: bytes, file: Path, what: str, error: type[SigmergeError], limit: int
+) -> bytes:
+    """What the content of a .gz file expands to: at most `limit` bytes."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+            found = stream.read(limit + 1)
+    except (OSError, EOFError, zlib.error) as problem:
+        raise error(f"{file}: cannot be unpacked ({problem}).") from None
+    if len(found) > limit:
+        raise error(f"{file}: expands to more than {size(limit)}, too large for {what}.")
+    return found
 
 
 def read_json(

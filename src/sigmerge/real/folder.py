@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import io
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import ScoreError
-from sigmerge.files.documents import parse_json, parse_json_lines, read_bytes
+from sigmerge.files.documents import expanded, parse_json, parse_json_lines, read_bytes
+
+LARGEST_UNPACKED = 1 << 30
+"""Bytes of the largest file of records when it is unpacked."""
 
 
 class PublicData:
@@ -58,10 +59,9 @@ class PublicData:
             raise ScoreError(f"{self.root / name}: no such file, plain or with .gz.")
         self._latest = place
         packed = read_bytes(place, "a file of records", ScoreError)
-        try:
-            content = gzip.decompress(packed) if place.suffix == ".gz" else packed
-        except (OSError, EOFError, zlib.error) as error:
-            raise ScoreError(f"{place}: cannot be unpacked ({error}).") from None
+        content = packed
+        if place.suffix == ".gz":
+            content = expanded(packed, place, "records", ScoreError, LARGEST_UNPACKED)
         self.sums[name] = hashlib.sha256(content).hexdigest()
         return content
 
