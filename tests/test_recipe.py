@@ -165,6 +165,10 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         lambda recipe: [model.update(name="math") for model in recipe["models"]],
         ["two experts are called 'math'", "give each a name"],
     ),
+    "an expert called anchor beside a repair": (
+        lambda r: (r["models"][0].update(name="anchor"), r.update(repair={})),
+        ["no expert may be called 'anchor'"],
+    ),
     "an expert called reference": (
         put("models", 0, "name")("reference"),
         ["no expert may be called 'reference'"],

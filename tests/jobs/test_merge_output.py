@@ -231,6 +231,19 @@ def test_records_are_true(tmp_path: Path) -> None:
     assert not (out / "sigmerge/journal.jsonl").exists()
 
 
+def test_the_names_of_folders_stay_in_their_place_of_the_card(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", experts=2)
+    recipe = pool.recipe("linear")
+    for model, name in zip(recipe["models"], ("a: [\n---\n# T", "1.0"), strict=True):
+        model["name"] = Path(model["model"]).name
+        model["model"] = str(Path(model["model"]).rename(pool.root / name))
+    sigmerge.merge(recipe, tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    front, _, rest = card.removeprefix("---\n").partition("\n---\n")
+    assert yaml.safe_load(front)["base_model"][-2:] == ["a: [\n---\n# T", "1.0"]
+    assert "# T" not in rest.partition("## Recipe")[0].split("\n")
+
+
 def test_the_model_card_tells_how_to_make_it_again(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", experts=2)
     recipe = pool.write(pool.recipe("ties", None, WEIGHT, {"density": (0.5, 0.5)}))

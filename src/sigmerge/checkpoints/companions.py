@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -149,14 +150,22 @@ def with_token_ids(config: dict[str, Any], other: dict[str, Any]) -> dict[str, A
 def model_card(title: str, pool: Pool, recipe: str, notes: list[str]) -> str:
     """README.md: what this is and how to make it again. The same for every run of the recipe."""
     front = ["---", "library_name: transformers"]
-    front += ["base_model:", *(f"- {name}" for name in _hub_names(pool))]
+    front += ["base_model:", *(f"- {_in_yaml(name)}" for name in _hub_names(pool))]
     front += ["tags:", "- merge", "- sigmerge", "---", ""]
     lines = [f"# {title}", "", "Made with [sigmerge](sigmerge/recipe.yaml), without training.", ""]
     if pool.reference:
         lines += [f"- reference: `{pool.reference.title}`"]
-    lines += [f"- expert `{name}`: `{member.title}`" for name, member in pool.experts.items()]
+    lines += [
+        f"- expert `{name}`: `{' '.join(member.title.split())}`"
+        for name, member in pool.experts.items()
+    ]
     lines += ["", *notes, "", "## Recipe", "", "```yaml", recipe.rstrip(), "```", ""]
     return "\n".join([*front, *lines])
+
+
+def _in_yaml(name: str) -> str:
+    """A name as a text in YAML, whatever it looks like; folders may be called anything."""
+    return name if re.fullmatch(r"[A-Za-z][\w./-]*", name) else json.dumps(name)
 
 
 def _hub_names(pool: Pool) -> list[str]:

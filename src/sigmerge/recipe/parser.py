@@ -147,7 +147,8 @@ class _Parser(Reading):
         parameters = judge.settings(("parameters",), parameters) if judge else {}
         reference = self.path(("base_model",), top.base_model) if top.base_model else None
         models, slices, modules = self._merged(sections, judge, reference, parameters)
-        self._check_names(models)
+        scored = any(getattr(sections, key) is not None for key in SCORED_KEYS)
+        self._check_names(models, ("reference", "anchor") if scored else ("reference",))
         self._check(sections, chosen, [model.name for model in models])
         tokenizer, vocabulary = read_tokenizer(self, top, reference, models)
         anchor = self.path(("anchor",), top.anchor) if top.anchor else None
@@ -503,12 +504,13 @@ class _Parser(Reading):
         taken = [model.name for model in models]
         return [RecipeModel(free_name(reference, reference, taken), reference, {})]
 
-    def _check_names(self, models: list[RecipeModel]) -> None:
+    def _check_names(self, models: list[RecipeModel], reserved: Sequence[str]) -> None:
+        """`reserved` are the names of other checkpoints in the records, whose files they list."""
         names = [model.name for model in models]
         for name in sorted({n for n in names if names.count(n) > 1}):
             self.problem(("models",), f"two experts are called {name!r}; give each a name:")
-        if "reference" in names:
-            self.problem(("models",), "no expert may be called 'reference'; give it a name:")
+        for name in (name for name in reserved if name in names):
+            self.problem(("models",), f"no expert may be called {name!r}; give it a name:")
         for name in names:
             if not name.strip(". ") or "/" in name or not name.isprintable():
                 self.problem(("models",), f"{shown(name)} cannot be the name of an expert")
