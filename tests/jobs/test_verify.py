@@ -606,3 +606,32 @@ def test_a_record_whose_digests_were_removed_is_a_problem(result: Callable[[str]
         (folder / RECORDS).write_text(json.dumps(content))
         ran = command("verify", folder)
         assert ran.code == 3 and "lists no digests" in ran.out
+
+
+UNREADABLE: dict[str, Callable[[Path], object]] = {
+    "no text": lambda records: (records / "recipe.yaml").write_bytes(b"\xff"),
+    "no mapping of models": lambda records: (records / "recipe.yaml").write_text("models: 5"),
+    "a device": lambda records: (
+        (records / "recipe.yaml").unlink(), (records / "recipe.yaml").symlink_to("/dev/full"),
+    ),
+    "another plan": lambda records: (records / "plan.json").write_text(
+        (records / "plan.json").read_text().replace('"order": [', '"order": ["art", ')
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_a_page_of_damaged_records_is_one_error(result: Callable[[str], Path], what: str) -> None:
+    run = result("run")
+    UNREADABLE[what](run / "repaired/sigmerge")
+    ran = command("report", run)
+    assert ran.code == 4 and ran.err.startswith(f"error: {run}") and "fault" not in ran.err, ran
+
+
+def test_a_page_of_a_recipe_that_expands_without_end(result: Callable[[str], Path]) -> None:
+    """Ten aliases of ten aliases: a billion values, in a few lines."""
+    run = result("run")
+    rows = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10) if i else 1}]" for i in range(10)]
+    text = "\n".join([*rows, "merge_method: linear", "parameters: {weight: *a9}"])
+    (run / "repaired/sigmerge/recipe.yaml").write_text(text)
+    assert command("report", run).code == 0

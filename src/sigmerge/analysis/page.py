@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from sigmerge.analysis import html, svg, table
 from sigmerge.analysis.figures import (
     Figure,
@@ -24,7 +22,9 @@ from sigmerge.analysis.figures import (
     sections,
 )
 from sigmerge.analysis.table import PairedRow, between, direction, paired_row, percent, points
+from sigmerge.errors import SigmergeError
 from sigmerge.files.documents import whole
+from sigmerge.files.yaml_documents import parse_yaml
 from sigmerge.records import PairedScores, Plan, Provenance, RepairPlan
 
 
@@ -252,8 +252,8 @@ def _notices(run: PageRun, row: PairedRow | None) -> list[Notice]:
 def _ingredients(recipe: str) -> Grid | None:
     """What the recipe merges, and with what."""
     try:
-        content = yaml.safe_load(recipe)
-    except yaml.YAMLError:
+        content = parse_yaml(recipe, "the recipe").value
+    except SigmergeError:
         return None
     if not isinstance(content, dict):
         return None

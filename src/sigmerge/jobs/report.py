@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from sigmerge.analysis.page import PageRun, write_page
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import OutputError
 from sigmerge.files.documents import whole
+from sigmerge.files.yaml_documents import decoded
 from sigmerge.records import (
     PAGE,
     PLAN,
@@ -31,7 +33,7 @@ def page_of(folder: Path, record: RunRecord | None = None) -> PageRun:
     records = folder / "repaired" / RECORDS_FOLDER
     return PageRun(
         record.title,
-        (records / RECIPE).read_text(encoding="utf-8"),
+        decoded(records / RECIPE, "a recipe", OutputError),
         read_plan(records / PLAN),
         read(Provenance, records / PROVENANCE),
         record.evaluation,
@@ -47,10 +49,21 @@ def write_report(folder: Path, record: RunRecord | None = None) -> Path:
     The checkpoint is published by then: a kill leaves an unfinished page beside it, never in it.
     """
     page = folder / PAGE
-    write_page(page, [page_of(folder, record)])
+    with nullcontext() if record else _fitting(folder):
+        write_page(page, [page_of(folder, record)])
     with whole(folder / "repaired" / RECORDS_FOLDER / PAGE, place=folder) as partial:
         shutil.copyfile(page, partial)
     return page
+
+
+@contextmanager
+def _fitting(folder: Path) -> Iterator[None]:
+    """In this context records that were read, each right by itself, may not fit together."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as problem:
+        told = f"{type(problem).__name__}: {problem}"
+        raise OutputError(f"{folder}: its records do not fit together ({told}).") from problem
 
 
 def write_joint_report(folders: Sequence[Path], page: Path, title: str) -> Path:

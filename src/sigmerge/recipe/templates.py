@@ -9,6 +9,7 @@ from typing import Final
 
 from sigmerge.checkpoints.companions import chat_template_of
 from sigmerge.errors import RecipeError
+from sigmerge.files.documents import read_bytes
 from sigmerge.words import shown, unknown
 
 TEMPLATES: Final = Path(__file__).parent / "chat_templates"
@@ -29,6 +30,6 @@ def chat_template(wanted: str, folder: Path, models: Iterable[Path]) -> str | No
         told = unknown("chat template", wanted, (*TEMPLATE_NAMES, "auto"))
         raise RecipeError(f"{told}; or give a .jinja file, or the template itself")
     try:
-        return file.read_text(encoding="utf-8")
+        return read_bytes(file, "a chat template", RecipeError).decode()
     except (OSError, ValueError) as error:
         raise RecipeError(f"{shown(str(file))}: cannot be read ({error})") from None

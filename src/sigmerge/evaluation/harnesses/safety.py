@@ -17,6 +17,7 @@ from sigmerge.evaluation.costs import ItemCost, tokens
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.store import UNPARSED, MetricValue, Scored, checkpoint_key
+from sigmerge.files.documents import read_bytes
 from sigmerge.probing.generate import SAMPLER, LoadedModel, Sampling, Usage, load_model
 
 
@@ -155,7 +156,8 @@ class WildGuardJudge:
 def judge_prompt(folder: Path) -> str:
     """The judge's own input format; it is not ours to ship."""
     file = folder / JUDGE_PROMPT
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    given = read_bytes(file, "a judge's input format", ScoreError) if file.is_file() else b""
+    text = given.decode("utf-8", "replace")
     if "{prompt}" not in text or "{answer}" not in text:
         raise ScoreError(
             f"{file}: write the input format of the judge's model card there, with {{prompt}} "
