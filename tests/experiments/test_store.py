@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sigmerge.errors import OutputError, ScoreError
+from sigmerge.experiments.analyze import AnalyzeJob
 from sigmerge.experiments.store import (
     BuildCost,
     Signals,
@@ -302,3 +303,29 @@ def test_killed_and_resumed_it_ends_in_the_same_content(tmp_path: Path) -> None:
     assert partial <= set(export(tmp_path / "whole"))
     assert fill(tmp_path / "killed", 0) == 0
     assert export(tmp_path / "killed") == export(tmp_path / "whole")
+
+
+ENDLESS = """DROP TABLE scores; CREATE VIEW scores AS WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL
+SELECT x + 1 FROM r) SELECT x FROM r"""
+TRIGGERS = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+DAMAGED = {
+    "no JSON": ("UPDATE pools SET domains = 'x'", "rows are not as a suite writes"),
+    "nested": (f"UPDATE pools SET domains = '{'[' * 9000}'", "rows are not as a suite writes"),
+    "a number": ("UPDATE pools SET domains = '5'", "rows are not as a suite writes"),
+    "no column": ("ALTER TABLE scores DROP COLUMN items", "rows are not as a suite writes"),
+    "an endless view": (ENDLESS, "a table is missing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_the_analysis_of_a_damaged_store_is_one_error(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "s.sqlite"
+    with create(file) as store:
+        store.append(RECORD)
+    statements, told = DAMAGED[damage]
+    with closing(sqlite3.connect(file)) as connection:
+        for (name,) in connection.execute(TRIGGERS).fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.executescript(f"DROP TABLE checksums; {statements}")  # older stores have none
+    with pytest.raises(StoreError, match=told):
+        AnalyzeJob(file, tmp_path / "out").run()

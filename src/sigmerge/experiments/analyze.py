@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import require
-from sigmerge.experiments.store import ANALYSIS, STORE, open_read_only
+from sigmerge.experiments.store import ANALYSIS, STORE, StoreError, open_read_only
 from sigmerge.files.documents import write_json
 from sigmerge.jobs.options import Description, Step
 from sigmerge.records import Part
@@ -82,12 +83,13 @@ class AnalyzeJob:
         from sigmerge.analysis.results import results
 
         out = self.folder
-        with open_read_only(self.file) as store:
-            frames = store.frames()
-        found = results(*frames, split=self.split)
-        written = write_analysis(found, out, self.title)
-        statements = claims.claims(found)
-        write_json(out / RULES, rules(found))
+        with _understood(self.file):
+            with open_read_only(self.file) as store:
+                frames = store.frames()
+            found = results(*frames, split=self.split)
+            written = write_analysis(found, out, self.title)
+            statements = claims.claims(found)
+            write_json(out / RULES, rules(found))
         return Analyzed(
             out=str(out.absolute()),
             headline={what: f"{number} ({beside})" for what, number, beside in headline(found)},
@@ -99,6 +101,21 @@ class AnalyzeJob:
             figures=tuple(plot.label for plot in written.plots),
             skipped={item.label: item.reason for item in written.skipped},
         )
+
+
+@contextmanager
+def _understood(file: Path) -> Iterator[None]:
+    """In this context rows that no suite wrote are StoreError; older stores have no checksums."""
+    from polars.exceptions import PolarsError
+
+    try:
+        yield
+    except (
+        LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError,
+        PolarsError,
+    ) as problem:  # fmt: skip
+        told = f"{type(problem).__name__}: {problem}"
+        raise StoreError(f"{file}: its rows are not as a suite writes them ({told}).") from problem
 
 
 def _require_analysis() -> None:

@@ -442,7 +442,9 @@ def _damaged(path: Path, why: str) -> StoreError:
 
 
 def _tables(connection: sqlite3.Connection) -> set[str]:
-    return {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    """A view in the place of a table is none: it may compute without end."""
+    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    return {row[0] for row in names}
 
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
