@@ -125,7 +125,7 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
     ),
     "chat template that is not there": (
         put("chat_template")("mine.jinja"),
-        ["chat_template", "mine.jinja", "cannot be read"],
+        ["chat_template", "mine.jinja", "no such file"],
     ),
     "embeddings of single tokens": (
         put("tokenizer")({"source": "base", "tokens": {"<s>": {"source": "x"}}}),
