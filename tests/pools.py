@@ -378,12 +378,12 @@ def weight_bytes(folder: Path) -> dict[str, bytes]:
     }
 
 
-def few_facts(folder: Path, each: int = 4) -> Path:
-    """A suite of so many facts of the embedded pool for each of two domains."""
+def few_facts(folder: Path, each: int = 4, domains: Sequence[str] = ("math", "coding")) -> Path:
+    """A suite of so many facts of the embedded pool for each of its domains."""
     from sigmerge.nano.files import load_items
 
     marks = {}
-    for domain in ("math", "coding"):
+    for domain in domains:
         facts = load_items("calibration", domain)[: 5 * each]  # a fifth calibrates
         lines = [json.dumps({"prompt": fact.prompt, "answer": fact.answer}) for fact in facts]
         (folder / f"{domain}.jsonl").write_text("\n".join(lines))

@@ -158,6 +158,14 @@ WRONG: dict[str, tuple[Change, list[str]]] = {
         lambda recipe: recipe.pop("base_model"),
         ["base_model is missing", "ties needs the reference"],
     ),
+    "no base model but a key like it": (
+        lambda recipe: recipe.update(base_modle=recipe.pop("base_model")),
+        ["base_model is missing", "'base_modle' is no key here; did you mean 'base_model'?"],
+    ),
+    "a tokenizer like one of the words": (
+        put("tokenizer_source")("unoin"),
+        ["'unoin': no such folder; did you mean 'union'?"],
+    ),
     "a method in capitals": (put("merge_method")("TIES"), ["did you mean 'ties'?"]),
     "no method": (lambda recipe: recipe.pop("merge_method"), ["merge_method", "is missing"]),
     "no experts": (put("models")([]), ["models", "no expert is listed"]),

@@ -32,7 +32,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.method.controls import VARIANTS
 from tests.command_line import sigmerge as command_line
 from tests.oracles import oracle_occupancy
-from tests.pools import PoolOnDisk, make_pool, read_weights, weight_bytes, write_weights
+from tests.pools import PoolOnDisk, few_facts, make_pool, read_weights, weight_bytes, write_weights
 
 LAYERS = 3
 DOMAINS = ("math", "coding", "safety")
@@ -327,6 +327,11 @@ def test_a_python_callable_scores_and_the_guard_reads_again(
     assert plan["guard"]["before"] == pytest.approx(before)
     assert plan["guard"]["after"] == pytest.approx(after)
     assert plan["guard"]["verdict"] == ("better" if after > before else "worse")
+    card = (tmp_path / "out/README.md").read_text()
+    best = max(scores["math"] for scores in plan["scores"]["experts"].values())
+    cells = [plan["scores"]["anchor"]["math"], plan["guard"]["scores"]["math"]]
+    row = " | ".join(f"{100 * score:.2f}" for score in (best, *cells))
+    assert f"| math | {row} | {plan['share']['math']:.3f} |" in card
 
 
 def test_a_repair_that_hurts_says_so_and_can_keep_the_anchor(
@@ -496,8 +501,10 @@ def test_a_suite_without_data_is_refused_before_the_merge(pool: PoolOnDisk, tmp_
 
 
 def test_a_dry_run_counts_the_scoring_model_and_the_tries(pool: PoolOnDisk, tmp_path: Path) -> None:
+    suite = str(few_facts(tmp_path, domains=DOMAINS))
+
     def described(*verb: Any, **repair: Any) -> dict[str, Any]:
-        given = recipe(pool, scores=None, evaluate={"suite": "nano"}, **repair)
+        given = recipe(pool, scores=None, evaluate={"suite": suite}, **repair)
         ran = command_line(verb[0], given, *verb[1:], "--dry-run", "--json")
         assert ran.code == 0, ran.err
         return dict(json.loads(ran.out))

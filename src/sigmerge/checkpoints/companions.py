@@ -147,7 +147,9 @@ def with_token_ids(config: dict[str, Any], other: dict[str, Any]) -> dict[str, A
     return kept | {key: other[key] for key in TOKEN_IDS if key in other}
 
 
-def model_card(title: str, pool: Pool, recipe: str, notes: list[str]) -> str:
+def model_card(
+    title: str, pool: Pool, recipe: str, notes: Sequence[str], more: Sequence[str] = ()
+) -> str:
     """README.md: what this is and how to make it again. The same for every run of the recipe."""
     front = ["---", "library_name: transformers"]
     front += ["base_model:", *(f"- {_in_yaml(name)}" for name in _hub_names(pool))]
@@ -159,7 +161,8 @@ def model_card(title: str, pool: Pool, recipe: str, notes: list[str]) -> str:
         f"- expert `{name}`: `{' '.join(member.title.split())}`"
         for name, member in pool.experts.items()
     ]
-    lines += ["", *notes, "", "## Recipe", "", "```yaml", recipe.rstrip(), "```", ""]
+    lines += ["", *more, *([""] if more else []), *(f"- note: {note}" for note in notes)]
+    lines += [*([""] if notes else []), "## Recipe", "", "```yaml", recipe.rstrip(), "```", ""]
     return "\n".join([*front, *lines])
 
 

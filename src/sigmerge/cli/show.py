@@ -74,28 +74,29 @@ def description_lines(description: Any) -> Iterator[str]:
     yield f"reads   {size(description.bytes_to_read)}"
     yield f"writes  {size(description.bytes_to_write)}"
     peak = size(description.peak_memory_bytes)
-    yield f"memory  at most {peak} with {description.threads} threads"
+    yield f"memory  at most {peak} with {counted(description.threads, 'thread')}"
     if description.seconds is not None:
         from sigmerge.engine.speed import DISK
 
         moved = (description.bytes_to_read + description.bytes_to_write) / DISK
+        scored = ", without the scoring" if description.evaluation_calls else ""
         yield (
             f"time    about {duration(description.seconds)} with the inputs in memory, "
-            f"{duration(moved)} at least from a disk of {DISK / 1e9:g} GB/s (docs/scale.md)"
+            f"{duration(moved)} at least from a disk of {DISK / 1e9:g} GB/s (docs/scale.md){scored}"
         )
     if description.evaluation_calls:
-        yield f"scoring {description.evaluation_calls} evaluation calls"
+        yield f"scoring {counted(description.evaluation_calls, 'evaluation call')}"
 
 
 def _merge_step(step: Any) -> Iterator[str]:
     facts = step.facts
     yield (
         f"merge: {facts['operator']} of {counted(len(facts['experts']), 'expert')}, "
-        f"{facts['layers']} layers, "
+        f"{counted(facts['layers'], 'layer')}, "
         f"{facts['coordinates']:,} coordinates in {facts['merged_tensors']} tensors"
     )
     yield f"  reads {size(step.bytes_to_read)} per pass"
-    yield f"  writes {size(step.bytes_to_write)} in {len(facts['files'])} file(s)"
+    yield f"  writes {size(step.bytes_to_write)} in {counted(len(facts['files']), 'file')}"
     for name, count in facts["exemplars"].items():
         state = "to do" if name in facts["to_capture"] else "there already"
         yield f"  capture {name}: {count} exemplars, {state}"
@@ -106,7 +107,7 @@ def _merge_step(step: Any) -> Iterator[str]:
 def _repair_step(step: Any) -> Iterator[str]:
     facts = step.facts
     yield (
-        f"repair: {counted(len(facts['experts']), 'expert')}, {facts['layers']} layers, "
+        f"repair: {counted(len(facts['experts']), 'expert')}, {counted(facts['layers'], 'layer')}, "
         f"{facts['coordinates']:,} coordinates may be claimed; reads {size(step.bytes_to_read)}, "
         f"writes {size(step.bytes_to_write)}"
     )
@@ -116,8 +117,8 @@ def _profile_step(step: Any) -> Iterator[str]:
     prompts = step.facts.get("probe_prompts")
     probe = f"{prompts} probe prompts" if prompts else "no probe prompts"
     yield (
-        f"profile: {step.facts['layers']} layers, {probe}; reads {size(step.bytes_to_read)} unless "
-        "it was measured before"
+        f"profile: {counted(step.facts['layers'], 'layer')}, {probe}; "
+        f"reads {size(step.bytes_to_read)} unless it was measured before"
     )
 
 
@@ -127,8 +128,8 @@ def _score_step(step: Any) -> Iterator[str]:
         yield "score: scores are in a file"
     else:
         yield (
-            f"score: {facts['checkpoints']} checkpoints on the {facts['split']} split by "
-            f"{facts['source']}; those scored before are not scored again"
+            f"score: {counted(facts['checkpoints'], 'checkpoint')} on the {facts['split']} split "
+            f"by {facts['source']}; those scored before are not scored again"
         )
 
 
@@ -373,7 +374,7 @@ def _tuned_repair(repair: Any) -> str:
 
 def report_lines(reports: Any) -> Iterator[str]:
     for report in reports:
-        verdict = "as it should be" if report.ok else f"{len(report.findings)} problem(s)"
+        verdict = "as it should be" if report.ok else counted(len(report.findings), "problem")
         checked = (f"{c} ({e})" if (e := report.extent.get(c)) else c for c in report.checked)
         yield f"{report.folder}: {verdict}; checked {', '.join(checked)}"
         yield from (f"  not checked: {check}: {why}" for check, why in report.skipped.items())

@@ -302,7 +302,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         chosen = recipe.tokenizer, _dtype(job), recipe.chat_template, recipe.architecture
         copy_companions(output, pool, *chosen)
         title = f"{job.operator.title} of {counted(len(pool.experts), 'expert')}"
-        output.text("README.md", model_card(title, pool, recipe.text, list(recipe.notes)))
+        output.text("README.md", model_card(title, pool, recipe.text, recipe.notes))
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe.text)
         read = inputs.digested(options)  # before the plan, which names members by their digests
         plan = _plan(job, output.done, options)

@@ -36,6 +36,7 @@ from sigmerge.jobs.pools import Inputs, block_sites
 from sigmerge.jobs.work_folder import open_output
 from sigmerge.kernels import claim as compiled
 from sigmerge.kernels.stored import is_finite
+from sigmerge.method.deficit import best_scores
 from sigmerge.method.occupancy import Update, admission, claim
 from sigmerge.operators.base import Site
 from sigmerge.records import (
@@ -180,8 +181,8 @@ def run_occupancy(
         plan = plan.model_copy(update=claims)
         if guard is not None:
             plan = _guarded(plan, guard(_readable(output)), job, sources[1], output)
-        notes = [f"Repaired with sigmerge, variant {plan.variant}."]
-        output.text("README.md", model_card("SigMerge repair", pool, recipe, notes))
+        card = model_card("SigMerge repair", pool, recipe, plan.warnings, _scored(plan))
+        output.text("README.md", card)
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe)
         output.json(f"{RECORDS_FOLDER}/{PLAN}", plan.as_json())
         provenance = Provenance(
@@ -199,6 +200,23 @@ def run_occupancy(
         output.json(f"{RECORDS_FOLDER}/{PROVENANCE}", provenance.as_file())
         output.publish()
     return Merged(out=output.name, plan=plan, provenance=provenance)
+
+
+def _scored(plan: RepairPlan) -> list[str]:
+    """What a card says of a repair: its shares, and the scores before and after where known."""
+    lines = [f"Repaired with sigmerge, variant {plan.variant}."]
+    if plan.scores is None:
+        return lines
+    best = best_scores(plan.scores.experts)
+    after = plan.guard.scores if plan.guard else None
+    columns = [best, plan.scores.anchor, *([after] if after else [])]
+    heads = ["domain", "best expert", "merge", *(["repaired"] if after else []), "share"]
+    lines += ["", "Scores on the calibration items, which decided the repair, in percent:", ""]
+    lines += [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+    for domain in plan.domains:
+        cells = [f"{100 * scores[domain]:.2f}" for scores in columns]
+        lines.append(f"| {domain} | {' | '.join(cells)} | {plan.share[domain]:.3f} |")
+    return lines
 
 
 def _lasting(inputs: tuple[InputFile, ...], plan: RepairPlan) -> tuple[InputFile, ...]:

@@ -95,7 +95,7 @@ def _of_files(files: Sequence[Path], template: str) -> dict[str, set[str]]:
     for file in files:
         if file.stem in found:
             raise RecipeError(f"{file}: another file is called {file.stem}, too.")
-        text = read_bytes(file, "records in JSONL", ScoreError).decode("utf-8-sig")
+        text = read_bytes(file, "a JSONL file of records", ScoreError).decode("utf-8-sig")
         rows = [
             (number, parse_json(line, f"{file}, line {number}", ScoreError))
             for number, line in enumerate(text.split("\n"), start=1)

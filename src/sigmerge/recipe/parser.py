@@ -508,7 +508,9 @@ class _Parser(Reading):
         """`reserved` are the names of other checkpoints in the records, whose files they list."""
         names = [model.name for model in models]
         for name in sorted({n for n in names if names.count(n) > 1}):
-            self.problem(("models",), f"two experts are called {name!r}; give each a name:")
+            self.problem(
+                ("models",), f"two experts are called {name!r}; give each a name: of its own"
+            )
         for name in (name for name in reserved if name in names):
             self.problem(("models",), f"no expert may be called {name!r}; give it a name:")
         for name in names:

@@ -53,6 +53,8 @@ class Reading:
         self.numbered = numbered
         self.problems: dict[str, int] = {}
         self.notes: list[str] = []
+        self.slips: list[tuple[Place, str]] = []
+        """Keys that were passed over and are near one that is known: causes of what is missing."""
         self.lines: dict[Place, int] = {}
         self.moved: dict[Place, Place] = {}
         """Where entries of `models:` and `slices:` stand that the recipe has elsewhere."""
@@ -67,6 +69,8 @@ class Reading:
     def passed_over(self, path: Place, message: str) -> None:
         """What mergekit does not look at: a note in a mergekit file, else a problem."""
         self.taken_as(path, message, f"passed over, as mergekit does: {message}")
+        if "did you mean" in message:
+            self.slips.append((path, message))
 
     def taken_as(self, path: Place, message: str, meaning: str) -> None:
         """What is wrong, and means something to mergekit: a note about that in a mergekit file."""
@@ -95,6 +99,8 @@ class Reading:
 
     def stop_on_problems(self) -> None:
         if self.problems:
+            for path, message in self.slips:
+                self.problem(path, message)
             by_line = sorted(self.problems, key=self.problems.__getitem__)
             raise RecipeError(f"{self.where}: the recipe cannot be run:", by_line)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sigmerge.checkpoints.adapter_folders import is_adapter
 from sigmerge.errors import PoolError, RecipeError
-from sigmerge.recipe.reading import Reading
+from sigmerge.recipe.reading import ALIKE, Reading
 from sigmerge.recipe.record import Recipe, RecipeModel
 from sigmerge.recipe.sections import (
     RecipeSection,
@@ -17,6 +17,7 @@ from sigmerge.recipe.sections import (
     TokenRowSection,
 )
 from sigmerge.recipe.settings import Place
+from sigmerge.words import nearest
 
 if TYPE_CHECKING:  # imported where rows are moved
     from sigmerge.checkpoints.vocabularies import TokenSource, VocabularyRequest
@@ -51,6 +52,10 @@ def read_tokenizer(
     named = [model.path for model in models if wanted == model.name]
     if named and not is_adapter(reading.folder / wanted):
         return named[0], vocabulary
+    near = nearest(wanted, ("base", "union"), ALIKE)
+    if near and not any((root / wanted).exists() for root in (Path.cwd(), reading.folder)):
+        reading.problem(place, f"{wanted!r}: no such folder; did you mean {near!r}?")
+        return None, vocabulary
     return reading.path(place, wanted), vocabulary
 
 
