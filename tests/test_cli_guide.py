@@ -54,6 +54,13 @@ def test_every_option_that_it_names_exists() -> None:
     assert named and {option for option in named if option not in pages} == set()
 
 
+def test_every_command_but_nano_takes_json() -> None:
+    groups = {"nano", "splits", "probe", "real"}
+    below = [f"{group} {name}" for group in sorted(groups - {"nano"}) for name in listed(group)]
+    names = [*(listed() - groups), *below]
+    assert [n for n in names if "--json" not in sigmerge(*n.split(), "-h").out] == []
+
+
 def test_every_function_that_it_names_exists() -> None:
     named = re.findall(r"`sigmerge\.(\w+)\(", GUIDE)
     assert set(named) >= {"merge", "repair", "run"}

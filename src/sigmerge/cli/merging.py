@@ -421,11 +421,13 @@ def demo(
 @app.command(epilog=examples("sigmerge report run/"))
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished `sigmerge run`.")],
+    as_json: Json = False,
 ) -> None:
     """Write the page of a finished run again."""
     from sigmerge.jobs.report import write_report
 
-    typer.echo(f"page: {write_report(folder)}")
+    page = str(write_report(folder))
+    show.emit({"page": page}, as_json, lambda _: iter([f"page: {page}"]))
 
 
 @app.command(
