@@ -23,7 +23,7 @@ from sigmerge.jobs.options import Options
 from sigmerge.operators.base import Operator, Site
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.record import RecipeSlice, RecipeSource
-from sigmerge.recipe.settings import Conditions
+from sigmerge.recipe.settings import Conditions, matches
 from sigmerge.records import InputFile, Member, PlanSlice, PlanSource, RepairPlan
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ def _unmatched(scopes: Iterable[Mapping[str, Any]], names: Collection[str]) -> l
         for pattern, _ in setting.rules
         if pattern not in (None, "*")
     }
-    return sorted(p for p in patterns if not any(p in name for name in names))
+    return sorted(p for p in patterns if not any(matches(p, name) for name in names))
 
 
 def _nothing_of(key: str, sites: Mapping[str, Site]) -> list[str]:

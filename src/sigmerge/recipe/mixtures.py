@@ -9,6 +9,7 @@ from typing import Any
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.files.yaml_documents import Place
 from sigmerge.operators.table import MERGEKIT
+from sigmerge.recipe.settings import matches
 
 ENTRY_BY_ENTRY = ("linear", "task_arithmetic", "nearswap", "ram", "passthrough")
 """Methods whose result is the same however a tensor is cut."""
@@ -41,7 +42,9 @@ def experts_apart(
             "mergekit stacks those of a layer, and merges them as one tensor",
         )
     for place, part in _filters((), data):
-        other = (name for name in mixture.tensors if (part in name) != (part in _stacked(name)))
+        other = (
+            name for name in mixture.tensors if matches(part, name) != (part in _stacked(name))
+        )
         if name := next(other, None):
             yield (
                 place,

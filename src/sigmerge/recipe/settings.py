@@ -44,11 +44,18 @@ def bounded(parameter: Parameter, value: Any) -> Any:
     return min(max(value, parameter.low), parameter.high) if beyond else value
 
 
+def matches(pattern: str | None, tensor: str) -> bool:
+    """Whether a filter is for a tensor. transformers 5, and so mergekit, calls Mixtral's mixture
+    `mlp`, which is stored as `block_sparse_moe`: a filter may say either."""
+    names = (tensor, tensor.replace(".block_sparse_moe.", ".mlp."))
+    return pattern in (None, "*") or any(str(pattern) in name for name in names)
+
+
 def evaluate(setting: Any, tensor: str, t: float) -> Any:
     """A setting's value for one tensor: the first filter that matches, a gradient at depth t."""
     if isinstance(setting, Conditions):
         for pattern, value in setting.rules:
-            if pattern in (None, "*") or pattern in tensor:
+            if matches(pattern, tensor):
                 return evaluate(value, tensor, t)
         return None
     if isinstance(setting, list):
