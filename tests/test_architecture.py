@@ -225,7 +225,7 @@ JOBS = (
     "options", "work_folder", "pools", "scores", "capture", "profile", "dense", "search",
     "occupancy", "decided", "candidates", "strategies", "calls", "guide", "anchor", "calibrate",
     "repair", "replay", "merge", "several", "migration", "tune", "report", "run", "demo", "verify",
-    "extract",
+    "extract", "look",
 )  # fmt: skip
 """A job imports only jobs above it; the files that are not listed import none of the roads."""
 

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
         Deficits,
         DemoResult,
         Extracted,
+        Inspected,
         Merged,
+        ModelDifference,
         Profile,
         Reports,
         RunResult,
@@ -391,6 +393,20 @@ def extract(
 
     folders = Path(model), Path(base), Path(out)
     return _with_progress(how, lambda o: _done(ExtractJob(*folders, o, rank, energy)))
+
+
+def inspect(checkpoint: PathName, *, allow_pickle: bool = False) -> Inspected:
+    """What the headers and texts of a checkpoint, or of model+adapter, say. Reads no tensor."""
+    from sigmerge.jobs.look import inspect_checkpoint
+
+    return inspect_checkpoint(Path(checkpoint), Options(allow_pickle=allow_pickle))
+
+
+def diff(one: PathName, other: PathName, **how: Unpack[Keywords]) -> ModelDifference:
+    """How far two checkpoints are apart, layer by layer. Nothing is written."""
+    from sigmerge.jobs.look import DiffJob
+
+    return _with_progress(how, lambda o: DiffJob(Path(one), Path(other), o).run())
 
 
 def describe(

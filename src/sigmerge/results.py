@@ -289,3 +289,47 @@ class Extracted(Part):
 
         row = (self.out, f"{self.modules:,}", str(self.rank), f"{100 * self.kept:.2f} %")
         return tables(Grid(("adapter", "matrices", "largest rank", "kept"), [row], wordy=True))
+
+
+class Inspected(Part):
+    """What the headers and texts of a checkpoint say. `dtypes` counts parameters by their type."""
+
+    folder: str
+    architecture: str
+    layers: int
+    prefix: str
+    tensors: int
+    parameters: int
+    dtypes: Mapping[str, int]
+    bytes: int
+    files: int
+    embedding: tuple[int, ...]
+    tied: bool
+    tokens: int | None
+
+
+class DifferingPart(Part):
+    """A layer, or a tensor outside the layers: how many coordinates differ, and how far.
+
+    `distance` is the Euclidean norm of the difference, `norm` that of the first checkpoint.
+    """
+
+    name: str
+    coordinates: int
+    changed: int
+    distance: float
+    norm: float
+
+
+class ModelDifference(Part):
+    """How one checkpoint differs from another, the other tensors by their shapes.
+
+    A tensor of two shapes is in both mappings; `config` has the two values of a key.
+    """
+
+    one: str
+    other: str
+    parts: tuple[DifferingPart, ...]
+    only_in_one: Mapping[str, tuple[int, ...]]
+    only_in_other: Mapping[str, tuple[int, ...]]
+    config: Mapping[str, tuple[Any, Any]]

@@ -32,6 +32,17 @@ if TYPE_CHECKING:
 # Stacks and vocabularies are imported where a recipe asks for one: most do not.
 
 
+def pool_folders(folder: Path) -> tuple[Path, list[Path]]:
+    """The reference's and the experts' folders of a pool that lies in one folder."""
+    reference = folder / "reference"
+    experts = sorted(
+        path.parent for path in folder.glob("*/config.json") if path.parent != reference
+    )
+    if not (reference / "config.json").is_file() or not experts:
+        raise RecipeError(f"{folder}: is no pool; reference/ and a folder per expert are expected.")
+    return reference, experts
+
+
 def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
     """The pool of a recipe that merges, and whether tensors outside the blocks are merged."""
     outside = recipe.parameters.get("outside") != "reference"

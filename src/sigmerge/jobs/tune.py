@@ -32,7 +32,7 @@ from sigmerge.jobs.candidates import SCRATCH_ANCHOR, Measure, measure_of
 from sigmerge.jobs.dense import DenseJob, plan_dense, with_statistics
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Description, Options, Step
-from sigmerge.jobs.pools import open_repair_pool, require_whole
+from sigmerge.jobs.pools import open_repair_pool, pool_folders, require_whole
 from sigmerge.jobs.profile import describe_profile, measure_profile, probe_prompts
 from sigmerge.jobs.scores import ScoreFunction, check_domains
 from sigmerge.jobs.strategies import STRATEGIES, Setup, check_method
@@ -70,12 +70,7 @@ def pool_recipe(folder: Path, seed: int | None = None) -> Recipe:
     A pool that `nano train` made brings its probe prompts, its experts' exemplars and the items
     that score it.
     """
-    reference = folder / "reference"
-    experts = sorted(
-        path.parent for path in folder.glob("*/config.json") if path.parent != reference
-    )
-    if not (reference / "config.json").is_file() or not experts:
-        raise RecipeError(f"{folder}: is no pool; reference/ and a folder per expert are expected.")
+    reference, experts = pool_folders(folder)
     repair: dict[str, Any] = {}
     if (folder / "probe.jsonl").is_file():
         repair["probe"] = str((folder / "probe.jsonl").absolute())

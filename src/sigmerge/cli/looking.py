@@ -1,0 +1,100 @@
+"""Commands that look at checkpoints before anything is merged, and write a first recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sigmerge.cli import show
+from sigmerge.cli.app import Json, Pickle, Threads, app, examples, options
+from sigmerge.words import counted, size
+
+PRINTED = 12
+"""Tensors that are listed; --json has all."""
+
+Model = Annotated[Path, typer.Argument(help="Checkpoint folder, or model+adapter.")]
+
+
+@app.command(
+    epilog=examples(
+        "sigmerge init pool/ recipe.yaml", "sigmerge init pool/ ties.yaml --method ties"
+    )
+)
+def init(
+    pool: Annotated[Path, typer.Argument(help="Folder with reference/ and one folder per expert.")],
+    recipe: Annotated[Path, typer.Argument(help="Recipe to write.")] = Path("recipe.yaml"),
+    method: Annotated[str, typer.Option(help="Merge method.")] = "task_arithmetic",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a recipe for a pool, to start from."""
+    from sigmerge.jobs.look import write_recipe
+
+    text = write_recipe(pool, recipe, method, overwrite)
+    following = f"next: sigmerge merge {recipe} merged/ --dry-run"
+    lines = [f"{recipe}:", text.rstrip(), following]
+    show.emit({"recipe": str(recipe), "text": text}, as_json, lambda _: iter(lines))
+
+
+@app.command(epilog=examples("sigmerge inspect pool/math"))
+def inspect(checkpoint: Model, allow_pickle: Pickle = False, as_json: Json = False) -> None:
+    """Print what a checkpoint is: architecture, layers, sizes, types. Reads headers only."""
+    from sigmerge.jobs.look import inspect_checkpoint
+    from sigmerge.jobs.options import Options
+
+    found = inspect_checkpoint(checkpoint, Options(allow_pickle=allow_pickle))
+    show.emit(found, as_json, _inspected_lines)
+
+
+def _inspected_lines(found: Any) -> Iterator[str]:
+    yield f"{found.folder}: {found.architecture or 'no architecture is named'}"
+    stack = f"{counted(found.layers, 'layer')} ({found.prefix}0 …)" if found.layers else "no layers"
+    yield f"  {stack}, {counted(found.tensors, 'tensor')}"
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in found.dtypes.items())
+    stored = f"{size(found.bytes)} in {counted(found.files, 'file')}"
+    yield f"  {found.parameters:,} parameters ({kinds}), {stored}"
+    if found.embedding:
+        head = "the head is the embedding" if found.tied else "a head of its own"
+        yield f"  embedding of {' × '.join(map(str, found.embedding))}, {head}"
+    tokens = "no tokenizer.json" if found.tokens is None else f"{found.tokens:,} tokens"
+    yield f"  tokenizer: {tokens}"
+
+
+@app.command(epilog=examples("sigmerge diff pool/reference pool/math"))
+def diff(
+    one: Model,
+    other: Model,
+    threads: Threads = 0,
+    allow_pickle: Pickle = False,
+    as_json: Json = False,
+) -> None:
+    """Print how far two checkpoints are apart, layer by layer. Reads all weights."""
+    from sigmerge.jobs.look import DiffJob
+
+    with show.progress(as_json) as bar:
+        found = DiffJob(one, other, options(threads, bar, allow_pickle=allow_pickle)).run()
+    show.emit(found, as_json, _diff_lines)
+
+
+def _diff_lines(found: Any) -> Iterator[str]:
+    width = max([len(part.name) for part in found.parts], default=5)
+    yield f"{'':{width}}   coordinates   changed   distance   of the norm"
+    for part in found.parts:
+        changed = 100 * part.changed / part.coordinates if part.coordinates else 0
+        relative = f"{100 * part.distance / part.norm:11.3f} %" if part.norm else f"{'–':>13}"
+        yield (
+            f"{part.name:{width}}  {part.coordinates:12,}  {changed:6.2f} %  {part.distance:9.4g} "
+            f"{relative}"
+        )
+    others = {**found.only_in_one, **found.only_in_other}
+    for name in list(others)[:PRINTED]:
+        shapes = [list(each[name]) if name in each else "none"
+                  for each in (found.only_in_one, found.only_in_other)]  # fmt: skip
+        yield f"{name}: {shapes[0]} and {shapes[1]}"
+    if len(others) > PRINTED:
+        yield f"and {len(others) - PRINTED} more tensors that only one has, or of other shapes"
+    for key, (before, after) in found.config.items():
+        yield f"config.json: {key}: {before} and {after}"

@@ -1,0 +1,86 @@
+"""Looking at checkpoints before a merge, and the first recipe of a pool."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sigmerge
+from sigmerge.errors import PoolError
+from tests.command_line import refused
+from tests.command_line import sigmerge as command
+from tests.pools import PoolOnDisk, make_pool, read_weights, write_member
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> PoolOnDisk:
+    root = tmp_path_factory.mktemp("look") / "two words"
+    return make_pool(root, experts=2, layers=2, dtype="bf16", tokenizer=True)
+
+
+def test_what_a_checkpoint_is(pool: PoolOnDisk) -> None:
+    found = sigmerge.inspect(pool.experts["math"])
+    weights = read_weights(pool.experts["math"])
+    assert found.parameters == sum(w.size for w in weights.values())
+    assert found.dtypes == {"bfloat16": found.parameters} and found.bytes == 2 * found.parameters
+    assert (found.layers, found.tensors, found.tokens) == (2, len(weights), 48)
+    assert found.architecture == "LlamaForCausalLM" and not found.tied
+    words = command("inspect", pool.experts["math"]).out
+    assert "2 layers (model.layers.0 …)" in words and f"{found.parameters:,} bfloat16" in words
+
+
+def test_how_far_two_checkpoints_are_apart(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "sigmerge.jobs.look.COMPARED_AT_ONCE", 100
+    )  # pieces that end inside tensors
+    weights = read_weights(pool.reference)
+    changed = {n: w.astype(np.float64) for n, w in read_weights(pool.experts["math"]).items()}
+    found = sigmerge.diff(pool.reference, pool.experts["math"], threads=2)
+    by_name = {part.name: part for part in found.parts}
+    assert list(by_name)[:2] == ["layer 0", "layer 1"] and found.config == {}
+    for part, start in (("layer 1", "model.layers.1."), ("lm_head.weight", "lm_head.weight")):
+        names = [name for name in weights if name.startswith(start)]
+        gaps = np.concatenate([(changed[n] - weights[n]).ravel() for n in names])
+        own = np.concatenate([weights[n].ravel() for n in names])
+        assert by_name[part].coordinates == gaps.size
+        assert by_name[part].changed == np.count_nonzero(gaps)
+        assert by_name[part].distance == pytest.approx(np.linalg.norm(gaps))
+        assert by_name[part].norm == pytest.approx(np.linalg.norm(own))
+    del weights["model.norm.weight"]
+    weights["lm_head.weight"] = weights["lm_head.weight"][:40]
+    other = write_member(tmp_path / "other", weights, dtype="f32")
+    ran = command("diff", pool.reference, other)
+    assert "lm_head.weight: [48, 16] and [40, 16]" in ran.out
+    assert "model.norm.weight: [16] and none" in ran.out
+    assert "config.json: torch_dtype: bfloat16 and float32" in ran.out
+    (other / "config.json").unlink()
+    with pytest.raises(PoolError, match=r"no config\.json"):
+        sigmerge.diff(pool.reference, other)
+
+
+def test_the_first_recipe_of_a_pool_runs(pool: PoolOnDisk, tmp_path: Path) -> None:
+    for method in ("task_arithmetic", "ties", "slerp"):
+        file = tmp_path / f"{method}.yaml"
+        ran = command("init", pool.root, file, "--method", method, "--json")
+        assert json.loads(ran.out)["text"] == file.read_text() and "# repair:" in file.read_text()
+        if method != "slerp":  # which takes one model beside the base
+            assert command("merge", file, tmp_path / method).code == 0
+    words = refused(4, "init", pool.root, tmp_path / "ties.yaml", beside=tmp_path)
+    assert "pass --overwrite to replace it" in words
+    assert "is no pool" in refused(2, "init", pool.reference, tmp_path / "x", beside=tmp_path)
+    told = refused(2, "init", pool.root, tmp_path / "x", "--method", "tise", beside=tmp_path)
+    assert "did you mean 'ties'?" in told
+
+
+def test_the_first_recipe_of_a_trained_pool_knows_what_scores_it(tmp_path: Path) -> None:
+    from sigmerge.nano.files import POOL
+
+    file = tmp_path / "recipe.yaml"
+    assert command("init", POOL, file).code == 0
+    ran = command("run", file, tmp_path / "out", "--dry-run", "--json")
+    assert ran.json["evaluation_calls"] == 14, ran.err
