@@ -204,21 +204,29 @@ class RepairJob:
             remove(leftover, if_possible=True)
         return made
 
+    def _named(self, pool: Pool, stored: Checkpoint) -> dict[str, Any]:
+        """What a plan says of the merge and of the checkpoints that are repaired."""
+        recipe, options = self.recipe, self.options
+        slices = planned_slices(recipe, pool)
+        anchor, reference = member(stored, options), pool.reference or pool.layout
+        return {
+            "operator": recipe.method,
+            "preset": recipe.preset,
+            "reference": member(reference, options),
+            "experts": {name: member(expert, options) for name, expert in pool.experts.items()},
+            "settings": _settings(stored.path),
+            "anchor": anchor if self.kept else Member(path=None, sha256=anchor.sha256),
+            "stacked": bool(slices),
+            "slices": slices,
+        }
+
     def _decided_plan(self, pool: Pool, stored: Checkpoint) -> RepairPlan:
         """The plan of a recipe that gives shares and capacity; nothing is measured."""
-        recipe, options, section = self.recipe, self.options, self.section
-        decided, slices = decide(section, pool), planned_slices(recipe, pool)
-        anchor, reference = member(stored, options), pool.reference or pool.layout
+        recipe, section = self.recipe, self.section
+        decided = decide(section, pool)
         assert not isinstance(section.scale, str)
         return RepairPlan(
-            operator=recipe.method,
-            preset=recipe.preset,
-            reference=member(reference, options),
-            experts={name: member(expert, options) for name, expert in pool.experts.items()},
-            settings=_settings(stored.path),
-            anchor=anchor if self.kept else Member(path=None, sha256=anchor.sha256),
-            stacked=bool(slices),
-            slices=slices,
+            **self._named(pool, stored),
             domains=tuple(pool.experts),
             seed=section.seed,
             capacity=decided.capacity,
@@ -236,25 +244,16 @@ class RepairJob:
     def _plan(
         self, pool: Pool, stored: Checkpoint, table: ScoreTable, measured: MeasuredViews
     ) -> RepairPlan:
-        recipe, options = self.recipe, self.options
+        recipe = self.recipe
         allocation = _allocate(self.section, recipe, measured, table)
         form, scale = _update(self.section, allocation)
-        slices = planned_slices(recipe, pool)
-        anchor, reference = member(stored, options), pool.reference or pool.layout
         notes = [
             *_notes(recipe, stored.path),
             *_unrepaired(pool),
             *missing_notes(table.missing),
         ]
         return RepairPlan(
-            operator=recipe.method,
-            preset=recipe.preset,
-            reference=member(reference, options),
-            experts={name: member(expert, options) for name, expert in pool.experts.items()},
-            settings=_settings(stored.path),
-            anchor=anchor if self.kept else Member(path=None, sha256=anchor.sha256),
-            stacked=bool(slices),
-            slices=slices,
+            **self._named(pool, stored),
             scores=table,
             domains=allocation.domains,
             variant=allocation.variant,
