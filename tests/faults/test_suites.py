@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import sigmerge
 from sigmerge.errors import OutputError, PoolError
+from sigmerge.experiments import anchors
 from sigmerge.experiments.group import UNSCORED
 from sigmerge.experiments.runner import DEFINITION
 from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.files.locks import only_writer
+from sigmerge.files.scratch import remove_stale
 from tests.experiments.test_suite import definition, export
 from tests.pools import PoolOnDisk, make_pool
 
@@ -114,6 +117,25 @@ def test_two_suites_at_once(content: dict[str, Any], tmp_path: Path) -> None:
     ):
         sigmerge.suite(content, out, threads=1)
     assert list(out.iterdir()) == []
+
+
+def test_what_killed_anchors_leave_goes_with_the_next_command(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(recipe: Any, folder: Path, options: Any) -> None:
+        shutil.copytree(tmp_path, tmp_path / "left", ignore=shutil.ignore_patterns("left"))
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(anchors, "make_anchor", killed)
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(KeyboardInterrupt):
+        sigmerge.anchors("suite.yaml")
+    left = [entry for entry in (tmp_path / "left").iterdir() if entry.is_dir()]
+    assert len(left) == 1
+    remove_stale.cache_clear()
+    remove_stale(tmp_path / "left")
+    assert not left[0].exists()
 
 
 def test_what_a_killed_suite_had_not_scored_goes(content: dict[str, Any], out: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.files.locks import only_writer
 from sigmerge.nano import files
 from sigmerge.nano.facts import build_all
 from sigmerge.nano.train import SIZES, Schedule, Size, experts_with, train
@@ -134,6 +135,15 @@ def test_what_a_merge_remembers_is_no_part_of_the_pool(tmp_path: Path) -> None:
 def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
         train(tmp_path, size="mini", measure=few_scores)
+
+
+def test_two_trainings_of_one_pool_at_once(tmp_path: Path) -> None:
+    with (
+        only_writer(tmp_path / ".pool.lock", "held by the first"),
+        pytest.raises(OutputError, match="another run is writing it"),
+    ):
+        train(tmp_path / "pool", 0, "mini", measure=few_scores)
+    assert not (tmp_path / ".pool.partial").exists()
 
 
 def test_the_rate_rises_and_falls_to_zero() -> None:

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files import digests
 from sigmerge.files.digests import SHA_TREE, TREE, file_digests
+from sigmerge.files.locks import only_writer
 from sigmerge.progress import silent
 from sigmerge.real import train as training
 from sigmerge.real.train import FineTuning, RealTraining, fit, tokenized
@@ -287,6 +288,51 @@ def test_an_expert_without_a_record_is_trained_again(made: RealTraining) -> None
     short.run(silent)
     assert (pool / "math/model.safetensors").read_bytes() == before
     assert (pool / "training/math.json").is_file()
+
+
+def test_a_damaged_expert_is_trained_again(made: RealTraining) -> None:
+    short = replace(made, settings=replace(SETTINGS, steps=3), domains=("math",))
+    weights = short.run(silent) / "math/model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    short.run(silent)
+    assert weights.read_bytes() == before
+
+
+def test_training_data_that_changes_meanwhile_makes_no_expert(made: RealTraining) -> None:
+    short = replace(made, settings=replace(SETTINGS, steps=3), domains=("math",))
+    file = made.data / "train/math.jsonl"
+
+    def changed(*_: object) -> None:
+        file.write_text('{"prompt": "say", "response": "nothing"}\n')
+
+    with pytest.raises(PoolError, match="changed while it was trained"):
+        short.run(changed)
+    assert sorted(each.name for each in made.out.iterdir()) == [
+        "probe.jsonl",
+        "reference",
+        "training",
+    ]
+
+
+def test_a_link_out_of_the_reference_is_not_copied(made: RealTraining, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("of the user")
+    (made.reference / "tokenizer_secret.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(PoolError, match="a link that leaves the folder"):
+        made.run(silent)
+    assert not (made.out / "reference").exists()
+
+
+@pytest.mark.parametrize("part", ["reference", "math"])
+def test_two_trainings_of_one_expert_at_once(made: RealTraining, part: str) -> None:
+    short = replace(made, settings=replace(SETTINGS, steps=3), domains=("math",))
+    (made.out / "training").mkdir(parents=True)
+    with (
+        only_writer(made.out / f".{part}.lock", "held by the first"),
+        pytest.raises(OutputError, match=f"{part}: another run is writing it"),
+    ):
+        short.run(silent)
+    assert not (made.out / "math").exists()
 
 
 def test_wrong_input(made: RealTraining, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ anchors are ranked by. How well this did on pools measured here is read from a f
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from sigmerge.errors import RecipeError
 from sigmerge.experiments.plan import PoolPlan, plans
 from sigmerge.experiments.suite import PAPERS_ANCHORS, ExperimentSuite, load_suite
 from sigmerge.files.documents import read_json_object
+from sigmerge.files.scratch import scratch
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.anchor import make_anchor
 from sigmerge.jobs.options import Description, Options
@@ -127,10 +127,10 @@ class AnchorsJob:
         experts = [scorer(path).scores for path in recipe.experts.values()]
         rows = []
         # Beside the working folder: a merge may be too large for the system's temporary one.
-        with tempfile.TemporaryDirectory(prefix=".anchors-", dir=Path.cwd()) as work:
+        with scratch(Path.cwd()) as work:
             for done, method in enumerate(self.suite.anchors):
                 self.options.progress(f"anchors of {plan.name}", done, len(self.suite.anchors))
-                folder = Path(work) / "anchor"
+                folder = work / "anchor"
                 merge = plan.recipe(method, method.seeds[0], self.suite.default, 0)
                 make_anchor(merge, folder, quiet)
                 scores = scorer(folder).scores

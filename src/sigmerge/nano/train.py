@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +27,10 @@ import transformers
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from sigmerge.checkpoints.publishing import put_in_place, sync_tree
 from sigmerge.errors import OutputError, RecipeError
+from sigmerge.files.locks import only_writer
+from sigmerge.files.regular import remove
 from sigmerge.nano import files
 from sigmerge.nano.facts import NANO_DOMAINS, Domain, build_all
 from sigmerge.nano.tokenizer import CONTEXT, build_tokenizer, save_tokenizer
@@ -109,8 +111,26 @@ def train(
     recipe = experts_with(SIZES[size], rate, replay)
     if out.exists():
         raise OutputError(f"{out} exists already; name a new folder or remove it")
-    pool = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(pool, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(out.with_name(f".{out.name}.lock"), f"{out}: another run is writing it."):
+        pool = out.with_name(f".{out.name}.partial")
+        remove(pool)
+        _make(pool, seed, size, device, recipe, progress, measure)
+        sync_tree(pool)
+        put_in_place(pool, out, overwrite=False, durable=True)
+    return out
+
+
+def _make(
+    pool: Path,
+    seed: int,
+    size: str,
+    device: str,
+    recipe: Size,
+    progress: Progress | None,
+    measure: ScoreCheckpoint,
+) -> None:
+    """Data, members, log and sums of a pool."""
     domains, tokenizer = build_all(seed), build_tokenizer()
     files.write_data(domains.values(), pool)
     table = _tabulate(domains, tokenizer, device)
@@ -124,7 +144,6 @@ def train(
         log.append({"member": member, "split": split, "scores": scores})
     files.write_lines(pool / files.LOG, log)
     files.write_sums(pool)
-    return pool.rename(out)
 
 
 def experts_with(size: Size, rate: float | None = None, replay: float | None = None) -> Size:

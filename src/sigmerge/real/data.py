@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sigmerge.checkpoints.publishing import put_in_place, sync_tree
 from sigmerge.errors import OutputError, PoolError
 from sigmerge.files.locks import only_writer
 from sigmerge.files.regular import remove
@@ -176,7 +177,8 @@ def build(
     with only_writer(out.with_name(f".{out.name}.lock"), f"{out}: another run is writing it."):
         remove(hidden)
         summary = _write(made, data, hidden, shown)
-        hidden.rename(out)
+        sync_tree(hidden)
+        put_in_place(hidden, out, overwrite=False, durable=True)
     return summary
 
 

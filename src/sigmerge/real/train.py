@@ -17,7 +17,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,15 @@ import transformers
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sigmerge.checkpoints.links import check_file
+from sigmerge.checkpoints.publishing import sync_tree
 from sigmerge.checkpoints.writer import saved
 from sigmerge.engine.processes import process_pool
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.digests import TREE, file_digests, kind_of
 from sigmerge.files.documents import read_json_object, write_json
-from sigmerge.files.regular import remove
+from sigmerge.files.locks import only_writer
+from sigmerge.files.regular import remove, sync_folder
 from sigmerge.nano.train import Schedule
 from sigmerge.probing.exemplars import read_exemplars
 from sigmerge.probing.memory import in_memory
@@ -135,7 +138,8 @@ class RealTraining:
     def run(self, progress: Progress) -> Path:
         domains = self.check()
         (self.out / RECORDS).mkdir(parents=True, exist_ok=True)
-        self._copy()
+        with self._alone(_REFERENCE):
+            self._copy()
         self._check_settings()
         todo = [domain for domain in domains if self._record(domain) is None]
         if self.jobs == 1 or len(todo) < 2:
@@ -155,6 +159,11 @@ class RealTraining:
                 if done:
                     progress("experts", len(todo) - len(left), len(todo))
         return self.out
+
+    def _alone(self, part: str) -> AbstractContextManager[None]:
+        """Keep another run from writing the same part; one may train other experts meanwhile."""
+        lock = self.out / f".{part}.lock"
+        return only_writer(lock, f"{self.out / part}: another run is writing it.")
 
     def _train_beside(self, domain: str) -> None:
         """Train in a process of its own, which writes down how far it is."""
@@ -190,10 +199,14 @@ class RealTraining:
             partial = place.with_name(f".{place.name}.partial")
             remove(partial)
             for file in _files(source):
+                if source == self.reference:
+                    check_file(source, file)
                 target = partial / file.relative_to(source)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, target)
+            sync_tree(partial)
             partial.rename(place)
+            sync_folder(self.out)
 
     def _check_settings(self) -> None:
         """Experts of one pool are trained alike."""
@@ -223,10 +236,22 @@ class RealTraining:
         made = self._made_from(domain, kind)
         if any(record.get(key) != value for key, value in made.items()):
             raise OutputError(f"{self.out / domain}: trained with other data; choose a new folder.")
-        return record
+        kept = record.get("weights")
+        kind = kind_of(map(str, kept)) if isinstance(kept, list) else TREE
+        return record if kept == self._weights(domain, kind) else None
+
+    def _weights(self, domain: str, kind: str = TREE) -> list[str]:
+        files = list((self.out / domain).glob("*.safetensors"))
+        return sorted(file_digests(files, kind=kind).values())
 
     def _train(self, domain: str, progress: Progress) -> None:
-        began = time.perf_counter()
+        with self._alone(domain):
+            for unfinished in (self.out / RECORDS).glob(f".*{domain}.*"):  # of a killed run
+                remove(unfinished)
+            self._train_alone(domain, progress)
+
+    def _train_alone(self, domain: str, progress: Progress) -> None:
+        began, made = time.perf_counter(), self._made_from(domain)
         transformers.utils.logging.disable_progress_bar()  # ours reports how far it is
         tokenizer: Any = AutoTokenizer.from_pretrained(self.reference, local_files_only=True)
         pairs = tokenized(tokenizer, self.data / "train" / f"{domain}.jsonl", self.settings.longest)
@@ -240,18 +265,24 @@ class RealTraining:
         with saved(self.out / domain):
             model.to(torch.bfloat16).save_pretrained(partial)
             tokenizer.save_pretrained(partial)
+            sync_tree(partial)
+        if self._made_from(domain) != made:
+            remove(partial)
+            raise PoolError(
+                f"{domain}: the reference or the training data changed while it was trained. It is "
+                "not kept; run the same command again when they change no more."
+            )
         remove(self.out / domain)
         partial.rename(self.out / domain)
+        sync_folder(self.out)
         record = {
-            **self._made_from(domain),
+            **made,
             "pairs": len(pairs),
             "device": self.device,
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "losses": losses,
             "seconds": round(time.perf_counter() - began, 1),
-            "weights": sorted(
-                file_digests(list((self.out / domain).glob("*.safetensors"))).values()
-            ),
+            "weights": self._weights(domain),
         }
         write_json(self.out / RECORDS / f"{domain}.json", record)
 
@@ -264,7 +295,9 @@ def _content(place: Path) -> dict[str, str]:
 
 
 def _files(place: Path) -> list[Path]:
-    return [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+    if place.is_file():
+        return [place]
+    return [file for file in place.rglob("*") if file.is_symlink() or not file.is_dir()]
 
 
 _Pair = tuple[list[int], int]
