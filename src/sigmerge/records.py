@@ -19,7 +19,7 @@ from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sigmerge.errors import RecipeError, SigmergeError
-from sigmerge.files.checksums import sealed
+from sigmerge.files.checksums import is_intact, sealed
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.method.deficit import DomainScores
 from sigmerge.method.objective import amount
@@ -271,7 +271,7 @@ class PairedScores(Part):
     noise: ScoreNoise | None = None
 
 
-class RunRecord(Record):
+class RunRecord(Sealed):
     """A whole run: the anchor, its repair, and the scores of both."""
 
     out: str
@@ -286,6 +286,9 @@ class RunRecord(Record):
     guard: GuardVerdict
     warnings: tuple[str, ...] = ()
     wall_seconds: float
+    outputs: Mapping[str, str] = {}
+    """Digests of the files of the run, by their names in its folder; the records of a checkpoint
+    have those of its own."""
 
 
 class Winner(Part):
@@ -338,7 +341,7 @@ class TunedScores(Part):
     gain: Interval | None = None
 
 
-class TuneRecord(Record):
+class TuneRecord(Sealed):
     """A tuning: what it was given, every call, and the winner."""
 
     out: str
@@ -373,6 +376,14 @@ class TuneRecord(Record):
 def read(kind: type[_Record], file: Path, error: type[SigmergeError] = SigmergeError) -> _Record:
     """A record from its file; an error names the keys that cannot be used."""
     return _validated(kind, read_json_object(file, _name(kind), error), file, error)
+
+
+def read_sealed(kind: type[_Record], file: Path, error: type[SigmergeError]) -> _Record:
+    """The same of a record that must be as it was written; an older one has no checksum."""
+    if is_intact(read_json_object(file, _name(kind), error)) is False:
+        raise error(f"{file}: is damaged; it is not what was written. Remove it, and run the "
+                    "command again that wrote it.")  # fmt: skip
+    return read(kind, file, error)
 
 
 def read_plan(file: Path) -> Plan:

@@ -26,6 +26,7 @@ from sigmerge.evaluation.run import evaluate as run
 from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import load_suite
+from sigmerge.files.checksums import sealed
 from sigmerge.jobs.aggregate import aggregate
 from sigmerge.jobs.evaluate import EvaluateJob
 from sigmerge.jobs.options import Options
@@ -86,7 +87,7 @@ def test_an_evaluation_and_its_reuse(place: Path, tmp_path: Path):
     assert first["items"] == {"said": 20, "even": 20}
     assert first["macro"] == pytest.approx(sum(first["domains"].values()) / 2)
     assert first["usage_of_run"]["generated_tokens"] > 0
-    assert json.loads((tmp_path / "out.json").read_text()) == first
+    assert json.loads((tmp_path / "out.json").read_text()) == sealed(first)
     again = evaluate(place / "tiny", str(place / "own.yaml"), "calibration", **how)
     assert again["reused_items"] == 40
     assert again["usage_of_run"]["calls"] == 0
@@ -232,12 +233,12 @@ def test_aggregate_refuses_what_cannot_be_compared(place: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [("suite", "other"), ("limit", 2), ("judges", ["keyword"]), ("items", {"b": 3}),
-     ("items_sha256", "f")],
+     ("items_sha256", "f"), ("settings_sha256", "f")],
 )  # fmt: skip
 def test_an_expert_measured_otherwise_is_refused(tmp_path: Path, key: str, value: object):
     result = {"checkpoint": "c", "suite": "s", "split": "evaluation", "limit": None, "judges": [],
-              "items": {"b": 9}, "items_sha256": "0", "domains": {"d": 0.5}, "macro": 0.5,
-              "benchmarks": {"b": {"m": 0.5}}}  # fmt: skip
+              "items": {"b": 9}, "items_sha256": "0", "settings_sha256": "0",
+              "domains": {"d": 0.5}, "macro": 0.5, "benchmarks": {"b": {"m": 0.5}}}  # fmt: skip
     row, expert = tmp_path / "row.json", tmp_path / "expert.json"
     row.write_text(json.dumps(result))
     expert.write_text(json.dumps({**result, key: value}))
@@ -246,8 +247,34 @@ def test_an_expert_measured_otherwise_is_refused(tmp_path: Path, key: str, value
     with pytest.raises(ScoreError, match=rf"expert\.json: its {key} "):
         aggregate([row], {"d": expert})
     expert.write_text(json.dumps({k: v for k, v in result.items() if k != key}))
+    if key == "settings_sha256":  # an older version's
+        assert aggregate([row], {"d": expert}).rows
+        return
     with pytest.raises(ScoreError, match=rf"no whole result .* lacks {key}\."):
         aggregate([row], {"d": expert})
+
+
+def test_a_damaged_result_is_not_aggregated(place: Path, tmp_path: Path):
+    file = tmp_path / "out.json"
+    evaluate(place / "tiny", str(place / "own.yaml"), only=("even",), out=file)
+    assert aggregate([file]).rows[0].domains == {"length": json.loads(file.read_text())["macro"]}
+    file.write_text(file.read_text().replace('"length": 0.', '"length": 0.1', 1))
+    with pytest.raises(ScoreError, match="is damaged"):
+        aggregate([file])
+
+
+def test_results_of_other_settings_are_not_compared(place: Path, tmp_path: Path):
+    """The items are the same, and the models were asked in other words."""
+    files = []
+    for number, prompt in enumerate(("{prompt}", "Say: {prompt}")):
+        shutil.copyfile(place / "words.jsonl", tmp_path / "words.jsonl")
+        mark = {"harness": "jsonl", "files": "words.jsonl", "prompt": prompt, "max_new_tokens": 1}
+        text = yaml.safe_dump({"name": "own", "domains": {"words": {"said": mark}}})
+        (tmp_path / "own.yaml").write_text(text)
+        files.append(tmp_path / f"{number}.json")
+        evaluate(place / "tiny", str(tmp_path / "own.yaml"), limit=2, out=files[-1])
+    with pytest.raises(ScoreError, match="its settings_sha256"):
+        aggregate(files)
 
 
 def test_a_recipe_measures_with_a_suite(place: Path, tmp_path: Path, monkeypatch):

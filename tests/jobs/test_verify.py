@@ -228,10 +228,20 @@ def test_a_run_is_its_anchor_and_its_repair(result: Callable[[str], Path]) -> No
     assert command("verify", folder).code == 3
 
 
+def edit(file: Path, old: str, new: str) -> None:
+    file.write_text(file.read_text().replace(old, new, 1))
+
+
 UNDONE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no repair": (lambda run: shutil.rmtree(run / "repaired"), "parts: repaired: is missing"),
     "no anchor": (lambda run: shutil.rmtree(run / "anchor"), "parts: anchor: is missing"),
     "no end": (lambda run: (run / "run.json").unlink(), "parts: run.json: is missing"),
+    "other scores": (lambda run: edit(run / "calibration.json", "0.", "0.1"),
+                     "digests: calibration.json: is not what the run wrote"),
+    "another page": (lambda run: edit(run / "report.html", "<", " <"),
+                     "digests: report.html: is not what the run wrote"),
+    "another record": (lambda run: edit(run / "run.json", "0.", "0.1"),
+                       "record: run.json: is not what was written"),
     "no records": (lambda run: shutil.rmtree(run / "repaired/sigmerge"),
                    "repaired: holds no sigmerge/provenance.json"),
 }  # fmt: skip
@@ -274,6 +284,20 @@ def test_the_parts_of_a_run_belong_together(
     assert ran.code == 3 and f"{run}/repaired: " in ran.out, ran
     told = "no repair of the run's anchor" if other == "repaired" else "inputs: "
     assert told in ran.out.replace("\n", " ")
+
+
+def test_a_page_is_made_again_of_what_the_run_wrote_only(result: Callable[[str], Path]) -> None:
+    folder = result("run")
+    (folder / "report.html").unlink()
+    assert command("report", folder).code == 0
+    assert command("verify", folder).code == 0
+    sound = (folder / "calibration.json").read_text()
+    edit(folder / "calibration.json", "0.", "0.1")
+    assert "calibration.json is not what the run wrote" in command("report", folder).err
+    (folder / "calibration.json").write_text(sound)
+    edit(folder / "run.json", "0.", "0.1")
+    ran = command("report", folder)
+    assert (ran.code, "run.json: is damaged" in ran.err) == (4, True)
 
 
 def test_the_run_of_a_given_anchor_has_none_of_its_own(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ _T = TypeVar("_T")
 class Result(Summary):
     """The scores of a checkpoint on a split of a suite, and what they cost.
 
-    `absent` says, by benchmark, why records are not here. `items_sha256` identifies the items.
+    `absent` says, by benchmark, why records are not here. `items_sha256` identifies the items, and
+    `settings_sha256` how the suite says that they are scored, and by what.
     """
 
     checkpoint: str
@@ -51,6 +52,7 @@ class Result(Summary):
     split: str
     limit: int | None
     items_sha256: str
+    settings_sha256: str
     absent: dict[str, str]
     reused_items: int
     usage_of_run: Usage
@@ -110,6 +112,7 @@ def evaluate(
         split=split,
         limit=how.limit,
         items_sha256=settings_key(wanted),
+        settings_sha256=settings_key({name: run.settings(name) for name in chosen}),
         absent=absent,
         reused_items=reused,
         usage_of_run=run.usage,
@@ -267,16 +270,20 @@ class Evaluation:
         made: _T = self._shared[name]
         return made
 
-    def key(self, name: str) -> Key:
-        """What a result depends on: settings, backend, and the judge, program or harness."""
+    def settings(self, name: str) -> dict[str, Any]:
+        """How a benchmark is scored: its section of the suite, and what answers."""
         mark = self.suite.benchmarks[name]
-        settings: dict[str, Any] = {
+        return {
             "name": name,
             **mark.model_dump(mode="json", exclude=set(mark.sources)),
             "backend": self.how.backend,
             "dtype": self.dtype,
-            **mark.key(name, self),
         }
+
+    def key(self, name: str) -> Key:
+        """What a result depends on: settings, backend, and the judge, program or harness."""
+        mark = self.suite.benchmarks[name]
+        settings = {**self.settings(name), **mark.key(name, self)}
         if self.how.backend == "hf" and self.dtype == "auto":
             settings["dtype"] = "auto, float32 on processor cores"
         self.sandbox = settings.get("sandbox", self.sandbox)

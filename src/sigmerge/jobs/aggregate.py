@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import ScoreError
+from sigmerge.files.checksums import is_intact
 from sigmerge.files.documents import read_json_object
 from sigmerge.method.deficit import DomainScores, residual_gaps
 from sigmerge.results import Aggregated, AggregatedRow
@@ -42,6 +43,8 @@ def _row(
 
 COMPARED_KEYS = ("suite", "split", "limit", "judges", "items", "items_sha256")
 """What results must share to be compared."""
+SETTINGS = "settings_sha256"
+"""They must share this too: how the suite says that items are scored. Older results have none."""
 SCORE_KEYS = {"checkpoint": str, "macro": float, "domains": dict, "benchmarks": dict}
 """What is read of a result besides."""
 
@@ -51,8 +54,9 @@ def _comparable(results: Mapping[Path, Mapping[str, Any]]) -> None:
     problems = [
         f"{file}: its {key} {results[file].get(key)!r}, of {first} {results[first].get(key)!r}"
         for file in others
-        for key in COMPARED_KEYS
+        for key in (*COMPARED_KEYS, SETTINGS)
         if results[file].get(key) != results[first].get(key)
+        and not (key == SETTINGS and None in (results[file].get(key), results[first].get(key)))
     ]
     if problems:
         raise ScoreError("The results were measured on different items or differently:", problems)
@@ -60,6 +64,11 @@ def _comparable(results: Mapping[Path, Mapping[str, Any]]) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     content = read_json_object(file, "a result of `sigmerge evaluate --out`", ScoreError)
+    if is_intact(content) is False:
+        raise ScoreError(
+            f"{file}: is damaged; it is not what `sigmerge evaluate` wrote. Evaluate again; what "
+            "was scored is not scored twice."
+        )
     lacking = [key for key in COMPARED_KEYS if key not in content]
     lacking += [key for key, kind in SCORE_KEYS.items() if not isinstance(content.get(key), kind)]
     if lacking:

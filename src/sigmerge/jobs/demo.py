@@ -17,7 +17,7 @@ from sigmerge.jobs.tune import TUNING_RESULT, TuneJob, pool_recipe
 from sigmerge.nano.files import POOL, RECIPES
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.scored import TuneSection
-from sigmerge.records import PAGE, RECIPE, RunRecord, TuneRecord, read
+from sigmerge.records import PAGE, RECIPE, RunRecord, TuneRecord, read_sealed
 from sigmerge.results import DemoResult, PairedLine, TunedLine
 
 DEMO_ANCHORS = (
@@ -100,7 +100,7 @@ class DemoJob:
         file = self.out / TUNED / TUNING_RESULT
         if self.options.overwrite or not file.exists():
             return None
-        record = read(TuneRecord, file)
+        record = read_sealed(TuneRecord, file, OutputError)
         return record if record.settings == self._tuning.section.model_dump() else None
 
     def _job(self, name: str) -> RunJob:
@@ -114,7 +114,7 @@ def _shipped(name: str) -> Recipe:
 def _finished(folder: Path, recipe: Recipe) -> RunRecord | None:
     """The record of a finished run of this recipe in the folder."""
     try:
-        record = read(RunRecord, folder / RUN)
+        record = read_sealed(RunRecord, folder / RUN, OutputError)
         text = (folder / "repaired" / RECORDS_FOLDER / RECIPE).read_text(encoding="utf-8")
     except (OSError, SigmergeError):
         return None

@@ -12,6 +12,7 @@ from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import Result, evaluate
+from sigmerge.files.checksums import sealed
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.files.regular import is_regular
 from sigmerge.jobs.options import Description, Step
@@ -51,7 +52,7 @@ class EvaluateJob:
             file.parent.mkdir(parents=True, exist_ok=True)
         result = evaluate(self.checkpoint, self.suite, self.split, self.how)
         if self.out is not None:
-            write_json(self.out, result.as_json())
+            write_json(self.out, sealed(result.as_json()))
         return result
 
     def _check_files(self) -> list[tuple[str, Path]]:

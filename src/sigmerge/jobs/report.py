@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from sigmerge.analysis.page import PageRun, write_page
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import OutputError
+from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import whole
 from sigmerge.files.yaml_documents import decoded
+from sigmerge.jobs.work_folder import are_recorded
 from sigmerge.records import (
     PAGE,
     PLAN,
@@ -21,15 +24,24 @@ from sigmerge.records import (
     RunRecord,
     read,
     read_plan,
+    read_sealed,
 )
 
-RUN = "run.json"
+RUN, CALIBRATION_SCORES, EVALUATION_SCORES = "run.json", "calibration.json", "evaluation.json"
+OUTPUTS = (
+    CALIBRATION_SCORES,
+    EVALUATION_SCORES,
+    PAGE,
+    *(f"{part}/{RECORDS_FOLDER}/{PROVENANCE}" for part in ("anchor", "repaired")),
+)
+"""What the record of a run has the digests of."""
+_Run = TypeVar("_Run", bound=RunRecord)
 
 
 def page_of(folder: Path, record: RunRecord | None = None) -> PageRun:
     """A run as the page shows it; its record is read from the folder unless it is given."""
     if record is None:
-        record = read(RunRecord, folder / RUN, OutputError)
+        record = read_sealed(RunRecord, folder / RUN, OutputError)
     records = folder / "repaired" / RECORDS_FOLDER
     return PageRun(
         record.title,
@@ -43,17 +55,43 @@ def page_of(folder: Path, record: RunRecord | None = None) -> PageRun:
     )
 
 
-def write_report(folder: Path, record: RunRecord | None = None) -> Path:
-    """Write the page of one run into its folder, and beside the repaired checkpoint's records.
+def write_report(folder: Path) -> Path:
+    """Write the page of a finished run again, from its records."""
+    record = read_sealed(RunRecord, folder / RUN, OutputError)
+    changed = [name for name in changed_files(folder, record) if name != PAGE]
+    if changed:
+        raise OutputError(
+            f"{folder}: {changed[0]} is not what the run wrote, so its page would be wrong; "
+            "`sigmerge verify` lists what differs."
+        )
+    with _fitting(folder):
+        finish_run(folder, record)
+    return folder / PAGE
 
-    The checkpoint is published by then: a kill leaves an unfinished page beside it, never in it.
+
+def finish_run(folder: Path, record: _Run) -> _Run:
+    """Write the page of a run, then its record with the digests of all other files.
+
+    The page lies beside the repaired checkpoint's records, too. The checkpoint is published by
+    then: a kill leaves an unfinished page beside it, never in it.
     """
-    page = folder / PAGE
-    with nullcontext() if record else _fitting(folder):
-        write_page(page, [page_of(folder, record)])
+    write_page(folder / PAGE, [page_of(folder, record)])
     with whole(folder / "repaired" / RECORDS_FOLDER / PAGE, place=folder) as partial:
-        shutil.copyfile(page, partial)
-    return page
+        shutil.copyfile(folder / PAGE, partial)
+    files = [folder / name for name in OUTPUTS if (folder / name).exists()]
+    digests = {str(file.relative_to(folder)): each for file, each in file_digests(files).items()}
+    record = record.model_copy(update={"outputs": dict(sorted(digests.items()))})
+    record.write(folder / RUN)
+    return record
+
+
+def changed_files(folder: Path, record: RunRecord) -> list[str]:
+    """Files of a run that are not those that it wrote."""
+    return [
+        name
+        for name, digest in record.outputs.items()
+        if not are_recorded(folder, {name: digest}, threads=1)
+    ]
 
 
 @contextmanager

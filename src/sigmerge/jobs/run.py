@@ -5,7 +5,7 @@
     OUT/calibration.json  scores the repair was allowed to see
     OUT/evaluation.json   scores on the disjoint items
     OUT/report.html       the page
-    OUT/run.json          the record of the run; written last
+    OUT/run.json          the record of the run, with the digests of the others; written last
 
 Interrupted, the same command goes on from the last finished step.
 """
@@ -23,7 +23,7 @@ from sigmerge.jobs.anchor import is_current, make_anchor
 from sigmerge.jobs.merge import anchor_and_repair
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.repair import RepairJob, check_data, check_repair
-from sigmerge.jobs.report import RUN, write_report
+from sigmerge.jobs.report import CALIBRATION_SCORES, EVALUATION_SCORES, RUN, finish_run
 from sigmerge.jobs.scores import ScoreFunction, describe_scoring, paired_scores, scorer_of
 from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.recipe import Recipe
@@ -31,7 +31,7 @@ from sigmerge.records import PAGE, GuardVerdict, PairedScores
 from sigmerge.results import RunResult
 
 RUN_FOLDER = WorkFolder(
-    "run", ("calibration.json", "evaluation.json", PAGE, RUN), ("anchor", "repaired"), last=RUN
+    "run", (CALIBRATION_SCORES, EVALUATION_SCORES, PAGE, RUN), ("anchor", "repaired"), last=RUN
 )
 
 
@@ -88,11 +88,11 @@ class RunJob:
                 missing=plan.scores.missing,
                 noise=plan.scores.noise,
             )
-            write_json(out / "calibration.json", calibration.as_json())
-            (out / "evaluation.json").unlink(missing_ok=True)  # of a killed run of another recipe
+            write_json(out / CALIBRATION_SCORES, calibration.as_json())
+            (out / EVALUATION_SCORES).unlink(missing_ok=True)  # of a killed run of another recipe
             evaluation = self._evaluation(anchor, repaired)
             if evaluation is not None:
-                write_json(out / "evaluation.json", evaluation.as_json())
+                write_json(out / EVALUATION_SCORES, evaluation.as_json())
             record = RunResult(
                 out=str(out.absolute()),
                 operator=recipe.method,
@@ -107,9 +107,7 @@ class RunJob:
                 warnings=plan.warnings,
                 wall_seconds=meter.wall_seconds,
             )
-            write_report(out, record)
-            record.write(out / RUN)
-        return record
+            return finish_run(out, record)
 
     def _anchor(self, options: Options) -> Path:
         """The stored anchor: made now, or by an earlier, interrupted run of this recipe."""

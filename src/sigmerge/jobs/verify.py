@@ -29,7 +29,7 @@ from sigmerge.jobs.dense import merge_blocks, plan_dense, with_statistics
 from sigmerge.jobs.occupancy import OUTSIDE_LAYERS, OccupancyJob, claimed_in, write_blocks
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_anchor, open_repair_pool, recipe_of
-from sigmerge.jobs.report import RUN
+from sigmerge.jobs.report import RUN, changed_files
 from sigmerge.kernels import Array
 from sigmerge.probing.expected import architecture_problems
 from sigmerge.progress import silent
@@ -144,7 +144,7 @@ def _of_anchor(provenance: Provenance, anchor: Path) -> Provenance:
 
 
 def _parts(folder: Path) -> tuple[Report, bool]:
-    """Whether a run ended, and its checkpoints are there; and whether the anchor is its own.
+    """Whether a run ended, and what its record names is there; and whether the anchor is its own.
 
     A given anchor lies elsewhere.
     """
@@ -153,11 +153,15 @@ def _parts(folder: Path) -> tuple[Report, bool]:
         findings.append(Finding("parts", RUN, "is missing; the run did not end"))
     else:
         record = read(RunRecord, folder / RUN, PoolError)
+        if is_intact(read_json_object(folder / RUN, "a record", PoolError)) is False:
+            findings.append(Finding("record", RUN, "is not what was written"))
+        changed = changed_files(folder, record)
+        findings += [Finding("digests", name, "is not what the run wrote") for name in changed]
         if Path(record.anchor).parent != Path(record.repaired).parent:
             wanted = ["repaired"]
     missing = [name for name in wanted if not (folder / name).is_dir()]
     findings += [Finding("parts", name, "is missing") for name in missing]
-    return Report(folder, ("parts",), {}, tuple(findings)), "anchor" in wanted
+    return Report(folder, ("parts", "record", "digests"), {}, tuple(findings)), "anchor" in wanted
 
 
 @dataclass(frozen=True)
