@@ -77,6 +77,33 @@ def test_descriptors_are_left_for_others(file: Path, monkeypatch: pytest.MonkeyP
         assert (mapped.descriptor() is not None) == opened
 
 
+def test_a_descriptor_that_is_not_kept_is_given_to_nobody(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread would read by its number what is opened next: values of another model."""
+    mapped, seen = MappedFile(0, file, file.stat()), []
+
+    def full(_: int) -> tuple[int, int]:
+        seen.extend(number for number in range(64) if mapped.has(number))
+        return 0, 0
+
+    monkeypatch.setattr("resource.getrlimit", full)
+    assert mapped.descriptor() is None
+    assert not seen
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_file_is_closed_when_its_map_is_forgotten(file: Path) -> None:
+    with Reader() as reader:
+        mapped = mapped_at(reader.address(Tensor("w", "F32", (20,), file, 40, 120)))
+        assert mapped is not None
+        number = mapped.descriptor()
+        assert number is not None
+    assert mapped.descriptor() is None
+    with pytest.raises(OSError):
+        os.fstat(number)
+
+
 def test_a_command_may_open_as_many_files_as_the_system_lets_it() -> None:
     told = "import resource; from sigmerge.cli.main import _allow_many_files as allow; allow(); "
     told += "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"

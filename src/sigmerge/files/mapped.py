@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from bisect import bisect_left, bisect_right
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -41,21 +42,34 @@ class MappedFile:
         return None if opened is None else opened.fileno()
 
     def has(self, descriptor: int) -> bool:
-        return self._opened is not None and self._opened.fileno() == descriptor
+        opened = self._opened
+        return opened is not None and not opened.closed and opened.fileno() == descriptor
 
     def _open(self) -> FileIO | None:
         with self._lock:
             if self._opened is None and not self._gone:
-                try:
-                    self._opened = FileIO(self.path)
-                    number = self._opened.fileno()
-                    fine = os.path.samestat(os.fstat(number), self._status)
-                    fine &= number < _most_descriptors()
-                except OSError:
-                    fine = False
-                if not fine:  # another file has its name by now, or too many are open
-                    self._opened, self._gone = None, True
+                # Others look without the lock, and use the number until the file is forgotten.
+                self._opened = self._same()
+                self._gone = self._opened is None
             return self._opened
+
+    def _same(self) -> FileIO | None:
+        """The file, open; None if another one has its name by now, or too many are open."""
+        with suppress(OSError):
+            opened = FileIO(self.path)
+            number = opened.fileno()
+            same = os.path.samestat(os.fstat(number), self._status)
+            if same and number < _most_descriptors():
+                return opened
+            opened.close()
+        return None
+
+    def close(self) -> None:
+        """It is not read any more."""
+        with self._lock:
+            opened, self._opened, self._gone = self._opened, None, True
+        if opened is not None:
+            opened.close()
 
 
 def _most_descriptors() -> int:
@@ -96,6 +110,8 @@ def forget(first: int) -> None:
     with _changing:
         firsts, maps = _table
         at = bisect_left(firsts, first)
+        for _, file in maps[at : at + 1]:
+            file.close()
         _table = _Table(firsts[:at] + firsts[at + 1 :], maps[:at] + maps[at + 1 :])
 
 
