@@ -21,6 +21,7 @@ from sigmerge.nano.files import POOL
 from sigmerge.probing import memory
 from sigmerge.probing.generate import HfModel
 from tests.command_line import sigmerge
+from tests.pools import make_pool
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 98.00 MiB.")
 HANDLE = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
@@ -104,6 +105,22 @@ def test_a_full_memory_of_python_has_the_same_exit_code(monkeypatch: pytest.Monk
     ran = sigmerge("evaluate", POOL / "math", "--suite", "nano")
     assert (ran.code, ran.err.count("\n")) == (7, 1)
     assert ran.err.startswith("error: Out of memory. Fewer --threads need less")
+
+
+def test_a_system_that_starts_no_thread_is_no_fault_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under `ulimit -v` and `ulimit -u`."""
+    pool = make_pool(tmp_path / "pool", layers=1)
+    recipe = pool.write(pool.recipe("linear"))
+
+    def refusing(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refusing)
+    ran = sigmerge("merge", recipe, tmp_path / "out", "--threads", "2")
+    assert ran.code == 7, ran.err
+    assert ran.err.startswith("error: the system lets this process start no further thread")
 
 
 def test_what_no_place_expects_is_no_fault_of_ours(

@@ -143,11 +143,10 @@ class Reader:
             return
         with self._lock:
             if self._ahead is None:
-                self._ahead = SimpleQueue()
-                self._thread = threading.Thread(
-                    target=_read_ahead, args=(self._ahead,), daemon=True
-                )
-                self._thread.start()
+                queue: SimpleQueue[Tensor | None] = SimpleQueue()
+                thread = threading.Thread(target=_read_ahead, args=(queue,), daemon=True)
+                thread.start()  # or the system lets no thread start; then there is none to end
+                self._ahead, self._thread = queue, thread
             self._ahead.put(tensor)
 
     def release(self, pieces: Iterable[tuple[Tensor, int, int]]) -> None:

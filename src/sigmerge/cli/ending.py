@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 _python_shows = warnings.showwarning
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_NO_THREAD = (
+    "the system lets this process start no further thread: its memory, or the number of processes, "
+    "is limited (ulimit -v, ulimit -u). Fewer --threads need less."
+)
 _HOMELESS = (
     "no home folder is known, of this user or of one behind ~. Write such paths in full; set HOME, "
     "or SIGMERGE_CACHE to a folder that can be written."
@@ -83,6 +87,8 @@ def _ended() -> int:
     except Exception as error:
         if isinstance(error, RuntimeError) and "home directory" in str(error):
             return _failed(_HOMELESS, 2)
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+            return _failed(_NO_THREAD, MemoryFull.exit_code)
         from sigmerge.probing.memory import full, is_full
 
         if is_full(error):
