@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,22 @@ def test_each_goes_into_its_folder_after_those_it_needs(pool: PoolOnDisk, tmp_pa
     before = (out / "half/model.safetensors").stat()
     done("merge", file, out)  # what is there is kept
     assert (out / "half/model.safetensors").stat().st_ino == before.st_ino
+
+
+def test_what_a_recipe_names_lies_beside_the_file(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where the program runs: a command, a suite and a folder of statistics as in one alone."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (pool.root / "score.py").write_text(
+        f"import json; print(json.dumps(dict.fromkeys({[*pool.experts]}, 0.5)))"
+    )
+    section = {"command": f"{sys.executable} score.py {{checkpoint}}"}
+    file = pool.root / "scored.yaml"
+    recipes = [pool.recipe("linear", name="a", repair=section), pool.recipe("linear")]
+    file.write_text("---\n".join(map(yaml.safe_dump, recipes)))
+    done("merge", file, tmp_path / "out")
 
 
 def test_a_file_of_one_recipe_is_no_file_of_several(pool: PoolOnDisk, tmp_path: Path) -> None:

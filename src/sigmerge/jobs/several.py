@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import OutputError
@@ -11,7 +13,7 @@ from sigmerge.files.objects import url_of
 from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Description, Options, Step
-from sigmerge.recipe import load_recipe
+from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.documents import needed, several, standing_in, with_folders
 from sigmerge.records import PLAN, PROVENANCE, Provenance, read, read_plan
 from sigmerge.results import Merged
@@ -35,7 +37,7 @@ class SeveralJob:
             if needs := sorted(needed(given, several(self.file))):
                 steps.append(Step("later", {"recipe": name, "merges": needs}))
             else:
-                recipe = load_recipe(given, seed=self.seed, strict=self.strict)
+                recipe = self._loaded(given, {})
                 steps += MergeJob(recipe, self.out / name, self.options).describe().steps
         return Description(tuple(steps), self.options.threads)
 
@@ -44,7 +46,17 @@ class SeveralJob:
         found = several(self.file)
         with standing_in(found) as places:
             for given in found.values():
-                load_recipe(with_folders(given, places), seed=self.seed, strict=self.strict)
+                self._loaded(given, places)
+
+    def _loaded(self, given: Mapping[str, Any], places: Mapping[str, Path]) -> Recipe:
+        """One of the recipes, with the folders of others that it merges."""
+        recipe = load_recipe(
+            with_folders(given, places),
+            seed=self.seed,
+            strict=self.strict,
+            folder=self.file.expanduser().resolve().parent,
+        )
+        return replace(recipe, files=(self.file, *recipe.files))
 
     def run(self) -> tuple[Merged, ...]:
         """The results in the order in which they were made. Those that are there are kept."""
@@ -54,9 +66,7 @@ class SeveralJob:
         folders: dict[str, Path] = {}
         results = []
         for name, given in several(self.file).items():
-            placed = with_folders(given, folders)
-            recipe = load_recipe(placed, seed=self.seed, strict=self.strict)
-            recipe = replace(recipe, files=(self.file, *recipe.files))
+            recipe = self._loaded(given, folders)
             folders[name] = folder = (self.out / name).absolute()
             if (
                 folder.exists()

@@ -60,13 +60,16 @@ def load_recipe(
     seed: int | None = None,
     repair: Mapping[str, Any] | None = None,
     strict: bool = False,
+    folder: Path | None = None,
 ) -> Recipe:
     """Read a recipe from a file, or from a mapping given in Python.
+
+    What a mapping names lies in `folder`, or else where the program runs.
 
     `seed` and the keys of `repair` go before what the recipe says. In a mergekit file a key that
     mergekit passes over is noted; `strict` makes it an error, as it is in files with keys of ours.
     """
-    folder, own = Path.cwd(), list[Path]()
+    folder, own = folder or Path.cwd(), list[Path]()
     if isinstance(source, Mapping):
         try:
             plain = json.loads(json.dumps(dict(source), default=os.fspath))
