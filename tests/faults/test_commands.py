@@ -129,6 +129,8 @@ def test_what_a_killed_repair_left_is_gone_after_a_plain_merge(tmp_path: Path) -
     for name in kept:
         (out.parent / name).mkdir()
     assert (out.parent / ".out.anchor").exists()
+    (out.parent / "..out.anchor.partial").mkdir()  # of one that was killed in its merge
+    (out.parent / "..out.anchor.partial.lock").touch()
     ran = command("merge", pool.write(pool.recipe("linear")), out)
     assert ran.code == 0, ran.err
     assert sorted(entry.name for entry in out.parent.iterdir()) == [*kept, "out"]

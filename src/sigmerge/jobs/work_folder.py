@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
-from sigmerge.checkpoints.publishing import check_apart, check_target, real_target, writing
+from sigmerge.checkpoints.publishing import (
+    check_apart,
+    check_target,
+    partial_of,
+    real_target,
+    writing,
+)
 from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.files.digests import file_digests, kind_of
@@ -112,9 +118,11 @@ def remove_anchor(out: Path) -> None:
     Unless another command is at work there. What was scored for a search or a guide stays: it may
     have taken hours, and the same command goes on from it.
     """
-    out = out.absolute()
+    anchor = hidden(out, "anchor")
+    begun = partial_of(anchor)
     with suppress(OutputError, OSError), only_writer(hidden(out, "lock"), ""):
-        remove(hidden(out, "anchor"), if_possible=True)
+        for place in (anchor, begun, begun.with_name(f"{begun.name}.lock")):
+            remove(place, if_possible=True)
 
 
 def _nameless(folder: Path) -> Path:
