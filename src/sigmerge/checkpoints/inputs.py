@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,34 @@ def fingerprint(members: Mapping[str, Checkpoint], others: Iterable[Path] = ()) 
         "companions": {n: [[f.name, digests[f]] for f in fs] for n, fs in companions.items()},
         "others": [[file.name, digests[file]] for file in beside],
     }
+
+
+def stays(members: Iterable[Checkpoint]) -> Callable[[], None]:
+    """What stops if a file of these checkpoints, weights or another, is not what it is now.
+
+    For work that takes long before `identify`: it may have read some of them.
+    """
+    listed = list(members)
+    before = _state(listed)
+
+    def check() -> None:
+        now = _state(listed)
+        for file in sorted({*before, *now}):
+            if now.get(file) != before.get(file):
+                raise changed(address(file))
+
+    return check
+
+
+def _state(members: Iterable[Checkpoint]) -> dict[Path, str]:
+    """Weights by their identity, all other files by their content; what is gone is left out."""
+    found: dict[Path, str] = {}
+    for member in members:
+        for file in member.files:
+            with suppress(OSError, PoolError):
+                found[file] = identity(file)
+        found |= file_digests(companion_files(member.path))
+    return found
 
 
 def _identity(file: Path) -> InputIdentity:

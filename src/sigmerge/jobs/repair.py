@@ -17,6 +17,7 @@ import yaml
 
 from sigmerge.checkpoints.blocks import other_stacks
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpoint
+from sigmerge.checkpoints.inputs import stays
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.publishing import check_space, check_target
 from sigmerge.engine.machine import Meter
@@ -147,16 +148,19 @@ class RepairJob:
             plan = self._decided_plan(pool, stored)
             text, options = self.recipe.text, self.options
             return run_occupancy(plan, pool, stored, text, self.out, options, meter)
+        unchanged = stays([*pool.members.values(), stored])
         table = score_table(self.recipe, self.anchor, self.scorer, self.options)
         measured = measure_profile(self.recipe, pool, self.options)
         plan = self._plan(pool, stored, table, measured)
         guard = _guard(self.section, self.scorer, table)
         if self.section.calibration is not None:
+            unchanged()
             return self._calibrated(pool, stored, plan, table, guard, meter)
         if self.scorer is not None and any(k for row in plan.quota for k in row):
             trial = _Trial(self, pool, stored, table, self.scorer)
             plan = _further_rounds(plan, trial, measured)
         text = self._text(plan, pool, stored)
+        unchanged()
         return run_occupancy(plan, pool, stored, text, self.out, self.options, meter, guard)
 
     def _text(self, plan: RepairPlan, pool: Pool, stored: Checkpoint) -> str:
@@ -185,7 +189,9 @@ class RepairJob:
         job = CalibrateJob(
             self.recipe, self.out, self.options, pool, stored, plan, table, self.made, self.score
         )
+        unchanged = stays([*pool.members.values(), stored])
         found = job.run()
+        unchanged()
         assert self.scorer is not None  # else nothing could have been calibrated
         self.scorer.looks.extend(found.looks)
         anchor, place = stored, hidden(self.out, "level")
