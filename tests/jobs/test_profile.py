@@ -63,6 +63,26 @@ def test_direction_and_sign_views_are_those_of_brute_force(pool: PoolOnDisk) -> 
     assert any("representation" in warning for warning in found.as_json()["warnings"])
 
 
+def test_layers_of_a_stack_have_the_views_of_those_they_are_made_of(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    """Also if another stack of the same files and as many layers was measured before."""
+    probe = tmp_path / "probe.jsonl"
+    probe.write_text("".join(json.dumps({"prompt": f"w{i}"}) + "\n" for i in range(3, 9)))
+    whole = sigmerge.profile(recipe(pool, probe=str(probe))).views
+    assert len(set(whole["representation"])) == LAYERS
+    for ranges in ([(2, 3), (0, 2)], [(0, 2), (0, 1)], [(1, 3), (1, 2), (0, 2)]):
+        given = recipe(pool, probe=str(probe))
+        models = [*given.pop("models"), {"model": str(pool.reference)}]
+        given["slices"] = [
+            {"sources": [{**model, "layer_range": list(layers)} for model in models]}
+            for layers in ranges
+        ]
+        stacked = [layer for layers in ranges for layer in range(*layers)]
+        views = sigmerge.profile(given).views
+        assert views == {name: tuple(view[i] for i in stacked) for name, view in whole.items()}
+
+
 def test_threads_do_not_change_a_bit_and_the_second_profile_reads_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

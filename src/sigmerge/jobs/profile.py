@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.checkpoints.companions import tokenizer_files, vocabulary
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.inputs import unchanged
@@ -137,7 +138,7 @@ def _weight_views(pool: Pool, options: Options, again: bool) -> Views:
     # All at once: at the end of a call threads wait for the last one.
     digests = file_digests([file for each in members for file in each.files], options.threads)
     weights = [" ".join(sorted(digests[file] for file in each.files)) for each in members]
-    key = content_key(["weights", PROFILE_FORMAT, *unchecked, *weights])
+    key = content_key(["weights", PROFILE_FORMAT, *unchecked, *weights, *_stacked(pool)])
     note = beside(pool.layout.path, f"signature-{key}.json")
     experts, depth = len(pool.experts), pool.stack.depth
     kept = {} if again else kept_json(note, {"dots", "mass"}) or {}
@@ -151,6 +152,15 @@ def _weight_views(pool: Pool, options: Options, again: bool) -> Views:
         "direction": conflict.direction_view(dots),
         "sign": conflict.sign_view(mass[:, 0], mass[:, 1]),
     }
+
+
+def _stacked(pool: Pool) -> list[Any]:
+    """What the layers of a stack are made of: the same files may be stacked in another way."""
+    if pool.output is None:
+        return []
+    members = [pool.layout, *pool.experts.values()]
+    names = [[site.tensor for site in block] for block in block_sites(pool)]
+    return [[[[m.tensors[name].name for m in members] for name in block] for block in names]]
 
 
 def _numbers(kept: object, shape: tuple[int, ...]) -> Array | None:
@@ -250,17 +260,18 @@ def _representation(recipe: Recipe, pool: Pool, options: Options, again: bool) -
             *([] if device == "cpu" else [device]),
         ])  # fmt: skip
         note = beside(pool.layout.path, f"gram-{key}.npy")
-        gram = None if again else _kept_gram(note, pool.stack.depth)
-        if gram is None:
+        layers = _own_layers(pool, expert)
+        gram = None if again else _kept_gram(note)
+        if gram is None or not _fits(gram, layers, pool):
             gram = _probed(expert, tokenizer, prompts, options, device)
-            if len(gram) != pool.stack.depth:
+            if not _fits(gram, layers, pool):
                 raise PoolError(
                     f"{name}: {len(gram)} blocks ran on the probe, the tensor names show "
-                    f"{pool.stack.depth}."
+                    f"{max(layers) + 1}."
                 )
             unchanged(before)  # the Gram is kept under the content of before
             _keep_gram(note, gram)
-        grams.append(gram)
+        grams.append(gram[layers])
     options.progress("probing experts", len(pool.experts), len(pool.experts))
     return conflict.representation_view(np.stack(grams))
 
@@ -283,13 +294,31 @@ def probe_prompts(file: Path) -> list[str]:
     return prompts
 
 
-def _kept_gram(note: Path, depth: int) -> Array | None:
+def _own_layers(pool: Pool, expert: Checkpoint) -> list[int]:
+    """Which of an expert's own layers each layer of the pool is: another one in a stack of slices.
+
+    A probe runs the expert as it is.
+    """
+    if pool.output is None:
+        return list(range(pool.stack.depth))
+    own = find_stack((tensor.name, tensor.size) for tensor in expert.tensors.values())
+    found = {pool.stack.block_of(n): own.block_of(t.name) for n, t in expert.tensors.items()}
+    layers = [found.get(layer) for layer in range(pool.stack.depth)]
+    return [layer for layer in layers if layer is not None]
+
+
+def _fits(gram: Array, layers: list[int], pool: Pool) -> bool:
+    """Whether Grams are of these layers; a stack need not have all of an expert's."""
+    return len(gram) > max(layers) and (pool.output is not None or len(gram) == len(layers))
+
+
+def _kept_gram(note: Path) -> Array | None:
     """An expert's Grams from their note; None if they have to be measured again."""
     content = kept_bytes(note)
     if content is None:
         return None
     found = np.load(io.BytesIO(content), allow_pickle=False)
-    square = found.ndim == 3 and len(found) == depth and found.shape[1] == found.shape[2]
+    square = found.ndim == 3 and found.shape[1] == found.shape[2]
     return found if square and found.dtype.kind == "f" and np.isfinite(found).all() else None
 
 
