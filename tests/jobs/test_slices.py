@@ -187,6 +187,11 @@ def test_a_stacked_model_loads(pool: PoolOnDisk, tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[Sliced, str]] = {
+    "an operator that reads exemplars": (
+        {"slices": [piece(source(BASE, 0, 6), source(MATH, 0, 6), source(CODING, 0, 6))],
+         "merge_method": "fisher", "base_model": BASE},
+        "fisher reads each expert's own exemplars, and sources of slices have none",
+    ),
     "no layers": (
         {"slices": [piece(source(MATH, 3, 3))], "merge_method": "passthrough"},
         "slices: hold no layer together; a model has one at least",

@@ -377,6 +377,9 @@ class _Parser(Reading):
         models = self._models(sections, judge, reference)
         shared = shared_settings(self, self.modules, judge)
         if sections.slices:
+            if chosen and chosen.needs:
+                told = "reads each expert's own exemplars, and sources of slices have none"
+                self.problem(("slices",), f"{chosen.name} {told}; give whole models under models:")
             whole = [k for k in ("search", "guide", "tune") if getattr(sections, k) is not None]
             if self.modules:
                 self._refuse_scored(sections)
