@@ -108,6 +108,8 @@ def test_a_checkpoint_is_known_by_content(tmp_path: Path):
         "t.model",
         "c.jinja",
         "m.py",
+        "source.spm",
+        "vocab.bpe",
     ],
 )
 def test_what_decides_an_answer_is_part_of_a_checkpoints_key(tmp_path: Path, name: str):

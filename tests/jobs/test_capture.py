@@ -20,6 +20,7 @@ from typer.testing import CliRunner  # noqa: E402
 import sigmerge  # noqa: E402
 from sigmerge.cli.ending import app  # noqa: E402
 from sigmerge.errors import OutputError, PoolError, RecipeError  # noqa: E402
+from sigmerge.jobs import capture  # noqa: E402
 from sigmerge.jobs.anchor import is_current  # noqa: E402
 from sigmerge.jobs.capture import CaptureJob, plan_captures  # noqa: E402
 from sigmerge.jobs.dense import plan_dense  # noqa: E402
@@ -73,6 +74,22 @@ def recipe(pool: Path, method: str, **top: Any) -> dict[str, Any]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*.safetensors")}
+
+
+def test_statistics_of_an_expert_that_changes_meanwhile_are_not_kept(
+    pool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changing(*given: Any) -> dict[str, Any]:
+        told = captured(*given)
+        file = pool / "math/tokenizer_config.json"
+        file.write_text(file.read_text() + " ")
+        return told
+
+    captured = capture._run
+    monkeypatch.setattr(capture, "_run", changing)
+    with pytest.raises(PoolError, match="math: changed while it was read"):
+        sigmerge.capture(recipe(pool, "regmean"), experts=["math"])
+    assert not list((pool / ".sigmerge").iterdir())
 
 
 @pytest.mark.parametrize("method", DATA)

@@ -63,10 +63,9 @@ def test_direction_and_sign_views_are_those_of_brute_force(pool: PoolOnDisk) -> 
     assert any("representation" in warning for warning in found.as_json()["warnings"])
 
 
-def test_layers_of_a_stack_have_the_views_of_those_they_are_made_of(
-    pool: PoolOnDisk, tmp_path: Path
-) -> None:
+def test_layers_of_a_stack_have_the_views_of_those_they_are_made_of(tmp_path: Path) -> None:
     """Also if another stack of the same files and as many layers was measured before."""
+    pool = make_pool(tmp_path / "pool", layers=LAYERS, tokenizer=True)
     probe = tmp_path / "probe.jsonl"
     probe.write_text("".join(json.dumps({"prompt": f"w{i}"}) + "\n" for i in range(3, 9)))
     whole = sigmerge.profile(recipe(pool, probe=str(probe))).views
@@ -97,6 +96,24 @@ def test_threads_do_not_change_a_bit_and_the_second_profile_reads_nothing(
 
     monkeypatch.setattr(PoolSource, "raw", refuse)
     assert sigmerge.profile(recipe(pool)) == one
+
+
+def test_views_of_weights_that_change_while_they_are_measured_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The expert may come back to what it was, and would be known by what another showed."""
+    pool = make_pool(tmp_path / "pool", layers=2)
+    file, measure = pool.experts["math"] / "model.safetensors", profile._signature
+
+    def changing(*given: Any) -> Any:
+        found = measure(*given)
+        file.write_bytes(file.read_bytes()[:-1] + b"!")
+        return found
+
+    monkeypatch.setattr(profile, "_signature", changing)
+    with pytest.raises(PoolError, match=r"math/model\.safetensors: changed while it was read"):
+        sigmerge.profile(recipe(pool))
+    assert not list((tmp_path / "pool").rglob("signature-*"))
 
 
 def test_a_changed_expert_is_measured_anew(tmp_path: Path) -> None:

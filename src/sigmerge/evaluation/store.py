@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
+from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import OutputError, PoolError, SigmergeError, SigmergeWarning
 from sigmerge.files.checksums import checksum_of
@@ -88,13 +89,14 @@ def settings_key(settings: Mapping[str, Any]) -> str:
 
 
 AROUND = ("*.json", "*.model", "*.txt", "*.tiktoken", "*.jinja", "*.py")
-"""What decides, besides the weights, what a checkpoint answers; *.txt are vocabularies too."""
+"""What decides, besides weights and tokenizer, what a checkpoint answers."""
 
 
 def checkpoint_key(folder: Path, allow_pickle: bool = False) -> str:
     """A checkpoint by content: weights, configuration, tokenizer and code, wherever it lies."""
     checkpoint = open_checkpoint(folder, allow_pickle=allow_pickle)
     around = [file for ending in AROUND for file in checkpoint.path.glob(ending)]
+    around += companion_files(checkpoint.path)
     weights = set(checkpoint.files)
     digests = file_digests({*checkpoint.files, *around})
     lines = sorted(f"{'' if file in weights else file.name} {d}" for file, d in digests.items())

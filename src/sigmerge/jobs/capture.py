@@ -17,12 +17,14 @@ from typing import Any
 from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.reader import changed
 from sigmerge.checkpoints.statistics import DONE, damage, discard_damaged, finish, is_finished
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.cache import beside
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import content_key
+from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_merge_pool, weight_digests
 from sigmerge.probing.capture import TOKENS_HELD
@@ -153,15 +155,15 @@ def folders(
 ) -> dict[str, Path]:
     """Where each expert's statistics lie or go: `out`, the recipe's folder, or beside the pool."""
     wanted = out or (recipe.folder / recipe.capture.folder if recipe.capture.folder else None)
-    names = {c.expert: f"{c.kind}-{_key(c, recipe, pool, options)}" for c in planned}
+    names = {c.expert: _name(c, recipe, pool, options) for c in planned}
     return {
         expert: wanted / name if wanted else beside(pool.layout.path, name)
         for expert, name in names.items()
     }
 
 
-def _key(planned: Capture, recipe: Recipe, pool: Pool, options: Options) -> str:
-    """Of all that the statistics depend on, by content; no path, so the same everywhere."""
+def _name(planned: Capture, recipe: Recipe, pool: Pool, options: Options) -> str:
+    """By kind, and by content of all that statistics depend on; no path, so the same everywhere."""
     settings = recipe.capture
     files = [planned.checkpoint.path / "config.json", *tokenizer_files(planned.tokenizer)]
     digests = file_digests(files)
@@ -181,7 +183,7 @@ def _key(planned: Capture, recipe: Recipe, pool: Pool, options: Options) -> str:
             content.append(sorted(weight_digests(pool.reference, options)))
     else:
         content += [settings.labels, recipe.seed if settings.labels == "sampled" else None]
-    return content_key(content)
+    return f"{planned.kind}-{content_key(content)}"
 
 
 def peak_memory(planned: Capture, recipe: Recipe, threads: int) -> int:
@@ -265,7 +267,11 @@ def run_captures(
 def _capture_one(recipe: Recipe, pool: Pool, options: Options, pair: tuple[Capture, Path]) -> None:
     planned, place = pair
     _claim(place)
-    _run(planned, recipe, pool, options, place)
+    about = _run(planned, recipe, pool, options, place)
+    if place.name != _name(planned, recipe, pool, options):  # else they would be kept of another
+        remove(place)
+        raise changed(planned.checkpoint.place)
+    finish(place, about)
 
 
 def longest(planned: Capture, recipe: Recipe) -> int:
@@ -305,7 +311,10 @@ def _claim(folder: Path) -> None:
         ) from None
 
 
-def _run(planned: Capture, recipe: Recipe, pool: Pool, options: Options, folder: Path) -> None:
+def _run(
+    planned: Capture, recipe: Recipe, pool: Pool, options: Options, folder: Path
+) -> dict[str, Any]:
+    """Write the statistics; returns what is told about them."""
     settings, trust = recipe.capture, options.trust_remote_code
     meter, begun = Meter(), any(folder.iterdir())
     tokens = _tokens(planned, recipe, trust)
@@ -346,4 +355,4 @@ def _run(planned: Capture, recipe: Recipe, pool: Pool, options: Options, folder:
         raise PoolError(f"{recipe.method} needs {planned.kind!r}, which nothing measures.")
     free_cached()
     # Of a capture that another run began, the whole time is not known.
-    finish(folder, about | {"seconds": None if begun else meter.wall_seconds})
+    return about | {"seconds": None if begun else meter.wall_seconds}

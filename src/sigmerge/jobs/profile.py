@@ -15,7 +15,7 @@ import numpy as np
 from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.checkpoints.companions import tokenizer_files, vocabulary
 from sigmerge.checkpoints.folder import Checkpoint
-from sigmerge.checkpoints.inputs import unchanged
+from sigmerge.checkpoints.inputs import identify, unchanged
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import OpenMembers, PoolSource
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
@@ -136,7 +136,8 @@ def _weight_views(pool: Pool, options: Options, again: bool) -> Views:
     unchecked = ["unchecked"] if options.allow_nonfinite else []
     members = [pool.layout, *pool.experts.values()]
     # All at once: at the end of a call threads wait for the last one.
-    digests = file_digests([file for each in members for file in each.files], options.threads)
+    files = [file for each in members for file in each.files]
+    before, digests = identify(files), file_digests(files, options.threads)
     weights = [" ".join(sorted(digests[file] for file in each.files)) for each in members]
     key = content_key(["weights", PROFILE_FORMAT, *unchecked, *weights, *_stacked(pool)])
     note = beside(pool.layout.path, f"signature-{key}.json")
@@ -146,6 +147,7 @@ def _weight_views(pool: Pool, options: Options, again: bool) -> Views:
     mass = _numbers(kept.get("mass"), (depth, 2))
     if dots is None or mass is None:
         dots, mass = _signature(pool, options)
+        unchanged(before)  # they are kept under the content of before
         content = {"experts": list(pool.experts), "dots": dots.tolist(), "mass": mass.tolist()}
         keep_json(note, content)
     return {
