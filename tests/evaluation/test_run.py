@@ -356,7 +356,7 @@ def test_a_checkpoint_that_changes_while_it_is_scored_is_not_remembered(
     def exchanged(*_: object) -> None:
         weights.write_bytes((other / weights.name).read_bytes())
 
-    with pytest.raises(PoolError, match="changed while it was scored"):
+    with pytest.raises(PoolError, match="changed while it was read"):
         evaluate(model, str(place / "own.yaml"), store=store, progress=exchanged)
     shutil.copyfile(place / "tiny" / weights.name, weights)
     again = evaluate(model, str(place / "own.yaml"), store=store)

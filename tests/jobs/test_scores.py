@@ -152,6 +152,17 @@ def test_a_checkpoint_is_scored_once_until_it_changes(tmp_path: Path) -> None:
     assert len(seen) == 3
 
 
+def test_a_command_may_leave_its_results_beside_what_it_scores(tmp_path: Path) -> None:
+    folder = make_pool(tmp_path, layers=1).reference
+
+    def measure(folder: Path) -> MeasuredScores:
+        (folder / "results.json").write_text("{}")
+        return MeasuredScores({"math": 0.5}, {})
+
+    scorer = CheckpointScorer("test of results", measure, keeps=True)
+    assert scorer(folder).scores == {"math": 0.5}
+
+
 def test_scores_of_a_checkpoint_that_changed_meanwhile_are_not_kept(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, layers=1)
     first, second = (folder / "model.safetensors" for folder in list(pool.experts.values())[:2])
@@ -161,7 +172,7 @@ def test_scores_of_a_checkpoint_that_changed_meanwhile_are_not_kept(tmp_path: Pa
         first.write_bytes(second.read_bytes())
         return MeasuredScores({"math": 0.5}, {})
 
-    with pytest.raises(PoolError, match="changed while it was scored"):
+    with pytest.raises(PoolError, match="changed while it was read"):
         CheckpointScorer("test of changes", measure, keeps=True)(first.parent)
     first.write_bytes(older)
     right = CheckpointScorer(

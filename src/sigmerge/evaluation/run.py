@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.inputs import stays
 from sigmerge.errors import ScoreError, SigmergeWarning
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import Summary, summarise
@@ -25,7 +27,6 @@ from sigmerge.evaluation.store import (
     AnswerStore,
     Key,
     Scored,
-    changed,
     checkpoint_key,
     settings_key,
 )
@@ -232,7 +233,13 @@ class Evaluation:
 
     @cached_property
     def content(self) -> str:
+        _ = self._unchanged
         return checkpoint_key(self.checkpoint, self.how.allow_pickle)
+
+    @cached_property
+    def _unchanged(self) -> Callable[[], None]:
+        """What stops if weights, configuration or tokenizer are not what they were."""
+        return stays([open_checkpoint(self.checkpoint, allow_pickle=self.how.allow_pickle)])
 
     @cached_property
     def model(self) -> LoadedModel:
@@ -326,15 +333,14 @@ class Evaluation:
 
     def _still(self, name: str, key: Key) -> bool:
         """Whether a key names what was scored: not if a file that a command names was written."""
-        now = replace(self).key(name)
-        if now.checkpoint != key.checkpoint:
-            raise changed(self.checkpoint)
-        if now != key:
+        self._unchanged()
+        same = replace(self).key(name).settings == key.settings
+        if not same:
             text = (
                 f"{name}: a program or file that scores it changed. Its scores are not remembered."
             )
             warnings.warn(text, SigmergeWarning, stacklevel=2)
-        return now == key
+        return same
 
     def scorer(self, name: str, items: Sequence[Item], folder: Path) -> HarnessScorer:
         return self.suite.benchmarks[name].scorer(name, self, items, folder)

@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.errors import OutputError, PoolError, SigmergeError, SigmergeWarning
+from sigmerge.errors import OutputError, SigmergeError, SigmergeWarning
 from sigmerge.files.checksums import checksum_of
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import parse_json
@@ -101,13 +101,6 @@ def checkpoint_key(folder: Path, allow_pickle: bool = False) -> str:
     digests = file_digests({*checkpoint.files, *around})
     lines = sorted(f"{'' if file in weights else file.name} {d}" for file, d in digests.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:40]
-
-
-def changed(folder: Path) -> PoolError:
-    return PoolError(
-        f"{folder}: changed while it was scored. These scores are not remembered; run the same "
-        "command again when the folder does not change any more."
-    )
 
 
 @dataclass

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.inputs import stays
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.command_line import check_program, named_files, run_command
@@ -112,8 +113,9 @@ class CheckpointScorer:
         return measured
 
     def _measured(self, folder: Path) -> MeasuredScores:
-        from sigmerge.evaluation.store import changed, checkpoint_key
+        from sigmerge.evaluation.store import checkpoint_key
 
+        unchanged = stays([open_checkpoint(folder, allow_pickle=self.allow_pickle)])
         content, program = checkpoint_key(folder, self.allow_pickle), self.program()
         named = "\n".join([self.name, *program, content])
         key = hashlib.sha256(named.encode()).hexdigest()[:40]
@@ -124,8 +126,7 @@ class CheckpointScorer:
         if isinstance(kept, dict) and whole and isinstance(took, float) and self.usable(kept):
             return MeasuredScores(kept, {}, seconds=took)
         measured = self.measure(folder)
-        if checkpoint_key(folder, self.allow_pickle) != content:
-            raise changed(folder)
+        unchanged()
         told = {"scores": measured.scores, "seconds": measured.seconds}
         if self.program() == program:  # else nobody knows which of them scored
             keep_json(note, {"scorer": self.name, **told})
