@@ -27,7 +27,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import NoReturn
 
 from benchmarks.dense import BIN, METHODS, OUT, THREADS, Sides, write_recipe
 from benchmarks.measure import Cost, best, drop, machine, run, versions
@@ -57,24 +56,11 @@ def commands(recipe: Path, out: Path, inputs: Sequence[Path]) -> dict[str, list[
     return {
         FULL: merge,
         UNSYNCED: [*merge, "--no-fsync"],
-        BARE: [sys.executable, "-m", "benchmarks.trust", "--bare", recipe, out],
+        BARE: [sys.executable, "-m", "benchmarks.bare", recipe, out],
         REHASHED: [*merge, "--rehash"],
         FLOOR: floor,
         SYNCED_FLOOR: [*floor, "--fsync"],
     }
-
-
-def bare(recipe: str, out: str) -> NoReturn:
-    """The merge without any of it; the result has no digests and is good for nothing else."""
-    from sigmerge.checkpoints import writer, written
-    from sigmerge.cli.main import main as sigmerge
-
-    writer.checksum = lambda *_: 0  # type: ignore[assignment]
-    written.Written.read_back = (  # type: ignore[method-assign]
-        lambda self, *_: ([], [""] * len(self._handles))
-    )
-    sys.argv = ["sigmerge", "merge", recipe, out, "--no-fsync"]
-    sigmerge()
 
 
 def measure(pool: BenchPool, method: str, repeat: int, folder: Path) -> dict[str, list[Cost]]:
@@ -139,10 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--method", choices=METHODS, default="linear")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--out", type=Path, default=OUT, help="where results are written")
-    parser.add_argument("--bare", nargs=2, metavar=("RECIPE", "OUT"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.bare:
-        bare(*options.bare)
     pool = make_pool(Path("bench-pool") / options.size, SIZES[options.size])
     found = measure(pool, options.method, options.repeat, options.out)
     print(document(pool, options.method, found, options.repeat))
