@@ -19,6 +19,7 @@ import yaml
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.cli.show import description_lines
 from sigmerge.errors import OutputError, PoolError, ScoreError, SigmergeError
+from sigmerge.evaluation import run as evaluation_run
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import standard_error, summarise
 from sigmerge.evaluation.how import How
@@ -318,6 +319,7 @@ def test_a_journal_of_calls_knows_the_records_and_settings_of_its_suite(
     first = identity()
     assert identity() == first
     assert identity(limit=5) != first != identity(dtype="bfloat16")
+    assert scorer.identity(place / "none") == first  # a dry run reads no weights for it
     words.write_text(words.read_text().replace("is", "was"))
     assert identity() != first
     with pytest.raises(ScoreError, match="its records changed between two checkpoints"):
@@ -343,6 +345,15 @@ def test_another_program_scores_again(place: Path, tmp_path: Path):
         result = evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r")
         found.append((result["macro"], result["reused_items"]))
     assert found == [(0.25, 0), (0.5, 0), (0.5, 0)]
+
+
+def test_weights_are_identified_once_however_many_groups_are_scored(
+    place: Path, tmp_path: Path, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(evaluation_run, "checkpoint_key", lambda *given: asked.append(given) or "")
+    evaluate(place / "tiny", str(place / "own.yaml"), "all", store=tmp_path / "r.sqlite")
+    assert len(asked) == 1
 
 
 def test_a_checkpoint_that_changes_while_it_is_scored_is_not_remembered(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -288,13 +288,17 @@ class Evaluation:
         }
 
     def key(self, name: str) -> Key:
-        """What a result depends on: settings, backend, and the judge, program or harness."""
+        """What a result depends on: the checkpoint's content, and how it is scored."""
+        return Key(self.content, self.scored_as(name))
+
+    def scored_as(self, name: str) -> str:
+        """Names settings, backend, and the judge, program or harness. Reads no weights."""
         mark = self.suite.benchmarks[name]
         settings = {**self.settings(name), **mark.key(name, self)}
         if self.how.backend == "hf" and self.dtype == "auto":
             settings["dtype"] = "auto, float32 on processor cores"
         self.sandbox = settings.get("sandbox", self.sandbox)
-        return Key(self.content, settings_key(settings))
+        return settings_key(settings)
 
     def score(
         self,
@@ -334,7 +338,7 @@ class Evaluation:
     def _still(self, name: str, key: Key) -> bool:
         """Whether a key names what was scored: not if a file that a command names was written."""
         self._unchanged()
-        same = replace(self).key(name).settings == key.settings
+        same = self.scored_as(name) == key.settings
         if not same:
             text = (
                 f"{name}: a program or file that scores it changed. Its scores are not remembered."

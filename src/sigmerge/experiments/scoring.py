@@ -54,7 +54,7 @@ def scored_by(place: PoolPlace, suite: ExperimentSuite, options: Options, model:
         here = {}
     measure = Evaluation(model, loaded, how)
     marks = {
-        name: [measure.key(name).settings, [[i.id, i.split, i.digest] for i in here[name]]]
+        name: [measure.scored_as(name), [[i.id, i.split, i.digest] for i in here[name]]]
         if name in here
         else mark.model_dump(mode="json")
         for name, mark in loaded.benchmarks.items()

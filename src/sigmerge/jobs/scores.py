@@ -288,7 +288,7 @@ def _suite_scorer(
         marks = {
             name: [
                 suite.domain_of(name),
-                asked.key(name).settings,
+                asked.scored_as(name),
                 *((i.id, i.digest) for i in each),
             ]
             for name, each in chosen.items()

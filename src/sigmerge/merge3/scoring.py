@@ -125,7 +125,7 @@ class SuiteScorer:
 
         evaluation = Evaluation(self.model, self.suite, self.how)
         parts: list[Any] = [self.how.batch_size]
-        parts += [evaluation.key(name).settings for name in self.records]
+        parts += [evaluation.scored_as(name) for name in self.records]
         parts += [(n, i, r.digest) for n, each in self.records.items() for i, r in each.items()]
         return f"{self.suite.name} {hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
 
