@@ -82,10 +82,12 @@ def kept_json(note: Path, keys: set[str]) -> dict[str, Any] | None:
     return content
 
 
-def keep_json(note: Path, content: dict[str, Any]) -> None:
-    """Keep a note for the next run, where that is possible."""
+def keep_json(note: Path, content: dict[str, Any]) -> bool:
+    """Keep a note for the next run, where that is possible; returns whether it was."""
     with suppress(OSError):
         write_note(note, content)
+        return True
+    return False
 
 
 def write_note(note: Path, content: dict[str, Any]) -> None:

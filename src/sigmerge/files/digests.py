@@ -42,6 +42,8 @@ Passed: TypeAlias = Callable[[RemoteFile, int], bytes | None]
 """The digests of the leaves of a remote file's run that begins there, if they are known."""
 
 _rehashed: ContextVar[dict[str, str] | None] = ContextVar("rehashed", default=None)
+_unkept: dict[str, str] = {}
+"""Digests that no cache could keep, until the process ends: a job asks for them several times."""
 
 
 @contextmanager
@@ -209,7 +211,9 @@ def _begun(file: Path, error: type[SigmergeError], kind: str) -> _File:
 
 
 def _known(one: _File, memory: dict[str, str] | None) -> str | None:
-    return memory.get(str(one.note)) if memory is not None else _noted(one.note, one.key)
+    if memory is not None:
+        return memory.get(str(one.note))
+    return _noted(one.note, one.key) or _unkept.get(str(one.note))
 
 
 def _hashed(
@@ -262,7 +266,8 @@ def _remember(one: _File, digest: str, memory: dict[str, str] | None) -> None:
         return
     if memory is not None:
         memory[str(one.note)] = digest
-    keep_json(one.note, {"file": str(one.file), "identity": one.key, "sha256": digest})
+    if not keep_json(one.note, {"file": str(one.file), "identity": one.key, "sha256": digest}):
+        _unkept[str(one.note)] = digest
 
 
 def _identity(real: Path, status: os.stat_result) -> str:
