@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 import sigmerge
 from sigmerge.errors import PoolError
@@ -84,3 +86,17 @@ def test_the_first_recipe_of_a_trained_pool_knows_what_scores_it(tmp_path: Path)
     assert command("init", POOL, file).code == 0
     ran = command("run", file, tmp_path / "out", "--dry-run", "--json")
     assert ran.json["evaluation_calls"] == 14, ran.err
+
+
+def test_names_stay_texts_in_what_is_written(tmp_path: Path) -> None:
+    """In the first recipe, and in the card's list of models, which others read, too."""
+    names = ["no", "2024", "1.5", "a: b", "😀"]
+    pool = make_pool(tmp_path / "pool", experts=1, layers=2, dtype="bf16", tokenizer=True)
+    for name in names:
+        shutil.copytree(pool.experts["math"], pool.root / name)
+    assert command("init", pool.root, tmp_path / "recipe.yaml").code == 0
+    given = yaml.safe_load((tmp_path / "recipe.yaml").read_text())["models"]
+    assert {model["name"] for model in given} == {"math", *names}
+    sigmerge.merge(tmp_path / "recipe.yaml", tmp_path / "out")
+    front = (tmp_path / "out/README.md").read_text().split("---\n")[1]
+    assert set(yaml.safe_load(front)["base_model"]) == {"reference", "math", *names}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from sigmerge.errors import PoolError
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import POINTER, read_bytes
 from sigmerge.files.regular import open_regular
+from sigmerge.files.yaml_documents import in_yaml
 from sigmerge.words import counted
 
 TOKENIZER = (
@@ -152,7 +152,7 @@ def model_card(
 ) -> str:
     """README.md: what this is and how to make it again. The same for every run of the recipe."""
     front = ["---", "library_name: transformers"]
-    front += ["base_model:", *(f"- {_in_yaml(name)}" for name in _hub_names(pool))]
+    front += ["base_model:", *(f"- {in_yaml(name)}" for name in _hub_names(pool))]
     front += ["tags:", "- merge", "- sigmerge", "---", ""]
     lines = [f"# {title}", "", "Made with [sigmerge](sigmerge/recipe.yaml), without training.", ""]
     if pool.reference:
@@ -164,11 +164,6 @@ def model_card(
     lines += ["", *more, *([""] if more else []), *(f"- note: {note}" for note in notes)]
     lines += [*([""] if notes else []), "## Recipe", "", "```yaml", recipe.rstrip(), "```", ""]
     return "\n".join([*front, *lines])
-
-
-def _in_yaml(name: str) -> str:
-    """A name as a text in YAML, whatever it looks like; folders may be called anything."""
-    return name if re.fullmatch(r"[A-Za-z][\w./-]*", name) else json.dumps(name)
 
 
 def _hub_names(pool: Pool) -> list[str]:

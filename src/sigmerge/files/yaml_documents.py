@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -68,6 +69,12 @@ def parse_yaml(text: str, where: str, error: type[SigmergeError] = SigmergeError
     except RecursionError:  # an alias inside what it stands for, through a key
         raise error(f"{where}: YAML nested too deeply.") from None
     return Yaml(value, lines, tuple(twice))
+
+
+def in_yaml(text: str) -> str:
+    """A text as a document has it, also in braces: in quotes where it would be something else."""
+    listed = yaml.safe_dump([text], default_flow_style=True, allow_unicode=True, width=math.inf)
+    return listed.strip()[1:-1]
 
 
 def documents(text: str) -> list[str]:

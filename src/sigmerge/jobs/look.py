@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError
 from sigmerge.files.documents import whole
+from sigmerge.files.yaml_documents import in_yaml
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import pool_folders
 from sigmerge.operators.table import operator
@@ -147,13 +146,13 @@ def write_recipe(pool: Path, file: Path, method: str, overwrite: bool) -> str:
     each = ", ".join(setting for setting, read in given.items() if read)
 
     def place(path: Path) -> str:
-        return _scalar(os.path.relpath(path, file.absolute().parent))
+        return in_yaml(os.path.relpath(path, file.absolute().parent))
 
     lines = [f"merge_method: {method}   # `sigmerge operators` lists all"]
     lines += [f"base_model: {place(reference)}", "models:"]
     for path in experts:
         more = f", parameters: {{{each}}}" if each else ""
-        lines.append(f"  - {{model: {place(path)}, name: {_scalar(path.name)}{more}}}")
+        lines.append(f"  - {{model: {place(path)}, name: {in_yaml(path.name)}{more}}}")
     lines.append(f"dtype: {names[0] if len(names) == 1 else 'float32'}")
     lines += _repair(pool, place)
     text = "\n".join([*lines, ""])
@@ -171,8 +170,3 @@ def _repair(pool: Path, place: Callable[[Path], str]) -> list[str]:
         return [*lines, f"  evaluate: {{suite: nano, pool: {place(pool)}}}"]
     lines.append('  command: python score.py {checkpoint}   # your own; prints {"domain": score}')
     return [f"# {line}" for line in lines]
-
-
-def _scalar(text: str) -> str:
-    """A text as YAML has it, in quotes only where it needs them."""
-    return text if re.fullmatch(r"(?!\d+$)[\w./+~-]+", text) else json.dumps(text)
