@@ -56,10 +56,10 @@ def page_of(folder: Path, record: RunRecord | None = None) -> PageRun:
 
 
 def write_report(folder: Path) -> Path:
-    """Write the page of a finished run again, from its records."""
+    """Write the page of a finished run again, from its records; the anchor may be gone."""
     record = read_sealed(RunRecord, folder / RUN, OutputError)
-    changed = [name for name in changed_files(folder, record) if name != PAGE]
-    if changed:
+    wrong = (name for name in changed_files(folder, record) if name != PAGE)
+    if changed := [name for name in wrong if (folder / name).exists()]:
         raise OutputError(
             f"{folder}: {changed[0]} is not what the run wrote, so its page would be wrong; "
             "`sigmerge verify` lists what differs."
@@ -80,7 +80,8 @@ def finish_run(folder: Path, record: _Run) -> _Run:
         shutil.copyfile(folder / PAGE, partial)
     files = [folder / name for name in OUTPUTS if (folder / name).exists()]
     digests = {str(file.relative_to(folder)): each for file, each in file_digests(files).items()}
-    record = record.model_copy(update={"outputs": dict(sorted(digests.items()))})
+    outputs = {**record.outputs, **digests}  # of a file that is gone, what it was
+    record = record.model_copy(update={"outputs": dict(sorted(outputs.items()))})
     record.write(folder / RUN)
     return record
 
