@@ -148,7 +148,7 @@ def test_rows_cannot_be_changed_or_deleted(tmp_path: Path, statement: str) -> No
 def test_a_reader_cannot_write(tmp_path: Path) -> None:
     with create(tmp_path / "s.sqlite"):
         pass
-    with open_read_only(tmp_path / "s.sqlite") as store, pytest.raises(sqlite3.OperationalError):
+    with open_read_only(tmp_path / "s.sqlite") as store, pytest.raises(OutputError):
         store.append(RECORD)
 
 
@@ -219,6 +219,12 @@ def test_runs_of_earlier_versions_have_no_checksums(tmp_path: Path) -> None:
     with create(file) as store:
         store.append(replace(RECORD, setting="other"))
     assert set(before) < set(export(file))
+
+
+def test_what_fails_while_a_store_is_open_is_no_damage_of_it(tmp_path: Path) -> None:
+    """Its user would be told to remove the store."""
+    with pytest.raises(UnicodeDecodeError), create(tmp_path / "s.sqlite"):
+        b"\xff".decode()
 
 
 def test_a_full_disk_is_told_and_the_runs_are_kept(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from sigmerge.experiments.runner import DEFINITION
 from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.files.locks import only_writer
 from sigmerge.files.scratch import remove_stale
+from sigmerge.jobs import repair
 from tests.experiments.test_suite import definition, export
 from tests.pools import PoolOnDisk, make_pool
 
@@ -76,6 +77,17 @@ def test_a_suite_goes_on_where_its_store_was_just_begun(content: dict[str, Any],
     (out / STORE).write_bytes(b"")
     sigmerge.suite(content, out, threads=1)
     assert export(out) == before
+
+
+def test_a_pool_is_checked_once_however_many_variants_repair_it(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokenizers of real models take seconds to compare."""
+    checked = []
+    monkeypatch.setattr(repair, "check_probe", lambda *given: checked.append(given))
+    monkeypatch.chdir(tmp_path)
+    sigmerge.describe(sigmerge.suite, definition(pool, baselines=[]), tmp_path / "out")
+    assert len(checked) == 1
 
 
 def test_a_pool_that_changes_during_a_suite_stops_it(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from sigmerge.experiments.suite import ExperimentSuite
 from sigmerge.files.documents import whole, write_json
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Description, Options
-from sigmerge.jobs.repair import check_repair
+from sigmerge.jobs.repair import check_repair, check_settings
 from sigmerge.jobs.scores import scorer_of
 from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.merge3.evolve import require_search
@@ -78,10 +78,11 @@ class SuiteJob:
                 if recipe.search is not None:
                     require_search()
             check_benchmarks(plan.place, self.suite, self.options)
-            for setting in (self.suite.default, *self.suite.variants()):
+            check_repair(plan.plain, self.options)
+            for setting in self.suite.variants():
                 recipe = plan.recipe(self.suite.anchors[0], 0, setting, 0)
-                check_repair(recipe, self.options)
-            if scorer_of(recipe, self.options, "evaluation") is None:
+                check_settings(recipe, self.options)
+            if scorer_of(plan.plain, self.options, "evaluation") is None:
                 raise ScoreError(
                     "command: must say {split}: a suite scores the calibration and the "
                     "evaluation items apart."

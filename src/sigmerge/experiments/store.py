@@ -223,7 +223,7 @@ class RunStore:
 
     def add_pools(self, pools: Sequence[StoredPool]) -> None:
         """Name pools before their runs come: tables have pools in the order of this list."""
-        with self._connection:
+        with _told(self.path), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             for pool in pools:
                 self._add_pool(pool)
@@ -241,7 +241,7 @@ class RunStore:
         """Insert a run with its scores in one transaction; False if it was there already."""
         _check(record)
         run, scores = _rows(record)
-        with self._connection:
+        with _told(self.path), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             self._add_pool(record.pool)
             if self._one("SELECT 1 FROM runs WHERE key = ?", (record.key,)):
@@ -297,7 +297,8 @@ class RunStore:
 
     def keys(self) -> frozenset[str]:
         """Keys of all runs: what a resumed experiment leaves out."""
-        return frozenset(row[0] for row in self._connection.execute("SELECT key FROM runs"))
+        with _told(self.path):
+            return frozenset(row[0] for row in self._connection.execute("SELECT key FROM runs"))
 
     def export(self) -> Iterator[str]:
         """Every row without its costs as a JSON line, in canonical order; items as a sum."""
@@ -374,14 +375,17 @@ class RunStore:
 def create(path: Path) -> Iterator[RunStore]:
     """Open a store to append to, or make an empty one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _told(path), closing(_connected(path, "rwc")) as connection:
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA foreign_keys = ON")
-        if not _tables(connection):
-            connection.executescript(f"BEGIN IMMEDIATE;{_TABLES}{_SUMS}{_APPEND_ONLY}COMMIT;")
-        _check_schema(connection, path)
-        connection.execute(_SUMS)
-        yield RunStore(connection, path)
+    with _told(path):
+        connection = _connected(path, "rwc")
+    with closing(connection):
+        with _told(path):
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            if not _tables(connection):
+                connection.executescript(f"BEGIN IMMEDIATE;{_TABLES}{_SUMS}{_APPEND_ONLY}COMMIT;")
+            _check_schema(connection, path)
+            connection.execute(_SUMS)
+        yield RunStore(connection, path)  # what a suite does meanwhile is told by itself
 
 
 @contextmanager

@@ -311,6 +311,14 @@ def repair_steps(
 
 def check_repair(recipe: Recipe, options: Options, score: ScoreFunction | None = None) -> None:
     """Find problems of the scores and the probe before a merge is made."""
+    check_settings(recipe, options, score)
+    assert recipe.repair is not None
+    if not recipe.repair.decided:
+        check_probe(recipe, open_repair_pool(recipe, options), options)
+
+
+def check_settings(recipe: Recipe, options: Options, score: ScoreFunction | None = None) -> None:
+    """Find problems of what the repair: section says, which variants of one pool say apart."""
     section = recipe.repair
     assert section is not None
     if section.decided:
@@ -330,7 +338,6 @@ def check_repair(recipe: Recipe, options: Options, score: ScoreFunction | None =
         raise RecipeError(f"variant: {section.variant} needs the representation view; give probe:.")
     if scorer is None:
         score_table(recipe, None, None, options)
-    check_probe(recipe, open_repair_pool(recipe, options), options)
 
 
 def check_data(recipe: Recipe, options: Options, score: ScoreFunction | None = None) -> None:
