@@ -299,6 +299,21 @@ def test_a_damaged_expert_is_trained_again(made: RealTraining) -> None:
     assert weights.read_bytes() == before
 
 
+def test_a_training_removes_what_a_killed_one_of_its_domain_left_only(made: RealTraining) -> None:
+    """Another process may be writing the steps of a domain whose name holds this one's."""
+    short = replace(made, settings=replace(SETTINGS, steps=3), domains=("math",))
+    records = made.out / "training"
+    records.mkdir(parents=True)
+    own, others = (
+        {f".{d}.steps", f"..{d}.steps.1-2.partial", f".{d}.json.1-2.partial"}
+        for d in ("math", "aftermath.json")
+    )
+    for name in own | others:
+        (records / name).write_text("{}")
+    short.run(silent)
+    assert {file.name for file in records.iterdir()} == {"math.json", *others}
+
+
 def test_training_data_that_changes_meanwhile_makes_no_expert(made: RealTraining) -> None:
     short = replace(made, settings=replace(SETTINGS, steps=3), domains=("math",))
     file = made.data / "train/math.jsonl"

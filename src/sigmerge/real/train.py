@@ -13,6 +13,7 @@ an order of its own, so the same command need not give the same bytes there.
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -246,8 +247,10 @@ class RealTraining:
 
     def _train(self, domain: str, progress: Progress) -> None:
         with self._alone(domain):
-            for unfinished in (self.out / RECORDS).glob(f".*{domain}.*"):  # of a killed run
-                remove(unfinished)
+            own = re.compile(rf"\.+{re.escape(domain)}\.(json|steps)(\.[\d-]+\.partial)?")
+            for file in (self.out / RECORDS).iterdir():
+                if own.fullmatch(file.name):  # of a killed run
+                    remove(file)
             self._train_alone(domain, progress)
 
     def _train_alone(self, domain: str, progress: Progress) -> None:
