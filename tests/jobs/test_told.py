@@ -12,6 +12,8 @@ import pytest
 
 import sigmerge
 from sigmerge import progress
+from sigmerge.checkpoints import companions
+from sigmerge.checkpoints.companions import vocabulary
 from sigmerge.errors import OutputError, PoolError, RecipeError, SigmergeError
 from sigmerge.recipe import load_recipe
 from tests.command_line import refused
@@ -270,7 +272,9 @@ def test_what_a_repair_lacks_is_told_before_the_merge(
     assert told in refused(code, "merge", recipe, pool.root / "out", beside=pool.root)
 
 
-def test_tokens_that_change_places_are_noted(pool: PoolOnDisk, tmp_path: Path) -> None:
+def test_tokens_that_change_places_are_noted(
+    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder in (pool.reference, *pool.experts.values()):
         write_tokenizer(folder)
     plain = pool.recipe("linear")
@@ -279,10 +283,14 @@ def test_tokens_that_change_places_are_noted(pool: PoolOnDisk, tmp_path: Path) -
     words = json.loads(file.read_text())
     words["model"]["vocab"] |= {"w5": 6, "w6": 5}
     file.write_text(json.dumps(words))
+    read = []
+    monkeypatch.setattr(companions, "vocabulary", lambda f: read.append(f) or vocabulary(f))
     told = (
         "coding: its tokenizer has other tokens than reference's under 2 ids (5 is 'w6' here, 'w5'"
     )
     assert told in notes(plain, tmp_path / "by id")
+    assert told in notes(plain, tmp_path / "by id again")
+    assert len(read) == 2  # of four members, and two merges: it takes a second each
     by_token = pool.recipe("linear", tokenizer_source=str(pool.experts["math"]))
     assert "other tokens" not in notes(by_token, tmp_path / "by token")
 

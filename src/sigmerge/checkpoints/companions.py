@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -236,17 +237,28 @@ def token_clashes(folders: Mapping[str, Path]) -> list[str]:
 
     Equal files are equal tokenizers; only others are read. One that is damaged shows nothing.
     """
-    files = [f for folder in folders.values() if is_there(f := folder / "tokenizer.json")]
-    if len(set(file_digests(files).values())) < 2:
+    files = {n: f for n, folder in folders.items() if is_there(f := folder / "tokenizer.json")}
+    digests = file_digests(files.values())
+    if len(set(digests.values())) < 2:
         return []
-    words: dict[str, dict[int, str]] = {}
-    for name, folder in folders.items():
+    return list(_clashes(tuple((name, file, digests[file]) for name, file in files.items())))
+
+
+@lru_cache(maxsize=4)
+def _clashes(files: tuple[tuple[str, Path, str], ...]) -> tuple[str, ...]:
+    """The same of tokenizers by name and digest. To read one takes a second: every candidate of a
+    search asks for the same, and experts may share one that is not the reference's."""
+    read: dict[str, dict[int, str]] = {}
+    for _, file, digest in files:
         with suppress(PoolError):
-            found = vocabulary(folder)
-            if isinstance(found, dict):
-                words[name] = {number: token for token, number in found.items()}
+            found = {} if digest in read else vocabulary(file.parent)
+            if found and isinstance(found, dict):
+                read[digest] = {number: token for token, number in found.items()}
+    words = {name: read[digest] for name, _, digest in files if digest in read}
     first, notes = next(iter(words), ""), []
     for name, own in words.items():
+        if own is words[first]:
+            continue
         shared = own.keys() & words[first].keys()
         if clashing := sorted(i for i in shared if own[i] != words[first][i]):
             i = clashing[0]
@@ -256,7 +268,7 @@ def token_clashes(folders: Mapping[str, Path]) -> list[str]:
                 "there), and rows of the embedding are taken by id; tokenizer_source: base or "
                 "union takes them by token"
             )
-    return notes
+    return tuple(notes)
 
 
 def added_tokens(folder: Path) -> list[dict[str, Any]]:
