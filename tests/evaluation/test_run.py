@@ -320,6 +320,10 @@ def test_a_journal_of_calls_knows_the_records_and_settings_of_its_suite(
     assert identity() == first
     assert identity(limit=5) != first != identity(dtype="bfloat16")
     assert scorer.identity(place / "none") == first  # a dry run reads no weights for it
+    suite = (place / "own.yaml").read_text()
+    (place / "own.yaml").write_text(suite.replace("  length:", "  lengths:"))
+    assert identity() != first
+    (place / "own.yaml").write_text(suite)
     words.write_text(words.read_text().replace("is", "was"))
     assert identity() != first
     with pytest.raises(ScoreError, match="its records changed between two checkpoints"):

@@ -147,18 +147,19 @@ def test_a_configuration_that_changes_while_checkpoints_are_scored_stops_the_rep
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("section", [{}, {"calibrate": {"calls": 2}}])
 def test_a_tokenizer_that_goes_while_checkpoints_are_scored_stops_the_repair(
-    tmp_path: Path,
+    tmp_path: Path, section: dict[str, object]
 ) -> None:
     """The result has the anchor's own: it would have none, and its record would agree."""
     pool, anchor = make_pool(tmp_path / "pool", layers=1, tokenizer=True), tmp_path / "anchor"
     sigmerge.merge(pool.recipe("ties"), anchor)
 
     def score(folder: Path) -> dict[str, float]:
-        (folder / "tokenizer.json").unlink(missing_ok=folder != anchor)
+        (folder / "tokenizer.json").unlink(missing_ok=True)
         return dict.fromkeys(SCORES["anchor"], 0.5)
 
-    recipe = pool.recipe("ties", repair={})
+    recipe = pool.recipe("ties", repair=section)
     with pytest.raises(PoolError, match="changed while it was read"):
         sigmerge.repair(recipe, tmp_path / "out", anchor=anchor, score=score)
     assert not (tmp_path / "out").exists()

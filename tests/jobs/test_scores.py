@@ -163,6 +163,41 @@ def test_a_command_may_leave_its_results_beside_what_it_scores(tmp_path: Path) -
     assert scorer(folder).scores == {"math": 0.5}
 
 
+def test_a_program_that_changes_between_two_checkpoints_scores_anew(tmp_path: Path) -> None:
+    folder, programs = make_pool(tmp_path, layers=1).reference, ["older"]
+
+    def measure(_: Path) -> MeasuredScores:
+        return MeasuredScores({"math": 0.5 if programs == ["older"] else 0.25}, {}, seconds=1.0)
+
+    scorer = CheckpointScorer("test of programs", measure, program=lambda: programs, keeps=True)
+    assert scorer(folder).scores == scorer(folder).scores == {"math": 0.5}
+    programs = ["newer"]
+    assert scorer(folder).scores == {"math": 0.25}
+
+
+def test_scores_of_a_program_that_changed_meanwhile_are_not_kept(tmp_path: Path) -> None:
+    folder, programs, found = make_pool(tmp_path, layers=1).reference, ["older"], [0.5, 0.25]
+
+    def measure(_: Path) -> MeasuredScores:
+        programs[0] = "newer"
+        return MeasuredScores({"math": found.pop(0)}, {}, seconds=1.0)
+
+    scorer = CheckpointScorer("test of edits", measure, program=programs.copy, keeps=True)
+    assert scorer(folder).scores == {"math": 0.5}
+    programs[0] = "older"
+    assert scorer(folder).scores == {"math": 0.25}
+
+
+@pytest.mark.parametrize("reference", ["own", "strongest"])
+def test_an_expert_needs_its_own_score_only_where_no_other_is_read(
+    pool: PoolOnDisk, reference: str
+) -> None:
+    given = {"command": "true {checkpoint}", "reference": reference}
+    scorer = scorer_of(load_recipe(pool.recipe("linear", repair=given)), Options())
+    assert scorer is not None and scorer.usable({"math": 0.5}) == (reference == "own")
+    assert scorer.usable(dict.fromkeys(pool.experts, 0.5))
+
+
 def test_scores_of_a_checkpoint_that_changed_meanwhile_are_not_kept(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, layers=1)
     first, second = (folder / "model.safetensors" for folder in list(pool.experts.values())[:2])

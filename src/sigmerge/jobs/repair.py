@@ -6,7 +6,7 @@ is written stands in plan.json, from which the same repair can be made again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -154,8 +154,7 @@ class RepairJob:
         plan = self._plan(pool, stored, table, measured)
         guard = _guard(self.section, self.scorer, table)
         if self.section.calibration is not None:
-            unchanged()
-            return self._calibrated(pool, stored, plan, table, guard, meter)
+            return self._calibrated(pool, stored, plan, table, guard, meter, unchanged)
         if self.scorer is not None and any(k for row in plan.quota for k in row):
             trial = _Trial(self, pool, stored, table, self.scorer)
             plan = _further_rounds(plan, trial, measured)
@@ -182,6 +181,7 @@ class RepairJob:
         table: ScoreTable,
         guard: Guard,
         meter: Meter,
+        unchanged: Callable[[], None],
     ) -> Merged:
         """The repair that the calibration chooses, of the anchor at the level that it chooses."""
         from sigmerge.jobs.calibrate import CalibrateJob, plain_text
@@ -189,7 +189,6 @@ class RepairJob:
         job = CalibrateJob(
             self.recipe, self.out, self.options, pool, stored, plan, table, self.made, self.score
         )
-        unchanged = stays([*pool.members.values(), stored])
         found = job.run()
         unchanged()
         assert self.scorer is not None  # else nothing could have been calibrated
