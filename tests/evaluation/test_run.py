@@ -18,7 +18,7 @@ import yaml
 
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.cli.show import description_lines
-from sigmerge.errors import OutputError, PoolError, ScoreError, SigmergeError
+from sigmerge.errors import OutputError, PoolError, ScoreError, SigmergeError, SigmergeWarning
 from sigmerge.evaluation import run as evaluation_run
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import standard_error, summarise
@@ -358,6 +358,22 @@ def test_weights_are_identified_once_however_many_groups_are_scored(
     monkeypatch.setattr(evaluation_run, "checkpoint_key", lambda *given: asked.append(given) or "")
     evaluate(place / "tiny", str(place / "own.yaml"), "all", store=tmp_path / "r.sqlite")
     assert len(asked) == 1
+
+
+def test_scores_of_a_program_that_is_edited_meanwhile_are_not_remembered(
+    place: Path, tmp_path: Path
+):
+    shutil.copyfile(place / "words.jsonl", tmp_path / "q.jsonl")
+    mark = {"harness": "command", "files": "q.jsonl", "metrics": {"m": "m"},
+            "command": f"{sys.executable} score.py {{items}}"}  # fmt: skip
+    (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
+    script = "import json, sys\nfor line in open(sys.argv[1]):\n    "
+    script += "print(json.dumps({'id': json.loads(line)['id'], 'm': 1}))\n"
+    for _ in range(2):
+        (tmp_path / "score.py").write_text(script + "open(__file__, 'a').write('# edited')\n")
+        with pytest.warns(SigmergeWarning, match="Its scores are not remembered"):
+            found = evaluate(place / "tiny", str(tmp_path / "q.yaml"), store=tmp_path / "r")
+        assert found["reused_items"] == 0
 
 
 def test_a_checkpoint_that_changes_while_it_is_scored_is_not_remembered(

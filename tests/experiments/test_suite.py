@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 import sigmerge as package
+from sigmerge.errors import PoolError
 from sigmerge.experiments import group
 from sigmerge.experiments.plan import _reads_exemplars, _search_items, plans
 from sigmerge.experiments.store import STORE, open_read_only
@@ -537,6 +538,22 @@ def test_whatever_decides_a_score_is_in_the_pools_key(pool: PoolOnDisk) -> None:
     moved = folder.rename(folder.with_name("elsewhere"))
     evaluated_content["evaluate"]["suite"] = str(moved / "words.yaml")
     assert key() == keys[-1]
+
+
+def test_records_that_change_during_a_suite_stop_it(pool: PoolOnDisk) -> None:
+    [plan] = plans(load_suite(evaluated(pool)), Options(threads=1))
+    assert plan.row.key
+    plan.check_same()
+    rewritten(pool.root.parent / "benchmarks/coding.jsonl", '"w3"', '"w7"')
+    with pytest.raises(PoolError, match="its records or settings changed"):
+        plan.check_same()
+
+
+def test_a_command_may_write_what_it_names_during_a_suite(pool: PoolOnDisk) -> None:
+    [plan] = plans(load_suite(definition(pool)), Options(threads=1))
+    assert plan.row.key
+    rewritten(pool.root.parent / "score.py", "0.9", "0.8")
+    plan.check_same()
 
 
 def test_pools_of_one_folder_name_are_told_apart_by_their_parents(tmp_path: Path) -> None:

@@ -143,6 +143,14 @@ def test_a_cache_that_keeps_nothing_stops_nothing(
     assert bytes_read(file) == 7
 
 
+def test_a_note_under_the_name_of_another_is_made_again(tmp_path: Path) -> None:
+    cache.write_note(tmp_path / "a", {"sha256": "0"})
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert cache.kept_json(tmp_path / "b", {"sha256"}) is None
+    (tmp_path / "b").rename(tmp_path / "a")
+    assert cache.kept_json(tmp_path / "a", {"sha256"}) == {"sha256": "0"}
+
+
 def test_a_full_cache_stops_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGMERGE_CACHE", "/dev/full")
     assert bytes_read(file) == 7

@@ -399,3 +399,18 @@ def test_dry_runs_count_the_calls(tmp_path: Path) -> None:
     assert "safety not below 0.9 of its expert" in ran.out
     assert "score: 10 checkpoints on the calibration split" in ran.out  # nine, and the guard's
     assert [p.name for p in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_a_calibration_begins_anew_where_the_anchor_is_read_otherwise(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    """Its weights are the same, and what was scored was another model."""
+    anchor, score = tmp_path / "anchor", Scored(pool)
+    sigmerge.merge(recipe_of(pool), anchor)
+    file = recipe_of(pool, repair={"calibrate": {"calls": 4}, "guard": "off"})
+    with pytest.raises(KeyboardInterrupt):
+        sigmerge.repair(file, tmp_path / "out", anchor=anchor, score=Scored(pool, 6))
+    config = anchor / "config.json"
+    config.write_text(config.read_text().replace("{", '{"rope_theta": 5,', 1))
+    sigmerge.repair(file, tmp_path / "out", anchor=anchor, score=score)
+    assert score.asked == 4 + 4

@@ -128,27 +128,31 @@ def test_a_changed_expert_is_measured_anew(tmp_path: Path) -> None:
     assert after.as_json()["views"]["direction"] != before.as_json()["views"]["direction"]
 
 
+@pytest.mark.parametrize("what", ["model.safetensors", "tokenizer.json"])
 def test_an_expert_that_changes_before_it_is_probed_is_not_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Or the tokenizer, which is the reference's."""
     pool = make_pool(tmp_path / "pool", layers=2, tokenizer=True)
     (pool.root / "probe.jsonl").write_text('{"prompt": "w3"}\n{"prompt": "w5"}\n')
     given = pool.write(recipe(pool, probe="probe.jsonl"))
     wanted = sigmerge.profile(given)
     shutil.rmtree(pool.root / ".sigmerge")
-    weights = next(iter(pool.experts.values())) / "model.safetensors"
-    older, other = weights.read_bytes(), make_pool(tmp_path / "other", layers=2, seed=5)
-    plain = profile._probed
+    other = make_pool(tmp_path / "other", layers=2, seed=5)
+    tokenizer = what == "tokenizer.json"
+    file = (pool.reference if tokenizer else pool.experts["math"]) / what
+    older, plain = file.read_bytes(), profile._probed
 
     def exchanged(*arguments: Any) -> Any:
-        weights.write_bytes((other.experts[weights.parent.name] / weights.name).read_bytes())
+        newer = older + b" " if tokenizer else (other.experts["math"] / what).read_bytes()
+        file.write_bytes(newer)
         return plain(*arguments)
 
     monkeypatch.setattr(profile, "_probed", exchanged)
     with pytest.raises(PoolError, match="changed while it was read"):
         sigmerge.profile(given)
     monkeypatch.undo()
-    weights.write_bytes(older)
+    file.write_bytes(older)
     assert sigmerge.profile(given) == wanted
 
 

@@ -150,9 +150,10 @@ def test_filters_and_densities_that_do_nothing(pool: PoolOnDisk, tmp_path: Path)
     assert notes(plain, tmp_path / "plain") == ""
 
 
-def test_a_filter_calls_a_mixture_as_mergekit_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["mlp", "block_sparse_moe"])
+def test_a_filter_calls_a_mixture_as_mergekit_does(name: str, tmp_path: Path) -> None:
     mixture = make_pool(tmp_path / "mixture", experts=2, style="moe")
-    rules = [{"filter": "mlp", "value": 0.0}, {"value": 0.5}]
+    rules = [{"filter": name, "value": 0.0}, {"value": 0.5}]
     recipe = mixture.recipe("task_arithmetic", weight=(rules, rules))
     assert "filter" not in notes(recipe, tmp_path / "out")
     merged, reference = read_weights(tmp_path / "out"), read_weights(mixture.reference)

@@ -49,7 +49,7 @@ def experts_of(
     wrong: list[str] = []
     for done, (name, folder) in enumerate(folders.items()):
         options.progress("scoring experts", done, len(folders))
-        if name not in known or problems(name, known[name]["scores"]):
+        if name not in known:
             scores, worth = measure.folder(folder)
             known[name] = {"expert": name, "scores": scores, "answers": worth}
             if found := problems(name, scores):
