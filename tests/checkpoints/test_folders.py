@@ -338,6 +338,31 @@ def test_pickled_weights_are_loaded_on_request(pool: PoolOnDisk) -> None:
     assert all((out[name] == values).all() for name, values in plain.items())
 
 
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("kind", ["pytorch_model.bin", "model.safetensors"])
+def test_a_checkpoint_without_one_of_its_shards_is_refused(
+    pool: PoolOnDisk, kind: str, index: bool
+) -> None:
+    folder, (stem, suffix) = pool.experts["math"], kind.split(".")
+    tensors = sorted(load_file(weights_file(pool)).items())
+    weights_file(pool).unlink()
+    first = f"{stem}-00001-of-00002.{suffix}"
+    write = torch.save if suffix == "bin" else save_file
+    write(dict(tensors[:9]), folder / first)
+    other = first.replace("00001", "00002")
+    named = {name: first if i < 9 else other for i, (name, _) in enumerate(tensors)}
+    if index:
+        (folder / f"{kind}.index.json").write_text(json.dumps({"weight_map": named}))
+    with pytest.raises(PoolError, match="are missing" if index else "one of several shards"):
+        open_checkpoint(folder, allow_pickle=True)
+    if index:
+        write(dict(tensors[9:]), folder / other)
+        assert sorted(open_checkpoint(folder, allow_pickle=True).tensors) == sorted(named)
+        write(dict(tensors[10:]), folder / other)
+        with pytest.raises(PoolError, match=f"{kind}.index.json and the shards disagree"):
+            open_checkpoint(folder, allow_pickle=True)
+
+
 @pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("index", ["", ".index.json"])
 def test_a_model_with_an_adapter_beside_it_is_a_model(

@@ -20,6 +20,7 @@ from sigmerge.words import shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
 RECORDS_FOLDER = "sigmerge"
 """The folder of a checkpoint that holds its records."""
 SHOWN = 12
@@ -200,7 +201,7 @@ def _parted_head(model: Checkpoint, embedding: str) -> set[str]:
 def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
     config, version = _read_config(folder)
     _refuse_quantised(folder, config)
-    files = _weight_files(folder, allow_pickle)
+    files, index = _weight_files(folder, allow_pickle)
     tensors: dict[str, Tensor] = {}
     for file in files:
         for name, tensor in read_header(file).items():
@@ -210,7 +211,8 @@ def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
                     f"{tensors[name].file.name} and {file.name}."
                 )
             tensors[name] = tensor
-    _check_index(folder, tensors)
+    if index:
+        _check_index(folder / index, tensors)
     if not tensors:
         raise PoolError(f"{folder}: its weight files hold no tensor.")
     _refuse_other_floats(folder, tensors)
@@ -273,6 +275,7 @@ def _existing_folder(path: Path) -> Path:
     return folder
 
 
+_SHARD = re.compile(r"-\d+-of-(?!0*1$)\d+$")
 _ALONE = "is an adapter; write its model before it, as in model+adapter."
 _GGUF = (
     "GGUF weights are quantised for inference and cannot be merged; "
@@ -309,23 +312,18 @@ def _refuse_other_floats(folder: Path, tensors: dict[str, Tensor]) -> None:
         )
 
 
-def _weight_files(folder: Path, allow_pickle: bool) -> list[Path]:
-    index = folder / INDEX
-    if index.exists():
-        check_file(folder, index)
-        names = sorted(set(_weight_map(index).values()))
-        if (folder / SINGLE).exists() and SINGLE not in names:
+def _weight_files(folder: Path, allow_pickle: bool) -> tuple[list[Path], str]:
+    """The files with the weights, and the name of the index that lists them, if one does."""
+    if (folder / INDEX).exists():
+        files = _indexed(folder, INDEX)
+        if (folder / SINGLE).exists() and folder / SINGLE not in files:
             raise PoolError(
                 f"{folder}: holds both {SINGLE} and {INDEX}, which names other files; one of the "
                 "two is left over from an older checkpoint. Remove it."
             )
-        files = [folder / _inside(index, name) for name in names]
-        missing = [shown(file.name) for file in files if not is_there(file)]
-        if missing:
-            raise PoolError(f"{folder}: shards named in {INDEX} are missing:", missing[:SHOWN])
-        return _checked(folder, files)
+        return _checked(folder, files), INDEX
     if (folder / SINGLE).exists():
-        return _checked(folder, [folder / SINGLE])
+        return _checked(folder, [folder / SINGLE]), ""
     for name in (SINGLE, INDEX):
         if (folder / name).is_symlink():
             raise PoolError(
@@ -335,14 +333,29 @@ def _weight_files(folder: Path, allow_pickle: bool) -> list[Path]:
     return _other_weights(folder, allow_pickle)
 
 
-def _other_weights(folder: Path, allow_pickle: bool) -> list[Path]:
+def _indexed(folder: Path, name: str) -> list[Path]:
+    """The shards that an index names, which are all there."""
+    index = folder / name
+    check_file(folder, index)
+    files = [folder / _inside(index, shard) for shard in sorted(set(_weight_map(index).values()))]
+    if missing := [shown(file.name) for file in files if not is_there(file)]:
+        raise PoolError(f"{folder}: shards named in {name} are missing:", missing[:SHOWN])
+    return files
+
+
+def _other_weights(folder: Path, allow_pickle: bool) -> tuple[list[Path], str]:
     if (folder / ADAPTER_CONFIG).exists():
         raise PoolError(f"{folder}: {_ALONE}")
     pickles = sorted(folder.glob("pytorch_model*.bin"))
     if pickles and allow_pickle:
         from sigmerge.checkpoints.pickled import as_safetensors
 
-        return as_safetensors(_checked(folder, pickles))
+        index = PICKLED_INDEX if (folder / PICKLED_INDEX).exists() else ""
+        if index:
+            pickles = _indexed(folder, index)
+        else:
+            _no_shards(folder, pickles, PICKLED_INDEX)
+        return as_safetensors(_checked(folder, pickles)), index
     if pickles:
         raise PoolError(
             f"{folder}: pickled weights ({pickles[0].name}) can run code when loaded and are "
@@ -355,8 +368,18 @@ def _other_weights(folder: Path, allow_pickle: bool) -> list[Path]:
     if len(loose) > 1:
         raise PoolError(f"{folder}: {len(loose)} safetensors files but no {INDEX}.")
     if loose:
-        return _checked(folder, loose)
+        _no_shards(folder, loose, INDEX)
+        return _checked(folder, loose), ""
     raise PoolError(f"{folder}: no weights; expected {SINGLE} or {INDEX}.")
+
+
+def _no_shards(folder: Path, files: list[Path], index: str) -> None:
+    """Refuse shards without an index: nothing says that they are all there."""
+    if parts := [file.name for file in files if _SHARD.search(file.stem)]:
+        raise PoolError(
+            f"{folder}: {parts[0]} is one of several shards, but there is no {index}; copy or "
+            "download it."
+        )
 
 
 def _checked(folder: Path, files: list[Path]) -> list[Path]:
@@ -380,14 +403,14 @@ def _inside(index: Path, name: str) -> PurePosixPath:
     return path
 
 
-def _check_index(folder: Path, tensors: dict[str, Tensor]) -> None:
-    if not (folder / INDEX).exists():
-        return
-    promised = _weight_map(folder / INDEX)
+def _check_index(index: Path, tensors: dict[str, Tensor]) -> None:
+    """Refuse shards that an index does not agree with; pickles are read under other names."""
+    promised, renamed = _weight_map(index), index.name == PICKLED_INDEX
     problems = [
         f"{name[:SHORT]}: promised in {file[:SHORT]}, not stored there"
         for name, file in sorted(promised.items())
-        if name not in tensors or tensors[name].file.name != PurePosixPath(file).name
+        if name not in tensors
+        or not (renamed or tensors[name].file.name == PurePosixPath(file).name)
     ]
     problems += [
         f"{name[:SHORT]}: stored in {tensor.file.name}, not in the index"
@@ -396,4 +419,6 @@ def _check_index(folder: Path, tensors: dict[str, Tensor]) -> None:
     ]
     if problems:
         rest = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-        raise PoolError(f"{folder}: {INDEX} and the shards disagree:", problems[:SHOWN] + rest)
+        raise PoolError(
+            f"{index.parent}: {index.name} and the shards disagree:", problems[:SHOWN] + rest
+        )
