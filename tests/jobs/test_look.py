@@ -12,6 +12,7 @@ import yaml
 
 import sigmerge
 from sigmerge.errors import PoolError
+from sigmerge.recipe import load_recipe
 from tests.command_line import refused
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool, read_weights, write_member
@@ -77,6 +78,28 @@ def test_the_first_recipe_of_a_pool_runs(pool: PoolOnDisk, tmp_path: Path) -> No
     assert "is no pool" in refused(2, "init", pool.reference, tmp_path / "x", beside=tmp_path)
     told = refused(2, "init", pool.root, tmp_path / "x", "--method", "tise", beside=tmp_path)
     assert "did you mean 'ties'?" in told
+
+
+def test_names_that_yaml_takes_for_something_else(pool: PoolOnDisk, tmp_path: Path) -> None:
+    names = ["-x", ".inf", "1.5", "1_0", "2024-01-01", "12", "no", "x, y", "😀"]
+    for name in names:
+        shutil.copytree(pool.experts["math"], tmp_path / "pool" / name)
+    shutil.copytree(pool.reference, tmp_path / "pool/reference")
+    for file in (tmp_path / "pool/recipe.yaml", tmp_path / "recipe.yaml"):
+        assert command("init", tmp_path / "pool", file).code == 0
+        found = load_recipe(file)
+        assert {model.name: Path(model.path).name for model in found.models} == dict(
+            zip(names, names, strict=True)
+        )
+
+
+def test_what_a_first_recipe_never_replaces(pool: PoolOnDisk, tmp_path: Path) -> None:
+    weights = pool.experts["math"] / "model.safetensors"
+    for file in (weights, tmp_path):
+        words = refused(4, "init", pool.root, file, "--overwrite", beside=tmp_path)
+        assert "--overwrite only replaces those" in words
+    (tmp_path / "r.yaml").write_text("older")
+    assert command("init", pool.root, tmp_path / "r.yaml", "--overwrite").code == 0
 
 
 def test_the_first_recipe_of_a_trained_pool_knows_what_scores_it(tmp_path: Path) -> None:

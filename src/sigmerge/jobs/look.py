@@ -15,6 +15,7 @@ from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.companions import TORCH_NAMES, vocabulary
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import together
+from sigmerge.checkpoints.publishing import writing
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError
@@ -136,6 +137,8 @@ def write_recipe(pool: Path, file: Path, method: str, overwrite: bool) -> str:
     reference, experts = pool_folders(pool)
     if file.exists() and not overwrite:
         raise OutputError(f"{file}: exists already; pass --overwrite to replace it.")
+    if file.exists() and (file.suffix not in (".yaml", ".yml") or not file.is_file()):
+        raise OutputError(f"{file}: is no .yaml file, and --overwrite only replaces those.")
     kinds = {tensor.dtype for tensor in open_checkpoint(reference).tensors.values()}
     names = sorted(TORCH_NAMES[kind] for kind in kinds if kind in TORCH_NAMES)
     named = {parameter.name for parameter in chosen.parameters if parameter.per_model}
@@ -156,7 +159,7 @@ def write_recipe(pool: Path, file: Path, method: str, overwrite: bool) -> str:
     lines.append(f"dtype: {names[0] if len(names) == 1 else 'float32'}")
     lines += _repair(pool, place)
     text = "\n".join([*lines, ""])
-    with whole(file) as partial:
+    with writing(file), whole(file) as partial:
         partial.write_text(text, encoding="utf-8")
     return text
 
