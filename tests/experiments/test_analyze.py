@@ -11,7 +11,7 @@ import sigmerge as package
 from sigmerge.analysis.claims import claims
 from sigmerge.experiments.analyze import rules
 from tests.analysis.experiment import make_store, read
-from tests.command_line import sigmerge
+from tests.command_line import refused, sigmerge
 from tests.experiments.test_suite import definition, write
 from tests.pools import PoolOnDisk, make_pool
 
@@ -37,6 +37,36 @@ def test_a_suite_is_analysed(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert (tmp_path / "out/analysis/index.html").read_bytes() == page
     rules_file = json.loads((tmp_path / "pages/anchor_rules.json").read_text())
     assert rules_file["pools"]["pool"]["anchors"] == 2
+
+
+def test_only_an_older_analysis_is_replaced(tmp_path: Path) -> None:
+    make_store(tmp_path / "large.sqlite")
+    make_store(tmp_path / "small.sqlite", lambda run: run.kind in ("expert", "anchor", "default"))
+    out, kept = tmp_path / "out", tmp_path / "notes"
+    assert sigmerge("analyze", tmp_path / "large.sqlite", "--out", out).code == 0
+    assert (out / "tables/baselines.md").exists()
+    assert sigmerge("analyze", tmp_path / "small.sqlite", "--out", out).code == 0
+    assert not (out / "tables/baselines.md").exists()
+    assert sorted(file.name for file in tmp_path.glob(".*")) == []
+    for name in ("index.html", "published.md"):
+        kept.mkdir(exist_ok=True)
+        (kept / name).write_text("mine")
+        source = [tmp_path / "small.sqlite"] if name == "index.html" else ["--published"]
+        told = refused(4, "analyze", *source, "--out", kept, beside=tmp_path)
+        assert "choose a new folder" in told and (kept / name).read_text() == "mine"
+    (out / "mine.txt").write_text("mine")
+    refused(4, "analyze", tmp_path / "small.sqlite", "--out", out, beside=tmp_path)
+
+
+def test_a_suite_goes_on_beside_an_analysis_that_was_killed(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    package.suite(definition(pool), tmp_path / "out", threads=1)
+    (tmp_path / "out/.analysis.partial/tables").mkdir(parents=True)
+    (tmp_path / "out/.analysis.partial.lock").touch()
+    assert package.suite(definition(pool), tmp_path / "out", threads=1).made == 0
+    assert sigmerge("analyze", tmp_path / "out").code == 0
+    assert not list((tmp_path / "out").glob(".analysis*"))
 
 
 def test_statements_follow_the_numbers(tmp_path: Path) -> None:

@@ -25,10 +25,15 @@ from sigmerge.files.locks import only_writer
 from sigmerge.files.objects import address
 from sigmerge.files.regular import remove, sync_folder
 
-ResultKind = Literal["a checkpoint", "an adapter"]
+ResultKind = Literal["a checkpoint", "an adapter", "an analysis"]
 """What a folder must be to be replaced."""
 
 SYNCED_TOGETHER = 16
+ANALYSIS_RULES = "anchor_rules.json"
+"""The file that every analysis has."""
+_OF_ANALYSIS = re.compile(
+    rf"(tables/[^/]+\.(md|csv|tex)|figures/[^/]+\.(svg|png)|analysis\.md|index\.html|{ANALYSIS_RULES})"
+)
 
 
 def real_target(out: Path) -> Path:
@@ -95,6 +100,8 @@ def _check_replaced(final: Path, target: Path, overwrite: bool, kind: ResultKind
         if not _is(kind, target):
             raise OutputError(
                 f"{final}: is not {kind} folder, and --overwrite only replaces those."
+                if kind != "an analysis"
+                else f"{final}: holds files that no analysis wrote; choose a new folder."
             )
 
 
@@ -115,7 +122,14 @@ def _escaped(name: bytes) -> bytes:
 
 
 def _is(kind: ResultKind, folder: Path) -> bool:
-    """Whether a configuration is there, and weights or the records of a result."""
+    """Whether a configuration is there, and weights or the records of a result.
+
+    An analysis holds nothing but what one writes.
+    """
+    if kind == "an analysis":
+        found = [each for each in folder.rglob("*") if each.is_symlink() or not each.is_dir()]
+        written = {each.relative_to(folder).as_posix() for each in found}
+        return ANALYSIS_RULES in written and all(map(_OF_ANALYSIS.fullmatch, written))
     if kind == "an adapter":
         return (folder / ADAPTER_CONFIG).exists() and any(folder.glob("adapter_model.*"))
     names = [file.name for file in folder.iterdir()]

@@ -9,14 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sigmerge.checkpoints.publishing import (
+    ANALYSIS_RULES,
+    ResultKind,
+    check_target,
+    only_target,
+    partial_of,
+    publish,
+    real_target,
+    writing,
+)
 from sigmerge.engine.machine import LIBRARIES
-from sigmerge.errors import require
+from sigmerge.errors import OutputError, require
 from sigmerge.experiments.store import ANALYSIS, STORE, StoreError, open_read_only
-from sigmerge.files.documents import write_json
+from sigmerge.files.documents import read_bytes, whole, write_json
+from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Description, Step
 from sigmerge.records import Part
 
-RULES = "anchor_rules.json"
+_KIND: ResultKind = "an analysis"
 
 
 class Statement(Part):
@@ -69,6 +80,7 @@ class AnalyzeJob:
     def describe(self) -> Description:
         """The runs that the store holds, and where their analysis goes."""
         _require_analysis()
+        self._check()
         with open_read_only(self.file) as store:
             runs = len(store.keys())
         facts: dict[str, object] = {"runs": runs, "split": self.split, "out": str(self.folder)}
@@ -76,20 +88,34 @@ class AnalyzeJob:
         step = Step("analyze", facts, bytes_to_read=size, peak_memory_bytes=LIBRARIES)
         return Description((step,), 1)
 
+    def _check(self) -> None:
+        """Only an older analysis is replaced."""
+        check_target(self.folder, True, [self.file], _KIND)
+
     def run(self) -> Analyzed:
+        """The new analysis is made under a hidden name, and takes the place of an older one."""
         _require_analysis()
         from sigmerge.analysis import claims
         from sigmerge.analysis.experiment import headline, write_analysis
         from sigmerge.analysis.results import results
 
-        out = self.folder
         with _understood(self.file):
             with open_read_only(self.file) as store:
                 frames = store.frames()
             found = results(*frames, split=self.split)
-            written = write_analysis(found, out, self.title)
             statements = claims.claims(found)
-            write_json(out / RULES, rules(found))
+        self._check()
+        out = real_target(self.folder)
+        partial = partial_of(out)
+        with only_target(out, True, _KIND):
+            try:
+                with writing(partial), _understood(self.file):
+                    remove(partial)
+                    written = write_analysis(found, partial, self.title)
+                    write_json(partial / ANALYSIS_RULES, rules(found))
+                publish(partial, out, overwrite=True, durable=True, kind=_KIND)
+            finally:
+                remove(partial, if_possible=True)
         return Analyzed(
             out=str(out.absolute()),
             headline={what: f"{number} ({beside})" for what, number, beside in headline(found)},
@@ -147,7 +173,7 @@ def rules(found: Any) -> dict[str, Any]:
                 "pairs": kept.of,
                 "spearman": None if rank != rank else rank,
             }
-    return {"made_by": f"sigmerge analyze STORE ({RULES})", "pools": rows}
+    return {"made_by": f"sigmerge analyze STORE ({ANALYSIS_RULES})", "pools": rows}
 
 
 def published(out: Path | None = None) -> PublishedCheck:
@@ -159,6 +185,14 @@ def published(out: Path | None = None) -> PublishedCheck:
     statements = recompute()
     page = markdown(statements)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "published.md").write_text(page, encoding="utf-8", newline="\n")
+        file = out / "published.md"
+        if file.exists() and not _is_page(file, page.splitlines()[0]):
+            raise OutputError(f"{file}: is none that this command wrote; choose a new folder.")
+        with writing(file), whole(file) as partial:
+            partial.write_text(page, encoding="utf-8", newline="\n")
     return PublishedCheck(verdicts=dict(Counter(s.verdict for s in statements)), page=page)
+
+
+def _is_page(file: Path, title: str) -> bool:
+    """Whether a file begins as a page of the paper's statements does."""
+    return read_bytes(file, "a page", OutputError).startswith(title.encode())

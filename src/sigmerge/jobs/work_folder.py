@@ -134,6 +134,12 @@ def _nameless(folder: Path) -> Path:
     return folder.rename(aside)
 
 
+def _is_begun(name: str, known: Iterable[str]) -> bool:
+    """Whether an interrupted command leaves this name beside one of these."""
+    named = "|".join(map(re.escape, known))
+    return re.fullmatch(_UNFINISHED.format(name=f"({named})"), name) is not None
+
+
 @dataclass(frozen=True)
 class WorkFolder:
     """What a command writes into its folder: files, checkpoints, and the file written last.
@@ -162,7 +168,8 @@ class WorkFolder:
         check_apart(out, target, inputs)
         names = sorted(file.name for file in out.iterdir()) if out.exists() else []
         for name in names:
-            if name not in self.beside and not self._ours(out / name):
+            beside = name in self.beside or _is_begun(name, self.beside)
+            if not beside and not self._ours(out / name):
                 raise OutputError(
                     f"{out}: holds {name}, which no {self.what} wrote; choose a new folder."
                 )
@@ -192,8 +199,7 @@ class WorkFolder:
         if self.work is not None and path.name == self.work[0]:
             inside = [file.name for file in path.iterdir()] if path.is_dir() else [""]
             return all(re.fullmatch(self.work[1], name) for name in inside)
-        known = "|".join(map(re.escape, (*self.files, *self.checkpoints)))
-        return re.fullmatch(_UNFINISHED.format(name=f"({known})"), path.name) is not None
+        return _is_begun(path.name, (*self.files, *self.checkpoints))
 
     @contextmanager
     def writing(self, out: Path) -> Iterator[None]:
