@@ -68,3 +68,11 @@ def test_what_is_refused(files: list[Path], tmp_path: Path) -> None:
     assert "math.jsonl, line 1: has no prompt" in said
     said = refused(2, "probe", "build", files[1], "--data", files[2], beside=tmp_path)
     assert "exists already" in said
+
+
+def test_a_file_that_is_no_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "old.jsonl").write_bytes('{"prompt": "café"}\n'.encode("latin-1"))
+    said = refused(
+        5, "probe", "build", tmp_path / "p.jsonl", "--data", tmp_path / "old.jsonl", beside=tmp_path
+    )
+    assert "old.jsonl, line 1: not valid JSON" in said

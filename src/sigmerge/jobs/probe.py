@@ -14,9 +14,10 @@ from typing import Any
 
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.evaluation import splits
+from sigmerge.evaluation.prompts import prompt_of
 from sigmerge.evaluation.sources import Data
 from sigmerge.evaluation.suite import load_suite, nano_suite
-from sigmerge.files.documents import parse_json, read_bytes, whole
+from sigmerge.files.documents import read_json_lines, whole
 from sigmerge.jobs.options import Description, Step
 from sigmerge.records import Part
 
@@ -95,15 +96,9 @@ def _of_files(files: Sequence[Path], template: str) -> dict[str, set[str]]:
     for file in files:
         if file.stem in found:
             raise RecipeError(f"{file}: another file is called {file.stem}, too.")
-        text = read_bytes(file, "a JSONL file of records", ScoreError).decode("utf-8-sig")
-        rows = [
-            (number, parse_json(line, f"{file}, line {number}", ScoreError))
-            for number, line in enumerate(text.split("\n"), start=1)
-            if line.strip()
-        ]
         found[file.stem] = {
             template.replace("{prompt}", _prompt(row, f"{file}, line {number}"))
-            for number, row in rows
+            for number, row in read_json_lines(file, "a JSONL file of records", ScoreError)
         }
     return found
 
@@ -129,6 +124,6 @@ def _of_suite(name: str, folder: Path | None) -> dict[str, set[str]]:
         form = getattr(suite.benchmarks[mark], "prompt", None)
         for item in rows:
             if item.id in set(content["benchmarks"][mark]["calibration"]):
-                text = str(form).format(**item.record) if form else _prompt(item.record, mark)
+                text = prompt_of(form, item, mark) if form else _prompt(item.record, mark)
                 found.setdefault(suite.domain_of(mark), set()).add(text)
     return found
