@@ -148,6 +148,17 @@ def test_a_changed_function_does_not_continue_an_old_merge(
     assert revision and changed.plan.revision == revision
 
 
+def test_a_changed_file_of_a_package_makes_another_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, monkeypatch, DEFINITION, ENTRY_POINTS)
+    before = operator("strongest").revision
+    (tmp_path / "my_package/operators.py").write_text(f"SCALE = 2\n{DEFINITION}")
+    del sys.modules["my_package.operators"]
+    PLUGINS.registered.clear()
+    assert before != operator("strongest").revision
+
+
 def test_an_anchor_of_a_changed_function_is_made_again(pool: PoolOnDisk, tmp_path: Path) -> None:
     from sigmerge.jobs.anchor import is_current
     from sigmerge.jobs.options import Options
@@ -209,6 +220,7 @@ def bad(name: str, body: str) -> None:
     ("body", "error", "message"),
     [
         ("tile.out[:] = 1 / 0", SigmergeError, "tensor .*: the function raised ZeroDivisionError"),
+        ("raise SystemExit", SigmergeError, "the function raised SystemExit"),
         ("tile.out = np.zeros(3)", SigmergeError, "replaced tile.out; write into it"),
         ("tile.out[1:] = 0", SigmergeError, "did not fill tile.out at flat index 0"),
         ("tile.out[:] = np.inf", OutputError, "at flat index 0 is not finite"),
@@ -271,6 +283,7 @@ def test_an_installed_operator(
     ("text", "message"),
     [
         ("import no_such_library", "cannot be imported (ModuleNotFoundError"),
+        ("raise SystemExit", "cannot be imported (SystemExit"),
         ("", "cannot be imported (AttributeError"),
         ("strongest = 3", "is no operator of that name"),
     ],

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -63,7 +65,7 @@ class TileOperator(Operator):
             out.view(np.uint32).fill(UNTOUCHED)
             try:
                 self.function(tile, chunk.site)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise SigmergeError(
                     f"{self._where(chunk)} raised {type(error).__name__}: {error}"
                 ) from error
@@ -133,7 +135,7 @@ def _installed() -> dict[str, EntryPoint]:
 def _load(point: EntryPoint) -> Operator:
     try:
         loaded = point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RecipeError(
             f"merge_method: {point.name} comes with {_package(point)}, and {point.value} cannot be "
             f"imported ({type(error).__name__}: {error}). Mend or uninstall that package."
@@ -157,12 +159,15 @@ def _place(function: TileFunction) -> str:
 
 
 def _revision(function: TileFunction) -> str:
-    """A digest of the function's text: a merge is not continued with a function that changed."""
-    try:
-        text = inspect.getsource(function)
-    except (OSError, TypeError):
-        code = function.__code__
-        text = repr((code.co_code, code.co_consts, code.co_names))
+    """A digest of a function's text: a merge is not continued with a function that changed.
+
+    Of the file that it stands in, since it may call others there; a notebook has none.
+    """
+    code = function.__code__
+    text = repr((code.co_code, code.co_consts, code.co_names))
+    for place in (function, sys.modules.get(function.__module__)):
+        with suppress(OSError, TypeError):
+            text = inspect.getsource(place)  # type: ignore[arg-type]
     return hashlib.sha256(text.encode()).hexdigest()
 
 
