@@ -189,6 +189,27 @@ def test_an_upload_goes_on_with_what_is_still_its_own(
         upload(folder, digests, url, lambda *_: None)
 
 
+def test_what_two_uploads_at_once_mixed_stays_unfinished(remote: Remote, tmp_path: Path) -> None:
+    """As from two machines, which share no lock."""
+    url, names = "s3://models/two", ("a.safetensors", "config.json")
+    folders = [tmp_path / one / "two" for one in ("one", "other")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text(folder.parent.name)
+
+    def both(_: str, done: int, __: int) -> None:
+        """The other run begins and ends when the first one has sent its first file."""
+        if done == 3:
+            upload(folders[1], dict.fromkeys(names, "other"), url, lambda *_: None)
+
+    with pytest.raises(OutputError, match="another run wrote there meanwhile"):
+        upload(folders[0], dict.fromkeys(names, "one"), url, both)
+    assert UNFINISHED in remote.objects("two")
+    upload(folders[0], dict.fromkeys(names, "one"), url, lambda *_: None)
+    assert remote.objects("two") == dict.fromkeys(names, b"one")
+
+
 def test_a_repair_from_and_to_a_bucket_is_the_local_one(
     remote: Remote, tmp_path: Path, places: list[tuple[int, int]]
 ) -> None:

@@ -275,7 +275,8 @@ def upload(
     """Put a finished folder into the store; an interrupted upload is continued.
 
     `digests` names its files. Those that an earlier run put there, and that are still there, are
-    not sent again. What lay at the address before goes.
+    not sent again. What lay at the address before goes. No lock reaches another machine: if one
+    wrote there meanwhile, the last of the two to end says so, and the folder stays unfinished.
     """
     names = sorted(digests, key=_order)
     sizes = {name: (folder / name).stat().st_size for name in names}
@@ -284,12 +285,14 @@ def upload(
     ) as journal:  # fmt: skip
         sent = {line["name"]: line for line in journal.records}
         _drop_parts(store, path)
-        store.pipe_file(f"{path}/{UNFINISHED}", b"The result that goes here is not whole yet.\n")
+        mark = f"The result that goes here is not whole yet.\n{os.urandom(16).hex()}\n"
+        store.pipe_file(f"{path}/{UNFINISHED}", mark.encode())  # each upload has its own
         before = _listed(url)
         done = [name for name in names if _is_there(before.get(name), sent.get(name), digests)]
         stale = [name for name in before if name not in done and name != UNFINISHED]
         for name in sorted(stale, key=lambda name: name not in UPLOADED_LAST):
             store.rm_file(f"{path}/{name}")
+        ours = {name: before[name].version for name in (*done, UNFINISHED) if name in before}
         for name in names:
             if name not in done:
                 store.put_file(str(folder / name), f"{path}/{name}", chunksize=PART)
@@ -298,8 +301,13 @@ def upload(
                     raise OutputError(f"{url}/{name}: has {now.size} bytes, and {sizes[name]} were "
                                       "sent. Run the same command again.")  # fmt: skip
                 done.append(name)
+                ours[name] = now.version
                 journal.append({"name": name, "digest": digests[name], "version": now.version})
             progress("uploading", sum(sizes[name] for name in done), sum(sizes.values()))
+        if {name: one.version for name, one in _listed(url).items()} != ours:
+            store.pipe_file(f"{path}/{UNFINISHED}", mark.encode())
+            raise OutputError(f"{url}: another run wrote there meanwhile, so the result is not "
+                              "whole. Run the same command again, alone.")  # fmt: skip
         store.rm_file(f"{path}/{UNFINISHED}")
         store.invalidate_cache()
     remove(folder.parent / "uploads.jsonl")
