@@ -32,6 +32,7 @@ def write(
     extra: dict[str, Any] | None = None,
     leave_out: str = "",
     scaling: str = "",
+    fields: dict[str, float] | None = None,
 ) -> Path:
     """A tiny Llama with tensors of several types, by gguf's own writer."""
     kinds = gguf.GGMLQuantizationType
@@ -46,6 +47,8 @@ def write(
     writer.add_rope_freq_base(5000.0)
     if scaling:
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
+    for name, value in (fields or {}).items():
+        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(name, value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(TOKENS)

@@ -84,6 +84,9 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
         ({"leave_out": "blk.1.attn_q.weight"}, ["layers.1.self_attn.q_proj.weight: missing"]),
         ({"extra": {"blk.2.attn_norm.weight": np.ones(WIDTH, np.float32)}}, ["beyond the layers"]),
         ({"scaling": "yarn"}, ["yarn"]),
+        ({"fields": {"llama.rope.scaling.factor": 8.0}}, ["scales its rotary positions"]),
+        ({"fields": {"llama.rope.scale_linear": 4.0}}, ["scales its rotary positions"]),
+        ({"fields": {"llama.rope.dimension_count": 8}}, ["rotates 8 of 16 coordinates"]),
     ],
 )
 def test_what_is_no_plain_llama_is_refused(

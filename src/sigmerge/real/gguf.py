@@ -126,9 +126,8 @@ def _metadata(content: Any, file: Path) -> dict[str, Any]:
             f"{file}: its architecture is {architecture!r}; {', '.join(ARCHITECTURES)} is "
             "supported."
         )
-    scaling = found.get("llama.rope.scaling.type", "none")
-    if scaling != "none":
-        raise PoolError(f"{file}: scales its rotary positions ({scaling}), which is not supported.")
+    if told := _rotated_otherwise(found):
+        raise PoolError(f"{file}: {told}, which is not supported.")
     keys = ("block_count", "context_length", "embedding_length", "feed_forward_length",
             "attention.head_count", "attention.layer_norm_rms_epsilon")  # fmt: skip
     wanted = [*(f"llama.{key}" for key in keys), "tokenizer.ggml.tokens"]
@@ -136,6 +135,21 @@ def _metadata(content: Any, file: Path) -> dict[str, Any]:
     if missing:
         raise PoolError(f"{file}: its metadata is incomplete; download it again:", missing)
     return found
+
+
+def _rotated_otherwise(found: Mapping[str, Any]) -> str:
+    """What a file says of its rotary positions that a plain configuration does not.
+
+    A factor without a type scales too; programs of before called it otherwise.
+    """
+    scaling = found.get("llama.rope.scaling.type", "none")
+    factors = (found.get(f"llama.rope.{key}", 1.0) for key in ("scaling.factor", "scale_linear"))
+    if scaling != "none" or any(factor not in (0, 1) for factor in factors):
+        return f"scales its rotary positions ({scaling if scaling != 'none' else 'by a factor'})"
+    width, heads = found.get("llama.embedding_length"), found.get("llama.attention.head_count")
+    size = found.get("llama.attention.key_length") or (width or 0) // (heads or 1)
+    turned = found.get("llama.rope.dimension_count", size)
+    return f"rotates {turned} of {size} coordinates of a head" if turned != size else ""
 
 
 def _renamed(tensors: Any, metadata: Mapping[str, Any], file: Path) -> dict[str, Any]:
