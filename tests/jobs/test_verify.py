@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import sigmerge
 from sigmerge.checkpoints.writer import Layout
+from sigmerge.files.locks import only_writer
 from sigmerge.jobs.verify import Sample
 from sigmerge.records import Provenance
 from tests.command_line import sigmerge as command
@@ -301,6 +302,17 @@ def test_a_page_is_made_again_of_what_the_run_wrote_only(result: Callable[[str],
     edit(folder / "run.json", "0.", "0.1")
     ran = command("report", folder)
     assert (ran.code, "run.json: is damaged" in ran.err) == (4, True)
+
+
+def test_a_page_is_not_made_while_the_run_is(result: Callable[[str], Path]) -> None:
+    folder = result("run")
+    before, unfinished = (folder / "run.json").read_bytes(), folder / ".report.html.1-1.partial"
+    unfinished.write_text("of a killed process")
+    with only_writer(folder.with_name(f".{folder.name}.lock"), "held by the run"):
+        ran = command("report", folder)
+    assert ran.code == 4 and "another process is writing this run" in ran.err
+    assert (folder / "run.json").read_bytes() == before
+    assert command("report", folder).code == 0 and not unfinished.exists()
 
 
 def test_the_run_of_a_given_anchor_has_none_of_its_own(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from sigmerge.analysis.table import paired_row
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.jobs.options import Description, Options
-from sigmerge.jobs.report import RUN, write_joint_report
-from sigmerge.jobs.run import RUN_FOLDER, RunJob
+from sigmerge.jobs.report import RUN, RUN_FOLDER, write_joint_report
+from sigmerge.jobs.run import RunJob
 from sigmerge.jobs.tune import TUNING_RESULT, TuneJob, pool_recipe
 from sigmerge.nano.files import POOL, RECIPES
 from sigmerge.recipe import Recipe, load_recipe

@@ -10,11 +10,12 @@ from typing import TypeVar
 
 from sigmerge.analysis.page import PageRun, write_page
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
+from sigmerge.checkpoints.publishing import real_target
 from sigmerge.errors import OutputError
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import whole
 from sigmerge.files.yaml_documents import decoded
-from sigmerge.jobs.work_folder import are_recorded
+from sigmerge.jobs.work_folder import WorkFolder, are_recorded
 from sigmerge.records import (
     PAGE,
     PLAN,
@@ -28,6 +29,9 @@ from sigmerge.records import (
 )
 
 RUN, CALIBRATION_SCORES, EVALUATION_SCORES = "run.json", "calibration.json", "evaluation.json"
+RUN_FOLDER = WorkFolder(
+    "run", (CALIBRATION_SCORES, EVALUATION_SCORES, PAGE, RUN), ("anchor", "repaired"), last=RUN
+)
 OUTPUTS = (
     CALIBRATION_SCORES,
     EVALUATION_SCORES,
@@ -57,15 +61,17 @@ def page_of(folder: Path, record: RunRecord | None = None) -> PageRun:
 
 def write_report(folder: Path) -> Path:
     """Write the page of a finished run again, from its records; the anchor may be gone."""
-    record = read_sealed(RunRecord, folder / RUN, OutputError)
-    wrong = (name for name in changed_files(folder, record) if name != PAGE)
-    if changed := [name for name in wrong if (folder / name).exists()]:
-        raise OutputError(
-            f"{folder}: {changed[0]} is not what the run wrote, so its page would be wrong; "
-            "`sigmerge verify` lists what differs."
-        )
-    with _fitting(folder):
-        finish_run(folder, record)
+    read_sealed(RunRecord, folder / RUN, OutputError)  # there is a run, before it is locked
+    with RUN_FOLDER.writing(real_target(folder)):
+        record = read_sealed(RunRecord, folder / RUN, OutputError)
+        wrong = (name for name in changed_files(folder, record) if name != PAGE)
+        if changed := [name for name in wrong if (folder / name).exists()]:
+            raise OutputError(
+                f"{folder}: {changed[0]} is not what the run wrote, so its page would be wrong; "
+                "`sigmerge verify` lists what differs."
+            )
+        with _fitting(folder):
+            finish_run(folder, record)
     return folder / PAGE
 
 

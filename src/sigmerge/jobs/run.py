@@ -23,16 +23,11 @@ from sigmerge.jobs.anchor import is_current, make_anchor
 from sigmerge.jobs.merge import anchor_and_repair
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.repair import RepairJob, check_data, check_repair
-from sigmerge.jobs.report import CALIBRATION_SCORES, EVALUATION_SCORES, RUN, finish_run
+from sigmerge.jobs.report import CALIBRATION_SCORES, EVALUATION_SCORES, RUN_FOLDER, finish_run
 from sigmerge.jobs.scores import ScoreFunction, describe_scoring, paired_scores, scorer_of
-from sigmerge.jobs.work_folder import WorkFolder
 from sigmerge.recipe import Recipe
-from sigmerge.records import PAGE, GuardVerdict, PairedScores
+from sigmerge.records import GuardVerdict, PairedScores
 from sigmerge.results import RunResult
-
-RUN_FOLDER = WorkFolder(
-    "run", (CALIBRATION_SCORES, EVALUATION_SCORES, PAGE, RUN), ("anchor", "repaired"), last=RUN
-)
 
 
 @dataclass(frozen=True)
