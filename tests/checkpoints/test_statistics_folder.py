@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,16 @@ def test_only_whole_files_of_an_unfinished_capture_stay(folder: Path) -> None:
     (folder / DONE).unlink()
     discard_damaged(folder)
     assert sorted(folder.iterdir()) == [first, block_file(folder, None)]
+
+
+def test_what_a_killed_capture_was_writing_goes_when_it_is_old(folder: Path) -> None:
+    """One that was just written may be another process's, which captures the same expert."""
+    old, new = (folder / f".layer-00001.safetensors.{pid}-1.partial" for pid in (1, 2))
+    for file in (old, new):
+        file.write_bytes(b"half")
+    os.utime(old, (0, time.time() - 7200))
+    discard_damaged(folder)
+    assert new.exists() and not old.exists()
 
 
 def test_links_and_pipes_are_damage(folder: Path) -> None:

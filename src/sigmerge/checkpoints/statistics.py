@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -231,6 +232,8 @@ def _check_finite(file: Path, tensor: str, values: Array) -> None:
         )
 
 
+_ABANDONED = 3600
+"""Seconds after which an unfinished file that did not change is nobody's."""
 _Name = Annotated[str, Field(pattern=rf"^(layer-[0-9]{{5}}|{OUTSIDE_FILE})\.safetensors$")]
 
 
@@ -295,8 +298,12 @@ def discard_damaged(folder: Path) -> None:
     """Before a capture goes on here: only files that are known to be whole stay.
 
     An unfinished capture's files are, if their own checksums say so; those of a finished one, if
-    they are what it listed. If its list cannot be read, none is.
+    they are what it listed. If its list cannot be read, none is. What a killed process was writing
+    goes when nobody has written it for an hour: another may be capturing the same expert.
     """
+    for partial in folder.glob(".*.partial"):
+        if partial.lstat().st_mtime < time.time() - _ABANDONED:
+            remove(partial)
     every = list(folder.glob(block_file(folder, 0).name.replace("00000", "*")))
     if not (folder / DONE).exists():
         for file in every:
