@@ -16,19 +16,23 @@ from contextlib import contextmanager
 import sigmerge.progress
 from sigmerge.cli import main
 
-stage_wanted, name, *arguments = sys.argv[1:]
-waiting = [signal.Signals[name]]
+
+def stop_at(wanted: str, name: str) -> None:
+    """From now on a stage sends the signal to this process."""
+    waiting = [signal.Signals[name]]
+
+    @contextmanager
+    def stopping(given: object = None) -> Iterator[sigmerge.progress.Progress]:
+        def tick(stage: str, done: int, total: int) -> None:
+            if stage.startswith(wanted) and waiting:
+                os.kill(os.getpid(), waiting.pop())
+
+        yield tick
+
+    sigmerge.progress.shown = stopping
 
 
-@contextmanager
-def stopping(given: object = None) -> Iterator[sigmerge.progress.Progress]:
-    def tick(stage: str, done: int, total: int) -> None:
-        if stage.startswith(stage_wanted) and waiting:
-            os.kill(os.getpid(), waiting.pop())
-
-    yield tick
-
-
-sigmerge.progress.shown = stopping
-sys.argv = ["sigmerge", *arguments]
-main()
+if __name__ == "__main__":
+    stop_at(*sys.argv[1:3])
+    sys.argv = ["sigmerge", *sys.argv[3:]]
+    main()

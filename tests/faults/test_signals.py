@@ -5,8 +5,10 @@ Also the exit status of every command, in success and on wrong input.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +18,9 @@ import pytest
 import yaml
 
 from sigmerge.nano.files import POOL, RECIPES
-from tests.command_line import sigmerge
+from tests.command_line import Ran, sigmerge
+from tests.faults.stopped import stop_at
+from tests.forks import command, forked
 from tests.pools import weight_bytes
 from tests.test_cli import NESTED, VERBS
 
@@ -63,36 +67,38 @@ COMMANDS = {
 """Command -> the stage at which the signal arrives, and its arguments."""
 
 
-def run(folder: Path, *program: str, words: str, out: Path) -> subprocess.CompletedProcess[str]:
-    arguments = words.format(out=out).split()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-m", *program, *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def run(folder: Path, words: str, out: Path, *stop: str) -> Ran:
+    """A command in a process of its own; `stop` is a stage and the signal that comes there."""
+
+    def work() -> None:
+        os.chdir(folder)
+        if stop:
+            stop_at(*stop)
+        command(*words.format(out=out).split())
+
+    return forked(work)
 
 
 LOADS_MODELS = {"search": "SIGINT", "capture": "SIGTERM"}
-"""Commands that take seconds to get so far. Both signals end in one exception: one is enough."""
+"""Commands that take longest. Both signals end in one exception: one is enough."""
 
 
 @pytest.mark.parametrize(
-    ("name", "signal", "status", "line"),
-    [(command, *how) for command in COMMANDS for how in (
+    ("name", "number", "status", "line"),
+    [(name, *how) for name in COMMANDS for how in (
         ("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated"))
-     if LOADS_MODELS.get(command, how[0]) == how[0]],
+     if LOADS_MODELS.get(name, how[0]) == how[0]],
 )  # fmt: skip
 def test_a_signal_ends_a_command_in_one_line(
-    folder: Path, tmp_path: Path, name: str, signal: str, status: int, line: str
+    folder: Path, tmp_path: Path, name: str, number: str, status: int, line: str
 ) -> None:
     stage, words = COMMANDS[name]
     out = tmp_path / "out"
-    stopped = run(folder, "tests.faults.stopped", stage, signal, words=words, out=out)
-    assert stopped.returncode == status, stopped
-    said = [text for text in stopped.stderr.splitlines() if text.startswith(line)]
+    stopped = run(folder, words, out, stage, number)
+    assert stopped.code == status, stopped
+    said = [text for text in stopped.err.splitlines() if text.startswith(line)]
     assert said == [f"{line}; the same command goes on where it stopped"]
-    assert "Traceback" not in stopped.stderr and stopped.stdout == ""
+    assert "Traceback" not in stopped.err and stopped.out == ""
     if name in ("merge", "repair"):
         assert not out.exists()
 
@@ -108,12 +114,20 @@ LOADING = {
 """Module -> a command that loads it."""
 
 
-@pytest.mark.parametrize("module", LOADING)
-@pytest.mark.parametrize(("number", "line"), [(2, "interrupted"), (15, "terminated")])
+@pytest.mark.parametrize(
+    ("module", "number", "line"),
+    [
+        (module, *((2, "interrupted"), (15, "terminated"))[i % 2])
+        for i, module in enumerate(LOADING)
+    ],
+)
 def test_a_signal_while_a_command_loads(
     folder: Path, tmp_path: Path, module: str, number: int, line: str
 ) -> None:
-    """The interpreter reports every module that it has loaded; the signal comes after this one."""
+    """The interpreter reports every module that it has loaded; the signal comes after this one.
+
+    Both signals have one handler there.
+    """
     arguments = LOADING[module].format(out=tmp_path / "out").split()
     child = subprocess.Popen(
         [sys.executable, "-X", "importtime", "-m", "sigmerge", *arguments],
@@ -151,40 +165,33 @@ def test_only_what_goes_on_says_so(folder: Path, tmp_path: Path) -> None:
     ran = stopped_at(folder, "jobs.probe.whole",
                      f"probe build {tmp_path}/probe.jsonl --data {tmp_path}/math.jsonl "
                      "--per-domain 1")  # fmt: skip
-    assert (ran.returncode, ran.stderr) == (130, "interrupted\n")
+    assert (ran.code, ran.err) == (130, "interrupted\n")
     ran = stopped_at(
         folder, "jobs.merge.check_target", f"merge merge.yaml {tmp_path}/out --dry-run"
     )
-    assert (ran.returncode, ran.stderr) == (130, "interrupted\n")
+    assert (ran.code, ran.err) == (130, "interrupted\n")
 
 
-INSIDE = """
-import os, signal, sys
-import sigmerge.{module} as place
-
-def stop(*_, **__):
-    try:
-        os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:
-        if {swallowed}:
-            return real(*_, **__)
-        raise
-real, place.{name} = place.{name}, stop
-from sigmerge.cli import main
-main()
-"""
-
-
-def stopped_at(
-    folder: Path, place: str, words: str, swallowed: bool = False
-) -> subprocess.CompletedProcess[str]:
+def stopped_at(folder: Path, place: str, words: str, swallowed: bool = False) -> Ran:
     """A command that gets SIGINT where it calls `place`, which may catch what comes of it."""
-    module, _, name = place.rpartition(".")
-    script = INSIDE.format(module=module, name=name, swallowed=swallowed)
-    return subprocess.run(
-        [sys.executable, "-c", script, *words.split()],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    name, _, attribute = place.rpartition(".")
+    module = importlib.import_module(f"sigmerge.{name}")
+    real = getattr(module, attribute)
+
+    def stop(*given: Any, **how: Any) -> Any:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except BaseException:
+            if not swallowed:
+                raise
+            return real(*given, **how)
+
+    def work() -> None:
+        os.chdir(folder)
+        setattr(module, attribute, stop)
+        command(*words.split())
+
+    return forked(work)
 
 
 def test_a_signal_that_the_reader_got_too(folder: Path, tmp_path: Path) -> None:
@@ -201,17 +208,17 @@ def test_a_signal_that_a_library_swallows_decides_the_exit_status(
     (tmp_path / "math.jsonl").write_text('{"prompt": "one"}\n')
     words = f"probe build {tmp_path}/p.jsonl --data {tmp_path}/math.jsonl --per-domain 1"
     ran = stopped_at(folder, "jobs.probe.whole", words, swallowed=True)
-    assert (ran.returncode, ran.stderr) == (130, "interrupted\n")
+    assert (ran.code, ran.err) == (130, "interrupted\n")
 
 
 @pytest.mark.parametrize("name", ["merge", "repair"])
 def test_the_same_command_continues(folder: Path, tmp_path: Path, name: str) -> None:
     stage, words = COMMANDS[name]
-    for status, program in ((143, ("tests.faults.stopped", stage, "SIGTERM")), (0, ("sigmerge",))):
-        ran = run(folder, *program, words=words, out=tmp_path / "out")
-        assert ran.returncode == status, ran
+    for status, stop in ((143, (stage, "SIGTERM")), (0, ())):
+        ran = run(folder, words, tmp_path / "out", *stop)
+        assert ran.code == status, ran
     whole = tmp_path / "whole"
-    assert run(folder, "sigmerge", words=words, out=whole).returncode == 0
+    assert run(folder, words, whole).code == 0
     assert weight_bytes(tmp_path / "out") == weight_bytes(whole)
     resumed = json.loads((tmp_path / "out/sigmerge/provenance.json").read_text())
     assert resumed["blocks_resumed"]

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -31,6 +30,7 @@ from sigmerge.jobs.anchor import is_current
 from sigmerge.jobs.options import Options
 from sigmerge.method.controls import VARIANTS
 from tests.command_line import sigmerge as command_line
+from tests.forks import forked
 from tests.oracles import oracle_occupancy
 from tests.pools import PoolOnDisk, few_facts, make_pool, read_weights, weight_bytes, write_weights
 
@@ -180,25 +180,21 @@ def test_threads_do_not_change_a_bit(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert plan_of(tmp_path / "1") == plan_of(tmp_path / "5")
 
 
-KILLED = """
-import os, signal, sys
-import sigmerge
-from sigmerge.checkpoints.writer import Output
-finish = Output.finish
-def finish_and_die(self, block, *more, **named):
-    finish(self, block, *more, **named)
-    if block == sys.argv[4]:
-        os.kill(os.getpid(), signal.SIGKILL)
-Output.finish = finish_and_die
-sigmerge.repair(sys.argv[1], sys.argv[2], anchor=sys.argv[3])
-"""
-
-
 def killed(file: Path, out: Path, anchor: Path, after: str) -> None:
     """A repair that ends when a block is finished."""
-    words = [sys.executable, "-c", KILLED, str(file), str(out), str(anchor), after]
-    died = subprocess.run(words, env=dict(os.environ), check=False)
-    assert died.returncode == -signal.SIGKILL
+
+    def work() -> None:
+        finish = Output.finish
+
+        def finish_and_die(self: Output, block: str, *more: Any, **named: Any) -> None:
+            finish(self, block, *more, **named)
+            if block == after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Output.finish = finish_and_die  # type: ignore[method-assign]
+        sigmerge.repair(file, out, anchor=anchor)
+
+    assert forked(work).code == -signal.SIGKILL
     assert not out.exists()
 
 

@@ -2,72 +2,63 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sigmerge
+from sigmerge.checkpoints import publishing
 from sigmerge.checkpoints.folder import INDEX
 from sigmerge.checkpoints.writer import Output, plan_layout
 from sigmerge.errors import OutputError
+from tests.forks import forked
 from tests.pools import PoolOnDisk, draw, make_pool, shapes, weight_bytes, write_weights
 
-DYING = """
-import os, signal, sys
-from pathlib import Path
-from sigmerge.checkpoints.writer import Output
-from sigmerge.api import merge
+Patch = Callable[[], None]
+"""What is changed in the process that dies."""
 
-def die():
+
+def die(*_: object, **__: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
-{patch}
-merge(Path(sys.argv[1]), Path(sys.argv[2]), threads=2, max_shard_size="8KB", overwrite=True)
-"""
-AFTER_BLOCKS = """
-finish, count = Output.finish, []
-def patched(self, *args):
-    finish(self, *args)
-    count.append(1)
-    if len(count) == {n}:
-        die()
-Output.finish = patched
-"""
-AFTER_WRITES = """
-written, count = Output.written, []
-def patched(self, *args):
-    written(self, *args)
-    count.append(1)
-    if len(count) == {n}:
-        die()
-Output.written = patched
-"""
-WITH_COMPANIONS = """
-copy = Output.copy
-def patched(self, *args):
-    copy(self, *args)
-    die()
-Output.copy = patched
-"""
-BETWEEN_RENAMES = """
-import sigmerge.checkpoints.publishing
-sigmerge.checkpoints.publishing.exchange = lambda one, other: False
-rename = Path.rename
-def patched(self, target):
-    if self.name.endswith(".partial"):
-        die()
-    return rename(self, target)
-Path.rename = patched
-"""
-AFTER_RENAMES = """
-import shutil
-shutil.rmtree = lambda *_, **__: die()
-"""
+
+def after(method: str, calls: int) -> Patch:
+    """The process dies after so many calls of a method of the output."""
+
+    def patch() -> None:
+        real, count = getattr(Output, method), itertools.count(1)
+
+        def patched(self: Output, *given: Any) -> None:
+            real(self, *given)
+            if next(count) == calls:
+                die()
+
+        setattr(Output, method, patched)
+
+    return patch
+
+
+def between_renames() -> None:
+    rename = Path.rename
+
+    def patched(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            die()
+        return rename(self, target)
+
+    publishing.exchange = lambda one, other: False
+    Path.rename = patched
+
+
+def after_renames() -> None:
+    shutil.rmtree = die
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +85,13 @@ def uninterrupted(pool: PoolOnDisk, tmp_path_factory: pytest.TempPathFactory) ->
     return found
 
 
-def killed(recipe: Path, out: Path, patch: str) -> None:
-    script = DYING.format(patch=patch)
-    run = subprocess.run(
-        [sys.executable, "-c", script, str(recipe), str(out)], capture_output=True, text=True
-    )
-    assert run.returncode == -signal.SIGKILL, run.stderr
+def killed(recipe: Path, out: Path, patch: Patch) -> None:
+    def work() -> None:
+        patch()
+        sigmerge.merge(recipe, out, threads=2, max_shard_size="8KB", overwrite=True)
+
+    ran = forked(work)
+    assert ran.code == -signal.SIGKILL, ran
 
 
 def leftovers(out: Path) -> list[str]:
@@ -109,12 +101,12 @@ def leftovers(out: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("patch", "finished"),
     [
-        (AFTER_WRITES.format(n=1), (0,)),
-        (AFTER_BLOCKS.format(n=1), (1,)),
-        (AFTER_WRITES.format(n=12), (1, 2, 3)),  # two blocks are at work
-        (AFTER_BLOCKS.format(n=4), (4,)),
-        (WITH_COMPANIONS, (6,)),
-        (BETWEEN_RENAMES, (0,)),
+        (after("written", 1), (0,)),
+        (after("finish", 1), (1,)),
+        (after("written", 12), (1, 2, 3)),  # two blocks are at work
+        (after("finish", 4), (4,)),
+        (after("copy", 1), (6,)),
+        (between_renames, (0,)),
     ],
     ids=["first tile", "first block", "amid a block", "fourth block", "companions", "renames"],
 )
@@ -122,7 +114,7 @@ def test_resumed_is_uninterrupted(
     pool: PoolOnDisk,
     tmp_path: Path,
     uninterrupted: dict[str, bytes],
-    patch: str,
+    patch: Patch,
     finished: tuple[int, ...],
 ) -> None:
     out = tmp_path / "out"
@@ -138,7 +130,7 @@ def test_killed_just_after_publishing_is_published(
     pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes]
 ) -> None:
     out = old_folder(tmp_path)
-    killed(recipe_file(pool), out, AFTER_RENAMES)
+    killed(recipe_file(pool), out, after_renames)
     assert weight_bytes(out) == uninterrupted
     assert not list(out.rglob("*journal*"))
     run_again(recipe_file(pool), out, overwrite=True)
@@ -147,7 +139,7 @@ def test_killed_just_after_publishing_is_published(
 
 
 def test_a_changed_recipe_starts_afresh(pool: PoolOnDisk, tmp_path: Path) -> None:
-    killed(recipe_file(pool), tmp_path / "out", AFTER_BLOCKS.format(n=3))
+    killed(recipe_file(pool), tmp_path / "out", after("finish", 3))
     result = run_again(recipe_file(pool, 0.6), tmp_path / "out")
     assert list(result.provenance.blocks_resumed) == []
     run_again(recipe_file(pool, 0.6), tmp_path / "whole")
@@ -157,7 +149,7 @@ def test_a_changed_recipe_starts_afresh(pool: PoolOnDisk, tmp_path: Path) -> Non
 def test_a_changed_shard_size_starts_afresh(
     pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes]
 ) -> None:
-    killed(recipe_file(pool), tmp_path / "out", AFTER_BLOCKS.format(n=3))
+    killed(recipe_file(pool), tmp_path / "out", after("finish", 3))
     result = run_again(recipe_file(pool), tmp_path / "out", max_shard_size="1MB")
     assert result.provenance.blocks_resumed == ()
     assert (tmp_path / "out/model.safetensors").exists()
@@ -166,7 +158,7 @@ def test_a_changed_shard_size_starts_afresh(
 
 def test_a_changed_input_starts_afresh(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", layers=3)
-    killed(recipe_file(pool), tmp_path / "out", AFTER_BLOCKS.format(n=3))
+    killed(recipe_file(pool), tmp_path / "out", after("finish", 3))
     write_weights(pool.experts["math"], draw(shapes(layers=3), 999))
     result = run_again(recipe_file(pool), tmp_path / "out")
     assert list(result.provenance.blocks_resumed) == []
@@ -175,7 +167,7 @@ def test_a_changed_input_starts_afresh(tmp_path: Path) -> None:
 
 
 def test_another_tokenizer_starts_afresh(pool: PoolOnDisk, tmp_path: Path) -> None:
-    killed(recipe_file(pool), tmp_path / "out", WITH_COMPANIONS)
+    killed(recipe_file(pool), tmp_path / "out", after("copy", 1))
     (pool.experts["math"] / "added_tokens.json").write_text("{}")
     content = pool.recipe(
         "dare_ties", None, each={"density": (0.3, 0.5, 0.7)}, tokenizer_source="math", seed=3
@@ -189,7 +181,7 @@ def test_another_tokenizer_starts_afresh(pool: PoolOnDisk, tmp_path: Path) -> No
 def test_a_torn_line_of_the_journal_is_not_believed(
     pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes]
 ) -> None:
-    killed(recipe_file(pool), tmp_path / "out", AFTER_BLOCKS.format(n=3))
+    killed(recipe_file(pool), tmp_path / "out", after("finish", 3))
     journal = tmp_path / ".out.partial/sigmerge/journal.jsonl"
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:9])
@@ -217,9 +209,9 @@ def test_overwriting_never_mixes_old_and_new(
     assert leftovers(out) == []
 
 
-@pytest.mark.parametrize("patch", [AFTER_BLOCKS.format(n=3), WITH_COMPANIONS])
+@pytest.mark.parametrize("patch", [after("finish", 3), after("copy", 1)])
 def test_a_killed_overwriting_leaves_the_old_folder_as_it_was(
-    pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes], patch: str
+    pool: PoolOnDisk, tmp_path: Path, uninterrupted: dict[str, bytes], patch: Patch
 ) -> None:
     out = old_folder(tmp_path)
     before = weight_bytes(out)
@@ -234,7 +226,7 @@ def test_killed_between_the_two_renames_of_an_overwriting(
 ) -> None:
     out = old_folder(tmp_path)
     before = weight_bytes(out)
-    killed(recipe_file(pool), out, BETWEEN_RENAMES)
+    killed(recipe_file(pool), out, between_renames)
     assert not out.exists()
     assert weight_bytes(tmp_path / ".out.old") == before
     layout = plan_layout([("x", "F32", (4,))], 10**6)

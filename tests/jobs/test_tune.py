@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -26,6 +24,7 @@ from sigmerge.recipe import load_recipe
 from sigmerge.recipe.scored import TuneSection
 from sigmerge.records import TuneRecord, read
 from tests.command_line import sigmerge as command
+from tests.forks import forked
 from tests.jobs.tuned import SETTINGS, Contested
 from tests.merge3.stub import EACH, TENSOR
 from tests.pools import EXPERTS, PoolOnDisk, make_pool, read_weights, weight_bytes
@@ -155,9 +154,8 @@ def test_a_killed_tuning_goes_on_to_the_same_bytes(
     die_at: int, pool: PoolOnDisk, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    arguments = [str(recipe_of(pool)), str(out), str(die_at), *DOMAINS]
-    killed = subprocess.run([sys.executable, "-m", "tests.jobs.tuned", *arguments], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    dying = Contested(pool.root, DOMAINS, die_at)
+    assert forked(lambda: run(pool, out, scorer=dying)).code == -signal.SIGKILL
     before = len(recorded(out))
     scorer = Contested(pool.root, DOMAINS)
     result = run(pool, out, scorer=scorer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,8 @@ from typing import Any
 import numpy as np
 from safetensors import deserialize
 
-from sigmerge.jobs.options import Options
-from sigmerge.jobs.search import SearchRun
 from sigmerge.merge3.candidate import Weights
 from sigmerge.merge3.extract import Question
-from sigmerge.recipe import load_recipe
 from sigmerge.recipe.scored import SearchSection
 
 TENSOR = "model.layers.1.mlp.up_proj.weight"
@@ -60,13 +56,3 @@ def _values(folder: Path) -> np.ndarray[Any, Any]:
         return np.frombuffer(stored["data"], np.float32)
     assert stored["dtype"] == "BF16"
     return (np.frombuffer(stored["data"], np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
-def main(recipe: str, out: str, die_at: str, threads: str, *domains: str) -> Any:
-    scorer = StubScorer(Path(recipe).parent, domains, int(die_at))
-    options = Options(threads=int(threads))
-    return SearchRun(load_recipe(recipe), Path(out), options, SETTINGS, scorer=scorer).run()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from sigmerge.recipe.scored import SearchSection
 from sigmerge.recipe.space import SPACES, Genotype
 from sigmerge.recipe.template import candidate_seed
 from sigmerge.records import SearchRecord
+from tests.forks import forked
 from tests.merge3.stub import EACH, SETTINGS, TENSOR, StubScorer
 from tests.pools import EXPERTS, PoolOnDisk, make_pool, read_weights, weight_bytes
 
@@ -149,12 +149,9 @@ def test_killed_and_run_again(
     die_at: int, threads: int, pool: PoolOnDisk, whole: Path, tmp_path: Path
 ) -> None:
     """Killed among the abilities, and in the middle of the search: not a bit is different."""
-    out, recipe = tmp_path / "out", recipe_of(pool)
-    arguments = [str(recipe), str(out), str(die_at), str(threads), *DOMAINS]
-    killed = subprocess.run(
-        [sys.executable, "-m", "tests.merge3.stub", *arguments], capture_output=True, text=True
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    out, dying = tmp_path / "out", StubScorer(pool.root, DOMAINS, die_at)
+    killed = forked(lambda: run(pool, out, scorer=dying, threads=threads))
+    assert killed.code == -signal.SIGKILL, killed
     left = len(records(out)) - 1
     assert not (out / "search.json").exists()
     assert left == die_at if threads == 1 else die_at - threads <= left <= die_at
