@@ -21,13 +21,11 @@ from sigmerge.jobs.pools import Inputs
 from tests.command_line import refused
 from tests.command_line import sigmerge as command
 from tests.faults.test_commands import (
-    ROOT,
     SCORES,
     Publishing,
     Stopped,
     extracted,
     guided,
-    killed,
     repaired,
     search_of,
     searched,
@@ -125,7 +123,7 @@ def test_one_command_at_a_time_makes_a_repair(
         assert second.code == 4 and "another run is writing it" in second.err
         assert (weight_bytes(anchor) if anchor.exists() else None) == before
     finally:
-        killed(first)
+        first.killed()
     assert command(verb, recipe, out, *given).code == 0
 
 
@@ -274,9 +272,9 @@ def test_files_that_may_not_be_so_large(shared: PoolOnDisk, tmp_path: Path, begu
     """Nothing is left of a merge that could not begin; what an earlier run finished stays."""
     recipe, out = shared.write(shared.recipe("linear")), tmp_path / "out"
     if begun:
-        killed(stopped_at("checkpoints.writer.sync_tree", "merge", recipe, out))
+        stopped_at("checkpoints.writer.sync_tree", "merge", recipe, out).killed()
     limited = f'ulimit -f 1; exec "{sys.executable}" -m sigmerge merge "{recipe}" "{out}"'
-    ran = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, cwd=ROOT)
+    ran = subprocess.run(["bash", "-c", limited], capture_output=True, text=True)
     assert ran.returncode == 4 and "cannot be written" in ran.stderr, ran
     assert os.path.lexists(tmp_path / ".out.partial") == begun
     if begun:

@@ -163,7 +163,7 @@ def test_subsets_equal_the_harness_itself(tmp_path: Path):
         device="cpu",
         batch_size=4,
         bootstrap_iters=0,
-        task_manager=harness._index(None),  # else the same index is made a second time
+        task_manager=harness._index(tmp_path / "tasks"),  # else that of all tasks is made
     )
     expected = {row["doc_id"]: row["acc_norm"] for row in next(iter(whole["samples"].values()))}
     found = {int(i.partition("/")[2]): r.scores["acc_norm,none"] for i, r in results.items()}

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -233,21 +234,20 @@ def _found(mark: LmEval, part: str, include: Path | None) -> tuple[str, Any]:
     task = mark.task.replace("{language}", part)
     if include is not None and not include.is_dir():
         raise ScoreError(f"{include}: no such folder; include_path: is to hold the task's YAML.")
-    own = _index(include).task_index if include is not None else {}
-    entry = own.get(task) or _index(None).task_index.get(task)
-    if entry is None:
-        hint = did_you_mean(task, [*own, *_index(None).task_index], "see `lm_eval ls tasks`.")
+    index = _knowing(task, include)
+    if index is None:
+        own = _index(include).task_index if include is not None else {}
+        hint = did_you_mean(task, [*own, *_homes()], "see `lm_eval ls tasks`.")
         raise ScoreError(f"lm-evaluation-harness has no task {task!r}; {hint}")
+    entry = index.task_index[task]
     if entry.yaml_path is None or "task" not in str(entry.kind).lower():
         raise ScoreError(f"{task}: is a group of tasks; a benchmark names one of its tasks.")
     return task, entry
 
 
 def _loaded(task: str, include: Path | None) -> Any:
-    manager = _index(include)
-    manager = manager if task in manager.task_index else _index(None)
     with _quiet():
-        return manager.load([task])["tasks"][task]
+        return _knowing(task, include).load([task])["tasks"][task]
 
 
 def _task(
@@ -312,15 +312,37 @@ def _seed_each_item(task: Any) -> None:
     task.process_results = seeded
 
 
+def _knowing(task: str, include: Path | None) -> Any:
+    """The index of the folder that has a task: the suite's own, or one of the harness's."""
+    for folder in (include, _homes().get(task)):
+        if folder is not None and task in (index := _index(folder)).task_index:
+            return index
+    return None
+
+
 @cache
-def _index(include: Path | None) -> Any:
-    """The tasks of a folder, or the harness's own; finding those takes seconds."""
+def _homes() -> dict[str, Path]:
+    """Tasks and groups of the harness, and the folder that has each.
+
+    Its 14,000 files are searched for names: to parse them, as the harness does, takes ten seconds.
+    """
+    from lm_eval import tasks
+
+    homes: dict[str, Path] = {}
+    named = re.compile(rb"""^["']?(?:task|group)["']?: *["']?([^"'#\n]+?)["']?\s*$""", re.MULTILINE)
+    for file in sorted(Path(tasks.__file__).parent.rglob("*.yaml"), key=Path.as_posix):
+        for found in named.finditer(file.read_bytes()):
+            homes.setdefault(found[1].decode(), file.parent)
+    return homes
+
+
+@cache
+def _index(folder: Path) -> Any:
+    """The tasks of a folder."""
     from lm_eval.tasks import TaskManager
 
     with _quiet():
-        return TaskManager(
-            include_path=str(include) if include else None, include_defaults=include is None
-        )
+        return TaskManager(include_path=str(folder), include_defaults=False)
 
 
 @contextmanager
