@@ -56,14 +56,12 @@ browser:
 	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; \
 	else echo "Browser tests are skipped: install chromium and chromium-driver to run them"; fi
 
-# The code is checked while the tests run. Neither starts before the installation is whole.
+# The code is checked while kernels are still compiled, and beside the tests.
 check:
-	$(MAKE) --no-print-directory --jobs=2 $(STAMP) $(WARM)
 	$(MAKE) --no-print-directory --jobs=2 lint fast
 
 test:
-	$(MAKE) --no-print-directory --jobs=2 $(STAMP) $(WARM) browser
-	$(MAKE) --no-print-directory --jobs=2 lint suite
+	$(MAKE) --no-print-directory --jobs=2 browser lint suite
 
 # One worker on each core: the threads of a library would wait for one another, and take its time.
 fast suite: export OMP_NUM_THREADS := 1
@@ -72,7 +70,7 @@ fast: $(STAMP) $(WARM)
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(FAST)
 
 # Files come in the order of tests/conftest.py, not by how many tests they have.
-suite: $(STAMP) $(WARM)
+suite: $(STAMP) $(WARM) | browser
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP) $(WARM)

@@ -18,6 +18,7 @@ import sigmerge as package
 from sigmerge.errors import RecipeError, SigmergeError
 from sigmerge.operators.table import OPERATORS, operator
 from tests.command_line import refused, sigmerge, tree
+from tests.forks import command, forked
 from tests.pools import PoolOnDisk, make_pool, weight_bytes
 
 
@@ -361,9 +362,16 @@ def test_a_reader_that_left_changes_no_exit_code(
 def test_a_reader_that_left_does_not_hide_what_was_found(pool: PoolOnDisk) -> None:
     sigmerge("merge", pool.write(pool.recipe("linear")), pool.root / "out")
     (pool.root / "out/extra.py").write_text("")
-    command = f"{sys.executable} -m sigmerge verify {pool.root / 'out'} | true"
-    ran = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True)
-    assert (ran.returncode, ran.stderr) == (sigmerge("verify", pool.root / "out").code, b"")
+    reading, writing = os.pipe()
+    os.close(reading)
+
+    def work() -> None:
+        os.dup2(writing, 1)
+        command("verify", pool.root / "out")
+
+    ran = forked(work)
+    os.close(writing)
+    assert (ran.code, ran.err) == (sigmerge("verify", pool.root / "out").code, "")
 
 
 def test_a_broken_pipe_that_is_no_stream_is_told(
