@@ -42,6 +42,9 @@ class Fork:
                 texts.append(file.read().decode())
         return Ran(code, *texts)
 
+    def at_work(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
     def killed(self) -> None:
         """Kill it, and what it has started."""
         os.killpg(self.pid, signal.SIGKILL)

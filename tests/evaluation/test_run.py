@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -37,6 +35,7 @@ from sigmerge.probing.generate import Sampling, load_model
 from tests.command_line import sigmerge
 from tests.evaluation.scored import evaluate
 from tests.evaluation.tiny import write_tiny
+from tests.forks import Fork, command
 
 LENGTH = """
 import json, sys
@@ -117,20 +116,15 @@ def _rows(store: Path) -> dict[str, tuple[str, str]]:
 def test_killed_and_resumed_equals_uninterrupted(place: Path, tmp_path: Path):
     """SIGKILL half-way; the same command then scores only what is missing."""
     store = tmp_path / "killed.sqlite"
-    command = [
-        sys.executable, "-m", "sigmerge", "evaluate", str(place / "tiny"), "--suite",
-        str(place / "own.yaml"), "--split", "all", "--benchmark", "said", "--store", str(store),
-        "--json",
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
-    while child.poll() is None and _count(store) < 16:
-        time.sleep(0.005)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    words = ["evaluate", place / "tiny", "--suite", place / "own.yaml", "--split", "all",
+             "--benchmark", "said", "--store", store, "--json"]  # fmt: skip
+    child = Fork(lambda: command(*words))
+    while child.at_work() and _count(store) < 16:
+        time.sleep(0.002)
+    child.killed()
     before = _rows(store)
     assert 16 <= len(before) < 120
-    resumed = sigmerge(*command[3:]).json
+    resumed = sigmerge(*words).json
     assert resumed["reused_items"] == len(before)
     whole = tmp_path / "whole.sqlite"
     expected = evaluate(place / "tiny", str(place / "own.yaml"), "all", store=whole, only=("said",))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -30,6 +28,7 @@ from sigmerge.experiments.suite import SHIPPED_EXPERIMENTS, load_suite
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Options
 from tests.command_line import Ran, refused, sigmerge, tree
+from tests.forks import Fork, command, forked
 from tests.pools import PoolOnDisk, make_pool
 
 SCORER = """
@@ -194,28 +193,26 @@ def test_a_suite_that_ended_while_it_removed_a_repair_goes_on(
 
 @pytest.mark.parametrize(("jobs", "kills"), [("1", 4), ("2", 3)])
 def test_a_suite_killed_again_and_again_ends_in_the_same_store(
-    whole: Whole, tmp_path: Path, jobs: str, kills: int
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str, kills: int
 ) -> None:
     out = tmp_path / "out"
-    environment = {**os.environ, "SIGMERGE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "sigmerge", "suite", str(whole.file), "--jobs", jobs]
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    words = ("suite", whole.file, out, "--jobs", jobs)
     draw, killed = random.Random(0), []
     for _ in range(kills):
         goal = finished(out) + draw.randint(0, 2)
-        running = subprocess.Popen(
-            [*command, str(out)], env=environment, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        while running.poll() is None and finished(out) < goal:
+        running = Fork(lambda: command(*words))
+        while running.at_work() and finished(out) < goal:
             time.sleep(0.01)
         time.sleep(draw.uniform(0, 0.1))
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
+        if running.at_work():
+            running.killed()
             killed.append(finished(out))
-        running.wait()
+        else:
+            assert running.ended().code == 0
     assert len(killed) >= 3 and any(0 < runs < finished(whole.out) for runs in killed)
-    done = subprocess.run([*command, str(out)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = forked(lambda: command(*words))
+    assert done.code == 0, done
     assert export(out) == export(whole.out)
     assert {file.name for file in out.iterdir()} == {file.name for file in whole.out.iterdir()}
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
+from fuzz.__main__ import main
 from fuzz.corpus import MEASURED, PARAMETERS
 from fuzz.targets import TARGETS
 
 from sigmerge.operators.table import OPERATORS, operator
+from tests.forks import forked
 
-ROOT = Path(__file__).parents[2]
 EACH = 8
 """Inputs of a target; `python -m fuzz` reads hundreds."""
 
 
 def test_every_target_reads_damaged_inputs() -> None:
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    ran = subprocess.run(
-        [sys.executable, "-m", "fuzz", "--inputs", str(EACH)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert f"{EACH * len(TARGETS)} inputs, 0 failures" in ran.stdout.splitlines()[-1]
+    def work() -> None:
+        sys.argv = ["fuzz", "--inputs", str(EACH)]
+        sys.exit(main())
+
+    ran = forked(work)
+    assert ran.code == 0, ran
+    assert f"{EACH * len(TARGETS)} inputs, 0 failures" in ran.out.splitlines()[-1]
 
 
 def test_every_method_is_fuzzed() -> None:

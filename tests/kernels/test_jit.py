@@ -311,33 +311,35 @@ def test_a_kernel_is_pickled_by_name() -> None:
     assert pickle.loads(pickle.dumps(narrow_bf16)) is narrow_bf16
 
 
-TRIMMED = """
+SUMMED = """
 import numpy as np
-from sigmerge.kernels.coordinates import keep_varying
-values = np.array([[1, 2, 4], [-1, -2, -4]], np.float32)
-keep_varying(values, 0x40800000, 1, np.empty(3, np.float32))
-print(values[0].tolist())
+from sigmerge.kernels.merge import weighted_sum
+values, out = np.array([[1, 2], [3, 4]], np.float32), np.empty(2, np.float32)
+weighted_sum(values, np.ones(2, np.float32), out)
+print(out.tolist())
 """
 
 
 @pytest.mark.slow
 def test_a_kernel_is_compiled_again_when_one_that_it_calls_has_changed(tmp_path: Path) -> None:
-    """trim lies in another file; numba by itself would go on with what it compiled of it."""
+    """add_scaled lies in another file; numba by itself would go on with what it compiled of it."""
     package = shutil.copytree(Path(sigmerge.__file__).parent, tmp_path / "src/sigmerge",
                               ignore=shutil.ignore_patterns("__pycache__", "pool"))  # fmt: skip
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "NUMBA_CACHE_DIR": str(tmp_path)}
     env["NUMBA_OPT"] = "0"  # so that the compiler is done soon
 
     def printed() -> str:
-        command = [sys.executable, "-c", TRIMMED]
+        command = [sys.executable, "-c", SUMMED]
         return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
 
-    assert printed() == "[0.0, 2.0, 4.0]\n"
-    source = (package / "kernels/thinning.py").read_text()
-    before = "keep_from(values, least_kept(threshold, ties))"
+    assert printed() == "[4.0, 6.0]\n"
+    source = (package / "kernels/sums.py").read_text()
+    before = "total[i] += values[i] * factor"
     assert source.count(before) == 1
-    (package / "kernels/thinning.py").write_text(source.replace(before, "values[:] = 0"))
-    assert printed() == "[0.0, 0.0, 0.0]\n"
+    (package / "kernels/sums.py").write_text(
+        source.replace(before, "total[i] -= values[i] * factor")
+    )
+    assert printed() == "[-2.0, -2.0]\n"
 
 
 MERGE = """
