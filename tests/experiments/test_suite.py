@@ -55,7 +55,7 @@ def definition(pool: PoolOnDisk, **more: Any) -> dict[str, Any]:
     return {
         "name": "tiny",
         "pools": [str(pool.root)],
-        "command": f"{sys.executable} {script} {{checkpoint}} {{split}}",
+        "command": f"{sys.executable} -I -S {script} {{checkpoint}} {{split}}",
         "anchors": [
             {"name": "mean", "merge_method": "linear"},
             {"name": "dare", "merge_method": "dare_linear", "seeds": [0, 1],
@@ -203,14 +203,15 @@ def test_a_suite_killed_again_and_again_ends_in_the_same_store(
         goal = finished(out) + draw.randint(0, 2)
         running = Fork(lambda: command(*words))
         while running.at_work() and finished(out) < goal:
-            time.sleep(0.01)
-        time.sleep(draw.uniform(0, 0.1))
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.02))
         if running.at_work():
             running.killed()
             killed.append(finished(out))
         else:
-            assert running.ended().code == 0
-    assert len(killed) >= 3 and any(0 < runs < finished(whole.out) for runs in killed)
+            ran = running.ended()
+            assert ran.code == 0, ran
+    assert len(killed) >= 2 and any(0 < runs < finished(whole.out) for runs in killed)
     done = forked(lambda: command(*words))
     assert done.code == 0, done
     assert export(out) == export(whole.out)
