@@ -151,7 +151,8 @@ def test_a_norm_is_added_in_lanes_whatever_the_strips(strip):
     row = np.random.default_rng(0).lognormal(0, 20, SIZE).astype(np.float32)
     formula, norms = merge.formula(np.ones(1, np.float32)), np.zeros(1)
     where = (0, SIZE, 600, strip, np.uint64(0), merge.NORM)
-    merge.merge(formula, *members([row, np.zeros(SIZE, np.float32)]), *where, norms)
+    zeros = np.zeros(SIZE, np.float32)  # members are addresses
+    merge.merge(formula, *members([row, zeros]), *where, norms)
     total = 0.0
     for tile in (row[:600], row[600:]):
         lanes = np.zeros(64)
