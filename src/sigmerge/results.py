@@ -324,7 +324,8 @@ class DifferingPart(Part):
 class ModelDifference(Part):
     """How one checkpoint differs from another, the other tensors by their shapes.
 
-    A tensor of two shapes is in both mappings; `config` has the two values of a key.
+    A tensor of two shapes is in both mappings; `config` has the two values of a key. `unlike` are
+    tensors of whole numbers, or of another kind that has no distance, whose bytes differ.
     """
 
     one: str
@@ -332,4 +333,5 @@ class ModelDifference(Part):
     parts: tuple[DifferingPart, ...]
     only_in_one: Mapping[str, tuple[int, ...]]
     only_in_other: Mapping[str, tuple[int, ...]]
+    unlike: tuple[str, ...]
     config: Mapping[str, tuple[Any, Any]]

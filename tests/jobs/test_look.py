@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 import sigmerge
 from sigmerge.errors import PoolError
@@ -64,6 +66,17 @@ def test_how_far_two_checkpoints_are_apart(
     (other / "config.json").unlink()
     with pytest.raises(PoolError, match=r"no config\.json"):
         sigmerge.diff(pool.reference, other)
+
+
+def test_tensors_without_a_distance_are_compared_too(pool: PoolOnDisk, tmp_path: Path) -> None:
+    for number in (0, 1):
+        folder = shutil.copytree(pool.reference, tmp_path / str(number))
+        file = folder / "model.safetensors"
+        steps = {"steps": torch.tensor([number, 7]), "same": torch.tensor([7])}
+        save_file({**load_file(file), **steps}, file, {"format": "pt"})
+    found = sigmerge.diff(tmp_path / "0", tmp_path / "1")
+    assert found.unlike == ("steps",) and not any(part.changed for part in found.parts)
+    assert "steps: other values" in command("diff", tmp_path / "0", tmp_path / "1").out
 
 
 def test_the_first_recipe_of_a_pool_runs(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -96,5 +96,7 @@ def _diff_lines(found: Any) -> Iterator[str]:
         yield f"{name}: {shapes[0]} and {shapes[1]}"
     if len(others) > PRINTED:
         yield f"and {len(others) - PRINTED} more tensors that only one has, or of other shapes"
+    for name in found.unlike:
+        yield f"{name}: other values"
     for key, (before, after) in found.config.items():
         yield f"config.json: {key}: {before} and {after}"

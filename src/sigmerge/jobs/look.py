@@ -13,6 +13,7 @@ import numpy as np
 
 from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.companions import TORCH_NAMES, vocabulary
+from sigmerge.checkpoints.equal import same_tensor
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import together
 from sigmerge.checkpoints.publishing import writing
@@ -82,6 +83,13 @@ class DiffJob:
             parts=tuple(self._parts(one, other, sorted(shared, key=natural))),
             only_in_one=only_in_one,
             only_in_other=only_in_other,
+            unlike=tuple(
+                name
+                for name, tensor in sorted(one.tensors.items(), key=lambda item: natural(item[0]))
+                if not tensor.floating
+                and name not in only_in_one
+                and not same_tensor(tensor, other.tensors[name])
+            ),
             config={
                 key: (one.config.get(key), other.config.get(key))
                 for key in keys
