@@ -97,6 +97,17 @@ class Partly(Contested):
         return [r * (0.5 + 0.5 * abs(np.sin(i + 9 * moved))) for i, r in enumerate(right)]
 
 
+def test_a_tuning_is_verified_by_its_winner(whole: Path, tmp_path: Path) -> None:
+    [report] = sigmerge.verify(whole, deep=True, blocks=None)
+    assert report.ok and "recomputed" in report.checked
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    (folder / "tune.json").write_text((whole / "tune.json").read_text().replace("0.", "0.1", 1))
+    assert [f.check for f in sigmerge.verify(folder)[0].findings] == ["record"]
+    (folder / "tune.json").unlink()
+    ended, winner = sigmerge.verify(folder)
+    assert "did not end" in ended.findings[0].problem and winner.ok
+
+
 def test_answers_may_be_worth_a_part(pool: PoolOnDisk, tmp_path: Path) -> None:
     settings = TuneSection(calls=5, anchors=["task_arithmetic"])
     result = run(pool, tmp_path / "out", scorer=Partly(pool.root, DOMAINS), settings=settings)

@@ -48,6 +48,8 @@ from sigmerge.records import (
 )
 from sigmerge.results import Reports
 
+WINNER = "winner"
+"""What a tuning and a search call the merge that they end in."""
 REPAIRED_MEMBER = "anchor"
 """What the record of a repair calls the member that it repairs."""
 SAMPLED = 4
@@ -56,7 +58,7 @@ SAMPLED = 4
 
 @dataclass(frozen=True)
 class VerifyJob:
-    """Checks of a published folder (a merge, a repair, or the two of a run).
+    """Checks of a published folder: a merge, a repair, the two of a run, the winner of a search.
 
     `deep` computes so many `blocks` again, drawn by the `seed`; None are all, and another seed at
     every run.
@@ -70,9 +72,11 @@ class VerifyJob:
 
     def run(self) -> Reports:
         made = [self.folder / name for name in ("anchor", "repaired")]
-        if (self.folder / RECORDS_FOLDER).is_dir() or not any(
-            place.exists() for place in (self.folder / RUN, *made)
-        ):
+        result = (self.folder / RECORDS_FOLDER).is_dir()
+        if not result and (self.folder / WINNER).is_dir():
+            winner, ended = self._verified(self.folder / WINNER), _ended(self.folder)
+            return Reports([winner] if ended.ok else [ended, winner])
+        if result or not any(place.exists() for place in (self.folder / RUN, *made)):
             return Reports([self._verified(self.folder)])
         whole, own = _parts(self.folder)
         anchor = made[0] if own and made[0].is_dir() else None
@@ -84,8 +88,8 @@ class VerifyJob:
         """The report of a checkpoint; `anchor` is what its run repaired, wherever that lies now."""
         if not (folder / RECORDS_FOLDER / PROVENANCE).exists():
             raise PoolError(
-                f"{folder}: holds no {RECORDS_FOLDER}/{PROVENANCE}; sigmerge did not write it. "
-                "Give a result of merge, repair or run, or --pool for checkpoints."
+                f"{folder}: holds no {RECORDS_FOLDER}/{PROVENANCE}, by which it could be checked. "
+                "Give a result of merge, repair, run, tune or search, or --pool for checkpoints."
             )
         record = folder / RECORDS_FOLDER / PROVENANCE
         provenance = read(Provenance, record, PoolError)
@@ -141,6 +145,21 @@ def _of_anchor(provenance: Provenance, anchor: Path) -> Provenance:
         for e in provenance.inputs
     ]
     return provenance.model_copy(update={"inputs": tuple(inputs)})
+
+
+def _ended(folder: Path) -> Report:
+    """Whether a tuning or a search ended, and its record is what was written."""
+    from sigmerge.jobs.search import SEARCH_RESULT
+    from sigmerge.jobs.tune import TUNING_RESULT
+
+    findings = []
+    names = [name for name in (TUNING_RESULT, SEARCH_RESULT) if (folder / name).is_file()]
+    if not names:
+        findings.append(Finding("parts", WINNER, "has no record beside it; the search did not end"))
+    for name in names:
+        if not is_intact(read_json_object(folder / name, "a record", PoolError)):
+            findings.append(Finding("record", name, "is not what was written"))
+    return Report(folder, ("parts", "record"), {}, tuple(findings))
 
 
 def _parts(folder: Path) -> tuple[Report, bool]:
