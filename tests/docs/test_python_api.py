@@ -188,7 +188,7 @@ def test_an_evaluation_displays_domains_benchmarks_and_what_is_missing() -> None
         domains={"math": 0.5}, macro=0.25, benchmarks={"<gsm>": {"strict": 0.125}},
         items={"<gsm>": 1200}, missing={"coding": ["humaneval"]}, judges=[], unparsed={},
         item_scores={}, checkpoint="c", suite="own", split="all", limit=None, items_sha256="0",
-        absent={"humaneval": "no <file>"}, reused_items=0, usage_of_run=used,
+        settings_sha256="0", absent={"humaneval": "no <file>"}, reused_items=0, usage_of_run=used,
         usage_of_results=used, sandbox=None,
     )  # fmt: skip
     assert rows(result) == [

@@ -100,4 +100,4 @@ def test_a_template_that_raises_and_a_tokenizer_without_an_end_name_their_folder
     file.write_text(json.dumps(kept))
     (own / "special_tokens_map.json").unlink(missing_ok=True)
     with pytest.raises(PoolError, match=rf"{own}: its tokenizer has no token to pad with"):
-        HfModel(own, "float32", 1)
+        HfModel(own, "float32", 1).generate(PROMPTS[:1], Sampling(8))

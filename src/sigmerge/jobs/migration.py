@@ -52,10 +52,10 @@ def migration(file: Path, allow_pickle: bool = False) -> tuple[Change, ...]:
     """
     if found := several(file):
         changes = []
-        documents = named_documents(file)
+        documents, beside = named_documents(file), file.expanduser().resolve().parent
         with standing_in(found) as made:
             for name, given in found.items():  # each after those that it needs
-                recipe = load_recipe(with_folders(given, made))
+                recipe = load_recipe(with_folders(given, made), folder=beside)
                 members = _members(recipe, made.values(), allow_pickle)
                 changes += _changes(recipe, members, *documents[name], name)
                 if text := recipe.chat_template or chat_template_of(recipe.home):

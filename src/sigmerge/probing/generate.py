@@ -129,11 +129,6 @@ class HfModel:
             self.model = model.to(device).eval()
         self.tokenizer.padding_side = "left"
         if self.tokenizer.pad_token_id is None:
-            if self.tokenizer.eos_token_id is None:
-                raise PoolError(
-                    f"{folder}: its tokenizer has no token to pad with, and none that ends a text; "
-                    "name one in tokenizer_config.json (pad_token)."
-                )
             self.tokenizer.pad_token = self.tokenizer.eos_token
         self.batch_size = batch_size or self._fitting()
 
@@ -177,6 +172,11 @@ class HfModel:
 
     def _batch(self, prompts: Sequence[str], sampling: Sampling) -> tuple[list[list[str]], Usage]:
         """The answers to the first prompts, as many as a batch has room for."""
+        if self.tokenizer.pad_token_id is None:
+            raise PoolError(
+                f"{self.name}: its tokenizer has no token to pad with, and none that ends a text; "
+                "name one in tokenizer_config.json (pad_token)."
+            )
         n = sampling.samples
         prompts = prompts[: max(1, self.batch_size // n)]
         special = not (sampling.templated and self.tokenizer.chat_template)
