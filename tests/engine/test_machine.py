@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sigmerge.engine import machine
@@ -51,3 +52,11 @@ def test_numpy_is_loaded_without_threads_of_its_own_and_nobody_else_is_told() ->
             check=True,
         )  # fmt: skip
         assert ran.stdout.split() == shown
+
+
+def test_the_peak_of_memory_is_that_of_the_command_alone() -> None:
+    """What a large program starts is not as large; the system counts it so."""
+    filled = np.ones(1 << 25)
+    code = "from sigmerge.engine.machine import Meter; print(Meter().peak_memory_bytes)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(ran.stdout) < filled.nbytes

@@ -64,17 +64,21 @@ def test_a_model_that_cannot_be_built_is_explained(tmp_path: Path, content: str)
     assert "transformers cannot build the model" in architecture_problems(tmp_path)
 
 
-def test_a_configuration_that_does_not_load_is_a_finding(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"hidden_size": "wide"}, {"vocab_size": -1}, {"intermediate_size": -5}]
+)
+def test_a_configuration_by_which_no_model_is_built_is_a_finding(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
     """Where transformers knows the kind of model; of a foreign one it can say nothing."""
     folder = Path(shutil.copytree(POOL / "reference", tmp_path / "model"))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": "wide"}))
+    config = json.loads((folder / "config.json").read_text()) | wrong
+    (folder / "config.json").write_text(json.dumps(config))
     ((about, problem),) = architecture_problems(folder)
-    assert about == "config.json" and problem.startswith("transformers cannot load it (")
+    assert about == "config.json" and problem.startswith("transformers cannot build the model (")
     for foreign in ({"auto_map": {"AutoConfig": "own.Config"}}, {"model_type": "no-such-model"}):
-        wrong = {**config, "hidden_size": "wide", **foreign}
-        (folder / "config.json").write_text(json.dumps(wrong))
-        assert "transformers cannot build the model" in architecture_problems(folder)
+        (folder / "config.json").write_text(json.dumps({**config, **foreign}))
+        assert isinstance(architecture_problems(folder), str)
 
 
 def with_depth(folder: Path, depth: int) -> Path:
@@ -88,7 +92,8 @@ def with_depth(folder: Path, depth: int) -> Path:
 def test_a_model_is_built_no_larger_than_its_weights(tmp_path: Path, depth: int) -> None:
     """2,000 layers take transformers a minute; of 2⁶³ it makes a list first."""
     folder = with_depth(tmp_path / "deep", depth)
-    assert "transformers cannot build the model" in architecture_problems(folder)
+    ((_, problem),) = architecture_problems(folder)
+    assert problem.startswith("transformers cannot build the model (")
     with pytest.raises(PoolError, match="cannot be loaded"):
         load_model(folder, "hf", "float32", None)
     with pytest.raises(PoolError, match="cannot be loaded"):

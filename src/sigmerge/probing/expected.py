@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.checkpoints.folder import open_checkpoint, read_json
+from sigmerge.errors import SigmergeError
 from sigmerge.probing.bounded import bounded
 from sigmerge.probing.loading import model_class, quiet
 
@@ -28,12 +29,7 @@ def architecture_problems(folder: Path) -> list[tuple[str, str]] | str:
     logging.set_verbosity_error()  # it reports in a table what is returned here
     try:
         with quiet(), bounded(folder):
-            try:
-                config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            except Exception as error:
-                if _is_known(folder) and not isinstance(error, ImportError):
-                    return [("config.json", f"transformers cannot load it ({_reason(error)})")]
-                raise
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
             stored = open_checkpoint(folder).tensors
             weights = {n: torch.empty(t.shape, device="meta") for n, t in stored.items()}
             kind = _class_of(config)
@@ -45,18 +41,27 @@ def architecture_problems(folder: Path) -> list[tuple[str, str]] | str:
         if "conversion of the weights" in str(error):
             return [("weights", "transformers cannot join them; some are missing or of another "
                      "shape")]  # fmt: skip
-        return f"transformers cannot build the model ({_reason(error)})"
+        told = f"transformers cannot build the model ({_reason(error)})"
+        missing = isinstance(error, ImportError)  # a library, which says nothing about the folder
+        return [("config.json", told)] if _is_known(folder) and not missing else told
     finally:
         logging.set_verbosity(level)
     return sorted(_problems(found))
 
 
 def _is_known(folder: Path) -> bool:
-    """Whether transformers itself has the kind of model, so that its configuration must load."""
+    """Whether transformers itself has the kind of model, which it must be able to build.
+
+    Quantized weights may need a GPU for that.
+    """
     from transformers import CONFIG_MAPPING
 
-    config = read_json(folder / "config.json")
-    return "auto_map" not in config and config.get("model_type") in set(CONFIG_MAPPING.keys())
+    try:
+        config = read_json(folder / "config.json")
+    except SigmergeError:
+        return False
+    foreign = config.keys() & {"auto_map", "quantization_config"}
+    return not foreign and config.get("model_type") in set(CONFIG_MAPPING.keys())
 
 
 def _reason(error: Exception) -> str:
