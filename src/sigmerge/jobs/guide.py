@@ -31,7 +31,7 @@ from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import open_repair_pool, require_whole
 from sigmerge.jobs.scores import ScoreFunction, check_domains
 from sigmerge.jobs.strategies import Setup, guide
-from sigmerge.jobs.work_folder import hidden, list_records
+from sigmerge.jobs.work_folder import WINNER, hidden, list_records
 from sigmerge.method.deficit import Reference
 from sigmerge.method.guidance import check_weights
 from sigmerge.method.tuning import Proposal
@@ -142,7 +142,7 @@ class GuideJob:
         with Journal(work / GUIDE_JOURNAL, header, CALL_LINES, "guided merge") as journal:
             calls, chosen = self._guided(journal, measure)
             journal.check_same(self.header(measure))
-        made = work / "winner"
+        made = work / WINNER
         remove(made)
         options = replace(self.options, overwrite=True, progress=silent)
         merged = run_dense(plan_dense(load_recipe(calls.recipe(chosen)), options), made, options)

@@ -37,7 +37,7 @@ from sigmerge.files.journal import Journal, continues
 from sigmerge.files.regular import remove
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
 from sigmerge.jobs.options import Description, Options, Step
-from sigmerge.jobs.work_folder import WorkFolder, hidden, is_whole, list_records
+from sigmerge.jobs.work_folder import WINNER, WorkFolder, hidden, is_whole, list_records
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
 from sigmerge.merge3.evolve import ScoredGenotype, best, evolve, require_search
 from sigmerge.operators.table import operator
@@ -75,9 +75,7 @@ RESPONDENTS: tuple[tuple[str, dict[str, float]], ...] = (
 """Plain merges that answer all items too: endpoints alone are too few to fit item parameters."""
 
 SEARCH_JOURNAL, SEARCH_RESULT, ORIGIN = "search.jsonl", "search.json", "searched.yaml"
-SEARCH_FOLDER = WorkFolder(
-    "search", (SEARCH_JOURNAL, SEARCH_RESULT), ("winner",), last=SEARCH_RESULT
-)
+SEARCH_FOLDER = WorkFolder("search", (SEARCH_JOURNAL, SEARCH_RESULT), (WINNER,), last=SEARCH_RESULT)
 CALL_KEYS = ("answers", "estimates", "estimate")
 ASKED_HOW = {"suite", "data", "hub", "judge", "allow_code_execution"}
 """Keys of a `search:` section that the scorer's name stands for."""
@@ -228,7 +226,7 @@ def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     work = hidden(out, "search")
     if not continues(work / SEARCH_JOURNAL, job.header()):
         remove(work)
-    made, added = work / "winner", (SEARCH_JOURNAL, SEARCH_RESULT, ORIGIN)
+    made, added = work / WINNER, (SEARCH_JOURNAL, SEARCH_RESULT, ORIGIN)
     # A run ended while it moved the winner, or it or its record was damaged.
     if not (is_whole(made, options.threads, added) and _is_kept(work / SEARCH_RESULT)):
         (work / SEARCH_RESULT).unlink(missing_ok=True)
@@ -327,7 +325,7 @@ def check_out(job: SearchJob, out: Path, options: Options) -> None:
     Touches nothing, so a dry run calls it too.
     """
     SEARCH_FOLDER.check(out, options.overwrite, job.kept)
-    if (out / "winner").exists() and not (out / SEARCH_JOURNAL).exists():
+    if (out / WINNER).exists() and not (out / SEARCH_JOURNAL).exists():
         raise OutputError(f"{out}: holds winner, which no search wrote; choose a new folder.")
 
 
@@ -362,11 +360,11 @@ def _search_into(job: SearchJob, out: Path, options: Options) -> SearchResult:
         journal.check_same(job.header())
         winner = best(history)
         stored = plan_dense(load_recipe(job.recipe(winner.index, winner.genotype)), options)
-        run_dense(stored, out / "winner", replace(options, overwrite=True, progress=silent))
-        test = running.test(stored_weights(open_checkpoint(out / "winner")), models)
+        run_dense(stored, out / WINNER, replace(options, overwrite=True, progress=silent))
+        test = running.test(stored_weights(open_checkpoint(out / WINNER)), models)
     record = SearchResult(
         out=str(out.absolute()),
-        winner=str((out / "winner").absolute()),
+        winner=str((out / WINNER).absolute()),
         operator=job.template.method,
         experts=tuple(job.template.models),
         settings=settings.model_dump() | {"seed": job.seed},

@@ -36,7 +36,7 @@ from sigmerge.jobs.pools import open_repair_pool, pool_folders, require_whole
 from sigmerge.jobs.profile import describe_profile, measure_profile, probe_prompts
 from sigmerge.jobs.scores import ScoreFunction, check_domains
 from sigmerge.jobs.strategies import STRATEGIES, Setup, check_method
-from sigmerge.jobs.work_folder import WorkFolder
+from sigmerge.jobs.work_folder import WINNER, WorkFolder
 from sigmerge.method import conflict
 from sigmerge.method.objective import Answer, Objective, paired_bootstrap
 from sigmerge.method.tuning import Proposal
@@ -54,7 +54,7 @@ from sigmerge.results import TuneResult
 if TYPE_CHECKING:
     from sigmerge.merge3.scoring import CandidateScorer
 
-TUNING_JOURNAL, TUNING_RESULT, WINNER = "tune.jsonl", "tune.json", "winner"
+TUNING_JOURNAL, TUNING_RESULT = "tune.jsonl", "tune.json"
 TUNING_FOLDER = WorkFolder(
     "tuning", (TUNING_JOURNAL, TUNING_RESULT, PAGE), (WINNER,), last=TUNING_RESULT
 )

@@ -30,6 +30,7 @@ from sigmerge.jobs.occupancy import OUTSIDE_LAYERS, OccupancyJob, claimed_in, wr
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import open_anchor, open_repair_pool, recipe_of
 from sigmerge.jobs.report import RUN, changed_files
+from sigmerge.jobs.work_folder import WINNER
 from sigmerge.kernels import Array
 from sigmerge.probing.expected import architecture_problems
 from sigmerge.progress import silent
@@ -48,8 +49,6 @@ from sigmerge.records import (
 )
 from sigmerge.results import Reports
 
-WINNER = "winner"
-"""What a tuning and a search call the merge that they end in."""
 REPAIRED_MEMBER = "anchor"
 """What the record of a repair calls the member that it repairs."""
 SAMPLED = 4

@@ -25,6 +25,8 @@ from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Options
 from sigmerge.records import PROVENANCE, Provenance, read
 
+WINNER = "winner"
+"""What a tuning and a search call the merge that they end in."""
 _UNFINISHED = (
     r"\.+{name}(\.\d+-\d+)?"
     r"(\.(search|guide|calibrate|candidate|anchor|level|old|partial|lock|cleared))+"
