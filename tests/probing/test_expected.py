@@ -75,10 +75,21 @@ def test_a_configuration_by_which_no_model_is_built_is_a_finding(
     config = json.loads((folder / "config.json").read_text()) | wrong
     (folder / "config.json").write_text(json.dumps(config))
     ((about, problem),) = architecture_problems(folder)
-    assert about == "config.json" and problem.startswith("transformers cannot build the model (")
+    assert about == "config.json" and problem.startswith("transformers cannot ")
     for foreign in ({"auto_map": {"AutoConfig": "own.Config"}}, {"model_type": "no-such-model"}):
         (folder / "config.json").write_text(json.dumps({**config, **foreign}))
         assert isinstance(architecture_problems(folder), str)
+
+
+def test_what_a_library_lacks_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers reports a missing accelerate as an error of values."""
+
+    def lacking(_: Any) -> Any:
+        raise ValueError("requires `accelerate`")
+
+    monkeypatch.setattr("sigmerge.probing.expected._class_of", lacking)
+    assert "requires `accelerate`" in str(architecture_problems(POOL / "reference"))
+    assert isinstance(architecture_problems(POOL / "reference"), str)
 
 
 def with_depth(folder: Path, depth: int) -> Path:

@@ -17,6 +17,10 @@ SPARE = 1000
 """Parts that a model may have besides four for every tensor: dropouts, activations, containers."""
 
 
+class TooLarge(ValueError):
+    """A configuration names more parts than weights are there for."""
+
+
 @contextmanager
 def bounded(folder: Path | str) -> Iterator[None]:
     """In this context transformers builds the folder's model; ValueError if it is far too large."""
@@ -28,7 +32,7 @@ def bounded(folder: Path | str) -> Iterator[None]:
         nonlocal counted
         counted += 1
         if counted > most:
-            raise ValueError(f"the configuration has more than {most} parts")
+            raise TooLarge(f"the configuration has more than {most} parts")
 
     hooks = [
         module.register_module_module_registration_hook(count),
@@ -55,4 +59,4 @@ def _check_layers(config: dict[str, Any]) -> None:
         if isinstance(value, dict):
             _check_layers(value)
         elif isinstance(value, int) and value > MOST_LAYERS and ("layer" in key or "expert" in key):
-            raise ValueError(f"{key} is larger than {MOST_LAYERS}")
+            raise TooLarge(f"{key} is larger than {MOST_LAYERS}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from sigmerge.checkpoints.folder import open_checkpoint, read_json
 from sigmerge.errors import SigmergeError
-from sigmerge.probing.bounded import bounded
+from sigmerge.probing.bounded import TooLarge, bounded
 from sigmerge.probing.loading import model_class, quiet
 
 
@@ -29,7 +29,12 @@ def architecture_problems(folder: Path) -> list[tuple[str, str]] | str:
     logging.set_verbosity_error()  # it reports in a table what is returned here
     try:
         with quiet(), bounded(folder):
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            try:
+                config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            except Exception as error:
+                if _is_known(folder) and not isinstance(error, ImportError):
+                    return [("config.json", f"transformers cannot load it ({_reason(error)})")]
+                raise
             stored = open_checkpoint(folder).tensors
             weights = {n: torch.empty(t.shape, device="meta") for n, t in stored.items()}
             kind = _class_of(config)
@@ -42,8 +47,7 @@ def architecture_problems(folder: Path) -> list[tuple[str, str]] | str:
             return [("weights", "transformers cannot join them; some are missing or of another "
                      "shape")]  # fmt: skip
         told = f"transformers cannot build the model ({_reason(error)})"
-        missing = isinstance(error, ImportError)  # a library, which says nothing about the folder
-        return [("config.json", told)] if _is_known(folder) and not missing else told
+        return [("config.json", told)] if _of_sizes(error) and _is_known(folder) else told
     finally:
         logging.set_verbosity(level)
     return sorted(_problems(found))
@@ -62,6 +66,11 @@ def _is_known(folder: Path) -> bool:
         return False
     foreign = config.keys() & {"auto_map", "quantization_config"}
     return not foreign and config.get("model_type") in set(CONFIG_MAPPING.keys())
+
+
+def _of_sizes(error: Exception) -> bool:
+    """Whether no model has such sizes; other errors may be of a library, or of this machine."""
+    return isinstance(error, TooLarge | ZeroDivisionError) or "negative dimension" in str(error)
 
 
 def _reason(error: Exception) -> str:
