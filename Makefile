@@ -7,6 +7,7 @@ BASE   := $(VENV)/.installed-base
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
 WARM   := $(VENV)/.warm
+NATIVE := $(wildcard native/*)
 
 # Tests start hundreds of commands, which need not compile their modules each time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST := tests/method tests/kernels tests/operators tests/files tests/engine tests/checkpoints \
         tests/test_architecture.py tests/test_recipe.py tests/docs/test_architecture_page.py
 
-.PHONY: demo check fast test suite bench lint browser clean
+.PHONY: demo check fast test suite bench lint browser native clean
 .DEFAULT_GOAL := test
 
 # The pip that Python brings takes twice as long to find which packages fit together.
@@ -23,7 +24,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	-$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip
 
-$(BASE): pyproject.toml constraints.txt | $(BIN)/python
+$(BASE): pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) .
 	touch $@
 
@@ -37,7 +38,7 @@ $(WARM): $(BASE)
 	touch $@
 
 # The demo needs no harness, no browser and no development tool.
-$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+$(DEMO): pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) '.[demo]'
 	touch $@
 
@@ -75,6 +76,12 @@ suite: $(STAMP) $(WARM) | browser
 
 bench: $(STAMP) $(WARM)
 	$(BIN)/python -m benchmarks
+
+# The core beside its sources, for a checkout on PYTHONPATH; a second time only what has changed.
+native: $(BIN)/python
+	$(PIP:--editable=) cmake ninja nanobind
+	$(BIN)/cmake -S native -B build/native -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	$(BIN)/cmake --build build/native --target in_place
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,34 @@
+"""The native core (native/): what its functions take. Arrays are contiguous; bytes of any type.
+
+Tables of members are int64 (members, 3): the code of a type, a descriptor or −1, and the position
+in the file or the address of the first value.
+"""
+
+from sigmerge.kernels import Array
+
+class ReadFailed(OSError):
+    descriptor: int
+    position: int
+    shrank: bool
+    """The file gave fewer bytes than it should have, and the system reported no error."""
+
+class WriteFailed(OSError):
+    descriptor: int
+    position: int
+    shrank: bool
+
+def isas() -> list[str]: ...
+def isa() -> str: ...
+def use_isa(name: str, /) -> None: ...
+
+# convert.cpp
+def widen(kind: int, raw: Array, out: Array, /) -> bool: ...
+def narrow(kind: int, values: Array, out: Array, /) -> bool: ...
+def finite(kind: int, raw: Array, /) -> bool: ...
+
+# io.cpp, checksum.cpp
+def checksum(bytes: Array | memoryview, position: int = 0, before: int = 0) -> int: ...
+def read(descriptor: int, position: int, out: Array, /) -> None: ...
+
+# philox.cpp
+def draw(k0: int, k1: int, start: int, out: Array, /) -> None: ...
