@@ -52,6 +52,86 @@ static void bind_philox(nb::module_ &m) {
     });
 }
 
+using Table = const Array<const int64_t> &;
+
+static void bind_sums(nb::module_ &m) {
+    m.def("weighted_rows", [](const Array<const float> &weights, bool vectors, const Array<const float> &after,
+                              Table members, int64_t size, Table target) {
+        const Source *sources = members_of(members);
+        expect(members.rows >= weights.size + vectors, "a member for each weight, and the reference");
+        expect(after.size % 3 == 0, "steps are rows of three");
+        expect(size >= 0 && target.size == 3, "a size, and a row for the target");
+        expect_type(target.data[0]);
+        Merged merged;
+        {
+            Free released;
+            merged = core.sums->weighted_rows(weights.data, weights.size, vectors, after.data, after.size / 3,
+                                              sources, members.rows, size,
+                                              *reinterpret_cast<const Source *>(target.data));
+        }
+        return nb::make_tuple(merged.fine, merged.stored, merged.checksum);
+    });
+    m.def("add_scaled", [](const Array<float> &total, const Array<const float> &values, float factor) {
+        expect(total.size == values.size, "as many values as sums");
+        Free released;
+        core.sums->add_scaled(total.data, total.size, values.data, factor);
+    });
+    m.def("scale", [](const Array<float> &out, float divisor, float factor) {
+        Free released;
+        core.sums->scale(out.data, out.size, divisor, factor);
+    });
+    m.def("load_rows", [](Table members, Table reference, const Array<float> &rows) {
+        const Source *sources = members_of(members), *base = members_of(reference);
+        expect(rows.rows == members.rows && reference.rows <= 1, "a row for each member");
+        Free released;
+        return core.sums->load_rows(sources, members.rows, reference.rows ? base : nullptr, rows.columns,
+                                    rows.data);
+    });
+}
+
+static void expect_experts(Table members, Table experts, int64_t every) {
+    expect(every >= 1, "one run in at least one");
+    for (int64_t row = 0; row < experts.size; row++)
+        expect(experts.data[row] >= 0 && experts.data[row] < members.rows - 1, "no such expert");
+}
+
+static void bind_select(nb::module_ &m) {
+    m.def("count_high", [](Table members, int64_t size, Table experts, int64_t every,
+                           const Array<uint32_t> &counts) {
+        const Source *sources = members_of(members);
+        expect_experts(members, experts, every);
+        expect(counts.rows == experts.size && counts.columns == 2 << 16, "a histogram for each expert");
+        Free released;
+        return core.select->count_high(sources, members.rows, size, experts.data, experts.size, every,
+                                       counts.data);
+    });
+    m.def("count_inside", [](Table members, int64_t size, Table experts, int64_t every, Table ranges,
+                             const Array<uint32_t> &counts, const Array<uint16_t> &left_out,
+                             const Array<int64_t> &above) {
+        const Source *sources = members_of(members);
+        int64_t wanted = experts.size;
+        expect_experts(members, experts, every);
+        expect(counts.rows == wanted && left_out.size == counts.size && above.size == wanted &&
+                   ranges.rows == wanted && ranges.columns == 3, "a row for each expert");
+        for (int64_t row = 0; row < wanted; row++) {
+            const int64_t *range = ranges.data + 3 * row;
+            expect(range[1] >= 1 && range[2] >= 0 && range[2] <= 8 &&
+                       (range[1] - 1) >> range[2] < counts.columns, "a range has a place for each count");
+        }
+        Free released;
+        return core.select->count_inside(sources, members.rows, size, experts.data, wanted, every,
+                                         ranges.data, counts.data, left_out.data, counts.columns, above.data);
+    });
+    m.def("take_occupied", [](const Array<uint32_t> &counts, const Array<uint16_t> &left_out,
+                              const Array<uint32_t> &kept, const Array<int64_t> &stops) {
+        expect(left_out.size == 0 || left_out.size == counts.size, "as much left out as counted");
+        expect(kept.rows == 3 && kept.columns >= counts.size && stops.size == counts.rows + 1, "room");
+        Free released;
+        core.select->take_occupied(counts.data, left_out.size ? left_out.data : nullptr, counts.rows,
+                                   counts.columns, kept.data, kept.columns, stops.data);
+    });
+}
+
 static void bind_isa(nb::module_ &m) {
     m.def("isas", [] {
         nb::list names;
@@ -103,5 +183,7 @@ NB_MODULE(_native, m) {
     sm::bind_convert(m);
     sm::bind_io(m);
     sm::bind_philox(m);
+    sm::bind_sums(m);
+    sm::bind_select(m);
     sm::bind_merge(m);
 }

@@ -34,6 +34,13 @@ struct Failed {
     int64_t descriptor, position;
 };
 
+// What was merged: whether all that was read is finite, and all that was stored; the checksum of
+// what was written to a file.
+struct Merged {
+    bool fine, stored;
+    uint64_t checksum;
+};
+
 // Memory of the calling thread for the length of a call; all of it is given back at the end.
 class Scratch {
   public:

@@ -27,10 +27,45 @@ struct Philox {
     void (*fill)(uint32_t k0, uint32_t k1, int64_t start, int64_t count, uint32_t *out);
 };
 
+// Weighted sums of stored rows: what many merges come down to.
+struct Sums {
+    // Σ_d w_d v_d with v_d = θ_d, or θ_d − θ_ref (the last member) with `vectors`; then τ / divisor
+    // · factor + share · θ_ref for each row of `after` (steps, 3). Once something is not finite in
+    // what a file shall hold, nothing more is written there.
+    Merged (*weighted_rows)(const float *weights, int64_t experts, bool vectors, const float *after,
+                            int64_t steps, const Source *members, int64_t count, int64_t size,
+                            const Source &target);
+    void (*add_scaled)(float *total, int64_t count, const float *values, float factor);
+    void (*scale)(float *out, int64_t count, float divisor, float factor);
+    // One row of `size` a member, minus the reference if there is one.
+    bool (*load_rows)(const Source *members, int64_t count, const Source *reference, int64_t size,
+                      float *rows);
+};
+
+// Exact selection by magnitude: see select.cpp. Members are all experts and the reference; one run
+// of SAMPLE_RUN coordinates in `every` is looked at.
+struct Select {
+    // counts (experts, 2 · 2^16): by the upper 16 bits of |Δ|'s pattern, first where all lower bits
+    // are zero.
+    bool (*count_high)(const Source *members, int64_t count, int64_t size, const int64_t *experts,
+                       int64_t wanted, int64_t every, uint32_t *counts);
+    // ranges (experts, 3): first pattern, length, shift. What is left out of an offset goes to
+    // left_out (bits, and complements in the upper byte); above[row] gains what lies above.
+    bool (*count_inside)(const Source *members, int64_t count, int64_t size, const int64_t *experts,
+                         int64_t wanted, int64_t every, const int64_t *ranges, uint32_t *counts,
+                         uint16_t *left_out, int64_t places, int64_t *above);
+    // Places with a count, which are zero afterwards: kept (3, most) of place, count, left out;
+    // `stops` (rows + 1): how many there are in all rows before.
+    void (*take_occupied)(uint32_t *counts, uint16_t *left_out, int64_t rows, int64_t places,
+                          uint32_t *kept, int64_t most, int64_t *stops);
+};
+
 #define SM_FAMILIES(X) \
     X(Convert, convert) \
     X(Checksum, checksums) \
-    X(Philox, philox)
+    X(Philox, philox) \
+    X(Sums, sums) \
+    X(Select, select)
 
 // The chosen tables: core.convert->widen(…).
 struct Core {

@@ -44,4 +44,7 @@ bool save(const float *values, int64_t count, uint64_t at, int64_t type, int64_t
 void take(uint64_t at, int64_t type, int64_t begin, int64_t count, float *out);
 void take_less(uint64_t at, int64_t type, int64_t begin, int64_t count, const float *less, float *out);
 
+// Defined in philox.cpp: random uint32 for the indices start, start + 1, … of a key.
+void fill(uint32_t k0, uint32_t k1, int64_t start, int64_t count, uint32_t *out);
+
 }  // namespace sm::SM_ISA
