@@ -14,10 +14,11 @@ import pytest
 
 import sigmerge
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
-from sigmerge.checkpoints.inputs import digested, fingerprint, identify, unchanged
+from sigmerge.checkpoints.inputs import digested, fingerprint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError
+from sigmerge.files.identity import identify, unchanged
 from sigmerge.jobs.extract import ExtractJob
 from tests.pools import PoolOnDisk
 

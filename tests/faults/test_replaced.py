@@ -17,7 +17,7 @@ from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import OutputError, PoolError
 from sigmerge.files.exchange import exchange
 from sigmerge.jobs.options import Options
-from sigmerge.jobs.pools import Inputs
+from sigmerge.jobs.pools import PoolInputs
 from tests.command_line import refused
 from tests.command_line import sigmerge as command
 from tests.faults.test_commands import (
@@ -168,15 +168,15 @@ def test_a_configuration_that_is_replaced_by_an_equal_one_is_another_version(
 ) -> None:
     pool = make_pool(tmp_path)
     opened = {"math": open_checkpoint(pool.experts["math"])}
-    Inputs.of(opened)
+    PoolInputs.of(opened)
     config = pool.experts["math"] / "config.json"
     content = config.read_bytes()
     config.unlink()
     with pytest.raises(PoolError, match="changed"):
-        Inputs.of(opened)
+        PoolInputs.of(opened)
     config.write_bytes(content)
     with pytest.raises(PoolError, match="changed"):
-        Inputs.of(opened)
+        PoolInputs.of(opened)
 
 
 def test_a_link_to_a_folder_that_appears_meanwhile_is_not_published(

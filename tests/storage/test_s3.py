@@ -15,10 +15,10 @@ import yaml
 import sigmerge
 from sigmerge.checkpoints import ahead
 from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.checkpoints.inputs import identify
 from sigmerge.checkpoints.remote import UNFINISHED, place_of, stand_in, upload
 from sigmerge.checkpoints.writer import Output
 from sigmerge.errors import OutputError, PoolError, RecipeError
+from sigmerge.files.identity import identify
 from sigmerge.files.objects import RemoteFile
 from sigmerge.jobs import pools
 from sigmerge.jobs.occupancy import OUTSIDE_LAYERS

@@ -10,53 +10,19 @@ another version, so the digests are those of the bytes that the job read.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.header import version_of
-from sigmerge.checkpoints.reader import changed
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import Passed, file_digests, identity
-from sigmerge.files.objects import RemoteFile, address, remote_file
-
-COARSE, FINE = 2_000_000_000, 20_000_000
-"""Nanoseconds within which two writes can leave the same time: of a file system that keeps seconds
-only, and of one that keeps the time of the kernel's last tick."""
-
-
-@dataclass(frozen=True)
-class InputIdentity:
-    file: Path
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-    device: int
-    version: str = ""
-    """Of a remote file, what its store calls the version of its content."""
-    sha256: str | None = None
-
-
-def identify(files: Iterable[Path]) -> tuple[InputIdentity, ...]:
-    """What identifies the files now."""
-    return tuple(_settled(file) for file in sorted(set(files)))
-
-
-def unchanged(before: Iterable[InputIdentity]) -> None:
-    """Stop if a file is not what it was; the error names it."""
-    for one in before:
-        try:
-            same = _identity(one.file) == replace(one, sha256=None)
-        except (OSError, PoolError):
-            same = False
-        if not same:
-            raise changed(address(one.file))
+from sigmerge.files.identity import InputIdentity, changed, unchanged
+from sigmerge.files.objects import address
 
 
 def same_configuration(checkpoint: Checkpoint) -> None:
@@ -124,35 +90,4 @@ def _state(members: Iterable[Checkpoint]) -> dict[Path, str]:
             with suppress(OSError, PoolError):
                 found[file] = identity(file)
         found |= file_digests(companion_files(member.path))
-    return found
-
-
-def _identity(file: Path) -> InputIdentity:
-    if remote := remote_file(file):
-        return _version(file, remote.now())
-    status = file.stat()
-    times = status.st_mtime_ns, status.st_ctime_ns
-    return InputIdentity(file, status.st_size, *times, status.st_ino, status.st_dev)
-
-
-def _version(file: Path, remote: RemoteFile) -> InputIdentity:
-    return InputIdentity(file, remote.size, 0, 0, 0, 0, remote.version)
-
-
-def _settled(file: Path) -> InputIdentity:
-    """The identity, once a later write would change it; a file just written is waited for.
-
-    A remote file is what it was when its folder was opened: its header and its digest are of that.
-    """
-    if remote := remote_file(file):
-        return _version(file, remote)
-    try:
-        found = _identity(file)
-        grain = FINE if found.ctime_ns % 10**9 else COARSE
-        age = time.time_ns() - found.ctime_ns
-        if 0 <= age < grain:
-            time.sleep((grain - age) / 1e9)
-            found = _identity(file)
-    except OSError as error:
-        raise PoolError(f"{file}: cannot be read ({error.strerror}).") from None
     return found

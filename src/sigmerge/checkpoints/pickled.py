@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from sigmerge.checkpoints.reader import changed
 from sigmerge.errors import MissingExtra, OutputError, PoolError
 from sigmerge.files.cache import cache_folder, cache_place, kept_json, write_note
 from sigmerge.files.digests import digest_now, file_digests, identity, kind_of
 from sigmerge.files.documents import whole
+from sigmerge.files.identity import changed
 from sigmerge.files.locks import locked
 from sigmerge.files.regular import is_regular
 

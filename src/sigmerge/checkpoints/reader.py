@@ -16,6 +16,7 @@ import numpy as np
 from sigmerge.checkpoints.ahead import Passing, ReadAhead
 from sigmerge.checkpoints.header import Tensor, Version, version_of
 from sigmerge.errors import PoolError
+from sigmerge.files.identity import changed
 from sigmerge.files.mapped import forget, note
 from sigmerge.files.objects import RemoteFile, remote_file
 from sigmerge.kernels.convert import STORAGE
@@ -162,13 +163,6 @@ class Reader:
         """The first address of elements [start, stop), and the last."""
         item, first = tensor.nbytes // max(1, tensor.size), self.address(tensor)
         return first + start * item, first + stop * item
-
-
-def changed(file: Path | str) -> PoolError:
-    return PoolError(
-        f"{file}: changed while it was read. Nothing is published; run the same command again when "
-        "the file does not change any more."
-    )
 
 
 def became_shorter(file: Path) -> PoolError:

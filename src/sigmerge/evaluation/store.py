@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sigmerge.checkpoints.companions import companion_files
+from sigmerge.checkpoints.declared import AROUND
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.errors import OutputError, SigmergeError, SigmergeWarning
 from sigmerge.files.checksums import checksum_of
@@ -86,10 +87,6 @@ def settings_key(settings: Mapping[str, Any]) -> str:
     """A short name for everything a score depends on besides the checkpoint and the item."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-AROUND = ("*.json", "*.model", "*.txt", "*.tiktoken", "*.jinja", "*.py")
-"""What decides, besides weights and tokenizer, what a checkpoint answers."""
 
 
 def checkpoint_key(folder: Path, allow_pickle: bool = False) -> str:

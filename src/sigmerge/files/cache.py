@@ -19,9 +19,8 @@ import platformdirs
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.files.checksums import CHECKSUM, is_intact, sealed
 from sigmerge.files.documents import read_bytes, read_json, whole, write_json
+from sigmerge.files.sources import PACKAGE
 
-PACKAGE = Path(__file__).resolve().parents[1]
-"""The installed package: nothing is written into it, since it may be read-only or shared."""
 _CHECKSUM = hashlib.sha256().digest_size
 
 
@@ -54,7 +53,7 @@ def beside(member: Path, name: str) -> Path:
     The pool inside the installed package has its notes in the cache.
     """
     folder = member.parent / ".sigmerge"
-    if not _installed(folder):
+    if not is_installed(folder):
         place = folder if folder.exists() else folder.parent
         if place.is_dir() and os.access(place, os.W_OK):
             return folder / name
@@ -63,7 +62,8 @@ def beside(member: Path, name: str) -> Path:
     return cache_place("profiles") / name
 
 
-def _installed(folder: Path) -> bool:
+def is_installed(folder: Path) -> bool:
+    """Whether a folder is in an installed package, into which nothing is written."""
     real = folder.resolve()
     return real.is_relative_to(PACKAGE) or bool({"site-packages", "dist-packages"} & {*real.parts})
 

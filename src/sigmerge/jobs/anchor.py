@@ -14,7 +14,7 @@ from sigmerge.files.journal import continues
 from sigmerge.files.objects import address
 from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
 from sigmerge.jobs.options import Options, Step
-from sigmerge.jobs.pools import Inputs, other_inputs
+from sigmerge.jobs.pools import PoolInputs, other_inputs
 from sigmerge.jobs.work_folder import are_recorded
 from sigmerge.recipe import Recipe
 from sigmerge.records import (
@@ -150,7 +150,7 @@ def _same_inputs(job: DenseJob, provenance: Provenance) -> bool:
     """Whether the inputs are the files that were read, byte for byte."""
     before = {entry.file: entry.sha256 for entry in provenance.inputs}
     others = other_inputs(job.recipe, bool(job.operator.needs))
-    now = Inputs.of(job.pool.members, others).members
+    now = PoolInputs.of(job.pool.members, others).members
     if before.keys() != {address(file) for file in now}:
         return False
     digests = file_digests(now, kind=kind_of(before.values()))

@@ -17,13 +17,13 @@ from typing import Any
 from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pool import Pool
-from sigmerge.checkpoints.reader import changed
 from sigmerge.checkpoints.statistics import DONE, damage, discard_damaged, finish, is_finished
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import OutputError, PoolError, RecipeError
 from sigmerge.files.cache import beside
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import content_key
+from sigmerge.files.identity import changed
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_merge_pool, weight_digests

@@ -35,7 +35,7 @@ from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import (
-    Inputs,
+    PoolInputs,
     idle_settings,
     lacking,
     member,
@@ -287,7 +287,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
     recipe, pool = job.recipe, job.pool
     here = job.members.values() if options.engine == "local" else ()
     others = other_inputs(recipe, job.statistics is not None)
-    inputs = Inputs.of(pool.members, others, read=here)
+    inputs = PoolInputs.of(pool.members, others, read=here)
     lenient, passing = options.allow_nonfinite, inputs.leaves.take
     with (
         open_output(out, job.layout, job.fingerprint(), options) as output,

@@ -15,7 +15,6 @@ from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.folder import SHOWN, TURNED, Checkpoint, is_head, open_checkpoint
 from sigmerge.checkpoints.header import encode_header
-from sigmerge.checkpoints.inputs import identify, unchanged
 from sigmerge.checkpoints.layers import Layer
 from sigmerge.checkpoints.pool import Pool, differences, together
 from sigmerge.checkpoints.publishing import (
@@ -31,6 +30,7 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import INTERPRETER
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError
+from sigmerge.files.identity import identify, unchanged
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.work_folder import hidden

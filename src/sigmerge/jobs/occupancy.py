@@ -32,7 +32,7 @@ from sigmerge.engine.stream import ahead
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
 from sigmerge.jobs.options import Options, Step
-from sigmerge.jobs.pools import Inputs, block_sites
+from sigmerge.jobs.pools import PoolInputs, block_sites
 from sigmerge.jobs.work_folder import open_output
 from sigmerge.kernels import claim as compiled
 from sigmerge.kernels.stored import is_finite
@@ -168,7 +168,7 @@ def run_occupancy(
     `guard` is called with the finished folder before it is published; it may restore the anchor.
     """
     job, engine = OccupancyJob.of(plan, pool, anchor), options.engine_name
-    inputs = Inputs.of({**pool.members, "anchor": anchor})
+    inputs = PoolInputs.of({**pool.members, "anchor": anchor})
     with (
         open_output(out, job.layout, job.fingerprint(), options) as output,
         _sources(job, options) as sources,

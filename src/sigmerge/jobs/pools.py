@@ -11,12 +11,13 @@ from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.blocks import positions
 from sigmerge.checkpoints.companions import check_tokenizer, companion_files
 from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
-from sigmerge.checkpoints.inputs import InputIdentity, digested, identify, same_configuration
+from sigmerge.checkpoints.inputs import digested, same_configuration
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
 from sigmerge.checkpoints.pickled import pickle_of
 from sigmerge.checkpoints.pool import Pool, clash, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import TREE, file_digests
+from sigmerge.files.identity import InputIdentity, identify
 from sigmerge.files.leaves import Leaves
 from sigmerge.files.objects import address
 from sigmerge.jobs.options import Options
@@ -395,7 +396,7 @@ def member(checkpoint: Checkpoint, options: Options) -> Member:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class PoolInputs:
     """The files that go into a result, as they were before the first tensor was read."""
 
     members: Mapping[Path, str]
@@ -412,7 +413,7 @@ class Inputs:
         others: Mapping[Path, str] | None = None,
         *,
         read: Iterable[Checkpoint] = (),
-    ) -> Inputs:
+    ) -> PoolInputs:
         """With `read`, the checkpoints whose tensors this process reads through `leaves`."""
         files: dict[Path, str] = {}
         converted = set()
@@ -458,7 +459,7 @@ class Inputs:
 
 
 def other_inputs(recipe: Recipe, captured: bool) -> dict[Path, str]:
-    """Inputs of a merge besides its checkpoints: configuration, tokenizer, exemplars."""
+    """PoolInputs of a merge besides its checkpoints: configuration, tokenizer, exemplars."""
     files: dict[Path, str] = {}
     if recipe.slices and recipe.reference is not None:  # which need be the source of no slice
         files |= dict.fromkeys(companion_files(home_of(recipe.reference)), "reference")

@@ -15,7 +15,6 @@ import numpy as np
 from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.checkpoints.companions import tokenizer_files, vocabulary
 from sigmerge.checkpoints.folder import Checkpoint
-from sigmerge.checkpoints.inputs import identify, unchanged
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import OpenMembers, PoolSource
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
@@ -25,9 +24,10 @@ from sigmerge.errors import PoolError, RecipeError, require
 from sigmerge.files.cache import beside, keep_bytes, keep_json, kept_bytes, kept_json
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import content_key
+from sigmerge.files.identity import identify, unchanged
 from sigmerge.files.scratch import scratch
 from sigmerge.jobs.options import Description, Options, Step
-from sigmerge.jobs.pools import Inputs, block_sites, open_repair_pool, weight_digests
+from sigmerge.jobs.pools import PoolInputs, block_sites, open_repair_pool, weight_digests
 from sigmerge.kernels import Array
 from sigmerge.kernels.signature import signature
 from sigmerge.method import conflict
@@ -254,7 +254,7 @@ def _representation(recipe: Recipe, pool: Pool, options: Options, again: bool) -
     for number, (name, expert) in enumerate(pool.experts.items()):
         options.progress("probing experts", number, len(pool.experts))
         config = expert.path / "config.json"
-        before = Inputs.of({name: expert}, dict.fromkeys(read_by, "tokenizer")).before
+        before = PoolInputs.of({name: expert}, dict.fromkeys(read_by, "tokenizer")).before
         key = content_key([
             "gram", PROBE_FORMAT, prompts, " ".join(sorted(weight_digests(expert, options))),
             *file_digests([config]).values(),

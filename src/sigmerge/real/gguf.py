@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from sigmerge.checkpoints.inputs import identify, unchanged
 from sigmerge.checkpoints.publishing import (
     check_target,
     only_target,
@@ -29,6 +28,7 @@ from sigmerge.checkpoints.publishing import (
 from sigmerge.checkpoints.writer import saved
 from sigmerge.errors import MissingExtra, PoolError, RecipeError, SigmergeError
 from sigmerge.files.documents import read_json_object
+from sigmerge.files.identity import identify, unchanged
 from sigmerge.files.regular import open_regular, remove
 from sigmerge.probing.loading import quiet
 

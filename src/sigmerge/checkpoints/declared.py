@@ -1,0 +1,60 @@
+"""The files of a checkpoint, as makers of kept things declare them (`sigmerge.kept`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sigmerge.checkpoints.companions import companion_files
+from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.pickled import pickle_of
+from sigmerge.checkpoints.remote import with_weights
+from sigmerge.files.objects import remote_folder
+from sigmerge.kept import Given
+
+AROUND = ("*.json", "*.model", "*.txt", "*.tiktoken", "*.jinja", "*.py")
+"""Besides weights and tokenizer: whatever libraries may read of a folder to build the model."""
+
+
+def checkpoint_files(checkpoint: Checkpoint) -> dict[str, Path]:
+    """Every file that decides what a checkpoint computes and how it reads text, by its role.
+
+    Weights, configurations, tokenizer, templates and code: `model/…`, of an adapter `adapter/…`,
+    and `twin/…` for the safetensors that a pickle was converted to.
+    """
+    found = {f"model/{name}": file for name, file in _around(checkpoint.path).items()}
+    if checkpoint.adapter is not None:
+        around = _around(checkpoint.adapter)
+        found |= {f"adapter/{name}": file for name, file in around.items()}
+    for file in checkpoint.files:
+        pickle = pickle_of(file)
+        if pickle is not None:
+            found[f"twin/{pickle.name}.safetensors"] = file
+        found[_role(checkpoint, pickle or file)] = pickle or file
+    return found
+
+
+def shown_folder(given: Given, prefix: str, checkpoint: Checkpoint) -> Path:
+    """A checkpoint as a library or a command is shown it: its declared files and nothing else.
+
+    Declared as `Inputs.of(PREFIX=checkpoint_files(checkpoint))`.
+    """
+    if remote_folder(checkpoint.path) is not None:  # its copy has the declared versions only
+        return with_weights(checkpoint.path)
+    model = given.folder(f"{prefix}/model", checkpoint.path.name)
+    if checkpoint.adapter is None:
+        return model
+    return Path(f"{model}+{given.folder(f'{prefix}/adapter', checkpoint.adapter.name)}")
+
+
+def _around(folder: Path) -> dict[str, Path]:
+    files = {file for pattern in AROUND for file in folder.glob(pattern) if file.is_file()}
+    return {
+        file.relative_to(folder).as_posix(): file for file in {*files, *companion_files(folder)}
+    }
+
+
+def _role(checkpoint: Checkpoint, file: Path) -> str:
+    for prefix, folder in (("adapter", checkpoint.adapter), ("model", checkpoint.path)):
+        if folder is not None and file.is_relative_to(folder):
+            return f"{prefix}/{file.relative_to(folder).as_posix()}"
+    return f"model/{file.name}"

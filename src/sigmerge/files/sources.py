@@ -1,0 +1,244 @@
+"""What code is, as a digest: a module of this package with all it imports, or a user's callable."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+PACKAGE = Path(__file__).resolve().parents[1]
+"""The installed package: nothing is written into it, since it may be read-only or shared."""
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+(sigmerge[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)"
+    r"|import[ \t]+(sigmerge[\w.]*))",
+    re.MULTILINE,
+)
+_TYPES_ONLY = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)*", re.MULTILINE)
+
+
+def code_digest(function: Callable[..., Any]) -> str:
+    """A digest of the sources that a function of this package may run: its module's closure."""
+    while isinstance(function, partial):
+        function = function.func
+    return _closure_digest(inspect.unwrap(function).__module__)
+
+
+@cache
+def _closure_digest(module: str) -> str:
+    """Of a module's own source and that of every module of the package that it leads to."""
+    made = hashlib.sha256(sys.version.encode())
+    if _file_of(module) is None:  # a user's own
+        made.update(_file(sys.modules[module]).encode())
+    for name in sorted(_closure(module)):
+        file = _file_of(name)
+        assert file is not None
+        made.update(f"{name}\0".encode() + file.read_bytes() + b"\0")
+    for compiled in sorted(PACKAGE.glob("_native*")):
+        made.update(compiled.read_bytes() if compiled.is_file() else b"")
+    return made.hexdigest()[:24]
+
+
+def _closure(module: str) -> set[str]:
+    """The modules of this package that a module leads to, itself included."""
+    found: set[str] = set()
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        if name not in found and _file_of(name) is not None:
+            found.add(name)
+            todo += _imported(name)
+    return found
+
+
+@cache
+def _imported(module: str) -> frozenset[str]:
+    """The modules of this package that a module's source names, also inside functions."""
+    file = _file_of(module)
+    assert file is not None
+    found = {module.rpartition(".")[0] or module}
+    if not module.count("."):  # the package itself names all, for its users
+        return frozenset()
+    text = _TYPES_ONLY.sub("", file.read_text(encoding="utf-8"))
+    for origin, names, plain in _IMPORT.findall(text):
+        found.add(origin or plain)
+        for name in re.findall(r"\w+", re.sub(r"\bas\s+\w+", "", names)):
+            found.add(f"{origin}.{name}")
+    return frozenset(name for name in found if _file_of(name) is not None)
+
+
+@cache
+def _file_of(module: str) -> Path | None:
+    first, *rest = module.split(".")
+    if first != PACKAGE.name:
+        return None
+    place = PACKAGE.joinpath(*rest)
+    files = (place.with_suffix(".py") if rest else place / "__init__.py", place / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
+
+
+class Unnameable(Exception):
+    """A value that no digest describes."""
+
+
+def callable_digest(function: Callable[..., Any]) -> str | None:
+    """A digest of a user's callable: its code, constants, and all that it closes over or names.
+
+    None where something of it cannot be described by its content, for example an open model. What
+    it reads from files is not covered.
+    """
+    try:
+        text = json.dumps(_described(function, {}), sort_keys=True)
+    except Unnameable:
+        return None
+    return hashlib.sha256(f"{sys.version}\n{text}".encode()).hexdigest()[:32]
+
+
+def _described(value: Any, seen: dict[int, int]) -> Any:
+    """A value as plain content; what was met before is a number."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return [type(value).__name__, repr(value)]
+    if value is Ellipsis or isinstance(value, Path | range | slice | np.generic | np.dtype):
+        return [type(value).__name__, repr(value)]
+    if id(value) in seen:
+        return ["again", seen[id(value)]]
+    seen[id(value)] = len(seen)
+    return [type(value).__name__, *_parts(value, seen)]
+
+
+def _parts(value: Any, seen: dict[int, int]) -> Iterator[Any]:
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()
+    elif isinstance(value, list | tuple):
+        yield from (_described(each, seen) for each in value)
+    elif isinstance(value, set | frozenset):
+        yield sorted(json.dumps(_described(each, dict(seen))) for each in value)
+    elif isinstance(value, Mapping):
+        yield from ([_described(k, seen), _described(v, seen)] for k, v in value.items())
+    elif isinstance(value, partial):
+        yield from (_described(each, seen) for each in (value.func, value.args, value.keywords))
+    elif isinstance(value, MethodType):
+        yield from (_described(each, seen) for each in (value.__func__, value.__self__))
+    elif isinstance(value, ModuleType):
+        yield _module(value)
+    elif isinstance(value, FunctionType):
+        yield from _function(value, seen)
+    elif isinstance(value, type):
+        yield from _class(value, seen)
+    elif dataclasses.is_dataclass(value):
+        yield _described(type(value), seen)
+        for field in dataclasses.fields(value):
+            yield [field.name, _described(getattr(value, field.name), seen)]
+    elif type(value).__module__ == "builtins" and callable(value):
+        yield value.__qualname__
+    elif type(value).__module__ not in ("builtins", "typing") and _is_plain_object(value):
+        yield _described(type(value), seen)
+        yield from ([name, _described(each, seen)] for name, each in vars(value).items())
+    else:
+        raise Unnameable(repr(type(value)))
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether an object is of a class written in Python whose instances have nothing but a dict."""
+    kind = type(value)
+    return _is_users(kind) and hasattr(value, "__dict__") and not hasattr(kind, "__slots__")
+
+
+def _is_users(value: Any) -> bool:
+    """Whether a class or function is the user's own, rather than Python's or a library's."""
+    name = str(getattr(value, "__module__", ""))
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None:
+        return name.partition(".")[0] not in {*sys.stdlib_module_names, *sys.builtin_module_names}
+    return not any(Path(file).is_relative_to(place) for place in _installed())
+
+
+@cache
+def _installed() -> tuple[Path, ...]:
+    """Where Python and libraries lie."""
+    places = sysconfig.get_paths()
+    return tuple(Path(places[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def _module(module: ModuleType) -> Any:
+    """A module by its distribution's version; a user's own by its file."""
+    top = module.__name__.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return module.__name__
+    try:
+        return module.__name__, version(top)
+    except PackageNotFoundError:
+        return module.__name__, _file(module)
+
+
+def _file(module: ModuleType) -> str:
+    try:
+        return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+    except OSError:
+        raise Unnameable(module.__name__) from None
+
+
+def _function(function: FunctionType, seen: dict[int, int]) -> Iterator[Any]:
+    if not _is_users(function):
+        yield _module(sys.modules[function.__module__]), function.__qualname__
+        return
+    yield _code(function.__code__, seen)
+    yield _described(function.__defaults__, seen)
+    yield _described(function.__kwdefaults__, seen)
+    for cell in function.__closure__ or ():
+        try:
+            yield _described(cell.cell_contents, seen)
+        except ValueError:  # not bound yet
+            yield "empty"
+    for name in sorted(_names(function.__code__)):
+        if name in function.__globals__:
+            yield [name, _described(function.__globals__[name], seen)]
+
+
+_OF_ANY_CLASS = {
+    "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
+    "__static_attributes__", "__qualname__", "__orig_bases__", "__parameters__",
+}  # fmt: skip
+_OF_A_DATACLASS = {
+    "__dataclass_params__", "__dataclass_fields__", "__match_args__", "__init__", "__repr__",
+    "__eq__", "__hash__", "__lt__", "__le__", "__gt__", "__ge__", "__replace__", "__setattr__",
+    "__delattr__", "__getstate__", "__setstate__", "__slots__",
+}  # fmt: skip
+"""What `dataclass` makes of the fields, which are described by their values."""
+
+
+def _class(kind: type, seen: dict[int, int]) -> Iterator[Any]:
+    if not _is_users(kind):
+        yield _module(sys.modules[kind.__module__]), kind.__qualname__
+        return
+    yield from (_described(base, seen) for base in kind.__bases__)
+    for name, member in sorted(vars(kind).items()):
+        if name in _OF_ANY_CLASS or (dataclasses.is_dataclass(kind) and name in _OF_A_DATACLASS):
+            continue
+        plain = getattr(member, "__func__", getattr(member, "fget", member))
+        if isinstance(plain, FunctionType | type) or not hasattr(type(plain), "__get__"):
+            yield [name, _described(plain, seen)]
+
+
+def _code(code: CodeType, seen: dict[int, int]) -> Any:
+    constants = [
+        _code(each, seen) if isinstance(each, CodeType) else _described(each, seen)
+        for each in code.co_consts
+    ]
+    return [code.co_code.hex(), constants, [*code.co_names], [*code.co_varnames]]
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (_names(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*inner)

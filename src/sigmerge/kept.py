@@ -1,0 +1,657 @@
+"""Derivations: the only memory between two runs.
+
+A derivation is a maker, the files that it may read, its resolved settings, and the libraries that
+decide its result. Its key is a digest of all of these, so that what was made of anything else can
+never be found under it.
+
+    ROOT/NAME/CORE/FULL.json    one entry: what it is, its value, and its files with their digests
+    ROOT/NAME/CORE/FULL/        its files, if it has any
+    ROOT/NAME/CORE/FULL.jsonl   an entry that grows part by part
+
+CORE names maker, inputs and settings; FULL also the maker's code and the libraries' versions. An
+entry beside the wanted one in its CORE folder differs in these only: it is outdated. It is
+reported, and taken where `reusing` allows it.
+
+A maker reads through the `Given` that it gets, which opens declared files only. Nothing that is
+damaged, locked or unwritable stops a run: what cannot be kept is made, and lives until the process
+ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from sigmerge.errors import PoolError, SigmergeError
+from sigmerge.files.cache import cache_place, is_installed, keep_json, kept_json
+from sigmerge.files.checksums import is_intact, sealed
+from sigmerge.files.digests import file_digests
+from sigmerge.files.documents import content_key
+from sigmerge.files.identity import identify, unchanged
+from sigmerge.files.locks import locked
+from sigmerge.files.objects import open_stored, remote_file
+from sigmerge.files.regular import remove
+from sigmerge.files.scratch import scratch
+from sigmerge.files.sources import code_digest
+
+BESIDE = ".sigmerge"
+"""The folder beside a pool's members in which entries about them are kept."""
+SIZE_LIMIT = 50 << 30
+"""Bytes of all entries of a root, unless SIGMERGE_CACHE_SIZE says otherwise."""
+IN_USE = 3600.0
+"""Seconds after its last use in which an entry is not removed to save room."""
+_HEADER = {"name", "of", "inputs", "settings", "code", "runtime", "made", "seconds"}
+_log = logging.getLogger(__name__)
+_reusing: ContextVar[bool] = ContextVar("reusing", default=False)
+_unkept: dict[str, KeptEntry] = {}
+"""Entries that no root could keep, by key, until the process ends."""
+_unkept_parts: dict[str, dict[str, Any]] = {}
+_until_the_end = ExitStack()
+_said: set[str] = set()
+
+
+@contextmanager
+def reusing(outdated: bool = True) -> Iterator[None]:
+    """In this context entries are taken that differ in code or library versions only."""
+    token = _reusing.set(outdated)
+    try:
+        yield
+    finally:
+        _reusing.reset(token)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files that a maker may read, by role. A role reads like a path: `expert/config.json`."""
+
+    files: Mapping[str, Path]
+
+    @classmethod
+    def of(cls, **groups: Mapping[str, Path] | Path) -> Inputs:
+        """Files under a role each, or groups of files under a common prefix."""
+        found: dict[str, Path] = {}
+        for prefix, given in groups.items():
+            if isinstance(given, Path):
+                found[prefix] = given
+            else:
+                found |= {f"{prefix}/{name}": file for name, file in given.items()}
+        return cls(found)
+
+    def __or__(self, other: Inputs) -> Inputs:
+        return Inputs({**self.files, **other.files})
+
+    def digests(self) -> dict[str, str]:
+        """By role the content of each file; a remote one by what its store calls its version."""
+        remote = {r: found.identity for r, f in self.files.items() if (found := remote_file(f))}
+        known = file_digests(file for role, file in self.files.items() if role not in remote)
+        return {r: remote.get(r) or known[f] for r, f in sorted(self.files.items())}
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """What is made: `make` of `inputs` with `settings`, under these libraries.
+
+    `name` is what kind of thing it is, and `of` what it is made of, both for people. `near` is a
+    member of a pool beside which it is kept, where that is possible. `make` gets a `Given`, and
+    returns plain content; files go into the given's folder.
+    """
+
+    name: str
+    make: Callable[[Given], Any]
+    inputs: Inputs
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    libraries: tuple[str, ...] = ()
+    of: str = ""
+    near: Path | None = None
+
+    def __post_init__(self) -> None:
+        _check_resolved(self.settings, self.name)
+
+    @cached_property
+    def input_digests(self) -> dict[str, str]:
+        return self.inputs.digests()
+
+    @cached_property
+    def core(self) -> str:
+        """Names maker, inputs and settings."""
+        plain = json.loads(json.dumps(self.settings, sort_keys=True))
+        return content_key([self.name, self.input_digests, plain])
+
+    @cached_property
+    def code(self) -> str:
+        return code_digest(self.make)
+
+    @cached_property
+    def runtime(self) -> dict[str, str]:
+        return {name: _version(name) for name in sorted(self.libraries)}
+
+    @cached_property
+    def full(self) -> str:
+        """Names all of it: the key."""
+        return content_key([self.core, self.code, self.runtime])
+
+    def header(self, seconds: float) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "of": self.of,
+            "inputs": self.input_digests,
+            "settings": dict(self.settings),
+            "code": self.code,
+            "runtime": self.runtime,
+            "made": time.time(),
+            "seconds": seconds,
+        }
+
+
+def _check_resolved(value: Any, name: str) -> None:
+    """Settings are plain content, and say what was decided rather than who decides."""
+    if isinstance(value, Mapping):
+        for each in value.values():
+            _check_resolved(each, name)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_resolved(each, name)
+    elif value == "auto" or not isinstance(value, str | int | float | bool | None):
+        raise AssertionError(f"{name}: {value!r} is no resolved setting")
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "none"
+
+
+@dataclass(frozen=True)
+class KeptEntry:
+    """What was made: plain content, the folder of its files, and the seconds that making took.
+
+    `kept`: it was there already.
+    """
+
+    value: Any
+    folder: Path
+    seconds: float
+    kept: bool
+
+
+class Undeclared(AssertionError):
+    """A maker wants a file that its derivation does not declare: a fault of ours."""
+
+
+class Given:
+    """What a maker may use: the declared files, and a folder for what it makes."""
+
+    def __init__(self, inputs: Inputs, place: Path, stack: ExitStack) -> None:
+        self._inputs, self._place, self._stack = inputs, place, stack
+        self._declared = {_absolute(file) for file in inputs.files.values()}
+
+    def path(self, role: str) -> Path:
+        """A declared file."""
+        try:
+            return self._inputs.files[role]
+        except KeyError:
+            raise Undeclared(f"{role} is no declared input") from None
+
+    def open(self, role: str) -> BinaryIO:
+        return open_stored(self.path(role))
+
+    def folder(self, prefix: str, name: str = "") -> Path:
+        """A folder of links to the declared files with this prefix, and nothing else.
+
+        For libraries and commands, which find files by themselves. It ends with the maker.
+        """
+        folder = self._stack.enter_context(scratch()) / (name or PurePosixPath(prefix).name)
+        folder.mkdir()
+        for role, file in self._inputs.files.items():
+            if role.startswith(f"{prefix}/"):
+                link = folder / role.removeprefix(f"{prefix}/")
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(_absolute(file))
+        return folder
+
+    def allow(self, files: Iterable[Path]) -> None:
+        """Raise if one of these is no declared file: for readers that have opened them already."""
+        for file in files:
+            if _absolute(file) not in self._declared:
+                raise Undeclared(f"{file} is no declared input")
+
+    @property
+    def out(self) -> Path:
+        """The folder for files of the entry. What an interrupted maker has `put` there is left."""
+        self._place.mkdir(parents=True, exist_ok=True)
+        return self._place
+
+    def done(self, part: str) -> Any:
+        """What was recorded of a part that an interrupted maker finished; None otherwise.
+
+        The part's files are as they were written.
+        """
+        return self._finished.get(part)
+
+    def put(self, part: str, record: Any, *names: str) -> None:
+        """A part is finished: its files are written, and `record` is what to know of them."""
+        line = {"part": part, "record": record, "files": _listed(self.out, names)}
+        with (self.out / _JOURNAL).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(sealed(line, part)) + "\n")
+        self._finished[part] = record
+
+    @cached_property
+    def _finished(self) -> dict[str, Any]:
+        """Finished parts. Files of no finished part are removed."""
+        found: dict[str, Any] = {}
+        whole = {_JOURNAL}
+        for line in _lines(self._place / _JOURNAL):
+            if is_intact(line, str(line.get("part"))) and _as_listed(self._place, line["files"]):
+                found[line["part"]] = line["record"]
+                whole |= set(line["files"])
+        for name in _names_in(self._place) - whole:
+            remove(self._place / name)
+        return found
+
+
+_JOURNAL = "parts.jsonl"
+
+
+def get(wanted: Derivation, *, again: bool = False) -> KeptEntry:
+    """The entry of a derivation: kept, or made now; `again` makes it in any case.
+
+    One process makes it, and others wait. Inputs that change meanwhile stop it.
+    """
+    if not again and (found := look(wanted)):
+        return found
+    with _making(wanted) as place:
+        if not again and (found := look(wanted)):
+            return found
+        return _made(wanted, place)
+
+
+def look(wanted: Derivation) -> KeptEntry | None:
+    """The entry of a derivation if it is kept; an outdated one where they are reused."""
+    if found := _unkept.get(wanted.full):
+        return found
+    for root in _roots(wanted.near):
+        folder = root / wanted.name / wanted.core
+        if found := _read(folder, wanted.full):
+            return found
+        for other in _others(folder, wanted.full, ".json"):
+            if _reusing.get() and (found := _read(folder, other)):
+                return found
+            _say_outdated(wanted, kept_json(folder / f"{other}.json", _HEADER), 1)
+    return None
+
+
+def _made(wanted: Derivation, place: Path | None) -> KeptEntry:
+    files = wanted.inputs.files.values()
+    before = identify(file for file in files if remote_file(file) is None)
+    digests = wanted.input_digests
+    if wanted.inputs.digests() != digests:  # they were written since the key was made
+        unchanged(before)
+        raise PoolError(f"{wanted.name}: its inputs changed meanwhile; run the same command again.")
+    begun = time.perf_counter()
+    with ExitStack() as stack:
+        if place is None:
+            partial = _until_the_end.enter_context(scratch()) / wanted.full
+        else:
+            partial = place / f"{wanted.full}.partial"
+        value = wanted.make(Given(wanted.inputs, partial, stack))
+    try:
+        unchanged(before)  # it would be kept under the content of before
+    except PoolError:
+        remove(partial, if_possible=True)
+        raise
+    seconds = time.perf_counter() - begun
+    (partial / _JOURNAL).unlink(missing_ok=True)
+    folder = partial
+    if place is not None:
+        with suppress(OSError):
+            folder = _publish(wanted, place, partial, value, seconds)
+    entry = KeptEntry(value, folder, seconds, kept=False)
+    if place is None or folder == partial:
+        _unkept[wanted.full] = entry
+    else:
+        _bound(place.parent.parent)
+    return entry
+
+
+def _publish(wanted: Derivation, place: Path, partial: Path, value: Any, seconds: float) -> Path:
+    """The files first, then the header, which makes the entry one; the folder of the files."""
+    folder, header = place / wanted.full, place / f"{wanted.full}.json"
+    header.unlink(missing_ok=True)
+    remove(folder)
+    listed = _listed(partial, sorted(_names_in(partial)))
+    content = {**wanted.header(seconds), "value": value, "files": listed}
+    if partial.is_dir():
+        partial.rename(folder)
+    if not keep_json(header, content):
+        _unkept[wanted.full] = KeptEntry(value, folder, seconds, kept=True)
+    return folder
+
+
+def _read(folder: Path, key: str) -> KeptEntry | None:
+    """An entry, if it is whole: its header and every file as they were written."""
+    header = folder / f"{key}.json"
+    content = kept_json(header, {*_HEADER, "value", "files"})
+    if content is None or not _as_listed(folder / key, content["files"]):
+        return None
+    with suppress(OSError):
+        os.utime(header)
+    return KeptEntry(content["value"], folder / key, float(content["seconds"]), kept=True)
+
+
+def _listed(folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Files of a folder with their sizes and digests."""
+    files = {name: folder / name for name in names}
+    digests = file_digests(files.values())
+    return {n: {"size": f.stat().st_size, "digest": digests[f]} for n, f in files.items()}
+
+
+def _as_listed(folder: Path, files: Mapping[str, Any]) -> bool:
+    """Whether files are as they were listed; sizes are compared before anything is read."""
+    try:
+        if any((folder / n).stat().st_size != one["size"] for n, one in files.items()):
+            return False
+        return all(_listed(folder, [name])[name] == one for name, one in files.items())
+    except (OSError, SigmergeError):
+        return False
+
+
+def _names_in(folder: Path) -> set[str]:
+    found = folder.rglob("*") if folder.is_dir() else ()
+    return {file.relative_to(folder).as_posix() for file in found if not file.is_dir()}
+
+
+@contextmanager
+def parts(wanted: Derivation) -> Iterator[GrowingEntry]:
+    """An entry that grows. One process adds to it at a time; others wait."""
+    with _making(wanted) as place:
+        yield GrowingEntry(wanted, place)
+
+
+def look_at_parts(wanted: Derivation) -> GrowingEntry:
+    """The same, to be read only."""
+    return GrowingEntry(wanted, None)
+
+
+class GrowingEntry:
+    """Finished parts of something long, each a line that is written whole or not at all."""
+
+    def __init__(self, wanted: Derivation, place: Path | None) -> None:
+        self._wanted, self._place = wanted, place
+        self.records: dict[str, Any] = dict(_unkept_parts.get(wanted.full, {}))
+        for root in reversed(_roots(wanted.near)):
+            folder = root / wanted.name / wanted.core
+            for other in _others(folder, wanted.full, ".jsonl"):
+                older, header = _grown(folder, other)
+                if _reusing.get():
+                    self.records |= older
+                elif fresh := older.keys() - _grown(folder, wanted.full)[0].keys():
+                    _say_outdated(wanted, header, len(fresh))
+            self.records |= _grown(folder, wanted.full)[0]
+
+    def put(self, records: Mapping[str, Any]) -> None:
+        """Add parts; they are on the disk when this returns, or live until the process ends."""
+        self.records |= records
+        header = self._wanted.header(0.0)
+        if self._place is None or not _append(self._place, self._wanted.full, header, records):
+            _unkept_parts.setdefault(self._wanted.full, {}).update(records)
+
+
+def _grown(folder: Path, key: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The parts of a growing entry and its header; damaged lines are left out."""
+    found: dict[str, Any] = {}
+    header = None
+    for line in _lines(folder / f"{key}.jsonl"):
+        if not is_intact(line, key):
+            continue
+        if "header" in line:
+            header = line["header"]
+        elif isinstance(line.get("parts"), dict):
+            found |= line["parts"]
+    return found, header
+
+
+def _append(place: Path, key: str, header: Mapping[str, Any], records: Mapping[str, Any]) -> bool:
+    """Write a line; what a killed process left without an end is cut off before."""
+    try:
+        with (place / f"{key}.jsonl").open("a+b") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            end = stream.seek(0, os.SEEK_END)
+            if end:
+                stream.seek(0)
+                end = stream.read().rfind(b"\n") + 1
+                stream.truncate(end)
+            lines = [] if end else [sealed({"header": header}, key)]
+            lines.append(sealed({"parts": records}, key))
+            data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            try:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            except OSError:
+                with suppress(OSError):
+                    stream.truncate(end)
+                raise
+        return True
+    except OSError as error:
+        _say(f"{place}: cannot be written ({error.strerror}); results live until the command ends")
+        return False
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Objects in a file, line by line; what is none is skipped."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return
+    for line in content.split(b"\n")[:-1]:  # behind the last is what a killed process left
+        with suppress(ValueError, RecursionError):
+            if isinstance(found := json.loads(line), dict):
+                yield found
+
+
+@contextmanager
+def _making(wanted: Derivation) -> Iterator[Path | None]:
+    """The folder to make an entry in, alone; None where none can be written."""
+    with ExitStack() as stack:
+        place = None
+        for root in _roots(wanted.near):
+            folder = root / wanted.name / wanted.core
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = folder / f".{wanted.full}.lock"
+                if stack.enter_context(locked(lock)) is None:
+                    _say(f"another process makes the {wanted.name} of {wanted.of}; waiting for it")
+                    stack.enter_context(locked(lock, wait=True))
+                place = folder
+                break
+            except OSError:
+                continue
+        yield place
+
+
+def _roots(near: Path | None) -> list[Path]:
+    """Where entries are looked for and written, the first that can be."""
+    users = cache_place("kept")
+    if near is None:
+        return [users]
+    beside = near.absolute().parent / BESIDE
+    return [users] if is_installed(beside) else [beside, users]
+
+
+def _others(folder: Path, key: str, ending: str) -> list[str]:
+    """Entries that differ from the wanted one in code or libraries only; the latest first."""
+    with suppress(OSError):
+        found = [f for f in folder.glob(f"*{ending}") if f.name != f"{key}{ending}"]
+        found.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+        return [file.name.removesuffix(ending) for file in found]
+    return []
+
+
+def _say_outdated(wanted: Derivation, header: Mapping[str, Any] | None, count: int) -> None:
+    """Name what is kept and not taken: it was made by other code, or under other libraries."""
+    if header is None:
+        return
+    theirs = header["runtime"]
+    changed = [f"{n} {theirs[n]}" for n, v in wanted.runtime.items() if theirs.get(n, v) != v]
+    by = f"under {', '.join(changed)}" if changed else "by another version of sigmerge"
+    of = f" of {wanted.of}" if wanted.of else ""
+    what = f"{count:,} {wanted.name}{'s' * (count > 1)}{of}"
+    _say(f"{what} {'were' if count > 1 else 'was'} made {by}, and made anew; --reuse takes them")
+
+
+def _say(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        _log.warning(text)
+
+
+def _absolute(file: Path) -> Path:
+    """The name without links resolved: a link and its target are two files."""
+    return Path(os.path.abspath(file))  # noqa: PTH100
+
+
+# What follows lists, checks and removes entries: the command `sigmerge cache`.
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An entry as `sigmerge cache list` shows it."""
+
+    root: Path
+    name: str
+    of: str
+    key: str
+    bytes: int
+    made: float
+    used: float
+    runtime: Mapping[str, str]
+    inputs: Mapping[str, str]
+    files: tuple[Path, ...]
+    sound: bool
+
+
+def roots(pools: Iterable[Path] = ()) -> list[Path]:
+    """The user's root, and those beside the members of pools."""
+    return [cache_place("kept"), *(pool.absolute() / BESIDE for pool in pools)]
+
+
+def listing(root: Path, *, verify: bool = False) -> Iterator[Listed]:
+    """Every entry under a root. `verify` reads all their bytes; otherwise headers only."""
+    for header in sorted(root.glob("*/*/*.json")) + sorted(root.glob("*/*/*.jsonl")):
+        key = header.stem
+        files = [header]
+        if header.suffix == ".jsonl":
+            _, about = _grown(header.parent, key)
+            sound = about is not None and (
+                not verify or all(is_intact(line, key) for line in _lines(header))
+            )
+        else:
+            about = kept_json(header, _HEADER)
+            folder = header.parent / key
+            files += [folder / name for name in sorted(_names_in(folder))]
+            sound = about is not None and (not verify or _as_listed(folder, about.get("files", {})))
+        status = header.stat()
+        yield Listed(
+            root=root,
+            name=header.parent.parent.name,
+            of=str((about or {}).get("of", "")),
+            key=key,
+            bytes=sum(file.stat().st_size for file in files),
+            made=float((about or {}).get("made", status.st_mtime)),
+            used=status.st_mtime,
+            runtime=(about or {}).get("runtime", {}),
+            inputs=(about or {}).get("inputs", {}),
+            files=tuple(files),
+            sound=sound,
+        )
+
+
+def drop(entry: Listed) -> None:
+    """Remove an entry; its header goes first, so that no half of one is ever found."""
+    header = entry.files[0]
+    remove(header, if_possible=True)
+    remove(header.with_suffix(""), if_possible=True)
+    remove(header.with_name(f".{entry.key}.lock"), if_possible=True)
+    for folder in (header.parent, header.parent.parent):
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def drop_made_of(digest: str, pools: Iterable[Path] = ()) -> None:
+    """Remove every entry that was made of a file which turned out to have another content."""
+    for root in roots(pools):
+        for entry in list(listing(root)):
+            if digest in entry.inputs.values():
+                drop(entry)
+
+
+def prune(
+    root: Path, *, older_than: float | None = None, larger_than: int | None = None
+) -> list[Listed]:
+    """Remove entries that were not used for so many seconds, or that are larger; which ones.
+
+    With both, those to which both apply. Unfinished ones that nobody has written for a day go too.
+    """
+    now, gone = time.time(), []
+    for entry in list(listing(root)):
+        old = older_than is None or now - entry.used > older_than
+        large = larger_than is None or entry.bytes > larger_than
+        if (old and large) or not entry.sound:
+            drop(entry)
+            gone.append(entry)
+    for partial in root.glob("*/*/*.partial"):
+        if now - partial.stat().st_mtime > 86400:
+            remove(partial, if_possible=True)
+    return gone
+
+
+def clear(root: Path) -> None:
+    """Remove all entries of a root, and nothing else."""
+    for entry in list(listing(root)):
+        drop(entry)
+    for left in (*root.glob("*/*/*.partial"), *root.glob("*/*/.*.lock")):
+        remove(left, if_possible=True)
+    for folder in (*root.glob("*/*"), *root.glob("*")):
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def size_limit() -> int:
+    """Bytes that the entries of a root may take."""
+    given = os.environ.get("SIGMERGE_CACHE_SIZE", "")
+    units = {"K": 10, "M": 20, "G": 30, "T": 40}
+    number, unit = (given[:-1], given[-1].upper()) if given[-1:].upper() in units else (given, "")
+    with suppress(ValueError):
+        return int(float(number) * (1 << units.get(unit, 0)))
+    return SIZE_LIMIT
+
+
+_bounded: dict[Path, float] = {}
+
+
+def _bound(root: Path) -> None:
+    """Remove what was used longest ago until the rest fits; looked at once a minute."""
+    now = time.monotonic()
+    if now - _bounded.get(root, -1e9) < 60:
+        return
+    _bounded[root] = now
+    with suppress(OSError):
+        entries = sorted(listing(root), key=lambda entry: entry.used)
+        total, limit = sum(entry.bytes for entry in entries), size_limit()
+        for entry in entries:
+            if total <= limit or time.time() - entry.used < IN_USE:
+                break
+            drop(entry)
+            total -= entry.bytes

@@ -1,0 +1,168 @@
+"""A digest of code changes with whatever decides what the code returns."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sigmerge.files import sources
+from sigmerge.files.sources import callable_digest, code_digest
+
+
+def defined(text: str, name: str = "score", **given: Any) -> Any:
+    """A function as a user's script defines it."""
+    scope: dict[str, Any] = {"__name__": "users_script", **given}
+    exec(text, scope)
+    return scope[name]
+
+
+BASE = "def score(folder):\n    return {'math': 0.5}\n"
+
+
+def test_the_same_code_has_the_same_digest() -> None:
+    assert callable_digest(defined(BASE)) == callable_digest(defined(BASE)) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (BASE, BASE.replace("0.5", "0.6")),
+        (BASE, BASE.replace("'math'", "'code'")),
+        (BASE, "def score(folder, more=1):\n    return {'math': 0.5}\n"),
+        ("def score(f, a=1):\n    return a\n", "def score(f, a=2):\n    return a\n"),
+        ("def score(f, *, a=1):\n    return a\n", "def score(f, *, a=2):\n    return a\n"),
+        ("T = 1\ndef score(f):\n    return T\n", "T = 2\ndef score(f):\n    return T\n"),
+        ("T = [1]\ndef score(f):\n    return T\n", "T = [2]\ndef score(f):\n    return T\n"),
+        (
+            "def inner():\n    return 1\ndef score(f):\n    return inner()\n",
+            "def inner():\n    return 2\ndef score(f):\n    return inner()\n",
+        ),
+        (
+            "def made(x):\n    def score(f):\n        return x\n    return score\nscore = made(1)",
+            "def made(x):\n    def score(f):\n        return x\n    return score\nscore = made(2)",
+        ),
+        (
+            "def score(f):\n    def deep():\n        return 1\n    return deep()\n",
+            "def score(f):\n    def deep():\n        return 2\n    return deep()\n",
+        ),
+        (
+            "class S:\n    def __init__(s, x):\n        s.x = x\n    def __call__(s, f):\n"
+            "        return s.x\nscore = S(1)",
+            "class S:\n    def __init__(s, x):\n        s.x = x\n    def __call__(s, f):\n"
+            "        return s.x\nscore = S(2)",
+        ),
+        (
+            "class S:\n    def __call__(s, f):\n        return 1\nscore = S()",
+            "class S:\n    def __call__(s, f):\n        return 2\nscore = S()",
+        ),
+        (
+            "class S:\n    level = 1\n    def m(s, f):\n        return s.level\nscore = S().m",
+            "class S:\n    level = 2\n    def m(s, f):\n        return s.level\nscore = S().m",
+        ),
+        ("import json\ndef score(f):\n    return json\n", "import re as json\ndef score(f):\n"
+         "    return json\n"),
+        ("def score(f):\n    return f.a\n", "def score(f):\n    return f.b\n"),
+        ("score = lambda f: 1", "score = lambda f: 2"),
+    ],
+)  # fmt: skip
+def test_whatever_decides_the_result_changes_the_digest(one: str, other: str) -> None:
+    digests = {callable_digest(defined(text)) for text in (one, other)}
+    assert len(digests) == 2 and None not in digests
+
+
+def test_arrays_partials_and_dataclasses_are_described() -> None:
+    @dataclass
+    class Items:
+        names: tuple[str, ...]
+        worth: Any
+
+    def score(folder: Path, items: Items, scale: float = 1.0) -> float:
+        return scale
+
+    def digest(names: tuple[str, ...], worth: float, scale: float) -> str | None:
+        items = Items(names, np.full(3, worth))
+        return callable_digest(functools.partial(score, items=items, scale=scale))
+
+    given = [("a",), ("b",)], [1.0, 2.0], [0.5, 0.25]
+    every = [digest(n, w, s) for n in given[0] for w in given[1] for s in given[2]]
+    assert len({*every}) == 8 and None not in every
+
+
+def test_what_has_no_content_has_no_digest(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as stream:
+        assert callable_digest(lambda f: stream) is None
+    handle = object()
+    assert callable_digest(lambda f: handle) is None
+
+
+def test_a_callable_has_the_same_digest_in_another_process() -> None:
+    program = (
+        "from sigmerge.files.sources import callable_digest\n"
+        "import numpy as np\nK = {'b', 'a', 'c'}\n"
+        "def score(f):\n    return np.mean(sorted(K))\nprint(callable_digest(score))"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert runs[0].stdout == runs[1].stdout != "None\n"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the layout of a package: maker -> helper -> deep, and a stranger."""
+    root = tmp_path / "sigmerge"
+    (root / "inner").mkdir(parents=True)
+    for name, text in {
+        "__init__.py": "",
+        "inner/__init__.py": "",
+        "inner/maker.py": "from sigmerge.inner import (\n    helper as h,\n)\n",
+        "inner/helper.py": "def f():\n    from sigmerge.deep import x\n",
+        "deep.py": "x = 1\n",
+        "stranger.py": "y = 1\n",
+    }.items():
+        (root / name).write_text(text)
+    monkeypatch.setattr(sources, "PACKAGE", root)
+    return root
+
+
+def _digest_now() -> str:
+    for each in (sources._closure_digest, sources._imported, sources._file_of):
+        each.cache_clear()
+    try:
+        return sources._closure_digest("sigmerge.inner.maker")
+    finally:
+        for each in (sources._closure_digest, sources._imported, sources._file_of):
+            each.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "file", ["inner/maker.py", "inner/helper.py", "deep.py", "inner/__init__.py"]
+)
+def test_code_is_all_that_a_maker_leads_to(file: str, package: Path) -> None:
+    before = _digest_now()
+    (package / "stranger.py").write_text("y = 2\n")
+    assert _digest_now() == before
+    (package / file).write_text((package / file).read_text() + "# changed\n")
+    assert _digest_now() != before
+
+
+def test_the_closure_is_what_python_imports() -> None:
+    """Against the modules that are loaded when one is imported in a process of its own."""
+    module = "sigmerge.method.conflict"
+    program = f"import sys, {module}; print(*[m for m in sys.modules if m.startswith('sigmerge')])"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert {*run.stdout.split()} <= sources._closure(module)
+
+
+def test_a_partial_is_its_function() -> None:
+    assert code_digest(functools.partial(code_digest, 1)) == code_digest(code_digest)
