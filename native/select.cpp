@@ -37,17 +37,31 @@ class Vectors {
     int64_t size_, strip_, every_, begin_ = -1;
 };
 
+// Places are computed in vectors, and counted one by one.
+void count_some(const float *SM_RESTRICT values, int64_t count, uint32_t *SM_RESTRICT histogram) {
+    uint32_t places[GROUP];
+    for (int64_t i = 0; i < count; i++) places[i] = high_place(bits_of(values[i]));
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        uint32_t a = places[i], b = places[i + 1], c = places[i + 2], d = places[i + 3];
+        histogram[a]++;
+        histogram[b]++;
+        histogram[c]++;
+        histogram[d]++;
+    }
+    for (; i < count; i++) histogram[places[i]]++;
+}
+
 bool count_high(const Source *members, int64_t count, int64_t size, const int64_t *experts,
                 int64_t wanted, int64_t every, uint32_t *counts) {
     Scratch scratch;
     Vectors vectors(scratch, members, count, size, SAMPLE_RUN, every);
-    uint32_t *places = scratch.words(SAMPLE_RUN);
     while (vectors.next())
         for (int64_t row = 0; row < wanted; row++) {
             const float *delta = vectors.of(experts[row]);
             uint32_t *histogram = counts + row * HIGH_PLACES;
-            for (int64_t i = 0; i < vectors.count; i++) places[i] = high_place(bits_of(delta[i]));
-            for (int64_t i = 0; i < vectors.count; i++) histogram[places[i]]++;
+            for (int64_t begin = 0; begin < vectors.count; begin += GROUP)
+                count_some(delta + begin, least(GROUP, vectors.count - begin), histogram);
         }
     return vectors.fine;
 }
