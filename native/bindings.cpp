@@ -1,6 +1,9 @@
 // The module `sigmerge._native`: what Python calls. Each function lets go of Python's lock.
 #include "bindings.hpp"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+
 #include <string.h>
 
 #include "dispatch.hpp"
@@ -10,6 +13,8 @@ namespace sm {
 void bind_merge(nb::module_ &);  // bindings_merge.cpp
 
 using Bytes = const Array<const uint8_t> &;
+
+using Table = const Array<const int64_t> &;
 
 static void expect_type(int64_t type) { expect(type >= BF16 && type <= F32, "no known type"); }
 
@@ -44,6 +49,68 @@ static void bind_io(nb::module_ &m) {
     });
 }
 
+// Functions of CUDA's driver by their addresses: two that copy, one that records, one that waits.
+static Driver driver_of(Table functions) {
+    expect(functions.size == 4, "four functions");
+    Driver driver;
+    memcpy(&driver, functions.data, sizeof driver);
+    return driver;
+}
+
+static Ring ring_of(Table slots, int64_t slot, int64_t stream) {
+    expect(slots.rows >= 1 && slots.columns == 2 && slot >= WORD && slot % WORD == 0, "slots of whole words");
+    return {slots.data, slots.rows, slot, stream};
+}
+
+static void bind_files(nb::module_ &m) {
+    m.def("read_summed", [](int64_t descriptor, int64_t begin, const Array<uint8_t> &out, Table pieces,
+                            const Array<uint64_t> &totals) {
+        expect(out.size >= WORD && begin >= 0, "room for a word before what is read");
+        expect(pieces.size == 2 * totals.size, "a sum for each piece");
+        Free released;
+        read_summed(descriptor, begin, out.size - WORD, out.data + WORD, pieces.data, totals.size, totals.data);
+    });
+    m.def("advise", [](Table ranges, int64_t advice) {
+        expect(ranges.columns == 2 || ranges.rows == 0, "rows of address and length");
+        Free released;
+        for (int64_t i = 0; i < ranges.rows; i++)
+            madvise(reinterpret_cast<void *>(ranges.data[2 * i]), static_cast<size_t>(ranges.data[2 * i + 1]),
+                    static_cast<int>(advice));
+    });
+    m.def("advise_file", [](int64_t descriptor, int64_t begin, int64_t end, int64_t step, int64_t advice) {
+        expect(step > 0, "a step");
+        Free released;
+        for (int64_t at = begin; at < end; at += step)
+            posix_fadvise(static_cast<int>(descriptor), at, step < end - at ? step : end - at,
+                          static_cast<int>(advice));
+    });
+    m.def("exit_on_sigbus", [](Bytes line, int64_t code) {
+        exit_on_sigbus(reinterpret_cast<const char *>(line.data), line.size, code);
+    });
+    m.def("send", [](Table functions, Table spans, int64_t there, Table slots, int64_t slot, int64_t stream) {
+        expect(spans.size % 4 == 0, "rows of four");
+        Driver driver = driver_of(functions);
+        Ring ring = ring_of(slots, slot, stream);
+        Free released;
+        return send(driver, spans.data, spans.size / 4, there, ring);
+    });
+    m.def("drain", [](Table functions, int64_t there, int64_t count, Table slots, int64_t slot, int64_t stream,
+                      int64_t begun, int64_t descriptor, int64_t position, uint64_t before) {
+        Driver driver = driver_of(functions);
+        Ring ring = ring_of(slots, slot, stream);
+        int status;
+        {
+            Free released;
+            status = drain(driver, there, count, ring, begun, descriptor, position, before);
+        }
+        return nb::make_tuple(status, before);
+    });
+    m.def("write", [](int64_t descriptor, int64_t position, Bytes bytes) {
+        Free released;
+        write_at(descriptor, position, bytes.data, bytes.size);
+    });
+}
+
 static void bind_philox(nb::module_ &m) {
     m.def("draw", [](uint32_t k0, uint32_t k1, int64_t start, const Array<uint32_t> &out) {
         expect(start >= 0, "an index is at least 0");
@@ -51,8 +118,6 @@ static void bind_philox(nb::module_ &m) {
         core.philox->fill(k0, k1, start, out.size, out.data);
     });
 }
-
-using Table = const Array<const int64_t> &;
 
 static void bind_sums(nb::module_ &m) {
     m.def("weighted_rows", [](const Array<const float> &weights, bool vectors, const Array<const float> &after,
@@ -122,6 +187,22 @@ static void bind_select(nb::module_ &m) {
         return core.select->count_inside(sources, members.rows, size, experts.data, wanted, every,
                                          ranges.data, counts.data, left_out.data, counts.columns, above.data);
     });
+    m.def("add_run", [](const Array<const uint32_t> &places, const Array<const uint32_t> &counts,
+                        const Array<const uint32_t> &left_out, int64_t first,
+                        const Array<int64_t> &total_counts, const Array<int64_t> &total_left_out) {
+        int64_t size = places.size;
+        expect(counts.size == size && left_out.size == size && total_left_out.size == total_counts.size,
+               "as many places as counts");
+        // Places ascend, so that the first and the last show whether there is room for all.
+        expect(!size || (places.data[0] >= first && places.data[size - 1] - first < total_counts.size), "room");
+        core.select->add_run(places.data, counts.data, left_out.data, size, first, total_counts.data,
+                             total_left_out.data);
+    }, "Keeps Python's lock, as what follows: it takes microseconds, and to have it back takes longer.");
+    m.def("bin_of_rank", [](Table histogram, int64_t k) {
+        int64_t left, place = core.select->bin_of_rank(histogram.data, histogram.size, k, left);
+        return nb::make_tuple(place, left);
+    });
+    m.def("entries", [](Table histogram) { return core.select->entries(histogram.data, histogram.size); });
     m.def("take_occupied", [](const Array<uint32_t> &counts, const Array<uint16_t> &left_out,
                               const Array<uint32_t> &kept, const Array<int64_t> &stops) {
         expect(left_out.size == 0 || left_out.size == counts.size, "as much left out as counted");
@@ -182,6 +263,7 @@ NB_MODULE(_native, m) {
     sm::bind_failures(m);
     sm::bind_convert(m);
     sm::bind_io(m);
+    sm::bind_files(m);
     sm::bind_philox(m);
     sm::bind_sums(m);
     sm::bind_select(m);

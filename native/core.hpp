@@ -108,4 +108,31 @@ SM_INLINE int64_t width_of(int64_t type) { return type == F32 ? 4 : 2; }
 // The part of NH (checksum.cpp) that comes from bytes in memory, at `position` of a piece.
 uint64_t checksum(const uint8_t *bytes, int64_t count, int64_t position, uint64_t before);
 
+// Reads `count` bytes of a file to `to`, before which is room for WORD bytes, and adds the words
+// that end there to the checksums of pieces: rows of `pieces`, where each begins and ends in the file.
+constexpr int64_t WORD = 8;
+void read_summed(int64_t descriptor, int64_t begin, int64_t count, uint8_t *to, const int64_t *pieces,
+                 int64_t number, uint64_t *totals);
+
+// SIGBUS ends the process with a line and an exit code from now on: a file became shorter while it
+// was mapped.
+void exit_on_sigbus(const char *line, int64_t length, int64_t code);
+
+// Bytes from files to a GPU and back, through slots of pinned memory (device.cpp).
+struct Driver {
+    int (*copy_there)(uint64_t to, uint64_t from, uint64_t count, uint64_t stream);
+    int (*copy_here)(uint64_t to, uint64_t from, uint64_t count, uint64_t stream);
+    int (*record)(uint64_t event, uint64_t stream);
+    int (*wait_for)(uint64_t event);
+};
+struct Ring {
+    const int64_t *slots;  // (count, 2): address, event
+    int64_t count, slot, stream;
+};
+// Rows of `spans`: descriptor, position or address, the place after `there`, bytes.
+int send(const Driver &, const int64_t *spans, int64_t number, int64_t there, const Ring &);
+// Writes bytes of a GPU, which are those from `begun` on of a result; `sum` is its checksum.
+int drain(const Driver &, int64_t there, int64_t count, const Ring &, int64_t begun,
+          int64_t descriptor, int64_t position, uint64_t &sum);
+
 }  // namespace sm

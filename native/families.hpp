@@ -58,6 +58,12 @@ struct Select {
     // `stops` (rows + 1): how many there are in all rows before.
     void (*take_occupied)(uint32_t *counts, uint16_t *left_out, int64_t rows, int64_t places,
                           uint32_t *kept, int64_t most, int64_t *stops);
+    // Add counts, and what was left out, to those of the same place, of which `first` is number 0.
+    void (*add_run)(const uint32_t *places, const uint32_t *counts, const uint32_t *left_out,
+                    int64_t size, int64_t first, int64_t *total_counts, int64_t *total_left_out);
+    // The place that holds the k-th largest entry, or −1; `left`: how many are wanted from it.
+    int64_t (*bin_of_rank)(const int64_t *histogram, int64_t size, int64_t k, int64_t &left);
+    int64_t (*entries)(const int64_t *histogram, int64_t size);
 };
 
 #define SM_FAMILIES(X) \

@@ -1,5 +1,6 @@
 // Memory of threads, reading and writing: what does not depend on an instruction set.
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@ namespace {
 
 constexpr int64_t BLOCK = 16 << 20;  // bytes that a thread keeps; the system gives what is touched
 constexpr int64_t LINE = 64;
+constexpr int64_t IN_CACHE = 1 << 18;  // bytes that are summed while the second-level cache has them
 
 // A fresh block of a megabyte comes from the system and goes back there each time, under the lock
 // of the process's memory, for which the page faults of all other threads wait. A thread keeps one.
@@ -92,6 +94,44 @@ uint64_t checksum(const uint8_t *bytes, int64_t count, int64_t position, uint64_
     if (count % 8 == 0) return total;
     memcpy(&last, bytes + 8 * whole, static_cast<size_t>(count % 8));
     return core.checksums->sum_words(&last, 1, first + static_cast<uint64_t>(whole), total);
+}
+
+void read_summed(int64_t descriptor, int64_t begin, int64_t count, uint8_t *to, const int64_t *pieces,
+                 int64_t number, uint64_t *totals) {
+    int64_t before = begin < WORD ? begin : WORD;  // a word that ends here may begin before
+    read_at(descriptor, begin - before, to - before, before);
+    for (int64_t done = 0; done < count; done += IN_CACHE) {
+        int64_t some = count - done < IN_CACHE ? count - done : IN_CACHE;
+        int64_t from = begin + done, end = from + some;
+        read_at(descriptor, from, to + done, some);
+        for (int64_t i = 0; i < number; i++) {
+            int64_t first = pieces[2 * i], last = pieces[2 * i + 1];
+            if (first >= end || last <= from) continue;
+            int64_t skip = first < from ? (from - first) / WORD * WORD : 0;
+            int64_t stop = last <= end ? last - first : (end - first) / WORD * WORD;
+            totals[i] = checksum(to + (first + skip - begin), stop - skip, skip, totals[i]);
+        }
+    }
+}
+
+namespace {
+const char *sigbus_line;
+size_t sigbus_length;
+int sigbus_code;
+
+void on_sigbus(int) {
+    if (write(2, sigbus_line, sigbus_length) >= 0) _exit(sigbus_code);
+    _exit(sigbus_code);
+}
+}  // namespace
+
+void exit_on_sigbus(const char *line, int64_t length, int64_t code) {
+    static char kept[512];
+    sigbus_length = static_cast<size_t>(length < 512 ? length : 512);
+    memcpy(kept, line, sigbus_length);
+    sigbus_line = kept;
+    sigbus_code = static_cast<int>(code);
+    signal(SIGBUS, on_sigbus);
 }
 
 Reader::Reader(Scratch &scratch, const Source *sources, int64_t members, int64_t size, int64_t strip)

@@ -166,9 +166,33 @@ void take_occupied(uint32_t *counts, uint16_t *left_out, int64_t rows, int64_t p
     }
 }
 
+void add_run(const uint32_t *places, const uint32_t *counts, const uint32_t *left_out, int64_t size,
+             int64_t first, int64_t *total_counts, int64_t *total_left_out) {
+    for (int64_t i = 0; i < size; i++) {
+        int64_t place = static_cast<int64_t>(places[i]) - first;
+        total_counts[place] += counts[i];
+        total_left_out[place] |= left_out[i];
+    }
+}
+
+int64_t bin_of_rank(const int64_t *histogram, int64_t size, int64_t k, int64_t &left) {
+    left = k;
+    for (int64_t place = size - 1; place >= 0; place--) {
+        if (histogram[place] >= left) return place;
+        left -= histogram[place];
+    }
+    return -1;
+}
+
+int64_t entries(const int64_t *histogram, int64_t size) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < size; i++) total += histogram[i];
+    return total;
+}
+
 }  // namespace
 
 extern const Select select;
-const Select select = {count_high, count_inside, take_occupied};
+const Select select = {count_high, count_inside, take_occupied, add_run, bin_of_rank, entries};
 
 }  // namespace sm::SM_ISA
