@@ -87,3 +87,15 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:  # run from a folder of sources
         return "not installed"
+
+
+def commit() -> str:
+    """The commit of these sources, `-dirty` where they differ from it."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    try:
+        done = subprocess.run(
+            words, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"

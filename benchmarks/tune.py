@@ -4,11 +4,12 @@
     python -m benchmarks.tune results.json --show
 
 POOL is a folder that `sigmerge nano train` made. Prints a table in Markdown, pools in columns. Each
-row is one run on each pool: `tune-N` (N calls), `random-N` and `merge3-N` (the same space, the same
-calls), `items-M` (tune at 24 calls with M calibration items a domain), `adamerging`, `plain-A`,
-`paper-A` and `alone-A` (the shipped recipe of the anchor A: as it is, with the paper's repair, and
-tuned at 24 calls without any other anchor). `gains` are the means over the anchors A of what the
-paper's repair and what tuning adds to the plain anchor.
+row is one run on each pool: `tune-N` (N calls), `random-N` and `merge3-N` (the same calls; with
+`-boxB` weights up to B times the anchor's mean weight, as `box: B` of a tune: section), `items-M`
+(tune at 24 calls with M calibration items a domain), `adamerging`, `plain-A`, `paper-A` and
+`alone-A` (the shipped recipe of the anchor A: as it is, with the paper's repair, and tuned at 24
+calls without any other anchor). `gains` are the means over the anchors A of what the paper's repair
+and what tuning adds to the plain anchor. `commit` is where a row was measured.
 
 Rows are made side by side, `--jobs` processes with a thread each. Answers of models that were asked
 before are kept in WORK, so an interrupted benchmark goes on where it stopped, and rows that try the
@@ -27,10 +28,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 import yaml
 
+from benchmarks.measure import commit
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.suite import nano_suite
 from sigmerge.files.documents import write_json
@@ -44,13 +47,16 @@ from sigmerge.merge3.candidate import Weights
 from sigmerge.merge3.extract import Question
 from sigmerge.merge3.scoring import SuiteScorer
 from sigmerge.method.deficit import residual_gap, shares, strongest
+from sigmerge.method.guidance import CEILING
 from sigmerge.nano.files import RECIPES
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.anchors import anchors_of
 from sigmerge.recipe.scored import TuneSection
 
+IN_BOX = f"-box{CEILING:g}"  # the box in which `tune` itself moves
 ROWS = (
-    "merge3-240", *(f"tune-{calls}" for calls in (8, 16, 24, 32, 64)),
+    "merge3-240", f"merge3-240{IN_BOX}", f"random-24{IN_BOX}",
+    *(f"tune-{calls}" for calls in (8, 16, 24, 32, 64)),
     *(f"random-{calls}" for calls in (8, 16, 24, 32, 64)),
     *(f"merge3-{calls}" for calls in (16, 24, 32, 64)),
     "items-25", "items-10", "adamerging",
@@ -104,12 +110,9 @@ class Bench:
         if kind in ("plain", "paper"):
             return self._anchor(rest, kind == "paper")
         if kind == "alone":
-            return self._tuned(name, self._shipped(rest), TuneSection(calls=24, anchors=[rest]))
+            return self._tuned(name, self._shipped(rest), settings_of(name))
         limit = int(rest) if kind == "items" else None
-        calls = 24 if kind in ("items", "adamerging") else int(rest)
-        method = kind if kind in ("random", "merge3", "adamerging") else "guided"
-        settings = TuneSection().changed(calls=calls, method=method)
-        return self._tuned(name, pool_recipe(self.pool), settings, limit)
+        return self._tuned(name, pool_recipe(self.pool), settings_of(name), limit)
 
     def _shipped(self, anchor: str) -> Recipe:
         """A shipped recipe on this pool."""
@@ -154,15 +157,29 @@ class Bench:
         return MemoryMeasure(kept, pool, self.work / f".{scorer.split}.{os.getpid()}", self.options)
 
 
-def made(task: tuple[str, Path, Path]) -> tuple[str, str, dict[str, float]]:
+def settings_of(name: str) -> TuneSection:
+    """The tune: section that a row stands for; ValueError for a name that is no row."""
+    kind, _, rest = name.partition("-")
+    number, _, box = rest.partition("-box")
+    if kind == "alone" and rest in DEMO_ANCHORS:
+        return TuneSection(calls=24, anchors=[rest])
+    if kind not in ("tune", "random", "merge3", "items", "adamerging"):
+        raise ValueError(f"{name} is no row of a tuning; rows are {', '.join(ROWS)}")
+    calls = 24 if kind in ("items", "adamerging") else int(number)
+    method = kind if kind in ("random", "merge3", "adamerging") else "guided"
+    return TuneSection().changed(calls=calls, method=method, box=float(box) if box else None)
+
+
+def made(task: tuple[str, Path, Path]) -> tuple[str, str, dict[str, Any]]:
     """One row of one pool, in a process of its own."""
     name, pool, work = task
     began = time.perf_counter()
     found = Bench(pool, work).row(name)
-    return name, pool.name, found | {"seconds": round(time.perf_counter() - began, 1)}
+    seconds = round(time.perf_counter() - began, 1)
+    return name, pool.name, {**found, "seconds": seconds, "commit": commit()}
 
 
-Results = dict[str, dict[str, dict[str, float]]]
+Results = dict[str, dict[str, dict[str, Any]]]
 
 
 def rows_of(given: argparse.Namespace) -> Results:
@@ -194,10 +211,10 @@ def rows_of(given: argparse.Namespace) -> Results:
 def table(results: Results) -> str:
     """Rows by name, pools in columns, then mean ± sd and the calls."""
     present = {pool for row in results.values() for pool in row}
-    pools = sorted(present, key=lambda pool: int(pool.rpartition("-")[2]))
+    pools = sorted(present, key=lambda pool: (pool.rpartition("-")[2], pool))
     lines = [
-        f"| row | calls | {' | '.join(pools)} | mean ± sd |",
-        "|---|--:|" + "--:|" * (len(pools) + 1),
+        f"| row | calls | {' | '.join(pools)} | mean ± sd | commit |",
+        "|---|--:|" + "--:|" * (len(pools) + 1) + "---|",
     ]
     for name in (name for name in ROWS if name in results):
         row = results[name]
@@ -205,13 +222,14 @@ def table(results: Results) -> str:
         spent = sorted({int(found["calls"]) for found in row.values()})
         calls = str(spent[0]) if len(spent) == 1 else f"{spent[0]} to {spent[-1]}"
         values = [100 * found["macro"] for found in row.values()]
-        lines.append(f"| {name} | {calls} | {' | '.join(cells)} | {spread(values)} |")
+        commits = ", ".join(sorted({found["commit"] for found in row.values()}))
+        lines.append(f"| {name} | {calls} | {' | '.join(cells)} | {spread(values)} | {commits} |")
     for kind in ("paper", "alone"):
         gains = [gain(results, kind, pool) for pool in pools]
         known = [value for value in gains if value is not None]
         if known:
             cells = ["" if value is None else f"{value:+.2f}" for value in gains]
-            lines.append(f"| gains of {kind} | | {' | '.join(cells)} | {spread(known)} |")
+            lines.append(f"| gains of {kind} | | {' | '.join(cells)} | {spread(known)} | |")
     return "\n".join(lines)
 
 

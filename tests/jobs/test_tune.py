@@ -234,6 +234,20 @@ def test_methods_to_compare_with_keep_the_budget(
     assert again.calls == result.calls
 
 
+@pytest.mark.parametrize("method", ["random", "merge3"])
+def test_a_search_stays_in_its_box_and_fills_it(
+    method: str, pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    """Task arithmetic at 0.4: a box of 4 ends at 1.6, the usual one at 1."""
+    for box, most in ((None, 1.0), (4.0, 1.6)):
+        settings = TuneSection(calls=65, anchors=["task_arithmetic"], method=method, box=box)
+        record = run(pool, tmp_path / str(box), settings=settings)
+        weights = [weight for call in record.calls for weight in call.weights.values()]
+        assert 0.8 * most < max(weights) <= most
+    with pytest.raises(RecipeError, match="guided has no box"):
+        settings.changed(method="guided")
+
+
 def test_adamerging_learns_without_calls_and_takes_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,9 +23,10 @@ from sigmerge.recipe.anchors import AnchorRecipe
 if TYPE_CHECKING:
     from sigmerge.merge3.evolve import ScoredGenotype
 
-WIDEST: Final = 2.5
-"""Largest weight of random search and evolution in units of the anchor's: MERGE³'s [0, 1] for task
-arithmetic at 0.4."""
+BOX: Final = 2.5
+"""The largest weight of random search and evolution where `box:` gives none, in units of the
+anchor's mean weight: MERGE³'s [0, 1] for task arithmetic at 0.4. `guided` goes up to
+`guidance.CEILING`."""
 
 Ask = Callable[[Sequence[Proposal]], Sequence[Answer]]
 
@@ -40,6 +41,7 @@ class Setup:
     objective: Objective
     profile: tuple[float, ...] = ()
     seed: int = 0
+    box: float = BOX
     prompts: Path | None = None
     """Prompts without answers, for strategies that read them."""
 
@@ -99,7 +101,7 @@ def calibrate(setup: Setup, plain: Answer, ask: Ask) -> Ended:
 
 
 def random(setup: Setup, ask: Ask) -> Ended:
-    """Weights and repairs drawn at random from the space that `guided` moves in."""
+    """Weights and repairs drawn at random from the forms that `guided` tries, within a box."""
     ask([setup.plain(name) for name in setup.anchors])
     generator = np.random.default_rng([setup.seed, 1])
     for _ in range(setup.calls - len(setup.anchors)):
@@ -111,7 +113,7 @@ def _drawn(setup: Setup, generator: np.random.Generator) -> Proposal:
     name = list(setup.anchors)[generator.integers(len(setup.anchors))]
     base = setup.anchors[name].weights
     unit = sum(base.values()) / len(base)
-    weights = tuple((unit * generator.uniform(0.01, WIDEST, len(base))).tolist())
+    weights = tuple((unit * generator.uniform(0.01, setup.box, len(base))).tolist())
     form = "add" if generator.random() < 0.5 else "replace"
     scales = calibration.SCALES[form]
     level = float(generator.uniform(0.05, calibration.LEVELS[-1]))
@@ -140,7 +142,7 @@ def merge3(setup: Setup, ask: Ask) -> Ended:
             for i, (genes, answer) in enumerate(zip(genotypes, answers, strict=True))
         ]
 
-    space = Space(("weight",), low=0.01 * unit, high=WIDEST * unit)
+    space = Space(("weight",), low=0.01 * unit, high=setup.box * unit)
     evolve(space, len(base), evaluate, population, generations, setup.seed)
     return Ended(f"{generations} generations of {population} are over")
 

@@ -35,7 +35,7 @@ from sigmerge.jobs.options import Description, Options, Step
 from sigmerge.jobs.pools import open_repair_pool, pool_folders, require_whole
 from sigmerge.jobs.profile import describe_profile, measure_profile, probe_prompts
 from sigmerge.jobs.scores import ScoreFunction, check_domains
-from sigmerge.jobs.strategies import STRATEGIES, Setup, check_method
+from sigmerge.jobs.strategies import BOX, STRATEGIES, Setup, check_method
 from sigmerge.jobs.work_folder import WINNER, WorkFolder
 from sigmerge.method import conflict
 from sigmerge.method.objective import Answer, Objective, paired_bootstrap
@@ -299,6 +299,7 @@ class TuneJob:
             calls=self.section.calls,
             objective=self.objective,
             seed=self.recipe.seed,
+            box=self.section.box or BOX,
             prompts=self._prompts,
         )
 

@@ -151,12 +151,20 @@ class TuneSection(_Aim):
     """The `tune:` section: what `sigmerge tune` may spend, tries, and aims at.
 
     `anchors` are operators; without them the recipe's own, the usual four, and RegMean where calls
-    and exemplars allow it.
+    and exemplars allow it. `box` is the largest weight that random and merge3 try, in units of the
+    anchor's mean weight.
     """
 
     calls: int = Field(default=24, ge=1)
     anchors: list[str] | None = None
     method: Literal["guided", "random", "merge3", "adamerging"] = "guided"
+    box: float | None = Field(default=None, gt=0.01, le=100)
+
+    @model_validator(mode="after")
+    def _box_of_a_search(self) -> TuneSection:
+        if self.box is not None and self.method not in ("random", "merge3"):
+            raise ValueError(f"method: {self.method} has no box; only random and merge3 search one")
+        return self
 
     def changed(self, **given: Any) -> TuneSection:
         """This section with the values that are not None; RecipeError if they do not fit."""
