@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sigmerge.analysis import statistics
-from sigmerge.analysis.published.data import PublishedTables, labels, table
+from sigmerge.analysis.published.data import POOLS, PublishedTables, labels, table
+from sigmerge.analysis.published.fractions import fit, fraction_tests, fractions_of
 from sigmerge.analysis.published.ledger import Ledger
 from sigmerge.analysis.published.page import markdown
 from sigmerge.analysis.published.statements import PrintedStatement, recompute
@@ -55,6 +58,44 @@ def test_what_needs_the_experts_is_only_called_consistent(
     assert (found.computed, found.verdict) == ("+0.759", "consistent")
     deficits = [s for s in statements if "deficit" in s.text and s.verdict == "agree"]
     assert all(set(s.tables).isdisjoint({"dom_p0", "dom_p1", "dom_p2"}) for s in deficits)
+
+
+def _fits(printed: float, items: int) -> bool:
+    """Whether some k of n rounds to a printed score, in exact arithmetic, every k tried."""
+    half, wanted = Fraction(1, 20_000), Fraction(round(10_000 * printed), 10_000)
+    return any(abs(Fraction(k, items) - wanted) <= half for k in range(items + 1))
+
+
+@pytest.mark.parametrize(
+    ("pool", "metric", "whole", "split"),
+    [
+        (2, "IFEval prompt strict", 541, 433),
+        (2, "HE+ P@10", 164, 132),
+        (2, "MBPP+ P@10", 378, 303),
+        (1, "HarmBench", 320, 256),
+        (2, "XSTest", 450, 360),
+    ],
+)
+def test_the_items_of_a_printed_score(pool: int, metric: str, whole: int, split: int) -> None:
+    [found] = [
+        test for test in fraction_tests() if (test.pool, test.metric) == (POOLS[pool], metric)
+    ]
+    printed = PublishedTables().metrics[metric].repaired[pool]
+    for side, items in zip(found.repaired, (whole, split), strict=True):
+        assert side.fits == sum(_fits(score, items) for score in printed)
+        every = sum(_fits(k / 10_000, items) for k in range(0, 10_001, 7)) / 1429
+        assert side.each == pytest.approx(every, abs=0.01)
+    assert (found.repaired[0].fits >= 5, found.repaired[1].fits) == (True, 0)
+
+
+def test_chance_is_that_of_as_many_fits_or_more() -> None:
+    """Three values of a hundred items: one in 99 fits; drawn values fit as often as said."""
+    some = fit([5000, 3300, 1234], 100)
+    assert (some.fits, some.of) == (2, 3) and some.each == pytest.approx(101 / 10_001)
+    draws = np.random.default_rng(0).integers(0, 10_001, (200_000, 3))
+    hits = np.isin(draws, [*fractions_of(100)]).sum(1)
+    assert some.chance == pytest.approx((hits >= 2).mean(), abs=1e-4)
+    assert not fit([5000, 5000, 5000], 100).beyond_chance  # one value, three times
 
 
 def test_what_does_not_hold_and_what_is_not_in_the_tables(

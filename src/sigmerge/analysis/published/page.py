@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from sigmerge.analysis.published import fractions
 from sigmerge.analysis.published.data import table
 from sigmerge.analysis.published.ledger import MEANING, PrintedStatement
 from sigmerge.analysis.published.statements import recompute
@@ -33,6 +34,7 @@ def _lines(statements: Sequence[PrintedStatement]) -> Iterator[str]:
     for verdict, meaning in MEANING.items():
         yield f"| {verdict} | {counts[verdict]} | {meaning} |"
     yield ""
+    yield from fractions.lines()
     disagreeing = [s for s in statements if s.verdict == "disagree"]
     if disagreeing:
         yield "## Where the tables give another value"

@@ -6,12 +6,12 @@ difference) come first: they say how far the tables agree among themselves.
 
 from __future__ import annotations
 
-from sigmerge.analysis.published import appendix, main_text
+from sigmerge.analysis.published import appendix, fractions, main_text
 from sigmerge.analysis.published.data import PublishedTables
 from sigmerge.analysis.published.ledger import Ledger, PrintedStatement
 
 PAPER_SECTIONS = {
-    "The tables among themselves": (main_text.tables, main_text.splits),
+    "The tables among themselves": (main_text.tables, main_text.splits, fractions.statements),
     "Effectiveness of Deficit-Driven Allocation": (main_text.deficits, main_text.control_group),
     "Effectiveness of the Capacity Decomposition": (main_text.decomposition,),
     "Directional controls": (main_text.controls, main_text.control_ranges),
