@@ -30,6 +30,15 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "passthrough": {"scale": [{"filter": "w", "value": 0.5}, {"value": 1}]},
     "lines": {"weight": 0.5, "alpha": 0.4, "beta": 0.8},
     "cabs": {"weight": 0.5},
+    "iso_c": {"weight": 0.5, "lambda": [1.0, 1.3]},
+    "iso_cts": {"weight": 0.5, "common": 0.7, "rtol": 1e-5},
+    "tsv": {"weight": [0.5, 1.0], "rest": 0.3},
+    "boost": {"beta": 0.1},
+    "wudi": {"steps": 5, "step": "absolute", "rate": 1e-4},
+    "knots": {"inner": "dare", "density": 0.5},
+    "pcb": {"density": 0.2},
+    "consensus": {"share": 0.5, "agree": 1},
+    "localize_stitch": {"density": 0.2, "scope": "tensor"},
 }
 """Of each method that needs no exemplars; filters and gradients among them."""
 SOUPS = ("linear", "multislerp", "karcher", "passthrough")

@@ -1,4 +1,4 @@
-"""RegMean, CAT and LOT solved in torch, which a GPU does too, beside the processor's solve."""
+"""Operators that solve for matrices, in torch, as a GPU does, beside the processor's solve."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cat, renorm": ("cat", {"rank": 2, "trade_off": 0.4, "renorm": True, "lambda": 1.0}),
     "cat, one direction": ("cat", {"rank": 1, "trade_off": 0.4}),
     "cat, Lanczos": ("cat", {"rank": 2, "trade_off": 0.4}),
+    "iso_c": ("iso_c", {"weight": [1.5, 0.5, 1.0]}),
+    "iso_cts": ("iso_cts", {"common": 0.7}),
+    "tsv": ("tsv", {"weight": [1.5, 0.5, 1.0]}),
+    "boost": ("boost", {"beta": 0.3}),
+    "wudi": ("wudi", {"steps": 50}),
+    "wudi, absolute": ("wudi", {"steps": 50, "step": "absolute", "rate": 1e-3}),
+    "knots": ("knots", {"density": 0.4}),
+    "knots, dare": ("knots", {"density": 0.4, "inner": "dare"}),
+    "pcb": ("pcb", {"density": 0.3}),
 }
 
 

@@ -51,7 +51,7 @@ from sigmerge.kernels import TILE
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.stored import is_finite
 from sigmerge.operators.base import Operator, Site
-from sigmerge.operators.features import is_stack, matrix_of, peak_bytes, reached
+from sigmerge.operators.features import is_stack, matrix_of, reached
 from sigmerge.recipe import Recipe
 from sigmerge.records import PLAN, PROVENANCE, RECIPE, Plan, Provenance
 from sigmerge.results import Merged
@@ -127,21 +127,13 @@ class DenseJob:
     def peak_memory(self, threads: int) -> int:
         """A bound on resident memory: it depends on experts and threads, not on the depth.
 
-        Operators that read features hold a whole tensor of every expert, and Grams of its inputs.
+        Operators that solve hold a whole tensor of every expert, and what they make of it.
         """
         experts = len(self.pool.experts)
         scratch = (experts + 4) * TILE * 4
         window = (experts + 1) * CHUNK * 4
         counts = 3 * experts * 65536 * 8
-        whole = 0
-        if self.operator.needs == "features":
-            shapes = [s.shape for s in self.sites.values() if s.block is not None]
-            sizes = [peak_bytes(experts, shape) for shape in shapes if len(shape) > 1]
-            whole = max(sizes, default=0)
-        else:  # rows and result of a long tile, and as much again for what is computed on it
-            granules = [self.operator.granule(site) for site in self.sites.values()]
-            longest = max((size for size in granules if size > TILE), default=0)
-            whole = 2 * (experts + 1) * 4 * longest
+        whole = max((self.operator.scratch(site) for site in self.sites.values()), default=0)
         merging = INTERPRETER + threads * (scratch + window + counts + whole)
         merging += read_ahead(self.members.values())
         if not self.to_capture:
@@ -204,7 +196,7 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
     shard = options.max_shard_size
     layout = plan_layout(tensors, None if shard is None else parse_size(shard))
     exemplars, to_capture, solved_on = {}, {}, "cpu"
-    if operator.needs == "features" and options.device != "cpu":
+    if operator.solves and options.device != "cpu":
         solved_on = options.device
         recipe = replace(recipe, notes=(*recipe.notes, f"{recipe.method}: {SOLVED_THERE}"))
     if operator.needs:
@@ -302,7 +294,8 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
         chosen = recipe.tokenizer, _dtype(job), recipe.chat_template, recipe.architecture
         copy_companions(output, pool, *chosen)
         title = f"{job.operator.title} of {counted(len(pool.experts), 'expert')}"
-        output.text("README.md", model_card(title, pool, recipe.text, recipe.notes))
+        about = [f"Method: {job.operator.paper}"]
+        output.text("README.md", model_card(title, pool, recipe.text, recipe.notes, about))
         output.text(f"{RECORDS_FOLDER}/{RECIPE}", recipe.text)
         read = inputs.digested(options)  # before the plan, which names members by their digests
         plan = _plan(job, output.done, options)

@@ -1,5 +1,5 @@
 """How a job is done, as opposed to what it computes: no option changes a byte of weights, but for
-the last bits of RegMean, CAT and LOT on a GPU, which the job notes."""
+the last bits of methods that solve for matrices on a GPU, which the job notes."""
 
 from __future__ import annotations
 

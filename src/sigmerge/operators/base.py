@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from sigmerge.kernels import Array
+from sigmerge.kernels import TILE, Array
 from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.parts import PartMarks, PartSums
 
@@ -72,6 +72,10 @@ class Site:
     def shift(self) -> bool:
         """Whether this is a bias, which adds to features without reading them."""
         return self.tensor.endswith(".bias")
+
+    @property
+    def outputs(self) -> int:
+        return self.shape[1 if self.transposed else 0]
 
     @property
     def inputs(self) -> int:
@@ -220,6 +224,8 @@ class Operator:
     """Whether `out` is the merged task vector, to be added to the reference, or the values."""
     needs: str = ""
     """What it must know about the experts' own exemplars: features, fisher or nothing."""
+    solves: bool = False
+    """Whether it solves for whole matrices, by an algebra of the device that the job solves on."""
     parameters: tuple[Parameter, ...]
     revision: str | None = None
     """Identifies the code of a user's operator."""
@@ -243,6 +249,12 @@ class Operator:
     def granule(self, site: Site) -> int:
         """Tiles start at multiples of this; a granule of the tensor's size makes it one tile."""
         return 4
+
+    def scratch(self, site: Site) -> int:
+        """Bytes that one thread takes at most for a tile of this tensor, where it is a long one:
+        its rows and result, and as much again for what is computed on them."""
+        size = self.granule(site)
+        return 2 * (len(site.experts) + 1) * 4 * size if size > TILE else 0
 
     def ends_anywhere(self, site: Site) -> bool:
         """Whether chunks may be longer: no pass adds float64 up but in PartSums."""

@@ -25,7 +25,6 @@ from sigmerge.operators.base import (
     OUTSIDE,
     WEIGHT,
     Chunk,
-    Operator,
     Parameter,
     Site,
     Statistics,
@@ -34,6 +33,7 @@ from sigmerge.operators.base import (
 from sigmerge.operators.features import (
     FORMED,
     NORMALIZE_TOKENS,
+    FeatureOperator,
     energies,
     grams,
     matrices,
@@ -52,7 +52,7 @@ ZERO = 1e-10
 Trim = Callable[[Matrix], Matrix]
 
 
-class Cat(Operator):
+class Cat(FeatureOperator):
     """θ = θ_ref + λ Σ_i w_i T_i′, T_i′ the task vector of i trimmed for every other task k.
 
     Linear weights: D_i ← (I − B_k B_kᵀ) D_i, B_k the eigenvectors of the `rank` largest positive
@@ -63,7 +63,6 @@ class Cat(Operator):
     name = "cat"
     title = "CAT"
     paper = "Sun et al., CAT Merging: conflict-aware task merging, 2025"
-    needs = "features"
     parameters = (
         WEIGHT,
         Parameter("lambda", float, LAMBDA.doc, 0.4, 0.4),

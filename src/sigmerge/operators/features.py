@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sigmerge.kernels import Array
-from sigmerge.operators.base import Chunk, Parameter, Site, Statistics, Tile
+from sigmerge.operators.base import Chunk, Operator, Parameter, Site, Statistics, Tile
 from sigmerge.words import matrix_name
 
 if TYPE_CHECKING:
@@ -25,6 +25,18 @@ NORMALIZE_TOKENS = "divide each expert's sums by its tokens"
 
 FORMED = 8192
 """Outputs of a weight up to which CAT forms a matrix of them where its solver does not end soon."""
+
+
+class FeatureOperator(Operator):
+    """Base of those that read Grams."""
+
+    needs = "features"
+    solves = True
+
+    def scratch(self, site: Site) -> int:
+        """Also of what no capture will have measured: that is not known before."""
+        weight = site.block is not None and len(site.shape) > 1
+        return peak_bytes(len(site.experts), site.shape) if weight else 0
 
 
 def peak_bytes(experts: int, shape: tuple[int, ...]) -> int:
@@ -56,17 +68,23 @@ def reached(site: Site, statistics: Statistics) -> bool:
     return any(statistics.rows(expert, site.tensor) for expert in site.experts)
 
 
-def weights_of(tile: Tile, site: Site, statistics: Statistics) -> Iterator[tuple[Tile, Site]]:
-    """The weight that a tile holds, or each of a stack that a token reached."""
+def parts_of(tile: Tile, site: Site) -> Iterator[tuple[Tile, Site]]:
+    """The matrix that a tile holds, or each of a stack."""
     if not is_stack(site):
         yield tile, site
         return
     size = matrix_size(site)
     for start in range(0, tile.out.size, size):
-        one = matrix_of(site, (tile.start + start) // size)
-        if reached(one, statistics):
-            part = slice(start, start + size)
-            yield Tile(tile.start + start, tile.experts[:, part], tile.out[part]), one
+        part = slice(start, start + size)
+        one = Tile(tile.start + start, tile.experts[:, part], tile.out[part])
+        yield one, matrix_of(site, one.start // size)
+
+
+def weights_of(tile: Tile, site: Site, statistics: Statistics) -> Iterator[tuple[Tile, Site]]:
+    """The weight that a tile holds, or each of a stack that a token reached."""
+    for part, one in parts_of(tile, site):
+        if not is_stack(site) or reached(one, statistics):
+            yield part, one
 
 
 def note_solved(chunk: Chunk, notes: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ class Lines(Operator):
 
     def __init__(self, inner: Operator) -> None:
         self.inner = inner
-        self.needs = inner.needs
+        self.needs, self.solves = inner.needs, inner.solves
         self.revision = inner.revision
         self.parameters = (
             Parameter(
@@ -68,6 +68,9 @@ class Lines(Operator):
 
     def granule(self, site: Site) -> int:
         return self.inner.granule(site)
+
+    def scratch(self, site: Site) -> int:
+        return self.inner.scratch(site)
 
     def survey(self, sites: Sequence[Site]) -> Passes:
         inner = yield from self.inner.survey(sites)

@@ -19,7 +19,6 @@ from sigmerge.operators.base import (
     LAMBDA,
     OUTSIDE,
     Chunk,
-    Operator,
     Parameter,
     Site,
     Statistics,
@@ -27,6 +26,7 @@ from sigmerge.operators.base import (
 )
 from sigmerge.operators.features import (
     RTOL,
+    FeatureOperator,
     energies,
     grams,
     is_stack,
@@ -49,7 +49,7 @@ class Spectrum(NamedTuple):
     inverse: Matrix
 
 
-class Lot(Operator):
+class Lot(FeatureOperator):
     """θ = θ_ref + λ T, T minimising Σ_k ‖X_k (T − T_k)‖², X_k expert k's own features.
 
     Linear weights: D = (Σ_k D_k S_k)(Σ_k S_k)⁺; in directions that no exemplar shows the reference
@@ -60,7 +60,6 @@ class Lot(Operator):
     name = "lot"
     title = "LOT"
     paper = "Sun et al., Towards minimizing feature drift in model merging (LOT Merging), 2025"
-    needs = "features"
     parameters = (
         LAMBDA,
         RTOL,

@@ -29,6 +29,7 @@ from sigmerge.operators.base import (
 )
 from sigmerge.operators.features import (
     RTOL,
+    FeatureOperator,
     grams,
     is_stack,
     matrices,
@@ -50,7 +51,7 @@ class Solver(NamedTuple):
     notes: dict[str, Any]
 
 
-class RegMean(Operator):
+class RegMean(FeatureOperator):
     """W = (Σ_k W_k S̃_k)(Σ_k S̃_k)⁻¹; tensors without Grams are averaged.
 
     S̃_k is the mean over tokens of the Gram, its off-diagonal entries multiplied by a factor. A
@@ -62,7 +63,6 @@ class RegMean(Operator):
     name = "regmean"
     title = "RegMean"
     paper = "Jin et al., Dataless knowledge fusion by merging weights, ICLR 2023 (arXiv:2212.09849)"
-    needs = "features"
     gives_vector = False
     parameters = (
         Parameter("weight", float, "factor of the expert's Gram", 1.0, 1.0, True, 0),

@@ -37,8 +37,20 @@ OPERATORS = {
     "cat": "cat:Cat",
     "lot": "lot:Lot",
     "lines": "lines:Lines",
+    "iso_c": "spectral:IsoC",
+    "iso_cts": "spectral:IsoCts",
+    "tsv": "spectral:Tsv",
+    "boost": "spectral:Boost",
+    "wudi": "wudi:Wudi",
+    "knots": "knots:Knots",
+    "pcb": "pcb:Pcb",
+    "consensus": "masks:Consensus",
+    "localize_stitch": "masks:LocalizeStitch",
 }
-NOT_MERGEKITS = ("cabs", "fisher", "regmean", "cat", "lot", "lines")
+NOT_MERGEKITS = (
+    "cabs", "fisher", "regmean", "cat", "lot", "lines", "iso_c", "iso_cts", "tsv", "boost", "wudi",
+    "knots", "pcb", "consensus", "localize_stitch",
+)  # fmt: skip
 
 MERGEKIT = tuple(name for name in OPERATORS if name not in NOT_MERGEKITS)
 """Operators that mergekit has too."""

@@ -78,17 +78,7 @@ class Ties(Thinned):
     )
 
     def check(self, sites: Sequence[Site]) -> list[str]:
-        scopes = {site.settings["scope"] for site in sites}
-        densities = {site.settings["density"] for site in sites}
-        if scopes == {"model"} and len(densities) > 1:
-            return [
-                "scope: model takes one density per expert; filters and gradients need "
-                "scope: tensor"
-            ]
-        if "model" in scopes and len({site.experts for site in sites}) > 1:
-            return ["scope: model takes one set of experts for all tensors; parts of the model "
-                    "that have experts of their own need scope: tensor"]  # fmt: skip
-        return ["scope must be the same for every tensor"] if len(scopes) > 1 else []
+        return one_scope(sites)
 
     def survey(self, sites: Sequence[Site]) -> Passes:
         if not sites:
@@ -96,7 +86,7 @@ class Ties(Thinned):
         cuts = None
         if sites[0].settings["scope"] == "model":
             total = sum(site.size for site in sites)
-            found, _ = yield from find_cuts(_ranks(sites[0], total), total)
+            found, _ = yield from find_cuts(ranks(sites[0], total), total)
             cuts = [cut if cut == KEEP_NONE else cut._replace(ties=ANY_TIES) for cut in found]
         before = TiesSurvey(cuts, 1.0)
         merged = partial(self.formula, survey=before)
@@ -106,7 +96,7 @@ class Ties(Thinned):
     def find(self, site: Site, survey: TiesSurvey) -> Passes:
         if survey.cuts is not None:
             return survey.cuts
-        cuts, tied = yield from find_cuts(_ranks(site, site.size), site.size)
+        cuts, tied = yield from find_cuts(ranks(site, site.size), site.size)
         return allowances(cuts, tied) if tied else cuts
 
     def thinning(self, chunk: Chunk, found: Any) -> dict[str, Any]:
@@ -114,6 +104,20 @@ class Ties(Thinned):
 
     def cancelled(self, survey: TiesSurvey) -> float:
         return survey.cancelled
+
+
+def one_scope(sites: Sequence[Site]) -> list[str]:
+    """Problems of a scope that is the whole model, where settings or experts differ in it."""
+    scopes = {site.settings["scope"] for site in sites}
+    densities = {site.settings["density"] for site in sites}
+    if scopes == {"model"} and len(densities) > 1:
+        return [
+            "scope: model takes one density per expert; filters and gradients need scope: tensor"
+        ]
+    if "model" in scopes and len({site.experts for site in sites}) > 1:
+        return ["scope: model takes one set of experts for all tensors; parts of the model "
+                "that have experts of their own need scope: tensor"]  # fmt: skip
+    return ["scope must be the same for every tensor"] if len(scopes) > 1 else []
 
 
 def cuts_of(found: Any, chunk: Chunk) -> Sequence[select.Cut]:
@@ -335,7 +339,7 @@ def _count_inside(
     return chunk.start, select.occupied(counts, left_out), above
 
 
-def _ranks(site: Site, size: int) -> list[int]:
+def ranks(site: Site, size: int) -> list[int]:
     """How many entries of each expert stay: ⌊density · size⌋, at least one unless density is 0."""
     return [
         size if density >= 1 else max(1, int(density * size)) if density > 0 else 0
