@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from sigmerge.errors import RecipeError
-from sigmerge.files.yaml_documents import LARGEST_YAML, parse_yaml, read_yaml
+from sigmerge.files.yaml_documents import LARGEST_YAML, as_yaml, in_yaml, parse_yaml, read_yaml
 
 
 @pytest.mark.parametrize(
@@ -20,12 +20,28 @@ from sigmerge.files.yaml_documents import LARGEST_YAML, parse_yaml, read_yaml
         ("a: [1, {b: 2}]", {"a": [1, {"b": 2}]}),
         ("a: &x {b: 1}\nc: *x", {"a": {"b": 1}, "c": {"b": 1}}),
         ("a: &x {b: 1}\nc: {<<: *x, d: 2}", {"a": {"b": 1}, "c": {"b": 1, "d": 2}}),
-        ("a: 1e9", {"a": "1e9"}),
+        ("a: [1e9, 5e-1, -1E+2, .5e-1, 1.e3, 1e-05]", {"a": [1e9, 0.5, -100.0, 0.05, 1e3, 1e-5]}),
+        (
+            "a: ['1e9', 1e, e1, 1e5f, 1e4567, v1e9]",
+            {"a": ["1e9", "1e", "e1", "1e5f", "1e4567", "v1e9"]},
+        ),
+        (r'{"a": "\ud83d\ude00", "\ud83d\ude00": "\u00e9"}', {"a": "😀", "😀": "é"}),
+        ("a: 1\n---\n", {"a": 1}),
+        ("# none\n---\n---\na: 1\n---\n# nothing\n...\n", {"a": 1}),
+        ("---\n---\n", None),
+        ('{\t"a":\t[1,\t{"b": "\\t"}]\n\t}', {"a": [1, {"b": "\t"}]}),
         ("a: " + "x" * 5000, {"a": "x" * 5000}),
     ],
 )
 def test_sound_documents(text: str, value: Any) -> None:
     assert parse_yaml(text, "text").value == value
+
+
+@pytest.mark.parametrize("value", ["1e9", "5e-1", "1e5f", "😀", "on", "1", "a\tb", 1e-05, 1e22])
+def test_what_is_written_is_read_again(value: Any) -> None:
+    assert parse_yaml(as_yaml({"a": [value]}), "text").value == {"a": [value]}
+    if isinstance(value, str):
+        assert parse_yaml(f"{{a: {in_yaml(value)}}}", "text").value == {"a": value}
 
 
 LAUGHS = "\n".join(
@@ -58,6 +74,10 @@ MERGES = "l0: &l0 {x: 1}\n" + "\n".join(
         ("!!set [a]", "not valid YAML"),
         ("!!omap {a: 1}", "not valid YAML"),
         ("a: 1\n---\nb: 2", "several YAML documents"),
+        ("a: 1\n---\n''", "several YAML documents"),
+        (r'a: "\ud83d"', "half of a character"),
+        (r'a: "\ude00\ud83d"', "half of a character"),
+        ("a:\n\tb: 1", "not valid YAML"),
         ("? [a]\n: 1", "unhashable key"),
         ("a: \x00", "not valid YAML"),
         ("2001-99-99", "not valid YAML"),

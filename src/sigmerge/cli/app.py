@@ -64,7 +64,20 @@ def _options(
     pass
 
 
-RecipeFile = Annotated[Path, typer.Argument(help="YAML recipe, in mergekit's dialect.")]
+def recipe_file(file: Path) -> Path:
+    """The file of a recipe; what comes through a pipe is read here, since it comes once."""
+    from sigmerge.files.piped import taken
+    from sigmerge.files.yaml_documents import LARGEST_YAML
+
+    return taken(file, LARGEST_YAML)
+
+
+RecipeFile = Annotated[
+    Path,
+    typer.Argument(
+        callback=recipe_file, help="YAML recipe, in mergekit's dialect; -: from the standard input."
+    ),
+]
 OutFolder = Annotated[Path, typer.Argument(help="New folder for the result.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing checkpoint.")]
 Shard = Annotated[

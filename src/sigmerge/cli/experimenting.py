@@ -24,10 +24,20 @@ from sigmerge.cli.app import (
     app,
     examples,
     options,
+    recipe_file,
 )
 
+
+def _source(given: str) -> str:
+    """A name or a file, which a pipe stands for too."""
+    return str(recipe_file(Path(given)))
+
+
 SuiteSource = Annotated[
-    str, typer.Argument(help="nano-study, nano-compare, nano-paper, paper, real, or a YAML file.")
+    str,
+    typer.Argument(
+        callback=_source, help="nano-study, nano-compare, nano-paper, paper, real, or a YAML file."
+    ),
 ]
 PoolFolders = Annotated[
     list[Path] | None,
@@ -142,7 +152,10 @@ def _analysis_lines(result: Any) -> Iterator[str]:
     epilog=examples("sigmerge anchors recipe.yaml", "sigmerge anchors nano-compare --pool my-pool/")
 )
 def anchors(
-    source: Annotated[str, typer.Argument(help="A recipe with a repair: section, or a suite.")],
+    source: Annotated[
+        str,
+        typer.Argument(callback=_source, help="A recipe with a repair: section, or a suite."),
+    ],
     pool: PoolFolders = None,
     threads: Threads = 0,
     dry_run: DryRun = False,

@@ -38,6 +38,7 @@ from sigmerge.cli.app import (
     examples,
     load,
     options,
+    recipe_file,
     repair_changes,
 )
 
@@ -286,7 +287,7 @@ def repair(
         job = (
             ReplayJob(plan, out, how, stored)
             if plan
-            else RepairJob(load(paths[0], seed, None, changes), out, how, stored)
+            else RepairJob(load(recipe_file(paths[0]), seed, None, changes), out, how, stored)
         )
         done = show.do(job, dry_run, goes_on=True)
     show.emit(done, as_json, show.merged_lines)

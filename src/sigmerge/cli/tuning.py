@@ -26,7 +26,15 @@ from sigmerge.cli.app import (
     examples,
     load,
     options,
+    recipe_file,
 )
+
+RecipeOrPool = Annotated[
+    Path,
+    typer.Argument(
+        callback=recipe_file, help="YAML recipe, or a folder with reference/ and the experts."
+    ),
+]
 
 
 @app.command(
@@ -37,9 +45,7 @@ from sigmerge.cli.app import (
     )
 )
 def tune(
-    recipe: Annotated[
-        Path, typer.Argument(help="YAML recipe, or a folder with reference/ and the experts.")
-    ],
+    recipe: RecipeOrPool,
     out: OutFolder,
     calls: Annotated[
         int | None, typer.Option("--calls", help="Evaluation calls in all; default 24.")

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from sigmerge.errors import RecipeError
 from sigmerge.experiments.plan import PoolPlan, plans
 from sigmerge.experiments.suite import PAPERS_ANCHORS, ExperimentSuite, load_suite
 from sigmerge.files.documents import read_json_object
+from sigmerge.files.piped import is_there
 from sigmerge.files.scratch import scratch
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.jobs.anchor import make_anchor
@@ -146,7 +146,7 @@ class AnchorsJob:
 def suite_of(source: Path | str, pools: tuple[Path, ...] = ()) -> ExperimentSuite:
     """A suite by its name or file, or the paper's seven anchors on the pool of a recipe."""
     file = Path(source).expanduser()
-    if file.is_file():
+    if is_there(file) and not file.is_dir():
         content = read_yaml(file, "a recipe or a suite", RecipeError)
         if isinstance(content, dict) and "merge_method" in content:
             return _of_recipe(load_recipe(file))
@@ -172,7 +172,7 @@ def _of_recipe(recipe: Recipe) -> ExperimentSuite:
         pool["probe"] = str(recipe.folder / section.probe)
     if usable:
         pool["exemplars"] = homes.pop()
-    own = yaml.safe_load(recipe.text)["repair"]
+    own = recipe.given["repair"]
     scoring = {key: own[key] for key in ("evaluate", "command") if key in own}
     anchors = [name for name in PAPERS_ANCHORS if usable or not operator(name).needs]
     suite = load_suite({"name": "anchors", "pools": [pool], **scoring, "anchors": anchors})

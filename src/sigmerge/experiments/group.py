@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import yaml
-
 from sigmerge.engine.machine import Meter
 from sigmerge.experiments.costs import Shared, merge_cost, repair_cost
 from sigmerge.experiments.plan import Group, PlannedRun, PoolPlan
@@ -134,7 +132,7 @@ class Maker:
 
         suite, how = benchmarks_of(self.plan.place, self.plan.suite, self.options)
         items, _ = splits.load_available(suite, how.data)
-        content = yaml.safe_load(run.recipe.text)
+        content = run.recipe.given
         with scratch() as folder:
             file = folder / "partition.json"
             splits.write(splits.build(suite, items, run.record.seed), file)

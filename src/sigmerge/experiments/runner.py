@@ -17,8 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.experiments.group import GROUP_NAME, UNSCORED, Maker
@@ -29,6 +27,7 @@ from sigmerge.experiments.store import ANALYSIS, STORE, RunStore, create, is_beg
 from sigmerge.experiments.suite import ExperimentSuite
 from sigmerge.files.documents import whole, write_json
 from sigmerge.files.regular import remove
+from sigmerge.files.yaml_documents import as_yaml
 from sigmerge.jobs.options import Description, Options
 from sigmerge.jobs.repair import check_repair, check_settings
 from sigmerge.jobs.scores import scorer_of
@@ -103,7 +102,7 @@ class SuiteJob:
                     )
 
     def _write_definition(self) -> None:
-        text = yaml.safe_dump(self._definition(), sort_keys=False, allow_unicode=True)
+        text = as_yaml(self._definition())
         file = self.out / DEFINITION
         if not file.exists() or file.read_bytes() != text.encode():
             with whole(file) as partial:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from sigmerge.errors import RecipeError
 from sigmerge.experiments.store import RunKind
 from sigmerge.files.documents import content_key
+from sigmerge.files.piped import is_there
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.method.controls import VARIANTS
 from sigmerge.nano.files import POOL, RECIPES
@@ -348,7 +349,7 @@ def load_suite(
         shipped = {file.stem: file for file in sorted(SHIPPED_EXPERIMENTS.glob("*.yaml"))}
         known = str(source) in shipped and not Path(source).is_file()
         file = shipped[str(source)] if known else Path(source).expanduser()
-        if not file.exists():
+        if not is_there(file):
             hint = did_you_mean(str(source), shipped)
             raise RecipeError(f"{source}: no such suite file or shipped suite; {hint}")
         data, where = read_yaml(file, "a suite in YAML", RecipeError), str(source)

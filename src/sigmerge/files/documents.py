@@ -16,7 +16,7 @@ from typing import Any
 
 from sigmerge.errors import SigmergeError
 from sigmerge.files.regular import open_regular, sync_folder
-from sigmerge.words import size
+from sigmerge.words import shown, size
 
 LARGEST_DOCUMENT = 64 << 20
 """Bytes of the largest document that is read."""
@@ -54,7 +54,12 @@ def expanded(
 
 
 def read_json(
-    file: Path, what: str, error: type[SigmergeError] = SigmergeError, limit: int = LARGEST_DOCUMENT
+    file: Path,
+    what: str,
+    error: type[SigmergeError] = SigmergeError,
+    limit: int = LARGEST_DOCUMENT,
+    *,
+    unique: bool = False,
 ) -> Any:
     """The JSON value in a file."""
     content = read_bytes(file, what, error, limit)
@@ -62,13 +67,31 @@ def read_json(
         raise error(f"{file}: is a Git LFS pointer, not {what}; run `git lfs pull`.")
     if content.lstrip()[:1] == b"<":
         raise error(f"{file}: is a web page, not {what}; download the file itself.")
-    return parse_json(content, str(file), error)
+    return parse_json(content, str(file), error, unique=unique)
 
 
-def parse_json(text: str | bytes, where: str, error: type[SigmergeError] = SigmergeError) -> Any:
-    """A JSON value; `where` names the text in the error."""
+def parse_json(
+    text: str | bytes,
+    where: str,
+    error: type[SigmergeError] = SigmergeError,
+    *,
+    unique: bool = False,
+) -> Any:
+    """A JSON value; `where` names the text in the error.
+
+    Of a key that is given twice the last value counts, as everywhere; with `unique` it is an error.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise error(f"{where}: the key {shown(key)} is given twice in one object.")
+            found[key] = value
+        return found
+
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=once if unique else None)
     except (ValueError, UnicodeDecodeError) as problem:
         raise error(f"{where}: not valid JSON ({problem}).") from None
     except RecursionError:
@@ -95,10 +118,10 @@ def parse_json_lines(
 
 
 def read_json_object(
-    file: Path, what: str, error: type[SigmergeError] = SigmergeError
+    file: Path, what: str, error: type[SigmergeError] = SigmergeError, *, unique: bool = False
 ) -> dict[str, Any]:
     """The JSON object in a file; another JSON value is an error."""
-    content = read_json(file, what, error)
+    content = read_json(file, what, error, unique=unique)
     if not isinstance(content, dict):
         raise error(f"{file}: a JSON object is expected: {what}.")
     return content

@@ -1,8 +1,15 @@
-"""YAML files, read within limits: size, depth, what aliases expand to, one value for a key."""
+"""YAML files, read within limits: size, depth, what aliases expand to, one value for a key.
+
+JSON is YAML, also where YAML 1.1 says otherwise: `5e-1` is a number, an escaped surrogate pair is
+one character, and a tab is a blank.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +19,7 @@ import yaml
 
 from sigmerge.errors import SigmergeError
 from sigmerge.files.documents import DEEPEST_DOCUMENT, read_bytes
+from sigmerge.files.piped import kept
 from sigmerge.words import shown
 
 LARGEST_YAML = 1 << 20
@@ -44,9 +52,12 @@ def read_yaml(file: Path, what: str, error: type[SigmergeError] = SigmergeError)
 
 
 def decoded(file: Path, what: str, error: type[SigmergeError] = SigmergeError) -> str:
-    """The text of a YAML file within the limit of size."""
+    """The text of a YAML file within the limit of size, or of one that came through a pipe."""
+    content = kept(file)
+    if content is None:
+        content = read_bytes(file, what, error, LARGEST_YAML)
     try:
-        return read_bytes(file, what, error, LARGEST_YAML).decode()
+        return content.decode()
     except UnicodeDecodeError as problem:
         raise error(f"{file}: is not UTF-8 text ({problem.reason}).") from None
 
@@ -57,7 +68,7 @@ def parse_yaml(text: str, where: str, error: type[SigmergeError] = SigmergeError
         raise error(f"{where}: is larger than 1 MiB, too large for a YAML document.")
     try:
         loader = _Limited(text)
-        node = loader.get_single_node()
+        node = loader.only_node()
         lines, twice = _lines(node)
         value = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as problem:
@@ -71,10 +82,18 @@ def parse_yaml(text: str, where: str, error: type[SigmergeError] = SigmergeError
     return Yaml(value, lines, tuple(twice))
 
 
+def as_yaml(value: Any) -> str:
+    """A document with this value, from which `parse_yaml` reads the same."""
+    return _dumped(value)
+
+
 def in_yaml(text: str) -> str:
     """A text as a document has it, also in braces: in quotes where it would be something else."""
-    listed = yaml.safe_dump([text], default_flow_style=True, allow_unicode=True, width=math.inf)
-    return listed.strip()[1:-1]
+    return _dumped([text], default_flow_style=True, width=math.inf).strip()[1:-1]
+
+
+def _dumped(value: Any, **how: Any) -> str:
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **how))
 
 
 def documents(text: str) -> list[str]:
@@ -97,10 +116,30 @@ class _Limited(yaml.SafeLoader):
     """Counts while nodes are composed, so that nothing is built that is too deep or too large."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
+        super().__init__(text.replace("\t", " ") if "\t" in text and _is_json(text) else text)
         self._depth = 0
         self._nodes = 0
         self._expanded: dict[int, int] = {}
+
+    def only_node(self) -> Any:
+        """The document; None if there is none. One without content beside it is passed over."""
+        found = [node for node in self._composed() if not _is_empty(node)]
+        if len(found) > 1:
+            self._refuse(found[1].start_mark, _SEVERAL)
+        return found[0] if found else None
+
+    def _composed(self) -> Iterator[Any]:
+        while self.check_node():  # type: ignore[no-untyped-call]
+            yield self.get_node()  # type: ignore[no-untyped-call]
+
+    def scan_flow_scalar(self, style: str) -> Any:
+        """JSON escapes a character beyond 16 bits as two halves."""
+        token: Any = super().scan_flow_scalar(style)  # type: ignore[no-untyped-call]
+        try:
+            token.value = token.value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self._refuse(token.start_mark, "has half of a character (a surrogate without another)")
+        return token
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         mark = self.peek_event().start_mark
@@ -135,6 +174,30 @@ class _Limited(yaml.SafeLoader):
         raise yaml.composer.ComposerError(None, None, why, mark)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Puts into quotes what `_Limited` would take for a number."""
+
+
+for _kind in (_Limited, _Dumper):
+    _kind.add_implicit_resolver(  # type: ignore[no-untyped-call]
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]{1,3}$"),
+        list("-+.0123456789"),
+    )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict | list)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_empty(node: yaml.Node) -> bool:
+    """Whether a document has nothing but blanks and comments, as one behind a last `---`."""
+    return isinstance(node, yaml.ScalarNode) and node.value == "" and node.style is None
+
+
 def _lines(root: yaml.Node | None) -> tuple[dict[Place, int], list[Place]]:
     """The line of every key and item, and the keys that are given twice.
 
@@ -166,9 +229,12 @@ def _lines(root: yaml.Node | None) -> tuple[dict[Place, int], list[Place]]:
     return lines, sorted(twice, key=lambda place: lines[place])
 
 
+_SEVERAL = "holds several YAML documents (---); only one is expected, so write a file for each"
+
+
 def _trouble(error: yaml.MarkedYAMLError) -> str:
-    if "single document" in str(error.context):
-        return "holds several YAML documents (---); only one is expected, so write a file for each"
+    if error.problem == _SEVERAL:
+        return _SEVERAL
     mark = error.problem_mark or error.context_mark
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     return f"not valid YAML: {place}{error.problem or error.context}"

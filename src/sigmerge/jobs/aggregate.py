@@ -63,7 +63,9 @@ def _comparable(results: Mapping[Path, Mapping[str, Any]]) -> None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    content = read_json_object(file, "a result of `sigmerge evaluate --out`", ScoreError)
+    content = read_json_object(
+        file, "a result of `sigmerge evaluate --out`", ScoreError, unique=True
+    )
     if is_intact(content) is False:
         raise ScoreError(
             f"{file}: is damaged; it is not what `sigmerge evaluate` wrote. Evaluate again; what "

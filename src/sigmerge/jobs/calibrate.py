@@ -14,8 +14,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.pool import Pool
@@ -160,7 +158,7 @@ class CalibrateJob:
         """The recipe that makes the result; what this recipe made, without a recipe of its own."""
         if not self.made or self.anchor is not self._folder:
             return self.anchor.recipe(weights, repair)
-        given = {k: v for k, v in yaml.safe_load(self.recipe.text).items() if k != "repair"}
+        given = {k: v for k, v in self.recipe.given.items() if k != "repair"}
         return given if repair is None else {**given, "repair": repair}
 
     def _measure(self) -> Measure:
@@ -208,8 +206,3 @@ class CalibrateJob:
 
 def _level(proposal: Proposal) -> float:
     return 1.0 if proposal.repair is None else proposal.repair.anchor
-
-
-def plain_text(recipe: Mapping[str, Any]) -> str:
-    """A recipe as its file says it."""
-    return yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)

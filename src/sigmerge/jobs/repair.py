@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-import yaml
 
 from sigmerge.checkpoints.blocks import other_stacks
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpoint
@@ -21,8 +20,9 @@ from sigmerge.checkpoints.inputs import stays
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.publishing import check_space, check_target
 from sigmerge.engine.machine import Meter
-from sigmerge.errors import RecipeError, ScoreError
+from sigmerge.errors import PoolError, RecipeError, ScoreError
 from sigmerge.files.regular import remove
+from sigmerge.files.yaml_documents import as_yaml, read_yaml
 from sigmerge.jobs.decided import decide, decided_of
 from sigmerge.jobs.dense import plan_dense, run_dense
 from sigmerge.jobs.occupancy import (
@@ -166,12 +166,11 @@ class RepairJob:
         """The recipe that is recorded: after guide:, one that makes the result without scores."""
         if self.recipe.guide is None or not self.made:
             return self.recipe.text
-        from sigmerge.jobs.calibrate import plain_text
-
-        given = yaml.safe_load((stored.path / RECORDS_FOLDER / RECIPE).read_text(encoding="utf-8"))
+        file = stored.path / RECORDS_FOLDER / RECIPE
+        given = read_yaml(file, "the recipe of a merge", PoolError)
         section = decided_of(plan, pool)
-        repair = yaml.safe_load(self.recipe.text)["repair"] if section is None else section
-        return plain_text({**given, "repair": repair})
+        repair = self.recipe.given["repair"] if section is None else section
+        return as_yaml({**given, "repair": repair})
 
     def _calibrated(
         self,
@@ -184,7 +183,7 @@ class RepairJob:
         unchanged: Callable[[], None],
     ) -> Merged:
         """The repair that the calibration chooses, of the anchor at the level that it chooses."""
-        from sigmerge.jobs.calibrate import CalibrateJob, plain_text
+        from sigmerge.jobs.calibrate import CalibrateJob
 
         job = CalibrateJob(
             self.recipe, self.out, self.options, pool, stored, plan, table, self.made, self.score
@@ -203,7 +202,7 @@ class RepairJob:
             sums = member(anchor, self.options).sha256
             plan = plan.model_copy(update={"anchor": Member(path=None, sha256=sums)})
         plan = _as_calibrated(plan, found, pool)
-        text = plain_text(found.recipe)
+        text = as_yaml(dict(found.recipe))
         made = run_occupancy(plan, pool, anchor, text, self.out, self.options, meter, guard)
         for leftover in (place, job.work):
             remove(leftover, if_possible=True)

@@ -207,10 +207,12 @@ def printed_scores(lines: list[str], where: str) -> DomainScores:
     """Domain scores from a command's output; its last line is a JSON object."""
     last = lines[-1] if lines else ""
     try:
-        return {str(d): float(q) for d, q in parse_json(last, where, ScoreError).items()}
-    except (ScoreError, ValueError, AttributeError, TypeError, OverflowError):
+        content = parse_json(last, where, ScoreError, unique=True)
+        return {str(d): float(q) for d, q in content.items()}
+    except (ScoreError, ValueError, AttributeError, TypeError, OverflowError) as error:
+        why = f" ({error})" if isinstance(error, ScoreError) else ""
         raise ScoreError(
-            f"{where}: its last line must be a JSON object of domain scores, "
+            f"{where}: its last line must be a JSON object of domain scores{why}, "
             f"{f'not {last!r}' if lines else 'and it printed nothing'}."
         ) from None
 
@@ -488,7 +490,7 @@ def read_scores(given: str | Mapping[str, Any], folder: Path) -> ScoreTable:
     if not isinstance(given, str):
         return _harness_table(given, folder)
     file = folder / Path(given).expanduser()
-    content = read_json_object(file, "a score file", ScoreError)
+    content = read_json_object(file, "a score file", ScoreError, unique=True)
     missing = [key for key in ("experts", "anchor") if not isinstance(content.get(key), dict)]
     if missing:
         shape = '{"experts": {expert: {domain: score}}, "anchor": {domain: score}}'
@@ -520,7 +522,7 @@ def _harness_table(given: Mapping[str, Any], folder: Path) -> ScoreTable:
                          "domains: {domain: [task/metric]}.") from None  # fmt: skip
 
     def read(file: str) -> DomainScores:
-        content = read_json_object(folder / file, "a score file", ScoreError)
+        content = read_json_object(folder / file, "a score file", ScoreError, unique=True)
         return harness_scores(content, files.domains, file)
 
     experts = {name: read(file) for name, file in files.experts.items()}

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import yaml
-
 from sigmerge.errors import RecipeError
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import operator
@@ -114,7 +112,7 @@ def _unshown(recipe: Recipe, chosen: Sequence[str]) -> list[str]:
 def _own(recipe: Recipe) -> AnchorRecipe:
     """The recipe's operator with the recipe's settings."""
     assert recipe.operator is not None
-    given = yaml.safe_load(recipe.text)
+    given = recipe.given
     known = {p.name: p for p in recipe.operator.parameters}
     weighted = "weight" in known
     shared = {key: value for key, value in recipe.written.items() if key != "weight"}
@@ -138,7 +136,7 @@ def _own(recipe: Recipe) -> AnchorRecipe:
 
 
 def _usual(recipe: Recipe, method: str) -> AnchorRecipe:
-    given = yaml.safe_load(recipe.text)
+    given = recipe.given
     settings = dict(USUAL[method])
     weight = settings.pop("weight")
     chosen = operator(method)

@@ -12,11 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from sigmerge.errors import RecipeError
 from sigmerge.files.regular import is_regular
-from sigmerge.files.yaml_documents import decoded, parse_yaml
+from sigmerge.files.yaml_documents import as_yaml, decoded, parse_yaml
 from sigmerge.operators.base import Operator
 from sigmerge.operators.table import names, operator
 from sigmerge.recipe.members import fetched, with_models
@@ -75,7 +73,7 @@ def load_recipe(
             plain = json.loads(json.dumps(dict(source), default=os.fspath))
         except (TypeError, ValueError) as error:
             raise RecipeError(f"recipe: holds what YAML cannot say ({error}).") from None
-        text, where = yaml.safe_dump(plain, sort_keys=False), "recipe"
+        text, where = as_yaml(plain), "recipe"
     else:
         file = Path(source).expanduser()
         text, where = decoded(file, "a recipe in YAML", RecipeError), str(file)
@@ -222,7 +220,7 @@ class _Parser(Reading):
             )
         self.flags = {key: f"--{key.replace('_', '-')}" for key in repair}
         changed = {**data, "repair": {**data["repair"], **repair}}
-        self.text = yaml.safe_dump(changed, sort_keys=False, allow_unicode=True)
+        self.text = as_yaml(changed)
         return changed
 
     # Sections

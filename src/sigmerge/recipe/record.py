@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sigmerge.checkpoints.adapter_folders import home_of, split_adapter
 from sigmerge.checkpoints.modules import module_of
+from sigmerge.files.yaml_documents import parse_yaml
 from sigmerge.operators.base import Operator, Parameter, Site
 from sigmerge.recipe.sections import CaptureSection
 from sigmerge.recipe.settings import NEEDED, Conditions, bounded, evaluate
@@ -98,6 +99,11 @@ class Recipe:
     """The parameters as the recipe writes them, those of its only module among them."""
     files: tuple[Path, ...] = ()
     """The recipe's own file, and what it names: scores, exemplars, a suite, folders of data."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What its text says, as the file has it."""
+        return dict(parse_yaml(self.text, "recipe").value)
 
     @property
     def experts(self) -> dict[str, Path]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import yaml
 
 from sigmerge.checkpoints.vocabularies import TokenSource
 from sigmerge.recipe.record import Recipe
@@ -47,8 +46,9 @@ class Template:
 
 def template(recipe: Recipe) -> Template:
     """What stays of a recipe when its coefficients are searched."""
-    given = yaml.safe_load(recipe.text)
-    common = {key: given[key] for key in ("preset", "dtype", "out_dtype") if key in given}
+    given = recipe.given
+    kept = ("preset", "dtype", "out_dtype")
+    common: dict[str, Any] = {key: given[key] for key in kept if key in given}
     common |= base_key(recipe) | tokenizer_keys(recipe)
     models = {model.name: str(model.path) for model in recipe.models}
     return Template(recipe.method, models, recipe.written, common)

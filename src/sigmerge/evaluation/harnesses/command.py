@@ -66,7 +66,7 @@ class CommandScorer:
             lines = run_command(self.mark.command, places, self.folder, f"{self.name}.command")
         keys = [metric.key for metric in self.mark.metrics.values()]
         try:
-            read = [parse_json(line, self.name, ScoreError) for line in lines]
+            read = [parse_json(line, self.name, ScoreError, unique=True) for line in lines]
             results = {
                 row["id"]: Scored({key: _fraction(row[key]) for key in keys}) for row in read
             }

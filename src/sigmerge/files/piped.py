@@ -1,0 +1,63 @@
+"""A document that comes through a pipe: it can be read once, and is kept for who reads it again."""
+
+from __future__ import annotations
+
+import os
+import stat
+from io import FileIO
+from pathlib import Path
+
+from sigmerge.errors import RecipeError
+from sigmerge.words import size
+
+PIPED = Path("-")
+"""The standard input; and the name of what came through a pipe, as if it lay in this folder."""
+
+_kept: dict[Path, bytes] = {}
+
+
+def taken(file: Path, most: int) -> Path:
+    """The same name, or PIPED if it leads to a pipe, from which `most` bytes are then read."""
+    try:
+        handle = _handle(file)
+        if handle is None:
+            return file
+        os.set_blocking(handle, True)
+        with FileIO(handle, closefd=handle != 0) as stream:
+            content = bytearray()
+            while len(content) <= most and (piece := stream.read(1 << 16)):
+                content += piece
+    except OSError as error:
+        raise RecipeError(f"{file}: cannot be read ({error.strerror}).") from None
+    if len(content) > most:
+        raise RecipeError(f"{file}: more than {size(most)} come through it; too large for YAML.")
+    _kept[PIPED] = bytes(content)
+    return PIPED
+
+
+def kept(file: Path) -> bytes | None:
+    """What came through a pipe, if that is its name."""
+    return _kept.get(file)
+
+
+def is_there(file: Path) -> bool:
+    """Whether a file has this name, or what came through a pipe."""
+    return file in _kept or file.exists()
+
+
+def _handle(file: Path) -> int | None:
+    """An open pipe; None if the name leads to something else.
+
+    It is opened without waiting: into a FIFO that nobody writes nothing will ever come.
+    """
+    if file == PIPED:
+        return 0
+    try:
+        found = file.stat()
+    except (OSError, ValueError):  # which is reported where the file is read
+        return None
+    if not stat.S_ISFIFO(found.st_mode) and not stat.S_ISSOCK(found.st_mode):
+        return None
+    if os.path.samestat(found, os.fstat(0)):
+        return 0
+    return os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
