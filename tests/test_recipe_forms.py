@@ -197,6 +197,7 @@ def test_numbers_with_an_exponent_in_a_suite(tmp_path: Path) -> None:
 
 TWICE = json.dumps(SCORES)[:-1] + ', "anchor": {"math": 0.1, "coding": 0.2}}'
 INNER = json.dumps(SCORES).replace('"anchor": {', '"anchor": {"coding": 0.9, ')
+RESULTS = {"experts": {"m": "s.json"}, "anchor": "s.json", "domains": {"m": "t/acc"}}
 HARNESS = '{"results": {"t": {"acc": 0.1, "acc": 0.2}}}'
 
 

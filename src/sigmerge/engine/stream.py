@@ -25,6 +25,7 @@ from sigmerge.kernels.convert import NARROW, STORAGE
 from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.parts import PartMarks, PartSums, part_marks
 from sigmerge.kernels.rooms import room
+from sigmerge.kernels.select import MAGNITUDE
 from sigmerge.kernels.stored import CODE, Members, address_of, is_finite, load_rows, members
 from sigmerge.kernels.sums import add_scaled
 from sigmerge.kernels.window import DRAINED, NO_DRAIN, Drain, FilePlace, check_read, drain_from
@@ -41,6 +42,8 @@ LONG_CHUNK = 8 * CHUNK
 """Coordinates taken at a time where chunks may be longer: by a GPU, since Python needs as long for
 a long launch as for a short one, and at most by a thread, since threads wait for one another
 between two calls."""
+FEW = TILE
+"""Entries of a chunk that is put in order; of a longer one they are counted by size."""
 TURNS = 8
 """How often every thread gets a long chunk at least."""
 
@@ -186,14 +189,25 @@ class StreamChunk:
 
     def selected(self, experts: Array, ranks: Array) -> Array | None:
         """By expert the magnitude of Δ_d at a rank of this chunk, the entries of it within the
-        rank, and all of it; None where no device finds them at once.
+        rank, and all of it; None where they are many and no device finds them at once.
         """
-        if self.device is None:
-            return None
-        rows = self._named(self._stored(reference=True), True)
-        found = self.device.select(rows, experts, ranks)
-        if found is not None:
-            self.source.done(self.site.tensor, self.start, self.stop)
+        if self.device is not None:
+            rows = self._named(self._stored(reference=True), True)
+            if (found := self.device.select(rows, experts, ranks)) is not None:
+                self.source.done(self.site.tensor, self.start, self.stop)
+                return found
+        return self._ordered(experts, ranks) if self.size <= FEW else None
+
+    def _ordered(self, experts: Array, ranks: Array) -> Array:
+        """The same by putting the entries in order, for few of which counters are too long."""
+        (tile,) = self.tiles("reference")
+        found = np.empty((len(experts), 3), np.int64)
+        for row, expert, rank in zip(found, experts, ranks, strict=True):
+            magnitudes = tile.experts[expert].view(np.uint32) & MAGNITUDE
+            magnitudes.partition(self.size - rank)
+            above, last = magnitudes[self.size - rank :], magnitudes[self.size - rank]
+            level = np.count_nonzero(magnitudes == last)
+            row[:] = last, np.count_nonzero(above == last), level
         return found
 
     def merged(self, formula: Formula, dtype: str) -> tuple[Array, bool]:
@@ -397,11 +411,13 @@ def chunks(
 def batches(chunks: Iterable[StreamChunk]) -> Iterator[list[StreamChunk]]:
     """Small chunks together, so that many small tensors are few items of work."""
     batch: list[StreamChunk] = []
+    size = 0
     for chunk in chunks:
-        if batch and chunk.size + sum(c.size for c in batch) > CHUNK:
+        if batch and size + chunk.size > CHUNK:
             yield batch
-            batch = []
+            batch, size = [], 0
         batch.append(chunk)
+        size += chunk.size
     if batch:
         yield batch
 
