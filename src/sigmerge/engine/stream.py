@@ -42,7 +42,7 @@ LONG_CHUNK = 8 * CHUNK
 """Coordinates taken at a time where chunks may be longer: by a GPU, since Python needs as long for
 a long launch as for a short one, and at most by a thread, since threads wait for one another
 between two calls."""
-FEW = TILE
+ORDERED = TILE
 """Entries of a chunk that is put in order; of a longer one they are counted by size."""
 TURNS = 8
 """How often every thread gets a long chunk at least."""
@@ -196,7 +196,7 @@ class StreamChunk:
             if (found := self.device.select(rows, experts, ranks)) is not None:
                 self.source.done(self.site.tensor, self.start, self.stop)
                 return found
-        return self._ordered(experts, ranks) if self.size <= FEW else None
+        return self._ordered(experts, ranks) if self.size <= ORDERED else None
 
     def _ordered(self, experts: Array, ranks: Array) -> Array:
         """The same by putting the entries in order, for few of which counters are too long."""
