@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import reprlib
 from collections.abc import Iterable
 from typing import Any
@@ -74,3 +75,15 @@ def duration(seconds: float) -> str:
     if seconds < 0.1:
         return "0.1 s"
     return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"
+
+
+def reason(error: OSError) -> str:
+    """Why the system refused; where it allows too few open files, how many, and what to do."""
+    said = error.strerror or str(error)
+    if error.errno != errno.EMFILE:
+        return said
+    import resource  # Windows has no such limit
+
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    more = f"`ulimit -n {most}`" if now < most else "the hard limit, which root raises,"
+    return f"{said}: {now} at once are allowed to a process, and {more} allows more"

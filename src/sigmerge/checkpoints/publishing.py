@@ -154,7 +154,7 @@ def writing(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"{error.filename or place}: cannot be written ({error.strerror})."
+            f"{error.filename or place}: cannot be written ({words.reason(error)})."
         ) from None
 
 

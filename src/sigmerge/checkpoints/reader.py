@@ -17,7 +17,7 @@ from sigmerge.checkpoints.ahead import Passing, ReadAhead
 from sigmerge.checkpoints.header import Tensor, Version, version_of
 from sigmerge.errors import PoolError
 from sigmerge.files.identity import changed
-from sigmerge.files.mapped import forget, note
+from sigmerge.files.mapped import forget, mapped, note
 from sigmerge.files.objects import RemoteFile, remote_file
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.pages import advise, advise_file
@@ -38,7 +38,7 @@ class Reader:
 
     def __init__(self, passing: Passing | None = None) -> None:
         self._passing = passing
-        self._maps: dict[Path, mmap.mmap] = {}
+        self._maps: dict[Path, memoryview] = {}
         self._versions: dict[Path, Version] = {}
         self._firsts: list[int] | None = None
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class Reader:
             self._remote[tensor.file] = remote_file(tensor.file)
         return self._remote[tensor.file]
 
-    def _map(self, tensor: Tensor) -> mmap.mmap:
+    def _map(self, tensor: Tensor) -> memoryview:
         """The map of a tensor's file, which is the file whose header was read."""
         file = tensor.file
         found = self._maps.get(file) or self._mapped(file)  # without the lock, which all take
@@ -84,25 +84,25 @@ class Reader:
             raise changed(file)
         return found
 
-    def _mapped(self, file: Path) -> mmap.mmap:
+    def _mapped(self, file: Path) -> memoryview:
         with self._lock:
             if file not in self._maps:
                 with file.open("rb") as stream:
-                    mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                    content = mapped(stream.fileno())
                     status = os.fstat(stream.fileno())
                     if self._firsts is not None:
-                        self._firsts.append(_address(mapped))
-                        note(self._firsts[-1], len(mapped), file, status)
+                        self._firsts.append(_address(content))
+                        note(self._firsts[-1], len(content), file, status)
                     self._versions[file] = version_of(status)
-                    self._maps[file] = mapped
+                    self._maps[file] = content
             return self._maps[file]
 
-    def _whole(self, tensor: Tensor) -> mmap.mmap:
+    def _whole(self, tensor: Tensor) -> memoryview:
         """The map of a tensor's file, which has all of the tensor."""
         with suppress(ValueError):  # an empty file is not mapped
-            mapped = self._map(tensor)
-            if len(mapped) >= tensor.end:
-                return mapped
+            content = self._map(tensor)
+            if len(content) >= tensor.end:
+                return content
         raise became_shorter(tensor.file)
 
     def raw(self, tensor: Tensor, start: int = 0, stop: int | None = None) -> np.ndarray[Any, Any]:
@@ -121,7 +121,7 @@ class Reader:
         if remote := self.remote(tensor):
             data = self._requested().read(remote, tensor.begin, tensor.end)
             return memoryview(data)
-        return memoryview(self._whole(tensor))[tensor.begin : tensor.end]
+        return self._whole(tensor)[tensor.begin : tensor.end]
 
     def _requested(self) -> ReadAhead:
         with self._lock:
@@ -172,7 +172,7 @@ def became_shorter(file: Path) -> PoolError:
     )
 
 
-def _address(mapped: mmap.mmap) -> int:
+def _address(mapped: memoryview) -> int:
     """Where a map lies in memory."""
     return int(np.frombuffer(mapped, np.uint8).__array_interface__["data"][0])
 

@@ -46,6 +46,7 @@ from sigmerge.files.regular import is_regular, open_regular, remove, sync_folder
 from sigmerge.kernels.checksum import checksum
 from sigmerge.kernels.window import FilePlace
 from sigmerge.progress import Progress
+from sigmerge.words import reason
 
 Spec = tuple[str, str, tuple[int, ...]]
 """A tensor to be written: name, safetensors dtype, shape."""
@@ -234,7 +235,7 @@ class Output:
                 remove(self.partial, if_possible=True)
             self._stack.close()
             place = error.filename or self.partial
-            raise OutputError(f"{place}: cannot be written ({error.strerror}).") from None
+            raise OutputError(f"{place}: cannot be written ({reason(error)}).") from None
         except BaseException:
             self._stack.close()
             raise
@@ -399,7 +400,7 @@ class Output:
             yield
         except OSError as error:
             raise OutputError(
-                f"{self.partial}: cannot be written ({error.strerror}). The finished blocks "
+                f"{self.partial}: cannot be written ({reason(error)}). The finished blocks "
                 "are kept; run the same command again to continue."
             ) from None
 

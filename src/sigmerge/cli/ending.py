@@ -31,7 +31,7 @@ from sigmerge.errors import (
     SigmergeWarning,
     is_panic,
 )
-from sigmerge.words import printable
+from sigmerge.words import printable, reason
 
 if TYPE_CHECKING:
     from typer.models import CommandInfo
@@ -42,6 +42,12 @@ _NO_THREAD = (
     "the system lets this process start no further thread: its memory, or the number of processes, "
     "is limited (ulimit -v, ulimit -u). Fewer --threads need less."
 )
+_LIBRARIES = (
+    "ACCELERATE_", "CUBLAS_", "CUDA_", "HF_", "KMP_", "LD_PRELOAD", "MKL_", "NUMBA_", "NVIDIA_",
+    "OMP_", "OPENBLAS_", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTORCH_", "RAY_", "TOKENIZERS_",
+    "TORCH", "TRANSFORMERS_", "TRITON_", "VLLM_",
+)  # fmt: skip
+"""How variables begin by which libraries are told what to do."""
 _HOMELESS = (
     "no home folder is known, of this user or of one behind ~. Write such paths in full; set HOME, "
     "or SIGMERGE_CACHE to a folder that can be written."
@@ -80,7 +86,7 @@ def _ended() -> int:
         return _failed("a pipe to another process broke.", 1)
     except OSError as error:
         code = OutputError.exit_code if error.errno in _UNWRITABLE else 1
-        return _failed(f"{error.filename or 'a file'}: {error.strerror or error}.", code)
+        return _failed(f"{error.filename or 'a file'}: {reason(error)}.", code)
     except MemoryError:
         said = "Out of memory. Fewer --threads need less; --dry-run says how much."
         return _failed(said, MemoryFull.exit_code)
@@ -98,9 +104,13 @@ def _ended() -> int:
             return 2
         if "SIGMERGE_DEBUG" in os.environ and not signals.arrived():
             raise
+        told = sorted(name for name in os.environ if name.startswith(_LIBRARIES))
+        others = (
+            f"\nTry first without what libraries are told by {', '.join(told)}." if told else ""
+        )
         return _failed(
             f"{type(error).__name__}: {error}\nThis is a fault of sigmerge, not of your input. "
-            "SIGMERGE_DEBUG=1 shows where it happened; please report it with that.",
+            f"SIGMERGE_DEBUG=1 shows where it happened; please report it with that.{others}",
             1,
         )
     except BaseException as error:

@@ -191,10 +191,14 @@ def _connected(address: str | None, threads: int) -> Any:
     handlers = [(n, signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM)]
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **here)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        said = f"cannot be used ({str(error).splitlines()[0].rstrip('.')})."
+    except Exception as error:  # Ray raises what it likes, plain exceptions too
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        said = f"cannot be used ({first.rstrip('.')})."
         if address is None:
-            raise SigmergeError(f"Ray on this machine: {said}") from None
+            raise SigmergeError(
+                f"Ray on this machine: {said} Its logs are below RAY_TMPDIR, else in /tmp/ray, "
+                "which must be writable. Without --engine ray, threads give the same bytes."
+            ) from None
         raise SigmergeError(
             f"--address {address}: {said} A cluster that asks for a token is reached with "
             "RAY_AUTH_MODE=token and that token."

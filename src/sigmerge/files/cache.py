@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ import platformdirs
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.files.checksums import CHECKSUM, is_intact, sealed
 from sigmerge.files.documents import read_bytes, read_json, whole, write_json
+from sigmerge.files.scratch import temporary
 from sigmerge.files.sources import PACKAGE
 
 _CHECKSUM = hashlib.sha256().digest_size
@@ -31,7 +33,26 @@ def cache_place(name: str) -> Path:
 
 @cache
 def _users() -> str:
-    return platformdirs.user_cache_dir("sigmerge")
+    place = platformdirs.user_cache_dir("sigmerge")
+    return str(_of_homeless()) if place.startswith("~") else place
+
+
+def _of_homeless() -> Path:
+    """Among the temporary folders, for a user whose home nothing names, as in many containers.
+
+    It is this user's alone: what is kept is believed.
+    """
+    place = temporary() / f"sigmerge-cache-{os.getuid()}"
+    with suppress(OSError):
+        place.mkdir(mode=0o700, exist_ok=True)
+        status = place.lstat()
+        mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+        if mine and not status.st_mode & 0o077:
+            return place
+    raise OutputError(
+        f"{place}: is not this user's alone, and no home folder is known. Set HOME, or "
+        "SIGMERGE_CACHE to a folder that can be written."
+    )
 
 
 def cache_folder(name: str) -> Path:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sigmerge.errors import PoolError
 from sigmerge.files.objects import RemoteFile, address, remote_file
+from sigmerge.words import reason
 
 COARSE, FINE = 2_000_000_000, 20_000_000
 """Nanoseconds within which two writes can leave the same time: of a file system that keeps seconds
@@ -87,5 +88,5 @@ def _settled(file: Path) -> InputIdentity:
             time.sleep((grain - age) / 1e9)
             found = _identity(file)
     except OSError as error:
-        raise PoolError(f"{file}: cannot be read ({error.strerror}).") from None
+        raise PoolError(f"{file}: cannot be read ({reason(error)}).") from None
     return found

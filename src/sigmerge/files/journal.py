@@ -15,6 +15,7 @@ from sigmerge.files.checksums import CHECKSUM, sealed
 from sigmerge.files.documents import LARGEST_DOCUMENT
 from sigmerge.files.locks import only_writer
 from sigmerge.files.regular import is_regular
+from sigmerge.words import reason
 
 
 def continues(file: Path, header: dict[str, Any]) -> bool:
@@ -93,7 +94,7 @@ class Journal:
                 os.fsync(self._handle)
         except OSError as error:
             raise OutputError(
-                f"{self.file}: cannot be written ({error.strerror}). What is recorded is kept; "
+                f"{self.file}: cannot be written ({reason(error)}). What is recorded is kept; "
                 "run the same command again to continue."
             ) from None
 

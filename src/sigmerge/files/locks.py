@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from sigmerge.errors import OutputError
+from sigmerge.words import reason
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def only_writer(lock_file: Path, message: str) -> Iterator[None]:
         try:
             handle = stack.enter_context(locked(lock_file))
         except OSError as error:
-            raise OutputError(f"{lock_file}: cannot be written ({error.strerror}).") from None
+            raise OutputError(f"{lock_file}: cannot be written ({reason(error)}).") from None
         if handle is None or not _names(lock_file, handle):
             raise OutputError(message)
         try:

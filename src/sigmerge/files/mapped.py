@@ -7,14 +7,48 @@ map one after another.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import sys
 import threading
+import weakref
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
+from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+
+def mapped(descriptor: int) -> memoryview:
+    """All of an open file, to be read; the map goes with the last array that views it.
+
+    It needs no descriptor: Python's own maps keep one each, and a merge maps all shards of all
+    members. An empty file is a ValueError.
+    """
+    if sys.platform == "win32":
+        return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    size = os.fstat(descriptor).st_size
+    if not size:
+        raise ValueError("cannot map an empty file")
+    map_file, unmap = _calls()
+    first = map_file(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if first == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    content = (ctypes.c_ubyte * size).from_address(first)
+    weakref.finalize(content, unmap, first, size).atexit = False
+    return memoryview(content).cast("B").toreadonly()
+
+
+@cache
+def _calls() -> tuple[Any, Any]:
+    library = ctypes.CDLL(None, use_errno=True)
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    library.mmap.restype = pointer
+    library.mmap.argtypes = [pointer, ctypes.c_size_t, number, number, number, ctypes.c_long]
+    library.munmap.argtypes = [pointer, ctypes.c_size_t]
+    return library.mmap, library.munmap
 
 
 class MappedFile:

@@ -8,7 +8,7 @@ from io import FileIO
 from pathlib import Path
 
 from sigmerge.errors import RecipeError
-from sigmerge.words import size
+from sigmerge.words import reason, size
 
 PIPED = Path("-")
 """The standard input; and the name of what came through a pipe, as if it lay in this folder."""
@@ -28,7 +28,7 @@ def taken(file: Path, most: int) -> Path:
             while len(content) <= most and (piece := stream.read(1 << 16)):
                 content += piece
     except OSError as error:
-        raise RecipeError(f"{file}: cannot be read ({error.strerror}).") from None
+        raise RecipeError(f"{file}: cannot be read ({reason(error)}).") from None
     if len(content) > most:
         raise RecipeError(f"{file}: more than {size(most)} come through it; too large for YAML.")
     _kept[PIPED] = bytes(content)

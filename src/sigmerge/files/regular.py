@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import SigmergeError
+from sigmerge.words import reason
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def open_regular(
         raise error(f"{_short(file)}: no such file; {what} is expected.") from None
     except OSError as problem:
         raise error(
-            f"{_short(file)}: cannot be read ({problem.strerror}); {what} is expected."
+            f"{_short(file)}: cannot be read ({reason(problem)}); {what} is expected."
         ) from None
     except ValueError as problem:  # a NUL in the name
         raise error(f"{_short(file)}: cannot be read ({problem}).") from None

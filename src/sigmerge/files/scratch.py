@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from sigmerge.errors import OutputError
 from sigmerge.files.locks import locked
 from sigmerge.files.regular import remove
 
@@ -22,13 +23,24 @@ YOUNG = 60.0
 """Seconds in which a folder with a new one's name is left alone: its owner may hold no lock yet."""
 
 
+def temporary() -> Path:
+    """Where the system has temporary folders: TMPDIR, or the usual ones."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise OutputError(
+            f"temporary files can be written nowhere ({error.strerror}). Set TMPDIR to a folder "
+            "that can be written."
+        ) from None
+
+
 @contextmanager
 def scratch(place: Path | None = None) -> Iterator[Path]:
     """An empty folder in `place`, removed at the end; without a place, where the system has them.
 
     Its owner holds a lock beside it until then.
     """
-    place = place or Path(tempfile.gettempdir())
+    place = place or temporary()
     remove_stale(place)
     outer = Path(tempfile.mkdtemp(prefix=NEW, dir=place))
     with locked(outer / LOCK) as held:

@@ -24,6 +24,7 @@ from sigmerge.files.objects import address, url_of
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Options
 from sigmerge.records import PROVENANCE, Provenance, read
+from sigmerge.words import reason
 
 WINNER = "winner"
 """What a tuning and a search call the merge that they end in."""
@@ -209,7 +210,7 @@ class WorkFolder:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"{out}: cannot be written ({error.strerror}).") from None
+            raise OutputError(f"{out}: cannot be written ({reason(error)}).") from None
         message = f"{out}: another process is writing this {self.what}."
         with only_writer(hidden(out, "lock"), message):
             for path in list(out.iterdir()):  # what a killed process was writing
