@@ -5,7 +5,17 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-BENCHMARKS = ("dense", "methods", "claiming", "repair", "capture", "scaling", "trust", "adapters")
+BENCHMARKS = (
+    "dense",
+    "small",
+    "methods",
+    "claiming",
+    "repair",
+    "capture",
+    "scaling",
+    "trust",
+    "adapters",
+)
 
 
 def main() -> int:

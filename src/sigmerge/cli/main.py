@@ -16,6 +16,10 @@ def main() -> None:
     streams.stop_nothing()
     # No command needs plugins of pydantic's; it would look for them in every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # For who looks for a fault in loops of his own; ours work compiled alone.
+    os.environ.pop("NUMBA_DISABLE_JIT", None)
+    if os.path.expanduser("~") == "~":  # noqa: PTH111  (nothing names a home; pathlib would raise)
+        _keep_among_temporary()
 
     # What imports make stays. Looking for garbage among it, again and again and once more at the
     # end, takes a fifth of a short command.
@@ -26,6 +30,15 @@ def main() -> None:
     from sigmerge.cli.ending import run
 
     run()
+
+
+def _keep_among_temporary() -> None:
+    """For a user whose home nothing names, as in many containers; loops ask for a cache, too."""
+    if "SIGMERGE_CACHE" not in os.environ:
+        from sigmerge.files.cache import cache_place
+
+        with suppress(Exception):  # what it says is said by who needs the folder
+            os.environ["SIGMERGE_CACHE"] = str(cache_place(""))
 
 
 def _allow_many_files() -> None:

@@ -44,18 +44,15 @@ def use_wide_registers() -> None:
 
 
 use_wide_registers()
-config.DISABLE_JIT = 0
-"""NUMBA_DISABLE_JIT is for who looks for a fault in his own loops; these work compiled alone."""
 
 
 def dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     """What numba calls a compiled function; parts of several kernels are kept by numba itself."""
     made = numba.njit(**options)(function)
     if "inline" not in options:
-        with suppress(RuntimeError):  # numba finds no folder that can be written
-            made._cache = cache = FunctionCache(function)
-            made_of = stamp(function.__code__.co_filename)
-            cache._cache_file = _Sealed(cache.cache_path, cache._impl.filename_base, made_of)
+        made._cache = cache = FunctionCache(function)
+        made_of = stamp(function.__code__.co_filename)
+        cache._cache_file = _Sealed(cache.cache_path, cache._impl.filename_base, made_of)
     return made
 
 

@@ -161,5 +161,4 @@ def _folders() -> Iterator[Path]:
         yield Path(told) / f"sigmerge_{hashlib.sha256(bytes(_HERE)).hexdigest()[:16]}"
         return
     yield _HERE / "__pycache__"
-    with suppress(RuntimeError):  # no home is known, and code is compiled in every process
-        yield Path(os.environ.get("SIGMERGE_CACHE") or Path.home() / ".cache/sigmerge") / "kernels"
+    yield Path(os.environ.get("SIGMERGE_CACHE") or Path.home() / ".cache/sigmerge") / "kernels"
