@@ -104,7 +104,7 @@ def test_no_place_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_libraries_are_told_is_named_where_something_unknown_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails() -> None:
+    def fails(**_: Any) -> None:
         raise ValueError("loud is no level")
 
     monkeypatch.setattr(ending, "_named", lambda given: fails)

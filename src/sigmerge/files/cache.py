@@ -33,7 +33,10 @@ def cache_place(name: str) -> Path:
 
 @cache
 def _users() -> str:
-    place = platformdirs.user_cache_dir("sigmerge")
+    try:
+        place = platformdirs.user_cache_dir("sigmerge")
+    except RuntimeError:  # no home is known; older versions give a name with ~ then
+        place = "~"
     return str(_of_homeless()) if place.startswith("~") else place
 
 
