@@ -70,8 +70,9 @@ def test_dry_run_is_true_and_writes_nothing(
     assert plan["bytes_to_write"] == sum(file.stat().st_size for file in files)
     assert plan["bytes_to_write"] == done["bytes_written"]
     read = done["bytes_read"] / plan["bytes_to_read"]
-    # TIES reads a sample to guess its thresholds, then all once to prove them and once to merge.
-    assert read == passes if passes else 2 < read <= 4.25
+    # TIES reads all once for its thresholds, where entries are few, and once to merge; of long
+    # tensors it reads a sample before, to guess.
+    assert read == passes if passes else 2 <= read <= 4.25
     members = 3 if method == "linear" else 4
     stored = plan["coordinates"] * 2
     assert plan["bytes_to_read"] == members * stored
