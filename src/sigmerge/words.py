@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _SHORT = reprlib.Repr()
@@ -42,6 +42,12 @@ def unknown(what: str, name: Any, known: Iterable[str]) -> str:
 def counted(number: int, noun: str) -> str:
     """So many of something."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def few(names: Sequence[str], most: int = 12) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def matrix_name(tensor: str, number: int) -> str:

@@ -195,21 +195,113 @@ def test_weights_that_are_stored_as_in_out(tmp_path: Path) -> None:
             np.testing.assert_array_equal(again[name], values, err_msg=name)
 
 
-def test_where_head_and_embedding_are_one_tensor_they_stay_one(tmp_path: Path) -> None:
+def test_where_head_and_embedding_are_one_tensor_a_weight_of_either_is_loaded_into_it(
+    tmp_path: Path,
+) -> None:
+    """One that modules_to_save names is a copy beside it; PEFT loads any other into the model."""
     reference = make_pool(tmp_path, experts=1, style="gemma").reference
     weights = read_weights(reference)
     assert "lm_head.weight" not in weights
-    head = {"lm_head.weight": weights["model.embed_tokens.weight"]}
-    of_head = write_adapter(tmp_path / "head", reference, head, modules=("lm_head",))
-    ours = stored_weights(open_checkpoint(Path(f"{reference}+{of_head}")))
-    theirs = merged(head, of_head)["lm_head.weight"]
-    np.testing.assert_array_equal(ours["model.embed_tokens.weight"], theirs)
-    assert "lm_head.weight" not in ours
     whole = {"lm_head.weight": np.ones((48, 16), np.float32)}
-    apart = write_adapter(tmp_path / "own", reference, weights, whole=whole)
-    opened = open_checkpoint(Path(f"{reference}+{apart}"))
+    loaded = write_adapter(tmp_path / "loaded", reference, weights, whole=whole)
+    ours = stored_weights(open_checkpoint(Path(f"{reference}+{loaded}")))
+    np.testing.assert_array_equal(ours["model.embed_tokens.weight"], whole["lm_head.weight"])
+    assert "lm_head.weight" not in ours
+    saved = write_adapter(
+        tmp_path / "saved", reference, weights, whole=whole, modules_to_save=["lm_head"]
+    )
+    opened = open_checkpoint(Path(f"{reference}+{saved}"))
     assert opened.config["tie_word_embeddings"] is False
-    np.testing.assert_array_equal(stored_weights(opened)["lm_head.weight"], whole["lm_head.weight"])
+    ours = stored_weights(opened)
+    np.testing.assert_array_equal(ours["lm_head.weight"], whole["lm_head.weight"])
+    embedding = "model.embed_tokens.weight"
+    np.testing.assert_array_equal(ours[embedding], weights[embedding])
+
+
+def cut(folder: Path, *left_out: str) -> Path:
+    """The adapter without the tensors whose names have one of these parts."""
+    from safetensors.numpy import load_file, save_file
+
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    kept = {n: v for n, v in tensors.items() if not any(part in n for part in left_out)}
+    assert len(kept) < len(tensors)
+    save_file(kept, file)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("left_out", "settings", "told"),
+    [
+        (["0.self_attn.v_proj"], {}, "model.layers.0.self_attn.v_proj"),
+        (["v_proj"], {}, "model.layers.0.self_attn.v_proj, model.layers.1.self_attn.v_proj"),
+        (["v_proj"], {"layers_to_transform": [1]}, "model.layers.1.self_attn.v_proj"),
+        (["v_proj"], {"exclude_modules": ["0.self_attn.v_proj"]},
+         "model.layers.1.self_attn.v_proj"),
+        (["1.mlp"], {"target_modules": ["q_proj", "v_proj", "down_proj", "query"]},
+         "model.layers.1.mlp.down_proj, query"),
+        (["v_proj"], {"layers_to_transform": 1, "exclude_modules": ["v_proj"]}, None),
+        (["v_proj"], {"exclude_modules": ".*v_proj"}, None),
+        (["v_proj"], {"modules_to_save": ["v_proj"]}, None),
+        (["v_proj"], {"target_modules": ".*(q|v|down)_proj"}, None),
+        (["v_proj"], {"target_modules": "all-linear"}, None),
+        (["lora_"], {"modules_to_save": ["norm"]}, "model.layers.0.mlp.down_proj"),
+    ],
+)  # fmt: skip
+def test_modules_that_an_adapter_names_and_lacks_are_said_before_the_merge(
+    pools: Pools, tmp_path: Path, left_out: list[str], settings: dict[str, Any], told: str | None
+) -> None:
+    weights = read_weights(pools.reference)
+    norm = {"model.norm.weight": np.ones(16, np.float32)}
+    folder = write_adapter(tmp_path / "lora", pools.reference, weights, whole=norm, **settings)
+    cut(folder, *left_out)
+    recipe = pools.recipe({"math": folder}, "task_arithmetic")
+    (step,) = sigmerge.describe(sigmerge.merge, recipe, tmp_path / "out").steps
+    notes = [note for note in step.notes if "names modules" in note]
+    if told is None:
+        assert notes == []
+    else:
+        assert notes[0].startswith("math: adapter_config.json names modules that the adapter has")
+        assert notes[0].partition("as they are: ")[2].startswith(told)
+
+
+def test_every_module_of_a_whole_adapter_is_there(pools: Pools, tmp_path: Path) -> None:
+    recipe = pools.recipe(pools.adapters, "linear")
+    (step,) = sigmerge.describe(sigmerge.merge, recipe, tmp_path / "out").steps
+    assert not any("names modules" in note for note in step.notes)
+
+
+@pytest.mark.parametrize("method", ["linear", "ties", "slerp"])
+@pytest.mark.parametrize("part", ["lora_A", "lora_B", "magnitude"])
+def test_a_number_that_is_not_finite_names_the_file_of_the_adapter(
+    pools: Pools, tmp_path: Path, method: str, part: str
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    weights = read_weights(pools.reference)
+    folder = write_adapter(tmp_path / "lora", pools.reference, weights, dora=part == "magnitude")
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = next(n for n in sorted(tensors) if part in n)
+    tensors[name].reshape(-1)[3] = np.nan
+    save_file(tensors, file)
+    more = {"parameters": {"t": 0.5}} if method == "slerp" else {}
+    recipe = pools.recipe({"math": folder}, method, **more)
+    with pytest.raises(SigmergeError) as caught:
+        sigmerge.merge(recipe, tmp_path / "out")
+    told = str(caught.value)
+    assert told.startswith("math: tensor model.layers.") and " holds nan at flat index " in told
+    assert f"({name} in {file})" in told
+    assert str(pools.reference / "model.safetensors") not in told
+
+
+def test_an_update_that_grows_too_large_names_what_it_is_formed_of(
+    pools: Pools, tmp_path: Path
+) -> None:
+    weights = read_weights(pools.reference)
+    folder = write_adapter(tmp_path / "lora", pools.reference, weights, lora_alpha=1e45)
+    with pytest.raises(SigmergeError, match=r"holds -?inf at flat index .* \(formed of .* and "):
+        sigmerge.merge(pools.recipe({"math": folder}, "linear"), tmp_path / "out")
 
 
 @pytest.mark.parametrize("tying", [False, True])

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from sigmerge.checkpoints.adapter_folders import (
 )
 from sigmerge.checkpoints.equal import same_tensor
 from sigmerge.checkpoints.formed import FormedTensor, RetypedTensor, TensorRun, Values
-from sigmerge.checkpoints.header import Tensor, read_header
+from sigmerge.checkpoints.header import ITEM_SIZE, Tensor, read_header
 from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.errors import PoolError
+from sigmerge.files.objects import open_stored
 from sigmerge.kernels import TILE, Array
 from sigmerge.kernels.low_rank import add_low_rank, add_squares, multiply_along
 from sigmerge.words import shown
@@ -158,99 +159,225 @@ def _pickled(folder: Path, allow_pickle: bool) -> Path:
     return as_safetensors([pickled])[0]
 
 
-def adapted_tensors(
-    adapter: Adapter, tensors: Mapping[str, Tensor], shared: Mapping[str, str], turned: bool
-) -> dict[str, Tensor]:
-    """The model's tensors with the adapter's update.
+@dataclass(frozen=True)
+class TiedHead:
+    """A head that is the model's embedding: two names of one weight.
 
-    `shared` are names of modules' weights that the model does not store, each with the tensor that
-    stands for it: a tied head is the embedding. `turned`: the model stores linear weights as
-    (in, out); one that is not known to shows it by the shape of another weight of its layers.
+    `head` is what the head's own tensor is called, `names` what adapters may call it.
     """
+
+    embedding: str
+    head: str
+    names: tuple[str, ...]
+
+    def other(self, name: str) -> str | None:
+        return {self.embedding: self.head, self.head: self.embedding}.get(name)
+
+
+@dataclass
+class _Parts:
+    """What an adapter stores: updates, and whole weights by the names that its model has.
+
+    `loaded` are weights that PEFT puts into the model's own parameters, `saved` those of
+    `modules_to_save`, of which it trains copies beside them.
+    """
+
+    modules: dict[str, _Module] = field(default_factory=dict)
+    loaded: dict[str, Tensor] = field(default_factory=dict)
+    saved: dict[str, Tensor] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+class Adapted(NamedTuple):
+    """A model's tensors with an adapter's update, and what the adapter names and lacks."""
+
+    tensors: dict[str, Tensor]
+    lacking: list[str]
+
+
+def adapted_tensors(
+    adapter: Adapter,
+    model: Mapping[str, Tensor],
+    embedding: str | None,
+    tie: TiedHead | None,
+    turned: bool,
+) -> Adapted:
+    """A model with an adapter; a tied head has a tensor of its own beside the others.
+
+    As in PEFT in use, an update belongs to its module: that of the embedding leaves a tied head as
+    it is, and the other way round. `turned`: the model stores linear weights as (in, out); one that
+    is not known to shows it by the shape of another weight of its layers.
+    """
+    tensors, shared = dict(model), {}
+    if tie is not None:
+        tensors[tie.head] = replace(tensors[tie.embedding], name=tie.head)
+        shared = dict.fromkeys(tie.names, tie.head)
+    parts = _sorted_out(adapter)
+    problems = parts.problems
     found = dict(tensors)
-    problems: list[str] = []
-    modules, whole = _sorted_out(adapter.tensors, problems)
-    targets = {m.name: _target(f"{m.name}.weight", tensors, shared) for m in modules.values()}
+    _put_whole(parts, tensors, found, embedding, tie, shared)
+    modules = parts.modules.values()
+    targets = {m.name: _target(f"{m.name}.weight", tensors, shared) for m in modules}
     shown_in = {
         _stack(m.name)
-        for m in modules.values()
+        for m in modules
         if turned or _shows_turned(m, tensors.get(targets[m.name] or ""))
     }
-    for name, stored in whole.items():
-        target = _target(name, tensors, {}) or _target(_tied_bias(name), tensors, {})
-        if target is None:
-            problems.append(f"{name}: the model has no such tensor")
-        elif not _takes(target, stored, tensors[target]):
-            problems.append(f"{name}: {_misfit(stored.shape, tensors[target].shape)}")
-        else:
-            found[target] = _replaced(tensors[target], stored)
-    for module in modules.values():
-        target = targets[module.name]
+    for module in modules:
+        target, in_turned = targets[module.name], _stack(module.name) in shown_in
         if target is None:
             problems.append(f"{module.name}: the model has no such module")
-        elif why := _unfit(module, found[target], adapter.config, _stack(module.name) in shown_in):
+        elif why := _unfit(module, found[target], adapter.config, in_turned):
             problems.append(f"{module.name}: {why}")
         else:
-            in_turned = _stack(module.name) in shown_in
             found[target] = _adapted(module, found[target], adapter.config, in_turned)
     if problems:
         some = problems[:12] + ([f"and {len(problems) - 12} more"] if problems[12:] else [])
         raise PoolError(f"{adapter.folder}: the adapter does not fit its model:", some)
-    return found
+    if tie is not None and _follows(adapter, tie, tensors, found):
+        found[tie.head] = replace(found[tie.embedding], name=tie.head)
+    changed = {name for name, tensor in found.items() if tensor is not tensors[name]}
+    return Adapted(found, _lacking(adapter.config, tensors, changed))
 
 
-def replaced_whole(adapter: Adapter) -> set[str]:
-    """The names, as the adapter's model has them, of weights that it brings whole."""
-    return set(_sorted_out(adapter.tensors, [])[1])
+def _lacking(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], changed: Collection[str]
+) -> list[str]:
+    """Modules that an adapter is said to change, and does not. Only a list says which they are."""
+    targets = config.get("target_modules")
+    if not isinstance(targets, list):
+        return []
+    wanted = {str(target): str(target) for target in targets}
+    longer = {end: target for target in wanted for end in _ends(target)}
+    found, lacking = set(), set()
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        named = {wanted[end] for end in _ends(module) if end in wanted} or (
+            {longer[module]} if module in longer else set()
+        )
+        if named and len(tensor.shape) == 2:
+            found |= named
+            if name not in changed and _is_meant(module, config):
+                lacking.add(module)
+    return sorted(lacking | (wanted.keys() - found))
 
 
-def without_copies(adapter: Adapter, embedding: str, tensors: Mapping[str, Tensor]) -> Adapter:
-    """The adapter without copies of its embedding for which the model has no tensor of their own.
+def _ends(name: str) -> Iterator[str]:
+    """A dotted name, and what is left of it without its first parts."""
+    yield name
+    while "." in name:
+        name = name.partition(".")[2]
+        yield name
 
-    PEFT saves every module by itself, also those that share one tensor.
+
+def _is_meant(module: str, config: Mapping[str, Any]) -> bool:
+    """Whether a module whose name fits `target_modules` is meant by the other settings, too."""
+    excluded, saved = config.get("exclude_modules") or [], config.get("modules_to_save") or []
+    if isinstance(excluded, str):
+        return False  # a pattern of names that transformers has, and the file may not
+    if not {*excluded, *saved}.isdisjoint(_ends(module)):
+        return False
+    layers, number = config.get("layers_to_transform"), re.search(r"\.(\d+)\.", module)
+    wanted = layers if isinstance(layers, list) else [] if layers is None else [layers]
+    return not wanted or (number is not None and int(number[1]) in wanted)
+
+
+def _put_whole(
+    parts: _Parts,
+    tensors: Mapping[str, Tensor],
+    found: dict[str, Tensor],
+    embedding: str | None,
+    tie: TiedHead | None,
+    shared: Mapping[str, str],
+) -> None:
+    """Put weights that are stored whole in their places.
+
+    One that is loaded into a tied weight is loaded into both. A copy of the embedding for which the
+    model has no tensor is passed over: PEFT saves every module by itself.
     """
-    whole = _sorted_out(adapter.tensors, [])[1]
-    own = next((t for n, t in whole.items() if _target(n, {embedding: t}, {})), None)
-    others = [t for n, t in whole.items() if not _target(n, tensors, {})]
-    copies = [other for other in others if own and same_tensor(other, own)]
-    kept = {name: tensor for name, tensor in adapter.tensors.items() if tensor not in copies}
-    return replace(adapter, tensors=kept)
+    own = {stored for whole in (parts.saved, parts.loaded) for name, stored in whole.items()
+           if embedding and _target(name, {embedding: tensors[embedding]}, {})}  # fmt: skip
+    for whole in (parts.loaded, parts.saved):
+        targets = {name: _target(name, tensors, shared) for name in whole}
+        for name, stored in whole.items():
+            target = targets[name] or _target(_tied_bias(name), tensors, {})
+            if target is None:
+                if not any(same_tensor(stored, one) for one in own):
+                    parts.problems.append(f"{name}: the model has no such tensor")
+            elif not _takes(target, stored, tensors[target]):
+                why = _misfit(stored.shape, tensors[target].shape)
+                parts.problems.append(f"{name}: {why}")
+            else:
+                found[target] = _replaced(tensors[target], stored)
+                other = tie.other(target) if tie and whole is parts.loaded else None
+                if other is not None and other not in targets.values():
+                    found[other] = _replaced(tensors[other], stored)
 
 
-def saves_embedding(adapter: Adapter, embedding: Tensor) -> bool:
-    """Whether an adapter brings an embedding of that shape, trained as one of `modules_to_save`.
+def _follows(
+    adapter: Adapter, tie: TiedHead, before: Mapping[str, Tensor], found: Mapping[str, Tensor]
+) -> bool:
+    """Whether PEFT gives a head without an update of its own that of the embedding.
 
-    PEFT trains a copy of it, and a head that was tied to it stays as it was.
+    It knows a tied embedding by this name alone.
     """
+    named = tie.embedding.removesuffix(".weight").rpartition(".")[2] == "embed_tokens"
+    changed = found[tie.embedding] is not before[tie.embedding]
+    alone = found[tie.head] is before[tie.head]
+    return bool(adapter.config.get("ensure_weight_tying")) and named and changed and alone
+
+
+def are_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors, stored or adapted, have the same values; one may be an embedding."""
+    if isinstance(one, AdaptedTensor) and isinstance(other, AdaptedTensor):
+        if one.magnitude is not None or other.magnitude is not None:
+            return replace(one, name=other.name) == other
+        factors = (other.a, other.b) if one.transposed == other.transposed else (other.b, other.a)
+        turned = one.transposed != other.transposed
+        pairs = zip((one.a, one.b), factors, strict=True)
+        same = one.scale == other.scale and are_equal(one.weight, other.weight)
+        return same and all(_same_matrix(a, b, turned) for a, b in pairs)
+    if isinstance(one, RetypedTensor) and isinstance(other, RetypedTensor):
+        return same_tensor(one.stored, other.stored)
+    return same_tensor(one, other)
+
+
+def _same_matrix(one: Tensor, other: Tensor, turned: bool) -> bool:
+    """Whether a matrix has the bytes of another, or of its transpose."""
+    if not turned:
+        return same_tensor(one, other)
+    if (one.dtype, one.shape) != (other.dtype, other.shape[::-1]):
+        return False
+    left, right = (_entries(tensor) for tensor in (one, other))
+    return np.array_equal(left, right.T)
+
+
+def _entries(tensor: Tensor) -> Array:
+    with open_stored(tensor.file) as stream:
+        stream.seek(tensor.begin)
+        raw = stream.read(tensor.nbytes)
+    return np.frombuffer(raw, f"u{ITEM_SIZE[tensor.dtype]}").reshape(tensor.shape)
+
+
+def _sorted_out(adapter: Adapter) -> _Parts:
     named = adapter.config.get("modules_to_save")
-    saved = tuple(f"{module}.weight" for module in named) if isinstance(named, list) else ()
-    whole = _sorted_out(adapter.tensors, [])[1]
-    return any(
-        name.endswith(saved) and tensor.shape == embedding.shape
-        for name, tensor in whole.items()
-        if _target(name, {embedding.name: embedding}, {})
-    )
-
-
-def _sorted_out(
-    tensors: Mapping[str, Tensor], problems: list[str]
-) -> tuple[dict[str, _Module], dict[str, Tensor]]:
-    """The modules with an update, and the weights that are stored whole."""
-    modules: dict[str, _Module] = {}
-    whole: dict[str, Tensor] = {}
-    for stored, tensor in sorted(tensors.items()):
+    ends = tuple(f"{module}.weight" for module in named) if isinstance(named, list) else ()
+    parts = _Parts()
+    for stored, tensor in sorted(adapter.tensors.items()):
         name = stored.removeprefix("base_model.model.")
         if pair := _PAIR.match(name):
-            module = modules.setdefault(pair[1], _Module(pair[1]))
+            module = parts.modules.setdefault(pair[1], _Module(pair[1]))
             module.pair[pair[3]] = tensor
             module.embedding |= bool(pair[2])
         elif length := _MAGNITUDE.match(name):
-            modules.setdefault(length[1], _Module(length[1])).magnitude = tensor
+            parts.modules.setdefault(length[1], _Module(length[1])).magnitude = tensor
         elif "lora_" in name or "trainable_tokens" in name or not tensor.floating:
-            problems.append(f"{stored}: is of a kind that is not read")
+            parts.problems.append(f"{stored}: is of a kind that is not read")
         else:
-            whole[_WRAPPER.sub("", name)] = tensor
-    return modules, whole
+            wrapper, plain = _WRAPPER.search(name), _WRAPPER.sub("", name)
+            copy = wrapper[1].startswith("modules") if wrapper else plain.endswith(ends)
+            (parts.saved if copy else parts.loaded)[plain] = tensor
+    return parts
 
 
 def _target(name: str, tensors: Mapping[str, Tensor], shared: Mapping[str, str]) -> str | None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sigmerge.checkpoints.folder import INDEX, read_json
+from sigmerge.checkpoints.folder import INDEX, parted, read_json
 from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.writer import Output
@@ -111,26 +111,19 @@ def chat_template_of(folder: Path) -> str | None:
 
 def merged_config(config: dict[str, Any], untied: bool, dtype: str | None) -> dict[str, Any]:
     """The reference's configuration, true to what is written: dtype and tied head."""
-    merged = _changed(config, untied, dtype)
+    merged = _typed(config, TORCH_NAMES[dtype]) if dtype else dict(config)
     if dtype and not {"dtype", "torch_dtype"} & config.keys():
         merged["torch_dtype"] = TORCH_NAMES[dtype]
-    return {**merged, "tie_word_embeddings": False} if untied else merged
+    return parted(merged) if untied else merged
 
 
-def _changed(config: dict[str, Any], untied: bool, dtype: str | None) -> dict[str, Any]:
-    """A configuration, and those of the models in it, with what they say about dtype and head."""
+def _typed(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """A configuration, and those of the models in it, with another type of weights."""
     merged = {
-        key: _changed(value, untied, dtype)
-        if key.endswith("_config") and isinstance(value, dict)
-        else value
+        key: _typed(value, dtype) if key.endswith("_config") and isinstance(value, dict) else value
         for key, value in config.items()
     }
-    if dtype:
-        present = [key for key in ("dtype", "torch_dtype") if key in config]
-        merged |= dict.fromkeys(present, TORCH_NAMES[dtype])
-    if untied and "tie_word_embeddings" in config:
-        merged["tie_word_embeddings"] = False
-    return merged
+    return merged | {key: dtype for key in ("dtype", "torch_dtype") if key in config}
 
 
 def with_token_ids(config: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ def same_bytes(one: Tensor, other: Tensor, step: int = 1 << 20) -> bool:
     """Whether two tensors of the same length hold the same bytes; most differ in the first."""
     if isinstance(one, FormedTensor) or isinstance(other, FormedTensor):
         return one == other
+    if (one.file, one.begin, one.end) == (other.file, other.begin, other.end):
+        return True  # one tensor under two names
     with open_stored(one.file) as left, open_stored(other.file) as right:
         left.seek(one.begin)
         right.seek(other.begin)

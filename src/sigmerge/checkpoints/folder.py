@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -16,7 +17,7 @@ from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.errors import PoolError
 from sigmerge.files.documents import read_json_object
 from sigmerge.files.objects import address, remote_file
-from sigmerge.words import shown
+from sigmerge.words import few, shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -76,6 +77,8 @@ class Checkpoint:
     adapter: Path | None = None
     config_version: Version = field(default=(), kw_only=True, compare=False, repr=False)
     """Of config.json when it was read, on this machine; empty where nothing is known."""
+    notes: tuple[str, ...] = field(default=(), kw_only=True, compare=False, repr=False)
+    """What a user should know about how its tensors were brought together."""
     stack: Stack = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,47 +135,56 @@ def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
 
 
 def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkpoint:
-    """A model with an adapter's update. Where head and embedding are one tensor, they stay one.
-
-    Only an adapter that brings a head or an embedding of its own parts the two.
-    """
+    """A model with an adapter's update. A head that is the embedding is parted from it where the
+    adapter makes the two differ."""
     # Most members are no adapters, and their loops are kernels that need not be loaded then.
-    from sigmerge.checkpoints.adapters import (
-        adapted_tensors,
-        open_adapter,
-        replaced_whole,
-        saves_embedding,
-        without_copies,
-    )
+    from sigmerge.checkpoints import adapters
 
-    adapter = open_adapter(folder, allow_pickle)
-    tied = model.tied
-    tensors, config = dict(model.tensors), dict(model.config)
-    shared: dict[str, str] = {}
-    if model.embedding is not None:
-        for head in (*HEAD_NAMES, *_masked_copies(model)) if tied else ():
-            tensors.pop(head, None)  # a stored copy does not follow an update
-        shared = dict.fromkeys((*HEAD_NAMES, *MASKED_HEADS) if tied else (), model.embedding)
-        brought = replaced_whole(adapter)
-        adapter = without_copies(adapter, model.embedding, tensors)
-        own = (replaced_whole(adapter) if tied else set()) & set(HEAD_NAMES)
-        copies = brought - replaced_whole(adapter)
-        heads = brought & set(HEAD_NAMES) | {n for n in copies if n.endswith(MASKED_HEADS)}
-        follows = heads or adapter.config.get("ensure_weight_tying")
-        if tied and not follows and saves_embedding(adapter, model.tensors[model.embedding]):
-            own = _parted_head(model, model.embedding)
-        for head in own:
-            tensors[head] = replace(model.tensors[model.embedding], name=head)
-            config["tie_word_embeddings"] = False
+    adapter = adapters.open_adapter(folder, allow_pickle)
+    embedding, tie, stored = model.embedding, None, dict(model.tensors)
+    if embedding is not None and (head := _tied_head(model)):
+        for copy in (model.head, *_masked_copies(model)):
+            stored.pop(copy or "", None)  # a stored copy does not follow an update
+        tie = adapters.TiedHead(embedding, head, (*HEAD_NAMES, *MASKED_HEADS))
     said = "auto_map" in model.config and bool(adapter.config.get("fan_in_fan_out"))
     turned = said or model.config.get("model_type") in TURNED
-    tensors = adapted_tensors(adapter, tensors, shared, turned)
-    if model.embedding is not None and "vocab_size" in config:
-        rows = tensors[model.embedding].shape[0]
-        if rows != model.tensors[model.embedding].shape[0]:
+    tensors, lacking = adapters.adapted_tensors(adapter, stored, embedding, tie, turned)
+    config = dict(model.config)
+    if tie is not None and adapters.are_equal(tensors[tie.embedding], tensors[tie.head]):
+        del tensors[tie.head]
+    elif tie is not None:
+        untouched = adapters.are_equal(tensors[tie.embedding], model.tensors[tie.embedding])
+        _check_parted(model, tensors[tie.embedding], tensors[tie.head], untouched)
+        config = parted(config)
+    if embedding is not None and "vocab_size" in config:
+        rows = tensors[embedding].shape[0]
+        if rows != model.tensors[embedding].shape[0]:
             config["vocab_size"] = rows
-    files = (*model.files, *adapter.files)
-    return replace(model, config=config, tensors=tensors, files=files, adapter=adapter.folder)
+    named = f"{ADAPTER_CONFIG} names modules that the adapter has no update of; they stay as they "
+    return replace(
+        model, config=config, tensors=tensors, files=(*model.files, *adapter.files),
+        adapter=adapter.folder, notes=(f"{named}are: {few(lacking)}",) if lacking else (),
+    )  # fmt: skip
+
+
+def parted(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that says, for the models in it too, that the head is not the embedding."""
+    inner = {
+        key: parted(value)
+        for key, value in config.items()
+        if isinstance(value, dict) and (key == "text_config" or "tie_word_embeddings" in value)
+    }
+    return {**config, **inner, "tie_word_embeddings": False}
+
+
+def _tied_head(model: Checkpoint) -> str | None:
+    """What the head of a model is called that is its embedding, whether it is stored or not."""
+    if not model.tied or model.embedding is None:
+        return None
+    copies = [model.head] if model.head else _masked_copies(model)
+    if not copies and HEADLESS.search(_architecture(model)):
+        return None
+    return copies[0] if copies else tied_head(model.embedding)
 
 
 def _masked_copies(model: Checkpoint) -> list[str]:
@@ -184,18 +196,30 @@ def _masked_copies(model: Checkpoint) -> list[str]:
     return [name for name in heads if same_tensor(model.tensors[name], embedding)]
 
 
-def _parted_head(model: Checkpoint, embedding: str) -> set[str]:
-    """The head that stays as it was where an adapter trains a copy of the embedding, if any."""
+def _architecture(model: Checkpoint) -> str:
     named = model.config.get("architectures") or [""]
-    architecture = named if isinstance(named, str) else named[0]
-    if HEADLESS.search(architecture):
-        return set()
-    if architecture.endswith("MaskedLM"):
+    return named if isinstance(named, str) else named[0]
+
+
+def _check_parted(model: Checkpoint, embedding: Tensor, head: Tensor, untouched: bool) -> None:
+    """Refuse to part head and embedding where the model would compute something else then."""
+    what = ""
+    if _architecture(model).endswith("MaskedLM"):
+        what = "a masked model"
+    elif model.config.get("is_encoder_decoder"):
+        # Its stacks' embeddings are tied to it too, and by the tie some scale what the head reads.
+        apart = untouched and "scale_decoder_outputs" in model.config
+        what = "" if apart else "an encoder-decoder"
+    if what:
         raise PoolError(
-            f"{model.path}: an adapter with an embedding of its own parts it from the head, which "
-            "is not done for masked models; merge the adapter into its model first."
+            f"{model.path}: an adapter of the embedding or the head parts the two, which is not "
+            f"done for {what}; merge the adapter into its model first."
         )
-    return {tied_head(embedding)}
+    if embedding.shape != head.shape:
+        raise PoolError(
+            f"{model.path}: the adapter brings an embedding of {embedding.shape[0]} rows, and the "
+            f"head has {head.shape[0]}; save it with PEFT's save_embedding_layers=True."
+        )
 
 
 def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:

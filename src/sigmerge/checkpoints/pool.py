@@ -119,11 +119,13 @@ def open_pool(
 def together(reference: Checkpoint | None, experts: Mapping[str, Checkpoint]) -> Pool:
     """The pool of members that are called alike, with or without heads of their own."""
     pool = Pool(reference, experts)
+    own = tuple(f"{name}: {note}" for name, m in pool.members.items() for note in m.notes)
+    pool = replace(pool, notes=own)
     if len({frozenset(member.tensors) for member in pool.members.values()}) > 1:
         from sigmerge.checkpoints.alike import alike  # most models are called alike
 
         members, notes = alike(pool.members)
-        pool = replace(_rebuilt(pool, members, untied=False), notes=notes)
+        pool = replace(_rebuilt(pool, members, untied=False), notes=(*own, *notes))
     return with_heads(pool)
 
 
@@ -138,7 +140,8 @@ def with_heads(pool: Pool) -> Pool:
         members = {name: _without_head(member) for name, member in pool.members.items()}
         return _rebuilt(pool, members, untied=False)
     if not any(tied):
-        return replace(pool, untied=bool(pool.layout.config.get("tie_word_embeddings")))
+        said = [m.config.get("tie_word_embeddings") for m in (pool.layout, *pool.members.values())]
+        return replace(pool, untied=bool(said[0]) or False in said)
     head = next(member.head for member in pool.members.values() if member.head)
     members = {name: _with_head(member, head) for name, member in pool.members.items()}
     return _rebuilt(pool, members, untied=True)

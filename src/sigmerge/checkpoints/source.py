@@ -179,12 +179,23 @@ class PoolSource:
                 self.fill(member, tensor, begin, values[: stop - begin])
 
     def _refuse(self, member: str, tensor: str, start: int, values: np.ndarray[Any, Any]) -> None:
-        place = int(np.flatnonzero(~np.isfinite(values))[0])
+        at = int(np.flatnonzero(~np.isfinite(values))[0])
+        place, stored = start + at, self.members[member].tensors[tensor]
         raise PoolError(
-            f"{member}: tensor {tensor} holds {values[place]} at flat index {start + place} "
-            f"({self.members[member].tensors[tensor].file}). Repair the checkpoint, or pass "
-            "--allow-nonfinite."
+            f"{member}: tensor {tensor} holds {values[at]} at flat index {place} "
+            f"({self._source_of(stored, place)}). Repair the checkpoint, or pass --allow-nonfinite."
         )
+
+    def _source_of(self, tensor: Tensor, place: int) -> str:
+        """The file in which a value that is not finite is stored; or what it was formed of."""
+        if not isinstance(tensor, FormedTensor):
+            return str(tensor.file)
+        pieces = stored_pieces(tensor, place, place + 1)
+        for part, first, last in pieces:
+            if not all_finite(self._formed(part, first, last)):
+                return f"{part.name} in {part.file}"
+        files = " and ".join(dict.fromkeys(str(part.file) for part, _, _ in pieces))
+        return f"formed of {files}"
 
     def raw(self, member: str, tensor: str) -> np.ndarray[Any, Any]:
         """A whole tensor as it is stored; nothing is read before it is touched.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from sigmerge.checkpoints.folder import is_head
 from sigmerge.errors import ScoreError
 from sigmerge.files.scratch import scratch
 from sigmerge.merge3.candidate import Weights
@@ -208,6 +209,11 @@ def _load(model: Any, weights: Weights) -> None:
     """Copy weights into a model's parameters; every parameter must be given."""
     import torch
 
+    from sigmerge.probing.loading import set_head
+
+    own = any(map(is_head, weights))
+    if own or any(is_head(name) for name, _ in model.named_parameters()):
+        set_head(model, own)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name not in weights:

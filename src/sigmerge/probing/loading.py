@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,19 @@ class JoinedTensors:
         }
 
 
+def set_head(model: Any, own: bool) -> None:
+    """Give a head that is the model's embedding a weight of its own, or take it back."""
+    from torch import nn
+
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None:
+        return
+    if own and head.weight is embedding.weight:
+        head.weight = nn.Parameter(head.weight.detach().clone(), head.weight.requires_grad)
+    elif not own and getattr(model.config, "tie_word_embeddings", False):
+        head.weight = embedding.weight
+
+
 def put_adapter(model: Any, path: Path) -> None:
     """Give a model of the folder in `model+adapter` the weights that the adapter changes."""
     import torch
@@ -162,6 +175,9 @@ def put_adapter(model: Any, path: Path) -> None:
     if home_of(path) == path:
         return
     adapted, plain = open_checkpoint(path), open_checkpoint(home_of(path)).tensors
+    if adapted.head and adapted.embedding:
+        set_head(model, own=True)
+        plain.setdefault(adapted.head, replace(plain[adapted.embedding], name=adapted.head))
     parameters = dict(model.named_parameters(remove_duplicate=False))
     renamed, values = renaming(model), FormedValues(Reader())
     for name, tensor in adapted.tensors.items():

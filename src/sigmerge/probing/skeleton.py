@@ -23,6 +23,7 @@ from sigmerge.probing.loading import (
     loading,
     model_class,
     renaming,
+    set_head,
 )
 from sigmerge.words import matrix_name
 
@@ -80,6 +81,8 @@ class Skeleton:
         """With `eager`, a mixture's experts are multiplied one by one, and not in one call."""
         self.device = checked_device(device)
         model = _empty_model(expert.path, trust)
+        if expert.head is not None:
+            set_head(model, own=True)
         if eager:
             model.config._experts_implementation = "eager"
         if model.config.is_encoder_decoder:
