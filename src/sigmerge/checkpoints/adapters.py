@@ -215,7 +215,7 @@ def adapted_tensors(
     parts = _sorted_out(adapter)
     problems = parts.problems
     found = dict(tensors)
-    _put_whole(parts, tensors, found, embedding, tie, shared)
+    own = _put_whole(parts, tensors, found, embedding, tie, shared)
     modules = parts.modules.values()
     targets = {m.name: _target(f"{m.name}.weight", tensors, shared) for m in modules}
     shown_in = {
@@ -234,7 +234,7 @@ def adapted_tensors(
     if problems:
         some = problems[:12] + ([f"and {len(problems) - 12} more"] if problems[12:] else [])
         raise PoolError(f"{adapter.folder}: the adapter does not fit its model:", some)
-    if tie is not None and _follows(adapter, tie, tensors, found):
+    if tie is not None and _follows(adapter, tie, {*own, *targets.values()}):
         found[tie.head] = replace(found[tie.embedding], name=tie.head)
     changed = {name for name, tensor in found.items() if tensor is not tensors[name]}
     return Adapted(found, _lacking(adapter.config, tensors, changed))
@@ -289,8 +289,8 @@ def _put_whole(
     embedding: str | None,
     tie: TiedHead | None,
     shared: Mapping[str, str],
-) -> None:
-    """Put weights that are stored whole in their places.
+) -> list[str | None]:
+    """Put weights that are stored whole in their places; what copies of their own are put in.
 
     One that is loaded into a tied weight is loaded into both. A copy of the embedding for which the
     model has no tensor is passed over: PEFT saves every module by itself.
@@ -312,19 +312,17 @@ def _put_whole(
                 other = tie.other(target) if tie and whole is parts.loaded else None
                 if other is not None and other not in targets.values():
                     found[other] = _replaced(tensors[other], stored)
+    return [_target(name, tensors, shared) for name in parts.saved]
 
 
-def _follows(
-    adapter: Adapter, tie: TiedHead, before: Mapping[str, Tensor], found: Mapping[str, Tensor]
-) -> bool:
-    """Whether PEFT gives a head without an update of its own that of the embedding.
+def _follows(adapter: Adapter, tie: TiedHead, own: Collection[str | None]) -> bool:
+    """Whether PEFT gives a tied head that has nothing of its `own` what the embedding has.
 
     It knows a tied embedding by this name alone.
     """
     named = tie.embedding.removesuffix(".weight").rpartition(".")[2] == "embed_tokens"
-    changed = found[tie.embedding] is not before[tie.embedding]
-    alone = found[tie.head] is before[tie.head]
-    return bool(adapter.config.get("ensure_weight_tying")) and named and changed and alone
+    alone = tie.embedding in own and tie.head not in own
+    return bool(adapter.config.get("ensure_weight_tying")) and named and alone
 
 
 def are_equal(one: Tensor, other: Tensor) -> bool:
