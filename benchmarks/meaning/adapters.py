@@ -345,10 +345,20 @@ def lines(found: list[Outcome]) -> list[str]:
         "into, *ours* that of what transformers loads of `merge_method: passthrough`, *apart* the "
         "largest difference as a share of it. *head*: whether the result's head is its embedding.",
         "",
+        *_told(found),
         "| model | adapter | PEFT | ours | apart | head |",
         "|---|---|--:|--:|--:|---|",
         *map(_row, found),
     ]
+
+
+def _told(found: list[Outcome]) -> list[str]:
+    """What is to say of kinds of which PEFT loads less than it saved."""
+    forgotten = [one.kind.title for one in found if one.remembered]
+    if not forgotten:
+        return []
+    return [f"{'; '.join(forgotten)}: PEFT saves an update of the head, and loads the adapter "
+            "again without it; ours is the model that was trained.", ""]  # fmt: skip
 
 
 def _row(one: Outcome) -> str:
