@@ -95,7 +95,7 @@ RECIPES = {name: _recipe(name, given) for name, given in PARAMETERS.items()} | S
 
 MEASURED_PARAMETERS: dict[str, dict[str, Any]] = {
     "fisher": {"weight": [0.3, 0.7], "floor": 1e-5},
-    "regmean": {"off_diagonal": 0.8, "singular": "jitter", "jitter": 1e-5},
+    "regmean": {"gram": "exemplars", "off_diagonal": 0.8, "singular": "jitter", "jitter": 1e-5},
     "cat": {"weight": 0.7, "rank": 2, "trade_off": 4.0, "norm_mask": 3},
     "lot": {"lambda": 0.8, "normalize_tokens": True},
 }

@@ -27,6 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cat, renorm": ("cat", {"rank": 2, "trade_off": 0.4, "renorm": True, "lambda": 1.0}),
     "cat, one direction": ("cat", {"rank": 1, "trade_off": 0.4}),
     "cat, Lanczos": ("cat", {"rank": 2, "trade_off": 0.4}),
+    "regmean, task vectors": ("regmean", {"gram": "task_vector", "ridge": 0.1}),
     "iso_c": ("iso_c", {"weight": [1.5, 0.5, 1.0]}),
     "iso_cts": ("iso_cts", {"common": 0.7}),
     "tsv": ("tsv", {"weight": [1.5, 0.5, 1.0]}),

@@ -78,7 +78,7 @@ def run(
 
     What the operator notes about tensors goes into `notes`.
     """
-    chosen = operator(method, on)
+    chosen = operator(method, on).with_parameters(given)
     depth = max(blocks.values()) + 1 if blocks else 0
     names = tuple(experts)
     sites = [

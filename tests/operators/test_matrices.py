@@ -38,6 +38,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[list[Array]], Array]]] = {
         lambda d: 0.9 * oracle.wudi(d, 40, 1e-3),
     ),
     "knots": ({"density": 0.4, "lambda": 1.2}, lambda d: 1.2 * oracle.knots_ties(d, 0.4)),
+    "regmean": (
+        {"gram": "task_vector", "off_diagonal": 0.8, "ridge": 0.2, "lambda": 1.2},
+        lambda d: 1.2 * oracle.regmean_of_vectors(d, 0.8, 0.2),
+    ),
     "pcb": ({"density": 0.3, "lambda": 1.2}, lambda d: 1.2 * oracle.pcb(d, 0.3)),
 }
 
@@ -93,7 +97,9 @@ def test_against_full_decompositions(pool: tuple[Any, Any], method: str, threads
 
 
 def test_every_operator_on_matrices_has_its_oracle() -> None:
-    solving = {n for n in OPERATORS if isinstance(operator(n), MatrixOperator)}
+    given = {"gram": "task_vector"}
+    every = {name: operator(name).with_parameters(given) for name in OPERATORS}
+    solving = {name for name, chosen in every.items() if isinstance(chosen, MatrixOperator)}
     assert solving == set(CASES)
 
 
@@ -101,7 +107,7 @@ def test_every_operator_on_matrices_has_its_oracle() -> None:
 def test_an_expert_alone_of_weight_zero_leaves_the_reference(
     pool: tuple[Any, Any], method: str
 ) -> None:
-    found = taus(pool, method, weight=0.0)
+    found = taus(pool, method, weight=0.0, **CASES[method][0])
     for name, tau in found.items():
         np.testing.assert_allclose(tau, 0, atol=1e-6, err_msg=name)
 
@@ -248,8 +254,10 @@ def test_knots_dare_keeps_the_density_and_the_sum_in_the_mean() -> None:
 @pytest.mark.parametrize("shape", [(96, 320), (320, 96), (200, 200)])
 def test_memory_stays_within_the_bound(method: str, shape: tuple[int, int]) -> None:
     reference, experts = made({"layers.0.w": shape})
-    chosen, names, size = operator(method), tuple(experts), shape[0] * shape[1]
-    settings = settings_of(chosen, len(names), "mergekit", {})
+    given, names, size = CASES[method][0], tuple(experts), shape[0] * shape[1]
+    chosen = operator(method).with_parameters(given)
+    assert isinstance(chosen, MatrixOperator)
+    settings = settings_of(chosen, len(names), "mergekit", given)
     site = Site("layers.0.w", size, 0, 1, names, settings, 0, shape)
     rows = np.stack([
         (e["layers.0.w"] - reference["layers.0.w"]).ravel() for e in experts.values()
@@ -261,3 +269,20 @@ def test_memory_stays_within_the_bound(method: str, shape: tuple[int, int]) -> N
     finally:
         tracemalloc.stop()
     assert peak + rows.nbytes <= chosen.scratch(site)
+
+
+def test_regmean_of_task_vectors_is_where_the_descent_of_wudi_ends(pool: tuple[Any, Any]) -> None:
+    """Its closed form: the minimum itself, which many small steps come close to."""
+    name = "layers.0.q.weight"
+    closed = taus(pool, "regmean", gram="task_vector", off_diagonal=1.0)[name]
+    descended = taus(pool, "wudi", steps=4000, rate=0.003)[name]
+    begun = np.sum(weighted(pool, name, (1, 1, 1)), axis=0)
+    assert abs(descended - closed).max() < 0.01 * abs(begun - closed).max()
+
+
+def test_regmean_of_one_task_vector_is_that_task_vector(pool: tuple[Any, Any]) -> None:
+    alone = (pool[0], {"math": pool[1]["math"]})
+    found = taus(alone, "regmean", gram="task_vector", rest=1.0)
+    for name in SHAPES:
+        delta = pool[1]["math"][name] - pool[0][name].astype(np.float64)
+        np.testing.assert_allclose(found[name], delta, atol=1e-6)

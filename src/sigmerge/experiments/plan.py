@@ -237,7 +237,7 @@ def plans(suite: ExperimentSuite, options: Options) -> list[PoolPlan]:
 def _reads_exemplars(own: Mapping[str, Any]) -> bool:
     parameters = own.get("parameters") or {}
     on = parameters.get("on", parameters.get(True))  # YAML 1.1 reads an unquoted `on` as true
-    return bool(operator(str(own["merge_method"]), on).needs)
+    return bool(operator(str(own["merge_method"]), on).with_parameters(parameters).needs)
 
 
 def _label(method: MethodSection, seed: int) -> str:

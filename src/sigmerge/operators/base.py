@@ -238,6 +238,10 @@ class Operator:
         """The operator for a recipe with or without a base_model, where it can do both."""
         return self
 
+    def with_parameters(self, given: Mapping[str, Any]) -> Operator:
+        """The operator for a recipe's shared parameters, where they say what it needs."""
+        return self
+
     def check(self, sites: Sequence[Site]) -> list[str]:
         """Problems of the settings that no single parameter's bounds show."""
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +55,9 @@ class Lines(Operator):
             Parameter("beta", float, "what the last block gets on top of alpha", 0.5, 0.5),
             *inner.parameters,
         )
+
+    def with_parameters(self, given: Mapping[str, Any]) -> Operator:
+        return Lines(self.inner.with_parameters(given))
 
     def check(self, sites: Sequence[Site]) -> list[str]:
         alphas = {site.settings["alpha"] for site in sites}

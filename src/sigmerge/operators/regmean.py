@@ -2,12 +2,14 @@
 
 Notation: W_k is (out, in) as torch stores it; S_k = X_kᵀX_k, X_k the expert's inputs, one row a
 token. The off-diagonal factor is 0.1 or 0.9 with the authors and 0.5 in MergeBench, and what to do
-near singularity is not settled between implementations: both are options.
+near singularity is not settled between implementations: both are options. Without exemplars, an
+update's own rows stand for them: H_k = D_kᵀD_k / ‖D_k‖², D_k = W_k − W_ref, which is where WUDI's
+descent ends (operators/wudi.py), and ACE-Merging (arXiv:2603.02945) with a ridge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,6 +44,7 @@ from sigmerge.operators.features import (
     weights_of,
 )
 from sigmerge.operators.linear import weighted_mean
+from sigmerge.operators.matrices import REST, MatrixOperator, weighted
 
 
 class Solver(NamedTuple):
@@ -49,6 +52,33 @@ class Solver(NamedTuple):
 
     apply: Callable[[Matrix], Matrix]
     notes: dict[str, Any]
+
+
+GRAMS = ("exemplars", "task_vector")
+PARAMETERS = (
+    Parameter(
+        "weight", float, "factor of the expert's Gram, or with gram: task_vector of its task "
+        "vector", 1.0, 1.0, True, 0,
+    ),
+    LAMBDA,
+    Parameter("gram", GRAMS, "of the inputs of exemplars, or of the rows of the task vector itself",
+              "exemplars", "exemplars"),
+    Parameter("off_diagonal", float, "factor on off-diagonal Gram entries", 0.9, 0.9, False, 0, 1),
+    Parameter("ridge", float, "gram: task_vector: added to the diagonal of the sum of Grams, "
+              "relative to its mean; draws the result to the reference", 0.0, 0.0, low=0),
+    Parameter("condition", float, "largest condition number solved as it is", 1e8, 1e8, low=1),
+    Parameter(
+        "singular",
+        ("pinv", "jitter", "error"),
+        "beyond that: pseudo-inverse, a ridge on the diagonal, or refuse",
+        "pinv",
+        "pinv",
+    ),
+    Parameter("jitter", float, "ridge relative to the mean of the diagonal", 1e-6, 1e-6, low=0),
+    RTOL,
+    Parameter("rest", float, "gram: task_vector: " + REST.doc, 0.4, 0.4),
+    OUTSIDE,
+)  # fmt: skip
 
 
 class RegMean(FeatureOperator):
@@ -64,24 +94,7 @@ class RegMean(FeatureOperator):
     title = "RegMean"
     paper = "Jin et al., Dataless knowledge fusion by merging weights, ICLR 2023 (arXiv:2212.09849)"
     gives_vector = False
-    parameters = (
-        Parameter("weight", float, "factor of the expert's Gram", 1.0, 1.0, True, 0),
-        LAMBDA,
-        Parameter(
-            "off_diagonal", float, "factor on off-diagonal Gram entries", 0.9, 0.9, False, 0, 1
-        ),
-        Parameter("condition", float, "largest condition number solved as it is", 1e8, 1e8, low=1),
-        Parameter(
-            "singular",
-            ("pinv", "jitter", "error"),
-            "beyond that: pseudo-inverse, a ridge on the diagonal, or refuse",
-            "pinv",
-            "pinv",
-        ),
-        Parameter("jitter", float, "ridge relative to the mean of the diagonal", 1e-6, 1e-6, low=0),
-        RTOL,
-        OUTSIDE,
-    )
+    parameters = PARAMETERS
 
     def __init__(self, reference: bool = True) -> None:
         self.needs_reference = reference
@@ -89,8 +102,15 @@ class RegMean(FeatureOperator):
     def with_reference(self, given: bool) -> Operator:
         return RegMean(given)
 
+    def with_parameters(self, given: Mapping[str, Any]) -> Operator:
+        return RegMeanOfVectors() if given.get("gram") == "task_vector" else self
+
     def check(self, sites: Sequence[Site]) -> list[str]:
+        if problems := one_gram(sites, "exemplars"):
+            return problems
         for site in sites:
+            if site.settings["ridge"]:
+                return ["ridge: is read with gram: task_vector; leave it out"]
             if not any(site.settings["weight"]):
                 return [f"the weights of {site.tensor} are all zero; give others"]
             if not self.needs_reference and site.settings["lambda"] != 1:
@@ -132,6 +152,44 @@ class RegMean(FeatureOperator):
                 scale(tile.out, 1.0, factor)
                 chunk.add_reference(tile, 1 - factor)
             yield tile
+
+
+class RegMeanOfVectors(MatrixOperator):
+    """D = (Σ_k D_k H̃_k)(Σ_k H̃_k + ridge)⁻¹ for every matrix of a layer, without exemplars.
+
+    H̃_k is H_k, its off-diagonal entries multiplied by a factor; weights multiply D_k outside it.
+    """
+
+    name, title, paper = RegMean.name, RegMean.title, RegMean.paper
+    copies = 5.0
+    parameters = PARAMETERS
+
+    def check(self, sites: Sequence[Site]) -> list[str]:
+        return one_gram(sites, "task_vector")
+
+    def side(self, site: Site) -> int:
+        return site.shape[-1]
+
+    def combined(self, rows: Array, site: Site, algebra: Algebra) -> tuple[Matrix, dict[str, Any]]:
+        options, inputs = site.settings, site.inputs
+        total, moved = algebra.zeros(inputs, inputs), algebra.zeros(site.outputs, inputs)
+        for delta in weighted(rows, site, algebra):
+            if (square := algebra.norm(delta) ** 2) > 0:  # else there is no update to keep
+                gram = shrunk((delta.T @ delta) / square, options["off_diagonal"])
+                moved += delta @ gram
+                total += gram
+        if not total.any():
+            return moved, {}
+        _diagonal(total)[:] += options["ridge"] * float(total.diagonal().mean())
+        solve = solver(total, site, algebra)
+        return solve.apply(moved), solve.notes
+
+
+def one_gram(sites: Sequence[Site], gram: str) -> list[str]:
+    """Problems of a choice that decides about captures, and so is made once for all tensors."""
+    if all(site.settings["gram"] == gram for site in sites):
+        return []
+    return ["gram: is one for all tensors and models; give it among the recipe's parameters"]
 
 
 def _regress(

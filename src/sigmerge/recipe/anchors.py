@@ -174,8 +174,14 @@ def _anchor(
     preset: str,
 ) -> AnchorRecipe:
     known = {p.name: p for p in chosen.parameters}
-    averages = method in ("fisher", "regmean") or (
-        "normalize" in known and bool(shared.get("normalize", getattr(known["normalize"], preset)))
+    solved = method == "regmean" and shared.get("gram") != "task_vector"
+    averages = (
+        solved
+        or method == "fisher"
+        or (
+            "normalize" in known
+            and bool(shared.get("normalize", getattr(known["normalize"], preset)))
+        )
     )
     scale = None
     if averages and "lambda" in known:

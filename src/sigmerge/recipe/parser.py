@@ -356,7 +356,8 @@ class _Parser(Reading):
             self.problem(("parameters", "on"), f"must be the name of an operator, not {on!r}")
             return None
         try:
-            return operator(top.merge_method, on).with_reference(bool(top.base_model))
+            found = operator(top.merge_method, on).with_reference(bool(top.base_model))
+            return found.with_parameters(top.parameters or {})
         except RecipeError as error:
             place = ("parameters", "on") if top.merge_method == "lines" else ("merge_method",)
             said = str(error).removeprefix("merge_method: ").removeprefix("parameters.on: ")
