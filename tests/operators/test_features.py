@@ -347,8 +347,10 @@ def test_regmean_weighs_grams_and_scales_the_task_vector(pool: Any) -> None:
 
 
 def test_regmean_refuses_settings_that_have_no_meaning() -> None:
-    def problems(weight: tuple[float, ...], scale: float, reference: bool) -> list[str]:
-        settings = {"weight": weight, "lambda": scale}
+    def problems(
+        weight: tuple[float, ...], scale: float, reference: bool, **more: Any
+    ) -> list[str]:
+        settings = {"weight": weight, "lambda": scale, "gram": "exemplars", "ridge": 0.0, **more}
         site = Site("t", 2, 0, 1, ("A", "B"), settings, 0, (1, 2), "gram")
         return operator("regmean").with_reference(reference).check([site])
 
@@ -357,6 +359,10 @@ def test_regmean_refuses_settings_that_have_no_meaning() -> None:
     assert "without base_model" in problem
     (problem,) = problems((0.0, 0.0), 1.0, True)
     assert "t are all zero" in problem
+    (problem,) = problems((1.0, 1.0), 1.0, True, ridge=0.1)
+    assert "read with gram: task_vector" in problem
+    (problem,) = problems((1.0, 1.0), 1.0, True, gram="task_vector")
+    assert "one for all tensors" in problem
 
 
 def test_regmean_near_singularity_does_what_is_asked() -> None:

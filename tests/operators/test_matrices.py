@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sigmerge.kernels.algebra import PROCESSOR
+from sigmerge.kernels.algebra import PROCESSOR, ProcessorAlgebra
 from sigmerge.operators.base import Site
-from sigmerge.operators.matrices import MatrixOperator, factors, orthonormal
+from sigmerge.operators.matrices import SPECTRUM, MatrixOperator, factors, orthonormal
 from sigmerge.operators.table import OPERATORS, operator
 from tests.operators.driver import run, settings_of
 from tests.oracles import oracle_matrices as oracle
@@ -286,3 +286,58 @@ def test_regmean_of_one_task_vector_is_that_task_vector(pool: tuple[Any, Any]) -
     for name in SHAPES:
         delta = pool[1]["math"][name] - pool[0][name].astype(np.float64)
         np.testing.assert_allclose(found[name], delta, atol=1e-6)
+
+
+class Counted(np.ndarray[Any, Any]):
+    """An array that counts the operations of its products."""
+
+    done = 0.0
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        plain = [np.asarray(each) for each in inputs]
+        if ufunc is np.matmul:
+            Counted.done += 2 * plain[0].shape[0] * plain[0].shape[1] * plain[1].shape[1]
+        if "out" in kwargs:
+            kwargs["out"] = tuple(np.asarray(each) for each in kwargs["out"])
+            getattr(ufunc, method)(*plain, **kwargs)
+            return inputs[0]
+        return np.asarray(getattr(ufunc, method)(*plain, **kwargs)).view(Counted)
+
+
+class Counting(ProcessorAlgebra):
+    """Its matrices count, and its decompositions as many as the operators say."""
+
+    def matrix(self, values: Array) -> Any:
+        return super().matrix(values).view(Counted)
+
+    def zeros(self, *shape: int) -> Any:
+        return super().zeros(*shape).view(Counted)
+
+    def eigh(self, matrix: Any) -> Any:
+        Counted.done += SPECTRUM * len(matrix) ** 3
+        return tuple(each.view(Counted) for each in super().eigh(np.asarray(matrix)))
+
+    def array(self, matrix: Any) -> Array:
+        return np.asarray(matrix)
+
+    def cholesky(self, matrix: Any) -> Any:
+        Counted.done += len(matrix) ** 3 / 3
+        return super().cholesky(np.asarray(matrix))
+
+    def solved(self, factor: Any, rhs: Any) -> Any:
+        Counted.done += 2 * len(rhs) * len(factor) ** 2
+        return super().solved(factor, np.asarray(rhs)).view(Counted)
+
+
+@pytest.mark.parametrize("method", sorted({*CASES} - {"pcb"}))
+@pytest.mark.parametrize("shape", [(60, 90), (90, 60)])
+def test_operations_are_those_that_are_done(method: str, shape: tuple[int, int]) -> None:
+    given = CASES[method][0]
+    chosen = operator(method).with_parameters(given)
+    assert isinstance(chosen, MatrixOperator)
+    settings = settings_of(chosen, 3, "mergekit", given)
+    site = Site("layers.0.w", shape[0] * shape[1], 0, 1, ("a", "b", "c"), settings, 0, shape)
+    rows = np.random.default_rng(0).standard_normal((3, site.size)).astype(np.float32)
+    Counted.done = 0.0
+    chosen._solved(rows, site, Counting())
+    assert chosen.operations(site) == pytest.approx(Counted.done, rel=0.02)

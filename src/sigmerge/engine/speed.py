@@ -33,6 +33,15 @@ DISK = 1.7e9
 """Bytes a second, read and written: the floor of docs/results/repair.md, from disk."""
 
 
+PRODUCTS = 50e9
+"""Operations a second of matrix products in float64 on one core; operators/matrices.py has more."""
+
+
+def solving(operations: float, threads: int) -> float:
+    """Wall seconds of linear algebra, a matrix a thread."""
+    return operations / PRODUCTS / threads
+
+
 def seconds(what: str, coordinates: int, experts: int, threads: int) -> float:
     """Wall seconds of a merge by an operator, a profile or a repair, its inputs in memory.
 

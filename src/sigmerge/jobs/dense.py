@@ -157,6 +157,8 @@ class DenseJob:
             "to_capture": list(self.to_capture),
             "files": list(self.layout.files),
         }
+        if operations := float(sum(map(self.operator.operations, self.sites.values()))):
+            facts |= {"operations": operations, "solved_on": self.solved_on}
         return Step(
             "merge",
             facts,

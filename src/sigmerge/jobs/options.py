@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from sigmerge.engine.machine import CORES, default_threads, device_kind
-from sigmerge.engine.speed import seconds
+from sigmerge.engine.speed import seconds, solving
 from sigmerge.errors import SigmergeError
 from sigmerge.progress import Progress, silent
 from sigmerge.words import size
@@ -149,8 +149,12 @@ class Step:
         if self.name not in ("merge", "profile", "repair") or not isinstance(coordinates, int):
             return None
         assert isinstance(experts, dict)
+        if self.facts.get("solved_on", "cpu") != "cpu":
+            return None
         what = str(self.facts["operator"]) if self.name == "merge" else self.name
-        return seconds(what, coordinates, len(experts), threads)
+        operations = self.facts.get("operations", 0.0)
+        assert isinstance(operations, float)
+        return seconds(what, coordinates, len(experts), threads) + solving(operations, threads)
 
 
 @dataclass(frozen=True)

@@ -260,6 +260,11 @@ class Operator:
         size = self.granule(site)
         return 2 * (len(site.experts) + 1) * 4 * size if size > TILE else 0
 
+    def operations(self, site: Site) -> float:
+        """In float64, of solving for this tensor: additions and multiplications of products, and of
+        a decomposition as many as take its time; 0 where they were not counted."""
+        return 0.0
+
     def ends_anywhere(self, site: Site) -> bool:
         """Whether chunks may be longer: no pass adds float64 up but in PartSums."""
         return False

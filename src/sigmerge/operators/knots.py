@@ -13,7 +13,7 @@ import numpy as np
 from sigmerge.kernels import Array
 from sigmerge.operators.base import LAMBDA, OUTSIDE, WEIGHT, Parameter, Site
 from sigmerge.operators.features import sum_of
-from sigmerge.operators.matrices import REST, VANISHING, MatrixOperator, weighted
+from sigmerge.operators.matrices import REST, SPECTRUM, VANISHING, MatrixOperator, weighted
 
 if TYPE_CHECKING:
     from sigmerge.kernels.algebra import Algebra, Matrix
@@ -40,6 +40,10 @@ class Knots(MatrixOperator):
         VANISHING,
         OUTSIDE,
     )
+
+    def operations_of_one(self, outputs: int, inputs: int, site: Site) -> float:
+        products = 4 * len(site.experts) + 2
+        return SPECTRUM * outputs**3 + products * inputs * outputs**2
 
     def side(self, site: Site) -> int:
         return site.shape[-2]

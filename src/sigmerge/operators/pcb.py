@@ -41,6 +41,9 @@ class Pcb(MatrixOperator):
         OUTSIDE,
     )
 
+    def operations_of_one(self, outputs: int, inputs: int, site: Site) -> float:
+        return 0.0
+
     def combined(self, rows: Array, site: Site, algebra: Algebra) -> tuple[Matrix, dict[str, Any]]:
         every = [algebra.array(delta) for delta in weighted(rows, site, algebra)]
         total = sum_of(each * 1.0 for each in every)

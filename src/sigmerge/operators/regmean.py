@@ -167,6 +167,10 @@ class RegMeanOfVectors(MatrixOperator):
     def check(self, sites: Sequence[Site]) -> list[str]:
         return one_gram(sites, "task_vector")
 
+    def operations_of_one(self, outputs: int, inputs: int, site: Site) -> float:
+        products = 4 * len(site.experts) + 2
+        return products * outputs * inputs**2 + inputs**3 / 3
+
     def side(self, site: Site) -> int:
         return site.shape[-1]
 

@@ -15,10 +15,12 @@ from sigmerge.operators.base import LAMBDA, OUTSIDE, WEIGHT, Parameter, Site
 from sigmerge.operators.features import matrices, sum_of
 from sigmerge.operators.matrices import (
     REST,
+    SPECTRUM,
     VANISHING,
     Factors,
     MatrixOperator,
     factors,
+    operations_of_factors,
     orthonormal,
     weighted,
 )
@@ -33,7 +35,15 @@ ISO_SCALE = Parameter("lambda", float, LAMBDA.doc, 1.3, 1.3)
 Combined = tuple["Matrix", dict[str, Any]]
 
 
-class IsoC(MatrixOperator):
+class OfTheSum(MatrixOperator):
+    """Base of those that decompose the sum of the task vectors and put it together again."""
+
+    def operations_of_one(self, outputs: int, inputs: int, site: Site) -> float:
+        side = min(outputs, inputs)
+        return operations_of_factors(outputs, inputs) + 2 * outputs * inputs * side
+
+
+class IsoC(OfTheSum):
     """The sum of the task vectors, every singular value of a matrix replaced by their mean.
 
     The mean is over min(out, in) values, zeros among them.
@@ -51,7 +61,7 @@ class IsoC(MatrixOperator):
         return (found.left * level) @ found.right.T, _rank(found)
 
 
-class Boost(MatrixOperator):
+class Boost(OfTheSum):
     """The sum of the task vectors, singular values below one of them raised to it.
 
     That is the one at which the values, from the largest down, have summed up to the share `beta`
@@ -95,6 +105,11 @@ class Tsv(MatrixOperator):
     copies = 6.0
     parameters = (WEIGHT, LAMBDA, REST, VANISHING, OUTSIDE)
 
+    def operations_of_one(self, outputs: int, inputs: int, site: Site) -> float:
+        experts = len(site.experts)
+        each = operations_of_factors(outputs, inputs, 1 / experts)
+        return experts * each + operations_beside(outputs, inputs)
+
     def combined(self, rows: Array, site: Site, algebra: Algebra) -> Combined:
         experts, outputs, inputs = len(rows), site.outputs, site.inputs
         share = max(1, min(outputs, inputs) // experts)
@@ -127,6 +142,13 @@ class IsoCts(MatrixOperator):
         VANISHING,
         OUTSIDE,
     )  # fmt: skip
+
+    def operations_of_one(self, outputs: int, inputs: int, site: Site) -> float:
+        experts, common = len(site.experts), float(site.settings["common"])
+        total = operations_of_factors(outputs, inputs, common)
+        each = operations_of_factors(outputs, inputs, (1 - common) / experts)
+        each += 4 * common * outputs * inputs * min(outputs, inputs)
+        return total + experts * each + operations_beside(outputs, inputs)
 
     def combined(self, rows: Array, site: Site, algebra: Algebra) -> Combined:
         experts, outputs, inputs = len(rows), site.outputs, site.inputs
@@ -163,6 +185,13 @@ class Beside:
         """U⊥ diag(values) V⊥ᵀ."""
         left, right = (orthonormal(each, rtol, self._algebra) for each in (self.left, self.right))
         return (left * self._algebra.matrix(values)) @ right.T
+
+
+def operations_beside(outputs: int, inputs: int) -> float:
+    """Of two polar factors, their inverse roots among them, and the product."""
+    side = min(outputs, inputs)
+    polar = 2 * (SPECTRUM + 2) * side**3 + 4 * (outputs + inputs) * side**2
+    return polar + 2 * outputs * inputs * side
 
 
 def boosted(values: Array, beta: float) -> Array:

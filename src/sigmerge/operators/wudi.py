@@ -54,6 +54,10 @@ class Wudi(MatrixOperator):
         OUTSIDE,
     )  # fmt: skip
 
+    def operations_of_one(self, outputs: int, inputs: int, site: Site) -> float:
+        products = 2 * len(site.experts) + int(site.settings["steps"])
+        return 2.0 * products * outputs * inputs**2
+
     def side(self, site: Site) -> int:
         return site.shape[-1]
 
