@@ -212,8 +212,8 @@ def printed_scores(lines: list[str], where: str) -> DomainScores:
     except (ScoreError, ValueError, AttributeError, TypeError, OverflowError) as error:
         why = f" ({error})" if isinstance(error, ScoreError) else ""
         raise ScoreError(
-            f"{where}: its last line must be a JSON object of domain scores{why}, "
-            f"{f'not {last!r}' if lines else 'and it printed nothing'}."
+            f"{where}: its last line must be a JSON object of domain scores, "
+            f"{f'not {last!r}{why}' if lines else 'and it printed nothing'}."
         ) from None
 
 
