@@ -124,6 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--minutes", type=float, default=600.0)
     given = parser.parse_args(arguments)
+    given.out = given.out.absolute()
     clock = Clock(given.minutes)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a job: the machine is full of jobs
     folders = pools(given, clock)

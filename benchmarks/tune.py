@@ -254,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=600.0)
     parser.add_argument("--show", action="store_true", help="WORK is a results.json: print it.")
     given = parser.parse_args(arguments)
+    given.work = given.work.absolute()
     print(table(json.loads(given.work.read_text()) if given.show else rows_of(given)))
     return 0
 

@@ -31,11 +31,13 @@ def smallest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield train(tmp_path_factory.mktemp("smallest") / "pool", 0, "smallest", measure=few_scores)
 
 
-def test_the_same_seed_gives_the_same_bytes(smallest: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes(
+    smallest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a folder that is named from where the command runs."""
     heard: list[tuple[str, int, int]] = []
-    again = train(
-        tmp_path / "again", 0, "smallest", progress=lambda *e: heard.append(e), measure=few_scores
-    )
+    monkeypatch.chdir(tmp_path)
+    again = train("again", 0, "smallest", progress=lambda *e: heard.append(e), measure=few_scores)
     assert contents(again) == contents(smallest)
     assert [path.name for path in tmp_path.iterdir()] == ["again"]
     assert {member for member, _, _ in heard} == set(files.MEMBERS)

@@ -107,7 +107,7 @@ def train(
     `rate` is the experts' peak learning rate and `replay` the part of each of their batches that
     is drawn from the reference's mixture; both are the size's own unless given.
     """
-    out = Path(out)
+    out = Path(out).absolute()
     recipe = experts_with(SIZES[size], rate, replay)
     if out.exists():
         raise OutputError(f"{out} exists already; name a new folder or remove it")
