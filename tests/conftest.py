@@ -66,6 +66,18 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     patch.setattr(logging.getLogger("sigmerge.kernels.jit"), "disabled", True)
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of this test's own; the place of its entries."""
+    from sigmerge import kept
+
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    for name in ("_unkept", "_unkept_parts"):
+        monkeypatch.setattr(kept, name, {})
+    monkeypatch.setattr(kept, "_said", set())
+    return tmp_path / "cache/kept"
+
+
 @pytest.fixture(scope="session")
 def mini(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """A miniature pool, trained once for all workers of the run. No test changes it."""

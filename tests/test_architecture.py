@@ -222,10 +222,10 @@ def test_circles_are_found() -> None:
 
 
 JOBS = (
-    "options", "work_folder", "pools", "scores", "capture", "profile", "dense", "search",
-    "occupancy", "decided", "candidates", "strategies", "calls", "guide", "anchor", "calibrate",
-    "repair", "replay", "merge", "several", "migration", "tune", "report", "run", "demo", "verify",
-    "extract", "look",
+    "options", "work_folder", "pools", "scores", "capture", "signatures", "profile", "dense",
+    "search", "occupancy", "decided", "candidates", "strategies", "calls", "guide", "anchor",
+    "calibrate", "repair", "replay", "merge", "several", "migration", "tune", "report", "run",
+    "demo", "verify", "extract", "look",
 )  # fmt: skip
 """A job imports only jobs above it; the files that are not listed import none of the roads."""
 

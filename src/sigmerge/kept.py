@@ -196,6 +196,7 @@ class Given:
     def __init__(self, inputs: Inputs, place: Path, stack: ExitStack) -> None:
         self._inputs, self._place, self._stack = inputs, place, stack
         self._declared = {_absolute(file) for file in inputs.files.values()}
+        self._finished = _finished_parts(place)
 
     def path(self, role: str) -> Path:
         """A declared file."""
@@ -247,21 +248,21 @@ class Given:
             stream.write(json.dumps(sealed(line, part)) + "\n")
         self._finished[part] = record
 
-    @cached_property
-    def _finished(self) -> dict[str, Any]:
-        """Finished parts. Files of no finished part are removed."""
-        found: dict[str, Any] = {}
-        whole = {_JOURNAL}
-        for line in _lines(self._place / _JOURNAL):
-            if is_intact(line, str(line.get("part"))) and _as_listed(self._place, line["files"]):
-                found[line["part"]] = line["record"]
-                whole |= set(line["files"])
-        for name in _names_in(self._place) - whole:
-            remove(self._place / name)
-        return found
-
 
 _JOURNAL = "parts.jsonl"
+
+
+def _finished_parts(folder: Path) -> dict[str, Any]:
+    """The parts that an interrupted maker finished; files of no finished part are removed."""
+    found: dict[str, Any] = {}
+    whole = {_JOURNAL}
+    for line in _lines(folder / _JOURNAL):
+        if is_intact(line, str(line.get("part"))) and _as_listed(folder, line["files"]):
+            found[line["part"]] = line["record"]
+            whole |= set(line["files"])
+    for name in _names_in(folder) - whole:
+        remove(folder / name)
+    return found
 
 
 def get(wanted: Derivation, *, again: bool = False) -> KeptEntry:

@@ -14,10 +14,10 @@ import sigmerge
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import PoolError, SigmergeError
-from sigmerge.jobs import profile
+from sigmerge.jobs import signatures
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.profile import ProfileJob
-from sigmerge.probing import hidden
+from sigmerge.probing import grams, hidden
 from tests.oracles import oracle_conflict
 from tests.pools import PoolOnDisk, make_pool, read_weights
 
@@ -87,8 +87,7 @@ def test_threads_do_not_change_a_bit_and_the_second_profile_reads_nothing(
 ) -> None:
     pool = make_pool(tmp_path / "pool", layers=2)
     one = sigmerge.profile(recipe(pool), threads=1)
-    for kept in (tmp_path / "pool/.sigmerge").iterdir():
-        kept.unlink()
+    shutil.rmtree(tmp_path / "pool/.sigmerge")
     assert sigmerge.profile(recipe(pool), threads=4) == one
 
     def refuse(*_: Any) -> None:
@@ -103,17 +102,17 @@ def test_views_of_weights_that_change_while_they_are_measured_are_not_kept(
 ) -> None:
     """The expert may come back to what it was, and would be known by what another showed."""
     pool = make_pool(tmp_path / "pool", layers=2)
-    file, measure = pool.experts["math"] / "model.safetensors", profile._signature
+    file, measure = pool.experts["math"] / "model.safetensors", signatures._measured
 
     def changing(*given: Any) -> Any:
         found = measure(*given)
         file.write_bytes(file.read_bytes()[:-1] + b"!")
         return found
 
-    monkeypatch.setattr(profile, "_signature", changing)
+    monkeypatch.setattr(signatures, "_measured", changing)
     with pytest.raises(PoolError, match=r"math/model\.safetensors: changed while it was read"):
         sigmerge.profile(recipe(pool))
-    assert not list((tmp_path / "pool").rglob("signature-*"))
+    assert not list((tmp_path / "pool/.sigmerge").rglob("*.json"))
 
 
 def test_a_changed_expert_is_measured_anew(tmp_path: Path) -> None:
@@ -141,14 +140,14 @@ def test_an_expert_that_changes_before_it_is_probed_is_not_remembered(
     other = make_pool(tmp_path / "other", layers=2, seed=5)
     tokenizer = what == "tokenizer.json"
     file = (pool.reference if tokenizer else pool.experts["math"]) / what
-    older, plain = file.read_bytes(), profile._probed
+    older, plain = file.read_bytes(), grams._probed
 
     def exchanged(*arguments: Any) -> Any:
         newer = older + b" " if tokenizer else (other.experts["math"] / what).read_bytes()
         file.write_bytes(newer)
         return plain(*arguments)
 
-    monkeypatch.setattr(profile, "_probed", exchanged)
+    monkeypatch.setattr(grams, "_probed", exchanged)
     with pytest.raises(PoolError, match="changed while it was read"):
         sigmerge.profile(given)
     monkeypatch.undo()
@@ -165,8 +164,7 @@ def test_with_probe_prompts_all_three_views_count(pool: PoolOnDisk) -> None:
     assert all(0 <= value <= 1 for value in found.as_json()["views"]["representation"])
     assert max(found.as_json()["views"]["representation"]) > 0
     assert found.as_json()["warnings"] == []
-    kept = sorted(file.name[:4] for file in (pool.root / ".sigmerge").iterdir())
-    assert kept.count("gram") == len(pool.experts)
+    assert len(list((pool.root / ".sigmerge/grams").rglob("*.npy"))) == len(pool.experts)
     score = oracle_conflict.score(list(found.as_json()["views"].values()))
     assert found.as_json()["conflict"] == pytest.approx(score, abs=1e-12)
 
@@ -178,8 +176,7 @@ def test_an_expert_that_memory_does_not_hold_is_probed_from_the_disk(
     lines = [json.dumps({"prompt": f"w{i}"}) for i in range(3, 9)]
     (pool.root / "probe.jsonl").write_text("\n".join(lines))
     in_memory = sigmerge.profile(pool.write(recipe(pool, probe="probe.jsonl")))
-    for kept in (tmp_path / "pool/.sigmerge").glob("gram-*"):
-        kept.unlink()
+    shutil.rmtree(tmp_path / "pool/.sigmerge/grams")
     folders = []
 
     plain = hidden.probe
@@ -188,7 +185,7 @@ def test_an_expert_that_memory_does_not_hold_is_probed_from_the_disk(
         folders.append(Path(options["offload_folder"]))
         return plain(*arguments, **options)
 
-    monkeypatch.setattr("sigmerge.jobs.profile.free_memory", lambda: 1)
+    monkeypatch.setattr("sigmerge.probing.grams.free_memory", lambda: 1)
     monkeypatch.setattr(hidden, "probe", probe)
     assert sigmerge.profile(pool.write(recipe(pool, probe="probe.jsonl"))) == in_memory
     assert len(folders) == len(pool.experts)
@@ -238,8 +235,7 @@ def test_all_experts_read_the_probe_through_the_references_tokenizer(tmp_path: P
     (pool.root / "probe.jsonl").write_text("\n".join(lines))
     file = pool.write(recipe(pool, probe="probe.jsonl"))
     whole = sigmerge.profile(file)
-    for kept in (tmp_path / "pool/.sigmerge").glob("gram-*"):
-        kept.unlink()
+    shutil.rmtree(tmp_path / "pool/.sigmerge/grams")
     for folder in pool.experts.values():
         for part in folder.glob("tokenizer*"):
             part.unlink()

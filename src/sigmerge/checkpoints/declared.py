@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.pickled import pickle_of
 from sigmerge.checkpoints.remote import with_weights
-from sigmerge.files.objects import remote_folder
+from sigmerge.errors import SigmergeError
+from sigmerge.files.objects import address, remote_folder
 from sigmerge.kept import Given
 
 AROUND = ("*.json", "*.model", "*.txt", "*.tiktoken", "*.jinja", "*.py")
@@ -21,9 +25,9 @@ def checkpoint_files(checkpoint: Checkpoint) -> dict[str, Path]:
     Weights, configurations, tokenizer, templates and code: `model/…`, of an adapter `adapter/…`,
     and `twin/…` for the safetensors that a pickle was converted to.
     """
-    found = {f"model/{name}": file for name, file in _around(checkpoint.path).items()}
+    found = {f"model/{name}": file for name, file in files_around(checkpoint.path).items()}
     if checkpoint.adapter is not None:
-        around = _around(checkpoint.adapter)
+        around = files_around(checkpoint.adapter)
         found |= {f"adapter/{name}": file for name, file in around.items()}
     for file in checkpoint.files:
         pickle = pickle_of(file)
@@ -31,6 +35,12 @@ def checkpoint_files(checkpoint: Checkpoint) -> dict[str, Path]:
             found[f"twin/{pickle.name}.safetensors"] = file
         found[_role(checkpoint, pickle or file)] = pickle or file
     return found
+
+
+def weight_files(checkpoint: Checkpoint) -> dict[str, Path]:
+    """The files that decide a checkpoint's tensors: its weights, and how they are put together."""
+    weights = {f"weights/{number}": file for number, file in enumerate(checkpoint.files)}
+    return {"config.json": checkpoint.path / "config.json", **weights}
 
 
 def shown_folder(given: Given, prefix: str, checkpoint: Checkpoint) -> Path:
@@ -46,7 +56,19 @@ def shown_folder(given: Given, prefix: str, checkpoint: Checkpoint) -> Path:
     return Path(f"{model}+{given.folder(f'{prefix}/adapter', checkpoint.adapter.name)}")
 
 
-def _around(folder: Path) -> dict[str, Path]:
+@contextmanager
+def named(shown: Path, checkpoint: Checkpoint) -> Iterator[None]:
+    """Errors in this context name the checkpoint in place of the folder that was shown."""
+    try:
+        yield
+    except SigmergeError as error:
+        text = str(error).replace(str(shown), checkpoint.place)
+        error.args = (text.replace(str(home_of(shown)), address(checkpoint.path)),)
+        raise
+
+
+def files_around(folder: Path) -> dict[str, Path]:
+    """The files of a folder beside the weights that decide what a model is and how it reads."""
     files = {file for pattern in AROUND for file in folder.glob(pattern) if file.is_file()}
     return {
         file.relative_to(folder).as_posix(): file for file in {*files, *companion_files(folder)}
