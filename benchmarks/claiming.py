@@ -55,14 +55,9 @@ class RawBlock:
         ]
 
     @cached_property
-    def addresses(self) -> np.ndarray:
-        starts = np.array([2 * start for start, _ in self.tiles], np.uint64)
-        rows = [np.uint64(address_of(row)) + starts for row in (*self.experts, self.reference)]
-        return np.array(rows)
-
-    @cached_property
-    def kinds(self) -> np.ndarray:
-        return np.full(self.addresses.shape, BF16, np.uint8)
+    def sources(self) -> np.ndarray:
+        rows, starts = (*self.experts, self.reference), [start for start, _ in self.tiles]
+        return np.array([[(BF16, -1, address_of(r) + 2 * s) for s in starts] for r in rows])
 
     def claimed(self, domain: int) -> None:
         pass
@@ -104,7 +99,8 @@ def run(size: int, repeats: int = 5) -> list[dict[str, Any]]:
     quota = [int(CAPACITY * share * size) for share in SHARES]
     order = range(len(DOMAINS))
     magnitude = np.empty(size, np.float32)
-    load_rows(*members([block.experts[0]]), block.addresses[-1, 0], BF16, 0, magnitude[None])
+    table, reference = members([block.experts[0]]), np.uint64(address_of(block.reference))
+    load_rows(*table[:2], reference, BF16, 0, magnitude[None])
     np.abs(magnitude, out=magnitude)
     tensor, k = torch.from_numpy(magnitude), quota[0]
     torch.set_num_threads(THREADS)

@@ -10,6 +10,7 @@
 
 namespace sm {
 
+void bind_claim(nb::module_ &);  // bindings_claim.cpp
 void bind_merge(nb::module_ &);  // bindings_merge.cpp
 
 using Bytes = const Array<const uint8_t> &;
@@ -267,5 +268,6 @@ NB_MODULE(_native, m) {
     sm::bind_philox(m);
     sm::bind_sums(m);
     sm::bind_select(m);
+    sm::bind_claim(m);
     sm::bind_merge(m);
 }

@@ -27,6 +27,52 @@ struct Philox {
     void (*fill)(uint32_t k0, uint32_t k1, int64_t start, int64_t count, uint32_t *out);
 };
 
+// The tiles of a block in flat order: where they begin and the last ends, and the members' rows. With
+// key[0] scores are not Δ_d but random bits of the flat index, of the key (key[1], key[2]).
+struct Tiles {
+    const int64_t *edges;
+    const Source *expert, *reference;
+    const int64_t *key;
+};
+
+// What a domain claims of its marks: all above, and the first ties[t] of tile t; counts (tiles, 2)
+// is what `mark` found. Null ties: there is nothing to settle.
+struct Settlement {
+    uint8_t code;
+    const int64_t *ties, *counts;
+};
+
+// Eq. (occupancy): what a claimed coordinate takes from its owner. `domains` are the rows that own
+// anything, keys (count, 2) those of their draws, of which those below `below` drop an entry.
+struct Update {
+    enum Form : int64_t { ADD, SPARSE, REPLACE };
+    int64_t form;
+    float scale;
+    const int64_t *domains, *keys;
+    int64_t count, below;
+};
+
+// Sequential occupancy on the tiles [first, last) of a block (Algorithm 1, lines 14-16): claim.cpp.
+struct Claim {
+    // Histograms of the free coordinates' magnitudes in one run in `every` of each tile.
+    void (*count_high)(const Tiles &, const uint8_t *owner, int64_t first, int64_t last, int64_t every,
+                       const Settlement &before, uint32_t *histogram);
+    void (*count_low)(const Tiles &, const uint8_t *owner, int64_t first, int64_t last, int64_t every,
+                      const Settlement &before, uint32_t high, uint32_t *histogram);
+    // Settle what was claimed `before`, and mark the free by a threshold: counts (tiles, 2) of those
+    // above and tied, Σ|score| of those above. The first tile that is not finite, or −1.
+    int64_t (*mark)(const Tiles &, uint8_t *owner, int64_t first, int64_t last, const Settlement &before,
+                    int64_t threshold, int64_t *counts, double *mass);
+    void (*settle)(const int64_t *edges, uint8_t *owner, int64_t first, int64_t last, const Settlement &);
+    // Nonzero scores and their ℓ1 mass by tile where the owner is `code`.
+    int64_t (*tally)(const Tiles &, const uint8_t *owner, int64_t first, int64_t last, uint8_t code,
+                     int64_t *support, double *mass);
+    // The repaired values. Rows of members (count, tiles): the domains, the reference, the anchor.
+    // Merged.fine says whether the anchor is finite.
+    Merged (*admit)(const Update &, const int64_t *edges, const uint8_t *owner, int64_t first, int64_t last,
+                    const Source *members, int64_t count, int64_t tiles, const Source &target);
+};
+
 // Weighted sums of stored rows: what many merges come down to.
 struct Sums {
     // Σ_d w_d v_d with v_d = θ_d, or θ_d − θ_ref (the last member) with `vectors`; then τ / divisor
@@ -70,6 +116,7 @@ struct Select {
     X(Convert, convert) \
     X(Checksum, checksums) \
     X(Philox, philox) \
+    X(Claim, claims) \
     X(Sums, sums) \
     X(Select, select)
 

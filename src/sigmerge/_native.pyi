@@ -49,6 +49,31 @@ def drain(
 # philox.cpp
 def draw(k0: int, k1: int, start: int, out: Array, /) -> None: ...
 
+# claim.cpp; tables of tiles are int64 (tiles, 3) or (members, tiles, 3)
+def claim_high(
+    edges: Array, expert: Array, reference: Array, key: Array, owner: Array, first: int, last: int,
+    every: int, code: int, ties: Array, counts: Array, histogram: Array, /
+) -> None: ...  # fmt: skip
+def claim_low(
+    edges: Array, expert: Array, reference: Array, key: Array, owner: Array, first: int, last: int,
+    every: int, code: int, ties: Array, counts: Array, high: int, histogram: Array, /
+) -> None: ...  # fmt: skip
+def claim_mark(
+    edges: Array, expert: Array, reference: Array, key: Array, owner: Array, first: int, last: int,
+    code: int, ties: Array, before: Array, threshold: int, counts: Array, mass: Array, /
+) -> int: ...  # fmt: skip
+def claim_settle(
+    edges: Array, owner: Array, first: int, last: int, code: int, ties: Array, counts: Array, /
+) -> None: ...
+def claim_tally(
+    edges: Array, expert: Array, reference: Array, key: Array, owner: Array, first: int, last: int,
+    code: int, support: Array, mass: Array, /
+) -> int: ...  # fmt: skip
+def claim_admit(
+    form: int, scale: float, domains: Array, below: int, keys: Array, edges: Array, owner: Array,
+    first: int, last: int, members: Array, target: Array, /
+) -> tuple[bool, bool, int]: ...  # fmt: skip
+
 # sums.cpp
 def weighted_rows(
     weights: Array, vectors: bool, after: Array, members: Array, size: int, target: Array, /

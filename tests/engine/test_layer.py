@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from sigmerge.checkpoints.reader import Reader
 from sigmerge.engine import layer
 from sigmerge.kernels import claim
 from sigmerge.kernels.checksum import checksum
+from sigmerge.kernels.stored import F32
 from sigmerge.kernels.window import DRAINED, FilePlace
 from sigmerge.method.occupancy import Update, admission
 from sigmerge.operators.base import Site
@@ -49,13 +49,13 @@ def test_a_tile_in_a_file_is_what_is_mapped(
         source: Any = InFiles(tmp_path, reader, "a", "b", "reference")
         block = layer.LayerBlock(0, sites, ("a", "b"), source, InFiles(tmp_path, reader, "anchor"))
         assert [last - first for first, last in block.tiles] == [64, 6, 64, 64, 64, 8]
-        for member, places in enumerate(block.all_files):
-            for tile, (descriptor, position) in enumerate(places.tolist()):
-                first, last = block.tiles[tile]
-                mapped = ctypes.string_at(
-                    int(block.all_addresses[member, tile]), 4 * (last - first)
+        for name, rows in zip(("a", "b", "reference", "anchor"), block.all_sources, strict=True):
+            mapped = b"".join(source.raw(name, site.tensor).tobytes() for site in sites)
+            for (first, last), (kind, *place) in zip(block.tiles, rows.tolist(), strict=True):
+                assert kind == F32
+                assert (
+                    os.pread(place[0], 4 * (last - first), place[1]) == mapped[4 * first : 4 * last]
                 )
-                assert os.pread(descriptor, len(mapped), position) == mapped
 
 
 class Target:

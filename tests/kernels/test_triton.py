@@ -24,6 +24,7 @@ from sigmerge.kernels.parts import PartSums
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, CODE, F16, F32, address_of, members
 from sigmerge.kernels.thinning import ALL, ANY_TIES
+from sigmerge.kernels.window import MEMORY
 
 pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -212,19 +213,17 @@ class Claims:
         self, dtype: str, key: tuple[int, int, int] = (0, 0, 0), edges: Any = EDGES
     ) -> None:
         self.rows, self.edges = Rows(2000, dtype, seed=1), edges
-        self.kinds = np.full((5, 3), CODE[self.rows.stored[0].dtype], np.uint8)
         of = [*self.rows.stored, self.rows.stored[0]]  # the first expert is the anchor too
-        self.addresses = np.array(
-            [[address_of(row) + row.itemsize * begin for begin in edges[:-1].tolist()]
-             for row in of], np.uint64)  # fmt: skip
+        self.sources = np.array(
+            [[(CODE[row.dtype], MEMORY, address_of(row) + row.itemsize * begin)
+              for begin in edges[:-1].tolist()] for row in of], np.int64)  # fmt: skip
         self.key = np.array(key, np.int64)
         self.by_loops = claim.free_map(2000)
         self.triton: Any = Gpu(DEVICE, 1 << 20).claims()
         self.by_triton = self.triton.free_map(2000)
 
     def table(self, domain: int) -> TileTable:
-        of = (self.addresses[domain], self.kinds[domain], self.addresses[3], self.kinds[3])
-        return TileTable(self.edges, *of, self.key)
+        return TileTable(self.edges, self.sources[domain], self.sources[3], self.key)
 
     def both(self, loop: str, table: Any, *given: Any, results: list[Any]) -> None:
         """Run a loop in both ways: equal results, equal owners."""
@@ -254,7 +253,7 @@ def test_claims_are_those_of_the_loops(
     edges = Claims.WIDE if dtype == "f16" or key[0] else Claims.EDGES
     claims, before = Claims(dtype, key, edges), claim.SETTLED
     if together:
-        claims.triton.bring(claims.addresses, claims.kinds, claims.edges)
+        claims.triton.bring(claims.sources, claims.edges)
         assert len(claims.triton._copies._whole) == 4
     for domain in range(3):
         table = claims.table(domain)
@@ -286,11 +285,12 @@ def test_claims_are_those_of_the_loops(
         update = Admission(form, scale, np.arange(3), 1 << 30, keys)
         for kind, stored in ((BF16, np.uint16), (F32, np.float32)):
             out, again = np.zeros(2000, stored), np.zeros(2000, stored)
-            of = (update, claims.edges)
-            rest = (0, 3, claims.addresses[[0, 1, 2, 3, 4]], claims.kinds)
-            claim.admit(*of, claims.by_loops, *rest, np.uint64(address_of(out)), kind)
-            place = np.uint64(address_of(again))
-            assert claims.triton.admit(*of, claims.by_triton, *rest, place, kind) == (True, True)
+            of, rest = (update, claims.edges), (0, 3, claims.sources)
+            for way, owner, to in (
+                (claim, claims.by_loops, out), (claims.triton, claims.by_triton, again)
+            ):  # fmt: skip
+                target = np.array([kind, MEMORY, address_of(to)], np.int64)
+                assert way.admit(*of, owner, *rest, target)[:2] == (True, True)
             assert again.tobytes() == out.tobytes()
 
 

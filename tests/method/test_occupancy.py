@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigmerge.kernels import SAMPLE_RUN, TILE, convert, philox
-from sigmerge.kernels.claim import MAX_DOMAINS, NO_FILES, admit
+from sigmerge.kernels.claim import MAX_DOMAINS, admit
 from sigmerge.kernels.stored import CODE, F32, address_of
 from sigmerge.method import occupancy
 from sigmerge.method.occupancy import Update, admission, claim, edges_of
@@ -52,25 +52,20 @@ class Pool:
         return [np.ascontiguousarray(row) for row in (*self.experts, reference)]
 
     @cached_property
-    def addresses(self) -> np.ndarray:
-        starts = [start for start, _ in self.tiles]
-        rows = [[address_of(row) + row.itemsize * s for s in starts] for row in self.members]
-        return np.array(rows, np.uint64)
-
-    @property
-    def kinds(self) -> np.ndarray:
-        rows = [[CODE[row.dtype]] * len(self.tiles) for row in self.members]
-        return np.array(rows, np.uint8)
-
-    @property
-    def files(self) -> np.ndarray:
-        return NO_FILES
+    def sources(self) -> np.ndarray:
+        return np.stack([rows_of(row, self.tiles) for row in self.members])
 
     def claimed(self, domain: int) -> None:
         pass
 
     def not_finite(self, domain: int, tile: int) -> None:
         raise ArithmeticError(f"{self.domains[domain]} in tile {tile}")
+
+
+def rows_of(row: np.ndarray, tiles: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Where the tiles of a member in memory lie."""
+    places = [address_of(row) + row.itemsize * start for start, _ in tiles]
+    return np.array([(CODE[row.dtype], -1, place) for place in places], np.int64)
 
 
 def cut(size: int, at: Sequence[int]) -> list[tuple[int, int]]:
@@ -522,15 +517,13 @@ def test_owner_map_of_another_block():
 
 
 def updated(pool: Pool, owner: np.ndarray, anchor: np.ndarray, update: Update) -> np.ndarray:
-    starts = np.array([start for start, _ in pool.tiles], np.uint64)
-    table = np.vstack([pool.addresses, np.uint64(address_of(anchor)) + np.uint64(4) * starts])
-    kinds = np.vstack([pool.kinds, np.full((1, starts.size), F32, np.uint8)])
+    table = np.concatenate([pool.sources, rows_of(anchor, pool.tiles)[None]])
     values = np.empty_like(anchor)
-    fine, stored = admit(
-        admission(pool, [0, 1, 2], update), edges_of(pool), owner, 0, starts.size,
-        table, kinds, np.uint64(address_of(values)), F32,
+    found = admit(
+        admission(pool, [0, 1, 2], update), edges_of(pool), owner, 0, len(pool.tiles), table,
+        np.array([F32, -1, address_of(values)], np.int64),
     )  # fmt: skip
-    assert fine and stored
+    assert found.fine and found.stored
     return values
 
 

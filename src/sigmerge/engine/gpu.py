@@ -413,7 +413,7 @@ class _BlockCopies(TileCopies):
     """The tiles of a block's members on the device, each at a multiple of 256 bytes.
 
     Members are copied whole, all together before they are read or each when it is read first, as
-    long as there is room; else only the tiles that a pass reads, for that pass. All addresses of a
+    long as there is room; else only the tiles that a pass reads, for that pass. The rows of a
     member's tiles tell it from others: an adapter has tensors of its reference.
     """
 
@@ -422,47 +422,40 @@ class _BlockCopies(TileCopies):
         self._whole: dict[bytes, tuple[torch.Tensor, Array]] = {}
 
     def __call__(
-        self,
-        addresses: Array,
-        kinds: Array,
-        edges: Array,
-        first: int,
-        last: int,
-        *,
-        alone: bool = False,
+        self, rows: Array, edges: Array, first: int, last: int, *, alone: bool = False
     ) -> tuple[torch.Tensor, Array]:
-        key = addresses.tobytes()
+        key = rows.tobytes()
         if key not in self._whole and not alone:
             with self._gpu.launches_of_others():
-                self.bring(addresses[None], kinds[None], edges)
+                self.bring(rows[None], edges)
         if key in self._whole:
             there, places = self._whole[key]
             return there, places[first:last]
-        some = sizes(kinds[first:last], edges[first : last + 1])
+        some = sizes(rows[first:last, 0], edges[first : last + 1])
         if alone:
-            return self._copied(addresses[first:last], some, map)
+            return self._copied(rows[first:last, 2], some, map)
         with self._gpu.launches_of_others():
-            return self._copied(addresses[first:last], some, self._run)
+            return self._copied(rows[first:last, 2], some, self._run)
 
-    def bring(self, addresses: Array, kinds: Array, edges: Array) -> None:
-        each = np.stack([sizes(row, edges) for row in kinds])
+    def bring(self, rows: Array, edges: Array) -> None:
+        each = np.stack([sizes(member[:, 0], edges) for member in rows])
         needed = int(_aligned(each).sum())
         if needed > self._left:
             return
         try:
-            there, places = self._copied(addresses.ravel(), each.ravel(), self._run)
+            there, places = self._copied(rows[..., 2].ravel(), each.ravel(), self._run)
         except torch.OutOfMemoryError:
-            if len(addresses) == 1:  # of several, some may still have room
+            if len(rows) == 1:  # of several, some may still have room
                 self._left = 0
             return
         self._left -= needed
-        for member, row in zip(addresses, places.reshape(each.shape), strict=True):
+        for member, row in zip(rows, places.reshape(each.shape), strict=True):
             self._whole[member.tobytes()] = there, row
 
     def _copied(self, addresses: Array, sizes: Array, run: _Map) -> tuple[torch.Tensor, Array]:
         places = _places(sizes)
         there = self._gpu.bytes_there(int(places[-1]) + _aligned(int(sizes[-1])))
-        spans = _spans(addresses.astype(np.int64), places, sizes)
+        spans = _spans(addresses, places, sizes)
         for _ in run(lambda part: self._gpu.send(part, there), _parts(spans)):
             pass
         return there, places

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from sigmerge._native import WriteFailed
 from sigmerge.engine.reading import place_of
 from sigmerge.engine.stream import Direct, Source, rounded
 from sigmerge.kernels import Array, claim
-from sigmerge.kernels.claim import CLAIM_TILE, Admission
+from sigmerge.kernels.claim import CLAIM_TILE, Admission, Admitted
 from sigmerge.kernels.convert import STORAGE
 from sigmerge.kernels.stored import CODE, address_of
-from sigmerge.kernels.window import DRAINED, MEMORY, Drain, FilePlace, drain_from
+from sigmerge.kernels.window import MEMORY
 from sigmerge.operators.base import Site
 
 PIECE = 32
@@ -35,11 +36,8 @@ class Piece(NamedTuple):
     last: int
 
 
-_NOWHERE = FilePlace(MEMORY, 0, 0)
-
-
 class LayerBlock:
-    """Layer `index`: its domains, tiles, addresses, and the pieces in which it is rewritten.
+    """Layer `index`: its domains, tiles, where they lie, and the pieces in which it is rewritten.
 
     `anchor` is the source of one member, called "anchor"; `loops` pass over the tiles, and `run` is
     like `map`.
@@ -74,39 +72,28 @@ class LayerBlock:
             offset += site.size
         self.size = offset
         members = [*((source, name) for name in (*domains, "reference")), (anchor, "anchor")]
-        shape = (len(members), len(self._places))
-        self.all_addresses = np.empty(shape, np.uint64)
-        self.all_kinds = np.empty(shape, np.uint8)
-        self.all_files = np.empty((*shape, 2), np.int64)
-        for row, (of, name) in enumerate(members):
+        self.all_sources = np.empty((len(members), len(self._places), 3), np.int64)
+        for row, (of, name) in zip(self.all_sources, members, strict=True):
             self._lay(row, of, name)
-        self._mapped = loops is not claim or bool((self.all_files[..., 0] == MEMORY).any())
+        self._mapped = bool((self.all_sources[..., 1] == MEMORY).any())
         self.edges = np.array([0, *(stop for _, stop in self.tiles)], np.int64)
 
     @property
-    def addresses(self) -> Array:
-        return self.all_addresses[:-1]
+    def sources(self) -> Array:
+        """Where the tiles of the domains and of the reference lie; see `claim.TileTable`."""
+        return self.all_sources[:-1]
 
-    @property
-    def kinds(self) -> Array:
-        return self.all_kinds[:-1]
-
-    @property
-    def files(self) -> Array:
-        return self.all_files[:-1]
-
-    def _lay(self, row: int, source: Source, member: str) -> None:
-        """Fill a row of the tables: where a member's tiles lie, and of which type they are."""
+    def _lay(self, tiles: Array, source: Source, member: str) -> None:
+        """Fill the rows of a member's tiles. A device finds them in memory."""
         first = 0
         for site in self._sites:
             raw = source.raw(member, site.tensor)
             skips = np.arange(0, site.size, CLAIM_TILE) * raw.itemsize
-            tiles, place = slice(first, first + len(skips)), place_of(raw) or _NOWHERE
-            self.all_addresses[row, tiles] = address_of(raw) + skips.astype(np.uint64)
-            self.all_kinds[row, tiles] = CODE[raw.dtype]
-            self.all_files[row, tiles, 0] = place.descriptor
-            self.all_files[row, tiles, 1] = place.position + skips
-            first = tiles.stop
+            rows, place = tiles[first : first + len(skips)], place_of(raw)
+            rows[:, 0], rows[:, 1], rows[:, 2] = CODE[raw.dtype], MEMORY, address_of(raw) + skips
+            if place is not None and self.loops is claim:
+                rows[:, 1], rows[:, 2] = place.descriptor, place.position + skips
+            first += len(skips)
 
     def not_finite(self, domain: int, tile: int) -> None:
         tensor, start = self._places[tile]
@@ -129,11 +116,14 @@ class LayerBlock:
         kind, target = STORAGE[dtype], direct.target(piece.tensor)
         if target is None:
             return False
-        room, drain = claim.room(min(piece.size, DRAINED), kind), drain_from(target, piece.start)
-        if not all(self._admitted(piece, update, owner, room, drain)):
+        nbytes, position = piece.size * kind.itemsize, target.position + piece.start * kind.itemsize
+        try:
+            found = self._admitted(piece, update, owner, CODE[kind], target.descriptor, position)
+        except WriteFailed:  # whoever writes it otherwise says why it fails
             return False
-        nbytes, found = piece.size * kind.itemsize, int(drain.checksum[0])
-        direct.written(piece.tensor, piece.start, nbytes, found)
+        if not (found.fine and found.stored):
+            return False
+        direct.written(piece.tensor, piece.start, nbytes, found.checksum)
         self._done(piece)
         return True
 
@@ -155,20 +145,13 @@ class LayerBlock:
     def _admit(self, piece: Piece, update: Admission, owner: Any, dtype: str) -> tuple[Array, bool]:
         kind = STORAGE[dtype]
         out = self.loops.room(piece.size, kind)
-        fine, stored = self._admitted(piece, update, owner, out)
-        if not fine:
+        found = self._admitted(piece, update, owner, CODE[kind], MEMORY, address_of(out))
+        if not found.fine:
             stop = piece.start + piece.size
             self._anchor.not_finite(["anchor"], piece.tensor, piece.start, stop)
-        return out, stored
+        return out, found.stored
 
-    def _admitted(
-        self, piece: Piece, update: Admission, owner: Any, out: Array, *drain: Drain
-    ) -> tuple[bool, bool]:
-        """Whether the anchor is finite, and whether the result is, and is written."""
-        tiles, place = (piece.first, piece.last), np.uint64(address_of(out))
-        tables = self.all_addresses, self.all_kinds
-        found: tuple[bool, bool] = self.loops.admit(
-            update, self.edges, owner, *tiles, *tables, place, CODE[out.dtype], self.all_files,
-            *drain,
-        )  # fmt: skip
+    def _admitted(self, piece: Piece, update: Admission, owner: Any, *target: int) -> Admitted:
+        row, tiles = np.array(target, np.int64), (piece.first, piece.last)
+        found: Admitted = self.loops.admit(update, self.edges, owner, *tiles, self.all_sources, row)
         return found

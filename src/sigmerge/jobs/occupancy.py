@@ -415,7 +415,7 @@ def _write_layer(
     if loops is not compiled:
         claiming = {d for turn in job.rounds for d, quota in enumerate(turn.quota[index]) if quota}
         rows = [*sorted(claiming), *([-2] if claiming else []), -1]
-        loops.bring(block.all_addresses[rows], block.all_kinds[rows], block.edges)
+        loops.bring(block.all_sources[rows], block.edges)
     owner = None
     records = []
     for turn in job.rounds:

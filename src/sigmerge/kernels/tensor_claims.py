@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from sigmerge.kernels import Array, claim, tensors
-from sigmerge.kernels.claim import NO_FILES, Admission, Settlement, TileTable
+from sigmerge.kernels.claim import Admission, Admitted, Settlement, TileTable
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE
 from sigmerge.kernels.stored import F32
-from sigmerge.kernels.window import MEMORY, NO_DRAIN, Drain
+from sigmerge.kernels.window import DRAINED, MEMORY, Drain
 
 ENOUGH = 1 << 22
 """Coordinates of a sample; of a block that has more, strips of fewer tiles are counted."""
@@ -30,23 +30,16 @@ class TileCopies(Protocol):
     """Finds or makes copies of a member's tiles on the device."""
 
     def __call__(
-        self,
-        addresses: Array,
-        kinds: Array,
-        edges: Array,
-        first: int,
-        last: int,
-        *,
-        alone: bool = False,
+        self, rows: Array, edges: Array, first: int, last: int, *, alone: bool = False
     ) -> tuple[Tensor, Array]:
         """Bytes on the device, and where in them tiles [first, last) begin, for a pass.
 
-        `addresses`, `kinds` and `edges` are those of all tiles of the block. `alone`: in a thread
-        that must not hand work to others.
+        `rows` (tiles, 3) and `edges` are those of all tiles of the block; see `claim.TileTable`.
+        `alone`: in a thread that must not hand work to others.
         """
 
-    def bring(self, addresses: Array, kinds: Array, edges: Array) -> None:
-        """Copy members whole, a row of each, if there is room for all."""
+    def bring(self, rows: Array, edges: Array) -> None:
+        """Copy members whole, a row of each for each tile, if there is room for all."""
 
 
 class ClaimDevice(Protocol):
@@ -90,10 +83,10 @@ class TensorClaims:
         kind = np.dtype(dtype)
         return self._place.room(-(-size * kind.itemsize // 4)).view(kind)[:size]
 
-    def bring(self, addresses: Array, kinds: Array, edges: Array) -> None:
+    def bring(self, rows: Array, edges: Array) -> None:
         """Have the tiles of some members on the device before they are read, if there is room."""
         with self._place.stream():
-            self._copies.bring(addresses, kinds, edges)
+            self._copies.bring(rows, edges)
 
     def free_map(self, size: int) -> Tensor:
         with self._place.stream():
@@ -214,18 +207,15 @@ class TensorClaims:
         owner: Tensor,
         first: int,
         last: int,
-        addresses: Array,
-        kinds: Array,
-        out: np.uint64,
-        kind: int,
-        files: Array = NO_FILES,
-        drain: Drain = NO_DRAIN,
-    ) -> tuple[bool, bool]:
-        fine, width, base = [True, True], 4 if kind == F32 else 2, int(edges[first])
+        members: Array,
+        target: Array,
+    ) -> Admitted:
+        kind, drain = int(target[0]), drain_to(target)
+        fine, base = [True, True], int(edges[first])
 
         def one(first: int, last: int) -> None:
             def values(member: int) -> Tensor:
-                return self._run(addresses[member], kinds[member], edges, first, last, alone=True)
+                return self._run(members[member], edges, first, last, alone=True)
 
             mine, some = owner[edges[first] : edges[last]], values(-1)
             fine[0] &= bool(torch.isfinite(some).all())
@@ -244,21 +234,19 @@ class TensorClaims:
                 some = torch.where(chosen, moved, some)
             stored = some.to(tensors.STORED[kind])
             fine[1] &= bool(torch.isfinite(stored).all())
-            begun = width * (int(edges[first]) - base)
-            fine[1] &= self._delivered(stored, int(out), begun, drain, right=all(fine))
+            begun = drain.width * (int(edges[first]) - base)
+            fine[1] &= self._delivered(stored, begun, drain, right=all(fine))
 
         self._place.halved(first, last, one)
-        return fine[0], fine[1]
+        return Admitted(fine[0], fine[1], int(drain.checksum[0]))
 
-    def _delivered(
-        self, values: Tensor, out: int, begun: int, drain: Drain, *, right: bool
-    ) -> bool:
+    def _delivered(self, values: Tensor, begun: int, drain: Drain, *, right: bool) -> bool:
         """Put results, so many bytes behind the first of all, where they belong.
 
         Into a file only if they are `right`; False if they are not there.
         """
         if drain.descriptor == MEMORY:
-            self._place.give_at(values, out + begun)
+            self._place.give_at(values, drain.position + begun)
             return True
         if not right:
             return False
@@ -280,28 +268,28 @@ class TensorClaims:
             key, start = (int(table.key[1]), int(table.key[2])), int(edges[first])
             drawn = tensors.draws(key, start, int(edges[last]) - start, self._device)
             return drawn.to(torch.int32).view(torch.float32)
-        own = self._run(table.expert, table.expert_kinds, edges, first, last)
-        return own - self._run(table.reference, table.reference_kinds, edges, first, last)
+        own = self._run(table.expert, edges, first, last)
+        return own - self._run(table.reference, edges, first, last)
 
     def _run(
-        self,
-        addresses: Array,
-        kinds: Array,
-        edges: Array,
-        first: int,
-        last: int,
-        *,
-        alone: bool = False,
+        self, rows: Array, edges: Array, first: int, last: int, *, alone: bool = False
     ) -> Tensor:
         """float32 values of a run of tiles."""
-        copy, places = self._copies(addresses, kinds, edges, first, last, alone=alone)
-        lengths, some = sizes(kinds[first:last], edges[first : last + 1]), kinds[first:last]
+        copy, places = self._copies(rows, edges, first, last, alone=alone)
+        some = rows[first:last, 0]
+        lengths = sizes(some, edges[first : last + 1])
         return torch.cat([
             copy[place : place + length].view(tensors.STORED[kind]).float()
             for place, length, kind in zip(
                 places.tolist(), lengths.tolist(), some.tolist(), strict=True
             )
         ])  # fmt: skip
+
+
+def drain_to(target: Array) -> Drain:
+    """A row of members as a drain; of memory its position is the address."""
+    kind, descriptor, position = target.tolist()
+    return Drain(descriptor, position, 4 if kind == F32 else 2, DRAINED, np.zeros(1, np.uint64))
 
 
 def sizes(kinds: Array, edges: Array) -> Array:

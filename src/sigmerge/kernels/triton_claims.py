@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sigmerge.kernels import LANES, SAMPLE_RUN, Array, claim, tensors
-from sigmerge.kernels.claim import NO_FILES, Admission, Settlement, TileTable
+from sigmerge.kernels.claim import Admission, Admitted, Settlement, TileTable
 from sigmerge.kernels.stored import BF16, F16, F32
-from sigmerge.kernels.tensor_claims import ENOUGH, TensorClaims
+from sigmerge.kernels.tensor_claims import ENOUGH, TensorClaims, drain_to
 from sigmerge.kernels.tensors import fetched
 from sigmerge.kernels.triton_passes import (
     BLOCK,
@@ -36,7 +36,6 @@ from sigmerge.kernels.triton_passes import (
     wide,
     widened,
 )
-from sigmerge.kernels.window import NO_DRAIN, Drain
 
 TILE_ROW = 4
 """Numbers of a tile in its row of the table, before the addresses of domains: two addresses, its
@@ -444,17 +443,14 @@ class TritonClaims(TensorClaims):
         owner: Tensor,
         first: int,
         last: int,
-        addresses: Array,
-        kinds: Array,
-        out: np.uint64,
-        kind: int,
-        files: Array = NO_FILES,
-        drain: Drain = NO_DRAIN,
-    ) -> tuple[bool, bool]:
-        if len(np.unique(kinds[:, first:last])) > 1:
-            where = addresses, kinds, out, kind, files
-            return super().admit(update, edges, owner, first, last, *where, drain)
-        fine, width, base = [True, True], 4 if kind == F32 else 2, int(edges[first])
+        members: Array,
+        target: Array,
+    ) -> Admitted:
+        kinds = members[:, first:last, 0]
+        if len(np.unique(kinds)) > 1:
+            return super().admit(update, edges, owner, first, last, members, target)
+        kind, drain = int(target[0]), drain_to(target)
+        fine, base = [True, True], int(edges[first])
 
         def one(first: int, last: int) -> None:
             begin, end = int(edges[first]), int(edges[last])
@@ -463,9 +459,7 @@ class TritonClaims(TensorClaims):
             held = []
             columns = [0, 1, *range(TILE_ROW, rows.shape[1])]
             for column, member in zip(columns, [-1, -2, *update.domains.tolist()], strict=True):
-                copy, rows[:, column] = self._where(
-                    addresses[member], kinds[member], edges, first, last, alone=True
-                )
+                copy, rows[:, column] = self._where(members[member], edges, first, last, alone=True)
                 held.append(copy)
             stored = torch.empty(end - begin, dtype=_RESULT[kind], device=self._device)
             flag = tensors.no_flag(self._device)
@@ -474,26 +468,24 @@ class TritonClaims(TensorClaims):
                 rows.shape[1], owner, stored, flag, there(update.domains.astype(np.int32), owner),
                 there(update.keys.astype(np.uint32).view(np.int32), owner),
                 float(np.float32(update.scale)), int(update.below), begin, update.form,
-                len(update.domains), int(kinds[0, first]), kind, _aligned(edges), BLOCK, **EXACT,
+                len(update.domains), int(kinds[0, 0]), kind, _aligned(edges), BLOCK, **EXACT,
             )  # fmt: skip
             found = int(flag.item())
             del held
             fine[0] &= not found & 1
             fine[1] &= not found & 2
-            begun = width * (begin - base)
-            fine[1] &= self._delivered(stored, int(out), begun, drain, right=all(fine))
+            begun = drain.width * (begin - base)
+            fine[1] &= self._delivered(stored, begun, drain, right=all(fine))
 
         self._place.halved(first, last, one)
-        return fine[0], fine[1]
+        return Admitted(fine[0], fine[1], int(drain.checksum[0]))
 
     def _rows(self, table: TileTable, owner: Tensor, first: int, last: int) -> _Tiles:
         """The table's rows; those of the pass before, if that read the same copies."""
         copies, places = [], []
         if not table.key[0]:
-            for addresses, kinds in (
-                (table.expert, table.expert_kinds), (table.reference, table.reference_kinds)
-            ):  # fmt: skip
-                copy, place = self._where(addresses, kinds, table.edges, first, last)
+            for member in (table.expert, table.reference):
+                copy, place = self._where(member, table.edges, first, last)
                 copies.append(copy)
                 places.append(place)
         key = (first, last, *(int(place[0]) for place in places))
@@ -505,17 +497,10 @@ class TritonClaims(TensorClaims):
         return self._last
 
     def _where(
-        self,
-        addresses: Array,
-        kinds: Array,
-        edges: Array,
-        first: int,
-        last: int,
-        *,
-        alone: bool = False,
+        self, rows: Array, edges: Array, first: int, last: int, *, alone: bool = False
     ) -> tuple[Tensor, Array]:
         """A copy of a member's tiles, and the address of each."""
-        copy, places = self._copies(addresses, kinds, edges, first, last, alone=alone)
+        copy, places = self._copies(rows, edges, first, last, alone=alone)
         return copy, copy.data_ptr() + places
 
     def _edge(
@@ -562,7 +547,7 @@ def _kind(table: TileTable, first: int, last: int) -> int | None:
     """The one type in which the tiles of a run are stored; None if there are several."""
     if table.key[0]:
         return F32
-    kinds = (table.expert_kinds[first:last], table.reference_kinds[first:last])
+    kinds = (table.expert[first:last, 0], table.reference[first:last, 0])
     found = {int(extreme) for some in kinds for extreme in (some.min(), some.max())}
     return found.pop() if len(found) == 1 else None
 

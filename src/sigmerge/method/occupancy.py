@@ -30,11 +30,9 @@ from sigmerge.kernels.select import (
     place_of_rank,
     threshold_of,
 )
-from sigmerge.method.shapes import Float64, Int64, UInt8, UInt32, UInt64
+from sigmerge.method.shapes import Float64, Int64, UInt8, UInt32
 
-Addresses: TypeAlias = UInt64[np.ndarray, "members tiles"]
-DtypeCodes: TypeAlias = UInt8[np.ndarray, "members tiles"]
-Files: TypeAlias = Int64[np.ndarray, "members tiles 2"]
+Sources: TypeAlias = Int64[np.ndarray, "members tiles 3"]
 Owner: TypeAlias = UInt8[Any, "n"]
 """One byte a coordinate, in memory or on a device."""
 Counts: TypeAlias = Int64[np.ndarray, "3 places"]
@@ -79,16 +77,8 @@ class Block(Protocol):
         """(start, stop) of every tile in flat order; together they cover the block."""
 
     @property
-    def addresses(self) -> Addresses:
-        """Where each tile's values start: a row for every domain, then the reference's."""
-
-    @property
-    def kinds(self) -> DtypeCodes:
-        """The code of each tile's stored type, likewise."""
-
-    @property
-    def files(self) -> Files:
-        """Where each tile lies in a file, likewise; without rows, all lie in memory."""
+    def sources(self) -> Sources:
+        """Where each tile lies: a row for every domain, then the reference's; see TileTable."""
 
     def not_finite(self, domain: int, tile: int) -> None:
         """Called for a tile on which θ_d or θ_ref holds NaN or infinity; may raise."""
@@ -346,9 +336,7 @@ class _Step:
             name = str(block.domains[self.domain])
             words = philox.key_of(self.mask_seed, "mask", str(block.index), name)
             key = np.array([1, *words], np.int64)
-        mine, base = ((block.addresses[of], block.kinds[of]) for of in (self.domain, -1))
-        files = block.files[[self.domain, -1]] if len(block.files) else block.files
-        return kernels.TileTable(self.edges, mine[0], mine[1], base[0], base[1], key, files)
+        return kernels.TileTable(self.edges, block.sources[self.domain], block.sources[-1], key)
 
 
 _NO_KEY = np.zeros(3, np.int64)

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sigmerge._native import ReadFailed
 from sigmerge.kernels import SAMPLE_RUN, STRIP, claim, philox, select
-from sigmerge.kernels.stored import F32, address_of, members
-from sigmerge.kernels.window import WINDOW_SIZE, ReadFailed
+from sigmerge.kernels.stored import F32, address_of
+from sigmerge.kernels.window import MEMORY, WINDOW_SIZE
 
 SIZES = [1, 2, 63, 64, 65, 1000, STRIP + 1, 3 * STRIP - 1, SAMPLE_RUN + 1]
 
@@ -29,21 +30,17 @@ def owners(size: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).choice(codes, size)
 
 
+def row_of(values: np.ndarray) -> np.ndarray:
+    return np.array([[F32, MEMORY, address_of(values)]], np.int64)
+
+
 class OneTile:
     """A block of one tile whose task vector is `score`; it keeps alive what its table points to."""
 
     def __init__(self, score: np.ndarray, key: tuple[int, int, int] = (0, 0, 0)) -> None:
         self.rows = [score, np.zeros_like(score)]
-        (expert, reference), (kind, base), _ = members(self.rows)
         self.edges = np.array([0, score.size])
-        self.table = claim.TileTable(
-            self.edges,
-            np.array([expert]),
-            np.array([kind]),
-            np.array([reference]),
-            np.array([base]),
-            np.array(key, np.int64),
-        )
+        self.table = claim.TileTable(self.edges, *map(row_of, self.rows), np.array(key, np.int64))
 
     def mark(
         self, owner: np.ndarray, threshold: int, before: claim.Settlement = claim.SETTLED
@@ -57,13 +54,10 @@ class OneTile:
     ) -> np.ndarray:
         """θ̂ where domain 1 (or 0, the same expert) may own; draws have the key (3, 4)."""
         values = np.empty_like(anchor)
-        addresses, kinds, _ = members([self.rows[0], *self.rows, anchor])
+        members = np.stack([row_of(row) for row in (self.rows[0], *self.rows, anchor)])
         update = claim.Admission(form, scale, np.array([0, 1]), below, np.array([[3, 4], [3, 4]]))
-        fine, stored = claim.admit(
-            update, self.edges, owner, 0, 1, addresses[:, None].copy(), kinds[:, None].copy(),
-            np.uint64(address_of(values)), F32,
-        )  # fmt: skip
-        assert fine and stored
+        found = claim.admit(update, self.edges, owner, 0, 1, members, row_of(values)[0])
+        assert found == (True, True, 0)
         return values
 
 
@@ -189,7 +183,8 @@ def test_marking_settles_what_was_claimed_before(size, share):
     one, cut = OneTile(score), pattern(2.0**-13)
     if share != 0.5:  # a sample may count ties that are claimed where others of their tile are not
         for count, more in ((claim.count_high, ()), (claim.count_low, (0,))):
-            late, early = np.zeros((2, select.HIGH_PLACES), np.uint32)
+            places = select.LOW_BINS if more else select.HIGH_PLACES
+            late, early = np.zeros((2, places), np.uint32)
             count(one.table, owner, 0, 1, 1, before, *more, late)
             count(one.table, settled, 0, 1, 1, claim.SETTLED, *more, early)
             assert np.array_equal(late, early)
@@ -253,16 +248,13 @@ class TileInFile:
         file.write_bytes(b"odd" + b"".join(row.tobytes() for row in rows))
         self.descriptor = os.open(file, os.O_RDONLY)
         starts = np.cumsum([3, *(row.nbytes for row in rows)])
-        self.files = np.array([[[self.descriptor, start]] for start in starts[:-1]], np.int64)
-        nowhere = np.zeros(1, np.uint64)
-        self.table = tile.table._replace(expert=nowhere, reference=nowhere, files=self.files[:2])
+        self.members = np.array([[(F32, self.descriptor, start)] for start in starts[:-1]])
+        self.table = tile.table._replace(expert=self.members[0], reference=self.members[1])
         self.edges = tile.edges
 
-    def admit(self, owner: np.ndarray, out: np.ndarray) -> tuple[bool, bool]:
+    def admit(self, owner: np.ndarray, out: np.ndarray) -> claim.Admitted:
         update = claim.Admission(claim.ADD, 0.5, np.array([0]), 0, np.array([[3, 4]]))
-        nowhere, kinds = np.zeros((3, 1), np.uint64), np.full((3, 1), F32, np.uint8)
-        where = (nowhere, kinds, np.uint64(address_of(out)), F32, self.files)
-        return claim.admit(update, self.edges, owner, 0, 1, *where)
+        return claim.admit(update, self.edges, owner, 0, 1, self.members, row_of(out)[0])
 
 
 @pytest.mark.parametrize("size", [1, STRIP + 1, WINDOW_SIZE, 2 * WINDOW_SIZE + 77])
@@ -288,7 +280,7 @@ def test_a_tile_in_a_file_is_the_one_in_memory(size, tmp_path):
         assert both[0] == both[1]
     owner = np.where(owner == 1, np.uint8(0), owner)
     out = np.empty(size, np.float32)
-    assert there.admit(owner, out) == (True, True)
+    assert there.admit(owner, out) == (True, True, 0)
     assert out.tobytes() == here.admit(anchor, owner, claim.ADD, 0.5).tobytes()
 
 
@@ -296,12 +288,13 @@ def test_a_tile_that_cannot_be_read_stops_every_loop(tmp_path):
     """Also one that does not look whether all is finite."""
     size = 2 * WINDOW_SIZE
     owner, mass = np.zeros(size, np.uint8), np.zeros(1)
+    upper, lower = (np.zeros(n, np.uint32) for n in (select.HIGH_PLACES, select.LOW_BINS))
     there = TileInFile(OneTile(tile(size)), tile(size, 5), tmp_path / "in")
     os.truncate(tmp_path / "in", 4 * size)
-    how, counts = (there.table, owner, 0, 1), np.zeros(select.HIGH_PLACES, np.uint32)
+    how = (there.table, owner, 0, 1)
     for loop, given in (
-        (claim.count_high, (1, claim.SETTLED, counts)),
-        (claim.count_low, (1, claim.SETTLED, 0, counts)),
+        (claim.count_high, (1, claim.SETTLED, upper)),
+        (claim.count_low, (1, claim.SETTLED, 0, lower)),
         (claim.mark, (claim.SETTLED, 0, np.zeros((1, 2), np.int64), mass)),
         (claim.tally, (1, np.zeros(1, np.int64), mass)),
     ):
