@@ -188,8 +188,7 @@ static void bind_select(nb::module_ &m) {
         return core.select->count_inside(sources, members.rows, size, experts.data, wanted, every,
                                          ranges.data, counts.data, left_out.data, counts.columns, above.data);
     });
-    m.def("add_run", [](const Array<const uint32_t> &places, const Array<const uint32_t> &counts,
-                        const Array<const uint32_t> &left_out, int64_t first,
+    m.def("add_run", [](Table places, Table counts, Table left_out, int64_t first,
                         const Array<int64_t> &total_counts, const Array<int64_t> &total_left_out) {
         int64_t size = places.size;
         expect(counts.size == size && left_out.size == size && total_left_out.size == total_counts.size,

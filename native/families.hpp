@@ -105,11 +105,49 @@ struct Select {
     void (*take_occupied)(uint32_t *counts, uint16_t *left_out, int64_t rows, int64_t places,
                           uint32_t *kept, int64_t most, int64_t *stops);
     // Add counts, and what was left out, to those of the same place, of which `first` is number 0.
-    void (*add_run)(const uint32_t *places, const uint32_t *counts, const uint32_t *left_out,
-                    int64_t size, int64_t first, int64_t *total_counts, int64_t *total_left_out);
+    void (*add_run)(const int64_t *places, const int64_t *counts, const int64_t *left_out, int64_t size,
+                    int64_t first, int64_t *total_counts, int64_t *total_left_out);
     // The place that holds the k-th largest entry, or −1; `left`: how many are wanted from it.
     int64_t (*bin_of_rank)(const int64_t *histogram, int64_t size, int64_t k, int64_t &left);
     int64_t (*entries)(const int64_t *histogram, int64_t size);
+};
+
+// What is done on every strip of a merge: kernels/merge.py's Formula.
+enum Thin : int64_t { KEEP_ALL, TRIM, DROP, PRUNE, BAND, RANK, SELECT, MARKED };
+enum Combine : int64_t { SUM, DISJOINT, OVERLAPS, AGREEING };
+// Kinds of output beside the stored types, which are one number: the ℓ1 norm of the result; how many
+// more coordinates elect + than −.
+constexpr int64_t NORM = 3, LEAD = 4;
+struct Formula {
+    const float *weights;
+    int64_t experts;
+    bool vectors;
+    int64_t thin;
+    const int64_t *cuts, *outliers;  // (experts, 2): a pattern, and how many ties
+    const int64_t *draws;            // (experts, 3): two words of a key, and a bound
+    const double *odds;              // (experts, 2)
+    const int64_t *axis;             // length, inner, whether survivors are divided
+    const uint8_t *marks;            // (strips, experts, `marked`)
+    int64_t marked;
+    const float *rescale;            // (experts, 2): factor, divisor
+    const int64_t *groups;           // n, m, whether they are filled up
+    int64_t combine;
+    bool weighted, normalize;
+    float cancelled;
+    const float *after;              // (steps, 3): divisor, factor, share of the reference
+    int64_t steps;
+};
+struct Merge {
+    // Of `size` coordinates from `start` on: into `target`, or added to `number` for NORM and LEAD.
+    Merged (*merge)(const Formula &, const Source *members, int64_t count, int64_t start, int64_t size,
+                    int64_t tile, int64_t strip, const Source &target, double &number);
+    // Adds the ℓ1 norms of task vectors before and after thinning to (2, experts), and marks what
+    // stays, a bit each, unless `marks` is null; whether all is finite.
+    bool (*measure)(const Formula &, const Source *members, int64_t count, int64_t start, int64_t size,
+                    int64_t tile, int64_t strip, double *norms, uint8_t *marks, int64_t marked);
+    double (*norm)(const float *values, int64_t count);
+    void (*sum_rows)(const float *values, int64_t experts, int64_t stride, const float *weights,
+                     int64_t count, float *out);
 };
 
 #define SM_FAMILIES(X) \
@@ -118,7 +156,8 @@ struct Select {
     X(Philox, philox) \
     X(Claim, claims) \
     X(Sums, sums) \
-    X(Select, select)
+    X(Select, select) \
+    X(Merge, merging)
 
 // The chosen tables: core.convert->widen(…).
 struct Core {

@@ -166,10 +166,10 @@ void take_occupied(uint32_t *counts, uint16_t *left_out, int64_t rows, int64_t p
     }
 }
 
-void add_run(const uint32_t *places, const uint32_t *counts, const uint32_t *left_out, int64_t size,
+void add_run(const int64_t *places, const int64_t *counts, const int64_t *left_out, int64_t size,
              int64_t first, int64_t *total_counts, int64_t *total_left_out) {
     for (int64_t i = 0; i < size; i++) {
-        int64_t place = static_cast<int64_t>(places[i]) - first;
+        int64_t place = places[i] - first;
         total_counts[place] += counts[i];
         total_left_out[place] |= left_out[i];
     }

@@ -95,3 +95,17 @@ def add_run(
 ) -> None: ...  # fmt: skip
 def bin_of_rank(histogram: Array, k: int, /) -> tuple[int, int]: ...
 def entries(histogram: Array, /) -> int: ...
+
+# merge.cpp: what a Formula of kernels/merge.py says
+def merge(
+    weights: Array, vectors: bool, thin: int, cuts: Array, outliers: Array, draws: Array,
+    odds: Array, axis: Array, marks: Array, rescale: Array, groups: Array, combine: int,
+    weighted: bool, normalize: bool, cancelled: float, after: Array, members: Array, start: int,
+    size: int, tile: int, strip: int, target: Array, number: Array, /
+) -> tuple[bool, bool, int]: ...  # fmt: skip
+def norms_of_thinning(
+    thin: int, cuts: Array, outliers: Array, draws: Array, odds: Array, axis: Array, groups: Array,
+    members: Array, start: int, size: int, tile: int, strip: int, norms: Array, marks: Array, /
+) -> bool: ...  # fmt: skip
+def norm(values: Array, /) -> float: ...
+def weighted_sum(values: Array, weights: Array, out: Array, /) -> None: ...

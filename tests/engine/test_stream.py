@@ -300,9 +300,9 @@ def test_what_a_loop_reads_is_there_until_it_ends(small_tiles: None, by_part: bo
     (chunk,) = stream.chunks(site, 1, Formed(weights), most=432)
     seen: list[int] = []
 
-    def loop(addresses: Any, kinds: Any, window: Any, start: int, size: int, sums: Any) -> bool:
+    def loop(members: Any, start: int, size: int, sums: Any) -> bool:
         alive = [values.ctypes.data for one in made if (values := one()) is not None]
-        assert addresses.tolist() == [place + 4 * start for place in alive]
+        assert members[:, 2].tolist() == [place + 4 * start for place in alive]
         seen.append(size)
         return True
 

@@ -16,13 +16,6 @@ def test_memory_is_used_again_for_the_same_purpose_alone() -> None:
     assert not np.shares_memory(first, rooms.room(8, np.float32, "two"))
 
 
-def test_zeros_are_zeros_after_something_was_counted_there() -> None:
-    for shape in ((2, 9), (1, 4), (5, 3)):
-        counts = rooms.zeros(shape, np.uint32, "counts")
-        assert counts.shape == shape and not counts.any()
-        counts[:] = 3
-
-
 def test_what_is_large_is_not_kept() -> None:
     large = rooms.room(rooms.KEPT + 1, np.uint8, "large")
     assert not np.shares_memory(large, rooms.room(rooms.KEPT + 1, np.uint8, "large"))

@@ -70,14 +70,13 @@ def test_saving_undoes_loading(kind):
 @pytest.mark.parametrize("minus", [True, False])
 def test_rows(minus):
     rows = [make(kind, i) for i, kind in enumerate(KINDS)]
-    table = stored.members([raw for raw, _ in rows])
-    base = (table.addresses[2], table.kinds[2]) if minus else (np.uint64(0), np.uint8(0))
+    table = stored.table([raw[50:] for raw, _ in rows])
     out = np.empty((2, 900), np.float32)
-    assert stored.load_rows(table.addresses, table.kinds, *base, 50, out)
+    assert stored.load_rows(table[:2], table[2 : 2 + minus], out)
     for got, (_, wide) in zip(out, rows, strict=False):
         assert np.array_equal(got, (wide - rows[2][1] if minus else wide)[50:950])
 
 
 def test_gaps_between_values_are_refused():
     with pytest.raises(ValueError, match="contiguous"):
-        stored.members([np.zeros(10, np.float32)[::2]])
+        stored.table([np.zeros(10, np.float32)[::2]])

@@ -22,7 +22,7 @@ from sigmerge.kernels.claim import Admission, Settlement, TileTable
 from sigmerge.kernels.merge import DISJOINT, DROP, NORM, TRIM, Formula, formula
 from sigmerge.kernels.parts import PartSums
 from sigmerge.kernels.signature import signature
-from sigmerge.kernels.stored import BF16, CODE, F16, F32, address_of, members
+from sigmerge.kernels.stored import BF16, CODE, F16, F32, address_of, members, table
 from sigmerge.kernels.thinning import ALL, ANY_TIES
 from sigmerge.kernels.window import MEMORY
 
@@ -88,7 +88,7 @@ class Rows:
 
     def some(self, reference: bool) -> tuple[Any, torch.Tensor]:
         stop = None if reference else -1
-        return members(self.stored[:stop]), self.there[:stop]
+        return table(self.stored[:stop]), self.there[:stop]
 
 
 def merged(way: Formula, rows: torch.Tensor, tile: int, kind: int) -> torch.Tensor | None:
@@ -108,16 +108,17 @@ CASES = pytest.mark.parametrize(
 @pytest.mark.parametrize("name", FORMULAS)
 def test_merges_are_those_of_the_loops(dtype: str, size: int, tile: int, name: str) -> None:
     rows, way = Rows(size, dtype), FORMULAS[name]
-    table, there = rows.some(way.reads_reference)
+    given_table, there = rows.some(way.reads_reference)
     for kind, stored in ((BF16, np.uint16), (F16, np.float16), (F32, np.float32)):
         out = np.zeros(size, stored)
-        place = np.uint64(address_of(out))
-        assert loops.merge(way, *table, START, size, tile, tile, place, kind, np.zeros(1))
+        where = (START, size, tile, tile, np.array([kind, -1, address_of(out)]), np.zeros(1))
+        assert loops.merge(way, given_table, *where)[:2] == (True, True)
         found = merged(way, there, tile, kind)
         assert found is not None
         assert found.cpu().view(torch.uint8).numpy().tobytes() == out.tobytes()
     by_loops, by_triton = np.zeros(1), np.zeros(1)
-    loops.merge(way, *table, START, size, tile, tile, np.uint64(0), NORM, by_loops)
+    nowhere = np.array([NORM, -1, 0])
+    loops.merge(way, given_table, START, size, tile, tile, nowhere, by_loops)
     lanes = merged(way, there, tile, NORM)
     assert lanes is not None
     tensors.add_number(lanes, NORM, by_triton)
@@ -127,20 +128,21 @@ def test_merges_are_those_of_the_loops(dtype: str, size: int, tile: int, name: s
 @CASES
 def test_sums_are_those_of_the_loops(dtype: str, size: int, tile: int) -> None:
     rows = Rows(size, dtype)
-    table, there = rows.some(True)
+    given_table, there = rows.some(True)
     given, unmarked = (FORMULAS["drop"], tile, tile), np.zeros((0, 3, 0), np.uint8)
     expected, found = np.zeros((2, 3)), one_part(2, 3)
-    loops.norms_of_thinning(*table, START, size, *given, expected, unmarked)
+    loops.norms_of_thinning(given_table, START, size, *given, expected, unmarked)
     assert tensors.COUNTERPARTS[loops.norms_of_thinning](there, START, *given, found, unmarked)
     assert (found.sums[0] == expected).all() and expected.any()
     dots, mass, by_part = np.zeros((3, 3)), np.zeros(2), (one_part(3, 3), one_part(2))
-    signature(*table, START, size, tile, dots, mass)
+    old = members(rows.stored)
+    signature(*old, START, size, tile, dots, mass)
     assert tensors.COUNTERPARTS[signature](there, START, tile, *by_part)
     assert (by_part[0].sums[0] == dots).all() and (by_part[1].sums[0] == mass).all()
     assert dots.any()
     for vectors in (True, False):
         gram, found = np.zeros((3, 3)), one_part(3, 3)
-        geometry.gram(*table, START, size, vectors, tile, gram)
+        geometry.gram(*old, START, size, vectors, tile, gram)
         assert tensors.COUNTERPARTS[geometry.gram](there, START, vectors, tile, found)
         assert (found.sums[0] == gram).all()
 
@@ -154,9 +156,9 @@ def one_part(*shape: int) -> PartSums:
 @pytest.mark.parametrize("every", [1, 2])
 def test_counts_are_those_of_the_loops(dtype: str, size: int, tile: int, every: int) -> None:
     rows, experts = Rows(size, dtype), np.array([0, 2])
-    table, there = rows.some(True)
+    given_table, there = rows.some(True)
     counts = [np.zeros((2, select.HIGH_PLACES), np.uint32) for _ in range(2)]
-    select.count_high(*table, START, size, experts, every, counts[0])
+    select.count_high(given_table, START, size, experts, every, counts[0])
     assert tensors.count_high(there, START, experts, every, counts[1])
     assert (counts[0] == counts[1]).all() and counts[0].any()
     for ranges in (
@@ -169,7 +171,7 @@ def test_counts_are_those_of_the_loops(dtype: str, size: int, tile: int, every: 
              np.zeros(2, np.int64))
             for _ in range(2)
         ]  # fmt: skip
-        select.count_inside(*table, START, size, experts, every, ranges, *found[0])
+        select.count_inside(given_table, START, size, experts, every, ranges, *found[0])
         assert tensors.count_inside(there, START, experts, every, ranges, *found[1])
         assert all((a == b).all() for a, b in zip(*found, strict=True))
 

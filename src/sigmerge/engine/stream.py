@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from sigmerge._native import WriteFailed
 from sigmerge.engine.beside import Write
 from sigmerge.engine.reading import named_reads, place_of
 from sigmerge.engine.workers import Workers
@@ -26,9 +27,9 @@ from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.parts import PartMarks, PartSums, part_marks
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.select import MAGNITUDE
-from sigmerge.kernels.stored import CODE, Members, address_of, is_finite, load_rows, members
+from sigmerge.kernels.stored import CODE, address_of, is_finite, load_rows, members, table
 from sigmerge.kernels.sums import add_scaled
-from sigmerge.kernels.window import DRAINED, NO_DRAIN, Drain, FilePlace, check_read, drain_from
+from sigmerge.kernels.window import DRAINED, MEMORY, Drain, FilePlace, check_read, drain_from
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ LONG_CHUNK = 8 * CHUNK
 """Coordinates taken at a time where chunks may be longer: by a GPU, since Python needs as long for
 a long launch as for a short one, and at most by a thread, since threads wait for one another
 between two calls."""
-ORDERED = TILE
-"""Entries of a chunk that is put in order; of a longer one they are counted by size."""
+NOT_YET_NATIVE = {f"sigmerge.kernels.{name}" for name in ("coordinates", "geometry", "signature")}
+"""Their loops take addresses and a window; those of the native core a table."""
 TURNS = 8
 """How often every thread gets a long chunk at least."""
 
@@ -168,7 +169,7 @@ class StreamChunk:
         share: float = 1.0,
         reference: bool = True,
     ) -> bool:
-        """One compiled pass over the members: kernel(addresses, kinds, start, size, *arguments).
+        """One compiled pass over the members: kernel(members, start, size, *arguments).
 
         It returns whether all it read is finite; `share` is how much of the chunk it reads.
         Members are the experts, and the reference last unless it is left out. With PartSums there
@@ -181,11 +182,24 @@ class StreamChunk:
             return False
         for part, given in self._by_part(arguments):
             first, last = part.start - self.start, part.stop - self.start
-            table = part._table([row[first:last] for row in rows])
-            fine = kernel(*table, part.start, part.size, *given)
-            part._done(table, share)
+            fine = part._pass(kernel, [row[first:last] for row in rows], given, share)
             part._check(fine, reference=reference)
         return True
+
+    def _pass(
+        self, kernel: Callable[..., bool], rows: Sequence[Array], given: Sequence[Any], share: float
+    ) -> bool:
+        if kernel.__module__ in NOT_YET_NATIVE:
+            old = members(rows, [place_of(row) for row in rows], self.strip)
+            fine = kernel(*old, self.start, self.size, *given)
+            with named_reads():
+                check_read(old.window.failed)
+            self._done(rows, share)
+            return fine
+        with named_reads():
+            fine = kernel(self._table(rows), self.start, self.size, *given)
+        self._done(rows, share)
+        return fine
 
     def selected(self, experts: Array, ranks: Array) -> Array | None:
         """By expert the magnitude of Δ_d at a rank of this chunk, the entries of it within the
@@ -196,7 +210,7 @@ class StreamChunk:
             if (found := self.device.select(rows, experts, ranks)) is not None:
                 self.source.done(self.site.tensor, self.start, self.stop)
                 return found
-        return self._ordered(experts, ranks) if self.size <= ORDERED else None
+        return self._ordered(experts, ranks) if self.size <= self.step else None
 
     def _ordered(self, experts: Array, ranks: Array) -> Array:
         """The same by putting the entries in order, for few of which counters are too long."""
@@ -223,25 +237,28 @@ class StreamChunk:
         strips = (self.strip * kind.itemsize, self.step * kind.itemsize)
         if target is None or self.strip > DRAINED or any(s % 8 for s in strips):
             return False
-        drain = drain_from(target, self.start)
-        write = self._device_wrote if self.device else self._loop_wrote
-        if not write(formula, kind, drain):
+        found = self._device_wrote(formula, kind, target) if self.device else None
+        if self.device is None:
+            place = (CODE[kind], target.descriptor, target.position + self.start * target.width)
+            try:
+                finite, found = self._loop(formula, place, self.step, np.zeros(1))
+            except WriteFailed:  # who writes it otherwise meets the same, and names it
+                return False
+            found = found if finite else None
+        if found is None:
             return False
-        nbytes, found = self.size * kind.itemsize, int(drain.checksum[0])
-        direct.written(self.site.tensor, self.start, nbytes, found)
+        direct.written(self.site.tensor, self.start, self.size * kind.itemsize, found)
         return True
 
-    def _loop_wrote(self, formula: Formula, kind: Any, drain: Drain) -> bool:
-        room = _room(min(self.size, DRAINED)).view(kind)
-        return self._run(formula, room, CODE[kind], self.step, drain)
-
-    def _device_wrote(self, formula: Formula, kind: Any, drain: Drain) -> bool:
+    def _device_wrote(self, formula: Formula, kind: Any, target: FilePlace) -> int | None:
+        """The checksum of what was written; None if it was not."""
         assert self.device is not None
+        drain = drain_from(target, self.start)
         rows = self._named(self._stored(reference=formula.reads_reference), formula.reads_reference)
         if not self.device.write(rows, formula, self.step, CODE[kind], drain):
-            return False
+            return None
         self.source.done(self.site.tensor, self.start, self.stop)
-        return True
+        return int(drain.checksum[0])
 
     def copied(self, formula: Formula, dtype: str) -> Array | None:
         """The expert's own stored values, where the merge is nothing else and they are finite."""
@@ -268,12 +285,13 @@ class StreamChunk:
         With `reference`, its values are one more row.
         """
         stored = self._stored(reference=bool(less) or reference)
-        addresses, kinds, _ = members(stored)
-        last = (addresses[-1], kinds[-1]) if less else (np.uint64(0), np.uint8(0))
         rows = len(self.site.experts) + reference
         for start in range(self.start, self.stop, self.step):
             tile = Tile(start, *_rows(rows, min(self.step, self.stop - start)))
-            fine = load_rows(addresses, kinds, *last, start - self.start, tile.experts)
+            first = start - self.start
+            here = self._table([row[first : first + tile.out.size] for row in stored])
+            with named_reads():
+                fine = load_rows(here[:rows], here[-1:] if less else here[:0], tile.experts)
             self._check(fine, reference=bool(less) or reference)
             yield tile
         self.source.done(self.site.tensor, self.start, self.stop)
@@ -291,14 +309,13 @@ class StreamChunk:
         values = np.empty((1, tile.out.size), np.float32)
         stop = tile.start + tile.out.size
         raw = self.source.piece("reference", self.site.tensor, tile.start, stop)
-        addresses, kinds, _ = members([raw])
-        fine = load_rows(addresses, kinds, np.uint64(0), np.uint8(0), 0, values)
+        here = self._table([raw])
+        with named_reads():
+            fine = load_rows(here, here[:0], values)
         self._check(fine, reference=True)
-        add_scaled(tile.out, values[0], np.float32(factor))
+        add_scaled(tile.out, values[0], factor)
 
-    def _run(
-        self, formula: Formula, out: Array, kind: int, tile: int, drain: Drain = NO_DRAIN
-    ) -> bool:
+    def _run(self, formula: Formula, out: Array, kind: int, tile: int) -> bool:
         """Merge into `out`, which is one float64 for NORM and LEAD; whether all of it is finite."""
         reference = formula.reads_reference
         rows = self._stored(reference=reference)
@@ -308,25 +325,29 @@ class StreamChunk:
             self.source.done(self.site.tensor, self.start, self.stop)
             return True
         number = kind in (kernels.NORM, kernels.LEAD)
-        place, norms = (0, out) if number else (address_of(out), np.zeros(1))
-        table = self._table(rows)
-        fine, stored = kernels.merge(
-            formula, *table, self.start, self.size, tile, self.strip, np.uint64(place), kind, norms,
-            drain,
-        )  # fmt: skip
-        self._done(table)
-        self._check(fine, reference=reference)
-        return bool(stored)
+        place, total = (0, out) if number else (address_of(out), np.zeros(1))
+        return self._loop(formula, (kind, MEMORY, place), tile, total)[0]
 
-    def _table(self, rows: Sequence[Array]) -> Members:
-        """The members for a loop, which reads those that lie in files itself."""
-        return members(rows, [place_of(row) for row in rows], self.strip)
-
-    def _done(self, table: Members, share: float = 1.0) -> None:
-        """All could be read. Pages of members that do not lie in files are given back."""
+    def _loop(
+        self, formula: Formula, target: tuple[int, int, int], tile: int, number: Array
+    ) -> tuple[bool, int]:
+        """Merge by a compiled loop; whether the result is finite, and its checksum in a file."""
+        reference = formula.reads_reference
+        rows = self._stored(reference=reference)
+        where = (self.start, self.size, tile, self.strip, np.array(target, np.int64), number)
         with named_reads():
-            check_read(table.window.failed)
-        mapped = len(table.window.files) < len(table.addresses)
+            fine, stored, found = kernels.merge(formula, self._table(rows), *where)
+        self._done(rows)
+        self._check(fine, reference=reference)
+        return stored, found
+
+    def _table(self, rows: Sequence[Array]) -> Array:
+        """The members for a loop, which reads those that lie in files itself."""
+        return table(rows, [place_of(row) for row in rows])
+
+    def _done(self, rows: Sequence[Array], share: float = 1.0) -> None:
+        """Pages of members that do not lie in files are given back."""
+        mapped = any(place_of(row) is None for row in rows)
         self.source.done(self.site.tensor, self.start, self.stop, share, mapped=mapped)
 
     def _by_part(self, arguments: Sequence[Any]) -> Iterator[tuple[StreamChunk, Sequence[Any]]]:

@@ -5,11 +5,13 @@ bfloat16 is handled as its uint16 bit pattern, since NumPy has no such type.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from sigmerge import _native
 from sigmerge.kernels import Array
 from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.raw import bits_as
@@ -128,18 +130,14 @@ STORAGE: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "F32": np.dtype("<f4"),
 }
-"""Safetensors dtype name -> the NumPy type its bytes are viewed as."""
+"""Safetensors dtype name -> the NumPy type its bytes are viewed as; in the order of their codes."""
 
 WIDEN: dict[str, Callable[[Array, Array], bool]] = {
-    "BF16": widen_bf16,
-    "F16": lambda raw, out: bool(widen_f16(raw.view(np.uint16), out)),
-    "F32": lambda raw, out: bool(copy_f32(raw, out)),
+    name: functools.partial(_native.widen, code) for code, name in enumerate(STORAGE)
 }
 """(stored values, float32 values to fill) -> True if every value is finite."""
 
 NARROW: dict[str, Callable[[Array, Array], bool]] = {
-    "BF16": narrow_bf16,
-    "F16": lambda values, out: bool(narrow_f16(values, out.view(np.uint16))),
-    "F32": lambda values, out: bool(copy_f32(values, out)),
+    name: functools.partial(_native.narrow, code) for code, name in enumerate(STORAGE)
 }
 """(float32 values, stored values to fill) -> True if every stored value is finite."""

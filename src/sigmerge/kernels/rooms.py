@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from sigmerge.kernels import Array
-from sigmerge.kernels.jit import kernel
 
 KEPT = 16 << 20
 """Bytes of one array at most that a thread keeps."""
@@ -34,13 +33,6 @@ def room(shape: int | tuple[int, ...], dtype: Any, purpose: str) -> Array:
     return held[purpose][: size * kind.itemsize].view(kind).reshape(shape)
 
 
-def zeros(shape: int | tuple[int, ...], dtype: Any, purpose: str) -> Array:
-    """As `room`, filled with zeros."""
-    made = room(shape, dtype, purpose)
-    _clear(made.reshape(-1).view(np.uint8))
-    return made
-
-
 def blank(shape: tuple[int, ...], dtype: Any, purpose: str) -> Array:
     """Zeros, which are the calling thread's own. Whoever clears them again calls `keep_blank`."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -57,8 +49,3 @@ def keep_blank(values: Array, purpose: str) -> None:
     owned = values.base
     if owned is not None and owned is lent and owned.nbytes <= KEPT:
         _local.__dict__[f"blank {purpose}"] = owned
-
-
-@kernel
-def _clear(values: Array) -> None:
-    values[:] = np.uint8(0)

@@ -12,12 +12,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from sigmerge import _native
 from sigmerge.kernels import STRIP, Array
 from sigmerge.kernels.convert import (
-    all_finite,
     copy_f32,
     finite_bf16,
-    finite_f16,
     narrow_bf16,
     narrow_f16,
     widen,
@@ -26,7 +25,7 @@ from sigmerge.kernels.convert import (
 )
 from sigmerge.kernels.jit import kernel, part
 from sigmerge.kernels.raw import array_at, bits_as
-from sigmerge.kernels.window import FilePlace, Window, window
+from sigmerge.kernels.window import MEMORY, FilePlace, Window, window
 
 BF16: Final = 0
 F16: Final = 1
@@ -192,34 +191,28 @@ def save(values: Array, address: np.uint64, kind: int, begin: int) -> bool:
     return bool(copy_f32(values, array_at(place, values.size, np.float32)))
 
 
+def table(rows: Sequence[Array], places: Sequence[FilePlace | None] = ()) -> Array:
+    """The members as the native core reads them: (type, descriptor, position) of rows that have a
+    place in a file, (type, MEMORY, address) of others. Whoever calls keeps the arrays alive."""
+    lying = places or [None] * len(rows)
+    return np.array(
+        [
+            (CODE[row.dtype], at.descriptor, at.position) if at else _in_memory(row)
+            for row, at in zip(rows, lying, strict=True)
+        ],
+        np.int64,
+    ).reshape(-1, 3)
+
+
+def _in_memory(row: Array) -> tuple[int, int, int]:
+    return CODE[row.dtype], MEMORY, address_of(row)
+
+
 def is_finite(row: Array) -> bool:
     """Whether all values of a contiguous row, bfloat16 as uint16 bit patterns, are finite."""
-    return bool(_is_finite(np.uint64(address_of(row)), CODE[row.dtype], row.size))
+    return _native.finite(CODE[row.dtype], row)
 
 
-@kernel
-def _is_finite(address: np.uint64, kind: int, size: int) -> bool:
-    if kind == F32:
-        return bool(all_finite(array_at(address, size, np.float32)))
-    raw = array_at(address, size, np.uint16)
-    return bool(finite_bf16(raw)) if kind == BF16 else bool(finite_f16(raw))
-
-
-@kernel
-def load_rows(
-    addresses: Array, kinds: Array, reference: np.uint64, kind: int, begin: int, rows: Array
-) -> bool:
-    """Fill one row per member; minus the reference, unless its address is zero."""
-    finite = True
-    if reference == np.uint64(0):
-        for d in range(len(rows)):
-            finite &= load(addresses[d], kinds[d], begin, rows[d])
-        return finite
-    strip = np.empty(4096, np.float32)
-    for first in range(0, rows.shape[1], strip.size):
-        less = strip[: min(strip.size, rows.shape[1] - first)]
-        finite &= load(reference, kind, begin + first, less)
-        for d in range(len(rows)):
-            part = rows[d, first : first + less.size]
-            finite &= load_less(addresses[d], kinds[d], begin + first, less, part)
-    return finite
+def load_rows(members: Array, reference: Array, rows: Array) -> bool:
+    """Fill one row per member; minus the reference, if that table has a row. All finite?"""
+    return _native.load_rows(members, reference, rows)
