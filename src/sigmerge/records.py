@@ -6,7 +6,6 @@
     search.json       SearchRecord: a search and its winner
     tune.json         TuneRecord: a tuning, every call of it, and its winner
 
-A file without `schema` was written before records were versioned; it is read as schema 1.
 Annotations are no texts here, as elsewhere: pydantic would evaluate every one.
 """
 
@@ -210,8 +209,6 @@ class RepairPlan(Plan, Round):
     """Everything that decides the bytes of a repair."""
 
     anchor: Member
-    stacked: bool = False
-    """Whether its members are stacks of slices. A plan that does not list them is an older one."""
     domains: tuple[str, ...] = ()
     variant: str = "default"
     c_min: float | None = None
@@ -379,8 +376,8 @@ def read(kind: type[_Record], file: Path, error: type[SigmergeError] = SigmergeE
 
 
 def read_sealed(kind: type[_Record], file: Path, error: type[SigmergeError]) -> _Record:
-    """The same of a record that must be as it was written; an older one has no checksum."""
-    if is_intact(read_json_object(file, _name(kind), error)) is False:
+    """The same of a record that must be as it was written."""
+    if not is_intact(read_json_object(file, _name(kind), error)):
         raise error(f"{file}: is damaged; it is not what was written. Remove it, and run the "
                     "command again that wrote it.")  # fmt: skip
     return read(kind, file, error)
@@ -402,7 +399,7 @@ def _validated(
     kind: type[_Record], content: dict[str, Any], file: Path, error: type[SigmergeError]
 ) -> _Record:
     try:
-        return kind.model_validate(content)
+        return kind.model_validate({"schema": None, **content})
     except ValidationError as problem:
         wrong = dict.fromkeys(".".join(map(str, item["loc"][:2])) for item in problem.errors())
         raise error(

@@ -24,8 +24,6 @@ from sigmerge.checkpoints.statistics import (
     write_block,
 )
 from sigmerge.errors import PoolError
-from sigmerge.files import digests
-from sigmerge.files.digests import EARLIEST_TREE, PLAIN, SHA_TREE, TREE
 
 
 @pytest.fixture
@@ -153,20 +151,3 @@ def test_a_file_that_lists_no_statistics(tmp_path: Path, table: str) -> None:
     finish(folder, {})
     with pytest.raises(PoolError, match=r"layer-00000.safetensors: "):
         StatisticsFolders({"math": folder})
-
-
-@pytest.mark.parametrize("kind", [SHA_TREE, EARLIEST_TREE, PLAIN])
-def test_a_list_with_older_digests_of_long_files_holds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setattr(digests, "RUN_BYTES", 50)
-    monkeypatch.setattr(digests, "LEAF", 10)
-    finish(folder, {"kind": "features"})
-    done = json.loads((folder / DONE).read_text())
-    found = digests.file_digests([folder / name for name in done["files"]], kind=kind)
-    for name, listed in done["files"].items():
-        assert listed["sha256"].startswith(TREE)
-        listed["sha256"] = found[folder / name]
-    del done["checksum"]
-    (folder / DONE).write_text(json.dumps(done))
-    assert damage(folder) is None

@@ -14,10 +14,6 @@ from sigmerge.errors import PoolError
 from sigmerge.files import apart, cache, digests
 from sigmerge.files.apart import leaf_digests
 from sigmerge.files.digests import (
-    EARLIEST_TREE,
-    PLAIN,
-    SHA_TREE,
-    TREE,
     file_digests,
     rehashing,
 )
@@ -219,30 +215,9 @@ def test_a_long_file_has_the_digest_of_its_leaves(file: Path, size: int, threads
 
 
 @pytest.mark.usefixtures("small")
-def test_older_digests_of_a_long_file_are_still_to_be_had(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digests, "APART_FROM", 1)  # processes hash by today's rule alone
-    content = bytes(range(30))
-    file.write_bytes(content)
-    plain = true_digest(file)
-    every = {
-        TREE: tree_of(content, 4),
-        SHA_TREE: tree_of(content, 4, "4MiB-tree:"),
-        EARLIEST_TREE: tree_of(content, 12, "64MiB-tree:"),
-        PLAIN: plain,
-    }
-    for _ in range(2):  # the second time from what is remembered
-        for kind, wanted in every.items():
-            assert file_digests([file], kind=kind) == {file: wanted}
-            assert digests.kind_of([plain, wanted]) == kind
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("kind", [TREE, SHA_TREE, EARLIEST_TREE, PLAIN])
-def test_a_file_of_one_run_has_its_plain_digest(file: Path, kind: str) -> None:
+def test_a_file_of_one_run_has_its_plain_digest(file: Path) -> None:
     file.write_bytes(bytes(range(12)))
-    assert file_digests([file], kind=kind) == {file: true_digest(file)}
+    assert file_digests([file]) == {file: true_digest(file)}
 
 
 @pytest.mark.usefixtures("small")

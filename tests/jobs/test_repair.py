@@ -23,11 +23,7 @@ from sigmerge.checkpoints.source import PoolSource
 from sigmerge.checkpoints.writer import Output
 from sigmerge.engine.workers import Stopped, Workers
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, SigmergeError
-from sigmerge.files import digests
-from sigmerge.files.digests import SHA_TREE, TREE
 from sigmerge.jobs import occupancy
-from sigmerge.jobs.anchor import is_current
-from sigmerge.jobs.options import Options
 from sigmerge.method.controls import VARIANTS
 from tests.command_line import sigmerge as command_line
 from tests.forks import forked
@@ -757,60 +753,6 @@ def test_a_dry_run_of_a_run(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert command_line("run", wrong, tmp_path / "out", "--dry-run").code == 5
 
 
-def test_a_plan_from_before_records_had_versions_replays(pool: PoolOnDisk, tmp_path: Path) -> None:
-    """Its keys are those that version 0.1.0 wrote."""
-    sigmerge.repair(recipe(pool), tmp_path / "one", anchor=pool.root / "anchor")
-    plan = plan_of(tmp_path / "one")
-    for key in ("schema", "preset", "settings", "tensors", "revision", "candidates"):
-        plan.pop(key, None)
-    old = tmp_path / "old.json"
-    old.write_text(json.dumps({**plan, "drop": None}))
-    sigmerge.replay(old, tmp_path / "again")
-    assert weights(tmp_path / "again") == weights(tmp_path / "one")
-
-
-def test_a_plan_and_a_record_with_plain_digests_of_long_files_hold(
-    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before there were trees of digests, those of long files were plain SHA-256 too."""
-    out = tmp_path / "out"
-    sigmerge.repair(recipe(pool), out, anchor=pool.root / "anchor")
-    monkeypatch.setattr(digests, "RUN_BYTES", 1000)
-    monkeypatch.setattr(digests, "LEAF", 500)
-    sigmerge.replay(out / "sigmerge/plan.json", tmp_path / "again")
-    assert weights(tmp_path / "again") == weights(out)
-    assert [report.ok for report in sigmerge.verify(out)] == [True]
-    sigmerge.repair(recipe(pool), tmp_path / "trees", anchor=pool.root / "anchor")
-    assert plan_of(tmp_path / "trees")["anchor"]["sha256"][0].startswith(digests.TREE)
-    sigmerge.replay(tmp_path / "trees/sigmerge/plan.json", tmp_path / "third")
-    assert weights(tmp_path / "third") == weights(out)
-
-
-def test_a_plan_and_a_record_with_longer_leaves_hold(
-    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Leaves of digests had 64 MiB before they had 4."""
-    out = tmp_path / "out"
-    monkeypatch.setattr(digests, "RUN_BYTES", 1000)
-    monkeypatch.setattr(digests, "LEAF", 500)
-    sigmerge.repair(recipe(pool), out, anchor=pool.root / "anchor")
-    files = [f for folder in (out, pool.root) for f in folder.rglob("*") if f.is_file()]
-    now, before = (digests.file_digests(files, kind=kind) for kind in (TREE, SHA_TREE))
-    plan, provenance = out / "sigmerge/plan.json", out / "sigmerge/provenance.json"
-    earlier = tmp_path / "plan.json"
-    for record, place in ((plan, earlier), (provenance, provenance)):
-        text = record.read_text()
-        for file in files:
-            text = text.replace(now[file], before[file])
-        assert SHA_TREE in text and f'"{TREE}' not in text
-        content = json.loads(text)
-        content.pop("checksum", None)  # records had none either
-        place.write_text(json.dumps(content))
-    sigmerge.replay(earlier, tmp_path / "again")
-    assert weights(tmp_path / "again") == weights(out)
-    assert [report.findings for report in sigmerge.verify(out)] == [()]
-
-
 @pytest.mark.parametrize(("in_order", "cluster"), [(False, None), (True, None), (False, "a ray")])
 def test_layers_of_a_cluster_are_waited_for_where_an_interruption_arrives(
     monkeypatch: pytest.MonkeyPatch, in_order: bool, cluster: str | None
@@ -830,26 +772,6 @@ def test_layers_of_a_cluster_are_waited_for_where_an_interruption_arrives(
         assert occupancy.write_blocks(none, source, source, workers, none, options) == []
     here = [thread is threading.current_thread() for thread in threads]
     assert here == [in_order or cluster is not None] * 2
-
-
-def test_an_anchor_whose_records_have_longer_leaves_is_current(
-    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digests, "RUN_BYTES", 1000)
-    monkeypatch.setattr(digests, "LEAF", 500)
-    file, out = pool.write(pool.recipe("linear"), "dense.yaml"), tmp_path / "out"
-    made, options = sigmerge.load_recipe(file), Options(threads=1)
-    sigmerge.merge(file, out)
-    assert is_current(made, out, options)
-    provenance = out / "sigmerge/provenance.json"
-    text = provenance.read_text()
-    files = [f for folder in (out, pool.root) for f in folder.rglob("*") if f.is_file()]
-    now, before = (digests.file_digests(files, kind=kind) for kind in (TREE, SHA_TREE))
-    for one in files:
-        text = text.replace(now[one], before[one])
-    assert SHA_TREE in text and f'"{TREE}' not in text
-    provenance.write_text(text)
-    assert is_current(made, out, options)
 
 
 def test_pages_of_what_is_only_copied_are_given_back(

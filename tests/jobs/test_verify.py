@@ -577,8 +577,7 @@ def test_a_record_that_was_changed_is_a_problem(
     assert ran.code == 3 and "record: provenance.json: is not what was written" in ran.out
     del record["checksum"]
     (folder / RECORDS).write_text(json.dumps(record))
-    ran = command("verify", folder)
-    assert ran.code == 0 and "not checked: record: it has no checksum" in ran.out
+    assert command("verify", folder).code == 3
 
 
 def test_all_of_a_kept_anchor_is_compared(pool: PoolOnDisk, tmp_path: Path) -> None:
@@ -638,13 +637,11 @@ def test_a_repair_of_models_whose_architectures_were_overridden_is_computed_agai
 
 
 def test_a_record_whose_digests_were_removed_is_a_problem(result: Callable[[str], Path]) -> None:
-    """A record of before there were any lists inputs at least."""
     folder = result("ties")
     record = json.loads((folder / RECORDS).read_text())
-    for content in ({**record, "outputs": {}}, {}):
-        (folder / RECORDS).write_text(json.dumps(content))
-        ran = command("verify", folder)
-        assert ran.code == 3 and "lists no digests" in ran.out
+    (folder / RECORDS).write_text(json.dumps({**record, "outputs": {}}))
+    ran = command("verify", folder)
+    assert ran.code == 3 and "lists no digests" in ran.out
 
 
 UNREADABLE: dict[str, Callable[[Path], object]] = {

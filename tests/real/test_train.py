@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sigmerge.errors import OutputError, PoolError, RecipeError
-from sigmerge.files import digests
-from sigmerge.files.digests import SHA_TREE, TREE, file_digests
+from sigmerge.files.digests import file_digests
 from sigmerge.files.locks import only_writer
 from sigmerge.progress import silent
 from sigmerge.real import train as training
@@ -116,25 +115,6 @@ def test_a_pool_goes_on_with_its_own_reference_and_data(made: RealTraining, tmp_
         file.write('{"prompt": "x", "response": "y"}\n')
     with pytest.raises(OutputError, match="math: trained with other data"):
         replace(short, data=more).run(silent)
-
-
-def test_a_record_with_longer_leaves_holds(
-    made: RealTraining, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digests, "RUN_BYTES", 1000)
-    monkeypatch.setattr(digests, "LEAF", 500)
-    short = replace(made, settings=replace(SETTINGS, steps=3), domains=("math",))
-    pool = short.run(silent)
-    kept = (pool / "math/model.safetensors").stat().st_mtime_ns
-    file = pool / "training/math.json"
-    record = json.loads(file.read_text())
-    weights = made.reference / "model.safetensors"
-    assert record["sums"][weights.name].startswith(TREE)
-    record["sums"] = short._made_from("math", SHA_TREE)["sums"]
-    assert record["sums"][weights.name].startswith(SHA_TREE)
-    file.write_text(json.dumps(record))
-    short.run(silent)
-    assert (pool / "math/model.safetensors").stat().st_mtime_ns == kept
 
 
 def test_a_disk_that_is_full_is_no_fault_and_leaves_no_expert(made: RealTraining) -> None:

@@ -18,7 +18,7 @@ from sigmerge.checkpoints import ahead
 from sigmerge.checkpoints.remote import COPY_RECORD, stand_in, target, target_url, with_weights
 from sigmerge.errors import MissingExtra
 from sigmerge.files import digests, leaves, objects
-from sigmerge.files.digests import SHA_TREE, TREE, rehashing
+from sigmerge.files.digests import TREE, rehashing
 from sigmerge.files.objects import STAND_IN_RECORD, RemoteFile, remote_file
 from sigmerge.files.regular import remove
 from tests.pools import PoolOnDisk, make_pool
@@ -124,10 +124,9 @@ def test_ranges_in_any_order_give_the_digests_of_the_pieces(
     missing = leaves.Leaves([file])
     missing.take(remote, 1, content[1:])
     assert [missing.digest(remote, begin) is None for begin in (0, 1000)] == [True, False]
-    for kind, hasher in ((TREE, blake3), (SHA_TREE, sha256)):  # of a record from before
-        parts = [hasher(content[at : at + 500]).digest() for at in range(0, 4321, 500)]
-        found = digests.file_digests([file], kind=kind, passed=some.digest)
-        assert found == {file: kind + hasher(b"".join(parts)).hexdigest()}
+    parts = [blake3(content[at : at + 500]).digest() for at in range(0, 4321, 500)]
+    found = digests.file_digests([file], passed=some.digest)
+    assert found == {file: TREE + blake3(b"".join(parts)).hexdigest()}
 
 
 @pytest.mark.parametrize("how", ["read", "passed"])

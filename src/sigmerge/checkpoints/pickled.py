@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sigmerge.errors import MissingExtra, OutputError, PoolError
 from sigmerge.files.cache import cache_folder, cache_place, kept_json, write_note
-from sigmerge.files.digests import digest_now, file_digests, identity, kind_of
+from sigmerge.files.digests import digest_now, file_digests, identity
 from sigmerge.files.documents import whole
 from sigmerge.files.identity import changed
 from sigmerge.files.locks import locked
@@ -58,7 +58,7 @@ def _is_whole(twin: Path) -> bool:
     note = kept_json(twin.with_suffix(".json"), {"digest"})
     if note is None or not is_regular(twin):
         return False
-    return file_digests([twin], kind=kind_of([str(note["digest"])]))[twin] == note["digest"]
+    return file_digests([twin])[twin] == note["digest"]
 
 
 def _convert(pickle: Path, twin: Path) -> None:

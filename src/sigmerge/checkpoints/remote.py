@@ -23,7 +23,7 @@ from typing import Any
 
 from sigmerge.errors import OutputError, PoolError
 from sigmerge.files.cache import cache_folder, kept_json, write_note
-from sigmerge.files.digests import digest_now, file_digests, kind_of
+from sigmerge.files.digests import digest_now, file_digests
 from sigmerge.files.journal import Journal
 from sigmerge.files.objects import (
     STAND_IN_RECORD,
@@ -177,7 +177,7 @@ def _is_copy(copy: Path) -> bool:
     listed = {copy / name: digest for name, digest in record["files"].items()}
     if not all(is_regular(file) for file in listed):
         return False
-    return file_digests(listed, kind=kind_of(listed.values())) == listed
+    return file_digests(listed) == listed
 
 
 def _download(one: RemoteFile, file: Path) -> None:

@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field, ValidationError
 from sigmerge.checkpoints.header import Tensor, read_header, read_metadata
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.checksums import CHECKSUM, is_intact, sealed
-from sigmerge.files.digests import file_digests, kind_of
+from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import parse_json, read_json_object, whole, write_json
 from sigmerge.files.regular import is_regular, remove
 from sigmerge.kernels import Array
@@ -256,7 +256,7 @@ def _read_done(folder: Path) -> _Done | None:
         done = _Done.model_validate(content)
     except (SigmergeError, ValidationError):
         return None
-    return None if is_intact(content, DONE) is False else done  # earlier versions: no checksum
+    return done if is_intact(content, DONE) else None
 
 
 def finish(folder: Path, content: Mapping[str, Any]) -> None:
@@ -288,8 +288,7 @@ def _changed(folder: Path, done: _Done) -> list[str]:
     there = {n: folder / n for n, f in done.files.items()
              if is_regular(folder / n) and not (folder / n).is_symlink()
              and (folder / n).stat().st_size == f.size}  # fmt: skip
-    kind = kind_of(file.sha256 for file in done.files.values())
-    digests = file_digests(there.values(), kind=kind)
+    digests = file_digests(there.values())
     same = {name for name, file in there.items() if digests[file] == done.files[name].sha256}
     return [name for name in done.files if name not in same]
 

@@ -23,7 +23,7 @@ from sigmerge.checkpoints.links import check_file
 from sigmerge.checkpoints.pool import open_pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError
-from sigmerge.files.digests import file_digests, kind_of, rehashing
+from sigmerge.files.digests import file_digests, rehashing
 from sigmerge.files.regular import is_regular
 from sigmerge.progress import Progress
 
@@ -67,7 +67,7 @@ class Report:
 
 def verify_result(
     folder: Path,
-    files: Mapping[str, str] | None,
+    files: Mapping[str, str],
     inputs: Mapping[Path, str] | None,
     *,
     architecture: Iterable[tuple[str, str]] | str = "transformers is not installed",
@@ -88,10 +88,7 @@ def verify_result(
         checkpoint = None
     else:
         checks.add("headers", ())
-    if files is None:
-        checks.skip("digests", "the record lists no digests; an older version wrote it")
-    else:
-        checks.add("digests", _digests(folder, files, threads, progress))
+    checks.add("digests", _digests(folder, files, threads, progress))
     if checkpoint is not None:
         checks.add("index", _index(checkpoint))
         checks.add("numbers", _nonfinite({"result": checkpoint}, threads, progress))
@@ -156,8 +153,7 @@ def _digests(
 ) -> Iterator[Finding]:
     """Every listed file is there and has its digest; nothing that could be loaded is unlisted."""
     there = {name: folder / name for name in files if is_regular(folder / name)}
-    kind = kind_of(files.values())
-    digests = _fresh(there.values(), threads, progress, "checking digests", kind=kind)
+    digests = _fresh(there.values(), threads, progress, "checking digests")
     for name, wanted in files.items():
         if name not in there:
             yield Finding("digests", name, "is missing")
@@ -190,7 +186,7 @@ def _may_be_added(file: Path, folder: Path) -> bool:
 
 
 def _fresh(
-    files: Iterable[Path], threads: int, progress: Progress, what: str, *, kind: str
+    files: Iterable[Path], threads: int, progress: Progress, what: str
 ) -> Mapping[Path, str]:
     listed = list(files)
     total, done = sum(file.stat().st_size for file in listed), 0
@@ -201,7 +197,7 @@ def _fresh(
         progress(what, done, total)
 
     with rehashing():
-        return file_digests(listed, threads, count, kind=kind)
+        return file_digests(listed, threads, count)
 
 
 def _index(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -264,8 +260,7 @@ def _config(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _inputs(inputs: Mapping[Path, str], threads: int, progress: Progress) -> Iterator[Finding]:
     there = [file for file in inputs if is_regular(file)]
-    kind = kind_of(inputs.values())
-    digests = _fresh(there, threads, progress, "checking inputs", kind=kind)
+    digests = _fresh(there, threads, progress, "checking inputs")
     for file, wanted in inputs.items():
         if file not in digests:
             yield Finding("inputs", str(file), "is not there any more")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from sigmerge.checkpoints.publishing import (
 )
 from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import OutputError, require
-from sigmerge.experiments.store import ANALYSIS, STORE, StoreError, open_read_only
+from sigmerge.experiments.store import ANALYSIS, STORE, open_read_only
 from sigmerge.files.documents import read_bytes, whole, write_json
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Description, Step
@@ -99,17 +98,16 @@ class AnalyzeJob:
         from sigmerge.analysis.experiment import headline, write_analysis
         from sigmerge.analysis.results import results
 
-        with _understood(self.file):
-            with open_read_only(self.file) as store:
-                frames = store.frames()
-            found = results(*frames, split=self.split)
-            statements = claims.claims(found)
+        with open_read_only(self.file) as store:
+            frames = store.frames()
+        found = results(*frames, split=self.split)
+        statements = claims.claims(found)
         self._check()
         out = real_target(self.folder)
         partial = partial_of(out)
         with only_target(out, True, _KIND):
             try:
-                with writing(partial), _understood(self.file):
+                with writing(partial):
                     remove(partial)
                     written = write_analysis(found, partial, self.title)
                     write_json(partial / ANALYSIS_RULES, rules(found))
@@ -127,21 +125,6 @@ class AnalyzeJob:
             figures=tuple(plot.label for plot in written.plots),
             skipped={item.label: item.reason for item in written.skipped},
         )
-
-
-@contextmanager
-def _understood(file: Path) -> Iterator[None]:
-    """In this context rows that no suite wrote are StoreError; older stores have no checksums."""
-    from polars.exceptions import PolarsError
-
-    try:
-        yield
-    except (
-        LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError,
-        PolarsError,
-    ) as problem:  # fmt: skip
-        told = f"{type(problem).__name__}: {problem}"
-        raise StoreError(f"{file}: its rows are not as a suite writes them ({told}).") from problem
 
 
 def _require_analysis() -> None:

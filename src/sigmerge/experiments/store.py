@@ -203,10 +203,9 @@ CREATE TABLE scores (
     item_scores BLOB NOT NULL,  -- float32, little-endian
     PRIMARY KEY (run, split, benchmark, metric)
 );
+CREATE TABLE checksums (run TEXT PRIMARY KEY, checksum TEXT NOT NULL);
 PRAGMA user_version = {SCHEMA};
 """
-_SUMS = "CREATE TABLE IF NOT EXISTS checksums (run TEXT PRIMARY KEY, checksum TEXT NOT NULL);"
-"""Of the rows of each run. Runs that earlier versions stored have none, and are believed."""
 _APPEND_ONLY = "".join(
     f"CREATE TRIGGER {table}_{act} BEFORE {act} ON {table} "
     f"BEGIN SELECT RAISE (ABORT, 'the store is append-only'); END;\n"
@@ -265,8 +264,7 @@ class RunStore:
         with self._snapshot():
             found = [text for (text,) in self._connection.execute("PRAGMA integrity_check (1)")]
             problems = [] if found == ["ok"] else found
-            if self._one("SELECT 1 FROM sqlite_master WHERE name = 'checksums'", ()):
-                problems += self._changed()
+            problems += self._changed()
         if problems:
             raise _damaged(self.path, problems[0])
 
@@ -277,9 +275,10 @@ class RunStore:
             scores.setdefault(row[0], []).append(row)
         rows = self._connection.execute(f"SELECT {', '.join(_RUN)} FROM runs")
         runs = {row[0]: row for row in rows}
-        for key, checksum in self._connection.execute("SELECT * FROM checksums").fetchall():
-            whole = key in runs and self._checksum(runs[key], scores.get(key, [])) == checksum
-            if not whole:
+        stored = dict(self._connection.execute("SELECT * FROM checksums").fetchall())
+        for key in sorted({*runs, *scores, *stored}):
+            known = key in runs and key in stored
+            if not known or self._checksum(runs[key], scores.get(key, [])) != stored[key]:
                 yield f"the run {key} is not what was stored"
 
     @contextmanager
@@ -382,9 +381,8 @@ def create(path: Path) -> Iterator[RunStore]:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
             if not _tables(connection):
-                connection.executescript(f"BEGIN IMMEDIATE;{_TABLES}{_SUMS}{_APPEND_ONLY}COMMIT;")
+                connection.executescript(f"BEGIN IMMEDIATE;{_TABLES}{_APPEND_ONLY}COMMIT;")
             _check_schema(connection, path)
-            connection.execute(_SUMS)
         yield RunStore(connection, path)  # what a suite does meanwhile is told by itself
 
 
@@ -453,7 +451,7 @@ def _tables(connection: sqlite3.Connection) -> set[str]:
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if not {"pools", "runs", "scores"} <= _tables(connection):
+    if not {"pools", "runs", "scores", "checksums"} <= _tables(connection):
         raise StoreError(f"{path}: is not a store of results (a table is missing).")
     if version != SCHEMA:
         raise StoreError(

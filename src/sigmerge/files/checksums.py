@@ -26,9 +26,7 @@ def sealed(content: Mapping[str, Any], name: str = "") -> dict[str, Any]:
     return {**content, CHECKSUM: checksum_of(content, name)}
 
 
-def is_intact(content: Mapping[str, Any], name: str = "") -> bool | None:
-    """Whether an object is as it was sealed; None if it has no checksum."""
-    if CHECKSUM not in content:
-        return None
+def is_intact(content: Mapping[str, Any], name: str = "") -> bool:
+    """Whether an object has a checksum and is as it was sealed."""
     plain = {key: value for key, value in content.items() if key != CHECKSUM}
-    return bool(content[CHECKSUM] == checksum_of(plain, name))
+    return bool(content.get(CHECKSUM) == checksum_of(plain, name))

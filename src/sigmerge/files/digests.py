@@ -3,8 +3,7 @@
 The digest of a file of up to RUN_BYTES is its SHA-256. SHA-256 runs in one thread, at a fraction of
 the speed of a disk or of a merge. A longer file is therefore cut into leaves of LEAF bytes, whose
 digests are BLAKE3, and threads hash runs of leaves side by side. Its digest is the BLAKE3 of its
-leaves' digests one after another, written with the prefix TREE. In older records leaves have
-SHA-256 (SHA_TREE), are as long as runs too (EARLIEST_TREE), or all digests are plain.
+leaves' digests one after another, written with the prefix TREE.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ GRAIN = 2_000_000_000
 times, so the digest of a file that is younger is not remembered."""
 
 RUN_BYTES, LEAF = 1 << 26, 1 << 22
-TREE, SHA_TREE, EARLIEST_TREE, PLAIN = "4MiB-blake3:", "4MiB-tree:", "64MiB-tree:", ""
+TREE = "4MiB-blake3:"
 """How a digest of a long file begins."""
 
 APART_FROM = 16
@@ -85,35 +84,23 @@ class LeafRule(NamedTuple):
     hasher: Callable[[], Hasher]
 
 
-def leaf_rule(size: int, kind: str = TREE) -> LeafRule:
+def leaf_rule(size: int) -> LeafRule:
     """The rule of a file that has so many bytes."""
-    if kind == PLAIN or size <= RUN_BYTES:
+    if size <= RUN_BYTES:
         return LeafRule(max(size, 1), hashlib.sha256)
-    return LeafRule(RUN_BYTES if kind == EARLIEST_TREE else LEAF, _hasher(kind))
-
-
-def _hasher(kind: str) -> Callable[[], Hasher]:
-    if kind != TREE:
-        return hashlib.sha256
     from blake3 import blake3  # short files need none
 
-    return blake3
+    return LeafRule(LEAF, blake3)
 
 
-def combined(runs: Iterable[bytes], kind: str = TREE) -> str:
+def combined(runs: Iterable[bytes]) -> str:
     """The digest of a file from the digests of the leaves of each of its runs."""
     leaves = b"".join(runs)
     if len(leaves) == hashlib.sha256().digest_size:
         return leaves.hex()
-    whole = _hasher(kind)()
-    whole.update(leaves)
-    return kind + whole.digest().hex()
+    from blake3 import blake3
 
-
-def kind_of(digests: Iterable[str]) -> str:
-    """The kind of digests that a record has: a prefix of long files' digests, or PLAIN."""
-    prefixes = {digest[: digest.find(":") + 1] for digest in digests}
-    return next((kind for kind in (TREE, SHA_TREE, EARLIEST_TREE) if kind in prefixes), PLAIN)
+    return TREE + blake3(leaves).hexdigest()
 
 
 def by_leaf(begin: int, data: memoryview, leaf: int) -> Iterator[tuple[int, memoryview]]:
@@ -141,16 +128,15 @@ def file_digests(
     progress: Callable[[int], None] | None = None,
     error: type[SigmergeError] = PoolError,
     *,
-    kind: str = TREE,
     passed: Passed | None = None,
 ) -> dict[Path, str]:
     """Digests of files; one that was hashed before and has not changed is not read again.
 
-    `kind` is that of a record to compare them with. `passed` knows leaves of remote files.
+    `passed` knows leaves of remote files.
     """
     memory = _rehashed.get()
     unique = sorted(set(files))
-    todo = {file: _begun(file, error, kind) for file in unique}
+    todo = {file: _begun(file, error) for file in unique}
     known = {file: _known(one, memory) for file, one in todo.items()}
     runs = [
         (todo[file], begin)
@@ -158,7 +144,7 @@ def file_digests(
         if known[file] is None
         for begin in range(0, max(todo[file].size, 1), max(RUN_BYTES, todo[file].rule.size))
     ]
-    worth = kind == TREE and len(runs) >= APART_FROM
+    worth = len(runs) >= APART_FROM
 
     def digest(run: tuple[_File, int]) -> tuple[Path, bytes, bool]:
         hashing = apart.leaf_digests if worth else leaf_digests
@@ -169,7 +155,7 @@ def file_digests(
         for file, value, settled in pool.map(digest, runs):
             found.setdefault(file, []).append((value, settled))
     for file, parts in found.items():
-        known[file] = whole = combined([part for part, _ in parts], kind)
+        known[file] = whole = combined(part for part, _ in parts)
         if all(settled for _, settled in parts):
             _remember(todo[file], whole, memory)
     return {file: value for file, value in known.items() if value is not None}
@@ -178,7 +164,7 @@ def file_digests(
 def unknown(files: Iterable[Path]) -> list[Path]:
     """Files whose digests are not remembered."""
     memory = _rehashed.get()
-    return [f for f in files if _known(_begun(f, PoolError, TREE), memory) is None]
+    return [f for f in files if _known(_begun(f, PoolError), memory) is None]
 
 
 class _File(NamedTuple):
@@ -188,26 +174,24 @@ class _File(NamedTuple):
     real: Path
     key: str
     size: int
-    kind: str
     rule: LeafRule
     old: bool
     remote: RemoteFile | None = None
 
     @property
     def note(self) -> Path:
-        """Where its digest is remembered; another place for every kind of digest."""
-        kind = "" if self.size <= self.rule.size else f"|{self.kind}"
-        return cache_place("digests") / hashlib.sha256((self.key + kind).encode()).hexdigest()[:32]
+        """Where its digest is remembered."""
+        return cache_place("digests") / hashlib.sha256(self.key.encode()).hexdigest()[:32]
 
 
-def _begun(file: Path, error: type[SigmergeError], kind: str) -> _File:
+def _begun(file: Path, error: type[SigmergeError]) -> _File:
     if remote := remote_file(file):
-        rule = leaf_rule(remote.size, kind)
-        return _File(file, file, remote.identity, remote.size, kind, rule, True, remote)
+        rule = leaf_rule(remote.size)
+        return _File(file, file, remote.identity, remote.size, rule, True, remote)
     with open_regular(file, "a file to hash", error) as stream:
         real, status = file.resolve(), os.fstat(stream.fileno())
-    rule, key = leaf_rule(status.st_size, kind), _identity(real, status)
-    return _File(file, real, key, status.st_size, kind, rule, _old(status))
+    rule, key = leaf_rule(status.st_size), _identity(real, status)
+    return _File(file, real, key, status.st_size, rule, _old(status))
 
 
 def _known(one: _File, memory: dict[str, str] | None) -> str | None:
@@ -236,7 +220,7 @@ def _hashed(
 
 def _passed(one: _File, begin: int, passed: Passed | None) -> tuple[bytes, bool] | None:
     """The same of a run that went by; that the version stays is asked once a file."""
-    if one.remote is None or one.kind != TREE or passed is None:
+    if one.remote is None or passed is None:
         return None
     value = passed(one.remote, begin)
     return None if value is None else (value, begin > 0 or one.remote.now() == one.remote)

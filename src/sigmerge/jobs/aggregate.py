@@ -41,10 +41,10 @@ def _row(
     )
 
 
-COMPARED_KEYS = ("suite", "split", "limit", "judges", "items", "items_sha256")
-"""What results must share to be compared."""
-SETTINGS = "settings_sha256"
-"""They must share this too: how the suite says that items are scored. Older results have none."""
+COMPARED_KEYS = (
+    "suite", "split", "limit", "judges", "items", "items_sha256", "settings_sha256",
+)  # fmt: skip
+"""What results must share to be compared; the last says how items are scored."""
 SCORE_KEYS = {"checkpoint": str, "macro": float, "domains": dict, "benchmarks": dict}
 """What is read of a result besides."""
 
@@ -54,9 +54,8 @@ def _comparable(results: Mapping[Path, Mapping[str, Any]]) -> None:
     problems = [
         f"{file}: its {key} {results[file].get(key)!r}, of {first} {results[first].get(key)!r}"
         for file in others
-        for key in (*COMPARED_KEYS, SETTINGS)
+        for key in COMPARED_KEYS
         if results[file].get(key) != results[first].get(key)
-        and not (key == SETTINGS and None in (results[file].get(key), results[first].get(key)))
     ]
     if problems:
         raise ScoreError("The results were measured on different items or differently:", problems)
@@ -66,7 +65,7 @@ def _read(file: Path) -> dict[str, Any]:
     content = read_json_object(
         file, "a result of `sigmerge evaluate --out`", ScoreError, unique=True
     )
-    if is_intact(content) is False:
+    if not is_intact(content):
         raise ScoreError(
             f"{file}: is damaged; it is not what `sigmerge evaluate` wrote. Evaluate again; what "
             "was scored is not scored twice."

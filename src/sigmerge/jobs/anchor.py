@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sigmerge.checkpoints.companions import chat_template_of
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.errors import SigmergeError
-from sigmerge.files.digests import file_digests, kind_of
+from sigmerge.files.digests import file_digests
 from sigmerge.files.journal import continues
 from sigmerge.files.objects import address
 from sigmerge.jobs.dense import DenseJob, plan_dense, run_dense
@@ -153,5 +153,5 @@ def _same_inputs(job: DenseJob, provenance: Provenance) -> bool:
     now = PoolInputs.of(job.pool.members, others).members
     if before.keys() != {address(file) for file in now}:
         return False
-    digests = file_digests(now, kind=kind_of(before.values()))
+    digests = file_digests(now)
     return before == {address(file): digest for file, digest in digests.items()}

@@ -16,7 +16,7 @@ from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
 from sigmerge.checkpoints.pickled import pickle_of
 from sigmerge.checkpoints.pool import Pool, clash, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError
-from sigmerge.files.digests import TREE, file_digests
+from sigmerge.files.digests import file_digests
 from sigmerge.files.identity import InputIdentity, identify
 from sigmerge.files.leaves import Leaves
 from sigmerge.files.objects import address
@@ -168,19 +168,14 @@ def require_whole(recipe: Recipe, pool: Pool) -> None:
         )
 
 
-def recipe_of(plan: RepairPlan, file: Path) -> Recipe:
-    """A recipe that names the checkpoints of a repair; `file` holds its plan.
+def recipe_of(plan: RepairPlan) -> Recipe:
+    """A recipe that names the checkpoints of a repair.
 
     Their architectures were compared when the plan was made, or the recipe named them itself.
     """
     members: dict[str, Any] = {
         "models": [{"model": e.path, "name": name} for name, e in plan.experts.items()]
     }
-    if plan.stacked and not plan.slices:
-        raise RecipeError(
-            f"{file}: it repairs a stack of slices, which a plan of an older version does not "
-            "describe; run `sigmerge repair` with the recipe again."
-        )
     if plan.slices:
         members = {"slices": [_section(piece) for piece in plan.slices]}
     reference = plan.reference.path if plan.reference else None
@@ -382,11 +377,9 @@ def block_sites(pool: Pool) -> list[list[Site]]:
     return blocks
 
 
-def weight_digests(
-    checkpoint: Checkpoint, options: Options, *, kind: str = TREE
-) -> tuple[str, ...]:
-    """Digests of a checkpoint's weight files, in the files' order; `kind` as in `file_digests`."""
-    digests = file_digests(checkpoint.files, options.threads, kind=kind)
+def weight_digests(checkpoint: Checkpoint, options: Options) -> tuple[str, ...]:
+    """Digests of a checkpoint's weight files, in the files' order."""
+    digests = file_digests(checkpoint.files, options.threads)
     return tuple(digests[file] for file in checkpoint.files)
 
 

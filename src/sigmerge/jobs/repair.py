@@ -220,7 +220,6 @@ class RepairJob:
             "experts": {name: member(expert, options) for name, expert in pool.experts.items()},
             "settings": _settings(stored.path),
             "anchor": anchor if self.kept else Member(path=None, sha256=anchor.sha256),
-            "stacked": bool(slices),
             "slices": slices,
         }
 

@@ -14,7 +14,6 @@ from sigmerge.checkpoints.publishing import check_target
 from sigmerge.checkpoints.remote import place_of
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError
-from sigmerge.files.digests import kind_of
 from sigmerge.jobs.occupancy import Guard, describe_occupancy, run_occupancy
 from sigmerge.jobs.options import Description, Options
 from sigmerge.jobs.pools import (
@@ -52,7 +51,7 @@ class ReplayJob:
     def _planned(self) -> tuple[RepairPlan, Pool, Checkpoint, str]:
         """The plan, its pool, its anchor, and a recipe that says where it came from."""
         plan = read_repair_plan(self.plan_file)
-        recipe = recipe_of(plan, self.plan_file)
+        recipe = recipe_of(plan)
         pool = open_repair_pool(recipe, self.options)
         path = self.given_anchor or plan.anchor.path
         if path is None:
@@ -91,8 +90,7 @@ def _check_digests(plan: RepairPlan, members: Mapping[str, Checkpoint], options:
         name
         for name, checkpoint in members.items()
         if (expected := promised[name]) is None
-        or sorted(weight_digests(checkpoint, options, kind=kind_of(expected.sha256)))
-        != sorted(expected.sha256)
+        or sorted(weight_digests(checkpoint, options)) != sorted(expected.sha256)
     ]
     if changed:
         raise PoolError(f"The plan was made with other weights of: {', '.join(changed)}.")

@@ -253,7 +253,7 @@ def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
 def _is_kept(record: Path) -> bool:
     """Whether a search wrote its record, and it is as it was written."""
     try:
-        return is_intact(read_json_object(record, "a search")) is True
+        return is_intact(read_json_object(record, "a search"))
     except SigmergeError:
         return False
 

@@ -96,7 +96,7 @@ class VerifyJob:
             provenance = _of_anchor(provenance, anchor)
         report = verify_result(
             folder,
-            dict(provenance.outputs) or None,
+            dict(provenance.outputs),
             {Path(entry.file): entry.sha256 for entry in provenance.inputs} or None,
             architecture=architecture_problems(folder),
             threads=self.options.threads,
@@ -119,15 +119,10 @@ class VerifyJob:
 def _with_record(report: Report, content: Mapping[str, Any]) -> Report:
     """The report with what the provenance tells of itself."""
     problems = []
-    if not content.get("outputs") and ("schema" in content or not content.get("inputs")):
+    if not content.get("outputs"):
         problems.append(Finding("digests", PROVENANCE, "lists no digests of the result's files"))
-    intact = is_intact(content)
-    if intact is None:
-        why = "it has no checksum; an older version wrote it"
-        report = replace(report, skipped={**report.skipped, "record": why})
-    else:
-        report = replace(report, checked=(*report.checked, "record"))
-    if intact is False:
+    report = replace(report, checked=(*report.checked, "record"))
+    if not is_intact(content):
         told = "is not what was written; what it says of inputs and outputs may be wrong"
         problems.append(Finding("record", PROVENANCE, told))
     return replace(report, findings=(*report.findings, *problems))
@@ -171,7 +166,7 @@ def _parts(folder: Path) -> tuple[Report, bool]:
         findings.append(Finding("parts", RUN, "is missing; the run did not end"))
     else:
         record = read(RunRecord, folder / RUN, PoolError)
-        if is_intact(read_json_object(folder / RUN, "a record", PoolError)) is False:
+        if not is_intact(read_json_object(folder / RUN, "a record", PoolError)):
             findings.append(Finding("record", RUN, "is not what was written"))
         changed = changed_files(folder, record)
         findings += [Finding("digests", name, "is not what the run wrote") for name in changed]
@@ -310,9 +305,6 @@ def _recomputed(
         if isinstance(plan, RepairPlan) and plan.anchor.path is None:
             why = "the anchor was not kept, so the repair cannot be computed again"
             return replace(report, skipped={**report.skipped, "recomputed": why})
-        if isinstance(plan, RepairPlan) and plan.stacked and not plan.slices:
-            why = "the plan, of an older version, does not describe the slices of its members"
-            return replace(report, skipped={**report.skipped, "recomputed": why})
         if isinstance(plan, RepairPlan):
             place = anchor or Path(str(plan.anchor.path))
             compared = _repaired_again(plan, place, stored, quiet, sample)
@@ -352,7 +344,7 @@ def _merged_again(
 def _repaired_again(
     plan: RepairPlan, place: Path, stored: Checkpoint, options: Options, sample: Sample
 ) -> _Comparison:
-    pool = open_repair_pool(recipe_of(plan, stored.path / RECORDS_FOLDER / PLAN), options)
+    pool = open_repair_pool(recipe_of(plan), options)
     anchor = open_anchor(place, pool, options, any_architecture=True)
     keys = [*(f"layer {index}" for index in range(pool.stack.depth)), OUTSIDE_LAYERS]
     kept = plan.guard is not None and plan.guard.kept == "anchor"

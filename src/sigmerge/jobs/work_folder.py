@@ -18,7 +18,7 @@ from sigmerge.checkpoints.publishing import (
 )
 from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.errors import OutputError, SigmergeError
-from sigmerge.files.digests import file_digests, kind_of
+from sigmerge.files.digests import file_digests
 from sigmerge.files.locks import only_writer
 from sigmerge.files.objects import address, url_of
 from sigmerge.files.regular import remove
@@ -60,7 +60,7 @@ def are_recorded(folder: Path, outputs: Mapping[str, str], threads: int) -> bool
     """Whether files of a result are there with the digests that its record has of them."""
     written = {folder / name: digest for name, digest in outputs.items()}
     try:
-        return file_digests(written, threads, kind=kind_of(written.values())) == written
+        return file_digests(written, threads) == written
     except SigmergeError:
         return False
 

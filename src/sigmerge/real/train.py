@@ -33,7 +33,7 @@ from sigmerge.checkpoints.publishing import sync_tree
 from sigmerge.checkpoints.writer import saved
 from sigmerge.engine.processes import process_pool
 from sigmerge.errors import OutputError, PoolError, RecipeError
-from sigmerge.files.digests import TREE, file_digests, kind_of
+from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import read_json_object, write_json
 from sigmerge.files.locks import only_writer
 from sigmerge.files.regular import remove, sync_folder
@@ -219,11 +219,9 @@ class RealTraining:
                     f"are trained alike; choose a new folder, or give those of {file}."
                 )
 
-    def _made_from(self, domain: str, kind: str = TREE) -> dict[str, Any]:
+    def _made_from(self, domain: str) -> dict[str, Any]:
         files = [self.data / "train" / f"{domain}.jsonl", *self.reference.glob("*.safetensors")]
-        sums = {
-            file.name: digest for file, digest in sorted(file_digests(files, kind=kind).items())
-        }
+        sums = {file.name: digest for file, digest in sorted(file_digests(files).items())}
         return {"settings": asdict(self.settings), "sums": sums}
 
     def _record(self, domain: str) -> dict[str, Any] | None:
@@ -232,18 +230,12 @@ class RealTraining:
         if not file.is_file() or not (self.out / domain / "config.json").is_file():
             return None
         record = read_json_object(file, "a record of a training", OutputError)
-        sums = record.get("sums")
-        kind = kind_of(map(str, sums.values())) if isinstance(sums, dict) else TREE
-        made = self._made_from(domain, kind)
-        if any(record.get(key) != value for key, value in made.items()):
+        if any(record.get(key) != value for key, value in self._made_from(domain).items()):
             raise OutputError(f"{self.out / domain}: trained with other data; choose a new folder.")
-        kept = record.get("weights")
-        kind = kind_of(map(str, kept)) if isinstance(kept, list) else TREE
-        return record if kept == self._weights(domain, kind) else None
+        return record if record.get("weights") == self._weights(domain) else None
 
-    def _weights(self, domain: str, kind: str = TREE) -> list[str]:
-        files = list((self.out / domain).glob("*.safetensors"))
-        return sorted(file_digests(files, kind=kind).values())
+    def _weights(self, domain: str) -> list[str]:
+        return sorted(file_digests((self.out / domain).glob("*.safetensors")).values())
 
     def _train(self, domain: str, progress: Progress) -> None:
         with self._alone(domain):
