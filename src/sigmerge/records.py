@@ -248,6 +248,8 @@ class Provenance(Sealed):
     outputs: Mapping[str, str] = {}
     """Digests of the files of the result, by their names in the folder."""
     versions: Mapping[str, str] = {}
+    job: str = ""
+    """Of a dense merge, a digest of all that decided its files."""
     device: str = "cpu"
     engine: str = ""
     bytes_read: int = 0

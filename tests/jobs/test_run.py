@@ -18,13 +18,15 @@ from sigmerge.errors import MissingExtra, OutputError, RecipeError, ScoreError
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import nano_scores
 from sigmerge.jobs import demo as demo_module
-from sigmerge.jobs.anchor import is_current
+from sigmerge.jobs import dense
+from sigmerge.jobs.anchor import is_current, make_anchor
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.search import plan_search
 from sigmerge.jobs.tune import pool_recipe
 from sigmerge.nano.facts import NANO_DOMAINS
 from sigmerge.nano.files import POOL, RECIPES
 from sigmerge.recipe import Recipe, load_recipe
+from sigmerge.records import Provenance, read
 from tests.pools import few_facts, make_pool, weight_bytes
 
 
@@ -184,15 +186,28 @@ def test_a_search_is_an_anchor(pool: Path, tmp_path: Path) -> None:
     assert weights(tmp_path / "again") == winner
 
 
-def test_a_searched_anchor_is_stale_when_the_model_is_another(pool: Path, tmp_path: Path) -> None:
-    own = Path(shutil.copytree(pool, tmp_path / "pool"))
-    content = searched(own)
+def test_an_anchor_of_other_code_or_libraries_is_not_current(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade of sigmerge or of NumPy in between; a partial result is not continued either."""
+    content = sigmerge.load_recipe(recipe(pool))
+    anchor = tmp_path / "anchor"
+    make_anchor(content, anchor, Options())
+    assert is_current(content, anchor, Options())
+    assert read(Provenance, anchor / "sigmerge/provenance.json").job
+    for name in ("code_digest", "versions"):
+        with monkeypatch.context() as patch:
+            patch.setattr(dense, name, lambda *_: "of another version")
+            assert not is_current(content, anchor, Options())
+    assert is_current(content, anchor, Options())
+    assert not is_current(content, anchor, Options(allow_nonfinite=True))
+
+
+def test_a_searched_anchor_is_never_current(pool: Path, tmp_path: Path) -> None:
+    content = searched(pool)
     del content["repair"]
     loaded = sigmerge.load_recipe(content)
     sigmerge.merge(loaded, tmp_path / "out")
-    assert is_current(loaded, tmp_path / "out", Options())
-    file = own / "reference/config.json"
-    file.write_text(file.read_text() + "\n")
     assert not is_current(loaded, tmp_path / "out", Options())
 
 
@@ -212,8 +227,9 @@ def test_an_interrupted_run_does_not_search_again(
     assert [done for stage, done in heard if stage == "searching"] == [4]
     (out / "run.json").unlink()
     heard.clear()
-    sigmerge.run(content, out, progress=lambda stage, done, total: heard.append((stage, done)))
-    assert not [stage for stage, _ in heard if stage == "searching"]
+    before = weights(out / "anchor")
+    sigmerge.run(content, out)
+    assert weights(out / "anchor") == before
     (out / "run.json").unlink()
     other = {**content, "seed": 1}
     sigmerge.run(other, out, progress=lambda stage, done, total: heard.append((stage, done)))

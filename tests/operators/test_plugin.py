@@ -153,7 +153,7 @@ def test_a_changed_file_of_a_package_makes_another_operator(
 ) -> None:
     installed(tmp_path, monkeypatch, DEFINITION, ENTRY_POINTS)
     before = operator("strongest").revision
-    (tmp_path / "my_package/operators.py").write_text(f"SCALE = 2\n{DEFINITION}")
+    (tmp_path / "my_package/operators.py").write_text(DEFINITION.replace("argmax", "argmin"))
     del sys.modules["my_package.operators"]
     PLUGINS.registered.clear()
     assert before != operator("strongest").revision

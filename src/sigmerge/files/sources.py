@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import os
 import re
 import sys
 import sysconfig
@@ -78,14 +79,21 @@ def _imported(module: str) -> frozenset[str]:
     return frozenset(name for name in found if _file_of(name) is not None)
 
 
-@cache
 def _file_of(module: str) -> Path | None:
-    first, *rest = module.split(".")
-    if first != PACKAGE.name:
-        return None
-    place = PACKAGE.joinpath(*rest)
-    files = (place.with_suffix(".py") if rest else place / "__init__.py", place / "__init__.py")
-    return next((file for file in files if file.is_file()), None)
+    return _files().get(module)
+
+
+@cache
+def _files() -> dict[str, Path]:
+    """The modules of this package with their files."""
+    found = {}
+    for folder, _, names in os.walk(PACKAGE):
+        parts = [PACKAGE.name, *Path(folder).relative_to(PACKAGE).parts]
+        for name in names:
+            if name.endswith(".py"):
+                own = [] if name == "__init__.py" else [name.removesuffix(".py")]
+                found[".".join([*parts, *own])] = Path(folder, name)
+    return found
 
 
 class Unnameable(Exception):

@@ -33,6 +33,7 @@ from sigmerge.engine.sink import Sink
 from sigmerge.engine.stream import CHUNK, Stream, rounded
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError
+from sigmerge.files.sources import code_digest
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import (
     PoolInputs,
@@ -83,6 +84,9 @@ class DenseJob:
     """Experts whose statistics are missing: a bound on the memory that capturing them takes."""
     solved_on: str = "cpu"
     """The device of operators that solve, whose last bits are its own."""
+    statistics_keys: Mapping[str, str] = field(default_factory=dict)
+    """Of each expert, what its statistics are kept under."""
+    allow_nonfinite: bool = False
     statistics: StatisticsFolders | None = None
     """The captured statistics; set when the job runs."""
 
@@ -92,10 +96,17 @@ class DenseJob:
         return self.pool.members if self.operator.needs_reference else dict(self.pool.experts)
 
     def fingerprint(self) -> str:
-        """Identifies the job: equal for runs that end in the same files."""
+        """Identifies the job: equal for runs that end in the same files.
+
+        A partial result is continued, and a stored anchor is current, where this is the same. What
+        the statistics say of a site is left out: their keys are there, and they may not be.
+        """
         recipe = self.recipe
+        sites = {n: replace(s, measured="", transposed=False) for n, s in self.sites.items()}
         content = [
+            code_digest(run_dense),
             versions(),
+            self.allow_nonfinite,
             recipe.method,
             self.operator.revision,
             recipe.preset,
@@ -104,8 +115,8 @@ class DenseJob:
             *([repr(recipe.slices)] if recipe.slices else []),
             *([repr(recipe.vocabulary)] if recipe.vocabulary else []),
             *([recipe.architecture] if recipe.architecture else []),
-            repr(self.sites),
-            self.statistics.names if self.statistics else None,
+            repr(sites),
+            dict(self.statistics_keys),
             *([self.solved_on] if self.solved_on != "cpu" else []),
             fingerprint(self.pool.members, other_inputs(recipe, False)),
             recipe.chat_template,
@@ -197,7 +208,7 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
     ]
     shard = options.max_shard_size
     layout = plan_layout(tensors, None if shard is None else parse_size(shard))
-    exemplars, to_capture, solved_on = {}, {}, "cpu"
+    exemplars, to_capture, keys, solved_on = {}, {}, {}, "cpu"
     if operator.solves and options.device != "cpu":
         solved_on = options.device
         recipe = replace(recipe, notes=(*recipe.notes, f"{recipe.method}: {SOLVED_THERE}"))
@@ -206,12 +217,17 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
 
         captures = capture.plan_captures(recipe, pool, options)
         exemplars = {planned.expert: len(planned.exemplars) for planned in captures}
+        places = capture.folders(captures, recipe, pool, options)
+        keys = {expert: place.name for expert, place in places.items()}
         to_capture = {
             planned.expert: capture.peak_memory(planned, recipe, options.threads)
             for planned in capture.missing(captures, recipe, pool, options)
         }
         recipe = replace(recipe, notes=(*recipe.notes, *capture.ignored_keys(recipe)))
-    return DenseJob(recipe, operator, pool, sites, layout, exemplars, to_capture, solved_on)
+    return DenseJob(
+        recipe, operator, pool, sites, layout, exemplars, to_capture, solved_on, keys,
+        options.allow_nonfinite,
+    )  # fmt: skip
 
 
 def _dtype(job: DenseJob) -> str | None:
@@ -306,6 +322,7 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
             inputs=read,
             outputs=output.digests,
             versions=versions(),
+            job=job.fingerprint(),
             engine=engine,
             bytes_read=source.bytes_read,
             bytes_written=job.layout.nbytes,

@@ -72,7 +72,7 @@ class MergeJob:
         recipe, options = self.recipe, self.options
         if recipe.operator is None:
             return RepairJob(recipe, self.out, options, score=self.score).repair()
-        if not is_current(recipe, anchor, options, self.score):
+        if not is_current(recipe, anchor, options):
             remove(anchor)
             make_anchor(recipe, anchor, options, self.score)
         try:

@@ -31,6 +31,7 @@ from sigmerge.engine.sink import Sink
 from sigmerge.engine.stream import ahead
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
+from sigmerge.files.sources import code_digest
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import PoolInputs, block_sites
 from sigmerge.jobs.work_folder import open_output
@@ -102,11 +103,16 @@ class OccupancyJob:
     def domains(self) -> tuple[str, ...]:
         return tuple(self.pool.experts)
 
-    def fingerprint(self) -> str:
-        """Identifies the job: equal for runs that end in the same files."""
+    def fingerprint(self, options: Options) -> str:
+        """Identifies the job: equal for runs that end in the same files.
+
+        Blocks that were finished without the check for NaN are not taken over by a run that checks.
+        """
         rounds = [[turn.order, turn.quota] for turn in self.rounds]
         content = [
+            code_digest(run_occupancy),
             versions(),
+            options.allow_nonfinite,
             fingerprint({**self.pool.members, "": self.anchor}),
             rounds,
             repr(self.update),
@@ -170,7 +176,7 @@ def run_occupancy(
     job, engine = OccupancyJob.of(plan, pool, anchor), options.engine_name
     inputs = PoolInputs.of({**pool.members, "anchor": anchor})
     with (
-        open_output(out, job.layout, job.fingerprint(), options) as output,
+        open_output(out, job.layout, job.fingerprint(options), options) as output,
         _sources(job, options) as sources,
     ):
         resumed = sorted(output.done)
@@ -227,7 +233,7 @@ def _lasting(inputs: tuple[InputFile, ...], plan: RepairPlan) -> tuple[InputFile
 def write_candidate(job: OccupancyJob, folder: Path, options: Options) -> None:
     """Write a repaired checkpoint that is only measured: weights and companions, no records."""
     with (
-        open_output(folder, job.layout, job.fingerprint(), options) as output,
+        open_output(folder, job.layout, job.fingerprint(options), options) as output,
         _sources(job, options) as sources,
     ):
         _write(job, sources, output, options)

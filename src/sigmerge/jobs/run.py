@@ -110,7 +110,7 @@ class RunJob:
             assert self.recipe.anchor is not None
             return self.recipe.anchor
         anchor = (self.out / "anchor").absolute()
-        if not anchor.exists() or not is_current(self.recipe, anchor, options, self.score):
+        if not anchor.exists() or not is_current(self.recipe, anchor, options):
             make_anchor(self.recipe, anchor, options, self.score)
         return anchor
 

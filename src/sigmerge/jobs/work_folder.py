@@ -41,14 +41,11 @@ def hidden(out: Path, purpose: str) -> Path:
 
 
 def open_output(out: Path, layout: Layout, fingerprint: str, options: Options) -> Output:
-    """The hidden folder that becomes `out`; blocks of an interrupted run of the job are kept.
-
-    Blocks that were finished without the check for NaN are not taken over by a run that checks.
-    """
+    """The hidden folder that becomes `out`; blocks of an interrupted run of the job are kept."""
     return Output(
         out,
         layout,
-        fingerprint + (" unchecked" if options.allow_nonfinite else ""),
+        fingerprint,
         overwrite=options.overwrite,
         durable=options.durable,
         threads=options.threads,

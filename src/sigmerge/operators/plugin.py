@@ -10,11 +10,8 @@ that recipes use.
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import sys
+import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -23,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from sigmerge.errors import RecipeError, SigmergeError
+from sigmerge.files.sources import callable_digest
 from sigmerge.operators.base import OUTSIDE, Chunk, Operator, Parameter, Site, Tile
 
 ENTRY_POINTS = "sigmerge.operators"
@@ -147,6 +145,7 @@ def _load(point: EntryPoint) -> Operator:
             f"operator of that name. Decorate the function with "
             f'@sigmerge.operator("{point.name}").'
         )
+    made.revision = made.revision or _revision(type(made))
     return made
 
 
@@ -158,17 +157,12 @@ def _place(function: TileFunction) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def _revision(function: TileFunction) -> str:
-    """A digest of a function's text: a merge is not continued with a function that changed.
+def _revision(made: TileFunction | type[Operator]) -> str:
+    """A digest of a user's code: a merge is not continued with code that changed.
 
-    Of the file that it stands in, since it may call others there; a notebook has none.
+    Code that no digest describes is another every time.
     """
-    code = function.__code__
-    text = repr((code.co_code, code.co_consts, code.co_names))
-    for place in (function, sys.modules.get(function.__module__)):
-        with suppress(OSError, TypeError):
-            text = inspect.getsource(place)  # type: ignore[arg-type]
-    return hashlib.sha256(text.encode()).hexdigest()
+    return callable_digest(made) or secrets.token_hex(16)
 
 
 def parameter(
