@@ -146,7 +146,7 @@ def test_the_depth_of_a_model_inside_another(tmp_path: Path) -> None:
         placed({"slices": slices, "merge_method": "passthrough"}, pool), tmp_path / "out"
     )
     config = json.loads((tmp_path / "out/config.json").read_text())["text_config"]
-    assert config == {"num_hidden_layers": 4, "layer_types": list("abcb"), "vocab_size": 48}
+    assert config["num_hidden_layers"] == 4 and config["layer_types"] == list("abcb")
 
 
 def test_positions_come_from_the_first_slice(tmp_path: Path) -> None:

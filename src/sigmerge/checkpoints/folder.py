@@ -43,6 +43,8 @@ TURNED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 """Models whose linear weights are stored as (in, out)."""
 BEFORE = ("embed", "wte.", "wpe.", "patch_conv.", "ln_pre.", "layernorm_pre.")
 """Parts of the names of what lies before the layers; the last three see."""
+BEHIND = "embedding_norm."
+"""LFM2's norm behind the layers, that of what becomes the logits."""
 
 
 def is_head(name: str) -> bool:
@@ -58,7 +60,7 @@ def is_embedding(name: str) -> bool:
 
 def is_before(name: str) -> bool:
     """Whether a tensor outside the layers comes before them, as embeddings do."""
-    return not is_head(name) and any(word in name for word in BEFORE)
+    return not is_head(name) and BEHIND not in name and any(word in name for word in BEFORE)
 
 
 def tied_head(embedding: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from sigmerge.checkpoints.folder import Checkpoint, is_before
 from sigmerge.checkpoints.header import Tensor
+from sigmerge.checkpoints.kinds import LayerSource, is_by_layer, with_kinds
 from sigmerge.checkpoints.modules import LAYERLESS, ModulePart, config_key, depth_keys, module_part
 from sigmerge.checkpoints.pool import Pool, clash, listed, together
 from sigmerge.errors import PoolError
@@ -79,7 +80,9 @@ def stacked_pool(
                 bases[part.name] = tensor
             else:
                 experts.setdefault(member, {})[part.name] = tensor
-    result = replace(home, tensors=output, config=stacked_config(home, members, slices))
+    config, unsaid = stacked_config(home, members, slices)
+    problems += unsaid
+    result = replace(home, tensors=output, config=config)
     if moved is None:
         problems += _different_rows(result)
     if problems:
@@ -199,50 +202,56 @@ def _by_layer(part: ModulePart) -> list[dict[str, Tensor]]:
 
 def stacked_config(
     home: Checkpoint, members: Mapping[str, Checkpoint], slices: Sequence[StackedSlice]
-) -> dict[str, Any]:
-    """The configuration of `home` with the new depths, and its lists of one entry a layer."""
-    result = dict(home.config)
+) -> tuple[dict[str, Any], list[str]]:
+    """The configuration of `home` with the new depths, and what it says of every layer.
+
+    And problems: what a layer computes may follow from its index, and no configuration can say it.
+    """
+    result, problems = dict(home.config), []
     found = by_module(slices)
-    others = {name: member.config for name, member in members.items()}
-    for module, pieces in found.items():
+    for module, pieces, parts in _modules(members, slices):
         depth = module_part(home, module, found).stack.depth
         if module in LAYERLESS:
             continue
+        places = [
+            (piece.sources[0].member, piece.sources[0].first + offset)
+            for piece in pieces
+            for offset in range(piece.depth)
+        ]
+        depths = {name: part.stack.depth for name, part in parts.items()}
         if not module and home.config.get("is_encoder_decoder"):
             module = "decoder"  # the stack of such a model
         key = config_key(module, result)
-        if key is None:
-            result = _stacked_entries(result, others, module, pieces, depth)
-        else:
-            inner = {name: config.get(key) or {} for name, config in others.items()}
-            result[key] = _stacked_entries(result[key], inner, module, pieces, depth)
-    return result
+        others = {name: members[name].config for name in parts}
+        if key is not None:
+            others = {name: config.get(key) or {} for name, config in others.items()}
+        entries, unsaid = _stacked_entries(
+            result[key] if key else result,
+            [LayerSource(others[member], depths[member], place) for member, place in places],
+            module,
+            depth,
+        )
+        result = {**result, key: entries} if key else entries
+        problems += unsaid
+    return result, problems
 
 
 def _stacked_entries(
-    config: Mapping[str, Any],
-    others: Mapping[str, Mapping[str, Any]],
-    module: str,
-    pieces: Sequence[StackedSlice],
-    depth: int,
-) -> dict[str, Any]:
-    """The configuration of a module that had `depth` layers; `others` are those of the members."""
-    places = [
-        (piece.sources[0].member, piece.sources[0].first + offset)
-        for piece in pieces
-        for offset in range(piece.depth)
-    ]
-    result, keys = dict(config), depth_keys(module)
-    if module and len(places) != depth and not any(key in config for key in keys):
-        result[keys[0]] = len(places)  # a configuration may leave out what is the default
+    config: Mapping[str, Any], sources: Sequence[LayerSource], module: str, depth: int
+) -> tuple[dict[str, Any], list[str]]:
+    """The configuration of a module that had `depth` layers."""
+    result, keys, problems = dict(config), depth_keys(module), list[str]()
+    if module and len(sources) != depth and not any(key in config for key in keys):
+        result[keys[0]] = len(sources)  # a configuration may leave out what is the default
     for key, value in config.items():
         if key in keys:
-            result[key] = len(places)
+            result[key] = len(sources)
         elif not module and key == "text_config" and isinstance(value, dict):
-            inner = {member: config.get(key) or {} for member, config in others.items()}
-            result[key] = _stacked_entries(value, inner, module, pieces, depth)
-        elif isinstance(value, list) and len(value) == depth:
-            lists = {member: config.get(key) for member, config in others.items()}
-            if all(isinstance(lists[m], list) and i < len(lists[m] or []) for m, i in places):
-                result[key] = [(lists[m] or [])[i] for m, i in places]
-    return result
+            inner = [source._replace(config=source.config.get(key) or {}) for source in sources]
+            result[key], problems = _stacked_entries(value, inner, module, depth)
+        elif is_by_layer(key, value, depth) and all(
+            is_by_layer(key, source.config.get(key), source.depth) for source in sources
+        ):
+            result[key] = [source.config[key][source.place] for source in sources]
+    said, unsaid = with_kinds(result, sources)
+    return dict(said), problems + unsaid
