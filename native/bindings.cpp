@@ -11,6 +11,9 @@
 namespace sm {
 
 void bind_claim(nb::module_ &);  // bindings_claim.cpp
+void bind_products(nb::module_ &);  // bindings_products.cpp
+void bind_low_rank(nb::module_ &);  // bindings_low_rank.cpp
+void bind_coordinates(nb::module_ &);  // bindings_coordinates.cpp
 void bind_merge(nb::module_ &);  // bindings_merge.cpp
 
 using Bytes = const Array<const uint8_t> &;
@@ -268,5 +271,8 @@ NB_MODULE(_native, m) {
     sm::bind_sums(m);
     sm::bind_select(m);
     sm::bind_claim(m);
+    sm::bind_products(m);
+    sm::bind_low_rank(m);
+    sm::bind_coordinates(m);
     sm::bind_merge(m);
 }

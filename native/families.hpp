@@ -73,6 +73,56 @@ struct Claim {
                     const Source *members, int64_t count, int64_t tiles, const Source &target);
 };
 
+// Inner products in float64, in one order of addition: products.cpp.
+struct Products {
+    // Add all inner products, tile by tile, to dots (rows, rows): of θ_d − θ_ref, the reference being
+    // the last member, with `vectors`; else of all members' values. Whether all squares are finite.
+    bool (*gram)(const Source *members, int64_t count, int64_t size, bool vectors, int64_t tile, double *dots);
+    // Eq. (views), p and s: ⟨Δ_d, Δ_d'⟩ is added to dots, and to mass Σ_j m_j c_j and Σ_j m_j with
+    // m_j = max_d |Δ_d[j]| and c_j = 1 where signs differ. Whether all that is read is finite.
+    bool (*signature)(const Source *members, int64_t count, int64_t size, int64_t tile, double *dots, double *mass);
+    // Of every vector along an axis: rows (rows, size) seen as (outer, length, inner), and dots
+    // (vectors, rows, rows); Σ_d c_d v_d with coefficients (vectors, rows).
+    void (*grams_along)(const float *values, int64_t rows, int64_t size, int64_t length, int64_t inner, double *dots);
+    void (*combine_along)(const float *values, int64_t rows, int64_t size, int64_t length, int64_t inner,
+                          const float *coefficients, float *out);
+};
+
+// Updates of low rank on a run of a matrix's coordinates, of which the first has the flat index `skip`:
+// low_rank.cpp.
+struct LowRank {
+    // Add float32(factor · Σ_k left[r, k] · right[k, c]); the factors are float64 that hold float32.
+    void (*add)(const double *left, const double *right, int64_t rank, int64_t columns, double factor, int64_t skip,
+                float *out, int64_t size);
+    // Squares to the sums of rows, or of columns; values times the factor of theirs, rounded once.
+    void (*add_squares)(const float *values, int64_t size, int64_t columns, int64_t skip, bool of_rows, double *sums);
+    void (*multiply_along)(float *values, int64_t size, int64_t columns, int64_t skip, bool of_rows,
+                           const double *factors);
+};
+
+// Rules that look at one coordinate of all members at a time: coordinates.cpp. Rows are (rows, size).
+struct Coordinates {
+    // Count the task vectors' variances by the upper 16 bits of their pattern, or with `upper` ≥ 0 by
+    // the lower 15 of those with these upper bits; without, one more place counts zeros.
+    bool (*count_variances)(const Source *members, int64_t count, int64_t size, int64_t upper, int64_t *counts);
+    // Add each task vector's Σ Δ² over the coordinates whose variance a cut keeps, in lanes of a tile.
+    bool (*squares_of_varying)(const Source *members, int64_t count, int64_t size, int64_t threshold, int64_t ties,
+                               int64_t tile, double *total);
+    // The base, moved by t towards the other value, or to it where that is nearer.
+    void (*swap_near)(const float *other, const float *base, int64_t size, float t, float *out);
+    // By row, how many entries above a bound stand alone at their coordinate, and how many not.
+    void (*count_changes)(const float *values, int64_t rows, int64_t size, float bound, int64_t *alone, int64_t *shared);
+    // The mean of the entries above a bound; one that stands alone is multiplied by its row's factor.
+    void (*reinforce)(const float *values, int64_t rows, int64_t size, float bound, const float *factors, float *out);
+    // The Kullback-Leibler divergence of the softmaxes of rows, in float64; 1e-8 is added to each p.
+    void (*divergences)(const float *values, const float *base, int64_t length, int64_t rows, double *out);
+    // |v| times the factor of its row; values whose score reaches a bound; numbers by half of a key
+    // that is in their order: the upper half, or the lower one of those with `upper`.
+    void (*scale_rows)(const float *values, int64_t length, const double *factors, int64_t rows, float *out);
+    void (*keep_from)(const float *values, const float *scores, int64_t size, float bound, float *out);
+    void (*count_keys)(const float *values, int64_t size, int64_t upper, int64_t *counts);
+};
+
 // Weighted sums of stored rows: what many merges come down to.
 struct Sums {
     // Σ_d w_d v_d with v_d = θ_d, or θ_d − θ_ref (the last member) with `vectors`; then τ / divisor
@@ -155,6 +205,9 @@ struct Merge {
     X(Checksum, checksums) \
     X(Philox, philox) \
     X(Claim, claims) \
+    X(Products, products) \
+    X(LowRank, low_rank) \
+    X(Coordinates, coordinates) \
     X(Sums, sums) \
     X(Select, select) \
     X(Merge, merging)

@@ -22,7 +22,7 @@ from sigmerge.kernels.claim import Admission, Settlement, TileTable
 from sigmerge.kernels.merge import DISJOINT, DROP, NORM, TRIM, Formula, formula
 from sigmerge.kernels.parts import PartSums
 from sigmerge.kernels.signature import signature
-from sigmerge.kernels.stored import BF16, CODE, F16, F32, address_of, members, table
+from sigmerge.kernels.stored import BF16, CODE, F16, F32, address_of, table
 from sigmerge.kernels.thinning import ALL, ANY_TIES
 from sigmerge.kernels.window import MEMORY
 
@@ -135,14 +135,13 @@ def test_sums_are_those_of_the_loops(dtype: str, size: int, tile: int) -> None:
     assert tensors.COUNTERPARTS[loops.norms_of_thinning](there, START, *given, found, unmarked)
     assert (found.sums[0] == expected).all() and expected.any()
     dots, mass, by_part = np.zeros((3, 3)), np.zeros(2), (one_part(3, 3), one_part(2))
-    old = members(rows.stored)
-    signature(*old, START, size, tile, dots, mass)
+    signature(given_table, START, size, tile, dots, mass)
     assert tensors.COUNTERPARTS[signature](there, START, tile, *by_part)
     assert (by_part[0].sums[0] == dots).all() and (by_part[1].sums[0] == mass).all()
     assert dots.any()
     for vectors in (True, False):
         gram, found = np.zeros((3, 3)), one_part(3, 3)
-        geometry.gram(*old, START, size, vectors, tile, gram)
+        geometry.gram(given_table, START, size, vectors, tile, gram)
         assert tensors.COUNTERPARTS[geometry.gram](there, START, vectors, tile, found)
         assert (found.sums[0] == gram).all()
 

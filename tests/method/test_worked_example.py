@@ -9,7 +9,7 @@ import pytest
 from sigmerge.kernels import TILE
 from sigmerge.kernels.claim import FREE
 from sigmerge.kernels.signature import signature
-from sigmerge.kernels.stored import members
+from sigmerge.kernels.stored import table
 from sigmerge.method import budget, conflict, deficit, occupancy
 from sigmerge.method.controls import allocate
 from tests.method.test_occupancy import Pool, updated
@@ -46,8 +46,8 @@ DELTAS = [np.array([numbers(f"{i} {d}") for d in DOMAINS]).astype(np.float32) fo
 COORDINATES = np.array([layer.shape[1] for layer in DELTAS])
 SIGNATURES = [(np.zeros((3, 3)), np.zeros(2)) for _ in LAYERS]
 for _deltas, _signature in zip(DELTAS, SIGNATURES, strict=True):
-    _members = members([*_deltas, np.zeros_like(_deltas[0])])
-    signature(*_members, 0, _deltas.shape[1], TILE, *_signature)
+    _rows = [*_deltas, np.zeros_like(_deltas[0])]
+    signature(table(_rows), 0, _deltas.shape[1], TILE, *_signature)
 VIEWS = {
     "representation": numbers("r"),
     "direction": conflict.direction_view(np.array([dots for dots, _ in SIGNATURES])),

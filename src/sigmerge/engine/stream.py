@@ -27,9 +27,9 @@ from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.parts import PartMarks, PartSums, part_marks
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.select import MAGNITUDE
-from sigmerge.kernels.stored import CODE, address_of, is_finite, load_rows, members, table
+from sigmerge.kernels.stored import CODE, address_of, is_finite, load_rows, table
 from sigmerge.kernels.sums import add_scaled
-from sigmerge.kernels.window import DRAINED, MEMORY, Drain, FilePlace, check_read, drain_from
+from sigmerge.kernels.window import DRAINED, MEMORY, Drain, FilePlace, drain_from
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ LONG_CHUNK = 8 * CHUNK
 """Coordinates taken at a time where chunks may be longer: by a GPU, since Python needs as long for
 a long launch as for a short one, and at most by a thread, since threads wait for one another
 between two calls."""
-NOT_YET_NATIVE = {f"sigmerge.kernels.{name}" for name in ("coordinates", "geometry", "signature")}
-"""Their loops take addresses and a window; those of the native core a table."""
 TURNS = 8
 """How often every thread gets a long chunk at least."""
 
@@ -182,24 +180,12 @@ class StreamChunk:
             return False
         for part, given in self._by_part(arguments):
             first, last = part.start - self.start, part.stop - self.start
-            fine = part._pass(kernel, [row[first:last] for row in rows], given, share)
+            own = [row[first:last] for row in rows]
+            with named_reads():
+                fine = kernel(part._table(own), part.start, part.size, *given)
+            part._done(own, share)
             part._check(fine, reference=reference)
         return True
-
-    def _pass(
-        self, kernel: Callable[..., bool], rows: Sequence[Array], given: Sequence[Any], share: float
-    ) -> bool:
-        if kernel.__module__ in NOT_YET_NATIVE:
-            old = members(rows, [place_of(row) for row in rows], self.strip)
-            fine = kernel(*old, self.start, self.size, *given)
-            with named_reads():
-                check_read(old.window.failed)
-            self._done(rows, share)
-            return fine
-        with named_reads():
-            fine = kernel(self._table(rows), self.start, self.size, *given)
-        self._done(rows, share)
-        return fine
 
     def selected(self, experts: Array, ranks: Array) -> Array | None:
         """By expert the magnitude of Δ_d at a rank of this chunk, the entries of it within the
