@@ -1,0 +1,113 @@
+"""docs/results: the commands are those that the code has, the tables those of the stores."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from benchmarks import tune
+
+from sigmerge.cli.ending import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+STORES = ROOT / "docs/results/embedded"
+COMMAND = re.compile(
+    r"(?:taskset \S+ \S+ )?(?:python -m (?:benchmarks|sigmerge)|sigmerge)\b.*", re.S
+)
+EARLIER = "# at version"
+"""Marks a command of an earlier version, beside which the page has today's."""
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every command of ours in the text's code, without the shell's own."""
+    fenced = re.findall(r"^```sh\n(.*?)^```", text, re.S | re.M)
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    indented = re.findall(r"^    (?:.*\n(?:    .*\n)*)", prose, re.M)
+    blocks = "\n".join([*fenced, *(re.sub(r"^ +", "", each, flags=re.M) for each in indented)])
+    lines = blocks.replace("\\\n", " ").splitlines()
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+    found = []
+    for line in [*lines, *spans]:
+        if EARLIER not in line and COMMAND.fullmatch(line.strip()):
+            words = shlex.split(line.partition("…")[0], comments=True)
+            chained = [i for i, word in enumerate(words) if word in ("&&", ";", "|", ">", "2>")]
+            words = words[: min(chained, default=None)]
+            found.append(words[3:] if words[0] == "taskset" else words)
+    return found
+
+
+PAIRS = sorted(
+    {(page.name, tuple(words)) for page in PAGES for words in commands(page.read_text())}
+)
+MODULES = [pair for pair in PAIRS if pair[1][:2] == ("python", "-m")]
+OURS = [  # names of commands alone, and those with a choice, are prose
+    (page, words)
+    for page, words in PAIRS
+    if words[0] == "sigmerge" and len(words) > 3 and "|" not in " ".join(words)
+]
+
+
+class Parsed(Exception):
+    """The words were understood."""
+
+
+@pytest.mark.parametrize(("page", "words"), MODULES, ids=lambda given: str(given)[:60])
+def test_a_module_takes_the_words_of_its_command(
+    page: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del page
+    parse = argparse.ArgumentParser.parse_args
+
+    def parsed(self: argparse.ArgumentParser, given: Any = None, namespace: Any = None) -> Any:
+        raise Parsed(parse(self, given, namespace))
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    name, given = words[2], list(words[3:])
+    module = importlib.import_module(name)
+    if hasattr(module, "__path__"):  # a package whose words are its modules
+        given, missing = [], [w for w in given if not importlib.util.find_spec(f"{name}.{w}")]
+        assert missing == []
+    if name == "benchmarks.scale":  # which has one word and no parser
+        assert given == ["--write"]
+        return
+    if not given:
+        return
+    monkeypatch.setattr("sys.argv", [name, *given])
+    with pytest.raises(Parsed) as found:
+        module.main()
+    if name == "benchmarks.tune" or name == "benchmarks.stores":
+        rows = found.value.args[0].rows
+        assert all(row in tune.ROWS for row in rows.split(",") if row)
+
+
+@pytest.mark.parametrize(("page", "words"), OURS, ids=lambda given: str(given)[:60])
+def test_the_command_line_takes_the_words(
+    page: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del page
+    command = typer.main.get_command(app)
+    [plain] = [base for base in type(command).__mro__ if base.__name__ == "Command"]
+    monkeypatch.setattr(plain, "invoke", lambda self, context: None)  # the words are read before
+    command.main(list(words[1:]), standalone_mode=False)
+
+
+def test_the_pages_have_commands() -> None:
+    assert len(MODULES) > 15 and len(OURS) > 30
+
+
+def test_the_tuning_tables_are_those_of_the_store() -> None:
+    """Every row of docs/results/tune.md that the benchmark makes, with its commit."""
+    made = tune.table(json.loads((STORES / "tuning.json").read_text())).splitlines()
+    page = (ROOT / "docs/results/tune.md").read_text().splitlines()
+    wide = [line for line in page if line.count("|") == made[0].count("|")]
+    rows = [line for line in wide if line.split("|")[1].strip() in tune.ROWS]
+    assert {line.split("|")[1].strip() for line in rows} == set(tune.ROWS)
+    assert [row for row in rows if row not in made] == []
