@@ -135,14 +135,20 @@ class SearchResult(SearchRecord):
 
 
 class Captured(Part):
-    """The statistics of one expert: where they are, and whether they were measured now."""
+    """The statistics of one expert: where they are, and whether they were measured now.
+
+    Those that are to do are in no folder yet. `seconds` are those of the capture, if it was not
+    interrupted.
+    """
 
     expert: str
     kind: str
     exemplars: int
     peak_memory_bytes: int
+    key: str
     folder: str
     state: str
+    seconds: float | None = None
 
 
 class Captures(tuple[Captured, ...]):

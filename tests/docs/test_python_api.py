@@ -222,8 +222,8 @@ def test_a_search_displays_its_winner() -> None:
 
 def test_captures_and_reports_display_a_row_each() -> None:
     captured = results.Captured(
-        expert="<math>", kind="features", exemplars=1000, peak_memory_bytes=0, folder="f",
-        state="captured",
+        expert="<math>", kind="features", exemplars=1000, peak_memory_bytes=0, key="k",
+        folder="f", state="captured",
     )  # fmt: skip
     assert rows(results.Captures([captured]))[1:] == ["<math>|features|1,000|captured|f"]
     good = Report(Path("a"), ("headers", "recomputed"), {"inputs": "the record lists none"}, (),

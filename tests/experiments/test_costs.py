@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 import sigmerge as package
-from sigmerge.checkpoints.statistics import DONE
 from sigmerge.experiments.costs import _search_cost, merge_cost, on_gpu
 from sigmerge.jobs.candidates import SCRATCH_CANDIDATE, measure_of
 from sigmerge.jobs.options import Options
@@ -20,6 +18,7 @@ from sigmerge.jobs.pools import open_repair_pool
 from sigmerge.merge3.extract import Question
 from sigmerge.recipe import load_recipe
 from sigmerge.records import SearchRecord, Winner
+from sigmerge.results import Captured
 from tests.experiments.test_suite import definition, rewritten, rows
 from tests.pools import PoolOnDisk, make_pool
 
@@ -80,12 +79,13 @@ def test_captures_on_a_gpu_are_counted(
     expected: float | None,
 ) -> None:
     recipe = pool.recipe("linear") | {"capture": {"device": device}}
-    folders = [tmp_path / f"capture-{number}" for number in range(len(captures))]
-    for folder, content in zip(folders, captures, strict=True):
-        folder.mkdir()
-        (folder / DONE).write_text(json.dumps(content))
+    made = [
+        Captured(expert="e", kind="features", exemplars=1, peak_memory_bytes=0, key="", folder="",
+                 state="captured", **content)
+        for content in captures
+    ]  # fmt: skip
     merged = package.merge(recipe, tmp_path / "merged", threads=1)
-    cost = merge_cost(load_recipe(recipe), Path(merged.out), folders)
+    cost = merge_cost(load_recipe(recipe), Path(merged.out), made)
     assert cost.gpu_seconds == expected
     known = [content.get("seconds") for content in captures]
     if None in known:

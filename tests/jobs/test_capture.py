@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,16 @@ from safetensors.numpy import load_file  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 import sigmerge  # noqa: E402
+from sigmerge import kept  # noqa: E402
 from sigmerge.cli.ending import app  # noqa: E402
 from sigmerge.errors import OutputError, PoolError, RecipeError  # noqa: E402
-from sigmerge.jobs import capture  # noqa: E402
 from sigmerge.jobs.anchor import is_current  # noqa: E402
-from sigmerge.jobs.capture import CaptureJob, plan_captures  # noqa: E402
+from sigmerge.jobs.capture import CaptureJob, derivations, plan_captures  # noqa: E402
 from sigmerge.jobs.dense import plan_dense  # noqa: E402
 from sigmerge.jobs.options import Options  # noqa: E402
 from sigmerge.jobs.pools import open_merge_pool  # noqa: E402
+from sigmerge.kept import Undeclared  # noqa: E402
+from sigmerge.probing import captures  # noqa: E402
 from sigmerge.recipe import Recipe  # noqa: E402
 from tests.oracles import oracle_features as oracle  # noqa: E402
 from tests.oracles.oracle_mixtures import routed  # noqa: E402
@@ -43,9 +45,7 @@ DATA = ("fisher", "regmean", "lot", "cat")
 EXPERTS = ("math", "coding")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +85,11 @@ def test_statistics_of_an_expert_that_changes_meanwhile_are_not_kept(
         file.write_text(file.read_text() + " ")
         return told
 
-    captured = capture._run
-    monkeypatch.setattr(capture, "_run", changing)
-    with pytest.raises(PoolError, match="math: changed while it was read"):
+    captured = captures._captured
+    monkeypatch.setattr(captures, "_captured", changing)
+    with pytest.raises(PoolError, match=r"math/tokenizer_config\.json: changed while it was read"):
         sigmerge.capture(recipe(pool, "regmean"), experts=["math"])
-    assert not list((pool / ".sigmerge").iterdir())
+    assert not list((pool / ".sigmerge").rglob("*.json*"))
 
 
 @pytest.mark.parametrize("method", DATA)
@@ -98,11 +98,11 @@ def test_merge_captures_by_itself_and_reuses_what_is_there(
 ) -> None:
     content = recipe(pool, method)
     sigmerge.merge(content, tmp_path / "one", threads=1)
-    kept = sorted((pool / ".sigmerge").iterdir())
-    times = [file.stat().st_mtime_ns for folder in kept for file in sorted(folder.iterdir())]
+    kept = sorted((pool / ".sigmerge").rglob("*.safetensors"))
+    times = [file.stat().st_mtime_ns for file in kept]
     sigmerge.merge(content, tmp_path / "two", threads=3)
-    again = [file.stat().st_mtime_ns for folder in kept for file in sorted(folder.iterdir())]
-    assert len(kept) == 2 and times == again
+    assert len(kept) == 2 * 4
+    assert [file.stat().st_mtime_ns for file in kept] == times
     one, two = (tmp_path / name / "model.safetensors" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
     plan = json.loads((tmp_path / "one/sigmerge/plan.json").read_text())
@@ -184,11 +184,17 @@ def test_statistics_belong_to_names_not_positions(pool: Path, tmp_path: Path) ->
 def test_what_statistics_are_keyed_by(
     pool: Path, method: str, change: dict[str, Any], same: bool
 ) -> None:
-    def names(**top: Any) -> list[str]:
-        found = planned(recipe(pool, method, **top))
-        return [row["folder"] for row in found]
+    assert (keys(pool, method) == keys(pool, method, **change)) is same
 
-    assert (names() == names(**change)) is same
+
+def keys(pool: Path, method: str, trust: bool = False, **top: Any) -> list[str]:
+    loaded, options = (
+        sigmerge.load_recipe(recipe(pool, method, **top)),
+        Options(trust_remote_code=trust),
+    )
+    opened, _ = open_merge_pool(loaded, options)
+    wanted = derivations(plan_captures(loaded, opened, options), loaded, opened, options)
+    return [one.full for one in wanted.values()]
 
 
 def test_an_interrupted_merge_goes_on_with_its_notes(
@@ -349,8 +355,9 @@ def test_an_expert_of_a_mixture_that_one_text_does_not_reach(tmp_path: Path) -> 
 
 def test_statistics_say_where_they_were_made(pool: Path, tmp_path: Path) -> None:
     [row, _] = sigmerge.capture(recipe(pool, "regmean"))
-    made = json.loads((Path(row.folder) / "capture.json").read_text())
-    assert made["device"] == "cpu" and {"torch", "transformers", "tokens"} <= set(made)
+    made = json.loads(Path(f"{row.folder}.json").read_text())
+    assert made["settings"]["device"] == "cpu" and made["value"]["tokens"] > 0
+    assert {*made["runtime"]} == {"tokenizers", "torch", "transformers"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
@@ -423,15 +430,10 @@ def flip(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-8] + np.float64(7).tobytes())
 
 
-def unlist(folder: Path) -> None:
-    (folder / "capture.json").write_text('{"expert": "math"}')
-    flip(folder)
-
-
 @pytest.mark.parametrize("method", ["regmean", "fisher"])
 @pytest.mark.parametrize(
     "harm",
-    [truncate, flip, unlist, lambda folder: (folder / "layer-00001.safetensors").unlink()],
+    [truncate, flip, lambda folder: (folder / "layer-00001.safetensors").unlink()],
 )
 def test_damaged_statistics_are_captured_again(
     pool: Path, tmp_path: Path, harm: Any, method: str
@@ -441,21 +443,70 @@ def test_damaged_statistics_are_captured_again(
     harm(folder)
     assert contents(folder) != whole
     first, second = planned(recipe(pool, method))
-    assert first["state"].startswith("to do again: ")
+    assert first["state"] == "to do"
     assert second["state"] == "there already"
     sigmerge.merge(recipe(pool, method), tmp_path / "out")
     assert contents(folder) == whole
-    plan = json.loads((tmp_path / "out/sigmerge/plan.json").read_text())
-    assert [w for w in plan["warnings"] if w.startswith("math: captured again, since ")]
 
 
-def test_an_unfinished_capture_builds_on_whole_files_only(pool: Path) -> None:
-    folder = folder_of(pool)
-    whole = contents(folder)
-    truncate(folder)
-    (folder / "capture.json").unlink()
-    assert sigmerge.capture(recipe(pool, "regmean"))[0].state == "captured"
-    assert contents(folder) == whole
+def test_an_unfinished_capture_builds_on_whole_files_only(pool: Path, tmp_path: Path) -> None:
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "capturing math" and done == 2:
+            raise KeyboardInterrupt
+
+    content = recipe(pool, "regmean")
+    with pytest.raises(KeyboardInterrupt):
+        sigmerge.capture(content, progress=stop)
+    (partial,) = (pool / ".sigmerge/features").rglob("*.partial")
+    first, second = (partial / f"layer-0000{block}.safetensors" for block in (0, 1))
+    (partial / "layer-00002.safetensors").write_bytes(first.read_bytes())  # of no finished part
+    second.write_bytes(second.read_bytes()[:-9])
+    before = first.stat().st_ino, second.stat().st_ino
+    row = sigmerge.capture(content, experts=["math"])[0]
+    assert (row.state, row.seconds) == ("captured", None)  # the whole time is not known
+    made = [(Path(row.folder) / file.name).stat().st_ino for file in (first, second)]
+    assert made[0] == before[0] and made[1] != before[1]
+    shutil.move(pool / ".sigmerge", tmp_path / "interrupted")
+    again = sigmerge.capture(content, experts=["math"])[0]
+    assert again.seconds is not None
+    assert contents(Path(again.folder)) == contents(tmp_path / "interrupted" / Path(row.folder)
+                                                    .relative_to(pool / ".sigmerge"))  # fmt: skip
+
+
+def test_an_expert_s_own_code_is_part_of_its_statistics(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = keys(pool, "regmean"), keys(pool, "fisher")
+    (pool / "math/modeling_own.py").write_text("SCALE = 1\n")
+    after = keys(pool, "regmean"), keys(pool, "fisher")
+    (pool / "math/modeling_own.py").write_text("SCALE = 2\n")
+    again = keys(pool, "regmean"), keys(pool, "fisher")
+    for kind in range(2):
+        assert len({made[kind][0] for made in (before, after, again)}) == 3
+        assert before[kind][1] == after[kind][1] == again[kind][1]
+    assert keys(pool, "regmean", trust=True)[0] != again[0][0]
+
+
+@pytest.mark.parametrize("name", ["exemplars", "reference"])
+def test_statistics_are_kept_under_all_that_decides_them(pool: Path, name: str) -> None:
+    scaled = {"capture": {"scale": 0.5}}
+    before = keys(pool, "regmean", **scaled)
+    file = pool / ("math.jsonl" if name == "exemplars" else "reference/model.safetensors")
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"w1", b"w2") if name == "exemplars" else content[:-1] + b"!")
+    assert keys(pool, "regmean", **scaled)[0] != before[0]
+
+
+def test_a_file_that_is_not_declared_is_not_captured(pool: Path) -> None:
+    loaded = sigmerge.load_recipe(recipe(pool, "regmean"))
+    opened, _ = open_merge_pool(loaded, Options())
+    planned = plan_captures(loaded, opened, Options())
+    wanted = derivations(planned, loaded, opened, Options())["math"]
+    for role, told in (("expert/model/config.json", PoolError), ("exemplars", Undeclared),
+                       ("expert/model/model.safetensors", Undeclared)):  # fmt: skip
+        inputs = {r: file for r, file in wanted.inputs.files.items() if r != role}
+        with pytest.raises(told):
+            kept.get(replace(wanted, inputs=kept.Inputs(inputs)))
 
 
 def test_stray_files_beside_statistics_are_not_read(pool: Path, tmp_path: Path) -> None:
@@ -469,13 +520,10 @@ def test_stray_files_beside_statistics_are_not_read(pool: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 def test_statistics_are_keyed_by_what_the_model_is_and_reads(pool: Path, file: str) -> None:
-    def names() -> list[str]:
-        return [r["folder"] for r in planned(recipe(pool, "lot"))]
-
-    before = names()
+    before = keys(pool, "lot")
     content = json.loads((pool / "math" / file).read_text())
     (pool / "math" / file).write_text(json.dumps(content, indent=7))
-    assert names()[0] != before[0] and names()[1] == before[1]
+    assert keys(pool, "lot")[0] != before[0] and keys(pool, "lot")[1] == before[1]
 
 
 def test_an_anchor_made_with_other_statistics_is_stale(pool: Path, tmp_path: Path) -> None:
@@ -508,8 +556,8 @@ def test_a_plan_counts_the_captures_it_needs(pool: Path) -> None:
 def test_exemplars_are_cut_to_the_positions_there_are(tmp_path: Path) -> None:
     pool = family_pool(tmp_path / "pool", "gpt2")
     (pool / "math.jsonl").write_text(json.dumps({"prompt": "w1 " * 90}))
-    folder = folder_of(pool)
-    assert json.loads((folder / "capture.json").read_text())["tokens"] == 64
+    header = Path(f"{folder_of(pool)}.json")
+    assert json.loads(header.read_text())["value"]["tokens"] == 64
 
 
 # Wrong input

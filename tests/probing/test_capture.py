@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D  # noqa: E402
 
 from sigmerge.checkpoints.folder import open_checkpoint  # noqa: E402
 from sigmerge.checkpoints.header import read_header  # noqa: E402
-from sigmerge.checkpoints.statistics import StatisticsFolders, finish, write_block  # noqa: E402
+from sigmerge.checkpoints.statistics import StatisticsFolders, write_block  # noqa: E402
 from sigmerge.errors import PoolError, RecipeError  # noqa: E402
 from sigmerge.kernels.algebra import PROCESSOR  # noqa: E402
 from sigmerge.nano.files import read_lines  # noqa: E402
@@ -48,8 +48,7 @@ def features(folder: Path, tokens: list[Tokens], out: Path, **how: Any) -> Stati
     expert = open_checkpoint(folder)
     read = how.pop("read", reader(expert))
     capture_features(expert, read, tokens, out, **how)
-    finish(out, {})
-    return StatisticsFolders({"e": out})
+    return StatisticsFolders({"e": out}, {})
 
 
 def gram_of(found: StatisticsFolders, name: str) -> Any:
@@ -120,7 +119,6 @@ def test_features_equal_hooks_on_a_full_forward(expert: Path, tmp_path: Path) ->
 
 
 def test_four_distinct_inputs_a_block_are_stored_once(llama: Path, tmp_path: Path) -> None:
-    from sigmerge.checkpoints.header import read_header
 
     features(llama, tokens_of(), tmp_path / "out")
     stored = read_header(tmp_path / "out/layer-00000.safetensors")
@@ -382,8 +380,7 @@ def by_autograd(folder: Path, tokens: list[Tokens], labels: str) -> dict[str, An
 def fisher(folder: Path, tokens: list[Tokens], out: Path, **how: Any) -> StatisticsFolders:
     expert = open_checkpoint(folder)
     norm = capture_fisher(expert, reader(expert), tokens, out, **how)
-    finish(out, {"norm": norm})
-    return StatisticsFolders({"e": out})
+    return StatisticsFolders({"e": out}, {"e": norm})
 
 
 @pytest.mark.parametrize("labels", ["argmax", "data"])
@@ -431,7 +428,7 @@ def test_sampled_labels_follow_the_seed_and_threads_change_nothing(
 
 def test_a_resumed_fisher_ends_in_the_same_bytes(llama: Path, tmp_path: Path) -> None:
     tokens = tokens_of()
-    fisher(llama, tokens, tmp_path / "whole")
+    whole = fisher(llama, tokens, tmp_path / "whole")
 
     def stop(done: int, total: int) -> None:
         if done == 5:
@@ -447,7 +444,7 @@ def test_a_resumed_fisher_ends_in_the_same_bytes(llama: Path, tmp_path: Path) ->
     again = fisher(llama, tokens, tmp_path / "parts")
     assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
     assert (tmp_path / "parts/layer-00002.safetensors").stat().st_mtime_ns == before
-    assert again.fisher_norm("e") == StatisticsFolders({"e": tmp_path / "whole"}).fisher_norm("e")
+    assert again.fisher_norm("e") == whole.fisher_norm("e")
 
 
 def test_fisher_never_holds_two_blocks(
@@ -525,15 +522,7 @@ def test_a_checkpoint_whose_names_the_model_does_not_have(llama: Path, tmp_path:
         features(tmp_path / "odd", tokens_of(), tmp_path / "out")
 
 
-def test_statistics_that_are_not_finite_are_named(llama: Path, tmp_path: Path) -> None:
-    features(llama, tokens_of(), tmp_path / "out")
-    file = tmp_path / "out/layer-00001.safetensors"
-    file.write_bytes(file.read_bytes()[:-8] + np.float64(np.nan).tobytes())
-    finish(tmp_path / "out", {})
-    found = StatisticsFolders({"e": tmp_path / "out"})
-    last = list(read_header(file))[-1]
-    with pytest.raises(PoolError, match=rf"layer-00001\.safetensors: .* {last} is not finite"):
-        found.energy("e", last)
+def test_statistics_that_are_not_finite_are_named(tmp_path: Path) -> None:
     with pytest.raises(PoolError, match="for b is not finite"):
         write_block(tmp_path / "new", {}, {"a": np.ones(2), "b": np.array([1, np.inf])})
     assert not (tmp_path / "new").exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint
+from sigmerge.checkpoints.inputs import same_configuration
 from sigmerge.checkpoints.pickled import pickle_of
 from sigmerge.checkpoints.remote import with_weights
 from sigmerge.errors import SigmergeError
@@ -25,6 +26,7 @@ def checkpoint_files(checkpoint: Checkpoint) -> dict[str, Path]:
     Weights, configurations, tokenizer, templates and code: `model/…`, of an adapter `adapter/…`,
     and `twin/…` for the safetensors that a pickle was converted to.
     """
+    same_configuration(checkpoint)
     found = {f"model/{name}": file for name, file in files_around(checkpoint.path).items()}
     if checkpoint.adapter is not None:
         around = files_around(checkpoint.adapter)
@@ -39,6 +41,7 @@ def checkpoint_files(checkpoint: Checkpoint) -> dict[str, Path]:
 
 def weight_files(checkpoint: Checkpoint) -> dict[str, Path]:
     """The files that decide a checkpoint's tensors: its weights, and how they are put together."""
+    same_configuration(checkpoint)
     weights = {f"weights/{number}": file for number, file in enumerate(checkpoint.files)}
     return {"config.json": checkpoint.path / "config.json", **weights}
 

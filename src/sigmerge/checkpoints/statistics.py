@@ -1,8 +1,7 @@
 """What capture passes measured, on disk: one folder an expert, one safetensors file a block.
 
-    features-<key>/layer-00000.safetensors    Grams and energies of block 0
-    features-<key>/outside.safetensors        energies of norms outside the blocks
-    features-<key>/capture.json               what this is, and every file's digest; written last
+    layer-00000.safetensors    Grams and energies of block 0
+    outside.safetensors        energies of norms outside the blocks
 
 A Gram is symmetric and kept as its upper triangle in float64, row after row: exact, and no larger
 than the whole in float32. Every file says for each tensor which statistic is its own, so tensors
@@ -11,30 +10,23 @@ that read the same input share one. Matrices that are stacked in one tensor have
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
 
 from sigmerge.checkpoints.header import Tensor, read_header, read_metadata
-from sigmerge.errors import PoolError, SigmergeError
-from sigmerge.files.checksums import CHECKSUM, is_intact, sealed
-from sigmerge.files.digests import file_digests
-from sigmerge.files.documents import parse_json, read_json_object, whole, write_json
-from sigmerge.files.regular import is_regular, remove
+from sigmerge.errors import PoolError
+from sigmerge.files.documents import parse_json, whole
 from sigmerge.kernels import Array
 from sigmerge.words import matrix_name
 
 _Made = TypeVar("_Made")
-DONE = "capture.json"
 OUTSIDE_FILE = "outside"
 DERIVED_KEPT = 3
 """Derived matrices that are remembered: those of one block's inputs that tensors share."""
@@ -74,29 +66,10 @@ def write_block(file: Path, entries: Mapping[str, Entry], arrays: Mapping[str, A
 
     for name, array in arrays.items():
         _check_finite(file, name, array)
-    table: dict[str, Any] = {tensor: asdict(entry) for tensor, entry in entries.items()}
+    table = {tensor: asdict(entry) for tensor, entry in entries.items()}
     stored = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    table[CHECKSUM] = _checksum(file, table, stored)
     with whole(file) as partial:  # of several notes safetensors would not keep the order
         save_file(stored, partial, {"statistics": json.dumps(table)})
-
-
-def _checksum(file: Path, table: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
-    """By which a capture that is taken up again knows a file as whole."""
-    made = hashlib.sha256(json.dumps([file.name, table]).encode())
-    for name in sorted(arrays):
-        made.update(repr((name, str(arrays[name].dtype), arrays[name].shape)).encode())
-        made.update(arrays[name].data)
-    return made.hexdigest()
-
-
-def _is_as_written(file: Path) -> bool:
-    try:
-        arrays = {n: _values(t).reshape(t.shape) for n, t in read_header(file).items()}
-        table = parse_json(read_metadata(file)["statistics"], str(file), PoolError)
-        return bool(table.pop(CHECKSUM) == _checksum(file, table, arrays))
-    except (PoolError, KeyError, AttributeError, TypeError):
-        return False
 
 
 def norm_of(folder: Path) -> float:
@@ -125,19 +98,15 @@ class _Cell:
 class StatisticsFolders:
     """The statistics of all experts of a pool, each from its own folder; experts go by name."""
 
-    def __init__(self, folders: Mapping[str, Path]) -> None:
+    def __init__(self, folders: Mapping[str, Path], norms: Mapping[str, float]) -> None:
+        """`norms` are those of Fisher information."""
         self.names = {expert: folder.name for expert, folder in folders.items()}
+        self._norms = norms
         self._entries: dict[str, dict[str, Entry]] = {}
         self._tensors: dict[str, dict[str, Tensor]] = {}
-        self._norms: dict[str, float] = {}
         for expert, folder in folders.items():
-            if why := damage(folder):
-                raise PoolError(f"{folder}: {why}; run `sigmerge capture` again.")
-            done = _read_done(folder)
-            assert done is not None
-            self._norms[expert] = done.norm
             self._entries[expert], self._tensors[expert] = {}, {}
-            for file in (folder / name for name in sorted(done.files)):
+            for file in block_files(folder):
                 tensors = read_header(file)
                 self._tensors[expert] |= tensors
                 self._entries[expert] |= _read_entries(file, tensors)
@@ -201,21 +170,19 @@ class StatisticsFolders:
 
     def _read(self, expert: str, tensor: str, start: int = 0, stop: int | None = None) -> Array:
         stored = self._tensors[expert][self._entries[expert][tensor].stored]
-        values = _values(stored, start, stop)
-        _check_finite(stored.file, stored.name, values)
-        return values
+        return _values(stored, start, stop)
 
 
 def _read_entries(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
     """Which statistic of a file belongs to which tensor."""
     try:
         table = parse_json(read_metadata(file)["statistics"], str(file), PoolError)
-        entries = {name: Entry(**entry) for name, entry in table.items() if name != CHECKSUM}
+        entries = {name: Entry(**entry) for name, entry in table.items()}
         if all(entry.stored in tensors for entry in entries.values()):
             return entries
     except (KeyError, TypeError, ValueError, AttributeError):
         pass
-    raise PoolError(f"{file}: lists no statistics; run `sigmerge capture` again.")
+    raise PoolError(f"{file}: lists no statistics. Remove its folder, and run the command again.")
 
 
 def _values(stored: Tensor, start: int = 0, stop: int | None = None) -> Array:
@@ -230,86 +197,3 @@ def _check_finite(file: Path, tensor: str, values: Array) -> None:
             f"{file}: what was captured for {tensor} is not finite. Its expert's activations or "
             "gradients overflow on its exemplars; look at both, or capture again."
         )
-
-
-_ABANDONED = 3600
-"""Seconds after which an unfinished file that did not change is nobody's."""
-_Name = Annotated[str, Field(pattern=rf"^(layer-[0-9]{{5}}|{OUTSIDE_FILE})\.safetensors$")]
-
-
-class _File(BaseModel):
-    size: int
-    sha256: str
-
-
-class _Done(BaseModel):
-    """What a capture.json must say. It lists files of its own folder and no others."""
-
-    norm: float = Field(default=0.0, allow_inf_nan=False)
-    files: Annotated[dict[_Name, _File], Field(min_length=1)]
-
-
-def _read_done(folder: Path) -> _Done | None:
-    """A folder's list of files; None if it is missing or cannot be read."""
-    try:
-        content = read_json_object(folder / DONE, "what a capture wrote")
-        done = _Done.model_validate(content)
-    except (SigmergeError, ValidationError):
-        return None
-    return done if is_intact(content, DONE) else None
-
-
-def finish(folder: Path, content: Mapping[str, Any]) -> None:
-    """A capture is complete: what it was, and what its files are."""
-    files = block_files(folder)
-    digests = file_digests(files)
-    listed = {f.name: {"size": f.stat().st_size, "sha256": digests[f]} for f in files}
-    listing = {**content, "files": listed}
-    write_json(folder / DONE, sealed(listing, DONE))
-
-
-def is_finished(folder: Path) -> bool:
-    return damage(folder) is None
-
-
-def damage(folder: Path) -> str | None:
-    """What keeps a folder from being used: it is not finished, or not what was captured."""
-    if not (folder / DONE).exists():
-        return "a capture that is not finished"
-    done = _read_done(folder)
-    if done is None:
-        return f"{DONE} cannot be read"
-    changed = _changed(folder, done)
-    return f"{changed[0]} is missing or has changed" if changed else None
-
-
-def _changed(folder: Path, done: _Done) -> list[str]:
-    """Listed files that are not what they were; sizes are compared before digests."""
-    there = {n: folder / n for n, f in done.files.items()
-             if is_regular(folder / n) and not (folder / n).is_symlink()
-             and (folder / n).stat().st_size == f.size}  # fmt: skip
-    digests = file_digests(there.values())
-    same = {name for name, file in there.items() if digests[file] == done.files[name].sha256}
-    return [name for name in done.files if name not in same]
-
-
-def discard_damaged(folder: Path) -> None:
-    """Before a capture goes on here: only files that are known to be whole stay.
-
-    An unfinished capture's files are, if their own checksums say so; those of a finished one, if
-    they are what it listed. If its list cannot be read, none is. What a killed process was writing
-    goes when nobody has written it for an hour: another may be capturing the same expert.
-    """
-    for partial in folder.glob(".*.partial"):
-        if partial.lstat().st_mtime < time.time() - _ABANDONED:
-            remove(partial)
-    every = list(folder.glob(block_file(folder, 0).name.replace("00000", "*")))
-    if not (folder / DONE).exists():
-        for file in every:
-            if not _is_as_written(file):
-                remove(file)
-        return
-    done = _read_done(folder)
-    wrong = every if done is None else [folder / name for name in _changed(folder, done)]
-    for file in (*wrong, folder / DONE):
-        remove(file)

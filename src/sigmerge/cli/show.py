@@ -178,7 +178,8 @@ def _called(step: Any, how: str) -> Iterator[str]:
 
 def _capture_step(step: Any) -> Iterator[str]:
     facts = step.facts
-    yield f"{facts['expert']}: {facts['exemplars']} exemplars, {facts['state']}: {facts['folder']}"
+    where = f": {facts['folder']}" if facts["folder"] else ""
+    yield f"{facts['expert']}: {facts['exemplars']} exemplars, {facts['state']}{where}"
     if step.peak_memory_bytes:
         yield f"    memory at most {size(step.peak_memory_bytes)}"
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
-from sigmerge.checkpoints.statistics import DONE
 from sigmerge.experiments.store import BuildCost
-from sigmerge.files.documents import read_json_object
 from sigmerge.jobs.repair import RepairJob
 from sigmerge.jobs.scores import MeasuredScores
 from sigmerge.probing.exemplars import read_prompts
 from sigmerge.recipe import Recipe
 from sigmerge.records import PLAN, PROVENANCE, Provenance, SearchRecord, read, read_plan
-from sigmerge.results import Merged
+from sigmerge.results import Captured, Merged
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,13 @@ def on_gpu(recipe: Recipe) -> bool:
     return model_device() == "cuda"
 
 
-def merge_cost(recipe: Recipe, folder: Path, captures: Sequence[Path]) -> BuildCost:
+def merge_cost(recipe: Recipe, folder: Path, captures: Iterable[Captured]) -> BuildCost:
     """Of a dense merge and the captures it reads, or of a search."""
     records = folder / RECORDS_FOLDER
     if recipe.search is not None:
         return _search_cost(read(SearchRecord, records / "search.json"), on_gpu(recipe))
     provenance = read(Provenance, records / PROVENANCE)
-    parts = [_capture_seconds(place) for place in captures]
+    parts = [one.seconds for one in captures]
     whole = None if provenance.blocks_resumed else provenance.wall_seconds
     seconds = _sum([whole, *parts])
     captured_on_gpu = recipe.capture.device.startswith("cuda")
@@ -56,11 +54,6 @@ def merge_cost(recipe: Recipe, folder: Path, captures: Sequence[Path]) -> BuildC
         forward_calls=len(shown),
         unlabelled=sum(shown.values()),
     )
-
-
-def _capture_seconds(place: Path) -> float | None:
-    took = read_json_object(place / DONE, "what a capture wrote").get("seconds")
-    return took if isinstance(took, float) else None
 
 
 def _search_cost(found: SearchRecord, gpu: bool) -> BuildCost:

@@ -23,6 +23,7 @@ from sigmerge.jobs.repair import DeficitsJob, RepairJob
 from sigmerge.jobs.scores import CheckpointScorer, MeasuredScores, scorer_of
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.records import RepairPlan
+from sigmerge.results import Captures
 
 UNSCORED, GROUP_NAME = "work", r"[0-9a-f]{24}"
 """The folder of checkpoints that are not scored yet, and how those of a group are named in it."""
@@ -94,11 +95,11 @@ class Maker:
         self.plan.check_same()
         self.store.append(run)
 
-    def _captured(self, recipe: Recipe) -> list[Path]:
+    def _captured(self, recipe: Recipe) -> Captures:
         """The statistics that a merge reads, made before it: their time is measured apart."""
         if recipe.operator is None or not recipe.operator.needs:
-            return []
-        return [Path(row.folder) for row in CaptureJob(recipe, self.options).run()]
+            return Captures()
+        return CaptureJob(recipe, self.options).run()
 
     def _merged(self, recipe: Recipe, folder: Path) -> Path:
         """The dense merge: made now, or by a suite that was interrupted after it."""

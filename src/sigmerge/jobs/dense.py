@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sigmerge import kept
 from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.blocks import natural, starred
 from sigmerge.checkpoints.companions import (
@@ -217,11 +218,13 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
 
         captures = capture.plan_captures(recipe, pool, options)
         exemplars = {planned.expert: len(planned.exemplars) for planned in captures}
-        places = capture.folders(captures, recipe, pool, options)
-        keys = {expert: place.name for expert, place in places.items()}
+        wanted = capture.derivations(captures, recipe, pool, options)
+        entries = {expert: kept.look(one) for expert, one in wanted.items()}
+        keys = {name: capture.key_of(one, entries[name]) for name, one in wanted.items()}
         to_capture = {
-            planned.expert: capture.peak_memory(planned, recipe, options.threads)
-            for planned in capture.missing(captures, recipe, pool, options)
+            planned.expert: capture.peak_memory(planned, options.threads)
+            for planned in captures
+            if entries[planned.expert] is None
         }
         recipe = replace(recipe, notes=(*recipe.notes, *capture.ignored_keys(recipe)))
     return DenseJob(
@@ -246,12 +249,11 @@ def with_statistics(job: DenseJob, options: Options) -> DenseJob:
     from sigmerge.jobs import capture
 
     captures = capture.plan_captures(job.recipe, job.pool, options)
-    places = capture.folders(captures, job.recipe, job.pool, options)
-    again = [
-        f"{name}: captured again, since {why}" for name, why in capture.damaged(places).items()
-    ]
+    wanted = capture.derivations(captures, job.recipe, job.pool, options)
+    entries = capture.run_captures(captures, wanted, options)
     statistics = StatisticsFolders(
-        capture.run_captures(captures, job.recipe, job.pool, options, places)
+        {expert: entry.folder for expert, entry in entries.items()},
+        {expert: entry.value.get("norm", 0.0) for expert, entry in entries.items()},
     )
     sites = {
         name: replace(
@@ -262,7 +264,7 @@ def with_statistics(job: DenseJob, options: Options) -> DenseJob:
     problems = job.operator.check_statistics(list(sites.values()), statistics)
     if problems:
         raise PoolError(f"{job.recipe.method}: the exemplars do not suffice:", problems)
-    notes = (*job.recipe.notes, *again, *_unmeasured(sites.values(), statistics))
+    notes = (*job.recipe.notes, *_unmeasured(sites.values(), statistics))
     recipe = replace(job.recipe, notes=notes)
     return replace(job, recipe=recipe, sites=sites, statistics=statistics)
 

@@ -14,7 +14,6 @@ from sigmerge import kept
 from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.checkpoints.companions import vocabulary
 from sigmerge.checkpoints.folder import Checkpoint
-from sigmerge.checkpoints.inputs import same_configuration
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
 from sigmerge.errors import PoolError, RecipeError, require
@@ -152,7 +151,6 @@ def _representation(recipe: Recipe, pool: Pool, options: Options, again: bool) -
     found = []
     for number, (name, expert) in enumerate(pool.experts.items()):
         options.progress("probing experts", number, len(pool.experts))
-        same_configuration(expert)
         file_digests(expert.files, options.threads)
         wanted = prompt_grams(expert, tokenizer, prompts, device, trust, near)
         grams = read_grams(kept.get(wanted, again=again))

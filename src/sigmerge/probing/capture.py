@@ -59,11 +59,12 @@ def capture_features(
     device: str = "cpu",
     trust: bool = False,
     progress: TokenProgress = lambda done, total: None,
+    wrote: Callable[[Path], None] = lambda file: None,
 ) -> None:
     """One file of statistics per block into a folder; blocks that are there are not done again.
 
     With `skip_bos` an exemplar's first token, on which models park huge activations, is left out of
-    the sums. `progress` gets (blocks done, blocks in all).
+    the sums. `progress` gets (blocks done, blocks in all), `wrote` every file that is written.
     """
     import torch
 
@@ -80,6 +81,7 @@ def capture_features(
                 _advance(block, entered, sums, workers, skip_bos)
             if sums:
                 sums.write(file)
+                wrote(file)
             progress(i + 1, len(model.blocks))
         outside = Sums(workers)
         with model.loaded(BODY) as body, _watching(model, BODY, body):
@@ -88,6 +90,7 @@ def capture_features(
                     model.leave(body, row, state)
                 outside.add([seen])
         outside.write(block_file(folder, None))
+        wrote(block_file(folder, None))
 
 
 def _advance(

@@ -45,12 +45,14 @@ def capture_fisher(
     device: str = "cpu",
     trust: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    wrote: Callable[[Path], None] = lambda file: None,
 ) -> float:
     """F: the mean over exemplars of each one's squared gradient of log p(label), into a folder.
 
     Labels: `argmax` and `sampled` are what the expert itself says after the prompt, the likeliest
     token or one drawn from its distribution; `data` is the whole response. Returns ‖F‖₂. Blocks
-    that are there are only passed through. `progress` gets (passes done, passes in all).
+    that are there are only passed through. `progress` gets (passes done, passes in all), `wrote`
+    every file that is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     give_memory_back()
@@ -63,9 +65,11 @@ def capture_fisher(
             progress(i + 1, 2 * depth)
         work.turn()
         for i in reversed(range(depth)):
-            work.backward(i, block_file(folder, i))
+            if work.backward(i, block_file(folder, i)):
+                wrote(block_file(folder, i))
             progress(2 * depth - i, 2 * depth)
         work.outside(block_file(folder, None))
+        wrote(block_file(folder, None))
     return norm_of(folder)
 
 
@@ -111,8 +115,8 @@ class _Pass:
                 out, _ = self.model.leave(head, self.tokens[number], final)
                 self.slopes += torch.autograd.grad(self._score(out.logits[0], number), final)
 
-    def backward(self, i: int, file: Path) -> None:
-        """The gradients at what enters block i; and its file, if that is not there."""
+    def backward(self, i: int, file: Path) -> bool:
+        """The gradients at what enters block i; and its file, if that is not there: whether so."""
         import torch
 
         wanted = not file.exists()
@@ -139,6 +143,7 @@ class _Pass:
         self.states.pop(i)
         if wanted:
             sums.write(file, len(self.tokens))
+        return wanted
 
     def outside(self, file: Path) -> None:
         """What lies outside the blocks: as embeddings by the slope at the first block, as head and
