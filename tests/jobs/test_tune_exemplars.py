@@ -91,7 +91,7 @@ def test_calls_are_counted_and_captures_come_first(pool: Path, tmp_path: Path) -
     ).run()  # fmt: skip
     assert len(record.calls) == 6 and len(scorer.kept) == len(DOMAINS) + 6
     assert {call.anchor for call in record.calls} == {"regmean", "fisher"}
-    kinds = sorted(p.name.partition("-")[0] for p in (tmp_path / "captures").iterdir())
+    kinds = sorted(file.parts[-3] for file in (tmp_path / "captures").rglob("*.json"))
     assert kinds == ["features"] * 3 + ["fisher"] * 3
     capturing = [i for i, stage in enumerate(heard) if stage.startswith("capturing")]
     assert {heard[i] for i in capturing} == {f"capturing {name}" for name in DOMAINS}
