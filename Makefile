@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST := tests/method tests/kernels tests/operators tests/files tests/engine tests/checkpoints \
         tests/test_architecture.py tests/test_recipe.py tests/docs/test_architecture_page.py
 
-.PHONY: demo check fast test suite bench lint browser native clean
+.PHONY: demo check fast test suite bench lint browser native sanitize clean
 .DEFAULT_GOAL := test
 
 # The pip that Python brings takes twice as long to find which packages fit together.
@@ -82,6 +82,16 @@ native: $(BIN)/python
 	$(PIP:--editable=) cmake ninja nanobind
 	$(BIN)/cmake -S native -B build/native -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	$(BIN)/cmake --build build/native --target in_place
+
+# The core with the address and the undefined-behaviour sanitizer: its tests, random formulas against
+# the oracle on each instruction set, and what a thousand merges leave behind.
+FORMULAS ?= 10000
+sanitize: $(STAMP)
+	$(PIP:--editable=) cmake ninja nanobind
+	$(BIN)/cmake -S native -B build/sanitize -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DSM_SANITIZE=ON
+	$(BIN)/cmake --build build/sanitize
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m tests.native.sanitized build/sanitize/_native*.so $(FORMULAS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
