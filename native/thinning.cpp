@@ -254,9 +254,10 @@ void Ranks::sort(int bits) {
 // Make keys small in the same order; returns how many bits the highest has. Bits that are zero in
 // all of them go, and the gap between zero and the lowest other key.
 int Ranks::squeeze() {
-    uint32_t lowest = 0xFFFFFFFF, highest = 0, ones = 0;
-    for (int64_t i = 0; i < axis_.length; i++) {
-        uint32_t key = keys_[i];
+    uint32_t lowest = 0xFFFFFFFF, highest = 0, ones = 0, *SM_RESTRICT keys = keys_;
+    const int64_t length = axis_.length;
+    for (int64_t i = 0; i < length; i++) {
+        uint32_t key = keys[i];
         lowest = key - 1 < lowest ? key - 1 : lowest;
         highest = key > highest ? key : highest;
         ones |= key;
@@ -264,8 +265,7 @@ int Ranks::squeeze() {
     if (!ones) return 0;
     int shift = __builtin_ctz(ones);
     uint32_t gap = lowest >> shift;
-    for (int64_t i = 0; i < axis_.length; i++)
-        keys_[i] = ((keys_[i] >> shift) - gap) & (0u - (keys_[i] != 0));
+    for (int64_t i = 0; i < length; i++) keys[i] = ((keys[i] >> shift) - gap) & (0u - (keys[i] != 0));
     uint32_t most = (highest >> shift) - gap;
     return most ? 32 - __builtin_clz(most) : 0;
 }

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
-SKIPPED = "not environment and not vectors_of_the_report"
-"""Tests of another process, and of the compiler."""
+SKIPPED = "not environment and not test_vectors and not test_same_bytes"
+"""Tests of another process, of the compiler, and of whole merges."""
 
 
 def load(file: str) -> Any:
