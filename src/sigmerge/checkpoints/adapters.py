@@ -27,6 +27,7 @@ from sigmerge.checkpoints.formed import FormedTensor, RetypedTensor, TensorRun, 
 from sigmerge.checkpoints.header import ITEM_SIZE, Tensor, read_header
 from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.errors import PoolError
+from sigmerge.files.identity import InputIdentity
 from sigmerge.files.objects import open_stored
 from sigmerge.kernels import TILE, Array
 from sigmerge.kernels.low_rank import add_low_rank, add_squares, multiply_along
@@ -113,6 +114,7 @@ class Adapter:
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     files: tuple[Path, ...]
+    pickles: Mapping[Path, InputIdentity]
 
 
 def open_adapter(folder: Path, allow_pickle: bool) -> Adapter:
@@ -133,15 +135,17 @@ def open_adapter(folder: Path, allow_pickle: bool) -> Adapter:
             "(merge_and_unload), and give the folder of that:",
             problems,
         )
-    file = folder / ADAPTER_WEIGHTS
+    file, pickles = folder / ADAPTER_WEIGHTS, {}
     if is_there(file):
         check_file(folder, file)
     else:
-        file = _pickled(folder, allow_pickle)
+        from sigmerge.checkpoints.pickled import as_safetensors
+
+        [file] = pickles = as_safetensors([_pickled(folder, allow_pickle)])
     tensors = read_header(file)
     if not tensors:
         raise PoolError(f"{folder}: its weight file holds no tensor.")
-    return Adapter(folder, config, tensors, (file, folder / ADAPTER_CONFIG))
+    return Adapter(folder, config, tensors, (file, folder / ADAPTER_CONFIG), pickles)
 
 
 def _pickled(folder: Path, allow_pickle: bool) -> Path:
@@ -153,10 +157,8 @@ def _pickled(folder: Path, allow_pickle: bool) -> Path:
             f"{folder}: pickled weights ({pickled.name}) can run code when loaded and are refused. "
             "Convert them to safetensors, or pass --allow-pickle to load them weights-only."
         )
-    from sigmerge.checkpoints.pickled import as_safetensors
-
     check_file(folder, pickled)
-    return as_safetensors([pickled])[0]
+    return pickled
 
 
 @dataclass(frozen=True)

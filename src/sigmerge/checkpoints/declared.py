@@ -10,7 +10,6 @@ from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.inputs import same_configuration
-from sigmerge.checkpoints.pickled import pickle_of
 from sigmerge.checkpoints.remote import with_weights
 from sigmerge.errors import SigmergeError
 from sigmerge.files.objects import address, remote_folder
@@ -32,10 +31,10 @@ def checkpoint_files(checkpoint: Checkpoint) -> dict[str, Path]:
         around = files_around(checkpoint.adapter)
         found |= {f"adapter/{name}": file for name, file in around.items()}
     for file in checkpoint.files:
-        pickle = pickle_of(file)
-        if pickle is not None:
-            found[f"twin/{pickle.name}.safetensors"] = file
-        found[_role(checkpoint, pickle or file)] = pickle or file
+        given = checkpoint.given(file)
+        if given != file:
+            found[f"twin/{given.name}.safetensors"] = file
+        found[_role(checkpoint, given)] = given
     return found
 
 

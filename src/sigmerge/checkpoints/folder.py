@@ -16,6 +16,7 @@ from sigmerge.checkpoints.header import Tensor, Version, read_header, version_of
 from sigmerge.checkpoints.links import check_file, is_there
 from sigmerge.errors import PoolError
 from sigmerge.files.documents import read_json_object
+from sigmerge.files.identity import InputIdentity
 from sigmerge.files.objects import address, remote_file
 from sigmerge.words import few, shown
 
@@ -77,11 +78,17 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     files: tuple[Path, ...]
     adapter: Path | None = None
+    pickles: Mapping[Path, InputIdentity] = field(default_factory=dict, kw_only=True)
+    """Of files that were converted from a user's pickles, what the pickle was."""
     config_version: Version = field(default=(), kw_only=True, compare=False, repr=False)
     """Of config.json when it was read, on this machine; empty where nothing is known."""
     notes: tuple[str, ...] = field(default=(), kw_only=True, compare=False, repr=False)
     """What a user should know about how its tensors were brought together."""
     stack: Stack = field(init=False)
+
+    def given(self, file: Path) -> Path:
+        """The file that a user gave: of one that was converted from a pickle, the pickle."""
+        return self.pickles[file].file if file in self.pickles else file
 
     def __post_init__(self) -> None:
         sizes = [(name, tensor.size) for name, tensor in self.tensors.items()]
@@ -165,6 +172,7 @@ def _with_adapter(model: Checkpoint, folder: Path, allow_pickle: bool) -> Checkp
     named = f"{ADAPTER_CONFIG} names modules that the adapter has no update of; they stay as they "
     return replace(
         model, config=config, tensors=tensors, files=(*model.files, *adapter.files),
+        pickles={**model.pickles, **adapter.pickles},
         adapter=adapter.folder, notes=(f"{named}are: {few(lacking)}",) if lacking else (),
     )  # fmt: skip
 
@@ -228,6 +236,11 @@ def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
     config, version = _read_config(folder)
     _refuse_quantised(folder, config)
     files, index = _weight_files(folder, allow_pickle)
+    pickles: dict[Path, InputIdentity] = {}
+    if any(file.suffix == ".bin" for file in files):
+        from sigmerge.checkpoints.pickled import as_safetensors
+
+        files = list(pickles := as_safetensors(files))
     tensors: dict[str, Tensor] = {}
     for file in files:
         for name, tensor in read_header(file).items():
@@ -242,7 +255,9 @@ def _open_folder(folder: Path, allow_pickle: bool) -> Checkpoint:
     if not tensors:
         raise PoolError(f"{folder}: its weight files hold no tensor.")
     _refuse_other_floats(folder, tensors)
-    checkpoint = Checkpoint(folder, config, tensors, tuple(files), config_version=version)
+    checkpoint = Checkpoint(
+        folder, config, tensors, tuple(files), config_version=version, pickles=pickles
+    )
     stack = checkpoint.stack
     if stack.gap is not None:
         raise PoolError(
@@ -374,14 +389,12 @@ def _other_weights(folder: Path, allow_pickle: bool) -> tuple[list[Path], str]:
         raise PoolError(f"{folder}: {_ALONE}")
     pickles = sorted(folder.glob("pytorch_model*.bin"))
     if pickles and allow_pickle:
-        from sigmerge.checkpoints.pickled import as_safetensors
-
         index = PICKLED_INDEX if (folder / PICKLED_INDEX).exists() else ""
         if index:
             pickles = _indexed(folder, index)
         else:
             _no_shards(folder, pickles, PICKLED_INDEX)
-        return as_safetensors(_checked(folder, pickles)), index
+        return _checked(folder, pickles), index
     if pickles:
         raise PoolError(
             f"{folder}: pickled weights ({pickles[0].name}) can run code when loaded and are "

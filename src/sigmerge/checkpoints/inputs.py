@@ -59,7 +59,7 @@ def fingerprint(members: Mapping[str, Checkpoint], others: Iterable[Path] = ()) 
     beside = [Path(file) for file in others]
     digests = file_digests([*beside, *(file for files in companions.values() for file in files)])
     return {
-        "weights": {n: [identity(file) for file in m.files] for n, m in members.items()},
+        "weights": {n: [identity(m.given(f)) for f in m.files] for n, m in members.items()},
         "companions": {n: [[f.name, digests[f]] for f in fs] for n, fs in companions.items()},
         "others": [[file.name, digests[file]] for file in beside],
     }
@@ -88,6 +88,6 @@ def _state(members: Iterable[Checkpoint]) -> dict[Path, str]:
     for member in members:
         for file in member.files:
             with suppress(OSError, PoolError):
-                found[file] = identity(file)
+                found[file] = identity(member.given(file))
         found |= file_digests(companion_files(member.path))
     return found

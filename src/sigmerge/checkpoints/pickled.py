@@ -1,67 +1,37 @@
-"""Pickled weights, only on request: loaded weights-only and kept as safetensors in the cache."""
+"""Pickled weights, only on request: loaded weights-only and kept as safetensors."""
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
+from sigmerge import kept
 from sigmerge.errors import MissingExtra, OutputError, PoolError
-from sigmerge.files.cache import cache_folder, cache_place, kept_json, write_note
-from sigmerge.files.digests import digest_now, file_digests, identity
 from sigmerge.files.documents import whole
-from sigmerge.files.identity import changed
-from sigmerge.files.locks import locked
-from sigmerge.files.regular import is_regular
+from sigmerge.files.identity import InputIdentity, identify
+from sigmerge.kept import Derivation, Given, Inputs
+
+_TWIN = "weights.safetensors"
 
 
-def as_safetensors(pickles: list[Path]) -> list[Path]:
-    """A safetensors twin of every pickle. Code inside a pickle is never run."""
-    return [_twin(pickle) for pickle in pickles]
+def as_safetensors(pickles: Iterable[Path]) -> dict[Path, InputIdentity]:
+    """A safetensors twin of every pickle, and what the pickle was. No code inside one is run."""
+    found = {}
+    for pickle in pickles:
+        [before] = identify([pickle])
+        wanted = Derivation(
+            "unpickled",
+            _convert,
+            Inputs.of(pickle=pickle),
+            libraries=("torch", "safetensors"),
+            of=str(pickle),
+        )
+        found[kept.get(wanted).folder / _TWIN] = before
+    return found
 
 
-def _twin(pickle: Path) -> Path:
-    """The twin, made by one process at a time: another may be reading it already."""
-    before = identity(pickle)
-    key = hashlib.sha256(before.encode()).hexdigest()[:24]
-    twin = cache_folder("unpickled") / f"{key}.safetensors"
-    if _is_whole(twin):
-        return twin
-    try:
-        with locked(twin.with_suffix(".lock"), wait=True):
-            if not _is_whole(twin):
-                _convert(pickle, twin)
-                if identity(pickle) != before:
-                    raise changed(str(pickle))
-                note = {"pickle": str(pickle.absolute()), "identity": before,
-                        "digest": digest_now(twin)}  # fmt: skip
-                write_note(twin.with_suffix(".json"), note)
-    except OSError as error:
-        raise OutputError(f"{twin}: cannot be written ({error}).") from None
-    return twin
-
-
-def pickle_of(file: Path) -> Path | None:
-    """The pickle that a weight file was made of, which is still the same; None if it is none's."""
-    if file.parent != cache_place("unpickled"):
-        return None
-    note = kept_json(file.with_suffix(".json"), {"pickle", "identity"})
-    if note is None:
-        return None
-    pickle = Path(str(note["pickle"]))
-    if not is_regular(pickle) or identity(pickle) != note["identity"]:
-        raise changed(str(pickle))
-    return pickle
-
-
-def _is_whole(twin: Path) -> bool:
-    """Whether a twin is there as it was made; the note beside it is written last."""
-    note = kept_json(twin.with_suffix(".json"), {"digest"})
-    if note is None or not is_regular(twin):
-        return False
-    return file_digests([twin])[twin] == note["digest"]
-
-
-def _convert(pickle: Path, twin: Path) -> None:
+def _convert(given: Given) -> None:
+    pickle, twin = given.path("pickle"), given.out / _TWIN
     try:
         import torch
         from safetensors import SafetensorError
@@ -77,5 +47,5 @@ def _convert(pickle: Path, twin: Path) -> None:
     try:
         with whole(twin) as partial:
             save_file(copies, partial)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise OutputError(f"{twin}: cannot be written ({error}).") from None

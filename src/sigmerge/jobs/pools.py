@@ -13,7 +13,6 @@ from sigmerge.checkpoints.companions import check_tokenizer, companion_files
 from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
 from sigmerge.checkpoints.inputs import digested, same_configuration
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
-from sigmerge.checkpoints.pickled import pickle_of
 from sigmerge.checkpoints.pool import Pool, clash, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.digests import file_digests
@@ -409,15 +408,15 @@ class PoolInputs:
     ) -> PoolInputs:
         """With `read`, the checkpoints whose tensors this process reads through `leaves`."""
         files: dict[Path, str] = {}
-        converted = set()
+        pickles: dict[Path, InputIdentity] = {}
         for name, checkpoint in checkpoints.items():
             same_configuration(checkpoint)
             for file in (*checkpoint.files, *companion_files(checkpoint.path)):
-                given = pickle_of(file) or file
-                converted |= {file} - {given}
-                files.setdefault(given, name)  # adapters share the files of their model
+                files.setdefault(checkpoint.given(file), name)  # adapters share their model's
+            pickles |= checkpoint.pickles
         files = {**(others or {}), **files}
-        before = identify([*files, *converted])
+        own = {pickle.file for pickle in pickles.values()}
+        before = (*identify([*(files.keys() - own), *pickles]), *pickles.values())
         return cls(files, before, Leaves(file for one in read for file in one.files))
 
     def hash(self, options: Options, step: Callable[[int], None]) -> None:
