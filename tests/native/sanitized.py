@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
-SKIPPED = "not environment and not test_vectors and not test_same_bytes"
+SKIPPED = "not environment and not no_memory and not test_vectors and not test_same_bytes"
 """Tests of another process, of the compiler, and of whole merges."""
 
 
