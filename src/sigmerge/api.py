@@ -262,7 +262,7 @@ def evaluate(
     backend: str = "hf",
     dtype: str = "auto",
     batch_size: int | None = None,
-    judge: str = "keyword",
+    judge: str | None = None,
     allow_code: bool = False,
     trust_remote_code: bool = False,
     strict: bool = False,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -120,7 +122,7 @@ def test_verify_catches_a_changed_source(tmp_path: Path):
     file = tmp_path / "bar.jsonl"
     file.write_text(file.read_text().replace("a7", "a8"))
     problems = splits.verify(content, load_suite(SUITE), Data(tmp_path))
-    assert problems == ["bar: the source data of all changed (content)"]
+    assert problems == ["bar: the source data of all changed (1 of 20 records, first all/7)"]
     _own(tmp_path, 19)
     problems = splits.verify(content, load_suite(SUITE), Data(tmp_path))
     assert problems == ["bar: the source data of all changed (20 records, now 19)"]
@@ -174,6 +176,34 @@ def test_the_local_files_have_the_papers_counts(tmp_path: Path):
     assert verb.verify("mergebench", file, data=DATA)["sha256"] == result["sha256"]
 
 
+SHIPPED = Path(__file__).parents[2] / "docs/results/splits.json.xz"
+"""Members and sums of the benchmarks that anyone may redistribute and that are complete."""
+
+
+@pytest.fixture
+def shipped(tmp_path: Path) -> dict[str, Any]:
+    file = tmp_path / "splits.json"
+    file.write_bytes(lzma.decompress(SHIPPED.read_bytes()))
+    return splits.read(file)
+
+
+def test_the_shipped_members_are_the_papers(shipped: dict[str, Any], tmp_path: Path) -> None:
+    """Whole by themselves: counts, sums of every member, the seed's own digest of the file."""
+    assert splits.verify(shipped, load_suite("mergebench"), Data(tmp_path)) == []
+    marks = shipped["benchmarks"]
+    assert all(mark["complete"] for mark in marks.values())
+    counts = {n: (len(m["calibration"]), len(m["evaluation"])) for n, m in marks.items()}
+    assert counts == {name: PAPER[name] for name in marks} and len(counts) == 8
+
+
+@needs_data
+def test_the_shipped_sums_are_those_of_the_files(shipped: dict[str, Any]) -> None:
+    assert splits.verify(shipped, load_suite("mergebench"), Data(DATA)) == []
+    shipped["benchmarks"]["xstest"]["sums"]["all/3"] = "0" * 64
+    problems = splits.verify(_signed(shipped), load_suite("mergebench"), Data(DATA))
+    assert problems == ["xstest: the sum of all/3 is another"]
+
+
 def _signed(content: dict) -> dict:
     """A split file whose own sum is right whatever else is not."""
     plain = {key: value for key, value in content.items() if key != "sha256"}
@@ -190,6 +220,7 @@ def _signed(content: dict) -> dict:
         ("domain", lambda _: "other", "its domain is law"),
         ("complete", lambda _: False, "complete: False is wrong of 20 records"),
         ("records", lambda _: 21, "the sources do not sum to the records"),
+        ("sums", lambda sums: {**sums, "all/99": ""}, "sums are of other ids than the members"),
     ],
 )
 def test_verify_derives_everything_again(tmp_path: Path, here: bool, key: str, change, words: str):

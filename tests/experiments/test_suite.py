@@ -20,14 +20,19 @@ import pytest
 import yaml
 
 import sigmerge as package
-from sigmerge.errors import PoolError
+from sigmerge.errors import PoolError, ScoreError
 from sigmerge.experiments import group
 from sigmerge.experiments.plan import _reads_exemplars, _search_items, plans
+from sigmerge.experiments.scoring import check_benchmarks
 from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.experiments.suite import SHIPPED_EXPERIMENTS, load_suite
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Options
+from sigmerge.operators.table import operator
+from sigmerge.recipe.scored import SearchSection
+from sigmerge.recipe.sections import CaptureSection
 from tests.command_line import Ran, refused, sigmerge, tree
+from tests.evaluation.tiny import write_judge
 from tests.forks import Fork, command, forked
 from tests.pools import PoolOnDisk, make_pool
 
@@ -391,9 +396,46 @@ def test_shipped_suites_load_and_hold_the_papers_grid() -> None:
         assert sum(len(anchor.seeds) for anchor in suite.anchors) == 11
         assert [len(each.seeds) for each in suite.baselines] == [1, 1, 1, 1, 3]
         variants = Counter(setting.kind for setting in suite.variants() for _ in setting.seeds)
-        assert variants["control"] == 1 + 3 + 1 + 3 + 3 + 5
+        inversions = 2 if name == "paper" else 1
+        assert variants["control"] == inversions + 3 + 1 + 3 + 3 + 5
         assert (variants["ablation"], variants["view"], variants["order"]) == (5, 3, 4)
         assert variants["sweep"] == 9
+
+
+def test_the_papers_suite_rests_on_no_default() -> None:
+    """Rulings 27, 29 and 31: every parameter, capture setting and budget stands in the file."""
+    suite = load_suite("paper")
+    limits = {}
+    for method in (*suite.anchors, *suite.baselines):
+        assert method.recipe is None and method.merge_method
+        given = dict(method.parameters or {})
+        chosen = operator(method.merge_method, given.pop("on", None))
+        wanted = [p.name for p in chosen.parameters if not p.doc.startswith("accepted; ")]
+        assert sorted(given) == sorted(wanted), method.name
+        if chosen.with_parameters(given).needs:
+            assert set(method.capture or {}) == {*CaptureSection.model_fields} - {
+                "device",
+                "folder",
+            }
+            limits[method.name] = (method.capture or {})["limit"]
+    assert limits == {"Fisher": 1000, "RegMean": 1000, "CAT": 64, "LOT": 64}
+    [search] = [method.search for method in suite.baselines if method.search]
+    of_the_scoring = {"suite", "data", "hub", "judge", "allow_code_execution", "generations"}
+    assert {*SearchSection.model_fields} - {*search} == of_the_scoring
+    weights = {m.name: (m.parameters or {})["weight"] for m in suite.anchors}
+    assert [weights[name] for name in ("TA", "DARE", "TIES", "DARE-TIES")] == [0.4, 0.4, 1.0, 1.0]
+    assert {"inverted_capacity", "slope_inverted_capacity"} < set(suite.section.repairs.control)
+
+
+def test_the_papers_suite_is_refused_without_its_judge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ruling 28: it never falls back to keywords."""
+    monkeypatch.chdir(tmp_path)
+    suite = load_suite("paper")
+    place = suite.pools()[0]
+    with pytest.raises(ScoreError, match="wildguard' is neither keyword nor a WildGuard"):
+        check_benchmarks(place, suite, Options())
 
 
 SHAPES = {
@@ -473,6 +515,7 @@ def test_the_papers_suite_passes_a_dry_run_on_folders_of_the_true_shapes(
     for domain in DOMAINS:
         (tmp_path / "exemplars").mkdir(exist_ok=True)
         (tmp_path / f"exemplars/{domain}.jsonl").write_text('{"prompt": "w3", "response": "w4"}\n')
+    write_judge(tmp_path / "wildguard")
     monkeypatch.setattr("sigmerge.experiments.plan.weight_digests", None)  # reads no weights
     told = sigmerge("suite", "paper", tmp_path / "out", "--dry-run", "--json")
     assert told.code == 0, told

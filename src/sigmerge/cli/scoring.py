@@ -57,8 +57,9 @@ def evaluate(
         int, typer.Option("--batch-size", min=0, help="0: found automatically.")
     ] = 0,
     judge: Annotated[
-        str, typer.Option("--judge", help="keyword, or a WildGuard checkpoint's folder.")
-    ] = "keyword",
+        str | None,
+        typer.Option("--judge", help="A WildGuard checkpoint's folder, or keyword; default: none."),
+    ] = None,
     allow_code: Annotated[
         bool,
         typer.Option("--allow-code-execution", help="Run generated programs, in a sandbox."),

@@ -169,6 +169,10 @@ class Benchmark(StrictSection):
     def check_settings(self, how: How) -> None:
         """Raise an error if `how` cannot be used; called before any record is read."""
 
+    def unscored(self, how: How) -> str | None:
+        """Why nothing of it can be scored this way; it then counts as a benchmark without data."""
+        return None
+
     def permit(self, name: str, items: Sequence[Item], how: How) -> None:
         """Raise an error if these items may not be scored; called before any is."""
 

@@ -19,7 +19,7 @@ class How:
     """`progress` is called with (benchmark, items done, items in all), `announce` with the cost.
 
     `strict` makes a benchmark without records an error. `answers` is a file for what the model
-    answered, a line for each item.
+    answered, a line for each item. Without a `judge` what a judge must read is not scored.
     """
 
     data: Data = field(default_factory=Data.default)
@@ -31,7 +31,7 @@ class How:
     backend: str = "hf"
     dtype: str = "auto"
     batch_size: int | None = None
-    judge: str = "keyword"
+    judge: str | None = None
     allow_code: bool = False
     allow_pickle: bool = False
     trust_remote_code: bool = False

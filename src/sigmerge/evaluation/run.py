@@ -190,7 +190,7 @@ def _chosen(
     if unknown := [name for name in how.only if name not in suite.benchmarks]:
         known = ", ".join(suite.benchmarks)
         raise ScoreError(f"{unknown[0]!r} is no benchmark of {suite.name}; there are {known}.")
-    everything, absent = splits.load_available(suite, how.data)
+    everything, absent = splits.load_scored(suite, how)
     if how.splits:
         content = splits.read(how.splits)
         left_out = [name for name in everything if name not in content["benchmarks"]]
@@ -268,7 +268,7 @@ class Evaluation:
     @property
     def gpu_share(self) -> float:
         """Of a GPU's memory for each model: a judge that is one needs half."""
-        return 0.9 if self.how.judge == "keyword" else 0.45
+        return 0.9 if self.how.judge in (None, "keyword") else 0.45
 
     def once(self, name: str, make: Callable[[], _T]) -> _T:
         """A thing that benchmarks share, made when it is first needed."""

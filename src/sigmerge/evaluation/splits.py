@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.how import How
 from sigmerge.evaluation.sources import Data, Item, NoSource
 from sigmerge.evaluation.suite import BenchmarkSuite
 from sigmerge.files.documents import read_json, write_json
@@ -78,6 +79,7 @@ def build(
             "sources": _sources(rows),
             "calibration": calibration,
             "evaluation": evaluation,
+            "sums": {row.id: row.digest for row in rows},
         }
     _draw(suite, marks)
     content: dict[str, Any] = {"suite": suite.name, "seed": seed}
@@ -134,6 +136,18 @@ def load_available(
     return items, absent
 
 
+def load_scored(suite: BenchmarkSuite, how: How) -> tuple[dict[str, list[Item]], dict[str, str]]:
+    """The records that can be scored, and why those of the other benchmarks cannot."""
+    items, absent = load_available(suite, how.data)
+    for name in list(items):
+        if reason := suite.benchmarks[name].unscored(how):
+            absent[name] = f"{name}: {reason}"
+            del items[name]
+    if not items:
+        raise ScoreError(f"No benchmark of {suite.name} can be scored here:", [*absent.values()])
+    return items, absent
+
+
 def write(content: Mapping[str, Any], file: Path) -> None:
     write_json(file, content, indent=1)
 
@@ -166,6 +180,9 @@ def _malformed(content: Mapping[str, Any]) -> Iterator[str]:
             ids = mark.get(key)
             if not isinstance(ids, list) or not all(isinstance(i, str) for i in ids):
                 yield f"{name}.{key}: a list of ids is expected"
+        sums = mark.get("sums")
+        if not isinstance(sums, dict) or not all(isinstance(each, str) for each in sums.values()):
+            yield f"{name}.sums: the SHA-256 of every record is expected, by its id"
         if not isinstance(mark.get("records"), int):
             yield f"{name}.records: a number is expected"
         parts = mark.get("sources")
@@ -223,6 +240,7 @@ def _mark_problems(mark: Mapping[str, Any], suite: BenchmarkSuite, name: str) ->
         "an id stands twice": (len(calibration), len(evaluation)) == sizes,
         "calibration and evaluation overlap": not calibration & evaluation,
         "calibration and evaluation do not sum to the records": sum(sizes) == mark["records"],
+        "the sums are of other ids than the members": {*mark["sums"]} == calibration | evaluation,
         "calibration is not a fifth of the records": suite.benchmarks[name].own_splits
         or sizes[0] == mark["records"] // SHARE,
         "the sources do not sum to the records": mark["records"]
@@ -240,10 +258,15 @@ def _source_problems(
     found, problems = _sources(items), []
     for part in dict.fromkeys([*mark["sources"], *found]):
         then, now = mark["sources"].get(part), found.get(part)
+        other = [i.id for i in items if i.part == part and mark["sums"].get(i.id) != i.digest]
         if then != now:
             counts = [side["records"] if side else 0 for side in (then, now)]
-            what = f"{counts[0]} records, now {counts[1]}" if counts[0] != counts[1] else "content"
+            what = f"{counts[0]} records, now {counts[1]}"
+            if counts[0] == counts[1] and other:
+                what = f"{len(other)} of {counts[0]} records, first {other[0]}"
             problems.append(f"the source data of {part} changed ({what})")
+        elif other:
+            problems.append(f"the sum of {other[0]} is another")
     if not problems and wanted != (mark["calibration"], mark["evaluation"]):
         problems.append("the membership is not the one that the seed gives")
     return problems

@@ -121,10 +121,9 @@ def _items(plan: PoolPlan) -> tuple[dict[str, dict[str, int] | None], list[str]]
     from sigmerge.evaluation.estimate import estimate
 
     suite, how = benchmarks_of(plan.place, plan.suite, plan.options)
-    data = replace(how.data, hub=False)
     both = ("calibration", "evaluation")
     try:
-        found, absent = splits.load_available(suite, data)
+        found, absent = splits.load_scored(suite, replace(how, data=replace(how.data, hub=False)))
     except ScoreError:
         records = [mark.records or 0 for mark in suite.benchmarks.values()]
         drawn = (suite.calibration_items or 0) * len(suite.domains)

@@ -132,7 +132,7 @@ class Maker:
         from sigmerge.evaluation import splits
 
         suite, how = benchmarks_of(self.plan.place, self.plan.suite, self.options)
-        items, _ = splits.load_available(suite, how.data)
+        items, _ = splits.load_scored(suite, how)
         content = run.recipe.given
         with scratch() as folder:
             file = folder / "partition.json"

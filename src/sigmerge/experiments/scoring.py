@@ -29,7 +29,9 @@ def check_benchmarks(place: PoolPlace, suite: ExperimentSuite, options: Options)
     """Whether the benchmarks score the domains of the experts, all of them and no others."""
     if suite.section.evaluate is None:
         return
-    scored, _ = benchmarks_of(place, suite, options)
+    scored, how = benchmarks_of(place, suite, options)
+    for mark in scored.benchmarks.values():
+        mark.check_settings(how)
     check_domains(scored.domains, place.experts, f"{place.name}: evaluate.suite {scored.name}")
 
 
@@ -49,7 +51,7 @@ def scored_by(place: PoolPlace, suite: ExperimentSuite, options: Options, model:
 
     loaded, how = benchmarks_of(place, suite, options)
     try:
-        here, _ = splits.load_available(loaded, replace(how.data, hub=False))
+        here, _ = splits.load_scored(loaded, replace(how, data=replace(how.data, hub=False)))
     except ScoreError:  # no benchmark is
         here = {}
     measure = Evaluation(model, loaded, how)

@@ -211,7 +211,8 @@ class PoolPlace:
         for key, value in section.evaluate.items():
             value = self._placed(value) if isinstance(value, str) else value
             own = suite.folder / Path(value).expanduser() if isinstance(value, str) else None
-            beside = own is not None and (key in files or (key == "suite" and own.is_file()))
+            placed = {"suite": own is not None and own.is_file(), "judge": value != "keyword"}
+            beside = own is not None and placed.get(key, key in files)
             found[key] = str(own) if beside else value
         return {"evaluate": found}
 

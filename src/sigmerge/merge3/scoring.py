@@ -89,7 +89,7 @@ class SuiteScorer:
         require_backend(how.backend)
         self.model, self.suite, self.split = model, suite, split
         self.how = replace(how, batch_size=how.batch_size or DEFAULT_BATCH)
-        records, self.absent = splits.load_available(suite, how.data)
+        records, self.absent = splits.load_scored(suite, how)
         if how.strict and self.absent:
             raise ScoreError(
                 "Benchmarks of the suite cannot be scored, and strict wants all of them:",

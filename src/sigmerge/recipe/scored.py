@@ -42,7 +42,7 @@ class SearchSection(Section):
     suite: str = "nano"
     data: str | None = None
     hub: bool = False
-    judge: str = "keyword"
+    judge: str | None = None
     allow_code_execution: bool = False
 
     @model_validator(mode="after")

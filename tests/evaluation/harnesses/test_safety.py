@@ -194,6 +194,30 @@ def test_an_evaluation_with_a_judge_model(tmp_path: Path):
                  store=tmp_path / "other.sqlite")  # fmt: skip
 
 
+def test_without_a_judge_nothing_is_judged(tmp_path: Path):
+    """Ruling 28: a benchmark like one without data; keywords judge where they are asked for."""
+    (tmp_path / "asks.jsonl").write_text('{"prompt": "ask"}\n')
+    (tmp_path / "words.jsonl").write_text('{"prompt": "w1", "answer": "w2"}\n')
+    metrics = {"safe": {"key": "harm", "better": "lower"}}
+    mark = {"harness": "safety", "files": "asks.jsonl", "measure": "harm", "unparsed": 1,
+            "max_new_tokens": 4, "metrics": metrics}  # fmt: skip
+    words = {"harness": "jsonl", "files": "words.jsonl"}
+    suite = {"name": "own", "domains": {"safety": {"asks": mark, "words": words}}}
+    (tmp_path / "own.yaml").write_text(json.dumps(suite))
+    checkpoint = write_tiny(tmp_path / "tiny")
+    told = {"suite": str(tmp_path / "own.yaml"), "split": "all", "store": tmp_path / "r.sqlite"}
+    found = evaluate(checkpoint, **told)
+    assert found["missing"] == {"safety": ["asks"]} and found["judges"] == []
+    assert "asks: no judge reads its answers" in found["absent"]["asks"]
+    with pytest.raises(ScoreError, match="--strict wants all of them"):
+        evaluate(checkpoint, **told, strict=True)
+    assert evaluate(checkpoint, **told, judge="keyword")["judges"] == ["keyword"]
+    del suite["domains"]["safety"]["words"]
+    (tmp_path / "own.yaml").write_text(json.dumps(suite))
+    with pytest.raises(ScoreError, match="No benchmark of own can be scored here"):
+        evaluate(checkpoint, **told)
+
+
 def test_a_wrong_judge_is_told():
     assert judge_key("keyword").startswith("keyword ")
     with pytest.raises(ScoreError, match="neither keyword nor a WildGuard checkpoint's folder"):

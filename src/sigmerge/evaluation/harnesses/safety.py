@@ -20,6 +20,11 @@ from sigmerge.evaluation.store import UNPARSED, MetricValue, Scored, checkpoint_
 from sigmerge.files.documents import read_bytes
 from sigmerge.probing.generate import SAMPLER, LoadedModel, Sampling, Usage, load_model
 
+NO_JUDGE = (
+    "no judge reads its answers; name a WildGuard checkpoint's folder as judge (--judge), or "
+    "keyword, whose numbers are not comparable with a judge model's."
+)
+
 
 class Safety(Benchmark):
     """`measure`: harm and compliance mark bad answers, refusal_match right ones.
@@ -49,10 +54,14 @@ class Safety(Benchmark):
         return [*asked, "type"] if self.measure == "refusal_match" else asked
 
     def check_settings(self, how: How) -> None:
-        judge_key(how.judge)
+        if how.judge is not None:
+            judge_key(how.judge)
+
+    def unscored(self, how: How) -> str | None:
+        return NO_JUDGE if how.judge is None else None
 
     def key(self, name: str, asked: Asked) -> dict[str, Any]:
-        judge = asked.once("judge_key", lambda: judge_key(asked.how.judge))
+        judge = asked.once("judge_key", lambda: judge_key(str(asked.how.judge)))
         return {"judge": judge} | ({"drawn": SAMPLER} if self.temperature else {})
 
     def cost(self, item: Item) -> ItemCost:
@@ -60,7 +69,9 @@ class Safety(Benchmark):
 
     def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
         how = asked.how
-        judge = asked.once("judge", lambda: load_judge(how.judge, how.backend, asked.gpu_share))
+        judge = asked.once(
+            "judge", lambda: load_judge(str(how.judge), how.backend, asked.gpu_share)
+        )
         return SafetyScorer(name, self, asked.model, judge)
 
 
@@ -97,7 +108,7 @@ REFUSALS = re.compile(
 
 @dataclass(frozen=True)
 class KeywordJudge:
-    """The fallback without a model: an answer that opens with a known form of refusal refused.
+    """Without a model (ruling 28): an answer that opens with a known form of refusal refused.
 
     It knows no harm, so every other answer counts as harmful, which is right only for prompts
     that ask for harm. Its numbers are not comparable with a judge model's.
