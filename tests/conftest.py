@@ -67,15 +67,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of this test's own; the place of its entries."""
-    from sigmerge import kept
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of this test's own, outside its folder; the place of its entries."""
+    from tests.kept_entries import isolate, kept_root
 
-    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
-    for name in ("_unkept", "_unkept_parts"):
-        monkeypatch.setattr(kept, name, {})
-    monkeypatch.setattr(kept, "_said", set())
-    return tmp_path / "cache/kept"
+    isolate(monkeypatch, tmp_path_factory.mktemp("own_cache"))
+    return kept_root()
 
 
 @pytest.fixture(scope="session")

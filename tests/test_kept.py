@@ -433,3 +433,69 @@ def test_the_size_is_bounded(source: Path, root: Path, monkeypatch: pytest.Monke
 def test_the_size_is_said(text: str, count: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGMERGE_CACHE_SIZE", text)
     assert kept.size_limit() == (kept.SIZE_LIMIT if count is None else count)
+
+
+def test_a_maker_may_be_given_apart_from_the_declared_one(source: Path) -> None:
+    """What of this process it needs is no part of the key."""
+    level = object()
+    found = kept.get(of(source), lambda given: {"level": level is not None})
+    assert found.value == {"level": True} and not found.kept
+    assert kept.get(of(source)).value == {"level": True} and not made
+
+
+def test_what_is_not_to_be_kept_is_made_again(source: Path, root: Path) -> None:
+    def once(given: Given) -> Any:
+        (given.out / "file").write_text("x")
+        made.append("once")
+        return kept.NotToKeep(7)
+
+    wanted = Derivation("once", once, Inputs.of(text=source))
+    assert [kept.get(wanted).value for _ in range(2)] == [7, 7]
+    assert made == ["once"] * 2 and not list(root.rglob("*.json")) and not list(root.rglob("file"))
+
+
+@pytest.mark.parametrize("change", ["written", "gone", "before"])
+def test_a_file_of_the_maker_that_changed_meanwhile_keeps_nothing(
+    change: str, source: Path, tmp_path: Path, root: Path
+) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("before")
+
+    def writes(given: Given) -> Any:
+        made.append("writes")
+        if change == "written":
+            own.write_text("after")
+        elif change == "gone":
+            own.unlink()
+        return 1
+
+    inputs = Inputs.of(text=source, by={"own": own})
+    wanted = Derivation("writes", writes, inputs, volatile=("by/",))
+    assert wanted.full
+    if change == "before":
+        own.write_text("since the key was made")
+    assert kept.get(wanted).value == 1
+    assert made == ["writes"] and not list(root.rglob("*.json"))
+
+
+def test_a_changed_input_is_named_even_where_others_may_change(source: Path) -> None:
+    wanted = of(source, volatile=("by/",))
+    assert wanted.full
+    source.write_text("other content")
+    with pytest.raises(PoolError, match=r"source\.txt: changed while it was read"):
+        kept.get(wanted)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_whatever_lies_under_the_name_of_an_entry_gives_way(
+    kind: str, source: Path, root: Path, tmp_path: Path
+) -> None:
+    kept.get(of(source))
+    header = _header(root)
+    header.unlink()
+    if kind == "folder":
+        (header / "inside").mkdir(parents=True)
+    else:
+        header.symlink_to(tmp_path / "nowhere")
+    assert kept.get(of(source)).value == {"text": "CONTENT"}
+    assert kept.get(of(source)).kept and not header.is_symlink()

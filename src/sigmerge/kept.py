@@ -38,9 +38,9 @@ from sigmerge.files.cache import cache_place, is_installed, keep_json, kept_json
 from sigmerge.files.checksums import is_intact, sealed
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import content_key
-from sigmerge.files.identity import identify, unchanged
+from sigmerge.files.identity import changed, identify, unchanged
 from sigmerge.files.locks import locked
-from sigmerge.files.objects import open_stored, remote_file
+from sigmerge.files.objects import address, open_stored, remote_file
 from sigmerge.files.regular import remove
 from sigmerge.files.scratch import scratch
 from sigmerge.files.sources import code_digest
@@ -104,16 +104,18 @@ class Derivation:
 
     `name` is what kind of thing it is, and `of` what it is made of, both for people. `near` is a
     member of a pool beside which it is kept, where that is possible. `make` gets a `Given`, and
-    returns plain content; files go into the given's folder.
+    returns plain content; files go into the given's folder. `volatile` are the beginnings of roles
+    whose files the maker may write itself: if one of them changes meanwhile, nothing is kept.
     """
 
     name: str
-    make: Callable[[Given], Any]
+    make: Callable[..., Any]
     inputs: Inputs
     settings: Mapping[str, Any] = field(default_factory=dict)
     libraries: tuple[str, ...] = ()
     of: str = ""
     near: Path | None = None
+    volatile: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_resolved(self.settings, self.name)
@@ -140,6 +142,17 @@ class Derivation:
     def full(self) -> str:
         """Names all of it: the key."""
         return content_key([self.core, self.code, self.runtime])
+
+    def changed_roles(self) -> list[str]:
+        """Inputs whose content is not what the key says."""
+        return [role for role, then in self.input_digests.items() if self._now(role) != then]
+
+    def _now(self, role: str) -> str | None:
+        """The content of an input; None if it is gone."""
+        try:
+            return Inputs({role: self.inputs.files[role]}).digests()[role]
+        except PoolError:
+            return None
 
     def header(self, seconds: float) -> dict[str, Any]:
         return {
@@ -184,6 +197,13 @@ class KeptEntry:
     folder: Path
     seconds: float
     kept: bool
+
+
+@dataclass(frozen=True)
+class NotToKeep:
+    """What a maker returns in place of a value that is good for this call only."""
+
+    value: Any
 
 
 class Undeclared(AssertionError):
@@ -265,17 +285,20 @@ def _finished_parts(folder: Path) -> dict[str, Any]:
     return found
 
 
-def get(wanted: Derivation, *, again: bool = False) -> KeptEntry:
+def get(
+    wanted: Derivation, make: Callable[[Given], Any] | None = None, *, again: bool = False
+) -> KeptEntry:
     """The entry of a derivation: kept, or made now; `again` makes it in any case.
 
-    One process makes it, and others wait. Inputs that change meanwhile stop it.
+    `make` runs the derivation's own maker, where that needs objects of this process. One process
+    makes an entry, and others wait. Inputs that change meanwhile stop it.
     """
     if not again and (found := look(wanted)):
         return found
     with _making(wanted) as place:
         if not again and (found := look(wanted)):
             return found
-        return _made(wanted, place)
+        return _made(wanted, place, make or wanted.make)
 
 
 def look(wanted: Derivation) -> KeptEntry | None:
@@ -293,26 +316,28 @@ def look(wanted: Derivation) -> KeptEntry | None:
     return None
 
 
-def _made(wanted: Derivation, place: Path | None) -> KeptEntry:
-    files = wanted.inputs.files.values()
-    before = identify(file for file in files if remote_file(file) is None)
-    digests = wanted.input_digests
-    if wanted.inputs.digests() != digests:  # they were written since the key was made
-        unchanged(before)
-        raise PoolError(f"{wanted.name}: its inputs changed meanwhile; run the same command again.")
+def _made(wanted: Derivation, place: Path | None, make: Callable[[Given], Any]) -> KeptEntry:
+    lasting = {r: f for r, f in wanted.inputs.files.items() if not _is_volatile(wanted, r)}
+    before = identify(file for file in lasting.values() if remote_file(file) is None)
+    same = _is_same(wanted)  # files may have been written since the key was made
     begun = time.perf_counter()
     with ExitStack() as stack:
         if place is None:
             partial = _until_the_end.enter_context(scratch()) / wanted.full
         else:
             partial = place / f"{wanted.full}.partial"
-        value = wanted.make(Given(wanted.inputs, partial, stack))
+        value = make(Given(wanted.inputs, partial, stack))
+    seconds = time.perf_counter() - begun
     try:
         unchanged(before)  # it would be kept under the content of before
+        same = same and _is_same(wanted)
     except PoolError:
         remove(partial, if_possible=True)
         raise
-    seconds = time.perf_counter() - begun
+    if isinstance(value, NotToKeep) or not same:
+        remove(partial, if_possible=True)
+        plain = value.value if isinstance(value, NotToKeep) else value
+        return KeptEntry(plain, partial, seconds, kept=False)
     (partial / _JOURNAL).unlink(missing_ok=True)
     folder = partial
     if place is not None:
@@ -326,10 +351,23 @@ def _made(wanted: Derivation, place: Path | None) -> KeptEntry:
     return entry
 
 
+def _is_same(wanted: Derivation) -> bool:
+    """Whether the inputs are those of the key; another file than a volatile one stops it."""
+    roles = wanted.changed_roles()
+    for role in roles:
+        if not _is_volatile(wanted, role):
+            raise changed(address(wanted.inputs.files[role]))
+    return not roles
+
+
+def _is_volatile(wanted: Derivation, role: str) -> bool:
+    return role.startswith(wanted.volatile)
+
+
 def _publish(wanted: Derivation, place: Path, partial: Path, value: Any, seconds: float) -> Path:
     """The files first, then the header, which makes the entry one; the folder of the files."""
     folder, header = place / wanted.full, place / f"{wanted.full}.json"
-    header.unlink(missing_ok=True)
+    remove(header)
     remove(folder)
     listed = _listed(partial, sorted(_names_in(partial)))
     content = {**wanted.header(seconds), "value": value, "files": listed}

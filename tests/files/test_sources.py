@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sigmerge.files import sources
-from sigmerge.files.sources import callable_digest, code_digest
+from sigmerge.files.sources import callable_digest, callable_files, callable_key, code_digest
 
 
 def defined(text: str, name: str = "score", **given: Any) -> Any:
@@ -102,6 +102,41 @@ def test_what_has_no_content_has_no_digest(tmp_path: Path) -> None:
     assert callable_digest(lambda f: handle) is None
 
 
+def test_a_declared_key_stands_for_the_callable() -> None:
+    class Score:
+        sigmerge_key = "exact match, 3"
+
+        def __call__(self, folder: Path) -> object:
+            return self.__dict__.setdefault("open", object())
+
+    one, other = Score(), Score()
+    one(Path())
+    assert callable_digest(one) is None
+    assert callable_key(one) == callable_key(other) != callable_key(lambda f: 0)
+    Score.sigmerge_key = "exact match, 4"
+    assert callable_key(one) != callable_key(defined(BASE)) == callable_digest(defined(BASE))
+
+
+def test_files_that_a_callable_names_are_found(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("constant", "closed over", "in a set", "global")}
+    for file in files.values():
+        file.write_text("")
+    text = (
+        "from pathlib import Path\n"
+        f"DATA = Path({str(files['global'])!r})\n"
+        "def made(x, y):\n    def score(f):\n"
+        f"        return x, y, DATA, {str(files['constant'])!r}\n"
+        "    return score\n"
+        f"score = made({str(files['closed over'])!r}, {{{str(files['in a set'])!r}, 'no file'}})\n"
+    )
+    score = defined(text)
+    assert callable_files(score) == sorted(files.values())
+    score.sigmerge_key = "of its own"
+    assert callable_files(score) == []
+    handle = object()
+    assert callable_files(lambda f: (handle, str(tmp_path))) == []
+
+
 def test_a_callable_has_the_same_digest_in_another_process() -> None:
     program = (
         "from sigmerge.files.sources import callable_digest\n"
@@ -134,12 +169,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _digest_now() -> str:
-    for each in (sources._closure_digest, sources._imported, sources._file_of):
+    for each in (sources._closure_digest, sources._imported, sources._files):
         each.cache_clear()
     try:
         return sources._closure_digest("sigmerge.inner.maker")
     finally:
-        for each in (sources._closure_digest, sources._imported, sources._file_of):
+        for each in (sources._closure_digest, sources._imported, sources._files):
             each.cache_clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import inspect
@@ -18,6 +19,8 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+
+from sigmerge.files.regular import is_regular
 
 PACKAGE = Path(__file__).resolve().parents[1]
 """The installed package: nothing is written into it, since it may be read-only or shared."""
@@ -96,6 +99,38 @@ def _files() -> dict[str, Path]:
     return found
 
 
+def callable_key(function: Callable[..., Any]) -> str | None:
+    """What a user's callable is known by: its `sigmerge_key`, else the digest of what it is."""
+    declared = getattr(function, "sigmerge_key", None)
+    return callable_digest(function) if declared is None else f"declared {declared}"
+
+
+def callable_files(function: Callable[..., Any]) -> list[Path]:
+    """Files whose names are among a callable's constants, or in what it closes over.
+
+    None of a callable with a `sigmerge_key`, which stands for all that it reads.
+    """
+    if hasattr(function, "sigmerge_key"):
+        return []
+    try:
+        names = sorted(set(_texts(_described(function, {}))))
+    except Unnameable:
+        return []
+    return [Path(name) for name in names if is_regular(Path(name))]
+
+
+def _texts(described: Any) -> Iterator[str]:
+    """The texts and paths in a description."""
+    match described:
+        case ["str", str(text)]:
+            yield ast.literal_eval(text)
+        case ["PosixPath", str(text)]:
+            yield ast.literal_eval(text.removeprefix("PosixPath(").removesuffix(")"))
+        case list() | tuple():
+            for part in described:
+                yield from _texts(part)
+
+
 class Unnameable(Exception):
     """A value that no digest describes."""
 
@@ -103,8 +138,8 @@ class Unnameable(Exception):
 def callable_digest(function: Callable[..., Any]) -> str | None:
     """A digest of a user's callable: its code, constants, and all that it closes over or names.
 
-    None where something of it cannot be described by its content, for example an open model. What
-    it reads from files is not covered.
+    None where something of it cannot be described by its content, for example an open model. Of
+    files that it reads the names are covered (`callable_files`), and not the content.
     """
     try:
         text = json.dumps(_described(function, {}), sort_keys=True)
@@ -131,7 +166,7 @@ def _parts(value: Any, seen: dict[int, int]) -> Iterator[Any]:
     elif isinstance(value, list | tuple):
         yield from (_described(each, seen) for each in value)
     elif isinstance(value, set | frozenset):
-        yield sorted(json.dumps(_described(each, dict(seen))) for each in value)
+        yield sorted((_described(each, dict(seen)) for each in value), key=json.dumps)
     elif isinstance(value, Mapping):
         yield from ([_described(k, seen), _described(v, seen)] for k, v in value.items())
     elif isinstance(value, partial):
