@@ -78,8 +78,10 @@ def machine() -> str:
 
 
 def versions(*packages: str) -> str:
+    """Of Python, these packages, and the sources: what a table is made with."""
     python = ".".join(map(str, sys.version_info[:3]))
-    return ", ".join([f"Python {python}", *(f"{name} {_version(name)}" for name in packages)])
+    named = [f"Python {python}", *(f"{name} {_version(name)}" for name in packages)]
+    return ", ".join([*named, f"commit {commit()}"])
 
 
 def _version(package: str) -> str:

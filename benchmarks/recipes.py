@@ -30,6 +30,7 @@ from tests.adapters import write_adapter
 from tests.pools import HIDDEN, draw, read_weights, shapes, write_member
 
 import sigmerge
+from benchmarks.measure import versions
 from sigmerge.checkpoints.companions import vocabulary
 from sigmerge.errors import SigmergeError
 
@@ -284,7 +285,7 @@ def page(found: list[Outcome], command: str) -> str:
             f"| `{method}` | {len(mine)} | {sum(not o.theirs for o in mine)} | "
             f"{sum(not o.ours for o in mine)} | {sum(o.agrees for o in mine)} | {told} |"
         )
-    lines += ["", f"Command: `{command}`.", ""]
+    lines += ["", f"Command: `{command}`. {versions('mergekit')}.", ""]
     return "\n".join(lines)
 
 

@@ -111,3 +111,32 @@ def test_the_tuning_tables_are_those_of_the_store() -> None:
     rows = [line for line in wide if line.split("|")[1].strip() in tune.ROWS]
     assert {line.split("|")[1].strip() for line in rows} == set(tune.ROWS)
     assert [row for row in rows if row not in made] == []
+
+
+INDEX = ROOT / "docs/results/README.md"
+
+
+def test_every_page_of_results_is_in_the_list_with_what_repeats_it() -> None:
+    """Its claim, command, store, machine with a commit, and who could repeat it."""
+    lines = [line for line in INDEX.read_text().splitlines() if line.startswith("| [")]
+    rows = [line.strip("| ").split(" | ") for line in lines]
+    listed = [link for row in rows for link in re.findall(r"\]\(([^)]+\.md)\)", row[0])]
+    pages = [str(page.relative_to(INDEX.parent)) for page in INDEX.parent.rglob("*.md")]
+    assert sorted([*listed, "README.md"]) == sorted(pages)
+    stored = {link for row in rows for link in re.findall(r"\]\(([^)]+)\)", row[3])}
+    kept = [p for p in INDEX.parent.rglob("*") if p.is_file() and p.suffix not in (".md", ".svg")]
+    assert stored == {str(file.relative_to(INDEX.parent)) for file in kept}
+    for row in rows:
+        assert len(row) == 6 and all(row), row
+        assert row[2].startswith(("`sigmerge ", "`python -m ")), row
+        assert re.search(r"\b[0-9a-f]{7}\b", row[4]) or row[4] == "any", row
+
+
+def test_every_page_of_results_names_the_commit_of_its_tables() -> None:
+    """But the one that computes from printed tables, and analyses of stores."""
+    for line in INDEX.read_text().splitlines():
+        if line.startswith("| ["):
+            page, *_, machine, _ = line.strip("| ").split(" | ")
+            text = (INDEX.parent / re.findall(r"\]\(([^)]+)\)", page)[0]).read_text()
+            missing = [each for each in re.findall(r"\b[0-9a-f]{7}\b", machine) if each not in text]
+            assert missing == [], page
