@@ -256,7 +256,6 @@ def evaluate(
     data: PathName | None = None,
     hub: bool = False,
     splits: PathName | None = None,
-    store: PathName | None = None,
     limit: int | None = None,
     only: Sequence[str] = (),
     backend: str = "hf",
@@ -283,7 +282,6 @@ def evaluate(
         how = How(
             data=Data.default(_path(data), hub),
             splits=_path(splits),
-            store=_path(store),
             limit=limit,
             only=tuple(only),
             backend=backend,

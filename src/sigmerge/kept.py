@@ -269,6 +269,13 @@ class Given:
         self._finished[part] = record
 
 
+@contextmanager
+def given(inputs: Inputs) -> Iterator[Given]:
+    """What a maker gets, where the parts of a growing entry are made."""
+    with ExitStack() as stack:
+        yield Given(inputs, stack.enter_context(scratch()), stack)
+
+
 _JOURNAL = "parts.jsonl"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from sigmerge.evaluation.store import Scored
 
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.cli.show import description_lines
@@ -23,7 +24,6 @@ from sigmerge.evaluation.aggregate import standard_error, summarise
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import evaluate as run
 from sigmerge.evaluation.sources import Data
-from sigmerge.evaluation.store import Scored
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.files.checksums import sealed
 from sigmerge.jobs.aggregate import aggregate

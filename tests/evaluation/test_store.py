@@ -15,9 +15,6 @@ from pathlib import Path
 import numpy
 import pytest
 from safetensors.numpy import save_file
-
-from sigmerge.errors import OutputError, ScoreError, SigmergeWarning
-from sigmerge.evaluation.command_line import command_words
 from sigmerge.evaluation.store import (
     AnswerStore,
     Key,
@@ -25,6 +22,9 @@ from sigmerge.evaluation.store import (
     checkpoint_key,
     settings_key,
 )
+
+from sigmerge.errors import OutputError, ScoreError, SigmergeWarning
+from sigmerge.evaluation.command_line import command_words
 from sigmerge.probing.generate import Usage
 from tests.evaluation.tiny import write_tiny
 

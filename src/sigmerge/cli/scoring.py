@@ -66,9 +66,6 @@ def evaluate(
     ] = False,
     dry_run: DryRun = False,
     strict: StrictData = False,
-    store: Annotated[
-        Path | None, typer.Option("--store", help="SQLite file of results; default: user cache.")
-    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the result here.")] = None,
     answers: Annotated[
         Path | None, typer.Option("--answers", help="Write what the model answered, as JSON lines.")
@@ -90,7 +87,7 @@ def evaluate(
 
     with show.progress(as_json) as bar:
         how = How(
-            data=Data.default(data, hub), splits=splits_file, store=store, limit=limit,
+            data=Data.default(data, hub), splits=splits_file, limit=limit,
             only=tuple(only or ()), backend=backend, dtype=dtype, batch_size=batch_size or None,
             judge=judge, allow_code=allow_code, trust_remote_code=trust_remote_code, progress=bar,
             strict=strict, announce=announce, answers=answers,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
+from sigmerge.evaluation.answers import UNPARSED, Scored
 from sigmerge.evaluation.benchmark import Benchmark
-from sigmerge.evaluation.store import UNPARSED, Scored
 from sigmerge.evaluation.suite import BenchmarkSuite
 
 

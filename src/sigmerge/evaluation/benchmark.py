@@ -1,8 +1,8 @@
 """What every harness brings for a benchmark: its section of a suite and how it is measured.
 
 `Benchmark` is the section that all harnesses share. A harness extends it with its own keys and
-overrides what it does otherwise: `load` (records), `check` (what a record must have), `key` (what
-a result depends on), `cost` (an estimate of an item) and `scorer`.
+overrides what it does otherwise: `load` (records), `check` (what a record must have), `scored_by`
+(what decides a result), `cost` (an estimate of an item) and `scorer`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
+from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.answers import Scored
 from sigmerge.evaluation.costs import ItemCost
 from sigmerge.evaluation.how import How
+from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.evaluation.sources import WHOLE, Data, File, Hub, Item, StrictSection, find_rows
-from sigmerge.evaluation.store import Scored
 from sigmerge.probing.generate import LoadedModel, Usage
 
 _T = TypeVar("_T")
@@ -35,8 +37,14 @@ class HarnessScorer(Protocol):
 class Asked(Protocol):
     """The checkpoint that is evaluated, as harnesses see it."""
 
-    checkpoint: Path
     how: How
+
+    @property
+    def shown(self) -> Path:
+        """A folder of links to the declared files of the checkpoint, and nothing else."""
+
+    def show(self, checkpoint: Checkpoint) -> Path:
+        """Such a folder of another checkpoint, whose files `scored_by` declares."""
 
     @property
     def suite_folder(self) -> Path:
@@ -78,6 +86,8 @@ class Benchmark(StrictSection):
     """Whether the records bring their splits."""
     timed: ClassVar[bool] = True
     """Whether a few items are timed before the rest; no where that takes longer than the rest."""
+    answers: ClassVar[bool] = True
+    """Whether a model that a backend loads gives the answers."""
     weights: ClassVar[str] = "auto"
     """The type of the weights that the harness is defined for."""
     sources: ClassVar[frozenset[str]] = frozenset(
@@ -176,9 +186,9 @@ class Benchmark(StrictSection):
     def permit(self, name: str, items: Sequence[Item], how: How) -> None:
         """Raise an error if these items may not be scored; called before any is."""
 
-    def key(self, name: str, asked: Asked) -> dict[str, Any]:
-        """What a result depends on besides checkpoint, section and item: programs, versions."""
-        return {}
+    def scored_by(self, name: str, suite_folder: Path, how: How) -> ScoredBy:
+        """What decides a result besides checkpoint, section, item and the backend."""
+        return ScoredBy()
 
     def cost(self, item: Item) -> ItemCost | None:
         """What an item costs at most; None where no model of ours is called."""

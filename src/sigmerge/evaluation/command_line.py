@@ -10,7 +10,6 @@ from pathlib import Path
 
 from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.errors import ScoreError
-from sigmerge.files.digests import file_digests
 
 
 def command_words(command: str, where: str) -> list[str]:
@@ -35,17 +34,13 @@ def check_program(command: str, folder: Path, where: str) -> None:
         )
 
 
-def named_files(command: str, folder: Path, where: str) -> list[str]:
-    """Digests of the files that a command names, its script among them: others, other scores.
-
-    In the order in which they are named: two files whose contents are exchanged are others too.
-    """
+def named_files(command: str, folder: Path, where: str) -> list[Path]:
+    """The files that a command names, its script among them, in the order of their names."""
     words = [
         part for word in command_words(command, where) for part in (word, *word.split("=")[1:])
     ]
     files = [folder / word for word in words if "{" not in word]
-    digests = file_digests({file for file in files if file.is_file()})
-    return [digests[file] for file in files if file in digests]
+    return [file for file in files if file.is_file()]
 
 
 def run_command(command: str, places: Mapping[str, Path], folder: Path, where: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""With what an evaluation is done: data, split file, store, model settings, permissions."""
+"""With what an evaluation is done: data, split file, model settings, permissions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class How:
 
     data: Data = field(default_factory=Data.default)
     splits: Path | None = None
-    store: Path | None = None
     limit: int | None = None
     only: tuple[str, ...] = ()
     strict: bool = False

@@ -1,40 +1,45 @@
-"""Evaluating a checkpoint on a suite: what is already in the store is not scored again.
+"""Evaluating a checkpoint on a suite: what was scored before is not scored again.
 
-Items are scored in groups, in the split's order; a finished group is in the store before the next
-one starts, so a killed evaluation goes on where it stopped.
+Items are scored in groups, in the split's order; a finished group is kept before the next one
+starts, so a killed evaluation goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sigmerge.checkpoints.folder import open_checkpoint
+from sigmerge.checkpoints.declared import checkpoint_files, named, shown_folder
+from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.inputs import stays
 from sigmerge.errors import ScoreError, SigmergeWarning
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import Summary, summarise
+from sigmerge.evaluation.answers import KeptAnswers, Scored, settings_key
 from sigmerge.evaluation.benchmark import HarnessScorer
 from sigmerge.evaluation.estimate import estimate
 from sigmerge.evaluation.how import How
+from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import (
-    AnswerStore,
-    Key,
-    Scored,
-    checkpoint_key,
-    settings_key,
-)
-from sigmerge.evaluation.suite import BenchmarkSuite, load_suite, nano_suite
-from sigmerge.files.cache import cache_place
+from sigmerge.evaluation.suite import BenchmarkSuite, nano_suite, suite_on
 from sigmerge.files.documents import whole
 from sigmerge.files.scratch import scratch
-from sigmerge.probing.generate import LoadedModel, Usage, load_model, require_backend
+from sigmerge.kept import Derivation, Inputs, given, look_at_parts, parts
+from sigmerge.probing.generate import (
+    ANSWERING,
+    LoadedModel,
+    Usage,
+    load_model,
+    require_backend,
+    resolved,
+)
 from sigmerge.probing.memory import free_cached
 
 _T = TypeVar("_T")
@@ -61,7 +66,7 @@ class Result(Summary):
     sandbox: str | None
 
     def as_json(self) -> dict[str, Any]:
-        """The content of a result file; the store has the items."""
+        """The content of a result file; it has no items."""
         return {name: value for name, value in asdict(self).items() if name != "item_scores"}
 
     def _repr_html_(self) -> str:
@@ -93,16 +98,14 @@ def evaluate(
     how = how or How()
     run, chosen, absent = prepared(checkpoint, suite, split, how)
     loaded = run.suite
-    keys = {name: run.key(name) for name in chosen}
-    with AnswerStore(_store_file(how)) as store:
-        wanted = {n: [(item.id, item.digest) for item in items] for n, items in chosen.items()}
-        known = {name: store.read(keys[name], wanted[name]) for name in chosen}
-        open_items = {n: [i for i in chosen[n] if i.id not in known[n]] for n in chosen}
-        how.announce(estimate(loaded, chosen, open_items, lambda: run.model))
-        reused = sum(map(len, known.values()))
-        for name in chosen:
-            known[name] |= run.score(name, chosen[name], open_items[name], keys[name], store)
-        usage = sum((store.usage(keys[n], wanted[n]) for n in chosen), Usage())
+    known = {name: run.known(name, items) for name, items in chosen.items()}
+    missing = {n: [i for i in chosen[n] if i.id not in known[n]] for n in chosen}
+    how.announce(estimate(loaded, chosen, missing, lambda: run.model))
+    reused = sum(map(len, known.values()))
+    usage = Usage()
+    for name, items in chosen.items():
+        known[name], cost = run.score(name, items)
+        usage += cost
     results = {name: [known[name][item.id] for item in chosen[name]] for name in chosen}
     if how.answers is not None:
         _write_answers(how.answers, chosen, results)
@@ -112,7 +115,9 @@ def evaluate(
         suite=loaded.name,
         split=split,
         limit=how.limit,
-        items_sha256=settings_key(wanted),
+        items_sha256=settings_key(
+            {n: [(item.id, item.digest) for item in items] for n, items in chosen.items()}
+        ),
         settings_sha256=settings_key({name: run.settings(name) for name in chosen}),
         absent=absent,
         reused_items=reused,
@@ -138,10 +143,7 @@ def describe(
 ) -> dict[str, object]:
     """What an evaluation would score: everything is checked, no model is loaded."""
     run, chosen, absent = prepared(checkpoint, suite, split, how)
-    keys = {name: run.key(name) for name in chosen}
-    wanted = {n: [(i.id, i.digest) for i in items] for n, items in chosen.items()}
-    with AnswerStore(_store_file(how), looked_at=True) as store:
-        known = {name: store.read(keys[name], wanted[name]) for name in chosen}
+    known = {name: run.known(name, items) for name, items in chosen.items()}
     missing = {n: [i for i in chosen[n] if i.id not in known[n]] for n in chosen}
     cost = estimate(run.suite, chosen, missing, None)
     return {
@@ -155,10 +157,6 @@ def describe(
     }
 
 
-def _store_file(how: How) -> Path:
-    return how.store or cache_place("evaluation") / "results.sqlite"
-
-
 def nano_scores(
     checkpoint: Path, split: str, pool: Path | None = None, how: How | None = None
 ) -> dict[str, float]:
@@ -170,7 +168,7 @@ def prepared(
     checkpoint: Path, suite: BenchmarkSuite | str | Path, split: str, how: How
 ) -> tuple[Evaluation, dict[str, list[Item]], dict[str, str]]:
     """The checked evaluation, its items by benchmark, and why other benchmarks have none."""
-    loaded = suite if isinstance(suite, BenchmarkSuite) else load_suite(suite)
+    loaded = suite if isinstance(suite, BenchmarkSuite) else suite_on(suite, how.data)
     if split not in splits.SPLITS:
         raise ScoreError(f"{split!r} is no split; there are {', '.join(splits.SPLITS)}.")
     marks = loaded.benchmarks
@@ -226,32 +224,50 @@ class Evaluation:
     usage: Usage = field(default_factory=Usage)
     sandbox: str | None = None
     _shared: dict[str, Any] = field(default_factory=dict, repr=False)
+    _places: ExitStack = field(default_factory=ExitStack, repr=False)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, self._places.close)
 
     @property
     def suite_folder(self) -> Path:
         return self.suite.folder
 
     @cached_property
-    def content(self) -> str:
+    def opened(self) -> Checkpoint:
+        return open_checkpoint(self.checkpoint, allow_pickle=self.how.allow_pickle)
+
+    @cached_property
+    def _inputs(self) -> Inputs:
         _ = self._unchanged
-        return checkpoint_key(self.checkpoint, self.how.allow_pickle)
+        return Inputs.of(checkpoint=checkpoint_files(self.opened))
 
     @cached_property
     def _unchanged(self) -> Callable[[], None]:
         """What stops if weights, configuration or tokenizer are not what they were."""
-        return stays([open_checkpoint(self.checkpoint, allow_pickle=self.how.allow_pickle)])
+        return stays([self.opened])
+
+    @cached_property
+    def shown(self) -> Path:
+        return self.show(self.opened)
+
+    def show(self, checkpoint: Checkpoint) -> Path:
+        """A folder of links to the declared files of a checkpoint, and nothing else."""
+        inputs = Inputs.of(checkpoint=checkpoint_files(checkpoint))
+        return shown_folder(self._places.enter_context(given(inputs)), "checkpoint", checkpoint)
 
     @cached_property
     def model(self) -> LoadedModel:
         how = self.how
-        return load_model(
-            self.checkpoint,
-            how.backend,
-            self.dtype,
-            how.batch_size,
-            self.gpu_share,
-            how.trust_remote_code,
-        )
+        with named(self.shown, self.opened):
+            return load_model(
+                self.shown,
+                how.backend,
+                self.dtype,
+                how.batch_size,
+                self.gpu_share,
+                how.trust_remote_code,
+            )
 
     def require_model(self, chosen: Mapping[str, Sequence[Item]]) -> None:
         """Raise MissingExtra where a model must answer and its libraries are not installed."""
@@ -287,63 +303,102 @@ class Evaluation:
             "dtype": self.dtype,
         }
 
-    def key(self, name: str) -> Key:
-        """What a result depends on: the checkpoint's content, and how it is scored."""
-        return Key(self.content, self.scored_as(name))
+    def scored_by(self, name: str) -> ScoredBy:
+        """All that decides a benchmark's results besides checkpoint and items; reads no weights."""
+        mark, how = self.suite.benchmarks[name], self.how
+        own = mark.scored_by(name, self.suite.folder, how)
+        self.sandbox = own.settings.get("sandbox", self.sandbox)
+        answered: dict[str, Any] = {"backend": "none", "dtype": "none"}
+        libraries: tuple[str, ...] = ()
+        if mark.answers:
+            answered = {"backend": how.backend, **resolved(how.backend, self.dtype)}
+            libraries = ANSWERING[how.backend]
+        settings = {**self.settings(name), **answered, **own.settings}
+        return ScoredBy(settings, own.files, (*libraries, *own.libraries))
 
     def scored_as(self, name: str) -> str:
-        """Names settings, backend, and the judge, program or harness. Reads no weights."""
-        mark = self.suite.benchmarks[name]
-        settings = {**self.settings(name), **mark.key(name, self)}
-        if self.how.backend == "hf" and self.dtype == "auto":
-            settings["dtype"] = "auto, float32 on processor cores"
-        self.sandbox = settings.get("sandbox", self.sandbox)
-        return settings_key(settings)
+        """Names all that `scored_by` has, with the code of the harness."""
+        return self._derivation(name, Inputs({})).full
 
-    def score(
-        self,
-        name: str,
-        items: Sequence[Item],
-        missing: Sequence[Item],
-        key: Key,
-        store: AnswerStore,
-    ) -> dict[str, Scored]:
-        """Score what is missing, group by group, each written before the next begins."""
-        self.how.progress(name, len(items) - len(missing), len(items))
-        results: dict[str, Scored] = {}
-        if not missing:
-            return results
-        digests = {item.id: item.digest for item in missing}
-        left = set(digests)
+    def derivation(self, name: str) -> Derivation:
+        """A benchmark's results on the checkpoint."""
+        return self._derivation(name, self._inputs)
+
+    def _derivation(self, name: str, checkpoint: Inputs) -> Derivation:
+        by = self.scored_by(name)
+        return Derivation(
+            "answers",
+            self.suite.benchmarks[name].scorer,
+            checkpoint | Inputs.of(scored_by=by.files),
+            by.settings,
+            by.libraries,
+            of=f"{name} of {self.checkpoint}",
+        )
+
+    def known(self, name: str, items: Sequence[Item]) -> dict[str, Scored]:
+        """The results that are kept."""
+        return KeptAnswers(look_at_parts(self.derivation(name))).read(items)
+
+    def score(self, name: str, items: Sequence[Item]) -> tuple[dict[str, Scored], Usage]:
+        """All results, and what they cost whenever they were scored; what is missing is scored.
+
+        Group by group, each kept before the next begins.
+        """
+        wanted, unkept = self.derivation(name), Usage()
+        with ExitStack() as making:
+            kept = KeptAnswers(look_at_parts(wanted))
+            results = kept.read(items)
+            if len(results) < len(items):  # another process may be scoring them
+                kept = KeptAnswers(making.enter_context(parts(wanted)))
+                results = kept.read(items)
+            self.how.progress(name, len(results), len(items))
+            missing = [item for item in items if item.id not in results]
+            if missing:
+                same = self._stays(name)
+                for scored, usage in self._scored(name, items, missing):
+                    results |= {item.id: found for item, found in scored}
+                    self.usage += usage
+                    if same():
+                        kept.write(scored, usage)
+                    else:
+                        unkept += usage
+                    self.how.progress(name, len(results), len(items))
+            if lost := [item.id for item in items if item.id not in results]:
+                raise ScoreError(f"{name}: no score came back for {', '.join(sorted(lost)[:3])}.")
+            return results, kept.usage(items) + unkept
+
+    def _scored(
+        self, name: str, items: Sequence[Item], missing: Sequence[Item]
+    ) -> Iterator[tuple[list[tuple[Item, Scored]], Usage]]:
+        """Results of what is missing, group by group, and what each group costs."""
+        left = {item.id for item in missing}
         size = self.suite.benchmarks[name].group or len(items)
-        groups = [items[i : i + size] for i in range(0, len(items), size)]
         with scratch() as folder:
             scorer = self.scorer(name, missing, folder)
-            for group in groups:
-                todo = [item for item in group if item.id in left]
-                if not todo:
-                    continue
-                scored, usage = scorer.score(todo)
-                if self._still(name, key):
-                    store.write(key, {(i, digests[i]): scored[i] for i in scored}, usage)
-                results |= scored
-                self.usage += usage
-                left -= set(scored)
-                self.how.progress(name, len(items) - len(left), len(items))
+            for start in range(0, len(items), size):
+                if todo := [item for item in items[start : start + size] if item.id in left]:
+                    scored, usage = scorer.score(todo)
+                    yield [(item, scored[item.id]) for item in todo if item.id in scored], usage
         free_cached()  # the next benchmark, or another process, needs other pieces
-        if left:
-            raise ScoreError(f"{name}: no score came back for {', '.join(sorted(left)[:3])}.")
-        return results
 
-    def _still(self, name: str, key: Key) -> bool:
-        """Whether a key names what was scored: not if a file that a command names was written."""
-        self._unchanged()
-        same = self.scored_as(name) == key.settings
-        if not same:
-            text = (
-                f"{name}: a program or file that scores it changed. Its scores are not remembered."
-            )
-            warnings.warn(text, SigmergeWarning, stacklevel=2)
+    def _stays(self, name: str) -> Callable[[], bool]:
+        """Whether what scores a benchmark is still what it is now; says once that it is not.
+
+        A checkpoint that changes stops the evaluation; a file that a command writes does not.
+        """
+        before, said = self.scored_as(name), False
+
+        def same() -> bool:
+            nonlocal said
+            self._unchanged()
+            if not said and self.scored_as(name) != before:
+                said = True
+                warnings.warn(
+                    f"{name}: a program or file that scores it changed. "
+                    "Its scores are not remembered.", SigmergeWarning, stacklevel=2,
+                )  # fmt: skip
+            return not said
+
         return same
 
     def scorer(self, name: str, items: Sequence[Item], folder: Path) -> HarnessScorer:

@@ -75,16 +75,20 @@ class Item:
 
 @dataclass(frozen=True)
 class Data:
-    """`folder` holds the files that suites name; the hub is used only when `hub` is true."""
+    """`folder` holds the files that suites name; the hub is used only when `hub` is true.
+
+    `told`: the folder was named for this evaluation, and not by the environment for all.
+    """
 
     folder: Path | None = None
     hub: bool = False
+    told: bool = False
 
     @classmethod
     def default(cls, folder: Path | None = None, hub: bool = False) -> Data:
         """The given folder, or the environment's SIGMERGE_DATA."""
         named = os.environ.get("SIGMERGE_DATA")
-        return cls(folder or (Path(named) if named else None), hub)
+        return cls(folder or (Path(named) if named else None), hub, told=folder is not None)
 
 
 class NoSource(ScoreError):

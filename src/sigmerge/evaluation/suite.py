@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field, InstanceOf, ValidationError, model_valida
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.evaluation.benchmark import Benchmark, Metric
 from sigmerge.evaluation.harness_table import HARNESSES, benchmark_class
-from sigmerge.evaluation.sources import SHIPPED_BENCHMARKS, File, Hub, StrictSection
+from sigmerge.evaluation.sources import SHIPPED_BENCHMARKS, Data, File, Hub, StrictSection
 from sigmerge.files.yaml_documents import read_yaml
 from sigmerge.words import did_you_mean
 
@@ -67,17 +67,29 @@ class BenchmarkSuite(_Suite):
 
 
 def load_suite(source: str | Path | Mapping[str, Any]) -> BenchmarkSuite:
-    """A shipped suite by its name, a user's by its file, or one given in Python."""
+    """A shipped suite by its name, a user's by its file, a nano pool's by its folder.
+
+    Or one given in Python.
+    """
     if isinstance(source, Mapping):
         return _checked(dict(source), "suite", Path.cwd())
     shipped = {file.stem: file for file in sorted(SHIPPED_BENCHMARKS.glob("*.yaml"))}
     file = shipped.get(str(source), Path(source).expanduser())
     if file in shipped.values():
         return _shipped(file)
+    if file.is_dir():
+        return nano_suite(file)
     if not file.exists():
         hint = did_you_mean(source, shipped)
         raise RecipeError(f"{source}: no such suite file or shipped suite; {hint}")
     return _read(file, str(source))
+
+
+def suite_on(source: str | Path | Mapping[str, Any], data: Data) -> BenchmarkSuite:
+    """A suite and the data that it is told to score: `nano` on a pool has the pool's items."""
+    if source == "nano" and data.told:
+        return nano_suite(data.folder)
+    return load_suite(source)
 
 
 @functools.cache

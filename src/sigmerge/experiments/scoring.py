@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,12 @@ def check_benchmarks(place: PoolPlace, suite: ExperimentSuite, options: Options)
     check_domains(scored.domains, place.experts, f"{place.name}: evaluate.suite {scored.name}")
 
 
+def digests_of(files: Sequence[Path]) -> list[str]:
+    """Digests of files in their order: two whose contents are exchanged are others too."""
+    known = file_digests(files)
+    return [known[file] for file in files]
+
+
 def scored_by(place: PoolPlace, suite: ExperimentSuite, options: Options, model: Path) -> list[Any]:
     """Everything besides a checkpoint that decides its scores, by content wherever it lies.
 
@@ -45,7 +52,7 @@ def scored_by(place: PoolPlace, suite: ExperimentSuite, options: Options, model:
     if "command" in given:
         inside = sorted((model.parent / "splits").rglob("*.jsonl"))
         items = [f"{file.parent.name}/{file.name} {d}" for file, d in file_digests(inside).items()]
-        return [*items, *named_files(given["command"], Path.cwd(), "command")]
+        return [*items, *digests_of(named_files(given["command"], Path.cwd(), "command"))]
     from sigmerge.evaluation import splits
     from sigmerge.evaluation.run import Evaluation
 

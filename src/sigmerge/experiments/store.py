@@ -24,7 +24,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from sigmerge.errors import MissingExtra, OutputError, ScoreError, SigmergeError
-from sigmerge.evaluation.store import LEFT_ALONE
 from sigmerge.files.checksums import checksum_of
 from sigmerge.files.documents import content_key
 
@@ -33,6 +32,12 @@ if TYPE_CHECKING:
 
 STORE = "results.sqlite"
 """The name of the store in the folder of a suite."""
+LEFT_ALONE = {
+    sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_INTERRUPT,
+}  # fmt: skip
+"""What SQLite reports of a file that is sound, but cannot be written or read now."""
 ANALYSIS = "analysis"
 """The name of the folder beside a store that its analysis is written to."""
 SCHEMA = 3

@@ -32,7 +32,7 @@ class EvaluateJob:
     out: Path | None = None
 
     def describe(self) -> Description:
-        """Items, tokens and what is in the store already; the model is not loaded."""
+        """Items, tokens and what is kept already; the model is not loaded."""
         from sigmerge.evaluation.run import describe
 
         self._check_files()
@@ -56,7 +56,7 @@ class EvaluateJob:
         return result
 
     def _check_files(self) -> list[tuple[str, Path]]:
-        """The files to write besides the store, by the flag that names each."""
+        """The files to write, by the flag that names each."""
         named = (("--out", self.out), ("--answers", self.how.answers))
         files = [(flag, file) for flag, file in named if file is not None]
         for flag, file in files:

@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from sigmerge.checkpoints.declared import checkpoint_files
 from sigmerge.checkpoints.folder import open_checkpoint
 from sigmerge.checkpoints.inputs import stays
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.command_line import check_program, named_files, run_command
 from sigmerge.files.cache import cache_place, keep_json, kept_json
-from sigmerge.files.documents import parse_json, read_json_object
+from sigmerge.files.documents import content_key, parse_json, read_json_object
 from sigmerge.jobs.options import Options, Step
+from sigmerge.kept import Inputs
 from sigmerge.method.deficit import DomainScores, check_scores
 from sigmerge.recipe import Recipe
 from sigmerge.records import PairedScores, ScoreNoise, ScoreTable
@@ -113,10 +115,8 @@ class CheckpointScorer:
         return measured
 
     def _measured(self, folder: Path) -> MeasuredScores:
-        from sigmerge.evaluation.store import checkpoint_key
-
         unchanged = stays([open_checkpoint(folder, allow_pickle=self.allow_pickle)])
-        content, program = checkpoint_key(folder, self.allow_pickle), self.program()
+        content, program = self._content(folder), self.program()
         named = "\n".join([self.name, *program, content])
         key = hashlib.sha256(named.encode()).hexdigest()[:40]
         note = cache_place("scores") / f"{key}.json"
@@ -131,6 +131,10 @@ class CheckpointScorer:
         if self.program() == program:  # else nobody knows which of them scored
             keep_json(note, {"scorer": self.name, **told})
         return measured
+
+    def _content(self, folder: Path) -> str:
+        files = checkpoint_files(open_checkpoint(folder, allow_pickle=self.allow_pickle))
+        return content_key([Inputs(files).digests()])
 
 
 def callable_scorer(score: ScoreFunction) -> CheckpointScorer:
@@ -174,7 +178,8 @@ def _command_scorer(command: str, recipe: Recipe, options: Options) -> Checkpoin
     where, folder = "repair.command", recipe.folder
 
     def program() -> list[str]:
-        return [digest[:16] for digest in named_files(command, folder, where)]
+        named = enumerate(named_files(command, folder, where))
+        return list(Inputs({f"{place:04}": file for place, file in named}).digests().values())
 
     check_program(command, folder, where)
     name = " ".join([f"command {command} in {folder}", *program()])
@@ -270,9 +275,9 @@ def _suite_scorer(
     options: Options,
     experts: Sequence[str],
 ) -> CheckpointScorer:
+    from sigmerge.evaluation.answers import settings_key
     from sigmerge.evaluation.run import evaluate as evaluate_folder
     from sigmerge.evaluation.run import prepared
-    from sigmerge.evaluation.store import settings_key
 
     suite, how = suite_and_how(evaluate, folder, options)
     items: set[str] = set()

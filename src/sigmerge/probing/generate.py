@@ -18,8 +18,6 @@ from sigmerge.probing.loading import load_pretrained, loading, put_adapter
 from sigmerge.probing.memory import free_now, in_halves
 
 _T = TypeVar("_T")
-SAMPLER = 2
-"""Another number where the same seed draws other samples; results name it."""
 LEAST_NOISE = 2.0**-25
 """Half the step of an exponential draw in float32, which may be 0: its logarithm must be finite."""
 LONGEST = 2048
@@ -78,6 +76,21 @@ def require_backend(backend: str) -> None:
         require("Evaluating a checkpoint", "eval", "torch", "transformers")
 
 
+ANSWERING = {
+    "hf": ("torch", "transformers", "tokenizers", "peft"),
+    "vllm": ("torch", "transformers", "tokenizers", "vllm"),
+}
+"""The libraries that decide what a backend's model answers."""
+
+
+def resolved(backend: str, dtype: str) -> dict[str, str]:
+    """Where a model answers, and in which type: of `auto`, what it means on this machine."""
+    device = "cuda" if backend == "vllm" else model_device()
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "stored"
+    return {"device": device, "dtype": dtype}
+
+
 def model_device() -> str:
     """Where transformers' models answer: on a GPU if there is one."""
     import torch
@@ -118,7 +131,7 @@ class HfModel:
 
         self.torch, self.name = torch, str(folder)
         device = model_device()
-        if dtype == "auto" and device == "cpu":
+        if resolved("hf", dtype)["dtype"] == "float32":
             dtype = "float32"
         with loading(folder, "evaluation"):
             how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust}

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from math import comb
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,13 +23,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from sigmerge.errors import MissingExtra, ScoreError, SigmergeError
+from sigmerge.evaluation.answers import Scored
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
 from sigmerge.evaluation.costs import ItemCost
 from sigmerge.evaluation.how import How
+from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.evaluation.sources import Data, Item
-from sigmerge.evaluation.store import Scored
 from sigmerge.files.documents import parse_json
-from sigmerge.probing.generate import SAMPLER, LoadedModel, Sampling, Usage
+from sigmerge.probing.generate import LoadedModel, Sampling, Usage
 from sigmerge.sandbox import plain
 from sigmerge.sandbox.run import Limits, best_mode, execute, require_permission
 
@@ -86,9 +86,8 @@ class Code(Benchmark):
         require_permission(how.allow_code)
         self.check(name, items)
 
-    def key(self, name: str, asked: Asked) -> dict[str, Any]:
-        judge = {"sandbox": best_mode(), "evalplus": _version("evalplus")}
-        return judge | ({"drawn": SAMPLER} if self.temperature else {})
+    def scored_by(self, name: str, suite_folder: Path, how: How) -> ScoredBy:
+        return ScoredBy({"sandbox": best_mode()}, libraries=("evalplus",))
 
     def cost(self, item: Item) -> ItemCost:
         length = self.max_length * 3 // 4
@@ -97,13 +96,6 @@ class Code(Benchmark):
 
     def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
         return CodeScorer(name, self, asked.model)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 _PLAIN = (

@@ -12,10 +12,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator
 
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.answers import Scored
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
 from sigmerge.evaluation.command_line import named_files, run_command
+from sigmerge.evaluation.how import How
+from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import Scored
 from sigmerge.files.documents import parse_json
 from sigmerge.files.scratch import scratch
 from sigmerge.probing.generate import Usage
@@ -28,6 +30,7 @@ class Command(Benchmark):
     """
 
     in_memory: ClassVar[bool] = False
+    answers: ClassVar[bool] = False
 
     harness: Literal["command"]
     command: str
@@ -39,13 +42,13 @@ class Command(Benchmark):
             raise ValueError("is empty; give the program and its arguments")
         return value
 
-    def key(self, name: str, asked: Asked) -> dict[str, Any]:
-        folder = asked.suite_folder
-        program = named_files(self.command, folder, f"{name}.command")
-        return {"folder": str(folder), "program": program}
+    def scored_by(self, name: str, suite_folder: Path, how: How) -> ScoredBy:
+        files = named_files(self.command, suite_folder, f"{name}.command")
+        program = {f"program/{place}": file for place, file in enumerate(files)}
+        return ScoredBy({"folder": str(suite_folder)}, program)
 
     def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
-        return CommandScorer(name, self, asked.checkpoint, asked.suite_folder)
+        return CommandScorer(name, self, asked.shown, asked.suite_folder)
 
 
 @dataclass(frozen=True)

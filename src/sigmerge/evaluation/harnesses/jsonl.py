@@ -11,11 +11,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.answers import Scored
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer, Metric
 from sigmerge.evaluation.costs import ItemCost, tokens
 from sigmerge.evaluation.prompts import check_template, prompt_columns, prompt_of
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import Scored
 from sigmerge.probing.generate import LoadedModel, Sampling, Usage
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")

@@ -16,11 +16,11 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.answers import Scored
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
 from sigmerge.evaluation.costs import ItemCost, tokens
 from sigmerge.evaluation.prompts import check_template, prompt_columns, prompt_of
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import Scored
 from sigmerge.probing.generate import LoadedModel, Usage
 from sigmerge.probing.reading import ReadText, read_texts
 

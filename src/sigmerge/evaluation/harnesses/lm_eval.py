@@ -25,11 +25,12 @@ import yaml
 from pydantic import Field
 
 from sigmerge.errors import MissingExtra, ScoreError
+from sigmerge.evaluation.answers import MetricValue, Scored
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
 from sigmerge.evaluation.costs import ItemCost, tokens
+from sigmerge.evaluation.how import How
+from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.evaluation.sources import Data, Item, NoSource
-from sigmerge.evaluation.store import MetricValue, Scored
-from sigmerge.files.digests import file_digests
 from sigmerge.probing.generate import HfModel, LoadedModel, Usage, VllmModel, vllm_usage
 from sigmerge.words import did_you_mean
 
@@ -67,12 +68,13 @@ class LmEval(Benchmark):
             return super().rows(name, part, data, suite_folder)
         return task_records(name, self, part, self.tasks_folder(suite_folder), data.hub)
 
-    def key(self, name: str, asked: Asked) -> dict[str, Any]:
-        folder = self.tasks_folder(asked.suite_folder)
-        if folder is None:
-            return {"lm_eval": harness_version()}
-        files = [*folder.rglob("*.yaml"), *folder.rglob("*.py")]
-        return {"lm_eval": harness_version(), "tasks": sorted(file_digests(files).values())}
+    def scored_by(self, name: str, suite_folder: Path, how: How) -> ScoredBy:
+        harness_version()
+        files = {}
+        if folder := self.tasks_folder(suite_folder):
+            found = [*folder.rglob("*.yaml"), *folder.rglob("*.py")]
+            files = {f"tasks/{file.relative_to(folder).as_posix()}": file for file in found}
+        return ScoredBy({}, files, ("lm-eval", "langdetect", "nltk", "sympy"))
 
     def cost(self, item: Item) -> ItemCost:
         text = tokens(item.record)

@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.answers import Scored
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer, Metric
 from sigmerge.evaluation.costs import ItemCost
 from sigmerge.evaluation.sources import Data, Item
-from sigmerge.evaluation.store import Scored
 from sigmerge.nano.facts import LONGEST_ANSWER
 from sigmerge.nano.files import NANO_SPLITS, POOL, load_items
 from sigmerge.probing.generate import HfModel, LoadedModel, Usage

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from pydantic import Field
 
+from sigmerge.checkpoints.declared import checkpoint_files
+from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.answers import UNPARSED, MetricValue, Scored
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
 from sigmerge.evaluation.costs import ItemCost, tokens
 from sigmerge.evaluation.how import How
+from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.evaluation.sources import Item
-from sigmerge.evaluation.store import UNPARSED, MetricValue, Scored, checkpoint_key
 from sigmerge.files.documents import read_bytes
-from sigmerge.probing.generate import SAMPLER, LoadedModel, Sampling, Usage, load_model
+from sigmerge.probing.generate import LoadedModel, Sampling, Usage, load_model
 
 NO_JUDGE = (
     "no judge reads its answers; name a WildGuard checkpoint's folder as judge (--judge), or "
@@ -54,24 +56,23 @@ class Safety(Benchmark):
         return [*asked, "type"] if self.measure == "refusal_match" else asked
 
     def check_settings(self, how: How) -> None:
-        if how.judge is not None:
-            judge_key(how.judge)
+        judge_checkpoint(how.judge)
 
     def unscored(self, how: How) -> str | None:
         return NO_JUDGE if how.judge is None else None
 
-    def key(self, name: str, asked: Asked) -> dict[str, Any]:
-        judge = asked.once("judge_key", lambda: judge_key(str(asked.how.judge)))
-        return {"judge": judge} | ({"drawn": SAMPLER} if self.temperature else {})
+    def scored_by(self, name: str, suite_folder: Path, how: How) -> ScoredBy:
+        judge = judge_checkpoint(how.judge)
+        if judge is None:
+            return ScoredBy({"judge": how.judge})
+        files = {f"judge/{role}": file for role, file in checkpoint_files(judge).items()}
+        return ScoredBy({"judge": "wildguard"}, files)
 
     def cost(self, item: Item) -> ItemCost:
         return ItemCost(tokens(item.record), longest=self.max_new_tokens)
 
     def scorer(self, name: str, asked: Asked, items: Sequence[Item], folder: Path) -> HarnessScorer:
-        how = asked.how
-        judge = asked.once(
-            "judge", lambda: load_judge(str(how.judge), how.backend, asked.gpu_share)
-        )
+        judge = asked.once("judge", lambda: load_judge(asked))
         return SafetyScorer(name, self, asked.model, judge)
 
 
@@ -177,21 +178,25 @@ def judge_prompt(folder: Path) -> str:
     return text
 
 
-def load_judge(name: str, backend: str, share: float = 0.45) -> Judge:
-    """`keyword`, or the folder of a WildGuard checkpoint."""
-    return KeywordJudge() if name == "keyword" else WildGuardJudge(Path(name), backend, share)
+def load_judge(asked: Asked) -> Judge:
+    """The judge of an evaluation, which has one."""
+    checkpoint = judge_checkpoint(asked.how.judge)
+    if checkpoint is None:
+        return KeywordJudge()
+    return WildGuardJudge(asked.show(checkpoint), asked.how.backend, asked.gpu_share)
 
 
-def judge_key(name: str) -> str:
-    """A judge by content: the fallback's patterns, or a checkpoint with its prompt."""
-    if name == "keyword":
-        return f"keyword {hashlib.sha256(REFUSALS.pattern.encode()).hexdigest()[:16]}"
-    if not Path(name).is_dir():
+def judge_checkpoint(name: str | None) -> Checkpoint | None:
+    """A WildGuard checkpoint with its prompt; None where there is no judge, or it is `keyword`."""
+    if name in (None, "keyword"):
+        return None
+    folder = Path(name)
+    if not folder.is_dir():
         raise ScoreError(
             f"--judge: {name!r} is neither keyword nor a WildGuard checkpoint's folder."
         )
-    judge_prompt(Path(name))
-    return checkpoint_key(Path(name))
+    judge_prompt(folder)
+    return open_checkpoint(folder)
 
 
 @dataclass(frozen=True)
