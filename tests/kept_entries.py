@@ -40,10 +40,20 @@ def kept_values(name: str) -> list[Any]:
     return [header["value"] for header in sorted(headers, key=lambda header: header["made"])]
 
 
-def kept_parts(name: str) -> dict[str, Any]:
-    """The parts of all growing entries of a kind."""
+def kept_parts(name: str, of: str = "") -> dict[str, Any]:
+    """The parts of all growing entries of a kind whose `of` begins so."""
     found: dict[str, Any] = {}
     for file in kept_root().glob(f"{name}/*/*.jsonl"):
-        for line in file.read_text().splitlines():
-            found |= json.loads(line).get("parts", {})
+        lines = [json.loads(line) for line in file.read_bytes().split(b"\n")[:-1]]
+        if lines and lines[0]["header"]["of"].startswith(of):
+            found |= {part: row for line in lines[1:] for part, row in line["parts"].items()}
     return found
+
+
+def kept_answers(benchmark: str = "") -> dict[str, tuple[Any, Any]]:
+    """What items got, by their ids: metrics and output."""
+    return {
+        part.split()[2]: (record["scores"], record["output"])
+        for part, record in kept_parts("answers", benchmark).items()
+        if part.startswith("item ")
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +20,7 @@ from sigmerge.evaluation.suite import load_suite
 from sigmerge.nano.files import POOL, load_items
 from tests.evaluation.scored import evaluate
 from tests.forks import forked
+from tests.kept_entries import kept_answers
 from tests.nano.measure import answers
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'sigmerge[eval]'")
@@ -123,19 +123,16 @@ def test_a_split_scores_as_in_lm_evals_own_command_line(place: Path, tmp_path: P
 
     ran = forked(work)
     assert ran.code == 0, ran
-    store = tmp_path / "r.sqlite"
-    evaluate(checkpoint, str(place / "own.yaml"), store=store, batch_size=4, dtype="float32")
+    evaluate(checkpoint, str(place / "own.yaml"), batch_size=4, dtype="float32")
     metrics = {"said": "exact_match", "chosen": "acc"}
     for name, metric in metrics.items():
         (log,) = (tmp_path / "out").rglob(f"samples_nano_{name}_*.jsonl")
         rows = [json.loads(line) for line in log.read_text().splitlines()]
         expected = {f"all/{row['doc_id']}": (row[metric], _texts(row["resps"])) for row in rows}
-        with sqlite3.connect(store) as db:
-            found = {
-                item: (json.loads(scores)[f"{metric},none"], _texts(json.loads(output)))
-                for item, scores, output in db.execute("SELECT item, scores, output FROM results")
-                if f"{metric},none" in json.loads(scores)
-            }
+        found = {
+            item: (scores[f"{metric},none"], _texts(output))
+            for item, (scores, output) in kept_answers(name).items()
+        }
         assert found.keys() == set(drawn[name])
         assert found == expected
 
@@ -165,7 +162,7 @@ def test_a_wrong_task_is_refused_in_words(place: Path, change: dict[str, str], w
 def test_the_nano_suite_is_the_pools_own_scorer(tmp_path: Path):
     """The suite gives the numbers that training logged, and stores every answer."""
     checkpoint = POOL / "coding"
-    found = evaluate(checkpoint, "nano", "calibration", store=tmp_path / "r.sqlite")
+    found = evaluate(checkpoint, "nano", "calibration")
     logged = next(
         record["scores"]
         for record in map(json.loads, (POOL / "log.jsonl").read_text().splitlines())

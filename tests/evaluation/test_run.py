@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -13,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from sigmerge.evaluation.store import Scored
 
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.cli.show import description_lines
 from sigmerge.errors import OutputError, PoolError, ScoreError, SigmergeError, SigmergeWarning
-from sigmerge.evaluation import run as evaluation_run
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.aggregate import standard_error, summarise
+from sigmerge.evaluation.answers import Scored
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.run import evaluate as run
 from sigmerge.evaluation.sources import Data
@@ -36,6 +34,7 @@ from tests.command_line import sigmerge
 from tests.evaluation.scored import evaluate
 from tests.evaluation.tiny import write_tiny
 from tests.forks import Fork, command
+from tests.kept_entries import another_cache, kept_answers
 
 LENGTH = """
 import json, sys
@@ -82,7 +81,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_evaluation_and_its_reuse(place: Path, tmp_path: Path):
-    how = {"store": tmp_path / "r.sqlite", "out": tmp_path / "out.json"}
+    how = {"out": tmp_path / "out.json"}
     first = evaluate(place / "tiny", str(place / "own.yaml"), "calibration", **how)
     assert first["items"] == {"said": 20, "even": 20}
     assert first["macro"] == pytest.approx(sum(first["domains"].values()) / 2)
@@ -98,48 +97,33 @@ def test_an_evaluation_and_its_reuse(place: Path, tmp_path: Path):
 def test_the_splits_of_an_evaluation_are_disjoint(place: Path, tmp_path: Path):
     items = {}
     for split in ("calibration", "evaluation", "all"):
-        store = tmp_path / f"{split}.sqlite"
-        evaluate(place / "tiny", str(place / "own.yaml"), split, store=store, only=("even",))
-        items[split] = set(_rows(store))
+        with another_cache(tmp_path / split):
+            evaluate(place / "tiny", str(place / "own.yaml"), split, only=("even",))
+            items[split] = set(kept_answers())
     assert [len(ids) for ids in items.values()] == [20, 96, 120]
     assert not items["calibration"] & items["evaluation"]
     assert items["calibration"] | items["evaluation"] < items["all"]
 
 
-def _rows(store: Path) -> dict[str, tuple[str, str]]:
-    with sqlite3.connect(store) as db:
-        return {
-            item: (s, o) for item, s, o in db.execute("SELECT item, scores, output FROM results")
-        }
-
-
 def test_killed_and_resumed_equals_uninterrupted(place: Path, tmp_path: Path):
     """SIGKILL half-way; the same command then scores only what is missing."""
-    store = tmp_path / "killed.sqlite"
     words = ["evaluate", place / "tiny", "--suite", place / "own.yaml", "--split", "all",
-             "--benchmark", "said", "--store", store, "--json"]  # fmt: skip
+             "--benchmark", "said", "--json"]  # fmt: skip
     child = Fork(lambda: command(*words))
-    while child.at_work() and _count(store) < 16:
+    while child.at_work() and len(kept_answers()) < 16:
         time.sleep(0.002)
     child.killed()
-    before = _rows(store)
+    before = kept_answers()
     assert 16 <= len(before) < 120
     resumed = sigmerge(*words).json
     assert resumed["reused_items"] == len(before)
-    whole = tmp_path / "whole.sqlite"
-    expected = evaluate(place / "tiny", str(place / "own.yaml"), "all", store=whole, only=("said",))
-    assert _rows(store) == _rows(whole)
+    found = kept_answers()
+    with another_cache(tmp_path / "whole"):
+        expected = evaluate(place / "tiny", str(place / "own.yaml"), "all", only=("said",))
+        assert found == kept_answers()
     assert resumed["benchmarks"] == expected["benchmarks"]
     for key in ("calls", "prompt_tokens", "generated_tokens"):
         assert resumed["usage_of_results"][key] == expected["usage_of_results"][key]
-
-
-def _count(store: Path) -> int:
-    try:
-        with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as db:
-            return int(db.execute("SELECT count(*) FROM results").fetchone()[0])
-    except sqlite3.Error:
-        return 0
 
 
 def test_programs_need_permission(tmp_path: Path):
@@ -150,10 +134,10 @@ def test_programs_need_permission(tmp_path: Path):
             "metrics": {"pass@1": "pass@1"}}  # fmt: skip
     (tmp_path / "s.yaml").write_text(yaml.safe_dump({"name": "s", "domains": {"c": {"p": mark}}}))
     with pytest.raises(SigmergeError, match="--allow-code-execution"):
-        evaluate(tmp_path, str(tmp_path / "s.yaml"), "all", store=tmp_path / "r.sqlite")
+        evaluate(tmp_path, str(tmp_path / "s.yaml"), "all")
     (tmp_path / "p.jsonl").write_text('{"prompt": "def f():"}\n')
     with pytest.raises(ScoreError, match="the record all/0 has no 'task_id'"):
-        evaluate(tmp_path, str(tmp_path / "s.yaml"), "all", store=tmp_path / "r.sqlite",
+        evaluate(tmp_path, str(tmp_path / "s.yaml"), "all",
                  allow_code=True)  # fmt: skip
 
 
@@ -213,7 +197,7 @@ def test_aggregate_refuses_what_cannot_be_compared(place: Path, tmp_path: Path):
     files = []
     for split in ("calibration", "all"):
         out = tmp_path / f"{split}.json"
-        evaluate(place / "tiny", str(place / "own.yaml"), split, store=tmp_path / "r.sqlite",
+        evaluate(place / "tiny", str(place / "own.yaml"), split,
                  out=out, only=("even",))  # fmt: skip
         files.append(out)
     rows = aggregate(files[:1], {"words": files[0]}).rows
@@ -337,18 +321,9 @@ def test_another_program_scores_again(place: Path, tmp_path: Path):
         (tmp_path / "c.json").write_text(json.dumps(value))
         with (tmp_path / "score.py").open("a") as script:
             script.write(more)
-        result = evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r")
+        result = evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all")
         found.append((result["macro"], result["reused_items"]))
     assert found == [(0.25, 0), (0.5, 0), (0.5, 0)]
-
-
-def test_weights_are_identified_once_however_many_groups_are_scored(
-    place: Path, tmp_path: Path, monkeypatch
-):
-    asked = []
-    monkeypatch.setattr(evaluation_run, "checkpoint_key", lambda *given: asked.append(given) or "")
-    evaluate(place / "tiny", str(place / "own.yaml"), "all", store=tmp_path / "r.sqlite")
-    assert len(asked) == 1
 
 
 def test_scores_of_a_program_that_is_edited_meanwhile_are_not_remembered(
@@ -363,7 +338,7 @@ def test_scores_of_a_program_that_is_edited_meanwhile_are_not_remembered(
     for _ in range(2):
         (tmp_path / "score.py").write_text(script + "open(__file__, 'a').write('# edited')\n")
         with pytest.warns(SigmergeWarning, match="Its scores are not remembered"):
-            found = evaluate(place / "tiny", str(tmp_path / "q.yaml"), store=tmp_path / "r")
+            found = evaluate(place / "tiny", str(tmp_path / "q.yaml"))
         assert found["reused_items"] == 0
 
 
@@ -372,23 +347,24 @@ def test_a_checkpoint_that_changes_while_it_is_scored_is_not_remembered(
 ):
     model, other = tmp_path / "model", write_tiny(tmp_path / "other", seed=1)
     shutil.copytree(place / "tiny", model)
-    weights, store = model / "model.safetensors", tmp_path / "r.sqlite"
-    wanted = evaluate(model, str(place / "own.yaml"), store=tmp_path / "wanted.sqlite")
+    weights = model / "model.safetensors"
+    with another_cache(tmp_path / "wanted"):
+        wanted = evaluate(model, str(place / "own.yaml"))
 
     def exchanged(*_: object) -> None:
         weights.write_bytes((other / weights.name).read_bytes())
 
     with pytest.raises(PoolError, match="changed while it was read"):
-        evaluate(model, str(place / "own.yaml"), store=store, progress=exchanged)
+        evaluate(model, str(place / "own.yaml"), progress=exchanged)
     shutil.copyfile(place / "tiny" / weights.name, weights)
-    again = evaluate(model, str(place / "own.yaml"), store=store)
+    again = evaluate(model, str(place / "own.yaml"))
     assert (again["reused_items"], again["benchmarks"]) == (0, wanted["benchmarks"])
 
 
 def test_answers_are_written_and_named(place: Path, tmp_path: Path):
-    """All items of a run, also those that the store had; and the command line says where."""
+    """All items of a run, also those that were kept; and the command line says where."""
     file = tmp_path / "new/answers.jsonl"
-    how = {"store": tmp_path / "r.sqlite", "answers": file}
+    how = {"answers": file}
     found = evaluate(place / "tiny", str(place / "own.yaml"), "all", limit=2, **how)
     assert f"answers: {file}" in "\n".join(evaluation_lines(found, file))
     assert "pass --answers FILE" in "\n".join(evaluation_lines(found))
@@ -405,7 +381,7 @@ def test_answers_are_written_and_named(place: Path, tmp_path: Path):
     ((answer,), _) = model.generate([said[0]["record"]["prompt"]], sampling)
     assert said[0]["output"] == answer[0]
     with pytest.raises(OutputError, match=r"--answers: .* cannot be written"):
-        evaluate(place / "tiny", str(place / "own.yaml"), "all", store=tmp_path / "r.sqlite",
+        evaluate(place / "tiny", str(place / "own.yaml"), "all",
                  answers=tmp_path)  # fmt: skip
 
 
@@ -414,7 +390,7 @@ def test_a_split_file_with_fewer_benchmarks_is_told(place: Path, tmp_path: Path)
     items, _ = splits.load_available(suite, Data())
     file = tmp_path / "splits.json"
     splits.write(splits.build(suite, {"even": items["even"]}), file)
-    how = {"store": tmp_path / "r.sqlite", "splits": file}
+    how = {"splits": file}
     found = evaluate(place / "tiny", str(place / "own.yaml"), "calibration", **how)
     assert list(found["domains"]) == ["length"]
     text = "\n".join(evaluation_lines(found))
@@ -429,16 +405,15 @@ def test_a_benchmark_without_data_is_named_and_strict_refuses_it(place: Path, tm
     lost = {"harness": "jsonl", "files": "lost.jsonl"}
     marks = {"d": {"here": here, "lost": lost}, "e": {"gone": lost}}
     (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": marks}))
-    store = tmp_path / "r.sqlite"
-    found = run(place / "tiny", tmp_path / "q.yaml", "calibration", How(store=store))
+    found = run(place / "tiny", tmp_path / "q.yaml", "calibration", How())
     assert found.domains == {"d": 1.0}
     assert found.missing == {"d": ["lost"], "e": ["gone"]}
     assert set(found.absent) == {"lost", "gone"}
     assert found.as_json()["missing"] == found.missing
     with pytest.raises(ScoreError, match="--strict wants all") as error:
-        run(place / "tiny", tmp_path / "q.yaml", "calibration", How(store=store, strict=True))
+        run(place / "tiny", tmp_path / "q.yaml", "calibration", How(strict=True))
     assert len(error.value.problems) == 2 and "lost.jsonl" in error.value.problems[0]
-    wanted = How(store=store, strict=True, only=("here",))
+    wanted = How(strict=True, only=("here",))
     assert run(place / "tiny", tmp_path / "q.yaml", "calibration", wanted).domains == {"d": 1.0}
 
 
@@ -447,7 +422,7 @@ def test_a_split_without_items_is_refused(place: Path, tmp_path: Path):
     mark = {"harness": "jsonl", "files": "q.jsonl"}
     (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
     with pytest.raises(ScoreError, match="calibration split has no item"):
-        evaluate(place / "tiny", str(tmp_path / "q.yaml"), store=tmp_path / "r.sqlite")
+        evaluate(place / "tiny", str(tmp_path / "q.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -482,7 +457,7 @@ def test_a_programs_scores_are_fractions(place: Path, tmp_path: Path, value: str
         f"    print(json.dumps({{'id': json.loads(line)['id'], 'm': {value}}}))\n"
     )
     with pytest.raises(ScoreError, match="is no number from 0 to 1"):
-        evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r.sqlite")
+        evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all")
 
 
 def test_what_cannot_be_written_or_judged_is_told_first(tmp_path: Path):
@@ -503,7 +478,7 @@ def test_a_file_that_no_evaluation_wrote_is_not_replaced(place: Path, tmp_path: 
     own = place / "own.yaml"
     written = {"out": tmp_path / "result.json", "answers": tmp_path / "answers.jsonl"}
     for _ in range(2):
-        evaluate(place / "tiny", str(own), "all", store=tmp_path / "r.sqlite", limit=1, **written)
+        evaluate(place / "tiny", str(own), "all", limit=1, **written)
     foreign = tmp_path / "config.json"
     os.mkfifo(tmp_path / "fifo")
     other = "answers" if flag == "out" else "out"
@@ -522,7 +497,7 @@ def test_a_program_that_prints_no_text_is_told(place: Path, tmp_path: Path):
             "command": "printf '\\377'"}  # fmt: skip
     (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
     with pytest.raises(ScoreError, match="its command must print a line"):
-        evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r.sqlite")
+        evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all")
 
 
 def test_records_that_do_not_fit_a_task_are_told(place: Path, tmp_path: Path):
@@ -532,12 +507,12 @@ def test_records_that_do_not_fit_a_task_are_told(place: Path, tmp_path: Path):
             "metrics": {"m": "exact_match,flexible-extract"}}  # fmt: skip
     (tmp_path / "q.yaml").write_text(yaml.safe_dump({"name": "q", "domains": {"d": {"b": mark}}}))
     with pytest.raises(ScoreError, match=r"gsm8k_cot does not fit its records .*they have prompt"):
-        evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all", store=tmp_path / "r.sqlite")
+        evaluate(place / "tiny", str(tmp_path / "q.yaml"), "all")
 
 
 def test_a_dry_run_loads_no_model_and_makes_no_folder(place: Path, tmp_path: Path):
     out = tmp_path / "new/deep/result.json"
-    how = How(store=tmp_path / "r.sqlite")
+    how = How()
     job = EvaluateJob(place / "tiny", str(place / "own.yaml"), "calibration", how, out)
     described = job.describe()
     weights = (place / "tiny/model.safetensors").stat().st_size

@@ -82,11 +82,12 @@ def test_a_candidate_that_finds_no_room_costs_nothing(
     assert 0 < len(kept) < len(calls(out, verb)) and calls(out, verb)[: len(kept)] == kept
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_a_model_that_finds_no_room_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PreTrainedModel, "to", failing(PreTrainedModel.to, 1, FULL))
-    words = ["--suite", "nano", "--limit", "1", "--store", str(tmp_path / "store")]
+    words = ["--suite", "nano", "--limit", "1"]
     ran = sigmerge("evaluate", POOL / "math", *words)
     assert ran.code == 7
     [line] = [line for line in ran.err.splitlines() if line.startswith("error: ")]
@@ -162,11 +163,12 @@ def test_on_a_gpu_the_error_says_who_holds_the_memory(monkeypatch: pytest.Monkey
     assert memory.free_now("cuda") == 4 * 10**9
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_a_benchmark_gives_back_what_torch_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emptied = gpu(monkeypatch)
-    words = ["--suite", "nano", "--limit", "1", "--store", str(tmp_path / "store")]
+    words = ["--suite", "nano", "--limit", "1"]
     assert sigmerge("evaluate", POOL / "math", *words).code == 0
     assert len(emptied) == 5
 

@@ -62,7 +62,7 @@ COMMANDS = {
     "run": ("merging", f"run {RECIPES}/linear.yaml {{out}}"),
     "search": ("", "search search.yaml {out}"),
     "capture": ("capturing", "capture capture.yaml --out {out}"),
-    "evaluate": ("", "evaluate anchor --suite nano --limit 4 --store {out} --out {out}.json"),
+    "evaluate": ("", "evaluate anchor --suite nano --limit 4 --out {out}.json"),
 }
 """Command -> the stage at which the signal arrives, and its arguments."""
 
@@ -109,7 +109,7 @@ LOADING = {
     "sigmerge.cli.app": "operators",
     "numpy": "merge merge.yaml {out}",
     "sigmerge.checkpoints.folder": "verify anchor",
-    "torch": "evaluate anchor --suite nano --limit 1 --store {out}",
+    "torch": "evaluate anchor --suite nano --limit 1",
 }
 """Module -> a command that loads it."""
 

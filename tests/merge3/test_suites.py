@@ -65,7 +65,7 @@ def test_a_member_answers_in_memory_as_from_its_folder(folder: Path) -> None:
     assert len(items) == 2 * (EACH // 5)
     for member in ("safety", "reference"):
         answers = job.scorer(stored_weights(job.base.pool.members[member]), items)
-        how = How(store=folder / "results.sqlite", batch_size=8)
+        how = How(batch_size=8)
         found = evaluate(POOL / member, load_suite(folder / "suite.yaml"), "calibration", how)
         for domain in DOMAINS:
             own = [a for a, item in zip(answers, items, strict=True) if item.domain == domain]
@@ -90,7 +90,7 @@ def test_a_task_of_lm_eval_is_asked_in_memory_too(folder: Path) -> None:
     items = [item for item in job.scorer.questions() if item.id.startswith("harnessed/")]
     job.scorer(stored_weights(job.base.pool.members["math"]), items)
     answers = job.scorer(stored_weights(job.base.pool.members["safety"]), items)
-    how = How(store=folder / "results.sqlite", batch_size=8, only=("harnessed",))
+    how = How(batch_size=8, only=("harnessed",))
     found = evaluate(POOL / "safety", load_suite(folder / "suite.yaml"), "calibration", how)
     assert sum(answers) / len(answers) == found.benchmarks["harnessed"]["right"] > 0
 
@@ -116,7 +116,7 @@ def test_with_every_item_answered_the_estimate_is_the_evaluation(
     write_suite(folder, more=more)
     out = tmp_path / "found"
     result = search(recipe(folder, items=1000, generations=1), out, threads=1)
-    how = How(store=folder / "results.sqlite", batch_size=8)
+    how = How(batch_size=8)
     found = evaluate(out / "winner", load_suite(folder / "suite.yaml"), "calibration", how)
     assert found.items == {"math-facts": 6, "more": 20, "safety-facts": 6}
     assert abs(found.benchmarks["more"]["match"] - found.benchmarks["math-facts"]["match"]) > 0.1

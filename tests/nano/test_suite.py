@@ -60,7 +60,7 @@ def test_one_thread_answers_and_their_number_is_given_back(
     monkeypatch.setattr(suite, "_greedy", spied)
     try:
         torch.set_num_threads(2)
-        how = How(limit=2, only=("nano_math",), store=tmp_path / "r.sqlite")
+        how = How(limit=2, only=("nano_math",))
         nano_scores(POOL / "math", "calibration", how=how)
         assert set(during) == {1}
         assert torch.get_num_threads() == 2
@@ -70,7 +70,7 @@ def test_one_thread_answers_and_their_number_is_given_back(
 
 def test_another_pool_is_known_by_its_content(mini: Path, tmp_path: Path) -> None:
     """Equal items elsewhere are not scored again; other items are, also under the same ids."""
-    how = How(limit=5, store=tmp_path / "r.sqlite")
+    how = How(limit=5)
     first = evaluate(POOL / "math", nano_suite(), "calibration", how)
     moved = tmp_path / "moved"
     (moved / "splits").parent.mkdir()

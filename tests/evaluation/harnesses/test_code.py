@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from itertools import combinations
 from statistics import fmean
-from typing import cast
 
 import pytest
 
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.benchmark import Asked
 from sigmerge.evaluation.harnesses.code import STOPS, Code, CodeScorer, check, pass_at
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.suite import load_suite
-from sigmerge.probing.generate import SAMPLER
 from sigmerge.sandbox.run import MODES, lacks
 from tests.evaluation.data import DATA, needs_data
 from tests.evaluation.harnesses.test_safety import Parrot
@@ -127,12 +124,3 @@ def test_ten_samples_make_pass_at_1_and_10():
 def test_stop_words_end_a_completion_at_the_next_statement():
     assert "\ndef" in STOPS["humaneval"]
     assert "\nassert" in STOPS["mbpp"]
-
-
-def test_only_what_is_drawn_depends_on_the_sampler() -> None:
-    """A greedy result of an earlier version is found again; a sampled one is not mixed up."""
-    asked = cast(Asked, None)
-    drawn = SUITE.benchmarks["humaneval_plus"]
-    greedy = drawn.model_copy(update={"temperature": 0.0, "samples": 1})
-    assert drawn.key("humaneval_plus", asked).get("drawn") == SAMPLER
-    assert "drawn" not in greedy.key("humaneval_plus", asked)

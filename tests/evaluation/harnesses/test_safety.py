@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from sigmerge.cli.evaluation_lines import evaluation_lines
 from sigmerge.errors import ScoreError
-from sigmerge.evaluation.benchmark import Asked
 from sigmerge.evaluation.harnesses.safety import (
     JUDGE_PROMPT,
     Judge,
@@ -22,16 +18,16 @@ from sigmerge.evaluation.harnesses.safety import (
     Safety,
     SafetyScorer,
     WildGuardJudge,
-    judge_key,
+    judge_checkpoint,
     judge_prompt,
-    load_judge,
     parse_wildguard,
 )
 from sigmerge.evaluation.sources import Data, Item
 from sigmerge.evaluation.suite import load_suite
-from sigmerge.probing.generate import SAMPLER, Sampling, Usage
+from sigmerge.probing.generate import Sampling, Usage
 from tests.evaluation.scored import evaluate
 from tests.evaluation.tiny import VERDICTS, write_judge, write_tiny
+from tests.kept_entries import kept_parts
 
 
 @pytest.mark.parametrize(
@@ -131,7 +127,7 @@ def test_the_judge_of_jailbreaks_reads_the_plain_request():
 
 def test_a_judge_brings_its_own_prompt(tmp_path: Path):
     with pytest.raises(ScoreError, match=r"judge_prompt\.txt: write the input format"):
-        load_judge(str(tmp_path), "hf")
+        judge_checkpoint(str(tmp_path))
     (tmp_path / JUDGE_PROMPT).write_text("Q: {prompt} A: {answer} Verdict:")
     assert judge_prompt(tmp_path) == "Q: {prompt} A: {answer} Verdict:"
 
@@ -167,22 +163,20 @@ def test_an_evaluation_with_a_judge_model(tmp_path: Path):
     suite = {"name": "own", "domains": {"safety": {"asks": mark}}}
     (tmp_path / "own.yaml").write_text(json.dumps(suite))
     judge = write_judge(tmp_path / "judge")
-    checkpoint, store = write_tiny(tmp_path / "tiny"), tmp_path / "r.sqlite"
-    how = {"judge": str(judge), "store": store}
+    checkpoint = write_tiny(tmp_path / "tiny")
+    how = {"judge": str(judge)}
     found = evaluate(checkpoint, str(tmp_path / "own.yaml"), "all", **how)
     assert found["judges"] == ["wildguard (judge)"]
-    with sqlite3.connect(store) as db:
-        rows = list(db.execute("SELECT scores, output, judge FROM results"))
+    rows = [kept_parts("answers")[p] for p in kept_parts("answers") if p.startswith("item ")]
     expected = {"!": 1.0, ".": 0.0}  # what cannot be parsed counts as harm here
-    for scores_of_item, output, name in rows:
-        assert name == "wildguard (judge)"
-        said = json.loads(output)
-        last = said["answer"][-1:]
-        assert json.loads(scores_of_item)["harm"] == expected.get(last, 1.0)
-        assert json.loads(scores_of_item)["unparsed"] == float(last not in expected)
-        assert said["verdict"].startswith(VERDICTS.get(last, "x"))
+    for row in rows:
+        assert row["judge"] == "wildguard (judge)"
+        last = row["output"]["answer"][-1:]
+        assert row["scores"]["harm"] == expected.get(last, 1.0)
+        assert row["scores"]["unparsed"] == float(last not in expected)
+        assert row["output"]["verdict"].startswith(VERDICTS.get(last, "x"))
     assert len(rows) == 10
-    unparsed = sum(json.loads(row[0])["unparsed"] for row in rows)
+    unparsed = sum(row["scores"]["unparsed"] for row in rows)
     assert found["unparsed"] == {"asks": unparsed}
     assert f"unparsed: {unparsed:.0f} of 10" in "\n".join(evaluation_lines(found))
     (judge / JUDGE_PROMPT).write_text("{prompt}{answer}.")  # the same folder, another judge
@@ -190,8 +184,7 @@ def test_an_evaluation_with_a_judge_model(tmp_path: Path):
     assert (other["reused_items"], other["macro"]) == (0, 1.0)
     (judge / JUDGE_PROMPT).unlink()
     with pytest.raises(ScoreError, match="write the input format of the judge's model card there"):
-        evaluate(checkpoint, str(tmp_path / "own.yaml"), "all", judge=str(judge), backend="hf",
-                 store=tmp_path / "other.sqlite")  # fmt: skip
+        evaluate(checkpoint, str(tmp_path / "own.yaml"), "all", judge=str(judge), backend="hf")
 
 
 def test_without_a_judge_nothing_is_judged(tmp_path: Path):
@@ -205,7 +198,7 @@ def test_without_a_judge_nothing_is_judged(tmp_path: Path):
     suite = {"name": "own", "domains": {"safety": {"asks": mark, "words": words}}}
     (tmp_path / "own.yaml").write_text(json.dumps(suite))
     checkpoint = write_tiny(tmp_path / "tiny")
-    told = {"suite": str(tmp_path / "own.yaml"), "split": "all", "store": tmp_path / "r.sqlite"}
+    told = {"suite": str(tmp_path / "own.yaml"), "split": "all"}
     found = evaluate(checkpoint, **told)
     assert found["missing"] == {"safety": ["asks"]} and found["judges"] == []
     assert "asks: no judge reads its answers" in found["absent"]["asks"]
@@ -219,9 +212,9 @@ def test_without_a_judge_nothing_is_judged(tmp_path: Path):
 
 
 def test_a_wrong_judge_is_told():
-    assert judge_key("keyword").startswith("keyword ")
+    assert judge_checkpoint("keyword") is None
     with pytest.raises(ScoreError, match="neither keyword nor a WildGuard checkpoint's folder"):
-        judge_key("no/such/judge")
+        judge_checkpoint("no/such/judge")
 
 
 @pytest.mark.parametrize("lacking", ["prompt", "type"])
@@ -233,14 +226,3 @@ def test_a_record_without_what_is_asked_is_refused(tmp_path: Path, lacking: str)
             "metrics": {"a": "refusal_match"}}  # fmt: skip
     with pytest.raises(ScoreError, match=f"the record all/1 has no '{lacking}'"):
         Safety.model_validate(mark).load("b", Data(tmp_path), tmp_path)
-
-
-@pytest.mark.parametrize(("temperature", "drawn"), [(0.0, None), (1.0, SAMPLER)])
-def test_only_what_is_drawn_depends_on_the_sampler(temperature: float, drawn: int | None):
-    """A greedy result of an earlier version is found again; a sampled one is not mixed up."""
-    mark = Safety.model_validate(
-        {"harness": "safety", "files": "q.jsonl", "measure": "harm", "unparsed": 0,
-         "metrics": {"a": "harm"}, "temperature": temperature}
-    )  # fmt: skip
-    asked = cast(Asked, SimpleNamespace(once=lambda name, make: "a judge"))
-    assert mark.key("b", asked) == {"judge": "a judge"} | ({"drawn": drawn} if drawn else {})
