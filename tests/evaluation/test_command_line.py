@@ -20,7 +20,7 @@ from sigmerge.evaluation.suite import load_suite
 from sigmerge.nano.files import POOL, load_items
 from tests.evaluation.scored import evaluate
 from tests.forks import forked
-from tests.kept_entries import kept_answers
+from tests.kept_entries import kept_answers, kept_parts
 from tests.nano.measure import answers
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'sigmerge[eval]'")
@@ -159,7 +159,7 @@ def test_a_wrong_task_is_refused_in_words(place: Path, change: dict[str, str], w
         splits.load_available(suite, Data())
 
 
-def test_the_nano_suite_is_the_pools_own_scorer(tmp_path: Path):
+def test_the_nano_suite_is_the_pools_own_scorer():
     """The suite gives the numbers that training logged, and stores every answer."""
     checkpoint = POOL / "coding"
     found = evaluate(checkpoint, "nano", "calibration")
@@ -172,6 +172,6 @@ def test_the_nano_suite_is_the_pools_own_scorer(tmp_path: Path):
     assert found["macro"] == pytest.approx(fmean(logged.values()), abs=1e-12)
     expected = answers(checkpoint, "calibration")
     assert sum(found["items"].values()) == len(expected)
-    with sqlite3.connect(tmp_path / "r.sqlite") as db:
-        outputs = sorted(json.loads(o) for (o,) in db.execute("SELECT output FROM results"))
+    rows = (row for part, row in kept_parts("answers").items() if part.startswith("item "))
+    outputs = sorted(row["output"] for row in rows)
     assert outputs == sorted(output for output, _ in expected.values())

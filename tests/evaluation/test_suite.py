@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from sigmerge.errors import RecipeError
-from sigmerge.evaluation.sources import SHIPPED_BENCHMARKS
-from sigmerge.evaluation.suite import load_suite
+from sigmerge.errors import RecipeError, ScoreError
+from sigmerge.evaluation import splits
+from sigmerge.evaluation.sources import SHIPPED_BENCHMARKS, Data
+from sigmerge.evaluation.suite import load_suite, suite_on
 
 
 def test_mergebench_is_the_papers_suite():
@@ -117,3 +119,22 @@ def test_a_benchmark_given_twice_is_refused(tmp_path: Path):
     (tmp_path / "s.yaml").write_text(f"name: s\ndomains:\n  d:\n    {mark}\n    {mark}\n")
     with pytest.raises(RecipeError, match=r"line 5, 'domains.d.b': is given twice"):
         load_suite(tmp_path / "s.yaml")
+
+
+def test_the_nano_suite_on_a_pools_data_has_the_pools_items(mini: Path, tmp_path: Path):
+    """`--suite nano --data POOL` and `--suite POOL` score that pool; no other folder is taken."""
+    pool = tmp_path / "pool"
+    shutil.copytree(mini / "splits", pool / "splits")
+    for file in (pool / "splits").rglob("*.jsonl"):
+        file.write_text(file.read_text().replace('"answer": "', '"answer": "an own '))
+    for suite in (suite_on("nano", Data.default(pool)), suite_on(pool, Data())):
+        items, _ = splits.load_available(suite, Data())
+        answers = [item.record["answer"] for each in items.values() for item in each]
+        assert answers and all(answer.startswith("an own ") for answer in answers)
+    with pytest.raises(ScoreError, match="a nano pool is expected"):
+        suite_on("nano", Data.default(tmp_path))
+
+
+def test_the_folder_of_the_environment_is_for_other_suites(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("SIGMERGE_DATA", str(tmp_path))
+    assert suite_on("nano", Data.default()) == load_suite("nano")

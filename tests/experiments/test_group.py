@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import fmean
 
 import pytest
-from sigmerge.evaluation.store import Scored
 
 from sigmerge.evaluation.aggregate import summarise
+from sigmerge.evaluation.answers import Scored
 from sigmerge.evaluation.suite import load_suite
 from sigmerge.experiments.group import _rows
 from sigmerge.jobs.scores import MeasuredScores, _metrics

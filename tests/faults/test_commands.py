@@ -38,6 +38,7 @@ from tests.command_line import sigmerge as command
 from tests.faults import job
 from tests.forks import Fork, forked
 from tests.forks import command as command_line
+from tests.kept_entries import another_cache
 from tests.pools import PoolOnDisk, few_facts, make_pool, weight_bytes
 
 DOMAINS = ("math", "coding", "safety")
@@ -295,24 +296,22 @@ def test_threads_end_with_their_merge(shared: PoolOnDisk, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("state", ["garbled", "unwritable"])
-def test_what_is_remembered_of_evaluations_stops_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
-) -> None:
+def test_what_is_kept_of_evaluations_stops_none(tmp_path: Path, state: str) -> None:
+    """What is damaged is scored again, and what cannot be kept is said once."""
     words = ("evaluate", POOL / "math", "--suite", "nano", "--limit", "1", "--json")
-    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "sound"))
-    wanted = command(*words)
     place = tmp_path / "cache"
-    if state == "garbled":
-        (place / "evaluation").mkdir(parents=True)
-        (place / "evaluation/results.sqlite").write_bytes(b"garbage" * 999)
-    else:
+    if state == "unwritable":
         place.write_text("a file where the folder should be")
-    monkeypatch.setenv("SIGMERGE_CACHE", str(place))
-    ran = command(*words)
-    assert (ran.code, wanted.code) == (0, 0), ran
-    assert ran.json["domains"] == wanted.json["domains"]
-    lines = [line for line in ran.err.splitlines() if line.startswith("warning: ")]
-    assert len(lines) == 1 and "results.sqlite" in lines[0], ran.err
+    with another_cache(place) as root:
+        wanted = None if state == "unwritable" else command(*words)
+        for file in root.rglob("*.jsonl"):
+            file.write_bytes(
+                file.read_bytes().replace(b"1.0", b"0.0").replace(b"output", b"xutput")
+            )
+        ran = command(*words)
+        assert ran.code == 0, ran
+        assert ran.json["reused_items"] == 0
+        assert wanted is None or ran.json["domains"] == wanted.json["domains"]
 
 
 def test_a_repair_whose_recipe_gives_shares_ends_well(shared: PoolOnDisk, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ CaptureDevice = Annotated[
 
 
 SuiteName = Annotated[
-    str, typer.Option("--suite", help="mergebench, nano, or a suite's YAML file.")
+    str, typer.Option("--suite", help="mergebench, nano, a suite's YAML, or a nano pool's folder.")
 ]
 DataFolder = Annotated[
     Path | None,
