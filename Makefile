@@ -6,7 +6,6 @@ PIP    := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt -
 BASE   := $(VENV)/.installed-base
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
-WARM   := $(VENV)/.warm
 NATIVE := $(wildcard native/*)
 
 # Tests start hundreds of commands, which need not compile their modules each time.
@@ -32,11 +31,6 @@ $(STAMP): $(BASE)
 	$(PIP) '.[dev]'
 	touch $@ $(DEMO)
 
-# Kernels need no extra: they are compiled while the extras are installed.
-$(WARM): $(BASE)
-	$(BIN)/python -m sigmerge.warm
-	touch $@
-
 # The demo needs no harness, no browser and no development tool.
 $(DEMO): pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) '.[demo]'
@@ -57,7 +51,7 @@ browser:
 	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; \
 	else echo "Browser tests are skipped: install chromium and chromium-driver to run them"; fi
 
-# The code is checked while kernels are still compiled, and beside the tests.
+# The code is checked beside the tests.
 check:
 	$(MAKE) --no-print-directory --jobs=2 lint fast
 
@@ -67,14 +61,14 @@ test:
 # One worker on each core: the threads of a library would wait for one another, and take its time.
 fast suite: export OMP_NUM_THREADS := 1
 
-fast: $(STAMP) $(WARM)
+fast: $(STAMP)
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(FAST)
 
 # Files come in the order of tests/conftest.py, not by how many tests they have.
-suite: $(STAMP) $(WARM) | browser
+suite: $(STAMP) | browser
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-bench: $(STAMP) $(WARM)
+bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
 # The core beside its sources, for a checkout on PYTHONPATH; a second time only what has changed.

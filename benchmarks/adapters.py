@@ -127,7 +127,7 @@ def page(found: list[Measured], pools: dict[str, dict[str, str]], shape: Shape) 
         "adapters and merged into models first (float32, by `passthrough`). Start-up is part of "
         "every time, files are in the page cache, the least of two runs.",
         "",
-        f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba')}.",
+        f"Machine: {machine()}. {versions('sigmerge', 'numpy')}.",
         "",
         f"Disk of the {EXPERTS} experts: {disk['adapters'] / 1e6:.0f} MB as adapters, "
         f"{disk['models'] / 1e6:.0f} MB as models "

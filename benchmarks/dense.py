@@ -5,7 +5,7 @@
 Every side is a command started from cold, its start-up included; files are in the page cache, and
 what earlier runs wrote is flushed before each. sigmerge and the floor take the best of three runs,
 mergekit one (it is slow) unless --repeat is given. The first run of sigmerge, on files it has not
-seen and with nothing compiled, is shown on its own.
+seen, is shown on its own.
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ class Sides:
         cache = OUT / "cache"
         if first:
             shutil.rmtree(cache, ignore_errors=True)
-        env = {
-            name: str((cache / name).resolve()) for name in ("SIGMERGE_CACHE", "NUMBA_CACHE_DIR")
-        }
+        env = {"SIGMERGE_CACHE": str(cache.resolve())}
         return run([BIN / "sigmerge", "merge", self.recipe, self._fresh("sigmerge")], env)
 
     @property
@@ -217,14 +215,14 @@ def document(pool: BenchPool, results: list[Result], starts: list[tuple[str, Cos
         "reference, the same recipes and folders for both tools, in one run; files in the page "
         "cache. *floor*: reading the inputs the method needs and writing as many bytes as the "
         f"output, {THREADS} threads, nothing else. *first run*: files not seen before are hashed "
-        "for the provenance, kernels are compiled; both are remembered. Start-up is part of every "
-        "time; alone, it is the time of the same merge on a pool of "
+        "for the provenance, and their digests are remembered. Start-up is part of every time; "
+        "alone, it is the time of the same merge on a pool of "
         f"{TINY.parameters:,} parameters. *from disk*: the inputs were dropped from the page cache "
         "before the run. The bar (twice the floor) does not say where the inputs lie; it is judged "
         "from disk. With the inputs in memory the floor is a memory copy, shorter than a start-up "
         "of Python, and the bar is missed: the last columns say by how much, with and without it.",
         "",
-        f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba', 'mergekit', 'torch')}.",
+        f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'mergekit', 'torch')}.",
         "",
         *table(results),
         "",

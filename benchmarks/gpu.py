@@ -48,7 +48,7 @@ from sigmerge.checkpoints.reader import Reader
 from sigmerge.engine import gpu
 from sigmerge.engine.layer import LayerBlock
 from sigmerge.engine.stream import StreamChunk
-from sigmerge.kernels.convert import narrow_bf16
+from sigmerge.kernels.convert import NARROW
 from sigmerge.kernels.tensor_claims import ENOUGH
 from sigmerge.method.occupancy import claim
 from sigmerge.operators.base import Site
@@ -293,7 +293,7 @@ class _Memory:
         for name in ("reference", *experts):
             noise = rng.normal(0, 5e-4, piece).astype(np.float32)
             raw = np.empty(piece, np.uint16)
-            narrow_bf16(base if name == "reference" else base + noise, raw)
+            NARROW["BF16"](base if name == "reference" else base + noise, raw)
             self._rows[name] = np.tile(raw, -(-size // piece))[:size]
         self._rows["anchor"] = self._rows["reference"]
 

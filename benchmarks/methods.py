@@ -130,7 +130,7 @@ def document(pool: BenchPool, results: list[Result], flags: str, load: float) ->
         "the inputs were dropped from the page "
         f"cache. *start-up alone*: {TINY.parameters:,} parameters.",
         "",
-        f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba', 'mergekit', 'torch')}. "
+        f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'mergekit', 'torch')}. "
         f"Load average before the run: {load:.1f}; where it is not near 0, other work shared the "
         "cores during the run, and ratios say more than times.",
         "",

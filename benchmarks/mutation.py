@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
-import numba  # noqa: F401  (loaded once, for all children)
 import pytest
 
 SECONDS = 240

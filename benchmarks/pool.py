@@ -16,7 +16,7 @@ import numpy as np
 
 from sigmerge.checkpoints.folder import SINGLE
 from sigmerge.checkpoints.header import encode_header
-from sigmerge.kernels.convert import narrow_bf16, widen_bf16
+from sigmerge.kernels.convert import NARROW, WIDEN
 
 SUMS = "sums.json"
 PIECE = 1 << 20
@@ -143,9 +143,9 @@ def _write_weights(pool: BenchPool) -> None:
             noise = rng.standard_normal(size, np.float32)
             noise *= np.float32(spread)
             noise += base
-            narrow_bf16(noise, raw)
+            NARROW["BF16"](noise, raw)
             if spread == 0.02:
-                widen_bf16(raw, base)
+                WIDEN["BF16"](raw, base)
             os.pwrite(file, raw.data, len(header) + 2 * start)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as team:

@@ -95,7 +95,7 @@ def prepare(shape: Shape, folder: Path) -> Bench:
 
 def measure(bench: Bench, turns: int = 3) -> dict[str, Cost]:
     """Sides take turns; each keeps its best run."""
-    bench.profile()  # hashes what it has not seen, and compiles
+    bench.profile()  # hashes what it has not seen
     profile = best(bench.profile() for _ in range(turns))
     bench.repair()  # the same
     costs: dict[str, list[Cost]] = {}
@@ -130,7 +130,7 @@ def document(bench: Bench, costs: dict[str, Cost]) -> str:
         "from the page cache before each run; *warm*: they are in it. Best of three, start-up "
         "included.",
         "",
-        f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba')}.",
+        f"Machine: {machine()}. {versions('sigmerge', 'numpy')}.",
         "",
         "| run | wall s | CPU s | peak MB |",
         "|---|--:|--:|--:|",
@@ -147,8 +147,7 @@ def document(bench: Bench, costs: dict[str, Cost]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    cache = OUT / "cache"
-    return {name: str((cache / name).resolve()) for name in ("SIGMERGE_CACHE", "NUMBA_CACHE_DIR")}
+    return {"SIGMERGE_CACHE": str((OUT / "cache").resolve())}
 
 
 def main(arguments: list[str] | None = None) -> int:

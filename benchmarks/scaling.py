@@ -93,7 +93,7 @@ class Bench:
 
     def first(self, what: str, threads: int) -> Cost:
         """The command where no digest of an input is remembered."""
-        self.forget("SIGMERGE_CACHE")
+        self.forget()
         return self.command(what, threads)
 
     def profile(self) -> Cost:
@@ -124,12 +124,10 @@ class Bench:
 
     @property
     def environment(self) -> dict[str, str]:
-        names = ("SIGMERGE_CACHE", "NUMBA_CACHE_DIR")
-        return {name: str((self.out / "cache" / name).resolve()) for name in names}
+        return {"SIGMERGE_CACHE": str((self.out / "cache").resolve())}
 
-    def forget(self, *names: str) -> None:
-        for name in names:
-            shutil.rmtree(self.out / "cache" / name, ignore_errors=True)
+    def forget(self) -> None:
+        shutil.rmtree(self.out / "cache", ignore_errors=True)
 
 
 @dataclass
@@ -141,7 +139,6 @@ class Table:
     mergekit: dict[str, Cost] = field(default_factory=dict)
     start: dict[str, Cost] = field(default_factory=dict)
     """Of the same commands on a pool that is next to nothing."""
-    installed: Cost | None = None
 
 
 def in_order(threads: Iterable[int]) -> list[int]:
@@ -171,10 +168,7 @@ def measure(
                   f"{cost.switches:.0f} switches", flush=True)  # fmt: skip
             report(table)
 
-    table.installed = bench.command("ties", most)
-    for method in ("linear", "dare_ties"):  # each has a loop of its own
-        bench.command(method, most)
-    bench.profile()  # and task arithmetic's, and the repair's
+    bench.profile()
     nothing.profile()
     for count in in_order(threads):
         for what in methods:
@@ -232,15 +226,13 @@ def section(bench: Bench, table: Table, command: str) -> str:
     size = shape.parameters
     gigabytes = 2 * size * (EXPERTS + 1) / 1e9
     lines = [_line(what, row, counts, table, gigabytes) for what, row in table.rows.items()]
-    installed = table.installed
-    assert installed is not None
     return "\n".join([
         f"## {cores} cores",
         "",
         f"`{command}`: {size / 1e9:.2f} B parameters, {EXPERTS} experts and their reference, "
         f"{gigabytes:.1f} GB. The load of the machine was {os.getloadavg()[0]:.1f} at the end.",
         "",
-        f"Machine: {machine()}. {versions('numpy', 'numba')}.",
+        f"Machine: {machine()}. {versions('numpy')}.",
         "",
         f"| | {' | '.join(map(str, counts))} | first run | mergekit | peak MB | switches per GB |"
         " CPU ns per coordinate | start-up |",
@@ -249,7 +241,6 @@ def section(bench: Bench, table: Table, command: str) -> str:
         "",
         "Wall seconds (CPU seconds) by threads; *first run*: inputs not hashed before, most "
         "threads; *switches*: how often a thread gave its core up, by GB of inputs, most threads. "
-        f"With nothing compiled either, TIES took {installed.wall:.2f} ({installed.cpu:.1f}). "
         "Start-up is part of all of them; alone, it is the same command on a pool of "
         f"{TINY.parameters:,} parameters.",
         "",

@@ -60,7 +60,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     print(f"{machine()}; {shape.parameters / 1e9:.2f} B parameters, {EXPERTS} experts.")
     for method in options.methods.split(","):
-        bench.command(method, len(cores))  # compiles, and hashes the inputs
+        bench.command(method, len(cores))  # hashes the inputs
         # By turns, and the better of two: another machine's work comes and goes.
         turns = [(seconds(bench, method, cores[:1]), seconds(bench, method, cores))
                  for _ in range(2)]  # fmt: skip

@@ -55,13 +55,13 @@ class Clock:
 
 
 def pools(given: argparse.Namespace, clock: Clock) -> list[Path]:
-    """The pools' folders. Missing ones are trained side by side, while kernels compile."""
+    """The pools' folders. Missing ones are trained side by side."""
     folder = given.out / "pools"
     folder.mkdir(parents=True, exist_ok=True)
     names = given.pools.split(",")
     if "nano-0" in names and not (folder / "nano-0").exists():
         shutil.copytree(POOL, folder / "nano-0", ignore=shutil.ignore_patterns(".sigmerge"))
-    commands = [[sys.executable, "-m", "sigmerge.warm"]] + [
+    commands = [
         [*_sigmerge("nano", "train", str(folder / name)), "--device", given.device,
          "--size", given.size, *POOLS[name]]
         for name in names

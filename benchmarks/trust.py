@@ -66,8 +66,7 @@ def commands(recipe: Path, out: Path, inputs: Sequence[Path]) -> dict[str, list[
 def measure(pool: BenchPool, method: str, repeat: int, folder: Path) -> dict[str, list[Cost]]:
     recipe, out = write_recipe(pool, method, OUT / f"trust-{method}.yaml"), folder / "trust"
     folder.mkdir(parents=True, exist_ok=True)
-    env = {name: str((OUT / "cache" / name).resolve())
-           for name in ("SIGMERGE_CACHE", "NUMBA_CACHE_DIR")}  # fmt: skip
+    env = {"SIGMERGE_CACHE": str((OUT / "cache").resolve())}
     sides = commands(recipe, out, Sides(pool, method).files)
     costs: dict[str, list[Cost]] = {side: [] for side in sides}
     for turn in range(repeat + 1):
@@ -77,7 +76,7 @@ def measure(pool: BenchPool, method: str, repeat: int, folder: Path) -> dict[str
             os.sync()  # what the side before left to the system, and its blocks given back
             time.sleep(REST)
             cost = run(sides[side], env)
-            if turn:  # the first compiles kernels and fills the cache
+            if turn:  # the first fills the cache
                 costs[side].append(cost)
     remove(out)
     return costs
@@ -107,7 +106,7 @@ def document(pool: BenchPool, method: str, found: dict[str, list[Cost]], repeat:
     return "\n".join([
         f"A generated pool of {pool.shape.parameters / 1e6:.0f} M parameters in bfloat16, "
         f"{len(pool.experts)} experts, `{method}`, inputs on the disk, {repeat} turns.",
-        f"Machine: {machine()}. {versions('sigmerge', 'numpy', 'numba')}.",
+        f"Machine: {machine()}. {versions('sigmerge', 'numpy')}.",
         "",
         "| merge | wall s | CPU s | peak MB | wall, to the third, median |",
         "|---|--:|--:|--:|--:|",

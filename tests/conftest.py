@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from pathlib import Path
 
 import hypothesis  # noqa: F401  (it asks who refers to what, which it cannot see once frozen)
@@ -62,8 +61,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test reads what an earlier run remembered, or leaves anything in the user's cache."""
     patch = pytest.MonkeyPatch()
     patch.setenv("SIGMERGE_CACHE", str(tmp_path_factory.mktemp("cache")))
-    # Which kernels are compiled already depends on the tests before.
-    patch.setattr(logging.getLogger("sigmerge.kernels.jit"), "disabled", True)
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sigmerge._native import checksum
 from sigmerge.checkpoints import written
 from sigmerge.checkpoints.written import ShardBytes, Written
 from sigmerge.files import digests, regular
-from sigmerge.kernels.checksum import checksum
 
 HEADER, SIZES = 5, {"a": 9, "b": 0, "c": 40, "d": 16, "e": 1, "f": 9, "g": 17, "h": 14, "i": 3}
 """f ends where a piece does, g a byte behind the next one's beginning, h a byte before its end."""

@@ -31,8 +31,8 @@ from sigmerge.jobs.options import Options
 from sigmerge.kernels import LANES, philox, tensors
 from sigmerge.kernels.merge import KEEP_ALL, NORM, norm
 from sigmerge.kernels.select import count_high
-from sigmerge.kernels.stored import BF16, F32, address_of
-from sigmerge.kernels.window import NO_DRAIN
+from sigmerge.kernels.staging import Drain
+from sigmerge.kernels.stored import BF16, F32, MEMORY, address_of
 from sigmerge.method.occupancy import Parts
 from tests.adapters import write_adapter
 from tests.command_line import sigmerge as command
@@ -277,7 +277,7 @@ def test_a_driver_that_lacks_something_is_told(monkeypatch: pytest.MonkeyPatch) 
     def lacking() -> None:
         raise RuntimeError("the driver has no copies")
 
-    monkeypatch.setattr(gpu.staging, "load_driver", lacking)
+    monkeypatch.setattr(gpu.staging, "driver", lacking)
     with pytest.raises(RecipeError, match="cuda: the driver has no copies"):
         Gpu("cpu")._own_ring()
 
@@ -291,7 +291,7 @@ def test_no_pass_takes_a_short_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     for least in (5, 6):
         device = Gpu("cpu", least=least)
         device.merge(rows, formula, 4, 4, BF16, values)  # type: ignore[arg-type]
-        device.write(rows, formula, 4, BF16, NO_DRAIN)  # type: ignore[arg-type]
+        device.write(rows, formula, 4, BF16, Drain(-1, 0, 2, values))  # type: ignore[arg-type]
         device.read(count_high, rows)
         device.select(rows, values, values)
         assert asked == ["asked"] * 4
@@ -330,18 +330,19 @@ def test_few_threads_launch_at_a_time_and_let_others_while_they_wait() -> None:
 def test_members_are_kept_as_long_as_there_is_room() -> None:
     """Whole ones take multiples of 256 bytes; of two with one beginning each keeps its own."""
     first, second = (np.arange(n, n + 120, dtype=np.float32) for n in (0, 500))
-    edges, kinds = np.array([0, 60, 120]), np.full((2, 2), F32, np.uint8)
-    places = [[address_of(first), address_of(of[60:])] for of in (first, second)]
-    addresses = np.array(places, np.uint64)
+    edges = np.array([0, 60, 120])
+    rows = np.array(
+        [[(F32, MEMORY, address_of(row)) for row in (first, of[60:])] for of in (first, second)]
+    )
     copies = gpu._BlockCopies(Gpu("cpu"), 1100, map)
-    copies.bring(addresses, kinds, edges)
+    copies.bring(rows, edges)
     assert len(copies._whole) == 2 and copies._left == 1100 - 4 * 256
-    for row, of in zip(addresses, (first, second), strict=True):
-        there, begin = copies(row, kinds[0], edges, 1, 2, alone=True)
+    for row, of in zip(rows, (first, second), strict=True):
+        there, begin = copies(row, edges, 1, 2, alone=True)
         assert there is copies._whole[row.tobytes()][0]
         found = there[int(begin[0]) :][:240].view(torch.float32)
         assert found.tolist() == of[60:].tolist()
-    copies.bring(addresses[:, ::-1], kinds, edges)
+    copies.bring(rows[:, ::-1], edges)
     assert len(copies._whole) == 2
 
 

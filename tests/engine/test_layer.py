@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sigmerge._native import checksum
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.checkpoints.reader import Reader
 from sigmerge.engine import layer
 from sigmerge.kernels import claim
-from sigmerge.kernels.checksum import checksum
-from sigmerge.kernels.stored import F32
-from sigmerge.kernels.window import DRAINED, FilePlace
+from sigmerge.kernels.stored import F32, FilePlace
 from sigmerge.method.occupancy import Update, admission
 from sigmerge.operators.base import Site
 from tests.operators.driver import MemorySource
@@ -86,7 +85,7 @@ class Noted(MemorySource):
 @pytest.fixture
 def claimed() -> tuple[layer.LayerBlock, Any, Any, Noted]:
     """A tensor that is written in several turns, and has an odd end; a third of it is claimed."""
-    size, rng = 2 * DRAINED + 70_001, np.random.default_rng(0)
+    size, rng = (2 << 18) + 70_001, np.random.default_rng(0)
     some = {n: {"w": rng.normal(0, 1, size)} for n in ("a", "reference", "anchor")}
     source, sites = Noted(some), [Site("w", size, 0, 1, ("a",), {}, 0, (size,))]
     block = layer.LayerBlock(0, sites, ("a",), source, source)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import torch
 from sigmerge.engine import gpu, stream
 from sigmerge.engine.gpu import Gpu
 from sigmerge.engine.stream import StreamChunk
-from sigmerge.jobs import profile
+from sigmerge.jobs import signatures
 from sigmerge.kernels import TILE, tensors
 from sigmerge.kernels import parts as kernel_parts
 from sigmerge.kernels.merge import MARKED
@@ -238,7 +238,7 @@ def test_a_device_marks_nothing_and_draws_again(device: Noted) -> None:
     assert device.lengths
 
 
-def measured(device: Gpu | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def measured(device: Gpu | None, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The sums behind the views of two blocks."""
     some = weights(2)
     sites = [[Site(f"w{n}", n, b, 2, EXPERTS, {}, 0, (n,)) for n in SIZES] for b in range(2)]
@@ -249,22 +249,19 @@ def measured(device: Gpu | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, 
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(profile, "block_sites", lambda pool: sites)
-    monkeypatch.setattr(profile, "PoolSource", lambda members, **_: Opened(members))
-    pool: Any = SimpleNamespace(
-        experts=dict.fromkeys(EXPERTS), stack=SimpleNamespace(depth=2), members=some
-    )
+    monkeypatch.setattr(signatures, "PoolSource", lambda members, **_: Opened(some))
+    members: Any = {name: SimpleNamespace(files=()) for name in some}
+    given: Any = SimpleNamespace(allow=lambda files: None)
     options: Any = SimpleNamespace(
         threads=1, cluster=None, gpu=lambda: device, allow_nonfinite=False,
         progress=lambda *_: None,
     )  # fmt: skip
-    return profile._signature(pool, options)
+    return signatures._measured(members, sites, options, given)
 
 
 def test_views_are_those_of_the_loops(device: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
     by_loops, found = measured(None, monkeypatch), measured(device, monkeypatch)
-    for one, other in zip(by_loops, found, strict=True):
-        assert one.all() and one.tobytes() == other.tobytes()
+    assert by_loops == found and np.all(found["dots"]) and np.all(found["mass"])
     assert max(device.lengths) == LONG
 
 

@@ -47,14 +47,6 @@ def test_ray_that_cannot_start(monkeypatch: pytest.MonkeyPatch, problem: Excepti
     assert "\n" not in said and "RAY_TMPDIR" in said and "threads give the same bytes" in said
 
 
-def test_loops_are_compiled_whatever_numba_is_told_for_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
-    assert sigmerge("operators").code == 0
-    assert "NUMBA_DISABLE_JIT" not in os.environ
-
-
 @pytest.fixture
 def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Nothing names a home: no variable, and no entry of the user."""

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sigmerge._native import checksum
 from sigmerge.checkpoints import written
 from sigmerge.checkpoints.publishing import check_target
 from sigmerge.checkpoints.writer import Output, plan_layout
 from sigmerge.errors import OutputError
 from sigmerge.files.digests import digest_now
 from sigmerge.files.journal import Journal, as_line
-from sigmerge.kernels.checksum import checksum
 from tests.faults import job
 from tests.faults.test_kills import everything
 

@@ -32,47 +32,49 @@ def hard_floats() -> np.ndarray:
 
 def test_widen_every_pattern():
     out = np.empty(ALL_PATTERNS.size, np.float32)
-    assert not convert.widen_bf16(ALL_PATTERNS, out)
+    assert not convert.WIDEN["BF16"](ALL_PATTERNS, out)
     assert np.array_equal(out.view(np.uint32), torch_widen(ALL_PATTERNS).view(np.uint32))
 
 
 def test_widen_tells_finite_from_not():
     finite = finite_patterns()
-    assert convert.widen_bf16(finite, np.empty(finite.size, np.float32))
+    assert convert.WIDEN["BF16"](finite, np.empty(finite.size, np.float32))
     for pattern in np.setdiff1d(ALL_PATTERNS, finite):
-        assert not convert.widen_bf16(np.array([0, pattern, 0], np.uint16), np.empty(3, np.float32))
+        assert not convert.WIDEN["BF16"](
+            np.array([0, pattern, 0], np.uint16), np.empty(3, np.float32)
+        )
 
 
 def test_narrow_rounds_to_nearest_even():
     values = hard_floats()
     out = np.empty(values.size, np.uint16)
-    assert convert.narrow_bf16(values, out)
+    assert convert.NARROW["BF16"](values, out)
     assert np.array_equal(out, torch_narrow(values))
 
 
 def test_narrow_undoes_widen():
     finite = finite_patterns()
     wide, back = np.empty(finite.size, np.float32), np.empty(finite.size, np.uint16)
-    convert.widen_bf16(finite, wide)
-    assert convert.narrow_bf16(wide, back)
+    convert.WIDEN["BF16"](finite, wide)
+    assert convert.NARROW["BF16"](wide, back)
     assert np.array_equal(back, finite)
 
 
 @pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001])
 def test_narrow_refuses_what_is_not_finite(bits):
     values = np.array([0, bits, 0], np.uint32).view(np.float32)
-    assert not convert.narrow_bf16(values, np.empty(3, np.uint16))
+    assert not convert.NARROW["BF16"](values, np.empty(3, np.uint16))
 
 
 def test_narrow_refuses_a_number_that_rounds_to_infinity():
     largest = np.array([0x7F7FFFFF], np.uint32).view(np.float32)
-    assert not convert.narrow_bf16(largest, np.empty(1, np.uint16))
+    assert not convert.NARROW["BF16"](largest, np.empty(1, np.uint16))
 
 
 def test_float16_is_numpys():
     """Every pattern, every halfway case with its neighbours, and random bits."""
     wide, numpys = np.empty(1 << 16, np.float32), ALL_PATTERNS.view(np.float16).astype(np.float32)
-    assert not convert.widen_f16(ALL_PATTERNS, wide)
+    assert not convert.WIDEN["F16"](ALL_PATTERNS, wide)
     assert np.array_equal(wide, numpys, equal_nan=True)
     finite = np.unique(numpys[np.isfinite(numpys)])
     halfway = ((finite[1:].astype(np.float64) + finite[:-1]) / 2).astype(np.float32)
@@ -84,9 +86,9 @@ def test_float16_is_numpys():
     out = np.empty(values.size, np.uint16)
     with np.errstate(over="ignore"):
         expected = values.astype(np.float16)
-    assert convert.narrow_f16(values, out) == np.isfinite(expected).all()
+    assert convert.NARROW["F16"](values, out) == np.isfinite(expected).all()
     assert np.array_equal(out, expected.view(np.uint16))
-    assert not convert.narrow_f16(np.array([np.nan], np.float32), out[:1])
+    assert not convert.NARROW["F16"](np.array([np.nan], np.float32), out[:1])
     assert np.isnan(out[:1].view(np.float16))
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sigmerge._native import ReadFailed, checksum
 from sigmerge.kernels import staging
-from sigmerge.kernels.checksum import checksum
-from sigmerge.kernels.window import MEMORY, Drain, none_failed
+from sigmerge.kernels.staging import Drain
+from sigmerge.kernels.stored import MEMORY
 
-binding: Any = pytest.importorskip("llvmlite.binding")
 SLOT, STREAM = 64, 77
 
 
@@ -51,20 +50,21 @@ class Driver:
         return self.waiting
 
 
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Driver]:
-    """One for all tests: a kernel is loaded once, and finds its functions then."""
-    if any(map(binding.address_of_symbol, staging._NAMES)):
-        pytest.skip("this machine has CUDA's driver")
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "_DRIVER", "libnone.so")
-        staging.load_driver.cache_clear()
-        with pytest.raises(RuntimeError, match="has no cuMemcpyHtoDAsync"):
-            staging.load_driver()
-        for name, function in zip(staging._NAMES, made.functions, strict=True):
-            binding.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
-        yield made
+    monkeypatch.setattr(staging, "driver", lambda: staging.addresses_of(made.functions))
+    return made
+
+
+@pytest.mark.parametrize(("name", "said"), [("libnone.so", "libnone"), ("libc.so.6", "cuMemcpy")])
+def test_a_driver_that_is_not_there_or_another(
+    monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.setattr(staging, "_DRIVER", name)
+    staging.driver.cache_clear()
+    with pytest.raises(RuntimeError, match=f"cannot be used: .*{said}"):
+        staging.driver()
 
 
 def ring(slots: Any) -> Any:
@@ -72,12 +72,11 @@ def ring(slots: Any) -> Any:
     return np.array([(slot.ctypes.data, 1 + n) for n, slot in enumerate(slots)], np.int64)
 
 
-def sent(rows: list[tuple[int, ...]], size: int, failed: Any = None) -> bytes:
+def sent(rows: list[tuple[int, ...]], size: int) -> bytes:
     """What a device has after some spans were sent to it through three slots."""
     there, slots = np.zeros(size, np.uint8), np.full((3, SLOT), 9, np.uint8)
     table, place = np.array(rows, np.int64), there.ctypes.data
-    failed = none_failed() if failed is None else failed
-    staging.send(table, place, ring(slots), SLOT, STREAM, failed)
+    staging.send(table, place, ring(slots), SLOT, STREAM)
     return there.tobytes()
 
 
@@ -101,12 +100,13 @@ def test_all_bytes_are_there_when_it_returns(driver: Driver, tmp_path: Path) -> 
     assert driver.streams == {STREAM} and max(count for *_, count in driver.queued) == SLOT
 
 
-def test_a_file_that_ends_too_early_is_noted(driver: Driver, tmp_path: Path) -> None:
+def test_a_file_that_ends_too_early_is_an_error(driver: Driver, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(100))
-    handle, failed = os.open(tmp_path / "file", os.O_RDONLY), none_failed()
+    handle = os.open(tmp_path / "file", os.O_RDONLY)
     try:
-        sent([(handle, 0, 0, 101)], 200, failed)
-        assert failed[0] == handle
+        with pytest.raises(ReadFailed, match="shrunk") as failed:
+            sent([(handle, 0, 0, 101)], 200)
+        assert failed.value.descriptor == handle
     finally:
         os.close(handle)
 
@@ -122,7 +122,7 @@ def test_what_the_driver_refuses_is_an_error(
         sent([(MEMORY, data.ctypes.data, 0, 10)], 10)
     handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     try:
-        target = Drain(handle, 0, 1, 0, np.zeros(1, np.uint64))
+        target = Drain(handle, 0, 1, np.zeros(1, np.uint64))
         with pytest.raises(RuntimeError, match="error 201"):
             staging.drain(data.ctypes.data, 10, ring(slots), SLOT, STREAM, 0, target)
     finally:
@@ -137,7 +137,7 @@ def test_results_are_written_in_their_order(driver: Driver, tmp_path: Path, size
     slots, sums = np.zeros((3, SLOT), np.uint8), np.zeros(1, np.uint64)
     handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     try:
-        target = Drain(handle, 10, 1, 0, sums)
+        target = Drain(handle, 10, 1, sums)
         given = made.ctypes.data, size, ring(slots), SLOT, STREAM, 16, target
         assert staging.drain(*given)
     finally:
@@ -152,7 +152,7 @@ def test_a_result_that_cannot_be_written_is_told(driver: Driver, tmp_path: Path)
     (tmp_path / "file").touch()
     handle = os.open(tmp_path / "file", os.O_RDONLY)
     try:
-        target = Drain(handle, 0, 1, 0, np.zeros(1, np.uint64))
+        target = Drain(handle, 0, 1, np.zeros(1, np.uint64))
         given = made.ctypes.data, 100, ring(slots), SLOT, STREAM, 0, target
         assert not staging.drain(*given)
     finally:

@@ -81,7 +81,7 @@ def even(size: int, tile: int) -> list[tuple[int, int]]:
 def stored(values: np.ndarray) -> np.ndarray:
     """Rounded to bfloat16, as bit patterns."""
     raw = np.empty(values.size, np.uint16)
-    assert convert.narrow_bf16(values.astype(np.float32).ravel(), raw)
+    assert convert.NARROW["BF16"](values.astype(np.float32).ravel(), raw)
     return raw.reshape(values.shape)
 
 

@@ -8,10 +8,12 @@ import pytest
 
 from sigmerge._native import ReadFailed
 from sigmerge.kernels import SAMPLE_RUN, STRIP, claim, philox, select
-from sigmerge.kernels.stored import F32, address_of
-from sigmerge.kernels.window import MEMORY, WINDOW_SIZE
+from sigmerge.kernels.stored import F32, MEMORY, address_of
 
 SIZES = [1, 2, 63, 64, 65, 1000, STRIP + 1, 3 * STRIP - 1, SAMPLE_RUN + 1]
+
+WINDOW_SIZE = 1 << 15
+"""Coordinates of every member that a loop reads at a time."""
 
 
 def tile(size: int, seed: int = 0) -> np.ndarray:

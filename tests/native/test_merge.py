@@ -9,9 +9,9 @@ import pytest
 
 from sigmerge import _native
 from sigmerge.kernels import STRIP, TILE, merge
+from sigmerge.kernels.merge import ALL, ANY_TIES
 from sigmerge.kernels.philox import fill
 from sigmerge.kernels.stored import BF16, CODE, F16, F32, table
-from sigmerge.kernels.thinning import ALL, ANY_TIES
 from tests.kernels.test_stored import KINDS, SIZE, make, spoil
 from tests.native.pools import NUMPY, Pool, file_target
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge._native import advise, advise_file
 from sigmerge.checkpoints.ahead import Passing, ReadAhead
 from sigmerge.checkpoints.header import Tensor, Version, version_of
 from sigmerge.errors import PoolError
@@ -20,7 +21,6 @@ from sigmerge.files.identity import changed
 from sigmerge.files.mapped import forget, mapped, note
 from sigmerge.files.objects import RemoteFile, remote_file
 from sigmerge.kernels.convert import STORAGE
-from sigmerge.kernels.pages import advise, advise_file
 
 MEMORY_PAGE = mmap.PAGESIZE
 AHEAD = 4 << 20
@@ -182,7 +182,7 @@ def release_pages(spans: Sequence[tuple[int, int]]) -> None:
     if hasattr(mmap, "MADV_DONTNEED"):
         firsts = [(first // MEMORY_PAGE * MEMORY_PAGE, stop) for first, stop in spans]
         ranges = [(first, max(0, stop - first)) for first, stop in firsts]
-        advise(np.array(ranges, np.uint64).reshape(-1, 2), mmap.MADV_DONTNEED)
+        advise(np.array(ranges, np.int64).reshape(-1, 2), mmap.MADV_DONTNEED)
 
 
 def _read_ahead(tensors: SimpleQueue[Tensor | None]) -> None:

@@ -22,7 +22,8 @@ from sigmerge.errors import PoolError
 from sigmerge.files.leaves import HELD
 from sigmerge.files.objects import remote_file, remote_folder
 from sigmerge.kernels import TILE, Array
-from sigmerge.kernels.convert import STORAGE, WIDEN, all_finite
+from sigmerge.kernels.convert import STORAGE, WIDEN
+from sigmerge.kernels.stored import is_finite
 
 FORMED_AT_ONCE = 16 * TILE
 """Coordinates of a tensor that one worker forms at a time."""
@@ -87,7 +88,7 @@ class FormedValues:
         """Values from `start` on; False if any is NaN or infinite."""
         if isinstance(tensor, FormedTensor):
             tensor.form(self, start, out)
-            return bool(all_finite(out))
+            return is_finite(out)
         raw = self._reader.raw(tensor, start, start + out.size)
         return WIDEN[tensor.dtype](raw, out)
 
@@ -192,7 +193,7 @@ class PoolSource:
             return str(tensor.file)
         pieces = stored_pieces(tensor, place, place + 1)
         for part, first, last in pieces:
-            if not all_finite(self._formed(part, first, last)):
+            if not is_finite(self._formed(part, first, last)):
                 return f"{part.name} in {part.file}"
         files = " and ".join(dict.fromkeys(str(part.file) for part, _, _ in pieces))
         return f"formed of {files}"

@@ -3,34 +3,21 @@
 The system answers a read behind the end of a mapped file with the signal SIGBUS, in whichever
 thread reads. Python cannot handle it: the handlers of its `signal` module run between two of its
 own instructions, and the one that failed would be repeated before that for ever. So the handler is
-machine code that calls two functions of the C library which a signal handler may call.
+one of the native core.
 """
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import sys
 
-import numpy as np
-
+from sigmerge._native import exit_on_sigbus
 from sigmerge.errors import PoolError
-from sigmerge.kernels.jit import External, kernel
 
-_CODE = PoolError.exit_code
-_LINE = np.frombuffer(
+_LINE = (
     b"error: an input file became shorter while it was read (SIGBUS). Nothing is published. Put "
-    b"the whole file back, then run the same command again.\n",
-    np.uint8,
+    b"the whole file back, then run the same command again.\n"
 )
-_write = External("write", "intp", "int32", "uintp", "uintp")
-_exit = External("_exit", "void", "int32")
-
-
-@kernel
-def _on_sigbus() -> None:
-    _write(2, _LINE.ctypes.data, _LINE.size)
-    _exit(_CODE)
 
 
 def exit_on_truncation() -> None:
@@ -40,6 +27,4 @@ def exit_on_truncation() -> None:
     """
     if not hasattr(signal, "SIGBUS") or sys.platform == "win32":
         return
-    install = ctypes.CDLL(None).signal
-    install.argtypes, install.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    install(signal.SIGBUS, _on_sigbus.address)
+    exit_on_sigbus(_LINE, PoolError.exit_code)

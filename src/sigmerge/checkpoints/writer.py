@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sigmerge._native import checksum
 from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, SINGLE, Checkpoint
 from sigmerge.checkpoints.header import ITEM_SIZE, encode_header
 from sigmerge.checkpoints.publishing import (
@@ -43,8 +44,7 @@ from sigmerge.files.digests import digest_now
 from sigmerge.files.journal import Journal, continues
 from sigmerge.files.objects import stored_size
 from sigmerge.files.regular import is_regular, open_regular, remove, sync_folder
-from sigmerge.kernels.checksum import checksum
-from sigmerge.kernels.window import FilePlace
+from sigmerge.kernels.stored import FilePlace
 from sigmerge.progress import Progress
 from sigmerge.words import reason
 

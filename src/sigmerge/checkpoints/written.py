@@ -19,15 +19,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sigmerge._native import ReadFailed, read_summed
 from sigmerge.files.digests import combined, leaf_rule
 from sigmerge.files.regular import begin_sync
 from sigmerge.kernels import Array
-from sigmerge.kernels.window import SUMMED_AT_ONCE, ReadFailed, read_summed
+from sigmerge.kernels.rooms import room
 from sigmerge.progress import Progress, silent
 
 READ_BACK = 1 << 24
 """Bytes of a shard that a thread reads back at a time, a multiple of leaves: few enough that all
 threads end at about the same time."""
+SUMMED_AT_ONCE = 1 << 22
+"""Bytes of a shard that are read at a time, as many as a leaf of a digest: threads that take fewer
+wait for Python's lock more often."""
+WORD = 8
+"""Bytes of a checksum's word, which may begin before what is read."""
 GIVEN = 1 << 26
 """Bytes of a shard that the disk is given at a time."""
 
@@ -227,9 +233,11 @@ def _touched(begin: int, end: int, length: int) -> range:
 
 
 def _read_all(handle: int, begin: int, end: int, places: Array, totals: Array) -> Iterator[Array]:
-    """Bytes of a shard, some at a time; the checksums of pieces grow."""
+    """Bytes of a shard, some at a time, each valid until the next; the checksums of pieces grow."""
     for at in range(begin, end, SUMMED_AT_ONCE):
-        yield read_summed(handle, at, min(SUMMED_AT_ONCE, end - at), places, totals)
+        held = room(WORD + min(SUMMED_AT_ONCE, end - at), np.uint8, "read back")
+        read_summed(handle, at, held, places, totals)
+        yield held[WORD:]
 
 
 def _covers(pieces: Iterable[Sequence[int]], nbytes: int) -> bool:

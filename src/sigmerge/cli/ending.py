@@ -43,7 +43,7 @@ _NO_THREAD = (
     "is limited (ulimit -v, ulimit -u). Fewer --threads need less."
 )
 _LIBRARIES = (
-    "ACCELERATE_", "CUBLAS_", "CUDA_", "HF_", "KMP_", "LD_PRELOAD", "MKL_", "NUMBA_", "NVIDIA_",
+    "ACCELERATE_", "CUBLAS_", "CUDA_", "HF_", "KMP_", "LD_PRELOAD", "MKL_", "NVIDIA_",
     "OMP_", "OPENBLAS_", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTORCH_", "RAY_", "TOKENIZERS_",
     "TORCH", "TRANSFORMERS_", "TRITON_", "VLLM_",
 )  # fmt: skip

@@ -16,8 +16,6 @@ def main() -> None:
     streams.stop_nothing()
     # No command needs plugins of pydantic's; it would look for them in every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # For who looks for a fault in loops of his own; ours work compiled alone.
-    os.environ.pop("NUMBA_DISABLE_JIT", None)
     if os.path.expanduser("~") == "~":  # noqa: PTH111  (nothing names a home; pathlib would raise)
         _keep_among_temporary()
 
@@ -33,7 +31,7 @@ def main() -> None:
 
 
 def _keep_among_temporary() -> None:
-    """For a user whose home nothing names, as in many containers; loops ask for a cache, too."""
+    """For a user whose home nothing names, as in many containers."""
     if "SIGMERGE_CACHE" not in os.environ:
         from sigmerge.files.cache import cache_place
 

@@ -27,10 +27,10 @@ from sigmerge.kernels import TILE, Array, staging, tensors
 from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
 from sigmerge.kernels.parts import PartSums
 from sigmerge.kernels.signature import signature
-from sigmerge.kernels.stored import BF16, CODE, address_of
+from sigmerge.kernels.staging import Drain
+from sigmerge.kernels.stored import BF16, CODE, MEMORY, FilePlace, address_of
 from sigmerge.kernels.tensor_claims import TensorClaims, TileCopies, sizes
 from sigmerge.kernels.tensors import Tensors
-from sigmerge.kernels.window import MEMORY, Drain, FilePlace, check_read, none_failed
 
 if TYPE_CHECKING:
     from sigmerge.kernels.algebra import Algebra
@@ -204,12 +204,11 @@ class Gpu:
 
         They are computed, or will be by the calling thread's stream.
         """
-        of_bytes, place = target._replace(width=1), values.data_ptr()
         if self._device.type != "cuda":
-            end = begun + values.nbytes
-            return bool(staging.write_memory(of_bytes, place, begun, end))
+            return staging.write_memory(target, _at(values.data_ptr(), values.nbytes), begun)
         ring, stream = self._own_ring().table, self._own_stream().cuda_stream
-        return staging.drain(place, values.nbytes, ring, SLOT_BYTES, stream, begun, of_bytes)
+        place = values.data_ptr(), values.nbytes
+        return staging.drain(*place, ring, SLOT_BYTES, stream, begun, target)
 
     def give(self, values: torch.Tensor, out: Array) -> None:
         """Copy results to where they belong; it is done when the stream is."""
@@ -346,16 +345,14 @@ class Gpu:
                 _read(address, there.data_ptr() + place, count)
             return
         ring, stream = self._own_ring(), self._own_stream().cuda_stream
-        failed, place = none_failed(), there.data_ptr()
-        staging.send(_sources(spans), place, ring.table, SLOT_BYTES, stream, failed)
         with named_reads():
-            check_read(failed)
+            staging.send(_sources(spans), there.data_ptr(), ring.table, SLOT_BYTES, stream)
 
     def _own_ring(self) -> _Ring:
         """The ring of the calling thread."""
         if not hasattr(self._local, "ring"):
             try:
-                staging.load_driver()
+                staging.driver()
             except RuntimeError as error:
                 advice = "Install the driver, or use --device cpu."
                 raise RecipeError(f"--device cuda: {error}. {advice}") from None

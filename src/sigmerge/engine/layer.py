@@ -13,8 +13,7 @@ from sigmerge.engine.stream import Direct, Source, rounded
 from sigmerge.kernels import Array, claim
 from sigmerge.kernels.claim import CLAIM_TILE, Admission, Admitted
 from sigmerge.kernels.convert import STORAGE
-from sigmerge.kernels.stored import CODE, address_of
-from sigmerge.kernels.window import MEMORY
+from sigmerge.kernels.stored import CODE, MEMORY, address_of
 from sigmerge.operators.base import Site
 
 PIECE = 32

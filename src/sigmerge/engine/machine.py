@@ -65,7 +65,7 @@ class Meter:
 def versions() -> dict[str, str]:
     import numpy as np
 
-    found = {"sigmerge": _sigmerge(), "numpy": np.__version__, "numba": version("numba")}
+    found = {"sigmerge": _sigmerge(), "numpy": np.__version__}
     return {"python": platform.python_version(), **found}
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sigmerge._native import ReadFailed as NativeReadFailed
+from sigmerge._native import ReadFailed
 from sigmerge.errors import PoolError
 from sigmerge.files.mapped import mapped_at, opened_as
 from sigmerge.kernels import Array
-from sigmerge.kernels.stored import address_of
-from sigmerge.kernels.window import FilePlace, ReadFailed
+from sigmerge.kernels.stored import FilePlace, address_of
 
 
 @contextmanager
@@ -18,7 +17,7 @@ def named_reads() -> Iterator[None]:
     """PoolError with the file's name where a loop could not read one."""
     try:
         yield
-    except (ReadFailed, NativeReadFailed) as failure:
+    except ReadFailed as failure:
         raise PoolError(
             f"{opened_as(failure.descriptor) or failure}: became shorter while it was read, or its "
             "disk fails. Nothing is published. Put the whole file back, then run the same command "

@@ -27,9 +27,17 @@ from sigmerge.kernels.merge import Formula
 from sigmerge.kernels.parts import PartMarks, PartSums, part_marks
 from sigmerge.kernels.rooms import room
 from sigmerge.kernels.select import MAGNITUDE
-from sigmerge.kernels.stored import CODE, address_of, is_finite, load_rows, table
+from sigmerge.kernels.staging import Drain, drain_from
+from sigmerge.kernels.stored import (
+    CODE,
+    MEMORY,
+    FilePlace,
+    address_of,
+    is_finite,
+    load_rows,
+    table,
+)
 from sigmerge.kernels.sums import add_scaled
-from sigmerge.kernels.window import DRAINED, MEMORY, Drain, FilePlace, drain_from
 from sigmerge.operators.base import Operator, Pass, Passes, Site, Tile
 
 if TYPE_CHECKING:
@@ -221,7 +229,7 @@ class StreamChunk:
         """Merge the chunk into its file; False if it must be merged otherwise, or once more."""
         kind, target = STORAGE[dtype], direct.target(self.site.tensor)
         strips = (self.strip * kind.itemsize, self.step * kind.itemsize)
-        if target is None or self.strip > DRAINED or any(s % 8 for s in strips):
+        if target is None or any(s % 8 for s in strips):
             return False
         found = self._device_wrote(formula, kind, target) if self.device else None
         if self.device is None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from sigmerge import _native
 from sigmerge.files.regular import is_regular
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -49,8 +50,7 @@ def _closure_digest(module: str) -> str:
         file = _file_of(name)
         assert file is not None
         made.update(f"{name}\0".encode() + file.read_bytes() + b"\0")
-    for compiled in sorted(PACKAGE.glob("_native*")):
-        made.update(compiled.read_bytes() if compiled.is_file() else b"")
+    made.update(Path(_native.__file__).read_bytes())
     return made.hexdigest()[:24]
 
 

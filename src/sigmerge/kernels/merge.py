@@ -17,6 +17,10 @@ from sigmerge.kernels import Array
 
 KEEP_ALL, TRIM, DROP, PRUNE, BAND, RANK, SELECT, MARKED = 0, 1, 2, 3, 4, 5, 6, 7
 SUM, DISJOINT, OVERLAPS, AGREEING = 0, 1, 2, 3
+ALL: Final = -1
+"""A threshold or bound of an expert that keeps all its entries."""
+ANY_TIES: Final = 2**62
+"""More ties than there can be."""
 NORM: Final = 3
 LEAD: Final = 4
 """Kinds of output beside the stored types, which are one number and no values: the ℓ1 norm of the

@@ -22,7 +22,6 @@ import numpy as np
 
 from sigmerge import _native
 from sigmerge.kernels import Array, rooms
-from sigmerge.kernels.jit import part
 
 HIGH_BINS = 1 << 16
 HIGH_PLACES = 2 * HIGH_BINS
@@ -46,14 +45,6 @@ class Cut(NamedTuple):
 
     threshold: int
     ties: int
-
-
-@part
-def high_place(bits: np.uint32) -> np.uint32:
-    """Where `count_high` counts a pattern. The order of places is that of magnitudes."""
-    magnitude = np.uint32(bits & MAGNITUDE)
-    others = np.uint32(magnitude & np.uint32(LOW_BINS - 1) != np.uint32(0))
-    return np.uint32(((magnitude >> np.uint32(LOW_BITS)) << np.uint32(1)) | others)
 
 
 def count_high(

@@ -19,8 +19,8 @@ from torch import Tensor
 from sigmerge.kernels import Array, claim, tensors
 from sigmerge.kernels.claim import Admission, Admitted, Settlement, TileTable
 from sigmerge.kernels.select import LOW_BINS, LOW_BITS, MAGNITUDE
-from sigmerge.kernels.stored import F32
-from sigmerge.kernels.window import DRAINED, MEMORY, Drain
+from sigmerge.kernels.staging import Drain
+from sigmerge.kernels.stored import F32, MEMORY
 
 ENOUGH = 1 << 22
 """Coordinates of a sample; of a block that has more, strips of fewer tiles are counted."""
@@ -289,7 +289,7 @@ class TensorClaims:
 def drain_to(target: Array) -> Drain:
     """A row of members as a drain; of memory its position is the address."""
     kind, descriptor, position = target.tolist()
-    return Drain(descriptor, position, 4 if kind == F32 else 2, DRAINED, np.zeros(1, np.uint64))
+    return Drain(descriptor, position, 4 if kind == F32 else 2, np.zeros(1, np.uint64))
 
 
 def sizes(kinds: Array, edges: Array) -> Array:

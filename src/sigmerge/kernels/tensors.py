@@ -20,6 +20,8 @@ from torch import Tensor
 from sigmerge.kernels import LANES, SAMPLE_RUN, Array, geometry, select
 from sigmerge.kernels import merge as loops
 from sigmerge.kernels.merge import (
+    ALL,
+    ANY_TIES,
     BAND,
     DISJOINT,
     DROP,
@@ -37,7 +39,6 @@ from sigmerge.kernels.merge import (
 from sigmerge.kernels.parts import PartMarks, PartSums
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.stored import BF16, F16, F32
-from sigmerge.kernels.thinning import ALL, ANY_TIES
 
 Tensors: TypeAlias = Sequence[Tensor] | Tensor
 """The members' values of a chunk as they are stored, in the order of a kernel's table: the rows of

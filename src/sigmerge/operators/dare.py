@@ -10,7 +10,6 @@ import numpy as np
 
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.philox import keep_below, key_of
-from sigmerge.kernels.thinning import ALL
 from sigmerge.operators.base import (
     ELECT,
     INT8_MASK,
@@ -64,7 +63,7 @@ class DareLinear(Thinned):
             "thin": kernels.DROP,
             "draws": np.array([
                 [*key_of(site.seed, "dare", expert, site.tensor),
-                 ALL if density >= 1 else keep_below(density)]
+                 kernels.ALL if density >= 1 else keep_below(density)]
                 for expert, density in zip(site.experts, site.settings["density"], strict=True)
             ], np.int64),
         }  # fmt: skip

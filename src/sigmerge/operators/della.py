@@ -10,7 +10,6 @@ import numpy as np
 
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.philox import key_of
-from sigmerge.kernels.thinning import ALL
 from sigmerge.operators.base import Chunk, Parameter, Site
 from sigmerge.operators.thinned import Thinned, family
 
@@ -65,7 +64,7 @@ class DellaLinear(Thinned):
             "thin": kernels.RANK,
             "draws": np.array([
                 [*key_of(site.seed, "della", expert, site.tensor),
-                 ALL if share >= 1 else share > 0]
+                 kernels.ALL if share >= 1 else share > 0]
                 for expert, share in zip(site.experts, density, strict=True)
             ], np.int64),
             "odds": np.stack([density - epsilon, density + epsilon], 1),

@@ -10,8 +10,7 @@ import numpy as np
 
 from sigmerge.kernels import Array, select
 from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.merge import Formula
-from sigmerge.kernels.thinning import ALL, ANY_TIES
+from sigmerge.kernels.merge import ALL, ANY_TIES, Formula
 from sigmerge.operators.base import (
     ELECT,
     INT8_MASK,
