@@ -298,7 +298,8 @@ def test_the_import_rules_can_see() -> None:
 
 
 HEAVY = (
-    "numpy", "sigmerge._native", "torch", "pydantic", "yaml", "transformers", "safetensors", "jinja2",
+    "numpy", "sigmerge._native", "torch", "pydantic", "yaml", "transformers", "safetensors",
+    "jinja2",
 )  # fmt: skip
 
 

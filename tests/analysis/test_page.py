@@ -43,6 +43,13 @@ def titles(page: str) -> list[str]:
     return re.findall(r"<h4>(.*?)</h4>", page)
 
 
+def table_of(page: str, title: str) -> list[list[str]]:
+    """The cells of a figure's table, without its heads."""
+    [rows] = re.findall(rf"<h4>{title}</h4>.*?<tbody>(.*?)</tbody>", page, re.S)
+    each = re.findall(r"<tr>(.*?)</tr>", rows, re.S)
+    return [re.findall(r">([^<>\n]+)<", row) for row in each]
+
+
 def test_full_page_has_every_figure():
     page = render([samples.run("TIES")])
     assert titles(page) == [
@@ -54,6 +61,8 @@ def test_full_page_has_every_figure():
         "Shares and claim order",
         "Budget",
         "Claimed coordinates",
+        "Occupancy over depth",
+        "Layer 0, turn by turn",
         "Admitted mass",
     ]
     # Each with its table.
@@ -170,6 +179,44 @@ def changed(run: PageRun, **values: object) -> PageRun:
     return replace(run, plan=type(run.plan).model_validate({**run.plan.as_json(), **values}))
 
 
+def test_the_turns_of_a_layer_are_its_claims_in_claim_order():
+    """Each domain finds free what the earlier ones left, in the layer that opens most."""
+    run = samples.run("TIES")
+    plan = run.plan
+    layer = max(range(6), key=lambda i: sum(plan.claimed[i]))
+    page = render([run])
+    [table] = re.findall(
+        rf"<h4>Layer {layer}, turn by turn</h4>.*?<tbody>(.*?)</tbody>", page, re.S
+    )
+    cells = [re.findall(r">([^<>\n]+)<", row) for row in re.findall(r"<tr>(.*?)</tr>", table, re.S)]
+    free = plan.coordinates[layer]
+    for turn, (name, shown) in enumerate(zip(plan.order, cells, strict=True), start=1):
+        place = list(samples.DOMAINS).index(name)
+        claim = plan.claimed[layer][place]
+        numbers = [plan.quota[layer][place], free, claim, free - claim]
+        free -= claim
+        mass = f"{plan.admitted_mass[layer][place]:,.3f}"
+        assert shown == [f"{turn}. {name}", *(f"{number:,}" for number in numbers), mass]
+    assert f"{free:,} stay free" in page
+
+
+def test_occupancy_over_depth_adds_up_to_what_is_claimed():
+    run = samples.run("TIES")
+    plan = run.plan
+    page = render([run])
+    for i, shown in enumerate(table_of(page, "Occupancy over depth")):
+        size = plan.coordinates[i]
+        parts = [plan.claimed[i][list(samples.DOMAINS).index(name)] / size for name in plan.order]
+        wanted = [*parts, sum(parts), plan.capacity[i]]
+        assert shown == [str(i), *(f"{100 * part:.2f}" for part in wanted)]
+
+
+def test_a_control_that_claims_anything_else_is_drawn_without_the_papers_rule():
+    run = changed(samples.run("TIES"), variant="random_mask")
+    page = render([run])
+    assert "turn by turn" in page and "where its expert moved furthest" not in page
+
+
 def test_no_deficit_is_said():
     run = samples.run("TIES")
     nothing = dict.fromkeys(samples.DOMAINS, 0.0)
@@ -177,6 +224,7 @@ def test_no_deficit_is_said():
     values = {"deficit": nothing, "share": nothing, "claimed": zeros, "admitted_mass": zeros}
     page = render([changed(run, **values)])
     assert "the anchor is returned unchanged" in page
+    assert "turn by turn" not in page and "Occupancy over depth" not in page
 
 
 @pytest.mark.parametrize(

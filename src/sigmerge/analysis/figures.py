@@ -84,6 +84,8 @@ def sections(plan: Drawn, scores: PairedScores | None, kinds: DomainClasses) -> 
         "Sequential occupancy": [
             budget(plan, names, kinds),
             claimed(plan, names, kinds),
+            occupancy(plan, names, kinds),
+            turns(plan, names, kinds),
             admitted_mass(plan, names, kinds),
         ],
     }
@@ -369,6 +371,88 @@ def claimed(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure |
         _heat("Claimed coordinates, layer by domain", counts, names, kinds, facts, printed),
         _layer_grid(names, [[f"{count:,}" for count in row] for row in counts]),
     )
+
+
+def occupancy(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
+    """Of every layer the part that each domain has claimed, in claim order from the bottom."""
+    if not plan.coordinates or not any(map(any, plan.claimed)):
+        return None
+    order = _in_claim_order(plan, names)
+    places = [names.index(name) for name in order]
+    parts = [
+        [row[d] / size for d in places]
+        for row, size in zip(plan.claimed, plan.coordinates, strict=True)
+    ]
+    whole = [sum(row) for row in parts]
+    opened = [percent(c) for c in plan.capacity] or [""] * len(whole)
+    tips = [
+        svg.tip(
+            f"Layer {i}",
+            *((name, f"{percent(part)} %") for name, part in zip(order, row, strict=True)),
+            ("together", f"{percent(whole[i])} %"),
+            *([("capacity C", f"{opened[i]} %")] if plan.capacity else []),
+        )
+        for i, row in enumerate(parts)
+    ]
+    high, low = _extremes(whole)
+    rows = [
+        (str(i), *map(percent, row), percent(whole[i]), opened[i]) for i, row in enumerate(parts)
+    ]
+    return Figure(
+        "Occupancy over depth",
+        "The part of a layer's coordinates that the domains have claimed, the first to claim at "
+        f"the bottom: {percent(whole[high])} % of layer {high}, {percent(whole[low])} % of layer "
+        f"{low}. The rest stays the anchor's.",
+        svg.columns(
+            "Occupancy over depth", parts, [kinds[n] for n in order], tips, "{:.0%}".format
+        ),
+        Grid(("layer", *order, "together (%)", "capacity C (%)"), rows),
+        [(f"key-disc {kinds[name]}", name) for name in order],
+    )
+
+
+def turns(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure | None:
+    """The claims of one layer, the fullest, domain after domain."""
+    if not plan.coordinates or not any(map(any, plan.claimed)):
+        return None
+    layer = max(range(len(plan.claimed)), key=lambda i: sum(plan.claimed[i]) / plan.coordinates[i])
+    heads = ("quota k", "free before", "claimed", "free after", "admitted mass")
+    size, taken, marks, rows = plan.coordinates[layer], 0, [], []
+    for turn, name in enumerate(_in_claim_order(plan, names), start=1):
+        d = names.index(name)
+        count = plan.claimed[layer][d]
+        cells = [
+            f"{plan.quota[layer][d]:,}" if plan.quota else "",
+            f"{size - taken:,}",
+            f"{count:,}",
+            f"{size - taken - count:,}",
+            f"{plan.admitted_mass[layer][d]:,.3f}" if plan.admitted_mass else "",
+        ]
+        facts = [(head, cell) for head, cell in zip(heads, cells, strict=True) if cell]
+        printed = f"{100 * count / size:.1f} %"
+        marks.append(
+            svg.Turn(
+                f"{turn}. {name}", kinds[name], taken / size, count / size, printed,
+                svg.tip(f"Layer {layer}, turn {turn}: {name}", *facts),
+            )
+        )  # fmt: skip
+        rows.append((f"{turn}. {name}", *cells))
+        taken += count
+    rule = ", of them those where its expert moved furthest" if _as_in_paper(plan) else ""
+    return Figure(
+        f"Layer {layer}, turn by turn",
+        f"Sequential occupancy in the layer that opens most. Grey is what was claimed before: each "
+        f"domain claims its quota among the coordinates that are still free{rule}. Of {size:,}, "
+        f"{size - taken:,} stay free.",
+        svg.turns(f"Occupancy of layer {layer}, turn by turn", marks),
+        Grid(("turn", *heads), rows),
+    )
+
+
+def _in_claim_order(plan: Drawn, names: Sequence[str]) -> list[str]:
+    """The domains as they claim; those without a claim last."""
+    first = [name for name in plan.order if name in names]
+    return [*first, *(name for name in names if name not in first)]
 
 
 def admitted_mass(plan: Drawn, names: Sequence[str], kinds: DomainClasses) -> Figure | None:

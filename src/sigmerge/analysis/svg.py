@@ -56,6 +56,18 @@ class BeforeAfter:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """One of several who take parts of a whole one after another: taken before, and now."""
+
+    label: str
+    kind: str
+    before: float
+    now: float
+    printed: str
+    tip: Tip
+
+
+@dataclass(frozen=True)
 class Outline:
     """One closed line of a radar, a value and a tip per axis."""
 
@@ -198,6 +210,40 @@ def bars(title: str, rows: Sequence[Bar]) -> Markup:
         ]
         parts.append(tag("g", *band, kind="band", data_tip=bar.tip))
     return drawing(top + tall * len(rows) + 4, title, parts)
+
+
+def turns(title: str, rows: Sequence[Turn]) -> Markup:
+    """A bar per turn over the whole: grey was taken before, the colour is taken now."""
+    tall, top, room = 34.0, 4.0, 56.0
+    scale = CHART_WIDTH - GUTTER - room - 8
+    bottom = top + tall * len(rows)
+    parts = []
+    for i, turn in enumerate(rows):
+        middle = top + tall * (i + 0.5)
+        at = {"y": middle - 9, "height": 18.0}
+        parts += [
+            tag(
+                "g",
+                _hit(0, top + tall * i, CHART_WIDTH, tall),
+                *_name(turn.label, turn.kind, middle),
+                tag("rect", x=float(GUTTER), width=scale, **at, kind="grid"),
+                tag(
+                    "rect", x=float(GUTTER), width=scale * turn.before, **at,
+                    kind="fill level", fill_opacity=0.3,
+                ),
+                tag(
+                    "rect", x=GUTTER + scale * turn.before, width=scale * turn.now, **at,
+                    kind=f"fill {turn.kind}",
+                ),
+                text(GUTTER + scale + 8, middle + 4, turn.printed, "value"),
+                kind="band",
+                data_tip=turn.tip,
+            )
+        ]  # fmt: skip
+    for part in (0.0, 0.25, 0.5, 0.75, 1.0):
+        at_part = GUTTER + scale * part
+        parts.append(text(at_part, bottom + 18, f"{100 * part:.0f}", "tick", "middle"))
+    return drawing(bottom + 26, title, parts)
 
 
 def pairs(title: str, rows: Sequence[BeforeAfter]) -> Markup:
