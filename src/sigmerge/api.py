@@ -393,11 +393,16 @@ def extract(
     return _with_progress(how, lambda o: _done(ExtractJob(*folders, o, rank, energy)))
 
 
-def inspect(checkpoint: PathName, *, allow_pickle: bool = False) -> Inspected:
-    """What the headers and texts of a checkpoint, or of model+adapter, say. Reads no tensor."""
-    from sigmerge.jobs.look import inspect_checkpoint
+def inspect(checkpoint: PathName, *others: PathName, allow_pickle: bool = False) -> Inspected:
+    """What the headers and texts of a checkpoint, or of model+adapter, say. Reads no tensor.
 
-    return inspect_checkpoint(Path(checkpoint), Options(allow_pickle=allow_pickle))
+    With others: `warnings` has what their configurations compute otherwise. A folder with
+    reference/ and the experts stands for all of them.
+    """
+    from sigmerge.jobs.look import inspect_checkpoints
+
+    folders = [Path(each) for each in (checkpoint, *others)]
+    return inspect_checkpoints(folders, Options(allow_pickle=allow_pickle))
 
 
 def diff(one: PathName, other: PathName, **how: Unpack[Keywords]) -> ModelDifference:

@@ -298,7 +298,11 @@ class Extracted(Part):
 
 
 class Inspected(Part):
-    """What the headers and texts of a checkpoint say. `dtypes` counts parameters by their type."""
+    """What the headers and texts of a checkpoint say. `dtypes` counts parameters by their type.
+
+    `settings` is what its configuration says of the computation. `others` are checkpoints that were
+    looked at with it, `warnings` what their configurations say otherwise.
+    """
 
     folder: str
     architecture: str
@@ -312,6 +316,9 @@ class Inspected(Part):
     embedding: tuple[int, ...]
     tied: bool
     tokens: int | None
+    settings: Mapping[str, Any] = {}
+    others: tuple["Inspected", ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class DifferingPart(Part):

@@ -368,21 +368,6 @@ def test_deep_finds_a_changed_value_of_a_repair_of_slices(pool: PoolOnDisk, tmp_
     assert "recomputed" in {finding.check for finding in report.findings}
 
 
-def test_an_older_plan_of_slices_does_not_replay(pool: PoolOnDisk, tmp_path: Path) -> None:
-    """It names whole models: replayed with them it would write other numbers."""
-    recipe = placed({"repair": REPAIR, **REPAIRED["repeated"]}, pool)
-    sigmerge.merge({k: v for k, v in recipe.items() if k != "repair"}, tmp_path / "anchor")
-    sigmerge.repair(recipe, tmp_path / "out", anchor=tmp_path / "anchor")
-    plan = tmp_path / "out/sigmerge/plan.json"
-    content = json.loads(plan.read_text())
-    del content["slices"]
-    plan.write_text(json.dumps(content))
-    with pytest.raises(RecipeError, match="repairs a stack of slices"):
-        sigmerge.replay(plan, tmp_path / "again")
-    (report,) = sigmerge.verify(tmp_path / "out", deep=True)
-    assert "slices" in report.skipped["recomputed"]
-
-
 def test_a_second_base_with_a_relative_path_is_verified_from_another_folder(
     pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

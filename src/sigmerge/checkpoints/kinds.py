@@ -461,6 +461,13 @@ def rules_of(config: Config) -> tuple[Rule, ...]:
     return (*own, *lists, *letters, *bound)
 
 
+def kinds_of(config: Config, depth: int) -> dict[str, Kinds]:
+    """Of every rule, the kinds of the layers; nothing of rules that bind them to their places."""
+    found = {rule.key: _read(rule, config, depth) for rule in rules_of(config)}
+    bound = ([None] * depth, list(range(depth)))
+    return {key: kinds for key, kinds in found.items() if kinds not in bound}
+
+
 def _undecided(config: Config) -> Iterator[str]:
     for listed, keys in ((LAYER_TYPES, ATTENTION_KEYS), (MLP_TYPES, EXPERT_KEYS)):
         if isinstance(config.get(listed), list):

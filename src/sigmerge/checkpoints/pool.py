@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.checkpoints.blocks import Stack
+from sigmerge.checkpoints.computed import disagreements
 from sigmerge.checkpoints.equal import same_bytes
 from sigmerge.checkpoints.folder import SHOWN, Checkpoint, is_head, open_checkpoint
 from sigmerge.checkpoints.header import Tensor
@@ -34,6 +35,8 @@ class Pool:
     added_tokens: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     """What a user should know about how the members were brought together."""
+    disagreements: tuple[str, ...] = ()
+    """Where the members' configurations compute something else (ruling 36)."""
 
     @property
     def layout(self) -> Checkpoint:
@@ -113,7 +116,9 @@ def open_pool(
         problems += _equal_to_reference(pool)
     if problems:
         raise PoolError("The checkpoints do not form a pool:", problems)
-    return pool
+    taken = "reference" if pool.reference else next(iter(pool.experts))
+    said = disagreements({name: m.config for name, m in pool.members.items()}, taken)
+    return replace(pool, disagreements=tuple(said))
 
 
 def together(reference: Checkpoint | None, experts: Mapping[str, Checkpoint]) -> Pool:

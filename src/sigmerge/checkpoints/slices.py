@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from sigmerge.checkpoints.computed import disagreements
 from sigmerge.checkpoints.folder import Checkpoint, is_before
 from sigmerge.checkpoints.header import Tensor
-from sigmerge.checkpoints.kinds import LayerSource, is_by_layer, with_kinds
+from sigmerge.checkpoints.kinds import LayerSource, is_by_layer, kinds_of, with_kinds
 from sigmerge.checkpoints.modules import LAYERLESS, ModulePart, config_key, depth_keys, module_part
 from sigmerge.checkpoints.pool import Pool, clash, listed, together
 from sigmerge.errors import PoolError
+from sigmerge.words import shown
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,45 @@ def stacked_pool(
         raw.untied,
         result,
         notes=raw.notes,
+        disagreements=tuple(_disagreements(members, slices, home)),
     )
+
+
+def _disagreements(
+    members: Mapping[str, Checkpoint], slices: Sequence[StackedSlice], home: Checkpoint
+) -> Iterator[str]:
+    """What the members compute otherwise than `home`, or than each other in one layer."""
+    configs = {name: member.config for name, member in members.items()}
+    taken = next((name for name, member in members.items() if member is home), "reference")
+    yield from disagreements({taken: home.config, **configs}, taken, kinds=False)
+    for module, pieces, parts in _modules(members, slices):
+        kinds = {name: _kinds(configs[name], module, parts[name]) for name in parts}
+        start = 0
+        for piece in pieces:
+            yield from _mixed(piece, kinds, start)
+            start += piece.depth
+
+
+def _kinds(config: Mapping[str, Any], module: str, part: ModulePart) -> Mapping[str, list[Any]]:
+    key = config_key(module or "text_decoder", config)
+    return {} if module in LAYERLESS else kinds_of(config[key] if key else config, part.stack.depth)
+
+
+def _mixed(
+    piece: StackedSlice, kinds: Mapping[str, Mapping[str, list[Any]]], start: int
+) -> Iterator[str]:
+    """Of every rule, the first layer of a slice that is made of layers of several kinds."""
+    for rule in kinds[piece.sources[0].member]:
+        for offset in range(piece.depth):
+            found = {
+                f"layer {source.first + offset} of {source.member}": of[rule][source.first + offset]
+                for source in piece.sources
+                if rule in (of := kinds[source.member])
+            }
+            if len({repr(kind) for kind in found.values()}) > 1:
+                told = ", ".join(f"{shown(kind)} in {layer}" for layer, kind in found.items())
+                yield f"{rule} of layer {start + offset}: {told}; the result takes the first"
+                break
 
 
 def _different_rows(result: Checkpoint) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -59,6 +59,8 @@ class Report:
     skipped: Mapping[str, str]
     findings: tuple[Finding, ...]
     extent: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    """What a user should know and is nothing wrong."""
 
     @property
     def ok(self) -> bool:
@@ -109,10 +111,14 @@ def verify_pool(
     experts: Mapping[str, Path],
     *,
     allow_pickle: bool = False,
+    strict: bool = False,
     threads: int = 1,
     progress: Progress = lambda what, done, total: None,
 ) -> Report:
-    """Check experts against the reference: same tensors, same vocabulary, finite numbers."""
+    """Check experts against the reference: same tensors, same vocabulary, finite numbers.
+
+    Configurations that compute something else are a warning, and with `strict` a problem.
+    """
     checks = _Checks(reference or next(iter(experts.values())))
     try:
         pool = open_pool(reference, experts, allow_pickle=allow_pickle)
@@ -125,8 +131,10 @@ def verify_pool(
     checks.add("vocabulary", _vocabularies({name: m.path for name, m in members.items()}))
     for name, member in members.items():
         checks.add("config", [Finding("config", name, f.problem) for f in _config(member)])
+    found = [Finding("computation", "members", told) for told in pool.disagreements]
+    checks.add("computation", found if strict else ())
     checks.add("numbers", _nonfinite(members, threads, progress))
-    return checks.report()
+    return replace(checks.report(), warnings=() if strict else pool.disagreements)
 
 
 class _Checks:

@@ -108,7 +108,8 @@ StrictData = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="A key that is passed over, or a benchmark without data, is an error, not a warning.",
+        help="A key that is passed over, a benchmark without data, or models whose configurations "
+        "compute something else are an error, not a warning.",
     ),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Override the recipe's seed.")]

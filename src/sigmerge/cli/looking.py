@@ -39,17 +39,32 @@ def init(
     show.emit({"recipe": str(recipe), "text": text}, as_json, lambda _: iter(lines))
 
 
-@app.command(epilog=examples("sigmerge inspect pool/math"))
-def inspect(checkpoint: Model, allow_pickle: Pickle = False, as_json: Json = False) -> None:
-    """Print what a checkpoint is: architecture, layers, sizes, types. Reads headers only."""
-    from sigmerge.jobs.look import inspect_checkpoint
+@app.command(epilog=examples("sigmerge inspect pool/math", "sigmerge inspect pool/"))
+def inspect(
+    checkpoints: Annotated[
+        list[Path], typer.Argument(help="Checkpoint folders, model+adapter, or a pool's folder.")
+    ],
+    allow_pickle: Pickle = False,
+    as_json: Json = False,
+) -> None:
+    """Print what checkpoints are: architecture, layers, sizes, types. Reads headers only.
+
+    Of several, what their configurations compute otherwise than the first's.
+    """
+    from sigmerge.jobs.look import inspect_checkpoints
     from sigmerge.jobs.options import Options
 
-    found = inspect_checkpoint(checkpoint, Options(allow_pickle=allow_pickle))
+    found = inspect_checkpoints(checkpoints, Options(allow_pickle=allow_pickle))
     show.emit(found, as_json, _inspected_lines)
 
 
 def _inspected_lines(found: Any) -> Iterator[str]:
+    for each in (found, *found.others):
+        yield from _checkpoint_lines(each)
+    yield from (f"warning: {text}" for text in found.warnings)
+
+
+def _checkpoint_lines(found: Any) -> Iterator[str]:
     yield f"{found.folder}: {found.architecture or 'no architecture is named'}"
     stack = f"{counted(found.layers, 'layer')} ({found.prefix}0 …)" if found.layers else "no layers"
     yield f"  {stack}, {counted(found.tensors, 'tensor')}"
@@ -61,6 +76,8 @@ def _inspected_lines(found: Any) -> Iterator[str]:
         yield f"  embedding of {' × '.join(map(str, found.embedding))}, {head}"
     tokens = "no tokenizer.json" if found.tokens is None else f"{found.tokens:,} tokens"
     yield f"  tokenizer: {tokens}"
+    if found.settings:
+        yield "  config: " + ", ".join(f"{key} {value}" for key, value in found.settings.items())
 
 
 @app.command(epilog=examples("sigmerge diff pool/reference pool/math"))

@@ -452,6 +452,14 @@ def verify(
         int | None,
         typer.Option("--seed", min=0, help="Draws the blocks; else another at every run."),
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="With --pool: configurations that compute something else "
+            "are a problem, not a warning.",
+        ),
+    ] = False,
     threads: Threads = 0,
     allow_pickle: Pickle = False,
     as_json: Json = False,
@@ -469,7 +477,7 @@ def verify(
         raise typer.BadParameter(f"--blocks is a number from 1 on or all, not {blocks!r}")
     count = None if blocks == "all" else int(blocks[:9])
     with show.progress(as_json) as bar:
-        how = options(threads, bar, allow_pickle=allow_pickle, rehash=True)
+        how = options(threads, bar, allow_pickle=allow_pickle, strict=strict, rehash=True)
         experts = {folder.name: folder for folder in folders[1:]}
         job = (
             VerifyPoolJob(folders[0], experts, how)

@@ -380,6 +380,7 @@ def report_lines(reports: Any) -> Iterator[str]:
         yield f"{report.folder}: {verdict}; checked {', '.join(checked)}"
         yield from (f"  not checked: {check}: {why}" for check, why in report.skipped.items())
         yield from (f"  problem: {finding}" for finding in report.findings)
+        yield from (f"  warning: {text}" for text in report.warnings)
 
 
 def no_lines(result: Any) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from sigmerge.checkpoints.adapter_folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, split_adapter
 from sigmerge.checkpoints.blocks import natural
+from sigmerge.checkpoints.computed import disagreements
 from sigmerge.checkpoints.folder import SHOWN, TURNED, Checkpoint, is_head, open_checkpoint
 from sigmerge.checkpoints.header import encode_header
 from sigmerge.checkpoints.layers import Layer
@@ -33,6 +34,7 @@ from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.identity import identify, unchanged
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Description, Options, Step
+from sigmerge.jobs.pools import say_before
 from sigmerge.jobs.work_folder import hidden
 from sigmerge.kernels import Array
 from sigmerge.method.low_rank import LowRank, truncated
@@ -104,7 +106,9 @@ class ExtractJob:
         pool = together(opened["base"], {"model": opened["model"]})
         if problems := differences("model", pool.experts["model"], pool.layout, outside=True):
             raise PoolError("The model is not one of this base:", problems)
-        return pool
+        found = disagreements({name: one.config for name, one in opened.items()}, "base")
+        say_before(found, self.options)
+        return replace(pool, disagreements=tuple(found))
 
     def describe(self) -> Description:
         pool = self.check()
@@ -157,7 +161,7 @@ class ExtractJob:
             kept=kept / total if total else 1.0,
             whole=tuple(sorted((*found.whole, *found.biases), key=natural)),
             bytes_written=size,
-            warnings=_warnings(found.left_out),
+            warnings=(*pool.disagreements, *_warnings(found.left_out)),
         )
 
     def _found(self, pool: Pool) -> _Found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.companions import TORCH_NAMES, vocabulary
+from sigmerge.checkpoints.computed import decides, disagreements, settings
 from sigmerge.checkpoints.equal import same_tensor
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import together
@@ -33,9 +34,30 @@ COMPARED_AT_ONCE = 1 << 20
 """Coordinates that are compared at a time."""
 
 
-def inspect_checkpoint(folder: Path, options: Options) -> Inspected:
-    """What headers and texts of a checkpoint, or of model+adapter, say. Reads no tensor."""
-    found = open_checkpoint(folder, allow_pickle=options.allow_pickle)
+def inspect_checkpoints(folders: Sequence[Path], options: Options) -> Inspected:
+    """What headers and texts of a checkpoint, or of model+adapter, say. Reads no tensor.
+
+    Of others it says the same, and where their configurations compute something else than the
+    first's. A folder with reference/ and experts stands for all of them.
+    """
+    listed = [each for folder in folders for each in _members(folder)]
+    opened = [open_checkpoint(each, allow_pickle=options.allow_pickle) for each in listed]
+    first, *others = [_inspected(each) for each in opened]
+    titles = [each.title for each in opened]
+    unlike = len(set(titles)) == len(titles)
+    configs = {(each.title if unlike else each.place): each.config for each in opened}
+    warnings = tuple(disagreements(configs, None))
+    return first.model_copy(update={"others": tuple(others), "warnings": warnings})
+
+
+def _members(folder: Path) -> list[Path]:
+    if (folder / "config.json").exists() or not (folder / "reference/config.json").is_file():
+        return [folder]
+    reference, experts = pool_folders(folder)
+    return [reference, *experts]
+
+
+def _inspected(found: Checkpoint) -> Inspected:
     words, sizes = vocabulary(found.path), Counter[str]()
     for tensor in found.tensors.values():
         sizes[TORCH_NAMES.get(tensor.dtype, tensor.dtype)] += tensor.size
@@ -53,6 +75,7 @@ def inspect_checkpoint(folder: Path, options: Options) -> Inspected:
         embedding=found.tensors[found.embedding].shape if found.embedding else (),
         tied=found.tied,
         tokens=len(words) if isinstance(words, dict) else None,
+        settings={key: v for key, v in settings(found.config).items() if decides(key, v)},
     )
 
 

@@ -36,7 +36,8 @@ class Options:
     durable: bool = True
     """Whether a result is on the disk before success is reported (fsync)."""
     strict: bool = False
-    """Whether a benchmark without data is an error."""
+    """Whether a benchmark without data, or models whose configurations compute something else, are
+    an error."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where weights are merged and compared."""
     progress: Progress = silent

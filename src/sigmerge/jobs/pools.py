@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.blocks import positions
 from sigmerge.checkpoints.companions import check_tokenizer, companion_files
+from sigmerge.checkpoints.computed import disagreements
 from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
 from sigmerge.checkpoints.inputs import digested, same_configuration
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
 from sigmerge.checkpoints.pool import Pool, clash, differences, open_pool
-from sigmerge.errors import PoolError, RecipeError
+from sigmerge.errors import PoolError, RecipeError, SigmergeWarning
 from sigmerge.files.digests import file_digests
 from sigmerge.files.identity import InputIdentity, identify
 from sigmerge.files.leaves import Leaves
@@ -49,7 +51,7 @@ def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
     vocabulary = _vocabulary(recipe)
     added = vocabulary.added if vocabulary else ()
     if (stacked := _stacked_pool(recipe, options, vocabulary)) is not None:
-        return replace(stacked, added_tokens=added), outside
+        return _said(replace(stacked, added_tokens=added), options), outside
     soup = recipe.operator is not None and not recipe.operator.needs_reference
     pool = open_pool(
         recipe.reference,
@@ -60,7 +62,21 @@ def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
         any_architecture=recipe.any_architecture,
         moved=_moving(vocabulary, [*([] if soup else ["reference"]), *recipe.experts]),
     )
-    return replace(pool, added_tokens=added), outside
+    return _said(replace(pool, added_tokens=added), options), outside
+
+
+def _said(pool: Pool, options: Options) -> Pool:
+    say_before(pool.disagreements, options)
+    return replace(pool, notes=(*pool.notes, *pool.disagreements))
+
+
+def say_before(disagreements: Sequence[str], options: Options) -> None:
+    """Say what configurations disagree about before a tensor is read; with `strict` refuse it."""
+    if options.strict and disagreements:
+        raise PoolError("The configurations of the models compute something else, which --strict "
+                        "refuses:", disagreements)  # fmt: skip
+    for text in disagreements:
+        warnings.warn(text, SigmergeWarning, stacklevel=2)
 
 
 def _vocabulary(recipe: Recipe) -> Vocabulary | None:
@@ -203,7 +219,7 @@ def open_repair_pool(recipe: Recipe, options: Options) -> Pool:
         raise PoolError("base_model is missing: task vectors need the reference checkpoint.")
     if (stacked := _stacked_pool(recipe, options, None)) is not None:
         _check_counterparts(stacked)
-        return stacked
+        return _said(stacked, options)
     pool = open_pool(
         recipe.reference,
         recipe.experts,
@@ -213,7 +229,7 @@ def open_repair_pool(recipe: Recipe, options: Options) -> Pool:
     )
     if pool.stack.depth == 0:
         raise PoolError(f"{pool.layout.path}: no numbered decoder stack found in the tensor names.")
-    return pool
+    return _said(pool, options)
 
 
 def _check_counterparts(pool: Pool) -> None:
@@ -244,7 +260,9 @@ def open_anchor(
     if problems:
         raise PoolError("The anchor is no merge of this pool:", problems)
     check_tokenizer(stored.path)
-    return stored
+    configs = {"reference": pool.layout.config, "anchor": stored.config}
+    say_before(told := disagreements(configs, "anchor"), options)
+    return replace(stored, notes=(*stored.notes, *told))
 
 
 def _misshapen(anchor: Checkpoint, layout: Checkpoint) -> list[str]:

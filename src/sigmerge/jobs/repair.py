@@ -241,7 +241,7 @@ class RepairJob:
             update=section.update,
             scale=section.scale,
             drop=None,
-            warnings=(*_notes(recipe, stored.path), *_unrepaired(pool)),
+            warnings=(*_notes(recipe, pool, stored), *_unrepaired(pool)),
         )
 
     def _plan(
@@ -251,7 +251,7 @@ class RepairJob:
         allocation = _allocate(self.section, recipe, measured, table)
         form, scale = _update(self.section, allocation)
         notes = [
-            *_notes(recipe, stored.path),
+            *_notes(recipe, pool, stored),
             *_unrepaired(pool),
             *missing_notes(table.missing),
         ]
@@ -351,11 +351,11 @@ def _stored_plan(anchor: Path) -> Path | None:
     return file if file.exists() else None
 
 
-def _notes(recipe: Recipe, anchor: Path) -> list[str]:
-    """Warnings of the recipe, and of the merge that made the anchor."""
-    file = _stored_plan(anchor)
+def _notes(recipe: Recipe, pool: Pool, anchor: Checkpoint) -> list[str]:
+    """Warnings of the recipe, of its pool and of the anchor, and of the merge that made this."""
+    file = _stored_plan(anchor.path)
     warned = read_plan(file).warnings if file else ()
-    return list(dict.fromkeys([*recipe.notes, *warned]))
+    return list(dict.fromkeys([*recipe.notes, *pool.disagreements, *anchor.notes, *warned]))
 
 
 def _unrepaired(pool: Pool) -> list[str]:

@@ -191,6 +191,7 @@ class VerifyPoolJob:
             self.reference,
             self.experts,
             allow_pickle=options.allow_pickle,
+            strict=options.strict,
             threads=options.threads,
             progress=options.progress,
         )
