@@ -19,6 +19,7 @@ from sigmerge.probing.expected import architecture_problems
 from sigmerge.probing.generate import load_model
 from sigmerge.probing.hidden import probe
 from sigmerge.probing.skeleton import _empty_model
+from tests.checkpoints.test_verify import listed
 from tests.probing import models
 
 
@@ -48,7 +49,7 @@ def test_what_transformers_would_miss_is_found(result: Path, damage: str) -> Non
     weights = load_file(result / "model.safetensors")
     change(weights)
     save_file(weights, result / "model.safetensors", {"format": "pt"})
-    report = verify_result(result, {}, None, architecture=architecture_problems(result))
+    report = verify_result(result, listed(result), None, architecture=architecture_problems(result))
     assert "architecture" in report.checked, report.skipped
     found = [str(finding) for finding in report.findings]
     assert found == ([f"architecture: {words}"] if words else [])
@@ -145,5 +146,5 @@ def test_whatever_a_library_raises_the_checkpoint_is_named(
 
 def test_another_depth_is_found_not_refused(tmp_path: Path) -> None:
     folder = with_depth(tmp_path / "deep", 9)
-    report = verify_result(folder, {}, None, architecture=architecture_problems(folder))
+    report = verify_result(folder, listed(folder), None, architecture=architecture_problems(folder))
     assert {finding.check for finding in report.findings} == {"config", "architecture"}
