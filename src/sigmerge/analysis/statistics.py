@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 DECIMALS = 12
 """Decimals to which numbers are compared."""
+
+
+def _stats() -> Any:
+    """SciPy's, which takes longer to load than all else and belongs to an extra."""
+    from scipy import stats
+
+    return stats
 
 
 def _level(values: ArrayLike) -> NDArray[np.float64]:
@@ -70,8 +77,8 @@ def wilcoxon(before: ArrayLike, after: ArrayLike) -> float:
         return float("nan")
     sizes = np.abs(difference)
     if np.unique(sizes).size == sizes.size:
-        return float(stats.wilcoxon(difference, alternative="two-sided", method="exact").pvalue)
-    doubled = np.round(2 * stats.rankdata(sizes)).astype(int)  # shared ranks are halves
+        return float(_stats().wilcoxon(difference, alternative="two-sided", method="exact").pvalue)
+    doubled = np.round(2 * _stats().rankdata(sizes)).astype(int)  # shared ranks are halves
     patterns = np.ones(1)  # how many have each sum of ranks, as a part of all
     for rank in doubled:
         patterns = (np.pad(patterns, (0, rank)) + np.pad(patterns, (rank, 0))) / 2
@@ -85,7 +92,7 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
     a, b = _level(x), _level(y)
     if a.size < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
-    return float(stats.spearmanr(a, b).statistic)
+    return float(_stats().spearmanr(a, b).statistic)
 
 
 def recovered_fraction(deficit: ArrayLike, gain: ArrayLike) -> float:
@@ -105,10 +112,10 @@ def t_interval(values: ArrayLike, level: float = 0.95) -> tuple[float, float]:
     sample = np.asarray(values, dtype=float)
     if sample.size < 2:
         return float("nan"), float("nan")
-    error = stats.sem(sample)
+    error = _stats().sem(sample)
     if error == 0:
         return float(sample.mean()), float(sample.mean())
-    low, high = stats.t.interval(level, sample.size - 1, loc=sample.mean(), scale=error)
+    low, high = _stats().t.interval(level, sample.size - 1, loc=sample.mean(), scale=error)
     return float(low), float(high)
 
 
@@ -121,7 +128,7 @@ def seed_summary(values: ArrayLike) -> SeedSummary:
 
 def cell_ranks(scores: Mapping[str, float]) -> dict[str, float]:
     """Ranks of the methods within one pool-domain cell, 1 the best; ties share their mean rank."""
-    ranks = stats.rankdata(-_level(list(scores.values())), method="average")
+    ranks = _stats().rankdata(-_level(list(scores.values())), method="average")
     return dict(zip(scores, map(float, ranks), strict=True))
 
 
@@ -150,7 +157,9 @@ def view_correlations(views: Mapping[str, Sequence[float]]) -> dict[tuple[str, s
 
 def entropy(share: ArrayLike) -> float:
     """Of the shares (or of what they are the parts of), in nats; a share of zero adds nothing."""
-    return float(stats.entropy(np.asarray(share, dtype=float))) if np.any(share) else 0.0
+    values = np.asarray(share, dtype=float)
+    part = values[values > 0] / values.sum()
+    return float(-np.sum(part * np.log(part)))
 
 
 def gini(share: ArrayLike) -> float:

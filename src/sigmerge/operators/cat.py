@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
+from sigmerge.errors import require
 from sigmerge.kernels import Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.algebra import PROCESSOR, Algebra, Matrix
@@ -172,6 +172,9 @@ def removal_basis(
 def _top(apply: Trim, size: int, rank: int, algebra: Algebra) -> tuple[Array, Array, float]:
     """The largest algebraic eigenpairs in memory, ascending, and the largest |eigenvalue|."""
     if size > max(algebra.dense, rank + 1):
+        require("CAT of wide layers", "models", "scipy")
+        from scipy.sparse.linalg import ArpackNoConvergence
+
         try:
             return _lanczos(lambda v: algebra.array(apply(algebra.matrix(v))), size, rank)
         except ArpackNoConvergence:
@@ -191,6 +194,8 @@ def _top(apply: Trim, size: int, rank: int, algebra: Algebra) -> tuple[Array, Ar
 def _lanczos(apply: Callable[[Array], Array], size: int, rank: int) -> tuple[Array, Array, float]:
     """Without forming the matrix. It is scaled and shifted into [0, 2], so that the solver's
     tolerance is relative to the largest |eigenvalue| and not to an eigenvalue near zero."""
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
     start = np.random.default_rng(0).standard_normal(size)
     if not apply(start).any():
         return np.zeros(0), np.zeros((size, 0)), 0.0
