@@ -23,11 +23,12 @@ import sigmerge as package
 from sigmerge.errors import PoolError, ScoreError
 from sigmerge.experiments import group
 from sigmerge.experiments.plan import _reads_exemplars, _search_items, plans
-from sigmerge.experiments.scoring import check_benchmarks
+from sigmerge.experiments.scoring import check_benchmarks, check_probes
 from sigmerge.experiments.store import STORE, open_read_only
 from sigmerge.experiments.suite import SHIPPED_EXPERIMENTS, load_suite
 from sigmerge.files.regular import remove
 from sigmerge.jobs.options import Options
+from sigmerge.jobs.probe import TEMPLATE, ProbeJob
 from sigmerge.operators.table import operator
 from sigmerge.recipe.scored import SearchSection
 from sigmerge.recipe.sections import CaptureSection
@@ -438,6 +439,30 @@ def test_the_papers_suite_is_refused_without_its_judge(
         check_benchmarks(place, suite, Options())
 
 
+def test_probes_that_are_not_what_the_suite_says_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ruling 30: the paper's suite states template and number, those of `probe build`."""
+    monkeypatch.chdir(tmp_path)
+    suite = load_suite("paper")
+    place = suite.pools()[0]
+    assert suite.section.probes is not None and suite.section.probes.template == TEMPLATE
+    for domain in DOMAINS:
+        rows = [json.dumps({"prompt": f"{domain} {i}"}) for i in range(25)]
+        Path(f"{domain}.jsonl").write_text("\n".join(rows))
+    ProbeJob(Path("probe.jsonl"), data=[Path(f"{domain}.jsonl") for domain in DOMAINS]).run()
+    check_probes(place, suite)
+    made = Path("probe.jsonl").read_text()
+    for wrong, words in (
+        (made.replace("### Response:", "### Answer:", 1), "line 1: does not follow the template"),
+        (made.split("\n", 1)[1], "math: 19 prompts, not 20"),
+        (made.replace('"domain": "math"', '"domain": "maths"', 1), "'maths' is no domain"),
+    ):
+        Path("probe.jsonl").write_text(wrong)
+        with pytest.raises(ScoreError, match=words):
+            check_probes(place, suite)
+
+
 SHAPES = {
     "meta-llama/Llama-3.2-3B": ("Llama", 28, 3072, 8192, 1024, 3072, 128256, True),
     "meta-llama/Llama-3.1-8B-Instruct": ("Llama", 32, 4096, 14336, 1024, 4096, 128256, False),
@@ -511,7 +536,10 @@ def test_the_papers_suite_passes_a_dry_run_on_folders_of_the_true_shapes(
         for domain in DOMAINS:
             hollow(tmp_path / "MergeBench" / f"{Path(reference).name}_{domain}", shape)
     assert [round(size / 1e9, 2) for size in sizes] == [3.21, 8.03, 2.61]
-    (tmp_path / "probe.jsonl").write_text('{"prompt": "w3 w4"}\n{"prompt": "w5"}\n')
+    probes = [(domain, TEMPLATE.replace("{prompt}", f"w{i}")) for domain in DOMAINS
+              for i in range(20)]  # fmt: skip
+    lines = [json.dumps({"prompt": prompt, "domain": domain}) for domain, prompt in probes]
+    (tmp_path / "probe.jsonl").write_text("\n".join(lines))
     for domain in DOMAINS:
         (tmp_path / "exemplars").mkdir(exist_ok=True)
         (tmp_path / f"exemplars/{domain}.jsonl").write_text('{"prompt": "w3", "response": "w4"}\n')

@@ -21,7 +21,7 @@ from sigmerge.engine.machine import Meter
 from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.experiments.group import GROUP_NAME, UNSCORED, Maker
 from sigmerge.experiments.plan import Group, PoolPlan, plans
-from sigmerge.experiments.scoring import check_benchmarks
+from sigmerge.experiments.scoring import check_benchmarks, check_probes
 from sigmerge.experiments.side_by_side import Team
 from sigmerge.experiments.store import ANALYSIS, STORE, RunStore, create, is_begun, open_read_only
 from sigmerge.experiments.suite import ExperimentSuite
@@ -77,6 +77,7 @@ class SuiteJob:
                 if recipe.search is not None:
                     require_search()
             check_benchmarks(plan.place, self.suite, self.options)
+            check_probes(plan.place, self.suite)
             check_repair(plan.plain, self.options)
             for setting in self.suite.variants():
                 recipe = plan.recipe(self.suite.anchors[0], 0, setting, 0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.command_line import named_files
 from sigmerge.files.digests import file_digests
+from sigmerge.files.documents import read_json_lines
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import check_domains, suite_and_how
 
@@ -34,6 +35,37 @@ def check_benchmarks(place: PoolPlace, suite: ExperimentSuite, options: Options)
     for mark in scored.benchmarks.values():
         mark.check_settings(how)
     check_domains(scored.domains, place.experts, f"{place.name}: evaluate.suite {scored.name}")
+
+
+def check_probes(place: PoolPlace, suite: ExperimentSuite) -> None:
+    """Whether the pool's probe file holds what the suite's `probes:` says, and nothing else."""
+    wanted, file = suite.section.probes, place.probe
+    if wanted is None:
+        return
+    if file is None:
+        raise ScoreError(f"{place.name}: probes: says what the probe file holds; name it by probe:")
+    before, after = wanted.template.split("{prompt}")
+    counts = dict.fromkeys(place.experts, 0)
+    problems = []
+    for number, row in read_json_lines(file, "probe prompts", ScoreError):
+        record = row if isinstance(row, dict) else {}
+        text, domain = str(record.get("prompt", "")), record.get("domain")
+        if domain in counts:
+            counts[domain] += 1
+        else:
+            problems.append(f"line {number}: {domain!r} is no domain of the pool")
+        if not (text.startswith(before) and text.endswith(after)):
+            problems.append(f"line {number}: does not follow the template")
+    problems += [
+        f"{domain}: {count} prompts, not {wanted.per_domain}"
+        for domain, count in counts.items()
+        if count != wanted.per_domain
+    ]
+    if problems:
+        raise ScoreError(
+            f"{file}: is not what probes: of the suite {suite.section.name} says; `sigmerge probe "
+            "build` makes it:", problems[:10],
+        )  # fmt: skip
 
 
 def digests_of(files: Sequence[Path]) -> list[str]:

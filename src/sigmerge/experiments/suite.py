@@ -119,6 +119,19 @@ class RepairsSection(Section):
         return self
 
 
+class ProbesSection(Section):
+    """What a probe file must hold: prompts of each domain, all through one template."""
+
+    per_domain: int = Field(ge=1)
+    template: str
+
+    @model_validator(mode="after")
+    def _has_a_prompt(self) -> ProbesSection:
+        if self.template.count("{prompt}") != 1:
+            raise ValueError("template: must say {prompt} once, where the prompt goes")
+        return self
+
+
 class SuiteSection(Section):
     """A whole suite, as its YAML file says it."""
 
@@ -126,6 +139,7 @@ class SuiteSection(Section):
     pools: list[str | PoolSection] = []
     experts: list[str] | None = None
     probe: str | None = None
+    probes: ProbesSection | None = None
     device: Literal["cpu", "cuda"] = "cpu"
     exemplars: str | None = None
     evaluate: dict[str, Any] | None = None
@@ -244,6 +258,7 @@ class ExperimentSuite:
     def key(self) -> str:
         """Names what is run on each pool; pools can be added to a store."""
         usual = {"device"} if self.section.device == "cpu" else set()
+        usual |= {"probes"} if self.section.probes is None else set()
         methods = (*self.anchors, *self.baselines)
         files = [m.content() for m in methods if m.recipe and _is_file(m.recipe)]
         return content_key([self.section.model_dump(exclude={"pools", *usual}), *files])
