@@ -34,7 +34,10 @@ EMBEDDING_MODULES = (
     "embed_tokens", "wte", "embed_in", "embeddings", "word_embeddings", "tok_embeddings", "shared",
 )  # fmt: skip
 """How models call the embedding of their tokens; those of positions and types have other names."""
-HEADLESS = re.compile("(Classification|QuestionAnswering|(?<!LMHead)(?<!MT)Model)$")
+HEADLESS = re.compile(
+    "(Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction|Regression|Retrieval|"
+    "Encoder|RewardModel|(?<!LMHead)(?<!MT)Model)$"
+)
 """Architectures without a head over tokens."""
 MASKED_HEADS = (
     "lm_head.decoder.weight", "predictions.decoder.weight", "vocab_projector.weight",
@@ -130,6 +133,11 @@ class Checkpoint:
         return same_tensor(self.tensors[self.head], self.tensors[self.embedding])
 
     @property
+    def headless(self) -> bool:
+        """Whether its architecture ends in hidden states, or in scores of classes."""
+        return HEADLESS.search(_architecture(self)) is not None
+
+    @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
@@ -192,7 +200,7 @@ def _tied_head(model: Checkpoint) -> str | None:
     if not model.tied or model.embedding is None:
         return None
     copies = [model.head] if model.head else _masked_copies(model)
-    if not copies and HEADLESS.search(_architecture(model)):
+    if not copies and model.headless:
         return None
     return copies[0] if copies else tied_head(model.embedding)
 

@@ -250,8 +250,9 @@ def _config(checkpoint: Checkpoint) -> Iterator[Finding]:
     said = config.get("dtype") or config.get("torch_dtype")
     if said and len(stored) == 1 and said not in (TORCH_NAMES[dtype] for dtype in stored):
         yield Finding("config", "dtype", f"{said}, the weights are {TORCH_NAMES[stored.pop()]}")
-    depth = config.get("num_hidden_layers")
-    if depth is not None and checkpoint.stack.depth and depth != checkpoint.stack.depth:
+    depth, more = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
+    known = (depth, depth + more) if isinstance(depth, int) and isinstance(more, int) else (depth,)
+    if depth is not None and checkpoint.stack.depth and checkpoint.stack.depth not in known:
         yield Finding("config", "num_hidden_layers",
                       f"{depth}, the weights have {checkpoint.stack.depth}")  # fmt: skip
     embedding, head = checkpoint.embedding, checkpoint.head
@@ -260,7 +261,7 @@ def _config(checkpoint: Checkpoint) -> Iterator[Finding]:
     rows = checkpoint.tensors[embedding].shape[0]
     if isinstance(size := config.get("vocab_size"), int) and size > rows:
         yield Finding("config", "vocab_size", f"{size}, {embedding} has {rows} rows")
-    if config.get("tie_word_embeddings") is False and head is None:
+    if config.get("tie_word_embeddings") is False and head is None and not checkpoint.headless:
         yield Finding("config", "tie_word_embeddings", "false, but no output head is stored")
     if config.get("tie_word_embeddings") and not checkpoint.tied:
         yield Finding("config", "tie_word_embeddings", f"true, but {head} differs from {embedding}")

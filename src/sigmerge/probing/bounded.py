@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,18 @@ class TooLarge(ValueError):
 
 
 @contextmanager
-def bounded(folder: Path | str) -> Iterator[None]:
-    """In this context transformers builds the folder's model; ValueError if it is far too large."""
+def bounded(model: Path | str | Mapping[str, Any], stored: int = MOST_LAYERS) -> Iterator[None]:
+    """In this context transformers builds a model; ValueError if it is far too large.
+
+    It is that of a folder, or of a configuration with so many `stored` tensors.
+    """
     from torch.nn.modules import module
 
-    counted, most = 0, _most_parts(Path(folder))
+    if isinstance(model, Mapping):
+        _check_layers(model)
+    else:
+        stored = _stored(Path(model))
+    counted, most = 0, 4 * stored + SPARE
 
     def count(*_: object) -> None:
         nonlocal counted
@@ -45,16 +52,15 @@ def bounded(folder: Path | str) -> Iterator[None]:
             hook.remove()
 
 
-def _most_parts(folder: Path) -> int:
+def _stored(folder: Path) -> int:
     try:
         _check_layers(read_json_object(folder / "config.json", "a configuration", PoolError))
-        stored = len(open_checkpoint(folder).tensors)
+        return len(open_checkpoint(folder).tensors)
     except PoolError:  # pickled weights, or none; whoever loads the model says so
-        stored = MOST_LAYERS
-    return 4 * stored + SPARE
+        return MOST_LAYERS
 
 
-def _check_layers(config: dict[str, Any]) -> None:
+def _check_layers(config: Mapping[str, Any]) -> None:
     for key, value in config.items():
         if isinstance(value, dict):
             _check_layers(value)

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from sigmerge.checkpoints.folder import open_checkpoint, read_json
+from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint, read_json
 from sigmerge.errors import SigmergeError
 from sigmerge.probing.bounded import TooLarge, bounded
 from sigmerge.probing.loading import model_class, quiet
 
+Problems = list[tuple[str, str]] | str
+"""Tensors with what is wrong about them; a text where transformers cannot say, and why."""
 
-def architecture_problems(folder: Path) -> list[tuple[str, str]] | str:
-    """Tensors with what is wrong about them; a text where transformers cannot say, and why.
+
+def architecture_problems(folder: Path) -> Problems:
+    """What is wrong about a folder's tensors and configuration, by transformers.
 
     transformers loads the model from tensors that have a shape and no values, so that what it
     renames, joins or ties counts as it does when the folder is used. Code that a checkpoint brings
     along is not run.
     """
+    try:
+        config, shapes = read_json(folder / "config.json"), _shapes(open_checkpoint(folder))
+    except SigmergeError as error:
+        return f"transformers cannot build the model ({_reason(error)})"
+    return stored_problems(config, shapes)
+
+
+def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    return {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+
+
+def stored_problems(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Problems:
+    """The same of tensors that would be stored with a configuration."""
     try:
         import torch
         from transformers import AutoConfig
@@ -28,18 +46,17 @@ def architecture_problems(folder: Path) -> list[tuple[str, str]] | str:
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # it reports in a table what is returned here
     try:
-        with quiet(), bounded(folder):
+        with TemporaryDirectory() as place, quiet(), bounded(config, len(shapes)):
+            (Path(place) / "config.json").write_text(json.dumps(config), "utf-8")
             try:
-                config = AutoConfig.from_pretrained(folder, local_files_only=True)
+                built = AutoConfig.from_pretrained(place, local_files_only=True)
             except Exception as error:
-                if _is_known(folder) and not isinstance(error, ImportError):
+                if _is_known(config) and not isinstance(error, ImportError):
                     return [("config.json", f"transformers cannot load it ({_reason(error)})")]
                 raise
-            stored = open_checkpoint(folder).tensors
-            weights = {n: torch.empty(t.shape, device="meta") for n, t in stored.items()}
-            kind = _class_of(config)
-            _, found = kind.from_pretrained(
-                None, config=config, state_dict=weights, device_map="meta",
+            weights = {n: torch.empty(shape, device="meta") for n, shape in shapes.items()}
+            _, found = _class_of(built).from_pretrained(
+                None, config=built, state_dict=weights, device_map="meta",
                 output_loading_info=True, ignore_mismatched_sizes=True,
             )  # fmt: skip
     except Exception as error:  # whatever a foreign configuration makes a library do
@@ -47,23 +64,19 @@ def architecture_problems(folder: Path) -> list[tuple[str, str]] | str:
             return [("weights", "transformers cannot join them; some are missing or of another "
                      "shape")]  # fmt: skip
         told = f"transformers cannot build the model ({_reason(error)})"
-        return [("config.json", told)] if _of_sizes(error) and _is_known(folder) else told
+        return [("config.json", told)] if _of_sizes(error) and _is_known(config) else told
     finally:
         logging.set_verbosity(level)
     return sorted(_problems(found))
 
 
-def _is_known(folder: Path) -> bool:
+def _is_known(config: Mapping[str, Any]) -> bool:
     """Whether transformers itself has the kind of model, which it must be able to build.
 
     Quantized weights may need a GPU for that.
     """
     from transformers import CONFIG_MAPPING
 
-    try:
-        config = read_json(folder / "config.json")
-    except SigmergeError:
-        return False
     foreign = config.keys() & {"auto_map", "quantization_config"}
     return not foreign and config.get("model_type") in set(CONFIG_MAPPING.keys())
 
@@ -78,12 +91,18 @@ def _reason(error: Exception) -> str:
 
 
 def _class_of(config: Any) -> Any:
-    """The class itself: an auto class takes no weights from memory."""
+    """The class that `architectures` names; without one, the first that knows the configuration.
+
+    It is the class itself: an auto class takes no weights from memory.
+    """
+    import transformers
+
+    for name in config.architectures or ():
+        named = getattr(transformers, name, None)
+        if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
+            return named
     found = model_class(config)._model_mapping[type(config)]
-    if not isinstance(found, tuple | list):
-        return found
-    named = set(config.architectures or ())
-    return next((one for one in found if one.__name__ in named), found[0])
+    return found[0] if isinstance(found, tuple | list) else found
 
 
 def _problems(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
