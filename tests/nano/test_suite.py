@@ -18,6 +18,9 @@ from sigmerge.nano.suite import ANSWER_STEPS, answer
 from tests.nano.measure import answers
 
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
 def test_batched_answers_are_those_of_generate() -> None:
     """The pool's scores are those of generation one prompt at a time, with no code of ours."""
     folder, limit = POOL / "reference", 8
