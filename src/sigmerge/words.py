@@ -74,7 +74,7 @@ def printable(text: str) -> str:
 
 def duration(seconds: float) -> str:
     """A time for people, to two digits; 0.1 s is the least."""
-    for unit, length in (("h", 3600), ("min", 60)):
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.2g} {unit}" if seconds < 100 * length else (
                 f"{seconds / length:.0f} {unit}")  # fmt: skip

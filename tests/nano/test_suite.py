@@ -17,7 +17,6 @@ from sigmerge.nano.files import POOL, load_items
 from sigmerge.nano.suite import ANSWER_STEPS, answer
 from tests.nano.measure import answers
 
-
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 

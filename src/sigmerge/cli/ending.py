@@ -19,7 +19,7 @@ from sigmerge.cli import merging, nano, operators, scoring, signals, tuning  # n
 from sigmerge.cli import experimenting  # noqa: F401  (its commands come after those above)
 
 # isort: split
-from sigmerge.cli import looking, mergekit, real  # noqa: F401  (the same)
+from sigmerge.cli import cache, looking, mergekit, real  # noqa: F401  (the same)
 
 # isort: split
 from sigmerge.cli.app import app

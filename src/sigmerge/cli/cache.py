@@ -1,0 +1,110 @@
+"""Commands that show, check and remove what is kept between runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sigmerge.cli import show
+from sigmerge.cli.app import Json, app, examples
+from sigmerge.words import duration, size
+
+cache = typer.Typer(
+    no_args_is_help=True,
+    help="Show, check or remove what is kept between runs.",
+    epilog=(
+        "Entries lie in the user's cache (SIGMERGE_CACHE names another place) and in the folder "
+        ".sigmerge beside a pool's members. SIGMERGE_CACHE_SIZE bounds each place, as 20G; what "
+        "was used longest ago goes first."
+    ),
+)
+app.add_typer(cache, name="cache")
+
+Pools = Annotated[
+    list[Path] | None,
+    typer.Option("--pool", help="Also what lies beside the members of this folder; repeatable."),
+]
+
+
+@cache.command("list", epilog=examples("sigmerge cache list --pool pool/"))
+def cache_list(pool: Pools = None, as_json: Json = False) -> None:
+    """Print every entry: what, of which checkpoint, size, age, and what made it."""
+    from sigmerge.jobs.cache import listing
+
+    show.emit(listing(pool or ()), as_json, _lines)
+
+
+@cache.command("verify", epilog=examples("sigmerge cache verify"))
+def cache_verify(pool: Pools = None, as_json: Json = False) -> None:
+    """Read every entry and name those that are damaged; no run uses these. Exit code 4 if any."""
+    from sigmerge.jobs.cache import listing
+
+    found = listing(pool or (), verify=True)
+    show.emit(found, as_json, _verified_lines)
+    if found.damaged:
+        raise typer.Exit(4)
+
+
+@cache.command(
+    "prune",
+    epilog=examples(
+        "sigmerge cache prune --older-than 30d", "sigmerge cache prune --larger-than 2GB"
+    ),
+)
+def cache_prune(
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", help="Not used for so long, as 30d or 12h.")
+    ] = None,
+    larger_than: Annotated[
+        str | None, typer.Option("--larger-than", help="Larger than this, as 500MB or 2GB.")
+    ] = None,
+    pool: Pools = None,
+    as_json: Json = False,
+) -> None:
+    """Remove entries that are old, or large, or where both are said both; damaged ones always."""
+    from sigmerge.jobs.cache import prune
+
+    done = prune(pool or (), older_than=older_than, larger_than=larger_than)
+    show.emit(done, as_json, _lines)
+
+
+@cache.command(
+    "clear", epilog=examples("sigmerge cache clear", "sigmerge cache clear --pool pool/")
+)
+def cache_clear(pool: Pools = None, as_json: Json = False) -> None:
+    """Remove all entries. Nothing is lost but the time to make them again."""
+    from sigmerge.jobs.cache import clear
+
+    show.emit(clear(pool or ()), as_json, _lines)
+
+
+def _lines(found: Any) -> Iterator[str]:
+    now = time.time()
+    for entry in sorted(found.entries, key=lambda entry: (entry.name, entry.of, entry.made)):
+        libraries = ", ".join(f"{name} {number}" for name, number in entry.runtime.items())
+        facts = [
+            size(entry.bytes),
+            f"made {duration(max(now - entry.made, 0))} ago",
+            f"used {duration(max(now - entry.used, 0))} ago",
+            *([f"under {libraries}"] if libraries else []),
+            *([] if entry.sound else ["damaged"]),
+        ]
+        yield f"{entry.name} of {entry.of or 'no model'}: {', '.join(facts)}"
+    number = len(found.entries)
+    count = f"{number:,} {'entry' if number == 1 else 'entries'}, {size(found.bytes)}"
+    if found.removed:
+        yield f"removed {count}"
+    else:
+        yield f"{count} in {', '.join(map(str, found.roots))}; each may hold {size(found.limit)}"
+
+
+def _verified_lines(found: Any) -> Iterator[str]:
+    for entry in found.damaged:
+        yield f"damaged: {entry.name} of {entry.of or 'no model'} ({entry.files[0]})"
+    yield f"{len(found.entries) - len(found.damaged):,} of {len(found.entries):,} entries are whole"
+    if found.damaged:
+        yield "sigmerge cache prune removes the damaged ones; what needs them makes them again"

@@ -1,0 +1,95 @@
+"""`sigmerge cache`: every entry is shown, damage is found, and only what is named goes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from sigmerge import kept
+from sigmerge.errors import OutputError, RecipeError
+from sigmerge.jobs.cache import clear, listing, prune
+from sigmerge.kept import BESIDE, Derivation, Given, Inputs
+from tests.command_line import sigmerge
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def _make(given: Given) -> str:
+    (given.out / "data").write_bytes(b"x" * 1000)
+    return "value"
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    """A pool with one entry beside its members, and two entries in the user's cache."""
+    member = tmp_path / "pool/math"
+    member.mkdir(parents=True)
+    (member / "text").write_text("content")
+    inputs = Inputs.of(text=member / "text")
+    kept.get(Derivation("grams", _make, inputs, of="math", near=member))
+    kept.get(Derivation("score", _make, inputs, {"split": "a"}, ("numpy",), of="math"))
+    kept.get(Derivation("score", _make, inputs, {"split": "b"}, of="code"))
+    return member.parent
+
+
+def test_every_entry_is_listed(pool: Path):
+    assert sorted(entry.of for entry in listing().entries) == ["code", "math"]
+    found = sigmerge("cache", "list", "--pool", pool)
+    assert found.code == 0 and found.out.count("\n") == 4
+    assert "grams of math: 1.2" in found.out and "under numpy " in found.out
+    told = sigmerge("cache", "list", "--pool", pool, "--json").json
+    assert {entry["name"] for entry in told["entries"]} == {"grams", "score"}
+    assert told["bytes"] == sum(entry["bytes"] for entry in told["entries"]) > 3000
+    assert told["limit"] == kept.SIZE_LIMIT
+
+
+def test_damage_is_found_and_goes_with_the_next_pruning(pool: Path):
+    assert sigmerge("cache", "verify").code == 0
+    entry = listing().entries[0]
+    data = entry.files[1]
+    data.write_bytes(b"y" * data.stat().st_size)
+    ran = sigmerge("cache", "verify")
+    assert ran.code == 4 and f"damaged: score of {entry.of}" in ran.out and "1 of 2" in ran.out
+    data.write_bytes(b"y")
+    assert [e.key for e in listing().damaged] == []
+    entry.files[0].write_text("{}")
+    assert [e.key for e in prune().entries] == [entry.key]
+    assert len(listing().entries) == 1
+
+
+def test_only_what_is_old_or_large_goes(pool: Path):
+    old = listing().entries[0]
+    os.utime(old.files[0], (time.time() - 7200,) * 2)
+    assert prune(older_than="3h").entries == ()
+    assert prune(older_than="1h", larger_than="2kB").entries == ()
+    assert [e.key for e in prune(older_than="90min", larger_than="1kB").entries] == [old.key]
+    assert len(prune(larger_than="1kB").entries) == 1
+    assert len(listing([pool]).entries) == 1
+
+
+def test_all_goes_where_that_is_asked(pool: Path):
+    (pool / BESIDE / "notes.txt").write_text("not ours")
+    ran = sigmerge("cache", "clear", "--pool", pool)
+    assert (
+        ran.code == 0 and ran.out.startswith("removed") is False and "removed 3 entries" in ran.out
+    )
+    assert listing([pool]).entries == ()
+    assert (pool / BESIDE / "notes.txt").is_file()
+
+
+@pytest.mark.parametrize("text", ["soon", "3", "3 moons", "-3d", ""])
+def test_an_age_that_is_none_is_refused(pool: Path, text: str):
+    with pytest.raises(OutputError, match="30d, 12h or 90min"):
+        prune(older_than=text)
+    assert len(listing([pool]).entries) == 3
+
+
+def test_a_wrong_size_or_pool_is_refused(pool: Path):
+    with pytest.raises(RecipeError, match="is not a size"):
+        prune(larger_than="much")
+    with pytest.raises(OutputError, match="no such folder"):
+        clear([pool / "nowhere"])
+    assert len(listing([pool]).entries) == 3
