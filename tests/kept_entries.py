@@ -52,8 +52,5 @@ def kept_parts(name: str, of: str = "") -> dict[str, Any]:
 
 def kept_answers(benchmark: str = "") -> dict[str, tuple[Any, Any]]:
     """What items got, by their ids: metrics and output."""
-    return {
-        part.split()[2]: (record["scores"], record["output"])
-        for part, record in kept_parts("answers", benchmark).items()
-        if part.startswith("item ")
-    }
+    found = kept_parts("answer", benchmark).items()
+    return {part.split()[1]: (record["scores"], record["output"]) for part, record in found}

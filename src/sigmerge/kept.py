@@ -47,7 +47,7 @@ from sigmerge.files.sources import code_digest
 
 BESIDE = ".sigmerge"
 """The folder beside a pool's members in which entries about them are kept."""
-SIZE_LIMIT = 50 << 30
+SIZE_LIMIT = 50 * 10**9
 """Bytes of all entries of a root, unless SIGMERGE_CACHE_SIZE says otherwise."""
 IN_USE = 3600.0
 """Seconds after its last use in which an entry is not removed to save room."""
@@ -69,6 +69,11 @@ def reusing(outdated: bool = True) -> Iterator[None]:
         yield
     finally:
         _reusing.reset(token)
+
+
+def reuse_from_now_on() -> None:
+    """As `reusing`, for the rest of a command: what `--reuse` asks for."""
+    _reusing.set(True)
 
 
 @dataclass(frozen=True)
@@ -554,7 +559,7 @@ def _say_outdated(wanted: Derivation, header: Mapping[str, Any] | None, count: i
     by = f"under {', '.join(changed)}" if changed else "by another version of sigmerge"
     of = f" of {wanted.of}" if wanted.of else ""
     what = f"{count:,} {wanted.name}{'s' * (count > 1)}{of}"
-    _say(f"{what} {'were' if count > 1 else 'was'} made {by}, and made anew; --reuse takes them")
+    _say(f"{what} {'were' if count > 1 else 'was'} made {by}; not used without --reuse")
 
 
 def _say(text: str) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 
 from sigmerge.engine.workers import Workers
+from sigmerge.kept import _reusing, reusing
 
 
 def _given_up() -> None:
@@ -58,3 +59,10 @@ def test_python_changes_threads_more_often_while_a_team_works() -> None:
     with Workers(2):
         assert sys.getswitchinterval() < before
     assert sys.getswitchinterval() == before
+
+
+def test_threads_work_in_the_context_of_who_started_them() -> None:
+    """What a flag says for a command, such as --reuse, holds in its threads."""
+    with reusing(), Workers(2) as workers:
+        assert list(workers.map(lambda _: _reusing.get(), range(4))) == [True] * 4
+        assert list(workers.overlap(lambda _: _reusing.get(), range(4))) == [True] * 4

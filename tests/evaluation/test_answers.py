@@ -21,6 +21,7 @@ from sigmerge.evaluation.suite import load_suite
 from sigmerge.kept import Derivation, Inputs, look_at_parts, parts
 from sigmerge.probing import generate
 from sigmerge.probing.generate import Usage
+from tests.command_line import sigmerge
 from tests.evaluation.scored import evaluate
 from tests.evaluation.tiny import write_tiny
 from tests.forks import Fork
@@ -29,7 +30,7 @@ ITEMS = [Item("all", i, {"q": i}) for i in range(3)]
 
 
 def _wanted(key: str = "settings") -> Derivation:
-    return Derivation("answers", settings_key, Inputs({}), {"key": key})
+    return Derivation("answer", settings_key, Inputs({}), {"key": key})
 
 
 def test_results_come_back():
@@ -146,17 +147,17 @@ def test_auto_is_what_it_means_here(place: Path, monkeypatch):
     assert _key(place) == _key(place, dtype="float32") != _key(place, dtype="bfloat16")
 
 
-def test_outdated_answers_are_named_and_taken_only_where_that_is_asked(
-    place: Path, monkeypatch, caplog: pytest.LogCaptureFixture
-):
+def test_outdated_answers_are_named_and_taken_only_where_that_is_asked(place: Path, monkeypatch):
     first = evaluate(place / "tiny", str(place / "own.yaml"), "all")
     _libraries("transformers")(monkeypatch)
-    with kept.reusing():
-        again = evaluate(place / "tiny", str(place / "own.yaml"), "all")
+    words = ("evaluate", place / "tiny", "--suite", place / "own.yaml", "--split", "all", "--json")
+    again = sigmerge(*words, "--reuse").json
     assert (again["reused_items"], again["macro"]) == (12, first["macro"])
+    told = sigmerge(*words, "--dry-run")
+    assert told.json["steps"][0]["facts"]["items_to_score"] == 12
+    assert "12 answers of said" in told.err and "not used without --reuse" in told.err
     anew = evaluate(place / "tiny", str(place / "own.yaml"), "all")
     assert anew["reused_items"] == 0
-    assert "were made under transformers" in caplog.text and "--reuse takes them" in caplog.text
 
 
 def test_two_evaluations_of_one_benchmark_score_each_item_once(place: Path, tmp_path: Path):

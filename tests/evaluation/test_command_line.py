@@ -172,6 +172,5 @@ def test_the_nano_suite_is_the_pools_own_scorer():
     assert found["macro"] == pytest.approx(fmean(logged.values()), abs=1e-12)
     expected = answers(checkpoint, "calibration")
     assert sum(found["items"].values()) == len(expected)
-    rows = (row for part, row in kept_parts("answers").items() if part.startswith("item "))
-    outputs = sorted(row["output"] for row in rows)
+    outputs = sorted(row["output"] for row in kept_parts("answer").values())
     assert outputs == sorted(output for output, _ in expected.values())

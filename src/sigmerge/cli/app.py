@@ -104,6 +104,24 @@ NoFsync = Annotated[
 Rehash = Annotated[
     bool, typer.Option("--rehash", help="Trust no digest of an earlier run; read every file.")
 ]
+
+
+def _reuse(asked: bool) -> bool:
+    if asked:
+        from sigmerge.kept import reuse_from_now_on
+
+        reuse_from_now_on()
+    return asked
+
+
+Reuse = Annotated[
+    bool,
+    typer.Option(
+        "--reuse",
+        callback=_reuse,
+        help="Take cached results that another version of sigmerge or of a library made.",
+    ),
+]
 StrictData = Annotated[
     bool,
     typer.Option(

@@ -18,6 +18,7 @@ from sigmerge.cli.app import (
     Json,
     OutFolder,
     Pickle,
+    Reuse,
     StrictData,
     Threads,
     Trust,
@@ -70,6 +71,7 @@ def suite(
     dry_run: DryRun = False,
     engine: EngineFlag = EngineKind.local,
     address: Address = None,
+    reuse: Reuse = False,
     as_json: Json = False,
 ) -> None:
     """Run pools × anchors × settings into one store.
@@ -159,6 +161,7 @@ def anchors(
     pool: PoolFolders = None,
     threads: Threads = 0,
     dry_run: DryRun = False,
+    reuse: Reuse = False,
     as_json: Json = False,
 ) -> None:
     """Rank anchors by their calibration scores, before any repair."""

@@ -27,6 +27,7 @@ from sigmerge.cli.app import (
     Pickle,
     RecipeFile,
     Rehash,
+    Reuse,
     Scale,
     Seed,
     Shard,
@@ -84,6 +85,7 @@ def merge(
     strict: StrictData = False,
     engine: EngineFlag = EngineKind.local,
     address: Address = None,
+    reuse: Reuse = False,
     as_json: Json = False,
 ) -> None:
     """Merge the checkpoints a recipe names into one new folder.
@@ -157,6 +159,7 @@ def capture(
     trust_remote_code: Trust = False,
     engine: EngineFlag = EngineKind.local,
     address: Address = None,
+    reuse: Reuse = False,
     as_json: Json = False,
 ) -> None:
     """Measure the statistics that the recipe's operator needs.
@@ -189,6 +192,7 @@ def profile(
     trust_remote_code: Trust = False,
     engine: EngineFlag = EngineKind.local,
     address: Address = None,
+    reuse: Reuse = False,
     as_json: Json = False,
 ) -> None:
     """Measure how contested each layer is, and its capacity.
@@ -215,6 +219,7 @@ def deficits(
     allow_pickle: Pickle = False,
     trust_remote_code: Trust = False,
     strict: StrictData = False,
+    reuse: Reuse = False,
     as_json: Json = False,
 ) -> None:
     """Measure what an anchor lost per domain, and the shares."""
@@ -259,6 +264,7 @@ def repair(
     strict: StrictData = False,
     engine: EngineFlag = EngineKind.local,
     address: Address = None,
+    reuse: Reuse = False,
     as_json: Json = False,
 ) -> None:
     """Give a stored merge back what it took from each domain.
@@ -314,6 +320,7 @@ def run(
     strict: StrictData = False,
     engine: EngineFlag = EngineKind.local,
     address: Address = None,
+    reuse: Reuse = False,
     as_json: Json = False,
 ) -> None:
     """Merge, score, repair, score again, and write a report.
@@ -367,6 +374,7 @@ def search(
     dry_run: DryRun = False,
     engine: EngineFlag = EngineKind.local,
     address: Address = None,
+    reuse: Reuse = False,
     as_json: Json = False,
 ) -> None:
     """Search a merge's coefficients by evolution (MERGE³).

@@ -13,6 +13,7 @@ from sigmerge.cli.app import (
     DataFolder,
     DryRun,
     Json,
+    Reuse,
     StrictData,
     SuiteName,
     Trust,
@@ -71,6 +72,7 @@ def evaluate(
         Path | None, typer.Option("--answers", help="Write what the model answered, as JSON lines.")
     ] = None,
     trust_remote_code: Trust = False,
+    reuse: Reuse = False,
     as_json: Json = False,
 ) -> None:
     """Score a checkpoint on a suite. Items that were scored before are not scored again.

@@ -18,6 +18,7 @@ from sigmerge.cli.app import (
     Json,
     OutFolder,
     Pickle,
+    Reuse,
     Seed,
     StrictData,
     Threads,
@@ -78,6 +79,7 @@ def tune(
     strict: StrictData = False,
     engine: EngineFlag = EngineKind.local,
     address: Address = None,
+    reuse: Reuse = False,
     as_json: Json = False,
 ) -> None:
     """Find the strongest merge of a pool in a few evaluation calls.

@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import Context, copy_context
 from typing import TypeVar
 
 from threadpoolctl import threadpool_limits
@@ -24,6 +25,12 @@ class Stopped(Exception):
     """Work was given up because other work failed."""
 
 
+def _enter(context: Context) -> None:
+    """A thread works in the context of who started it: what a command's flags say holds there."""
+    for variable, value in context.items():
+        variable.set(value)
+
+
 class Workers:
     """A pool of threads whose `map` keeps order and holds few items in flight.
 
@@ -34,7 +41,11 @@ class Workers:
 
     def __init__(self, threads: int) -> None:
         self.threads = max(1, threads)
-        self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
+        self._pool = (
+            ThreadPoolExecutor(self.threads, initializer=_enter, initargs=(copy_context(),))
+            if self.threads > 1
+            else None
+        )
         self._stopped = False
 
     def __enter__(self) -> Workers:
@@ -80,7 +91,7 @@ class Workers:
             yield from map(function, items)
             return
         waiting: deque[Future[_Result]] = deque()
-        with ThreadPoolExecutor(most) as drivers:
+        with ThreadPoolExecutor(most, initializer=_enter, initargs=(copy_context(),)) as drivers:
             try:
                 for item in items:
                     waiting.append(drivers.submit(function, item))

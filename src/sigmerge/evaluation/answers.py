@@ -39,30 +39,31 @@ def settings_key(settings: Any) -> str:
 
 
 class KeptAnswers:
-    """The results in an entry: a part for each item, and one for the cost of each batch."""
+    """The results in an entry: a part for each item, with the cost of the batch it came in."""
 
     def __init__(self, entry: GrowingEntry) -> None:
         self._entry = entry
 
     def read(self, items: Iterable[Item]) -> dict[str, Scored]:
         """The results that are there, by the item's id."""
-        records = self._entry.records
-        found = ((item.id, records.get(_part(item))) for item in items)
+        found = ((item.id, self._record(item)) for item in items)
         return {i: Scored(r["scores"], r["output"], r["judge"]) for i, r in found if r}
 
     def usage(self, items: Iterable[Item]) -> Usage:
         """What the batches that hold these results cost, whenever they were scored."""
-        records = self._entry.records
-        found = (records.get(_part(item)) for item in items)
-        batches = sorted({record["batch"] for record in found if record})
-        return sum((Usage(**records[batch]) for batch in batches), Usage())
+        found = (self._record(item) for item in items)
+        batches = {record["batch"]: record["usage"] for record in found if record}
+        return sum((Usage(**usage) for usage in batches.values()), Usage())
 
     def write(self, results: Iterable[tuple[Item, Scored]], usage: Usage) -> None:
         """Add a batch of results."""
-        batch = f"batch {uuid.uuid4().hex}"
-        rows = {_part(item): {**asdict(scored), "batch": batch} for item, scored in results}
-        self._entry.put(json.loads(json.dumps({batch: asdict(usage), **rows}, default=str)))
+        batch = {"batch": uuid.uuid4().hex, "usage": asdict(usage)}
+        rows = {_part(item): {**asdict(scored), **batch} for item, scored in results}
+        self._entry.put(json.loads(json.dumps(rows, default=str)))
+
+    def _record(self, item: Item) -> Any:
+        return self._entry.records.get(_part(item))
 
 
 def _part(item: Item) -> str:
-    return f"item {item.digest} {item.id}"
+    return f"{item.digest} {item.id}"

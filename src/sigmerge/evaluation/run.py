@@ -327,7 +327,7 @@ class Evaluation:
     def _derivation(self, name: str, checkpoint: Inputs) -> Derivation:
         by = self.scored_by(name)
         return Derivation(
-            "answers",
+            "answer",
             self.suite.benchmarks[name].scorer,
             checkpoint | Inputs.of(scored_by=by.files),
             by.settings,
