@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,7 +11,12 @@ import pytest
 
 from sigmerge.analysis import statistics
 from sigmerge.analysis.published.data import POOLS, PublishedTables, labels, table
-from sigmerge.analysis.published.fractions import fit, fraction_tests, fractions_of
+from sigmerge.analysis.published.fractions import (
+    fit,
+    fraction_tests,
+    fractions_of,
+    together,
+)
 from sigmerge.analysis.published.ledger import Ledger
 from sigmerge.analysis.published.page import markdown
 from sigmerge.analysis.published.statements import PrintedStatement, recompute
@@ -96,6 +102,30 @@ def test_chance_is_that_of_as_many_fits_or_more() -> None:
     hits = np.isin(draws, [*fractions_of(100)]).sum(1)
     assert some.chance == pytest.approx((hits >= 2).mean(), abs=1e-4)
     assert not fit([5000, 5000, 5000], 100).beyond_chance  # one value, three times
+
+
+def test_the_chance_of_several_pools_is_that_of_all_their_values() -> None:
+    rows = [fit([5000, 3300, 1234], 100), fit([700, 1111], 100)]
+    both = together(rows)
+    assert (both.fits, both.of, both.each) == (3, 5, rows[0].each)
+    assert both.chance == fit([5000, 3300, 700, 1234, 1111], 100).chance
+
+
+def test_the_page_says_of_every_benchmark_what_its_scores_fit() -> None:
+    """One statement each, with its chance; items so many that all fits are left out."""
+    text = PAGE.read_text(encoding="utf-8").partition("By pool:")[0]
+    said = {
+        name: tuple(int(each) for each in numbers)
+        for name, *numbers in re.findall(
+            r"- \*\*(.*?)\*\*: (\d+) of 21 .* \(chance [\d.e-]+\), (\d+) the split", text
+        )
+    }
+    tests = [test for test in fraction_tests() if test.says]
+    assert len(said) == 11
+    for metric, counts in said.items():
+        rows = [test.repaired for test in tests if test.metric == metric]
+        assert counts == tuple(sum(row[side].fits for row in rows) for side in (0, 1))
+    assert "beyond chance (rarer than 0.001) on 9 of 11 metrics" in text
 
 
 def test_what_does_not_hold_and_what_is_not_in_the_tables(

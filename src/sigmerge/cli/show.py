@@ -318,7 +318,12 @@ def print_table(rows: Any) -> None:
     listed = [
         PairedRow(r.name, r.domains, r.anchor, r.repaired, r.gap_before, r.gap_after) for r in rows
     ]
-    Console().print(rich_table(listed, "Macro-5 on evaluation items of the embedded pool, on which its experts were trained"))
+    Console().print(
+        rich_table(
+            listed,
+            "Macro-5 on evaluation items of the embedded pool, on which its experts were trained",
+        )
+    )
 
 
 def search_lines(result: Any) -> Iterator[str]:

@@ -7,7 +7,7 @@ and one of tens of thousands says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -53,8 +53,15 @@ class FractionFit:
     of: int
     each: float
     """The part of all four-decimal values that are fractions of n."""
-    chance: float
-    """That as many of the row's different values are fractions by chance."""
+    different: int
+    """Equal scores counted once."""
+    hits: int
+    """The different ones that are fractions."""
+
+    @property
+    def chance(self) -> float:
+        """That as many of the different values, or more, are fractions by chance."""
+        return float(binom.sf(self.hits - 1, self.different, self.each))
 
     @property
     def all(self) -> bool:
@@ -94,9 +101,16 @@ def fractions_of(answers: int) -> frozenset[int]:
 def fit(values: list[int], answers: int) -> FractionFit:
     known, different = fractions_of(answers), set(values)
     each = len(known) / (TEN_THOUSAND + 1)
-    hits = sum(value in known for value in different)
-    chance = float(binom.sf(hits - 1, len(different), each))
-    return FractionFit(sum(value in known for value in values), len(values), each, chance)
+    fits, hits = (sum(value in known for value in some) for some in (values, different))
+    return FractionFit(fits, len(values), each, len(different), hits)
+
+
+def together(rows: Sequence[FractionFit]) -> FractionFit:
+    """The scores of several pools on one benchmark, as if they were one row."""
+    fits, of, different, hits = (
+        sum(getattr(row, name) for row in rows) for name in ("fits", "of", "different", "hits")
+    )
+    return FractionFit(fits, of, rows[0].each, different, hits)
 
 
 def fraction_tests() -> list[FractionTest]:
@@ -133,10 +147,11 @@ def statements(_: PublishedTables, ledger: Ledger) -> None:
                 text, "yes", "So many items that nearly every value is a fraction of them."
             )
             continue
-        whole, split = (sum(row.repaired[side].fits for row in rows) for side in (0, 1))
+        whole, split = (together([row.repaired[side] for row in rows]) for side in (0, 1))
         ledger.fact(
-            text, str(Count(21, 21)), str(Count(split, 21)), tables,
-            note=f"{whole} of 21 are fractions of the whole benchmark.",
+            text, str(Count(21, 21)), str(Count(split.fits, 21)), tables,
+            note=f"{whole} of 21 are fractions of the whole benchmark; chance alone gives as many "
+            f"with {_chance(whole)}, as many of the split with {_chance(split)}.",
         )  # fmt: skip
 
 
@@ -154,13 +169,21 @@ def lines() -> Iterator[str]:
     yield ""
     yield from _headline(telling)
     yield ""
+    yield from _by_benchmark(telling)
+    yield ""
+    yield "By pool:"
+    yield ""
+    yield from _by_pool(telling)
+    yield ""
     yield (
         "A score of n items is k/n. For each benchmark: how many of a pool's seven repaired "
         "scores, and of its seven anchors' (the score less its printed change), are k/n rounded "
         "to four decimals, with the items of the whole benchmark and with those of the evaluation "
         "split; *a value* is the part of all four-decimal values that are, so what one score "
         "fits by chance; *chance* is how often chance alone gives as many fits of the repaired "
-        "scores or more, equal scores counted once. One score that is no fraction of n shows "
+        "scores or more, equal scores of a pool counted once, and pools taken as independent. It "
+        "does not know that a score which fits the one may fit the other (a fifth of all k/450 are "
+        "fractions of 360: XSTest). One score that is no fraction of n shows "
         "that this score is not the part of those n items that is right; what else it is (of other "
         "items, a mean of means) is not said. An anchor's score is known to a unit of the last "
         "decimal only, so fewer of them fit than are fractions. Pass@1 is read as "
@@ -186,7 +209,51 @@ def _headline(telling: list[FractionTest]) -> Iterator[str]:
         f"{len(telling) - of_split} of {len(telling)} pairs of pool and metric that can tell, "
         "at least one of the seven printed scores is no fraction of the split's items.**"
     )
+
+
+def _by_benchmark(telling: list[FractionTest]) -> Iterator[str]:
+    """What all 21 repaired scores of a metric fit, with its chance, and on which pools."""
+    metrics = list(dict.fromkeys(test.metric for test in telling))
+    rows = {metric: [test for test in telling if test.metric == metric] for metric in metrics}
+    sides = {
+        metric: [together([test.repaired[side] for test in each]) for side in (0, 1)]
+        for metric, each in rows.items()
+    }
+    beyond = [[m for m in metrics if sides[m][side].beyond_chance] for side in (0, 1)]
+    neither = [m for m in metrics if not any(fit.beyond_chance for fit in sides[m])]
+    yield (
+        f"By benchmark, over the three pools: the whole is fitted beyond chance (rarer than "
+        f"{BEYOND_CHANCE:g}) on {len(beyond[0])} of {len(metrics)} metrics{_named(beyond[0])}, the "
+        f"split on {len(beyond[1])}{_named(beyond[1])}, neither on {len(neither)}"
+        f"{_named(neither)}. Of {len(MEASURED)} metrics {len(MEASURED) - len(metrics)} have so "
+        "many items that nearly every value fits."
+    )
     yield ""
+    for metric in metrics:
+        whole, split = sides[metric]
+        yield (
+            f"- **{metric}**: {whole} of {whole.of} repaired scores fit the whole benchmark "
+            f"(chance {_chance(whole)}), {split} the split ({_chance(split)}). "
+            f"{_where(rows[metric])}"
+        )
+
+
+def _where(tests: list[FractionTest]) -> str:
+    """On which pools the whole is fitted beyond chance, on which the split, on which neither."""
+    places: dict[str, list[str]] = {"The whole": [], "The split": [], "Neither, beyond chance": []}
+    for test in tests:
+        found = [side.beyond_chance for side in test.repaired]
+        counts = [f"{test.pool} ({side} of {side.of})" for side in test.repaired]
+        if found[0]:
+            places["The whole"].append(counts[0])
+        if found[1]:
+            places["The split"].append(counts[1])
+        if not any(found):
+            places["Neither, beyond chance"].append(test.pool)
+    return " ".join(f"{what}: {', '.join(where)}." for what, where in places.items() if where)
+
+
+def _by_pool(telling: list[FractionTest]) -> Iterator[str]:
     for pool, rows in groupby(telling, key=lambda test: test.pool):
         own = list(rows)
         whole = [test.metric for test in own if test.repaired[0].all]
@@ -201,6 +268,10 @@ def _headline(telling: list[FractionTest]) -> Iterator[str]:
         )
 
 
+def _chance(found: FractionFit) -> str:
+    return f"{found.chance:.2g}"
+
+
 def _named(metrics: list[str]) -> str:
     return f" ({', '.join(metrics)})" if metrics else ""
 
@@ -210,7 +281,7 @@ def _row(test: FractionTest) -> str:
     cells = [
         test.pool, test.metric, whole, split, plain, plain_split,
         f"{whole.each:.3f}", f"{split.each:.3f}",
-        f"{whole.chance:.2g}", f"{split.chance:.2g}", _verdict(test),
+        _chance(whole), _chance(split), _verdict(test),
     ]  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |"
 
