@@ -266,6 +266,7 @@ NESTED = [
     "splits build",
     "splits verify",
     "probe build",
+    *(f"cache {n}" for n in ["list", "verify", "prune", "clear"]),
     *(f"nano {n}" for n in ["train", "verify"]),
     "real data",
     "real train",
@@ -284,7 +285,7 @@ def test_the_first_page_names_every_command_whole_and_every_exit_code() -> None:
     assert text == sigmerge("--help").out
     listed = text.partition("Commands:\n")[2].partition("\n\n")[0]
     names = [line.split()[0] for line in listed.splitlines()]
-    assert names == [*VERBS, "nano", "splits", "probe", "real"]
+    assert names == [*VERBS, "nano", "splits", "probe", "cache", "real"]
     assert "..." not in listed
     codes = {error.exit_code for error in _kinds(SigmergeError)}
     assert all(f"\n    {code}  " in text for code in {0, 130, *codes})

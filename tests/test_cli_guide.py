@@ -55,7 +55,7 @@ def test_every_option_that_it_names_exists() -> None:
 
 
 def test_every_command_but_nano_takes_json() -> None:
-    groups = {"nano", "splits", "probe", "real"}
+    groups = {"nano", "splits", "probe", "cache", "real"}
     below = [f"{group} {name}" for group in sorted(groups - {"nano"}) for name in listed(group)]
     names = [*(listed() - groups), *below]
     assert [n for n in names if "--json" not in sigmerge(*n.split(), "-h").out] == []

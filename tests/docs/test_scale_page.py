@@ -48,7 +48,7 @@ def test_a_measured_profile_is_estimated() -> None:
 @pytest.mark.parametrize(
     ("given", "shown"),
     [(8e-05, "0.1 s"), (0.5, "0.5 s"), (66, "66 s"), (119.6, "120 s"), (120, "2 min"),
-     (7199, "120 min"), (7200, "2 h"), (400_000, "111 h")],
+     (7199, "120 min"), (7200, "2 h"), (400_000, "4.6 d")],
 )  # fmt: skip
 def test_a_duration_for_people(given: float, shown: str) -> None:
     assert duration(given) == shown

@@ -65,7 +65,10 @@ def cache_prune(
     pool: Pools = None,
     as_json: Json = False,
 ) -> None:
-    """Remove entries that are old, or large, or where both are said both; damaged ones always."""
+    """Remove entries that are old, or large, or damaged.
+
+    With both options those that are old and large; damaged ones always.
+    """
     from sigmerge.jobs.cache import prune
 
     done = prune(pool or (), older_than=older_than, larger_than=larger_than)
