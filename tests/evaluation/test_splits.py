@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,42 @@ def test_the_shipped_sums_are_those_of_the_files(shipped: dict[str, Any]) -> Non
     shipped["benchmarks"]["xstest"]["sums"]["all/3"] = "0" * 64
     problems = splits.verify(_signed(shipped), load_suite("mergebench"), Data(DATA))
     assert problems == ["xstest: the sum of all/3 is another"]
+
+
+@needs_data
+def test_the_shipped_members_are_what_its_command_builds(
+    shipped: dict[str, Any], tmp_path: Path
+) -> None:
+    """Beside records of benchmarks that the file leaves out, a sample of mMMLU for one."""
+    page = (SHIPPED.parent / "evaluation.md").read_text(encoding="utf-8")
+    [words] = re.findall(r"^    sigmerge splits build members.json((?:.*\\\n)*.*)", page, re.M)
+    only = re.findall(r"--benchmark (\w+)", words)
+    file = tmp_path / "members.json"
+    built = verb.build("mergebench", file, data=DATA, only=only)
+    assert splits.read(file) == shipped and [*built["benchmarks"]] == only
+    assert verb.verify("mergebench", file, data=DATA)["absent"] == {}
+
+
+def test_a_file_of_some_benchmarks_says_which(tmp_path: Path) -> None:
+    _own(tmp_path)
+    two = {name: {"harness": "jsonl", "files": f"{name}.jsonl"} for name in ("bar", "inn")}
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(json.dumps({**SUITE, "domains": {"law": two}}))
+    file = tmp_path / "some.json"
+    verb.build(str(suite), file, data=tmp_path, only=["bar"])
+    assert splits.read(file)["only"] == ["bar"]
+    assert [*verb.verify(str(suite), file, data=tmp_path)["benchmarks"]] == ["bar"]
+    with pytest.raises(ScoreError, match="bar"):
+        verb.build(str(suite), tmp_path / "no.json", data=tmp_path, only=["barr"])
+    with pytest.raises(ScoreError, match="not all of these benchmarks have their records here"):
+        verb.build(str(suite), tmp_path / "no.json", data=tmp_path, only=["bar", "inn"])
+    (tmp_path / "inn.jsonl").write_text((tmp_path / "bar.jsonl").read_text())
+    verb.verify(str(suite), file, data=tmp_path)
+    whole = {key: value for key, value in splits.read(file).items() if key != "only"}
+    splits.write(_signed(whole), file)
+    with pytest.raises(ScoreError, match="do not hold") as found:
+        verb.verify(str(suite), file, data=tmp_path)
+    assert any("inn: is missing, though" in text for text in found.value.problems)
 
 
 def _signed(content: dict) -> dict:

@@ -131,12 +131,16 @@ def splits_build(
         int | None,
         typer.Option("--seed", help="Divide anew by this seed; default: the suite's own."),
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--benchmark", help="Only this benchmark; repeatable.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Divide every benchmark 20/80, and draw calibration items."""
     from sigmerge.jobs.splits import build
 
-    show.emit(build(suite, file, data=data, hub=hub, seed=seed), as_json, lines.split_lines)
+    found = build(suite, file, data=data, hub=hub, seed=seed, only=only or ())
+    show.emit(found, as_json, lines.split_lines)
 
 
 @splits.command("verify", epilog=examples("sigmerge splits verify splits.json --data benchmarks/"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,15 @@ def split_ids(
 
 
 def build(
-    suite: BenchmarkSuite, items: Mapping[str, Sequence[Item]], seed: int | None = None
+    suite: BenchmarkSuite,
+    items: Mapping[str, Sequence[Item]],
+    seed: int | None = None,
+    only: Collection[str] = (),
 ) -> dict[str, Any]:
     """The split file's content for the benchmarks whose records are given.
 
-    With a `seed` all records are divided by it, those of sources with own splits too.
+    With a `seed` all records are divided by it, those of sources with own splits too. `only` are
+    the benchmarks that were asked for, where not all were; the file says so.
     """
     marks: dict[str, dict[str, Any]] = {}
     redivided, seed = seed is not None, suite.seed if seed is None else seed
@@ -84,6 +88,7 @@ def build(
     _draw(suite, marks)
     content: dict[str, Any] = {"suite": suite.name, "seed": seed}
     content |= {"redivided": True} if redivided else {}
+    content |= {"only": [name for name in suite.benchmarks if name in only]} if only else {}
     content |= {"totals": _totals(marks), "benchmarks": marks}
     return {**content, "sha256": _digest(content)}
 
@@ -172,6 +177,9 @@ def _malformed(content: Mapping[str, Any]) -> Iterator[str]:
         isinstance(totals.get(key), int) for key in ("records", *IDS)
     ):
         yield f"totals: the numbers {', '.join(('records', *IDS))} are expected"
+    only = content.get("only", [])
+    if not isinstance(only, list) or not all(isinstance(name, str) for name in only):
+        yield "only: a list of benchmarks is expected"
     for name, mark in content["benchmarks"].items():
         if not isinstance(mark, dict):
             yield f"{name}: a mapping is expected"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from sigmerge.errors import OutputError, ScoreError
 from sigmerge.evaluation import splits
 from sigmerge.evaluation.sources import Data, NoSource
 from sigmerge.evaluation.suite import load_suite
+from sigmerge.words import unknown
 
 
 def build(
@@ -18,15 +20,25 @@ def build(
     data: Path | None = None,
     hub: bool = False,
     seed: int | None = None,
+    only: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write the split file of a suite for the benchmarks whose records are here.
+    """Write the split file of a suite for the benchmarks whose records are here, or `only` some.
 
     A `seed` divides all records anew, to see how much depends on the division. No other file, and
     no other division, is replaced: scores may rest on it.
     """
     loaded = load_suite(suite)
+    for name in only:
+        if name not in loaded.benchmarks:
+            raise ScoreError(f"{loaded.name}: {unknown('benchmark', name, loaded.benchmarks)}")
     items, absent = splits.load_available(loaded, Data.default(data, hub))
-    content = splits.build(loaded, items, seed)
+    if only:
+        if missing := [reason for name, reason in absent.items() if name in only]:
+            raise ScoreError(
+                f"{file}: not all of these benchmarks have their records here:", missing
+            )
+        items, absent = {name: each for name, each in items.items() if name in only}, {}
+    content = splits.build(loaded, items, seed, only)
     if not file.exists():
         splits.write(content, file)
     elif splits.read(file) != content:
@@ -40,7 +52,8 @@ def verify(
     """Check counts, disjointness, sums and source data; ScoreError says what does not hold."""
     content, loaded, source = splits.read(file), load_suite(suite), Data.default(data, hub)
     problems = splits.verify(content, loaded, source)
-    left_out = [name for name in loaded.benchmarks if name not in content["benchmarks"]]
+    asked = content.get("only") or list(loaded.benchmarks)
+    left_out = [name for name in asked if name not in content["benchmarks"]]
     absent = {}
     for name in left_out:
         try:
