@@ -229,7 +229,7 @@ def test_the_ranges_beside_mergekit_are_those_of_the_tables() -> None:
         ratios = faster[method]
         assert len(ratios) == int(figures("sigmerge", "machines on which")[0])
         assert numbers(figures("sigmerge", claim)) == [min(ratios), max(ratios)]
-    parts = numbers(figures("sigmerge", "memory"))
+    parts = numbers(figures("sigmerge", "memory, of"))
     assert parts == [1, round(min(smaller)), 1, round(max(smaller))]
 
 
@@ -253,6 +253,17 @@ def test_the_first_runs_beside_mergekit_are_those_of_the_table() -> None:
 GPU = re.compile(
     r"\| (ties|repair|linear|task_arithmetic|dare_\w+) \| ([\d.]+) \| ([\d.]+) \| .* \| yes \|"
 )
+
+
+def test_the_memory_is_that_of_the_scaling_tables() -> None:
+    text = (RESULTS / "scaling.md").read_text()
+    peaks = []
+    for heading, place in (("### Since then\n", 3), ("## 2 cores\n", 4)):
+        table = re.split(r"\n##", text.partition(heading)[2])[0]
+        rows = re.findall(r"^\| (?:\w*linear|task_\w+|\w*ties|repair) \| (.*)", table, re.M)
+        peaks += [int(row.split(" | ")[place]) for row in rows]
+    assert len(peaks) == 10
+    assert [min(peaks), max(peaks)] == numbers(figures("sigmerge", "memory of merges"))
 
 
 def test_scaling_and_the_gpu_are_their_tables() -> None:
