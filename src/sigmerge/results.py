@@ -301,7 +301,7 @@ class Inspected(Part):
     """What the headers and texts of a checkpoint say. `dtypes` counts parameters by their type.
 
     `settings` is what its configuration says of the computation. `others` are checkpoints that were
-    looked at with it, `warnings` what their configurations say otherwise.
+    looked at with it, `warnings` what configurations say otherwise than the first, or than weights.
     """
 
     folder: str

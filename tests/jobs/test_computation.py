@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import sigmerge
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError, SigmergeWarning
+from tests.checkpoints.damage import edit_config
 from tests.command_line import refused
 from tests.command_line import sigmerge as command
 from tests.pools import PoolOnDisk, make_pool
@@ -20,16 +20,11 @@ TOLD = "rope_theta: 500000.0 in reference, 10000.0 in math"
 TAKEN = f"{TOLD}; the result takes the reference's"
 
 
-def put(folder: Path, **changes: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
 @pytest.fixture
 def pool(tmp_path: Path) -> PoolOnDisk:
     made = make_pool(tmp_path / "pool", experts=1)
-    put(made.reference, rope_theta=500000.0)
-    put(made.experts["math"], rope_theta=10000.0)
+    edit_config(made.reference, rope_theta=500000.0)
+    edit_config(made.experts["math"], rope_theta=10000.0)
     return made
 
 
@@ -107,7 +102,7 @@ def test_a_stack_says_it_too(pool: PoolOnDisk, tmp_path: Path) -> None:
 
 def test_kinds_that_a_stack_writes_out_are_not_said(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", style="gemma", experts=1, layers=3)
-    put(pool.experts["math"], layer_types=["full_attention"] * 3)
+    edit_config(pool.experts["math"], layer_types=["full_attention"] * 3)
     recipe = stack(pool, [("reference", 0, 2)], [("math", 1, 3)])
     assert sigmerge.merge(recipe, tmp_path / "out", strict=True).plan.warnings == ()
 
@@ -125,7 +120,7 @@ def test_a_repair_says_it_where_it_merges_nothing(pool: PoolOnDisk, tmp_path: Pa
     with pytest.warns(SigmergeWarning):
         sigmerge.merge(pool.recipe("task_arithmetic"), tmp_path / "anchor")
     (tmp_path / "anchor/sigmerge/plan.json").unlink()
-    put(tmp_path / "anchor", rope_theta=7.0)
+    edit_config(tmp_path / "anchor", rope_theta=7.0)
     decided = {"repair": {"shares": {"math": 1.0}, "capacity": 0.1, "scale": 0.5}}
     recipe = pool.recipe("task_arithmetic", **decided)
     made = sigmerge.repair(recipe, tmp_path / "out", anchor=tmp_path / "anchor")

@@ -25,6 +25,7 @@ from sigmerge.engine.workers import Stopped, Workers
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, SigmergeError
 from sigmerge.jobs import occupancy
 from sigmerge.method.controls import VARIANTS
+from tests.checkpoints.damage import edit_config
 from tests.command_line import sigmerge as command_line
 from tests.forks import forked
 from tests.oracles import oracle_occupancy
@@ -441,6 +442,7 @@ def test_what_is_copied_of_an_anchor_fits_the_pool_but_for_its_vocabulary(
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         tensors[name] = np.concatenate([tensors[name], tensors[name][:4]])
     save_file(tensors, file)
+    edit_config(tmp_path / "anchor", vocab_size=52)
     sigmerge.repair(recipe(pool), tmp_path / "more tokens", anchor=tmp_path / "anchor")
     tensors["model.norm.weight"] = tensors["model.norm.weight"][:8].copy()
     tensors["lm_head.weight"] = tensors["lm_head.weight"][:, :8].copy()

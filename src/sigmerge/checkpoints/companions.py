@@ -64,13 +64,11 @@ def copy_companions(
     `chat_template` goes before the tokenizer's own, `architecture` before that of the layout.
     """
     layout = pool.layout
-    config = merged_config(layout.config, pool.untied, dtype)
+    config = merged_config(layout.config, pool.untied, dtype, architecture)
     if tokenizer is not None and tokenizer != layout.path:
         file = tokenizer / "config.json"
         if is_there(file):  # an adapter has none
             config = with_token_ids(config, read_json(file))
-    if architecture is not None:
-        config["architectures"] = [architecture]
     output.text("config.json", json.dumps(config, indent=2) + "\n")
     source = tokenizer or layout.path
     generation = source if is_there(source / GENERATION) else layout.path
@@ -109,11 +107,15 @@ def chat_template_of(folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def merged_config(config: dict[str, Any], untied: bool, dtype: str | None) -> dict[str, Any]:
-    """The reference's configuration, true to what is written: dtype and tied head."""
+def merged_config(
+    config: dict[str, Any], untied: bool, dtype: str | None, architecture: str | None = None
+) -> dict[str, Any]:
+    """The reference's configuration, true to what is written: dtype, tied head, architecture."""
     merged = _typed(config, TORCH_NAMES[dtype]) if dtype else dict(config)
     if dtype and not {"dtype", "torch_dtype"} & config.keys():
         merged["torch_dtype"] = TORCH_NAMES[dtype]
+    if architecture is not None:
+        merged["architectures"] = [architecture]
     return parted(merged) if untied else merged
 
 

@@ -200,7 +200,8 @@ def _tied_head(model: Checkpoint) -> str | None:
     if not model.tied or model.embedding is None:
         return None
     copies = [model.head] if model.head else _masked_copies(model)
-    if not copies and model.headless:
+    own = any(name.endswith(MASKED_HEADS) for name in model.tensors)
+    if not copies and (own or model.headless):
         return None
     return copies[0] if copies else tied_head(model.embedding)
 

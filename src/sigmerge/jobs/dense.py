@@ -20,6 +20,7 @@ from sigmerge.checkpoints.blocks import natural, starred
 from sigmerge.checkpoints.companions import (
     check_tokenizer,
     copy_companions,
+    merged_config,
     model_card,
     token_clashes,
 )
@@ -38,6 +39,7 @@ from sigmerge.files.sources import code_digest
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import (
     PoolInputs,
+    check_loads,
     idle_settings,
     lacking,
     member,
@@ -193,13 +195,15 @@ def plan_dense(recipe: Recipe, options: Options) -> DenseJob:
         raise RecipeError("The recipe has a search: section: its coefficients are not known yet.")
     pool, outside = open_merge_pool(recipe, options)
     check_tokenizer(recipe.tokenizer or pool.layout.path)
+    written = merged_config(pool.layout.config, pool.untied, None, recipe.architecture)
+    doubts = check_loads(pool.layout, written, options)
     sites = merged_sites(recipe, pool, outside)
     problems = lacking(operator, sites) or operator.check(list(sites.values()))
     if problems:
         raise RecipeError(f"{recipe.method}: the parameters do not fit:", problems)
     dtypes = written_dtypes(recipe, pool)
     notes = (*idle_settings(recipe, pool, sites), *mixed_precision(recipe, pool, dtypes))
-    notes = (*notes, *pool.notes, *kept_numbers(pool), *twins(pool))
+    notes = (*notes, *pool.notes, *doubts, *kept_numbers(pool), *twins(pool))
     if outside and recipe.vocabulary is None:
         notes += tuple(token_clashes({n: home_of(m.path) for n, m in pool.members.items()}))
     recipe = replace(recipe, notes=(*recipe.notes, *notes))

@@ -14,6 +14,7 @@ import numpy as np
 from sigmerge.checkpoints.blocks import natural
 from sigmerge.checkpoints.companions import TORCH_NAMES, vocabulary
 from sigmerge.checkpoints.computed import decides, disagreements, settings
+from sigmerge.checkpoints.contradictions import contradictions
 from sigmerge.checkpoints.equal import same_tensor
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import together
@@ -46,7 +47,12 @@ def inspect_checkpoints(folders: Sequence[Path], options: Options) -> Inspected:
     titles = [each.title for each in opened]
     unlike = len(set(titles)) == len(titles)
     configs = {(each.title if unlike else each.place): each.config for each in opened}
-    warnings = tuple(disagreements(configs, None))
+    doubts = [
+        f"{name}: config.json says {told}"
+        for name, each in zip(configs, opened, strict=True)
+        for told in contradictions(each, each.config)
+    ]
+    warnings = (*disagreements(configs, None), *doubts)
     return first.model_copy(update={"others": tuple(others), "warnings": warnings})
 
 

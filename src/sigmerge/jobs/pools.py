@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.checkpoints.blocks import positions
 from sigmerge.checkpoints.companions import check_tokenizer, companion_files
 from sigmerge.checkpoints.computed import disagreements
+from sigmerge.checkpoints.contradictions import contradictions
 from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
 from sigmerge.checkpoints.inputs import digested, same_configuration
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
@@ -27,9 +30,13 @@ from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.recipe.record import RecipeSlice, RecipeSource
 from sigmerge.recipe.settings import Conditions, matches
 from sigmerge.records import InputFile, Member, PlanSlice, PlanSource, RepairPlan
+from sigmerge.words import few
 
 if TYPE_CHECKING:
     from sigmerge.checkpoints.vocabularies import Vocabulary
+    from sigmerge.probing.expected import Problems
+
+_APART = "The configurations of the models compute something else"
 
 # Stacks and vocabularies are imported where a recipe asks for one: most do not.
 
@@ -70,13 +77,42 @@ def _said(pool: Pool, options: Options) -> Pool:
     return replace(pool, notes=(*pool.notes, *pool.disagreements))
 
 
-def say_before(disagreements: Sequence[str], options: Options) -> None:
-    """Say what configurations disagree about before a tensor is read; with `strict` refuse it."""
-    if options.strict and disagreements:
-        raise PoolError("The configurations of the models compute something else, which --strict "
-                        "refuses:", disagreements)  # fmt: skip
-    for text in disagreements:
+def say_before(told: Sequence[str], options: Options, what: str = _APART) -> None:
+    """Say what configurations make of weights before a tensor is read; with `strict` refuse it."""
+    if options.strict and told:
+        raise PoolError(f"{what}, which --strict refuses:", told)
+    for text in told:
         warnings.warn(text, SigmergeWarning, stacklevel=2)
+
+
+def check_loads(checkpoint: Checkpoint, config: Mapping[str, Any], options: Options) -> list[str]:
+    """Refuse a configuration by which transformers does not load a result with these tensors.
+
+    Where it contradicts the weights and transformers cannot be asked, that is said and returned.
+    """
+    told = contradictions(checkpoint, config)
+    shapes = tuple((name, tensor.shape) for name, tensor in checkpoint.tensors.items())
+    found = _loading_problems(json.dumps(config), shapes) if told else []
+    if isinstance(found, str):
+        notes = [f"{checkpoint.title}: config.json says {text} ({found})" for text in told]
+        say_before(notes, options, "config.json contradicts the weights")
+        return notes
+    if found:
+        missed = few([f"{name} {problem}" for name, problem in found], 3)
+        raise PoolError(
+            f"{checkpoint.place}: config.json contradicts the weights, and transformers would not "
+            "load them with it; mend it, or download it again:",
+            [*(f"it says {text}" for text in told), f"transformers: {missed}"],
+        )
+    return []
+
+
+@lru_cache(maxsize=1)
+def _loading_problems(config: str, shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Problems:
+    """What transformers misses; it is loaded where there is a doubt, and asked once by a search."""
+    from sigmerge.probing.expected import stored_problems
+
+    return stored_problems(json.loads(config), dict(shapes))
 
 
 def _vocabulary(recipe: Recipe) -> Vocabulary | None:
@@ -262,6 +298,7 @@ def open_anchor(
     check_tokenizer(stored.path)
     configs = {"reference": pool.layout.config, "anchor": stored.config}
     say_before(told := disagreements(configs, "anchor"), options)
+    told += check_loads(stored, stored.config, options)
     return replace(stored, notes=(*stored.notes, *told))
 
 
