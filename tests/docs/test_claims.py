@@ -255,6 +255,12 @@ GPU = re.compile(
 )
 
 
+def test_wudi_is_that_of_its_page() -> None:
+    text = (RESULTS / "methods.md").read_text()
+    [shown] = figures(TITLE, "WUDI as published")
+    assert f"`wudi`, `step: absolute` (as published) | 1: **{shown}** |" in text
+
+
 def test_the_memory_is_that_of_the_scaling_tables() -> None:
     text = (RESULTS / "scaling.md").read_text()
     peaks = []

@@ -196,6 +196,19 @@ def test_the_tunings_on_the_page_are_those_of_the_records() -> None:
             assert record["calibration"]["gain"]["items"] == 1439
 
 
+def test_the_winners_of_evolution_stand_at_the_wall_of_its_box() -> None:
+    largest = []
+    with tarfile.open(RESULTS / "real" / "logs.tar.xz") as records:
+        for pool in ("long-0", "mild-0"):
+            calls = (record := _read(records, f"tuned-{pool}-merge3-240/tune.json"))["calls"]
+            start = max(calls[0]["weights"].values())
+            every = max(max(call["weights"].values()) for call in calls)
+            assert 2.4 * start < every <= 2.5 * start == 0.75
+            largest.append(max(calls[record["chosen"]]["weights"].values()))
+    text = " ".join(PAGE.split())
+    assert f"(largest weights {largest[0]:.3f} and {largest[1]:.3f})" in text
+
+
 def test_the_tasks_are_those_of_the_records() -> None:
     records = json.loads((RESULTS / "real" / "tasks.json").read_text(encoding="utf-8"))
     shown = {"svamp_number": "SVAMP", "mawps_number": "MAWPS", "gsm8k_number": "GSM8K",
