@@ -224,7 +224,7 @@ def test_circles_are_found() -> None:
 
 JOBS = (
     "options", "work_folder", "pools", "scores", "capture", "signatures", "profile", "dense",
-    "search", "occupancy", "decided", "candidates", "strategies", "calls", "guide", "anchor",
+    "occupancy", "decided", "candidates", "search", "strategies", "calls", "guide", "anchor",
     "calibrate", "repair", "replay", "merge", "several", "migration", "tune", "report", "run",
     "demo", "verify", "extract", "look",
 )  # fmt: skip

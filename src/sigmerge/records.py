@@ -298,10 +298,14 @@ class Winner(Part):
 
 
 class SearchRecord(Sealed):
-    """A search: its settings and costs, the winner, and how the best estimate grew."""
+    """A search: its settings and costs, the winner, and how the best estimate grew.
+
+    `of` names the content of all that was searched: a search of the same may extend this one.
+    """
 
     out: str
     winner: str
+    of: Mapping[str, str] = {}
     operator: str
     experts: tuple[str, ...]
     settings: Mapping[str, Any]
@@ -341,10 +345,14 @@ class TunedScores(Part):
 
 
 class TuneRecord(Sealed):
-    """A tuning: what it was given, every call, and the winner."""
+    """A tuning: what it was given, every call, and the winner.
+
+    `of` names the content of all that was tuned: a tuning of the same may extend this one.
+    """
 
     out: str
     winner: str
+    of: Mapping[str, str] = {}
     settings: Mapping[str, Any]
     anchors: tuple[str, ...]
     experts: Mapping[str, DomainScores]

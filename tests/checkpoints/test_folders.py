@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,7 @@ from sigmerge.checkpoints.companions import tokenizer_files
 from sigmerge.checkpoints.folder import INDEX, open_checkpoint
 from sigmerge.checkpoints.pickled import as_safetensors
 from sigmerge.errors import PoolError
+from sigmerge.files.scratch import scratch
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import PoolInputs
 from sigmerge.kept import Given, Inputs, Undeclared
@@ -457,3 +459,17 @@ def test_pickles_that_hold_no_weights(pool: PoolOnDisk, content: Any) -> None:
     pickle_expert(pool, content)
     said = refused(3, "merge", recipe, pool.root / "out", "--allow-pickle", beside=pool.root)
     assert "cannot be loaded weights-only" in said
+
+
+def test_what_is_shown_to_a_scorer_may_consist_of_links(pool: PoolOnDisk) -> None:
+    """While it is shown. What else has such a name is refused."""
+    with scratch() as place:
+        shown = place / "math"
+        shown.mkdir()
+        for file in pool.experts["math"].iterdir():
+            (shown / file.name).symlink_to(file)
+        assert NAME in open_checkpoint(shown).tensors
+        copied = pool.root / "sigmerge-abcdefgh/work/math"
+        shutil.copytree(place.parent, pool.root / "sigmerge-abcdefgh", symlinks=True)
+        with pytest.raises(PoolError, match="is a link that leaves the folder"):
+            open_checkpoint(copied)

@@ -140,25 +140,3 @@ def test_every_page_of_results_names_the_commit_of_its_tables() -> None:
             text = (INDEX.parent / re.findall(r"\]\(([^)]+)\)", page)[0]).read_text()
             missing = [each for each in re.findall(r"\b[0-9a-f]{7}\b", machine) if each not in text]
             assert missing == [], page
-
-
-def test_the_papers_entry_points_are_commands_and_files_that_exist() -> None:
-    """docs/equations.md maps the paper's archive; the versions are those of the project's pins."""
-    text = (ROOT / "docs/equations.md").read_text().partition("## The paper's archive")[2]
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][
-        1:
-    ]
-    ours = " ".join(row[1] for row in rows)
-    assert [row[0].split(",")[0] for row in rows[:6]] == [f"entry point {i}" for i in range(1, 7)]
-    root = typer.main.get_command(app)
-    for words in re.findall(r"`sigmerge ([a-z ]+)`", ours):
-        found: Any = root
-        for word in words.split():
-            if found.name == "suite" and word == "paper":
-                break
-            found = found.commands[word]
-    files = re.findall(r"`((?:method|analysis)/\w+\.py)`", ours)
-    assert len(files) == 4 and all((ROOT / "src/sigmerge" / file).is_file() for file in files)
-    pins = (ROOT / "pyproject.toml").read_text() + (ROOT / "constraints.txt").read_text()
-    for name, version in (("vllm", "0.18"), ("lm.eval", "0.4.13"), ("evalplus", "0.3.1")):
-        assert version in ours and re.search(rf"{name}.*{re.escape(version)}", pins), name

@@ -285,16 +285,16 @@ def test_a_journal_of_calls_knows_the_records_and_settings_of_its_suite(
     shutil.copytree(place, tmp_path / "place")
     place, words = tmp_path / "place", tmp_path / "place/words.jsonl"
 
-    def identity(**more: object) -> str:
+    def identity(**more: object) -> object:
         scorer = suite_scorer({"suite": "own.yaml", **more}, "calibration", place, Options())
-        return scorer.identity(place / "tiny")
+        return scorer.by(place / "tiny")
 
     scorer = suite_scorer({"suite": "own.yaml"}, "calibration", place, Options())
     scorer(place / "tiny")
     first = identity()
     assert identity() == first
     assert identity(limit=5) != first != identity(dtype="bfloat16")
-    assert scorer.identity(place / "none") == first  # a dry run reads no weights for it
+    assert scorer.by(place / "none") == first  # a dry run reads no weights for it
     suite = (place / "own.yaml").read_text()
     (place / "own.yaml").write_text(suite.replace("  length:", "  lengths:"))
     assert identity() != first

@@ -177,7 +177,7 @@ def test_a_candidate_in_memory_is_a_look_at_all_its_items(pool: PoolOnDisk, tmp_
     opened = open_repair_pool(load_recipe(recipe), how)
     measure = measure_of(load_recipe(recipe), opened, tmp_path, how, scorer=Slow())
     assert measure is not None
-    measure.recipe(recipe)
+    measure.candidate(recipe)
     measure.folder(Path(recipe["base_model"]))
     assert [look.items for look in measure.looks] == [5, 5]
     assert all(look.seconds and 0.05 <= look.seconds <= look.waited for look in measure.looks)

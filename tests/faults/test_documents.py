@@ -18,9 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from sigmerge.errors import PoolError, RecipeError, ScoreError, SigmergeError
 from sigmerge.evaluation import sources, splits
+from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.evaluation.sources import File, read_rows
 from sigmerge.evaluation.suite import load_suite
-from sigmerge.files import cache, documents
+from sigmerge.files import documents
 from sigmerge.jobs.scores import CheckpointScorer, MeasuredScores, read_scores
 from sigmerge.nano.files import read_lines
 from sigmerge.probing.exemplars import read_exemplars
@@ -28,6 +29,7 @@ from sigmerge.probing.generate import saved_dtype
 from sigmerge.real import folder
 from sigmerge.records import Provenance, read, read_plan, read_repair_plan
 from tests.command_line import sigmerge as command
+from tests.kept_entries import kept_root
 from tests.pools import make_pool
 
 Reader = Callable[[Path], object]
@@ -158,10 +160,10 @@ def test_a_garbled_note_of_scores_is_made_again(
         calls.append(folder)
         return MeasuredScores({"math": 0.5}, {})
 
-    scorer = CheckpointScorer("counted", measure, keeps=True)
+    scorer = CheckpointScorer("counted", measure, lambda _: ScoredBy({"by": "it"}), keeps=True)
     assert scorer(pool.reference) == scorer(pool.reference) == MeasuredScores({"math": 0.5}, {})
     assert len(calls) == 1
-    [note] = cache.cache_place("scores").iterdir()
+    [note] = kept_root().glob("score/*/*.json")
     GARBLED[damage](note)
     assert scorer(pool.reference).scores == {"math": 0.5}
     assert len(calls) == 2
@@ -173,7 +175,8 @@ def test_scores_whose_cache_cannot_be_written(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "file/cache"))
     pool = make_pool(tmp_path / "pool", experts=1)
-    scorer = CheckpointScorer("kept", lambda _: MeasuredScores({"math": 0.5}, {}), keeps=True)
+    measured = MeasuredScores({"math": 0.5}, {})
+    scorer = CheckpointScorer("kept", lambda _: measured, lambda _: ScoredBy(), keeps=True)
     assert scorer(pool.reference).scores == {"math": 0.5}
 
 

@@ -334,7 +334,7 @@ def test_a_repair_that_hurts_says_so_and_can_keep_the_anchor(
 
     def hurt(folder: Path) -> dict[str, float]:
         same = weights(folder) == weights(anchor)
-        own = next((d for d, f in pool.experts.items() if f == folder), None)
+        own = next((d for d, f in pool.experts.items() if f.name == folder.name), None)
         if own:
             return {d: 0.9 if d == own else 0.4 for d in DOMAINS}
         return dict.fromkeys(DOMAINS, 0.7 if same else 0.6)
@@ -533,7 +533,7 @@ def test_a_plan_that_kept_the_anchor_keeps_it_again(pool: PoolOnDisk, tmp_path: 
     anchor = pool.root / "anchor"
 
     def score(folder: Path) -> dict[str, float]:
-        repaired = not (folder.samefile(anchor) or folder in pool.experts.values())
+        repaired = folder.name not in {"anchor", *pool.experts}
         row = SCORES["experts"].get(folder.name, SCORES["anchor"])
         return {d: q / 2 if repaired else q for d, q in row.items()}
 
@@ -576,7 +576,7 @@ def test_scores_after_the_repair_are_checked_too(
 
     def score(folder: Path) -> dict[str, float]:
         row = SCORES["experts"].get(folder.name, SCORES["anchor"])
-        if folder.samefile(anchor) or folder in pool.experts.values():
+        if folder.name in {"anchor", *pool.experts}:
             return dict(row)
         return {**row, **wrong} if wrong else {"coding": 0.5, "safety": 0.5}
 

@@ -27,6 +27,7 @@ from sigmerge.nano.facts import NANO_DOMAINS
 from sigmerge.nano.files import POOL, RECIPES
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.records import Provenance, read
+from tests.kept_entries import kept_values
 from tests.pools import few_facts, make_pool, weight_bytes
 
 
@@ -211,6 +212,7 @@ def test_a_searched_anchor_is_never_current(pool: Path, tmp_path: Path) -> None:
     assert not is_current(loaded, tmp_path / "out", Options())
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_an_interrupted_run_does_not_search_again(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,37 +224,33 @@ def test_an_interrupted_run_does_not_search_again(
 
     with pytest.raises(KeyboardInterrupt):
         sigmerge.run(content, out, progress=stop, threads=1)
+    assert (before := kept_values("search"))
     heard: list[tuple[str, int]] = []
-    sigmerge.run(content, out, progress=lambda stage, done, total: heard.append((stage, done)))
-    assert [done for stage, done in heard if stage == "searching"] == [4]
-    (out / "run.json").unlink()
-    heard.clear()
-    before = weights(out / "anchor")
     sigmerge.run(content, out)
-    assert weights(out / "anchor") == before
+    assert kept_values("search")[: len(before)] == before  # and nothing of it was made again
+    (out / "run.json").unlink()
+    made = weights(out / "anchor")
+    sigmerge.run(content, out)
+    assert weights(out / "anchor") == made
     (out / "run.json").unlink()
     other = {**content, "seed": 1}
     sigmerge.run(other, out, progress=lambda stage, done, total: heard.append((stage, done)))
     assert [done for stage, done in heard if stage == "searching"] == list(range(1, 5))
 
 
-def test_a_searched_merge_that_ended_while_it_moved_the_winner(pool: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("own_cache")
+def test_what_a_killed_search_left_beside_a_merge_is_made_again(pool: Path, tmp_path: Path) -> None:
     content = searched(pool)
     del content["repair"]
     work = tmp_path / ".out.search"
     sigmerge.search(content, work)
-    wanted = weights(work / "winner")
-    shutil.copytree(work, tmp_path / ".other.search")
-    unfinished = tmp_path / ".other.search/winner/sigmerge/.search.json.1-1.partial"
-    unfinished.write_text("{")
-    sigmerge.merge(content, tmp_path / "other")
-    (report,) = sigmerge.verify(tmp_path / "other", deep=True)
+    wanted, asked = weights(work / "winner"), kept_values("search")
+    (work / "winner/sigmerge/.search.json.1-1.partial").write_text("{")
+    (work / "winner/model.safetensors").write_bytes(b"damaged")
+    sigmerge.merge(content, tmp_path / "out")
+    assert weights(tmp_path / "out") == wanted and kept_values("search") == asked
+    (report,) = sigmerge.verify(tmp_path / "out", deep=True)
     assert report.ok and "recomputed" in report.checked, report.findings
-    shutil.rmtree(tmp_path / "other")
-    shutil.rmtree(work / "winner")
-    heard: list[str] = []
-    sigmerge.merge(content, tmp_path / "out", progress=lambda stage, *_: heard.append(stage))
-    assert weights(tmp_path / "out") == wanted and "searching" not in heard
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import yaml
 import sigmerge
 from sigmerge.errors import PoolError, RecipeError, ScoreError
 from sigmerge.evaluation.command_line import named_files, run_command
+from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import (
     CheckpointScorer,
     MeasuredScores,
+    callable_scorer,
     harness_scores,
     printed_scores,
     read_scores,
@@ -26,6 +29,7 @@ from sigmerge.jobs.scores import (
 )
 from sigmerge.nano.files import POOL
 from sigmerge.recipe import load_recipe
+from tests.kept_entries import kept_values
 from tests.pools import PoolOnDisk, make_pool
 
 DOMAINS = ("math", "coding", "safety")
@@ -132,60 +136,134 @@ def test_a_command_prints_its_scores_on_the_last_line(tmp_path: Path) -> None:
         scores("no-such-program {checkpoint}")
 
 
+def counted(
+    measure: Callable[[Path], dict[str, float]], by: Callable[[], ScoredBy | None], **more: Any
+) -> CheckpointScorer:
+    """A scorer whose scores are kept by what it is given."""
+
+    def measured(folder: Path) -> MeasuredScores:
+        return MeasuredScores(measure(folder), {}, seconds=1.0)
+
+    return CheckpointScorer("counted", measured, lambda _: by(), keeps=True, **more)
+
+
+@pytest.mark.usefixtures("own_cache")
 def test_a_checkpoint_is_scored_once_until_it_changes(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, layers=1)
-    seen: list[Path] = []
+    seen: list[str] = []
 
-    def measure(folder: Path) -> MeasuredScores:
-        seen.append(folder)
-        return MeasuredScores({"math": 0.5}, {})
+    def measure(folder: Path) -> dict[str, float]:
+        seen.append(folder.name)
+        return {"math": 0.5}
 
-    scorer = CheckpointScorer("test of memory", measure, keeps=True)
+    scorer = counted(measure, lambda: ScoredBy({"program": 1}))
     first, second = list(pool.experts.values())[:2]
     assert scorer(first).scores == scorer(first).scores == {"math": 0.5}
-    assert seen == [first]
+    assert seen == [first.name]
     scorer(second)
-    CheckpointScorer("another scorer", measure, keeps=True)(first)
-    assert seen == [first, second, first]
+    counted(measure, lambda: ScoredBy({"program": 2}))(first)
+    assert seen == [first.name, second.name, first.name]
     (first / "model.safetensors").write_bytes((second / "model.safetensors").read_bytes())
     scorer(first)  # now the same content as `second`, which is known
     assert len(seen) == 3
+    (first / "modeling_own.py").write_text("# code of its own")
+    scorer(first)
+    assert len(seen) == 4
 
 
-def test_a_command_may_leave_its_results_beside_what_it_scores(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("own_cache")
+def test_what_scores_sees_the_declared_files_and_may_write_beside_them(tmp_path: Path) -> None:
     folder = make_pool(tmp_path, layers=1).reference
+    (folder / "notes").mkdir()
+    (folder / "answers.csv").write_text("the right ones")
 
-    def measure(folder: Path) -> MeasuredScores:
-        (folder / "results.json").write_text("{}")
-        return MeasuredScores({"math": 0.5}, {})
+    def measure(shown: Path) -> dict[str, float]:
+        found = {file.name for file in shown.iterdir()}
+        assert found == {"config.json", "generation_config.json", "model.safetensors"}
+        (shown / "results.json").write_text("{}")
+        return {"math": 0.5}
 
-    scorer = CheckpointScorer("test of results", measure, keeps=True)
+    before = sorted(folder.iterdir())
+    assert counted(measure, ScoredBy)(folder).scores == {"math": 0.5}
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("change", ["settings", "files", "libraries", "new file"])
+def test_each_thing_that_scores_is_in_the_key(change: str, tmp_path: Path) -> None:
+    folder, asked = make_pool(tmp_path, layers=1).reference, list[Path]()
+    script = tmp_path / "script.py"
+    script.write_text("1")
+    given: dict[str, Any] = {"settings": {"limit": 1}, "files": {"0": script}, "libraries": ()}
+    scorer = counted(lambda f: asked.append(f) or {"math": 0.5}, lambda: ScoredBy(**given))
+    for _ in range(2):
+        scorer(folder)
+    assert len(asked) == 1
+    if change == "settings":
+        given["settings"] = {"limit": 2}
+    elif change == "files":
+        script.write_text("2")
+    elif change == "libraries":
+        given["libraries"] = ("numpy",)
+    else:
+        given["files"] = {"0": script, "1": tmp_path / "more.py"}
+        (tmp_path / "more.py").write_text("")
+    for _ in range(2):
+        scorer(folder)
+    assert len(asked) == 2
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_scores_of_what_changed_meanwhile_are_not_kept(tmp_path: Path) -> None:
+    """A command that writes a file that it names, and a callable that changes itself."""
+    folder, script = make_pool(tmp_path, layers=1).reference, tmp_path / "script.py"
+    script.write_text("older")
+    found = [0.5, 0.25]
+
+    def rewrites(_: Path) -> dict[str, float]:
+        script.write_text("newer")
+        return {"math": found.pop(0)}
+
+    scorer = counted(rewrites, lambda: ScoredBy(files={"0": script}))
     assert scorer(folder).scores == {"math": 0.5}
-
-
-def test_a_program_that_changes_between_two_checkpoints_scores_anew(tmp_path: Path) -> None:
-    folder, programs = make_pool(tmp_path, layers=1).reference, ["older"]
-
-    def measure(_: Path) -> MeasuredScores:
-        return MeasuredScores({"math": 0.5 if programs == ["older"] else 0.25}, {}, seconds=1.0)
-
-    scorer = CheckpointScorer("test of programs", measure, program=lambda: programs, keeps=True)
-    assert scorer(folder).scores == scorer(folder).scores == {"math": 0.5}
-    programs = ["newer"]
+    script.write_text("older")
     assert scorer(folder).scores == {"math": 0.25}
 
+    class Counts:
+        asked = 0
 
-def test_scores_of_a_program_that_changed_meanwhile_are_not_kept(tmp_path: Path) -> None:
-    folder, programs, found = make_pool(tmp_path, layers=1).reference, ["older"], [0.5, 0.25]
+        def __call__(self, _: Path) -> dict[str, float]:
+            self.asked += 1
+            return {"math": 1 / self.asked}
 
-    def measure(_: Path) -> MeasuredScores:
-        programs[0] = "newer"
-        return MeasuredScores({"math": found.pop(0)}, {}, seconds=1.0)
+    counts = callable_scorer(Counts())
+    assert [counts(folder).scores["math"] for _ in range(3)] == [1, 1 / 2, 1 / 3]
+    assert callable_scorer(Counts())(folder).scores == {"math": 1}
 
-    scorer = CheckpointScorer("test of edits", measure, program=programs.copy, keeps=True)
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_callable_is_known_by_what_it_is(tmp_path: Path) -> None:
+    folder, data = make_pool(tmp_path, layers=1).reference, tmp_path / "items.txt"
+    data.write_text("1")
+
+    def made(value: float) -> CheckpointScorer:
+        return callable_scorer(lambda f: {"math": value} if str(data) else {})
+
+    assert made(0.5)(folder).scores == made(0.5)(folder).scores == {"math": 0.5}
+    assert len(kept_values("score")) == 1
+    assert made(0.25)(folder).scores == {"math": 0.25}
+    assert len(kept_values("score")) == 2
+    data.write_text("2")
+    made(0.5)(folder)
+    assert len(kept_values("score")) == 3
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_nothing_is_kept_of_a_callable_that_nothing_describes(tmp_path: Path) -> None:
+    folder, handle = make_pool(tmp_path, layers=1).reference, object()
+    scorer = callable_scorer(lambda f: {"math": 0.5} if handle else {})
     assert scorer(folder).scores == {"math": 0.5}
-    programs[0] = "older"
-    assert scorer(folder).scores == {"math": 0.25}
+    assert not kept_values("score")
 
 
 @pytest.mark.parametrize("reference", ["own", "strongest"])
@@ -198,22 +276,20 @@ def test_an_expert_needs_its_own_score_only_where_no_other_is_read(
     assert scorer.usable(dict.fromkeys(pool.experts, 0.5))
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_scores_of_a_checkpoint_that_changed_meanwhile_are_not_kept(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, layers=1)
     first, second = (folder / "model.safetensors" for folder in list(pool.experts.values())[:2])
     older = first.read_bytes()
 
-    def measure(folder: Path) -> MeasuredScores:
+    def measure(folder: Path) -> dict[str, float]:
         first.write_bytes(second.read_bytes())
-        return MeasuredScores({"math": 0.5}, {})
+        return {"math": 0.5}
 
     with pytest.raises(PoolError, match="changed while it was read"):
-        CheckpointScorer("test of changes", measure, keeps=True)(first.parent)
+        counted(measure, ScoredBy)(first.parent)
     first.write_bytes(older)
-    right = CheckpointScorer(
-        "test of changes", lambda _: MeasuredScores({"math": 0.25}, {}), keeps=True
-    )
-    assert right(first.parent).scores == {"math": 0.25}
+    assert counted(lambda _: {"math": 0.25}, ScoredBy)(first.parent).scores == {"math": 0.25}
 
 
 @pytest.mark.parametrize(
@@ -247,11 +323,11 @@ def test_a_suite_of_other_domains_is_told_before_anything_is_scored(
     assert not out.exists() and not (tmp_path / "cache/evaluation").exists()
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_scores_of_no_use_are_measured_again(
-    pool: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command that printed them once may have been mended in what it does not name."""
-    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
     printed = [{"math": -1.0}, {"math": float("nan")}, {"law": 0.5}, {}]
     good = {"math": 0.5, "coding": 0.5, "safety": 0.5}
     lines = iter([json.dumps({**good, **one}) for one in printed[:3]] + ["{}"])

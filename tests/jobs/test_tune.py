@@ -26,9 +26,11 @@ from sigmerge.records import TuneRecord, read
 from tests.command_line import sigmerge as command
 from tests.forks import forked
 from tests.jobs.tuned import SETTINGS, Contested
+from tests.kept_entries import another_cache, kept_values
 from tests.merge3.stub import EACH, TENSOR
 from tests.pools import EXPERTS, PoolOnDisk, make_pool, read_weights, weight_bytes
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 DOMAINS = EXPERTS[:3]
 
 
@@ -73,7 +75,7 @@ def test_calls_are_counted_to_the_one(pool: PoolOnDisk, tmp_path: Path) -> None:
     assert any(call.repair for call in result.calls)
 
 
-def test_the_journal_has_every_call(whole: Path) -> None:
+def test_the_log_has_every_call(whole: Path) -> None:
     header, *rest = recorded(whole)
     assert header["settings"] == SETTINGS.model_dump()
     assert [r["expert"] for r in rest[:3]] == list(DOMAINS)
@@ -167,17 +169,18 @@ def test_a_killed_tuning_goes_on_to_the_same_bytes(
     out = tmp_path / "out"
     dying = Contested(pool.root, DOMAINS, die_at)
     assert forked(lambda: run(pool, out, scorer=dying)).code == -signal.SIGKILL
-    before = len(recorded(out))
+    calls = len(kept_values("candidate"))
+    assert len(kept_values("score")) + calls == die_at
     scorer = Contested(pool.root, DOMAINS)
     result = run(pool, out, scorer=scorer)
     assert recorded(out) == recorded(whole)
-    assert len(scorer.asked) == len(recorded(whole)) - before
-    assert result.replayed == max(0, before - 4)
+    assert len(scorer.asked) == len(recorded(whole)) - 1 - die_at
+    assert result.replayed == calls
     assert weight_bytes(out / "winner") == weight_bytes(whole / "winner")
     assert not list(out.glob(".winner*"))
 
 
-def test_threads_do_not_change_the_journal(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
+def test_threads_do_not_change_the_log(pool: PoolOnDisk, whole: Path, tmp_path: Path) -> None:
     run(pool, tmp_path / "out", threads=3)
     assert recorded(tmp_path / "out") == recorded(whole)
 
@@ -458,32 +461,97 @@ def test_a_foreign_or_finished_folder_is_kept(
         run(pool, foreign)
 
 
-def test_another_tuning_is_not_continued(pool: PoolOnDisk, tmp_path: Path) -> None:
+FEW = TuneSection(calls=8, anchors=["task_arithmetic"], method="random")
+
+
+def test_a_finished_tuning_is_extended_at_the_price_of_the_new_calls(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    out, longer = tmp_path / "out", FEW.changed(calls=24)
+    run(pool, out, settings=FEW)
+    short, scorer = recorded(out), Contested(pool.root, DOMAINS)
+    result = run(pool, out, settings=longer, scorer=scorer)
+    assert len(scorer.asked) == 16 and result.replayed == 8
+    assert recorded(out)[1 : len(short)] == short[1:]
+    with another_cache(tmp_path / "cache"):
+        anew = run(pool, tmp_path / "anew", settings=longer)
+    assert anew.calls == result.calls and anew.replayed == 0
+    assert weight_bytes(out / "winner") == weight_bytes(tmp_path / "anew/winner")
+
+
+def test_a_guided_tuning_of_more_calls_takes_what_is_known(
+    pool: PoolOnDisk, tmp_path: Path
+) -> None:
+    scorer = Contested(pool.root, DOMAINS)
+    short = run(pool, tmp_path / "out", settings=SETTINGS.changed(calls=8), scorer=scorer)
+    asked = len(scorer.asked)
+    result = run(pool, tmp_path / "out", settings=SETTINGS, scorer=scorer)
+    assert result.replayed >= 3
+    assert len(scorer.asked) - asked == len(result.calls) - result.replayed
+    assert len(short.calls) <= 8 < len(result.calls)
+
+
+def test_two_callables_do_not_share_their_scores(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """A tuning that was interrupted goes on with the other one's scores alone."""
+
+    class Flat:
+        def __init__(self, value: float, stop_at: int) -> None:
+            self.value, self.stop_at, self.asked = value, stop_at, 0
+
+        @property
+        def sigmerge_key(self) -> str:
+            return f"flat {self.value}"
+
+        def __call__(self, folder: Path) -> dict[str, float]:
+            self.asked += 1
+            if self.asked > self.stop_at:
+                raise KeyboardInterrupt
+            return dict.fromkeys(DOMAINS, self.value)
+
+    recipe, out = load_recipe(recipe_of(pool)), tmp_path / "out"
+    first, second = Flat(0.25, stop_at=5), Flat(0.75, stop_at=99)
+    with pytest.raises(KeyboardInterrupt):
+        TuneJob(recipe, out, Options(threads=1), FEW, score=first).run()
+    found = TuneJob(recipe, out, Options(threads=1), FEW, score=second).run()
+    scores = [*found.experts.values(), *(call.scores for call in found.calls)]
+    assert all(set(each.values()) == {0.75} for each in scores)
+    assert second.asked == 3 + len(found.calls)
+    with pytest.raises(OutputError, match="holds a finished tuning that differs in scores;"):
+        TuneJob(recipe, out, Options(threads=1), FEW.changed(calls=9), score=first).run()
+
+
+def test_another_tuning_is_not_extended(pool: PoolOnDisk, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    run(pool, out)
-    (out / "tune.json").unlink()
-    with pytest.raises(OutputError, match="holds another tuning, which differs in settings"):
-        run(pool, out, settings=SETTINGS.changed(calls=12))
-
-
-class Unscored(Contested):
-    """Fails before the first call, so that nothing is measured."""
-
-    def __call__(self, weights: Any, items: Any) -> list[int]:
-        raise ScoreError("no scores today")
+    run(pool, out, settings=FEW)
+    before = sorted(out.iterdir()), recorded(out)
+    for change, message in (
+        ({}, "pass --overwrite to replace it, or more evaluation calls to extend it"),
+        ({"calls": 7}, "pass --overwrite"),
+        ({"calls": 12, "objective": "worst"}, "differs in settings; choose a new folder"),
+    ):
+        with pytest.raises(OutputError, match=message):
+            run(pool, out, settings=FEW.changed(**change))
+    with pytest.raises(OutputError, match="differs in recipe;"):
+        other = recipe_of(pool, parameters={"weight": 0.3})
+        run(pool, out, settings=FEW.changed(calls=12), recipe=other)
+    assert (sorted(out.iterdir()), recorded(out)) == before
 
 
 def test_a_changed_probe_is_named(pool: PoolOnDisk, tmp_path: Path) -> None:
-    out, scorer = tmp_path / "out", Unscored(pool.root, DOMAINS)
-    for name, second, error, message in (
-        ("probe", "b c", ScoreError, "no scores today"),
-        ("moved", "b c", ScoreError, "no scores today"),
-        ("moved", "c b", OutputError, "holds another tuning, which differs in probe;"),
+    out, settings = tmp_path / "out", TuneSection(calls=2, anchors=["task_arithmetic"])
+    for name, second, message in (
+        ("probe", "b c", None),
+        ("moved", "b c", "pass --overwrite to replace it, or more"),
+        ("moved", "c b", "that differs in probe;"),
     ):
         probe = pool.root / f"{name}.jsonl"
         probe.write_text(f'{{"prompt": "a b"}}\n{{"prompt": "{second}"}}\n')
-        with pytest.raises(error, match=message):
-            run(pool, out, recipe=recipe_of(pool, repair={"probe": str(probe)}), scorer=scorer)
+        recipe = recipe_of(pool, repair={"probe": str(probe)})
+        if message is None:
+            run(pool, out, recipe=recipe, settings=settings)
+            continue
+        with pytest.raises(OutputError, match=message):
+            run(pool, out, recipe=recipe, settings=settings)
 
 
 def test_an_expert_that_changes_between_calls_stops_the_tuning(tmp_path: Path) -> None:
@@ -496,7 +564,7 @@ def test_an_expert_that_changes_between_calls_stops_the_tuning(tmp_path: Path) -
             shutil.copyfile(other.experts["math"] / weights.name, weights)
 
     settings = TuneSection(calls=3, anchors=["task_arithmetic"], method="random")
-    with pytest.raises(PoolError, match="changed meanwhile: anchors"):
+    with pytest.raises(PoolError, match=r"math/model\.safetensors: changed"):
         run(pool, tmp_path / "out", settings=settings, progress=exchanged)
     assert not (tmp_path / "out/winner").exists()
 

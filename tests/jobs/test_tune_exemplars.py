@@ -18,6 +18,7 @@ from sigmerge.recipe.scored import TuneSection
 from sigmerge.records import TuneRecord
 from tests.command_line import sigmerge as command
 from tests.jobs.tuned import Contested
+from tests.kept_entries import another_cache
 from tests.pools import read_weights, weight_bytes
 from tests.probing import models
 
@@ -59,8 +60,9 @@ def job(pool: Path, out: Path, settings: TuneSection, **more: Any) -> TuneJob:
 
 @pytest.fixture(scope="module")
 def whole(pool: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TuneRecord, Watched]:
-    scorer, out = Watched(pool), tmp_path_factory.mktemp("whole") / "out"
-    return out, job(pool, out, READING, scorer=scorer).run(), scorer
+    scorer, place = Watched(pool), tmp_path_factory.mktemp("whole")
+    with another_cache(place / "cache"):
+        return place / "out", job(pool, place / "out", READING, scorer=scorer).run(), scorer
 
 
 def test_regmean_is_tried_where_every_expert_has_exemplars(pool: Path, tmp_path: Path) -> None:
@@ -98,6 +100,7 @@ def test_calls_are_counted_and_captures_come_first(pool: Path, tmp_path: Path) -
     assert max(capturing) < heard.index("tuning")
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_what_was_scored_is_stored_and_made_again(
     pool: Path, whole: tuple[Path, TuneRecord, Watched], tmp_path: Path
 ) -> None:
@@ -121,6 +124,7 @@ def test_what_was_scored_is_stored_and_made_again(
     assert weight_bytes(tmp_path / "again") == weight_bytes(tmp_path / "alone/winner")
 
 
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("stop_at", [3, 7])
 def test_an_interrupted_tuning_goes_on_to_the_same_bytes(
     stop_at: int, pool: Path, whole: tuple[Path, TuneRecord, Watched], tmp_path: Path

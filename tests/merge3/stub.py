@@ -28,6 +28,11 @@ class StubScorer:
 
     name = "stub"
 
+    @property
+    def sigmerge_key(self) -> str:
+        """What it counts is no part of what it answers."""
+        return type(self).__qualname__
+
     def __init__(self, root: Path, domains: Sequence[str], die_at: int | None = None) -> None:
         self.reference = _values(root / "reference")
         self.towards = {d: _values(root / d) - self.reference for d in domains}

@@ -1,8 +1,9 @@
 """Where the files of a checkpoint may lie.
 
 A link in a downloaded folder could lead to any file of the user, which would then be copied into
-the result. So a link must stay in its folder. The hub's cache is the exception: its snapshots
-consist of links into `blobs/` of the same model.
+the result. So a link must stay in its folder. There are two exceptions: snapshots in the hub's
+cache consist of links into `blobs/` of the same model, and a folder that `sigmerge.kept` shows to
+what scores a checkpoint consists of links to the checkpoint's files, which were checked already.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import stat
 from pathlib import Path
 
 from sigmerge.errors import PoolError
+from sigmerge.files.scratch import is_held
 
 
 def is_there(file: Path) -> bool:
@@ -29,7 +31,8 @@ def check_file(folder: Path, file: Path) -> None:
         raise PoolError(
             f"{folder}: {file.name[:200]} cannot be opened ({error}); copy or download it again."
         ) from None
-    if not any(real.is_relative_to(root) for root in _roots(folder)):
+    inside = any(real.is_relative_to(root) for root in _roots(folder))
+    if not inside and not is_held(folder.resolve().parent):
         raise PoolError(
             f"{folder}: {file.name} is a link that leaves the folder, to {real}; refused. Put the "
             "file itself there if it belongs to the checkpoint."

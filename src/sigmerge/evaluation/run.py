@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -31,6 +31,7 @@ from sigmerge.evaluation.sources import Item
 from sigmerge.evaluation.suite import BenchmarkSuite, nano_suite, suite_on
 from sigmerge.files.documents import whole
 from sigmerge.files.scratch import scratch
+from sigmerge.files.sources import code_digest
 from sigmerge.kept import Derivation, Inputs, given, look_at_parts, parts
 from sigmerge.probing.generate import (
     ANSWERING,
@@ -315,6 +316,28 @@ class Evaluation:
             libraries = ANSWERING[how.backend]
         settings = {**self.settings(name), **answered, **own.settings}
         return ScoredBy(settings, own.files, (*libraries, *own.libraries))
+
+    def scored_by_all(self, chosen: Mapping[str, Iterable[Item]]) -> ScoredBy:
+        """All that decides the results on these items besides the checkpoint."""
+        each = {name: self.scored_by(name) for name in chosen}
+        settings = {
+            name: {
+                **by.settings,
+                "domain": self.suite.domain_of(name),
+                "items": settings_key([(item.id, item.digest) for item in chosen[name]]),
+                "code": code_digest(self.suite.benchmarks[name].scorer),
+            }
+            for name, by in each.items()
+        }
+        return ScoredBy(
+            {"benchmarks": settings, "batch_size": self.how.batch_size},
+            {
+                f"{name}/{role}": file
+                for name, by in each.items()
+                for role, file in by.files.items()
+            },
+            tuple(dict.fromkeys(library for by in each.values() for library in by.libraries)),
+        )
 
     def scored_as(self, name: str) -> str:
         """Names all that `scored_by` has, with the code of the harness."""

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -176,6 +176,13 @@ def _stem(name: str) -> str:
 def write_json(file: Path, content: Any, indent: int | None = 2, *, durable: bool = True) -> None:
     with whole(file, durable=durable) as partial:
         partial.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+
+
+def write_lines(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file of JSON lines."""
+    with whole(file) as partial:
+        lines = [json.dumps(record) + "\n" for record in records]
+        partial.write_text("".join(lines), encoding="utf-8")
 
 
 def content_key(parts: list[Any]) -> str:

@@ -55,6 +55,20 @@ def scratch(place: Path | None = None) -> Iterator[Path]:
             remove(outer, if_possible=True)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether this is a folder that `scratch` gave, and that is in use now."""
+    lock = folder.with_name(LOCK)
+    if folder.name != CONTENT or not _MADE_HERE.fullmatch(folder.parent.name):
+        return False
+    try:
+        if lock.stat().st_uid != os.getuid():
+            return False
+        with locked(lock) as handle:
+            return handle is None
+    except OSError:
+        return False
+
+
 @cache
 def remove_stale(place: Path) -> None:
     """Remove this user's folders there whose process has ended; done once by every process.

@@ -1,8 +1,8 @@
 """`repair: calibrate:`: the repair of an anchor is chosen by what its candidates score.
 
-Candidates are decided repairs of the stored anchor, or of the same merge at a lower level. Their
-calls lie in a hidden folder beside the result while they are made; interrupted, the same command
-replays them and goes on.
+Candidates are decided repairs of the stored anchor, or of the same merge at a lower level. They are
+stored in a hidden folder beside the result where they must be. Their scores are kept
+(`sigmerge.kept`): the same command goes on where an interrupted one stopped.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sigmerge.checkpoints.companions import companion_files
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.errors import RecipeError, ScoreError
-from sigmerge.files.digests import file_digests
-from sigmerge.files.journal import Journal, continues
 from sigmerge.files.regular import remove
-from sigmerge.jobs.calls import CALL_LINES, Calls, decided_section, target_of
-from sigmerge.jobs.candidates import Measure, measure_of
+from sigmerge.jobs.calls import Calls, decided_section, target_of
+from sigmerge.jobs.candidates import KeptMeasure, measure_of
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import Look, ScoreFunction
 from sigmerge.jobs.strategies import Setup, calibrate
@@ -34,8 +31,6 @@ from sigmerge.recipe.anchors import AnchorRecipe, anchors_of
 from sigmerge.recipe.scored import CalibrateSection, RepairSection
 from sigmerge.recipe.template import base_key
 from sigmerge.records import RECIPE, RepairPlan, ScoreTable, TriedUpdate
-
-CALIBRATE_JOURNAL = "calibrate.jsonl"
 
 
 @dataclass(frozen=True)
@@ -80,7 +75,7 @@ class CalibrateJob:
 
     @cached_property
     def work(self) -> Path:
-        """Where the calls lie until the result is made."""
+        """Where candidates are stored until the result is made."""
         return hidden(self.out, "calibrate")
 
     @cached_property
@@ -111,26 +106,17 @@ class CalibrateJob:
 
     def run(self) -> Calibrated:
         assert self.recipe.repair is not None
+        remove(self.work)  # what a killed run was making
+        self.work.mkdir(parents=True)
         measure, reference = self._measure(), self.recipe.repair.reference
-        header = self._header(measure)
-        if not continues(self.work / CALIBRATE_JOURNAL, header):
-            remove(self.work)
-        self.work.mkdir(parents=True, exist_ok=True)
         target = target_of(self.table.experts, list(self.recipe.experts), reference)
         aim, budget = self.section.aim, self.section.calls
-        with Journal(self.work / CALIBRATE_JOURNAL, header, CALL_LINES, "calibration") as journal:
-            replayed = len(journal.records)
-            plain = self._plain(journal, measure)
-            calls = Calls(
-                journal, measure, target, aim, budget, self._candidate, self.options, "calibrating"
-            )
-            setup = Setup(
-                {self.recipe.method: self.anchor}, target, budget, aim, self.plan.capacity
-            )
-            ended = calibrate(setup, plain, calls.ask)
-        before = Look(None, 0.0, sum(measure.items.values()) or None)
-        looks = (*[before] * replayed, *measure.looks)
-        return replace(self._chosen(calls, ended.chosen, ended.stopped), looks=looks)
+        plain = self._plain(measure)
+        calls = Calls(measure, target, aim, budget, self._candidate, self.options, "calibrating")
+        setup = Setup({self.recipe.method: self.anchor}, target, budget, aim, self.plan.capacity)
+        ended = calibrate(setup, plain, calls.ask)
+        found = self._chosen(calls, ended.chosen, ended.stopped)
+        return replace(found, looks=tuple(measure.looks))
 
     def _chosen(self, calls: Calls, chosen: int | None, stopped: str) -> Calibrated:
         tried = tuple(
@@ -161,35 +147,17 @@ class CalibrateJob:
         given = {k: v for k, v in self.recipe.given.items() if k != "repair"}
         return given if repair is None else {**given, "repair": repair}
 
-    def _measure(self) -> Measure:
+    def _measure(self) -> KeptMeasure:
         found = measure_of(self.recipe, self.pool, self.work, self.options, score=self.score)
         if found is None:
             raise ScoreError("calibrate: must score checkpoints that do not exist yet.")
         return found
 
-    def _header(self, measure: Measure) -> dict[str, Any]:
-        """Whose calls a journal holds; calls are only continued under the same header."""
-        members = {**self.plan.experts, "anchor": self.plan.anchor, "base": self.plan.reference}
-        beside = file_digests(companion_files(self.stored.path))
-        return {
-            "beside": {file.name: digest for file, digest in beside.items()},
-            "settings": self.section.model_dump(),
-            "inputs": {name: list(m.sha256) if m else [] for name, m in members.items()},
-            "capacity": list(self.plan.capacity),
-            "scores": self.table.as_json(),
-            "scorer": measure.name,
-        }
-
-    def _plain(self, journal: Journal, measure: Measure) -> Answer:
+    def _plain(self, measure: KeptMeasure) -> Answer:
         """What the stored anchor answers; its scores, where single answers are not known."""
         if not measure.items:
             return Answer({d: self.table.anchor[d] for d in self.recipe.experts})
-        known = next((r for r in journal.records if "expert" in r), None)
-        if known is None:
-            scores, worth = measure.folder(self.stored.path)
-            known = {"expert": "anchor", "scores": scores, "answers": worth}
-            journal.append(known)
-        return measure.answer(known["scores"], known["answers"])
+        return measure.answer(measure.folder(self.stored.path))
 
     def _candidate(self, proposal: Proposal) -> dict[str, Any]:
         """The recipe of a candidate; the stored anchor is not made again."""

@@ -1,7 +1,8 @@
-"""Evaluation calls: candidates proposed by a strategy are made, scored and journalled.
+"""Evaluation calls: candidates that a strategy proposes are made and scored.
 
-A tuning, a guide: section and a calibrate: section spend their calls here. What the journal of an
-interrupted run holds is not scored again.
+A tuning, a guide: section and a calibrate: section spend their calls here. A strategy proposes the
+same after the same answers, and the score of every candidate is kept: an interrupted run is
+continued by running it again, and a longer one costs only the calls that it adds.
 """
 
 from __future__ import annotations
@@ -10,56 +11,38 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from sigmerge.engine.workers import Workers
-from sigmerge.errors import OutputError, ScoreError
-from sigmerge.files.journal import Journal
-from sigmerge.jobs.candidates import Measure, Worths
+from sigmerge.errors import ScoreError
+from sigmerge.files.documents import write_lines
+from sigmerge.jobs.candidates import KeptMeasure, Measure
 from sigmerge.jobs.options import Options
+from sigmerge.jobs.scores import Answered
 from sigmerge.method import deficit
 from sigmerge.method.deficit import Reference
 from sigmerge.method.objective import Answer, Merit, Objective, Vector, amount
 from sigmerge.method.tuning import Proposal
 from sigmerge.records import TuneCall, TunedRepair
 
-CALL_LINES: Final = (
-    {"expert", "scores", "answers"},
-    {"call", "candidate", "scores", "answers", "error"},
-)
-"""The keys of a journal's records."""
-
 
 def experts_of(
-    folders: Mapping[str, Path],
-    measure: Measure,
-    journal: Journal,
-    reference: Reference,
-    options: Options,
-) -> dict[str, dict[str, float]]:
-    """The scores of the experts, checked. Those that cannot be used are not written down."""
+    folders: Mapping[str, Path], measure: KeptMeasure, reference: Reference, options: Options
+) -> dict[str, Answered]:
+    """The scores of the experts, checked."""
     domains = list(folders)
     zeros = dict.fromkeys(domains, 0.0)
-
-    def problems(name: str, scores: Mapping[str, float]) -> list[str]:
-        table = {**dict.fromkeys(domains, zeros), name: scores}
-        return deficit.check_scores(table, zeros, domains, reference)
-
-    known = {r["expert"]: r for r in journal.records if "expert" in r}
+    found: dict[str, Answered] = {}
     wrong: list[str] = []
     for done, (name, folder) in enumerate(folders.items()):
         options.progress("scoring experts", done, len(folders))
-        if name not in known:
-            scores, worth = measure.folder(folder)
-            known[name] = {"expert": name, "scores": scores, "answers": worth}
-            if found := problems(name, scores):
-                wrong += found
-            else:
-                journal.append(known[name])
+        found[name] = measure.folder(folder)
+        table = {**dict.fromkeys(domains, zeros), name: found[name].scores}
+        wrong += deficit.check_scores(table, zeros, domains, reference)
     options.progress("scoring experts", len(folders), len(folders))
     if wrong:
         raise ScoreError(f"The scores ({measure.name}) cannot be used:", wrong)
-    return {name: known[name]["scores"] for name in folders}
+    return found
 
 
 def target_of(
@@ -72,10 +55,9 @@ def target_of(
 
 @dataclass
 class Calls:
-    """The calls of one budget: made now, or answered by the journal of an interrupted run."""
+    """The calls of one budget: made now, or found among what is kept."""
 
-    journal: Journal
-    measure: Measure
+    measure: KeptMeasure
     target: Mapping[str, float]
     objective: Objective
     budget: int
@@ -83,29 +65,35 @@ class Calls:
     options: Options
     stage: str
     made: list[TuneCall] = field(default_factory=list)
+    found: list[Answered] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
     best: int = 0
 
-    def __post_init__(self) -> None:
-        self._called = {r["call"]: r for r in self.journal.records if "call" in r}
-        self.replayed = len(self._called)
+    @property
+    def replayed(self) -> int:
+        """Calls whose scores were kept."""
+        return sum(answered.found for answered in self.found)
 
     def ask(self, proposals: Sequence[Proposal]) -> list[Answer]:
-        """Evaluate candidates; those evaluated before are answered by the journal."""
+        """Evaluate candidates; their errors are those of differences to the best one before."""
         first = len(self.made)
         if first + len(proposals) > self.budget:
             raise AssertionError("a strategy made more calls than there are")
-        numbered = list(enumerate(proposals, first))
-        missing = [(i, p) for i, p in numbered if not self._replays(i, p)]
-        dense = all(proposal.repair is None for _, proposal in missing)
-        together = len(missing) if dense and self.measure.side_by_side else 1
+        recipes = [self.recipe_of(proposal) for proposal in proposals]
+        dense = all(proposal.repair is None for proposal in proposals)
+        together = len(recipes) if dense and self.measure.side_by_side else 1
+        answered: list[Answered] = []
         with Workers(max(1, min(together, self.options.threads))) as team:
-            for record in self._records(team, missing, apart=together > 1):
-                self.journal.append(record)
-                self._called[record["call"]] = record
-                self.options.progress(self.stage, record["call"] + 1, self.budget)
-        return [self._taken(index, proposal) for index, proposal in numbered]
+            measured = self._measured(team, recipes, first, apart=together > 1)
+            for index, found in enumerate(measured, first):
+                self._check(index, found.scores)
+                answered.append(found)
+                self.options.progress(self.stage, index + 1, self.budget)
+        before = self.answers[self.best] if self.answers else None
+        for proposal, found in zip(proposals, answered, strict=True):
+            self._taken(proposal, found, before)
+        return self.answers[first:]
 
     def recipe(self, call: int) -> dict[str, Any]:
         return self.recipe_of(self.proposals[call])
@@ -118,52 +106,47 @@ class Calls:
             best = call if self._merit(call).beats(self._merit(best)) else best
         return best
 
-    def _replays(self, index: int, proposal: Proposal) -> bool:
-        if index not in self._called:
-            return False
-        if self._called[index]["candidate"] != _identity(self.recipe_of(proposal)):
-            raise OutputError(
-                f"{self.journal.file}: call {index} has another candidate than this run gives it; "
-                "another version wrote it. Pass --overwrite to start over."
-            )
-        return True
+    def write(
+        self, file: Path, about: Mapping[str, Any], experts: Mapping[str, Answered] | None = None
+    ) -> None:
+        """Write what was called, and what it got, a line each. Nothing reads it again."""
+        lines = [dict(about)]
+        lines += [
+            {"expert": name, "scores": each.scores, "answers": each.worth}
+            for name, each in (experts or {}).items()
+        ]
+        lines += [
+            {
+                "call": call.call,
+                "candidate": _identity(self.recipe(call.call)),
+                "scores": found.scores,
+                "answers": found.worth,
+                "error": call.error,
+            }
+            for call, found in zip(self.made, self.found, strict=True)
+        ]
+        write_lines(file, lines)
 
-    def _records(
-        self, team: Workers, missing: Sequence[tuple[int, Proposal]], *, apart: bool
-    ) -> Iterator[dict[str, Any]]:
-        """The records of calls in order: by threads, or by tasks of a cluster if they may be."""
+    def _measured(
+        self, team: Workers, recipes: Sequence[Mapping[str, Any]], first: int, *, apart: bool
+    ) -> Iterator[Answered]:
+        """What candidates score, in order: by threads, or by tasks of a cluster if they may be."""
         cluster = self.options.cluster
         if cluster is None or not apart:
-            yield from team.map(lambda pair: self._evaluated(*pair), missing)
+            yield from team.map(self.measure.candidate, recipes)
             return
-        recipes = [(index, self.recipe_of(proposal)) for index, proposal in missing]
-        measured = cluster.map(
-            partial(_measured, self.measure), recipes, lambda pair: f"{self.stage}: call {pair[0]}"
+        known = [self.measure.known(recipe) for recipe in recipes]
+        numbered = enumerate(zip(recipes, known, strict=True), first)
+        missing = [(index, recipe) for index, (recipe, found) in numbered if found is None]
+        measured = iter(
+            cluster.map(
+                partial(_measured, self.measure.measure),
+                missing,
+                lambda pair: f"{self.stage}: call {pair[0]}",
+            )
         )
-        for (index, recipe), (scores, worth) in zip(recipes, measured, strict=True):
-            yield self._record(index, recipe, scores, worth)
-
-    def _evaluated(self, index: int, proposal: Proposal) -> dict[str, Any]:
-        recipe = self.recipe_of(proposal)
-        return self._record(index, recipe, *self.measure.recipe(recipe))
-
-    def _record(
-        self,
-        index: int,
-        recipe: Mapping[str, Any],
-        scores: dict[str, float],
-        worth: Worths | None,
-    ) -> dict[str, Any]:
-        self._check(index, scores)
-        answer = self.measure.answer(scores, worth)
-        error = self.objective.error(answer, self.answers[self.best]) if self.answers else 0.0
-        return {
-            "call": index,
-            "candidate": _identity(recipe),
-            "scores": scores,
-            "answers": worth,
-            "error": error,
-        }
+        for recipe, found in zip(recipes, known, strict=True):
+            yield found or self.measure.put(recipe, next(measured))
 
     def _check(self, index: int, scores: Mapping[str, float]) -> None:
         known = {domain: {domain: score} for domain, score in self.target.items()}
@@ -173,10 +156,10 @@ class Calls:
                 [p.replace("anchor.", f"call {index}: ", 1) for p in problems],
             )
 
-    def _taken(self, index: int, proposal: Proposal) -> Answer:
+    def _taken(self, proposal: Proposal, found: Answered, before: Answer | None) -> None:
         """Count a call: its merit, and whether it is the best so far."""
-        record = self._called[index]
-        answer = self.measure.answer(record["scores"], record["answers"])
+        index, answer = len(self.made), self.measure.answer(found)
+        self.found.append(found)
         self.answers.append(answer)
         self.proposals.append(proposal)
         self.best = self.best_of([self.best, index]) if index else 0
@@ -188,16 +171,15 @@ class Calls:
                 anchor=proposal.anchor,
                 weights=dict(zip(domains, proposal.weights, strict=True)),
                 repair=tuned_repair(proposal, domains),
-                scores=record["scores"],
+                scores=found.scores,
                 value=merit.value,
                 below=merit.below,
-                error=record["error"],
+                error=0.0 if before is None else self.objective.error(answer, before),
                 best=best,
             )
         )
         name, size = amount(self.objective.kind, best)
         self.options.progress(f"best {name}, percent", round(100 * size), 100)
-        return answer
 
     def _merit(self, index: int) -> Merit:
         domains = tuple(self.target)
@@ -205,10 +187,8 @@ class Calls:
         return self.objective.merit(domains, scores, tuple(self.target.values()))
 
 
-def _measured(
-    measure: Measure, pair: tuple[int, Mapping[str, Any]]
-) -> tuple[dict[str, float], Worths | None]:
-    return measure.recipe(pair[1])
+def _measured(measure: Measure, numbered: tuple[int, Mapping[str, Any]]) -> Answered:
+    return measure.recipe(numbered[1])
 
 
 def tuned_repair(proposal: Proposal, domains: Sequence[str]) -> TunedRepair | None:

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from sigmerge import kept
+from sigmerge.checkpoints.declared import checkpoint_files, files_around
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import Meter, free_memory
 from sigmerge.engine.stream import Workers
-from sigmerge.files.regular import remove
+from sigmerge.evaluation.scored_by import ScoredBy
+from sigmerge.files.documents import content_key
+from sigmerge.files.identity import changed
+from sigmerge.files.objects import address
+from sigmerge.files.regular import is_regular, remove
 from sigmerge.jobs.decided import decided_job
 from sigmerge.jobs.dense import merge_blocks, plan_dense, run_dense, with_statistics
 from sigmerge.jobs.occupancy import claim_into, write_candidate
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import (
+    BY,
+    Answered,
     CheckpointScorer,
     Look,
+    MeasuredScores,
     ScoreFunction,
+    kept_score,
+    scored_by_callable,
     scorer_of,
     suite_and_how,
 )
+from sigmerge.kept import Derivation, Given, Inputs
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
+from sigmerge.method.deficit import check_scores
 from sigmerge.method.objective import Answer
 from sigmerge.progress import silent
 from sigmerge.recipe import Recipe, load_recipe
@@ -38,18 +53,13 @@ if TYPE_CHECKING:
 
 SCRATCH_ANCHOR, SCRATCH_CANDIDATE = ".winner.anchor", ".winner.candidate"
 """Folders of what is stored only to be scored, or repaired."""
-Worths = dict[str, list[float]]
-"""Benchmark -> what the answer to every item is worth, 0 to 1."""
 
 
 class Measure(Protocol):
-    """Scores recipes and stored checkpoints. A tuning is resumed only with the same `name`.
+    """Scores recipes and stored checkpoints of a pool; `name` is for people."""
 
-    `looks` grows by one whenever one of them is scored.
-    """
-
-    @property
-    def looks(self) -> list[Look]: ...
+    pool: Pool
+    options: Options
 
     @property
     def name(self) -> str: ...
@@ -62,11 +72,172 @@ class Measure(Protocol):
     def side_by_side(self) -> bool:
         """Whether several candidates may be scored at a time."""
 
-    def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Worths | None]: ...
+    def by(self) -> ScoredBy | None:
+        """What decides the scores of a candidate besides its recipe; None: nothing names it."""
 
-    def folder(self, folder: Path) -> tuple[dict[str, float], Worths | None]: ...
+    def recipe(self, recipe: Mapping[str, Any]) -> Answered:
+        """Make a candidate and score it."""
 
-    def answer(self, scores: Mapping[str, float], worth: Worths | None) -> Answer: ...
+    def folder(self, folder: Path) -> Answered:
+        """The score of a stored checkpoint, which is kept."""
+
+    def answer(self, found: Answered) -> Answer: ...
+
+
+class KeptMeasure:
+    """A measure whose scores of candidates are kept: by what makes them, and by all that scores.
+
+    `looks` grows by one whenever a candidate or a checkpoint is scored, or its score is found.
+    """
+
+    def __init__(self, measure: Measure) -> None:
+        self.measure = measure
+        self.looks: list[Look] = []
+        self.name, self.items, self.answer = measure.name, measure.items, measure.answer
+
+    @property
+    def side_by_side(self) -> bool:
+        return self.measure.side_by_side
+
+    def folder(self, folder: Path) -> Answered:
+        """The scores of a stored checkpoint."""
+        meter = Meter()
+        return self._looked(self.measure.folder(folder), meter)
+
+    def candidate(self, recipe: Mapping[str, Any]) -> Answered:
+        """The scores of a candidate: kept, or made now."""
+        return self._got(recipe, lambda: self.measure.recipe(recipe))
+
+    def known(self, recipe: Mapping[str, Any]) -> Answered | None:
+        """The scores of a candidate, if they are kept."""
+        by = self.measure.by()
+        entry = None if by is None else kept.look(self._wanted(recipe, by))
+        return None if entry is None else self._looked(Answered.of(entry), Meter())
+
+    def put(self, recipe: Mapping[str, Any], found: Answered) -> Answered:
+        """Keep the scores of a candidate that were had elsewhere."""
+        return self._got(recipe, lambda: found)
+
+    def _got(self, recipe: Mapping[str, Any], score: Callable[[], Answered]) -> Answered:
+        meter, by = Meter(), self.measure.by()
+        if by is None:
+            return self._looked(score(), meter)
+
+        def make(given: Given) -> Any:
+            found = score()
+            return found.to_keep(self.measure.by() == by and self._usable(found.scores))
+
+        return self._looked(Answered.of(kept.get(self._wanted(recipe, by), make)), meter)
+
+    def _usable(self, scores: Mapping[str, float]) -> bool:
+        domains = list(self.measure.pool.experts)
+        known = {domain: {domain: 0.0} for domain in domains}
+        return not check_scores(known, scores, domains, "own")
+
+    def _wanted(self, recipe: Mapping[str, Any], by: ScoredBy) -> Derivation:
+        made = candidate_of(recipe, self.measure.pool, self.measure.options)
+        return Derivation(
+            "candidate",
+            StoredMeasure,
+            made.inputs | Inputs.of(by=by.files),
+            {"candidate": made.settings, "by": by.settings},
+            (*made.libraries, *by.libraries),
+            of=str(recipe["merge_method"]),
+            volatile=(BY,),
+        )
+
+    def _looked(self, found: Answered, meter: Meter) -> Answered:
+        waited = meter.wall_seconds if found.found else found.seconds
+        self.looks.append(Look(found.seconds, waited, sum(self.items.values()) or None))
+        return found
+
+
+class CandidateOf(NamedTuple):
+    """What decides a candidate's tensors: files, resolved settings, and libraries."""
+
+    inputs: Inputs
+    settings: dict[str, Any]
+    libraries: tuple[str, ...]
+
+
+def candidate_of(recipe: Mapping[str, Any], pool: Pool, options: Options) -> CandidateOf:
+    """What a recipe of a pool makes, without making it. Files are known by their content."""
+    plain, loaded = without_repair(recipe), load_recipe(recipe)
+    files: dict[str, Mapping[str, Path]] = {}
+    places = {_written(each): f"member {name}" for name, each in pool.members.items()}
+    named = filter(is_regular, loaded.files)
+    files["named"] = {str(number): file for number, file in enumerate(named)}
+    places |= {str(file.absolute()): f"named/{number}" for number, file in files["named"].items()}
+    if loaded.tokenizer is not None:
+        files["tokenizer"] = files_around(loaded.tokenizer)
+        places[str(loaded.tokenizer.absolute())] = "tokenizer"
+    settings: dict[str, Any] = {"lenient": options.allow_nonfinite}
+    libraries = ["numpy"]
+    if plain["merge_method"] == "checkpoint":
+        anchor = open_checkpoint(Path(plain["anchor"]), allow_pickle=options.allow_pickle)
+        files["anchor"] = checkpoint_files(anchor)
+        places[plain["anchor"]] = "anchor"
+    else:
+        job = plan_dense(load_recipe(plain), options)
+        libraries += ["torch"] if job.operator.needs or job.solved_on != "cpu" else []
+        settings |= {
+            "operator": str(job.operator.revision),
+            "layout": [hashlib.sha256(header).hexdigest() for header in job.layout.headers],
+            "statistics": dict(job.statistics_keys),
+            "solved_on": job.solved_on,
+        }
+    settings["recipe"] = json.dumps(_placed(recipe, places), sort_keys=True)
+    return CandidateOf(pool_files(pool) | Inputs.of(**files), settings, tuple(libraries))
+
+
+def pool_files(pool: Pool) -> Inputs:
+    """Every file of a pool's members."""
+    members = {f"member/{name}": checkpoint_files(each) for name, each in pool.members.items()}
+    return Inputs.of(**members)
+
+
+def same_files(recipe: Recipe, pool: Pool) -> SameInputs:
+    """What all candidates of a recipe are made of: the pool's files, and what experts are shown."""
+    shown = {model.name: model.exemplars for model in recipe.models if model.exemplars is not None}
+    return SameInputs(pool_files(pool) | Inputs.of(exemplars=shown))
+
+
+class SameInputs:
+    """The files that calls are made of: they stay the same from the first call to the last."""
+
+    def __init__(self, files: Inputs) -> None:
+        self._files, self._before = files, files.digests()
+
+    @property
+    def key(self) -> str:
+        """A name for their content."""
+        return content_key([self._before])
+
+    def check_same(self) -> None:
+        """Stop if one of them is another now: earlier calls were made of what it was."""
+        now = self._files.digests()
+        for role, digest in self._before.items():
+            if now[role] != digest:
+                raise changed(address(self._files.files[role]))
+
+
+def _written(checkpoint: Checkpoint) -> str:
+    """A checkpoint as the recipe of a candidate names it."""
+    return checkpoint.place if checkpoint.adapter else str(checkpoint.path.absolute())
+
+
+def without_repair(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe of a candidate's anchor."""
+    return {key: value for key, value in recipe.items() if key != "repair"}
+
+
+def _placed(value: Any, places: Mapping[str, str]) -> Any:
+    """A recipe in which the inputs have their roles for names, wherever they lie."""
+    if isinstance(value, Mapping):
+        return {key: _placed(each, places) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_placed(each, places) for each in value]
+    return places.get(value, value) if isinstance(value, str) else value
 
 
 class _Anchors:
@@ -78,7 +249,7 @@ class _Anchors:
 
     def __call__(self, recipe: Mapping[str, Any]) -> Checkpoint:
         """The anchor of a recipe with a repair; the one before is given up for it."""
-        wanted = {key: value for key, value in recipe.items() if key != "repair"}
+        wanted = without_repair(recipe)
         if wanted["merge_method"] == "checkpoint":
             return open_checkpoint(Path(wanted["anchor"]), allow_pickle=self.options.allow_pickle)
         if self._latest is None or self._latest[0] != wanted:
@@ -101,15 +272,12 @@ class StoredMeasure:
 
     @property
     def name(self) -> str:
-        found = self.scorer.identity
-        more = [found(self.pool.layout.path)] if found else []
-        return " ".join([self.scorer.name, *more])
+        return self.scorer.name
 
-    @property
-    def looks(self) -> list[Look]:
-        return self.scorer.looks
+    def by(self) -> ScoredBy | None:
+        return self.scorer.by(self.pool.layout.path)
 
-    def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Worths | None]:
+    def recipe(self, recipe: Mapping[str, Any]) -> Answered:
         loaded = load_recipe(recipe)
         remove(self.place)
         if loaded.repair is None:
@@ -118,15 +286,19 @@ class StoredMeasure:
             job = decided_job(loaded.repair, self.pool, self._anchors(recipe))
             write_candidate(job, self.place, self.options)
         try:
-            return self.folder(self.place)
+            return _answered(self.scorer.measure(self.place))
         finally:
             remove(self.place)
 
-    def folder(self, folder: Path) -> tuple[dict[str, float], Worths | None]:
-        return dict(self.scorer(folder).scores), None
+    def folder(self, folder: Path) -> Answered:
+        return _answered(self.scorer(folder))
 
-    def answer(self, scores: Mapping[str, float], worth: Worths | None) -> Answer:
-        return Answer(scores)
+    def answer(self, found: Answered) -> Answer:
+        return Answer(found.scores)
+
+
+def _answered(measured: MeasuredScores) -> Answered:
+    return Answered(dict(measured.scores), None, measured.seconds)
 
 
 class MemoryMeasure:
@@ -144,7 +316,6 @@ class MemoryMeasure:
         limit: int | None = None,
     ) -> None:
         self.scorer, self.pool = scorer, pool
-        self.looks: list[Look] = []
         # Where a cluster has the GPUs, a candidate is made here too, where there may be none.
         device = options.device if options.engine == "local" else "cpu"
         self.options = replace(options.in_a_task, overwrite=True, durable=False, device=device)
@@ -160,8 +331,7 @@ class MemoryMeasure:
 
     @property
     def name(self) -> str:
-        counts = {benchmark: len(each) for benchmark, each in self.questions.items()}
-        return f"{self.scorer.name} {counts}"
+        return self.scorer.name
 
     @property
     def items(self) -> dict[str, int]:
@@ -173,19 +343,32 @@ class MemoryMeasure:
         one = 8 * sum(tensor.size for tensor in self.pool.layout.tensors.values())
         return free_memory() > 4 * one
 
-    def recipe(self, recipe: Mapping[str, Any]) -> tuple[dict[str, float], Worths | None]:
+    def by(self) -> ScoredBy | None:
+        found = scored_by(self.scorer)
+        if found is None:
+            return None
+        asked = {name: [question.id for question in each] for name, each in self.questions.items()}
+        return replace(found, settings={**found.settings, "questions": content_key([asked])})
+
+    def recipe(self, recipe: Mapping[str, Any]) -> Answered:
         return self._asked(self.weights(recipe))
 
-    def folder(self, folder: Path) -> tuple[dict[str, float], Worths | None]:
-        return self._asked(stored_weights(open_checkpoint(folder)))
+    def folder(self, folder: Path) -> Answered:
+        def ask(shown: Path) -> Answered:
+            return self._asked(stored_weights(open_checkpoint(shown)))
 
-    def answer(self, scores: Mapping[str, float], worth: Worths | None) -> Answer:
-        assert worth is not None
+        by = self.by()
+        if by is None:
+            return ask(folder)
+        return kept_score(folder, by, ask, lambda _: self.by() == by, allow_pickle=False)
+
+    def answer(self, found: Answered) -> Answer:
+        assert found.worth is not None
         marks = {
-            domain: [np.array(worth[b], np.float64) for b in marks]
+            domain: [np.array(found.worth[b], np.float64) for b in marks]
             for domain, marks in self.domains.items()
         }
-        return Answer(scores, marks)
+        return Answer(found.scores, marks)
 
     def weights(self, recipe: Mapping[str, Any]) -> Weights:
         """The weights that the recipe's folder would hold."""
@@ -212,16 +395,22 @@ class MemoryMeasure:
         claim_into(job, memory, self.options)
         return memory.weights
 
-    def _asked(self, weights: Weights) -> tuple[dict[str, float], Worths]:
+    def _asked(self, weights: Weights) -> Answered:
         flat = [question for each in self.questions.values() for question in each]
         meter = Meter()
         answers = iter(self.scorer(weights, flat))
-        self.looks.append(Look(meter.wall_seconds, meter.wall_seconds, len(flat)))
+        seconds = meter.wall_seconds
         worth = {name: [next(answers) for _ in each] for name, each in self.questions.items()}
         scores = {
             domain: fmean(fmean(worth[b]) for b in marks) for domain, marks in self.domains.items()
         }
-        return scores, worth
+        return Answered(scores, worth, seconds)
+
+
+def scored_by(scorer: CandidateScorer) -> ScoredBy | None:
+    """What decides what answers are worth besides the candidate; None: nothing names it."""
+    declared = getattr(scorer, "by", None)
+    return declared if isinstance(declared, ScoredBy) else scored_by_callable(scorer)
 
 
 def measure_of(
@@ -232,11 +421,24 @@ def measure_of(
     split: str = "calibration",
     score: ScoreFunction | None = None,
     scorer: CandidateScorer | None = None,
-) -> Measure | None:
+) -> KeptMeasure | None:
     """How a split is scored: by what is given, else by what the recipe's repair: section names.
 
     None if it names nothing that can score this split. Candidates are stored in `work`.
     """
+    found = _measure_of(recipe, pool, work, options, split, score, scorer)
+    return None if found is None else KeptMeasure(found)
+
+
+def _measure_of(
+    recipe: Recipe,
+    pool: Pool,
+    work: Path,
+    options: Options,
+    split: str,
+    score: ScoreFunction | None,
+    scorer: CandidateScorer | None,
+) -> Measure | None:
     if scorer is not None:
         return MemoryMeasure(scorer, pool, work, options) if split == "calibration" else None
     if score is not None:

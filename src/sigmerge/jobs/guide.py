@@ -5,13 +5,12 @@
     OUT/sigmerge/guide.jsonl    every call with its answers
     OUT/sigmerge/plan.json      every call with its weights and scores
 
-The calls lie in a hidden folder beside OUT while they are made. Interrupted, the same command
-replays them and goes on.
+The score of every call is kept (`sigmerge.kept`): the same command goes on where an interrupted one
+stopped.
 """
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,14 +21,13 @@ from sigmerge.checkpoints.pool import Pool
 from sigmerge.checkpoints.publishing import only_target, publish, real_target
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
-from sigmerge.files.journal import Journal, continues
 from sigmerge.files.regular import remove
-from sigmerge.jobs.calls import CALL_LINES, Calls, experts_of, target_of
-from sigmerge.jobs.candidates import Measure, measure_of
+from sigmerge.jobs.calls import Calls, experts_of, target_of
+from sigmerge.jobs.candidates import KeptMeasure, measure_of, same_files
 from sigmerge.jobs.dense import plan_dense, run_dense
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import open_repair_pool, require_whole
-from sigmerge.jobs.scores import ScoreFunction, check_domains
+from sigmerge.jobs.scores import Answered, ScoreFunction, check_domains
 from sigmerge.jobs.strategies import Setup, guide
 from sigmerge.jobs.work_folder import WINNER, hidden, list_records
 from sigmerge.method.deficit import Reference
@@ -42,7 +40,7 @@ from sigmerge.recipe.scored import GuideSection, RepairSection
 from sigmerge.records import PLAN, read_plan
 from sigmerge.results import Merged
 
-GUIDE_JOURNAL, GUIDE_ORIGIN = "guide.jsonl", "guided.yaml"
+GUIDE_LOG, GUIDE_ORIGIN = "guide.jsonl", "guided.yaml"
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class GuideJob:
     def reference(self) -> Reference:
         return self.recipe.repair.reference if self.recipe.repair else "strongest"
 
-    def measure(self, work: Path) -> Measure:
+    def measure(self, work: Path) -> KeptMeasure:
         """What scores candidates; they are stored in `work` where they must be."""
         own = {"command": self.section.command, "evaluate": self.section.evaluate}
         given = {key: value for key, value in own.items() if value is not None}
@@ -87,27 +85,23 @@ class GuideJob:
 
     def check(self) -> None:
         """Find every problem of the recipe and the scores. Reads no tensor."""
+        self._check_weights()
         measure = self.measure(Path("unused"))
-        self.header(measure)
         if measure.items:
             check_domains(measure.items, self.recipe.experts, "The scores")
 
-    def header(self, measure: Measure) -> dict[str, Any]:
-        """Whose calls a journal holds; calls are only continued under the same header."""
+    def _check_weights(self) -> None:
+        """Find every problem of the recipe that is guided."""
         require_whole(self.recipe, self.pool)
         check_weights(self.anchor.weights)
-        plain = load_recipe(self.anchor.recipe(tuple(self.anchor.weights.values())))
-        return {
-            "settings": self.section.model_dump(exclude={"command", "evaluate"}),
-            "anchor": plan_dense(plain, self.options).fingerprint(),
-            "reference": self.reference,
-            "scorer": measure.name,
-        }
+        plan_dense(
+            load_recipe(self.anchor.recipe(tuple(self.anchor.weights.values()))), self.options
+        )
 
     def describe(self) -> Step:
         """Guiding as a step of a dry run."""
+        self._check_weights()
         measure = self.measure(Path("unused"))
-        self.header(measure)
         parameters = sum(tensor.size for tensor in self.pool.layout.tensors.values())
         facts: dict[str, object] = {
             "operator": self.recipe.method,
@@ -134,23 +128,22 @@ class GuideJob:
 
     def _run(self, out: Path) -> Merged:
         meter, work = Meter(), hidden(out, "guide")
-        measure = self.measure(work)
-        header = self.header(measure)
-        if not continues(work / GUIDE_JOURNAL, header):
-            remove(work)
-        work.mkdir(parents=True, exist_ok=True)
-        with Journal(work / GUIDE_JOURNAL, header, CALL_LINES, "guided merge") as journal:
-            calls, chosen = self._guided(journal, measure)
-            journal.check_same(self.header(measure))
+        self._check_weights()
+        remove(work)  # what a killed run was making
+        work.mkdir(parents=True)
+        same = same_files(self.recipe, self.pool)
+        calls, experts, chosen = self._guided(self.measure(work))
+        same.check_same()
         made = work / WINNER
         remove(made)
         options = replace(self.options, overwrite=True, progress=silent)
         merged = run_dense(plan_dense(load_recipe(calls.recipe(chosen)), options), made, options)
         plan = merged.plan.model_copy(update={"guided": tuple(calls.made)})
         plan.write(made / RECORDS_FOLDER / PLAN)
-        shutil.copyfile(work / GUIDE_JOURNAL, made / RECORDS_FOLDER / GUIDE_JOURNAL)
+        about = {"settings": self.section.model_dump(), "scores": calls.measure.name}
+        calls.write(made / RECORDS_FOLDER / GUIDE_LOG, about, experts)
         (made / RECORDS_FOLDER / GUIDE_ORIGIN).write_text(self.recipe.text, encoding="utf-8")
-        added = (PLAN, GUIDE_JOURNAL, GUIDE_ORIGIN)
+        added = (PLAN, GUIDE_LOG, GUIDE_ORIGIN)
         provenance = list_records(made, added, self.options.threads)
         publish(made, out, overwrite=self.options.overwrite, durable=self.options.durable)
         remove(work, if_possible=True)
@@ -161,19 +154,20 @@ class GuideJob:
             provenance=provenance.model_copy(update=spent),
         )
 
-    def _guided(self, journal: Journal, measure: Measure) -> tuple[Calls, int]:
-        """The calls, and which of them to take."""
+    def _guided(self, measure: KeptMeasure) -> tuple[Calls, dict[str, Answered], int]:
+        """The calls, the experts' scores, and which of the calls to take."""
         folders, options = self.recipe.experts, self.options
-        table = experts_of(folders, measure, journal, self.reference, options)
+        experts = experts_of(folders, measure, self.reference, options)
+        table = {name: found.scores for name, found in experts.items()}
         target = target_of(table, list(folders), self.reference)
         calls = Calls(
-            journal, measure, target, self.section.aim, self.section.calls, self._candidate,
-            options, "guiding",
+            measure, target, self.section.aim, self.section.calls, self._candidate, options,
+            "guiding",
         )  # fmt: skip
         anchors = {self.recipe.method: self.anchor}
         ended = guide(Setup(anchors, target, self.section.calls, self.section.aim), calls.ask)
         assert ended.chosen is not None
-        return calls, ended.chosen
+        return calls, experts, ended.chosen
 
     def _candidate(self, proposal: Proposal) -> dict[str, Any]:
         return self.anchor.recipe(proposal.weights)

@@ -1,33 +1,34 @@
 """Where domain scores come from, and which of them are kept.
 
 A score is a fraction per domain. Sources: a JSON file, result files of lm-evaluation-harness, a
-command that prints JSON, a suite, or a Python callable. Scores of a command are kept by the content
-of the checkpoint and of the files that the command names, so an expert is scored once per pool. A
-suite keeps every item itself. Scores of a callable are not kept: nothing identifies it.
+command that prints JSON, a suite, or a Python callable. Scores of a command and of a callable are
+kept by the content of the checkpoint and by all that scores it, so an expert is scored once per
+pool: a command by its line and the files that it names, a callable by its `sigmerge_key`, or by
+its code and what it closes over. A suite keeps every item itself.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from sigmerge.checkpoints.declared import checkpoint_files
-from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.checkpoints.inputs import stays
+from sigmerge import kept
+from sigmerge.checkpoints.declared import checkpoint_files, named, shown_folder
+from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
 from sigmerge.evaluation.command_line import check_program, named_files, run_command
-from sigmerge.files.cache import cache_place, keep_json, kept_json
-from sigmerge.files.documents import content_key, parse_json, read_json_object
+from sigmerge.evaluation.scored_by import ScoredBy
+from sigmerge.files.documents import parse_json, read_json_object
+from sigmerge.files.sources import callable_files, callable_key
 from sigmerge.jobs.options import Options, Step
-from sigmerge.kept import Inputs
+from sigmerge.kept import Derivation, Given, Inputs, KeptEntry, NotToKeep
 from sigmerge.method.deficit import DomainScores, check_scores
 from sigmerge.recipe import Recipe
 from sigmerge.records import PairedScores, ScoreNoise, ScoreTable
@@ -77,64 +78,113 @@ class MeasuredScores:
 class Look:
     """One look at a checkpoint: what measuring it took, and how long this look had to wait.
 
-    `seconds` is None where a run that was interrupted has looked. `items` is how many it answered;
-    None: those of the split.
+    `seconds` are of the measurement, whenever that was. `items` is how many were answered; None:
+    those of the split.
     """
 
-    seconds: float | None
+    seconds: float
     waited: float
     items: int | None = None
 
 
+Worths = dict[str, list[float]]
+"""Benchmark -> what the answer to every item is worth, 0 to 1."""
+BY = "by/"
+"""How the roles of files begin that score, and that a command may write itself."""
+
+
+class Answered(NamedTuple):
+    """Domain scores, and what single answers are worth where they are known.
+
+    `seconds` is what scoring took, whenever that was. `found`: it was kept already.
+    """
+
+    scores: dict[str, float]
+    worth: Worths | None
+    seconds: float
+    found: bool = False
+
+    def to_keep(self, usable: bool) -> Any:
+        """The value of an entry; scores of no use are not kept: what scores may be mended."""
+        value = {"scores": self.scores, "worth": self.worth, "seconds": self.seconds}
+        return value if usable else NotToKeep(value)
+
+    @classmethod
+    def of(cls, entry: KeptEntry) -> Answered:
+        return cls(**entry.value, found=entry.kept)
+
+
+def kept_score(
+    folder: Path,
+    by: ScoredBy,
+    ask: Callable[[Path], Answered],
+    usable: Callable[[Answered], bool],
+    allow_pickle: bool,
+) -> Answered:
+    """What a checkpoint scores: kept, or asked of a folder of links to its declared files."""
+    checkpoint = open_checkpoint(folder, allow_pickle=allow_pickle)
+    wanted = Derivation(
+        "score",
+        _scored,
+        Inputs.of(checkpoint=checkpoint_files(checkpoint), by=by.files),
+        by.settings,
+        by.libraries,
+        of=checkpoint.place,
+        volatile=(BY,),
+    )
+    make = partial(_scored, checkpoint=checkpoint, ask=ask, usable=usable)
+    return Answered.of(kept.get(wanted, make))
+
+
+def _scored(
+    given: Given,
+    checkpoint: Checkpoint,
+    ask: Callable[[Path], Answered],
+    usable: Callable[[Answered], bool],
+) -> Any:
+    shown = shown_folder(given, "checkpoint", checkpoint)
+    with named(shown, checkpoint):
+        found = ask(shown)
+    return found.to_keep(usable(found))
+
+
 @dataclass(frozen=True)
 class CheckpointScorer:
-    """Measures a checkpoint folder. `name` identifies the measure, and is part of the kept key.
+    """Measures a checkpoint folder. `name` is for people.
 
-    `check` raises what would stop a measurement, and returns why benchmarks are left out; None if
-    only a measurement shows that. `identity` names, for a model of the pool, all else that decides
-    the scores, and `program` the content of the files that a command names now. `looks` grows by
-    one at every call.
+    `by` says, for a model of the pool, what decides the scores besides the checkpoint; None if
+    nothing can name it, and then nothing is kept. `check` raises what would stop a measurement,
+    and returns why benchmarks are left out; None if only a measurement shows that. `keeps`: the
+    scores of a checkpoint are kept as they are. `looks` grows by one at every call.
     """
 
     name: str
     measure: Callable[[Path], MeasuredScores]
+    by: Callable[[Path], ScoredBy | None]
     check: Callable[[Path], Mapping[str, str]] | None = None
-    identity: Callable[[Path], str] | None = None
-    program: Callable[[], list[str]] = list
     keeps: bool = False
     allow_pickle: bool = False
     usable: Callable[[DomainScores], bool] = lambda scores: True
-    """What is kept and no use is measured again: the command may have been mended."""
     looks: list[Look] = field(default_factory=list)
 
     def __call__(self, folder: Path) -> MeasuredScores:
         """Scores of a folder; kept ones if one with the same content was measured before."""
         meter = Meter()
-        measured = self._measured(folder) if self.keeps else self.measure(folder)
+        by = self.by(folder) if self.keeps else None
+        measured = self.measure(folder) if by is None else self._kept(folder, by)
         self.looks.append(Look(measured.seconds, meter.wall_seconds))
         return measured
 
-    def _measured(self, folder: Path) -> MeasuredScores:
-        unchanged = stays([open_checkpoint(folder, allow_pickle=self.allow_pickle)])
-        content, program = self._content(folder), self.program()
-        named = "\n".join([self.name, *program, content])
-        key = hashlib.sha256(named.encode()).hexdigest()[:40]
-        note = cache_place("scores") / f"{key}.json"
-        known = kept_json(note, {"scores", "seconds"}) or {}
-        kept, took = known.get("scores"), known.get("seconds")
-        whole = isinstance(kept, dict) and all(type(value) is float for value in kept.values())
-        if isinstance(kept, dict) and whole and isinstance(took, float) and self.usable(kept):
-            return MeasuredScores(kept, {}, seconds=took)
-        measured = self.measure(folder)
-        unchanged()
-        told = {"scores": measured.scores, "seconds": measured.seconds}
-        if self.program() == program:  # else nobody knows which of them scored
-            keep_json(note, {"scorer": self.name, **told})
-        return measured
+    def _kept(self, folder: Path, by: ScoredBy) -> MeasuredScores:
+        def ask(shown: Path) -> Answered:
+            measured = self.measure(shown)
+            return Answered(dict(measured.scores), None, measured.seconds)
 
-    def _content(self, folder: Path) -> str:
-        files = checkpoint_files(open_checkpoint(folder, allow_pickle=self.allow_pickle))
-        return content_key([Inputs(files).digests()])
+        def usable(found: Answered) -> bool:
+            return self.by(folder) == by and self.usable(found.scores)
+
+        found = kept_score(folder, by, ask, usable, self.allow_pickle)
+        return MeasuredScores(found.scores, {}, seconds=found.seconds)
 
 
 def callable_scorer(score: ScoreFunction) -> CheckpointScorer:
@@ -143,7 +193,16 @@ def callable_scorer(score: ScoreFunction) -> CheckpointScorer:
         scores = {str(d): float(q) for d, q in score(folder).items()}
         return MeasuredScores(scores, {}, seconds=meter.wall_seconds)
 
-    return CheckpointScorer("a Python callable", measure)
+    return CheckpointScorer(
+        "a Python callable", measure, lambda model: scored_by_callable(score), keeps=True
+    )
+
+
+def scored_by_callable(score: Callable[..., Any]) -> ScoredBy | None:
+    """What decides the scores of a user's callable; None if nothing describes it."""
+    key = callable_key(score)
+    files = {str(number): file for number, file in enumerate(callable_files(score))}
+    return None if key is None else ScoredBy({"callable": key}, files)
 
 
 def scorer_of(
@@ -154,7 +213,8 @@ def scorer_of(
     None if the scores are in a file, or cannot be had on this split.
     """
     if score is not None:
-        return callable_scorer(score)
+        found = callable_scorer(score)
+        return replace(found, allow_pickle=options.allow_pickle, usable=partial(_usable, recipe))
     section = recipe.repair
     assert section is not None
     if section.command is not None:
@@ -177,12 +237,12 @@ def check_domains(scored: Collection[str], experts: Collection[str], what: str) 
 def _command_scorer(command: str, recipe: Recipe, options: Options) -> CheckpointScorer:
     where, folder = "repair.command", recipe.folder
 
-    def program() -> list[str]:
-        named = enumerate(named_files(command, folder, where))
-        return list(Inputs({f"{place:04}": file for place, file in named}).digests().values())
-
     check_program(command, folder, where)
-    name = " ".join([f"command {command} in {folder}", *program()])
+
+    def by(_: Path) -> ScoredBy:
+        asked = {"command": command, "folder": str(folder.absolute())}
+        files = enumerate(named_files(command, folder, where))
+        return ScoredBy(asked, {str(place): file for place, file in files})
 
     def measure(checkpoint: Path) -> MeasuredScores:
         meter = Meter()
@@ -190,9 +250,9 @@ def _command_scorer(command: str, recipe: Recipe, options: Options) -> Checkpoin
         return MeasuredScores(printed_scores(lines, where), {}, seconds=meter.wall_seconds)
 
     return CheckpointScorer(
-        name,
+        f"command {command} in {folder}",
         measure,
-        program=program,
+        by,
         keeps=True,
         allow_pickle=options.allow_pickle,
         usable=partial(_usable, recipe),
@@ -201,9 +261,9 @@ def _command_scorer(command: str, recipe: Recipe, options: Options) -> Checkpoin
 
 def _usable(recipe: Recipe, scores: DomainScores) -> bool:
     """Whether one checkpoint's scores are of the recipe's domains, and all that are read of it."""
-    assert recipe.repair is not None
     zeros = dict.fromkeys(recipe.experts, 0.0)
-    own = recipe.repair.reference == "own"  # of an expert only its own score is read
+    # Of an expert only its own score may be read.
+    own = recipe.repair is not None and recipe.repair.reference == "own"
     row = {**zeros, **scores} if own else scores
     return not check_scores(dict.fromkeys(recipe.experts, zeros), row, list(recipe.experts))
 
@@ -275,7 +335,6 @@ def _suite_scorer(
     options: Options,
     experts: Sequence[str],
 ) -> CheckpointScorer:
-    from sigmerge.evaluation.answers import settings_key
     from sigmerge.evaluation.run import evaluate as evaluate_folder
     from sigmerge.evaluation.run import prepared
 
@@ -290,17 +349,10 @@ def _suite_scorer(
             check_domains(scored, experts, f"The suite {suite.name}")
         return absent
 
-    def identity(model: Path) -> str:
-        asked, chosen, _ = prepared(model, suite, split, how)
-        marks = {
-            name: [
-                suite.domain_of(name),
-                asked.scored_as(name),
-                *((i.id, i.digest) for i in each),
-            ]
-            for name, each in chosen.items()
-        }
-        return settings_key(marks)
+    @cache
+    def by(model: Path) -> ScoredBy:
+        run, chosen, _ = prepared(model, suite, split, how)
+        return run.scored_by_all(chosen)
 
     def measure(checkpoint: Path) -> MeasuredScores:
         result = evaluate_folder(checkpoint, suite, split, how)
@@ -317,7 +369,7 @@ def _suite_scorer(
             result.item_scores,
         )  # fmt: skip
 
-    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure, check, identity)
+    return CheckpointScorer(f"suite {evaluate['suite']} {split}", measure, by, check)
 
 
 def suite_and_how(

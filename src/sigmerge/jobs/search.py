@@ -1,12 +1,13 @@
 """MERGE³: the coefficients of a merge found by evolution on a few items.
 
-    OUT/search.jsonl   every answer, genotype and estimate, line by line as they come
+    OUT/search.jsonl   every answer, genotype and estimate, a line each
     OUT/winner/        the best candidate, an ordinary merge with the recipe that makes it
     OUT/search.json    the record of the search; written last
 
 The candidates of a generation are merged and scored side by side, one thread each, as many at a
-time as memory holds; whatever that number is, the journal is the same. Interrupted, the same
-command replays search.jsonl and goes on where it stopped.
+time as memory holds; whatever that number is, the history is the same. All answers are kept
+(`sigmerge.kept`): an interrupted search goes on where it stopped when the same command is run
+again, and a finished one is extended by more calls.
 
 A recipe with a `search:` section is searched by `sigmerge merge` and `run` as well: the winner is
 the merge, and the search's own files lie in its sigmerge/ folder.
@@ -15,29 +16,38 @@ the merge, and the search's own files lie in its sigmerge/ folder.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sigmerge.checkpoints.companions import tokenizer_files
-from sigmerge.checkpoints.folder import RECORDS_FOLDER, open_checkpoint
+from sigmerge import kept
+from sigmerge.checkpoints.declared import checkpoint_files
+from sigmerge.checkpoints.folder import RECORDS_FOLDER
 from sigmerge.checkpoints.publishing import only_target, publish, real_target
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import LIBRARIES, Meter, free_memory
 from sigmerge.engine.workers import Workers
-from sigmerge.errors import OutputError, RecipeError, ScoreError, SigmergeError, require
-from sigmerge.files.checksums import is_intact
+from sigmerge.errors import OutputError, RecipeError, ScoreError, require
+from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.files.digests import file_digests
-from sigmerge.files.documents import read_json_object
-from sigmerge.files.journal import Journal, continues
+from sigmerge.files.documents import content_key, write_lines
 from sigmerge.files.regular import remove
+from sigmerge.jobs.candidates import (
+    CandidateOf,
+    SameInputs,
+    candidate_of,
+    pool_files,
+    scored_by,
+)
 from sigmerge.jobs.dense import DenseJob, merge_blocks, plan_dense, run_dense
 from sigmerge.jobs.options import Description, Options, Step
-from sigmerge.jobs.work_folder import WINNER, WorkFolder, hidden, is_whole, list_records
+from sigmerge.jobs.scores import BY
+from sigmerge.jobs.work_folder import WINNER, WorkFolder, hidden, list_records
+from sigmerge.kept import Derivation, Given, Inputs, NotToKeep
 from sigmerge.merge3.candidate import Memory, Weights, stored_weights
 from sigmerge.merge3.evolve import ScoredGenotype, best, evolve, require_search
 from sigmerge.operators.table import operator
@@ -48,9 +58,7 @@ from sigmerge.recipe.space import Genotype, Space, space_of
 from sigmerge.recipe.template import Template, candidate_seed, template
 from sigmerge.records import (
     PLAN,
-    SearchRecord,
     Winner,
-    read,
     read_plan,
 )
 from sigmerge.results import Merged, SearchResult
@@ -74,13 +82,12 @@ RESPONDENTS: tuple[tuple[str, dict[str, float]], ...] = (
 )
 """Plain merges that answer all items too: endpoints alone are too few to fit item parameters."""
 
-SEARCH_JOURNAL, SEARCH_RESULT, ORIGIN = "search.jsonl", "search.json", "searched.yaml"
-SEARCH_FOLDER = WorkFolder("search", (SEARCH_JOURNAL, SEARCH_RESULT), (WINNER,), last=SEARCH_RESULT)
-CALL_KEYS = ("answers", "estimates", "estimate")
+SEARCH_LOG, SEARCH_RESULT, ORIGIN = "search.jsonl", "search.json", "searched.yaml"
+SEARCH_FOLDER = WorkFolder("search", (SEARCH_LOG, SEARCH_RESULT), (WINNER,), last=SEARCH_RESULT)
 ASKED_HOW = {"suite", "data", "hub", "judge", "allow_code_execution"}
-"""Keys of a `search:` section that the scorer's name stands for."""
-SEARCH_LINES = ({"respondent", "answers"}, {"candidate", "genotype", *CALL_KEYS})
-"""The keys of a journal's records."""
+"""Keys of a `search:` section that the scorer stands for."""
+LENGTH = {"calls", "generations"}
+"""Keys that say how long a search is."""
 
 
 @dataclass(frozen=True)
@@ -132,16 +139,25 @@ class SearchJob:
         }
         return {**dict.fromkeys(self.base.pool.members), **merges}
 
-    def header(self) -> dict[str, Any]:
-        """Whose answers a journal holds; a search is only continued under the same header."""
-        model = self.base.pool.layout.path
-        asked = file_digests([model / "config.json", *tokenizer_files(model)])
+    def of(self) -> dict[str, str]:
+        """What is searched, each part by a name for its content. The length is left out."""
+        by = scored_by(self.scorer)
+        scored = self.scorer.name if by is None else [dict(by.settings), Inputs(by.files).digests()]
+        parts = {
+            "settings": self.settings.model_dump(exclude=ASKED_HOW | LENGTH),
+            "seed": self.seed,
+            "recipe": asdict(self.template),
+            "pool": SameInputs(pool_files(self.base.pool)).key,
+            "scores": scored,
+            "items": {name: [item.id for item in each] for name, each in self.questions.items()},
+        }
+        return {name: content_key([part]) for name, part in parts.items()}
+
+    def about(self) -> dict[str, Any]:
+        """The first line of the log."""
         return {
             "settings": self.settings.model_dump(exclude=ASKED_HOW) | {"seed": self.seed},
-            "recipe": asdict(self.template),
-            "inputs": self.base.fingerprint(),
-            "model": {file.name: digest for file, digest in asked.items()},
-            "scorer": self.scorer.name,
+            "scores": self.scorer.name,
             "items": {name: [item.id for item in each] for name, each in self.questions.items()},
         }
 
@@ -214,7 +230,7 @@ class SearchRun:
 def search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
     """The merge of a recipe with a `search:` section: its search's winner, as an ordinary folder.
 
-    The search lies beside it while it lasts. A search of another recipe left there is removed.
+    The search lies beside it while it lasts.
     """
     target = real_target(out)
     with only_target(target, options.overwrite):
@@ -222,20 +238,12 @@ def search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
 
 
 def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
-    job = plan_search(recipe, options)
-    work = hidden(out, "search")
-    if not continues(work / SEARCH_JOURNAL, job.header()):
-        remove(work)
-    made, added = work / WINNER, (SEARCH_JOURNAL, SEARCH_RESULT, ORIGIN)
-    # A run ended while it moved the winner, or it or its record was damaged.
-    if not (is_whole(made, options.threads, added) and _is_kept(work / SEARCH_RESULT)):
-        (work / SEARCH_RESULT).unlink(missing_ok=True)
-        remove(made)
-    if not (work / SEARCH_RESULT).exists():
-        run_search(job, work, replace(options, overwrite=False))
-    found = read(SearchRecord, work / SEARCH_RESULT)
+    job, work = plan_search(recipe, options), hidden(out, "search")
+    remove(work)  # what a killed run was making
+    found = run_search(job, work, replace(options, overwrite=False))
+    made, added = work / WINNER, (SEARCH_LOG, SEARCH_RESULT, ORIGIN)
     home = str(out)
-    shutil.copyfile(work / SEARCH_JOURNAL, made / RECORDS_FOLDER / SEARCH_JOURNAL)
+    shutil.copyfile(work / SEARCH_LOG, made / RECORDS_FOLDER / SEARCH_LOG)
     moved = found.model_copy(update={"out": home, "winner": home})
     moved.write(made / RECORDS_FOLDER / SEARCH_RESULT)
     (made / RECORDS_FOLDER / ORIGIN).write_text(recipe.text, encoding="utf-8")
@@ -248,14 +256,6 @@ def _search_merge(recipe: Recipe, out: Path, options: Options) -> Merged:
         plan=read_plan(out / RECORDS_FOLDER / PLAN),
         provenance=provenance.model_copy(update=spent),
     )
-
-
-def _is_kept(record: Path) -> bool:
-    """Whether a search wrote its record, and it is as it was written."""
-    try:
-        return is_intact(read_json_object(record, "a search"))
-    except SigmergeError:
-        return False
 
 
 def plan_search(
@@ -320,33 +320,32 @@ def _check_nano(model: Path, nano: Path) -> None:
 
 
 def check_out(job: SearchJob, out: Path, options: Options) -> None:
-    """Whether the search may write there; a winner is one only beside the journal that led to it.
+    """Whether the search may write there; a winner is one only beside the log of its search.
 
     Touches nothing, so a dry run calls it too.
     """
-    SEARCH_FOLDER.check(out, options.overwrite, job.kept)
-    if (out / WINNER).exists() and not (out / SEARCH_JOURNAL).exists():
+    SEARCH_FOLDER.check(out, True, job.kept)
+    if (out / WINNER).exists() and not (out / SEARCH_LOG).exists():
         raise OutputError(f"{out}: holds winner, which no search wrote; choose a new folder.")
+    if (out / SEARCH_RESULT).exists() and not options.overwrite:
+        SEARCH_FOLDER.check_extends(out, job.of(), job.settings.evaluation_calls)
 
 
 def run_search(job: SearchJob, out: Path, options: Options) -> SearchResult:
     """Extract, estimate, evolve; then the winner as a folder, and search.json."""
     check_out(job, out, options)
     with SEARCH_FOLDER.writing(out):
-        if options.overwrite:
-            SEARCH_FOLDER.clear(out)
         return _search_into(job, out, options)
 
 
 def _search_into(job: SearchJob, out: Path, options: Options) -> SearchResult:
     meter = Meter()
     side_by_side = job.in_flight(options.threads)
-    with (
-        Journal(out / SEARCH_JOURNAL, job.header(), SEARCH_LINES, "search") as journal,
-        Workers(side_by_side) as team,
-    ):
-        running = _Search(job, journal, team, options)
-        models, errors = _item_models(job, running.examine())
+    same = SameInputs(pool_files(job.base.pool))
+    with Workers(side_by_side) as team:
+        running = _Search(job, team, options)
+        examined = running.examine()
+        models, errors = _item_models(job, examined)
         settings = job.settings
         history = evolve(
             job.space,
@@ -357,14 +356,19 @@ def _search_into(job: SearchJob, out: Path, options: Options) -> SearchResult:
             job.seed,
             1 if settings.objective == "mean" else len(job.domains),
         )
-        journal.check_same(job.header())
+        same.check_same()
         winner = best(history)
-        stored = plan_dense(load_recipe(job.recipe(winner.index, winner.genotype)), options)
-        run_dense(stored, out / WINNER, replace(options, overwrite=True, progress=silent))
-        test = running.test(stored_weights(open_checkpoint(out / WINNER)), models)
+        recipe = job.recipe(winner.index, winner.genotype)
+        test = running.test(recipe, models)
+    SEARCH_FOLDER.clear(out)  # what an earlier search wrote, which this one replaces
+    respondents = [{"respondent": name, "answers": found} for name, found in examined.items()]
+    write_lines(out / SEARCH_LOG, [job.about(), *respondents, *map(_line, history)])
+    stored = plan_dense(load_recipe(recipe), options)
+    run_dense(stored, out / WINNER, replace(options, overwrite=True, progress=silent))
     record = SearchResult(
         out=str(out.absolute()),
         winner=str((out / WINNER).absolute()),
+        of=job.of(),
         operator=job.template.method,
         experts=tuple(job.template.models),
         settings=settings.model_dump() | {"seed": job.seed},
@@ -384,113 +388,149 @@ def _search_into(job: SearchJob, out: Path, options: Options) -> SearchResult:
         held_out_error=errors,
         replayed=running.replayed,
         wall_seconds=meter.wall_seconds,
-        asked_seconds=None if running.begun else round(sum(running.asked), 3),
+        asked_seconds=None if running.begun else round(sum(running.seconds), 3),
         peak_memory_bytes=meter.peak_memory_bytes,
     )
     record.write(out / SEARCH_RESULT)
     return record
 
 
-class _Search:
-    """One search under way: what is in the journal is not scored again.
+class _Ask(NamedTuple):
+    """A model of a search and what it is asked. Without a recipe it is the member of that name."""
 
-    The threads of `team` score models; records are returned and journalled in order.
+    name: str
+    recipe: Mapping[str, Any] | None
+    questions: Mapping[str, Sequence[Question]]
+
+
+class _Search:
+    """One search under way; every model's answers are kept.
+
+    The threads of `team` score models, and answers are returned in order.
     """
 
-    def __init__(self, job: SearchJob, journal: Journal, team: Workers, options: Options) -> None:
-        self.job, self.journal, self.team = job, journal, team
+    def __init__(self, job: SearchJob, team: Workers, options: Options) -> None:
+        self.job, self.team = job, team
         self.options = replace(options, threads=max(1, options.threads // team.threads))
-        records = journal.records
-        self.examined = {r["respondent"]: r for r in records if "respondent" in r}
-        self.called = {r["candidate"]: r for r in records if "candidate" in r}
-        self.replayed = len(self.called)
-        self.begun, self.asked = bool(records), list[float]()
+        self.replayed, self.begun = 0, False
+        self.seconds: list[float] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """A task of a cluster scores a model; the journal stays where it is."""
-        return self.__dict__ | {"journal": None, "team": None, "options": self.options.in_a_task}
-
-    def _map(
-        self, function: Callable[[Any], dict[str, Any]], items: Sequence[Any], what: str
-    ) -> Iterator[dict[str, Any]]:
-        """The records of models, by threads here or tasks of a cluster."""
-        if (cluster := self.options.cluster) is None:
-            return self.team.map(function, items)
-        return cluster.map(function, items, lambda item: f"{what} {item}"[:100])
+        """A task of a cluster scores a model."""
+        return self.__dict__ | {"team": None, "options": self.options.in_a_task}
 
     def examine(self) -> dict[str, Answers]:
         """The answers of all respondents to all items."""
-        respondents, members = self.job.respondents(), self.job.base.pool.members
-
-        def ask(name: str) -> dict[str, Any]:
-            recipe = respondents[name]
-            weights = self.merged(recipe) if recipe else stored_weights(members[name])
-            return {"respondent": name, "answers": self._ask(weights, self.job.questions)}
-
-        missing = [name for name in respondents if name not in self.examined]
-        for record in self._map(ask, missing, "ability of"):
-            self.journal.append(record)
-            self.examined[record["respondent"]] = record
-            self.options.progress("abilities", len(self.examined), len(respondents))
-        return {name: self.examined[name]["answers"] for name in respondents}
+        respondents = self.job.respondents()
+        asks = [_Ask(name, recipe, self.job.questions) for name, recipe in respondents.items()]
+        found: dict[str, Answers] = {}
+        for ask, entry in zip(asks, self._answered(asks, "ability of"), strict=True):
+            found[ask.name] = entry["answers"]
+            self.options.progress("abilities", len(found), len(respondents))
+        return found
 
     def generation(
         self, first: int, genotypes: Sequence[Genotype], models: Mapping[str, ItemModel]
     ) -> list[ScoredGenotype]:
-        """The evaluation calls of a generation; those made before are answered by the journal."""
-        numbered = list(enumerate(genotypes, first))
-        for index, genotype in numbered:
-            record = self.called.get(index)
-            if record is not None and tuple(record["genotype"]) != genotype:
-                raise SigmergeError(
-                    f"{self.journal.file}: candidate {index} has another genotype than this search "
-                    "gives it; another version of pymoo wrote it. Pass --overwrite to start over."
-                )
-        missing = [pair for pair in numbered if pair[0] not in self.called]
-        scored = self._map(
-            lambda pair: self._evaluate(pair[0], pair[1], models), missing, "candidate"
-        )
-        for record in scored:
-            self.journal.append(record)
-            self.called[record["candidate"]] = record
-            self.options.progress(
-                "searching", record["candidate"] + 1, self.job.settings.evaluation_calls
-            )
-        return [
-            ScoredGenotype(index, genotype, *(self.called[index][key] for key in CALL_KEYS))
-            for index, genotype in numbered
-        ]
-
-    def _evaluate(
-        self, index: int, genotype: Genotype, models: Mapping[str, ItemModel]
-    ) -> dict[str, Any]:
+        """The evaluation calls of a generation."""
         from sigmerge.merge3.estimate import ESTIMATORS, domain_estimates
 
         estimator = ESTIMATORS[self.job.settings.estimator]
         subset = {b: [self.job.questions[b][i] for i in m.seen] for b, m in models.items()}
-        answers = self._ask(self.merged(self.job.recipe(index, genotype)), subset)
-        estimates = domain_estimates(self.job.domains, models, answers, estimator)
-        return {
-            "candidate": index,
-            "genotype": genotype,
-            "answers": answers,
-            "estimates": estimates,
-            "estimate": fmean(estimates.values()),
-        }
+        numbered = list(enumerate(genotypes, first))
+        asks = [_Ask(str(i), self.job.recipe(i, genotype), subset) for i, genotype in numbered]
+        scored = []
+        for (index, genotype), entry in zip(
+            numbered, self._answered(asks, "candidate"), strict=True
+        ):
+            self.replayed += entry["found"]
+            answers = entry["answers"]
+            estimates = domain_estimates(self.job.domains, models, answers, estimator)
+            scored.append(
+                ScoredGenotype(index, genotype, answers, estimates, fmean(estimates.values()))
+            )
+            self.options.progress("searching", index + 1, self.job.settings.evaluation_calls)
+        return scored
 
-    def test(self, weights: Weights, models: Mapping[str, ItemModel]) -> dict[str, float]:
+    def test(self, recipe: Mapping[str, Any], models: Mapping[str, ItemModel]) -> dict[str, float]:
         """The mean over benchmarks on the items outside the subset, where there are any."""
         unseen = {
             name: [self.job.questions[name][i] for i in np.setdiff1d(range(len(m.items)), m.seen)]
             for name, m in models.items()
         }
         wanted = {name: each for name, each in unseen.items() if each}
-        [answers] = self.team.map(lambda given: self._ask(given, wanted), [weights])
+        [entry] = self._answered([_Ask("the winner", recipe, wanted)], "test of")
         return {
-            domain: fmean(fmean(answers[name]) for name in benchmarks if name in answers)
+            domain: fmean(fmean(entry["answers"][name]) for name in benchmarks if name in wanted)
             for domain, benchmarks in self.job.domains.items()
-            if any(name in answers for name in benchmarks)
+            if any(name in wanted for name in benchmarks)
         }
+
+    def _answered(self, asks: Sequence[_Ask], what: str) -> Iterator[dict[str, Any]]:
+        """The answers of models in order, by threads here or tasks of a cluster.
+
+        With the seconds that they took, and whether they were `found` among what is kept.
+        """
+        if (cluster := self.options.cluster) is None:
+            each = self.team.map(self._got, asks)
+        else:
+            known = [self._known(ask) for ask in asks]
+            missing = [ask for ask, found in zip(asks, known, strict=True) if found is None]
+            fresh = iter(cluster.map(self._fresh, missing, lambda ask: f"{what} {ask.name}"[:100]))
+            each = (
+                found or self._got(ask, next(fresh)) for ask, found in zip(asks, known, strict=True)
+            )
+        for found in each:
+            self.begun |= found["found"]
+            self.seconds.append(found["seconds"])
+            yield found
+
+    def _known(self, ask: _Ask) -> dict[str, Any] | None:
+        by = scored_by(self.job.scorer)
+        entry = None if by is None else kept.look(self._wanted(ask, by))
+        return None if entry is None else {**entry.value, "found": True}
+
+    def _got(self, ask: _Ask, fresh: dict[str, Any] | None = None) -> dict[str, Any]:
+        by = scored_by(self.job.scorer)
+        if by is None:
+            return {**(fresh or self._fresh(ask)), "found": False}
+
+        def make(given: Given) -> Any:
+            value = fresh or self._fresh(ask)
+            return value if scored_by(self.job.scorer) == by else NotToKeep(value)
+
+        entry = kept.get(self._wanted(ask, by), make)
+        return {**entry.value, "found": entry.kept}
+
+    def _wanted(self, ask: _Ask, by: ScoredBy) -> Derivation:
+        pool, asked = self.job.base.pool, [list(ask.questions), *(
+            [question.id for question in each] for each in ask.questions.values()
+        )]  # fmt: skip
+        if ask.recipe is None:
+            files = Inputs.of(checkpoint=checkpoint_files(pool.members[ask.name]))
+            made = CandidateOf(files, {}, ())
+        else:
+            made = candidate_of(ask.recipe, pool, self.options)
+        return Derivation(
+            "search",
+            _Search,
+            made.inputs | Inputs.of(by=by.files),
+            {"model": made.settings, "by": by.settings, "questions": content_key(asked)},
+            (*made.libraries, *by.libraries),
+            of=ask.name if ask.recipe is None else str(ask.recipe["merge_method"]),
+            volatile=(BY,),
+        )
+
+    def _fresh(self, ask: _Ask) -> dict[str, Any]:
+        """Answers by benchmark; the scorer gets all questions at once."""
+        members = self.job.base.pool.members
+        weights = self.merged(ask.recipe) if ask.recipe else stored_weights(members[ask.name])
+        flat, meter = [question for each in ask.questions.values() for question in each], Meter()
+        worth = self.job.scorer(weights, flat) if flat else []
+        answers = iter(int(value >= 0.5) for value in worth)  # MERGE³ knows right and wrong only
+        seconds = meter.wall_seconds
+        found = {name: [next(answers) for _ in each] for name, each in ask.questions.items()}
+        return {"answers": found, "seconds": seconds}
 
     def merged(self, recipe: Mapping[str, Any]) -> Weights:
         """The weights of a merge, without a file."""
@@ -505,13 +545,11 @@ class _Search:
             merge_blocks(job, source, team, memory, replace(self.options, progress=silent))
         return memory.weights
 
-    def _ask(self, weights: Weights, questions: Mapping[str, Sequence[Question]]) -> Answers:
-        """Answers by benchmark; the scorer gets all questions at once."""
-        flat, meter = [question for each in questions.values() for question in each], Meter()
-        worth = self.job.scorer(weights, flat) if flat else []
-        answers = iter(int(value >= 0.5) for value in worth)  # MERGE³ knows right and wrong only
-        self.asked.append(meter.wall_seconds)
-        return {name: [next(answers) for _ in each] for name, each in questions.items()}
+
+def _line(candidate: ScoredGenotype) -> dict[str, Any]:
+    """A candidate as the log has it."""
+    found = asdict(candidate)
+    return {"candidate": found.pop("index"), **found}
 
 
 def _item_models(

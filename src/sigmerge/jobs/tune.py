@@ -1,14 +1,16 @@
 """`sigmerge tune`: the strongest merge of a pool within a stated number of evaluation calls.
 
-    OUT/tune.jsonl    every call with its candidate, answers and scores, line by line as they come
+    OUT/tune.jsonl    every call with its candidate, answers and scores, a line each
     OUT/winner/       the best candidate, an ordinary folder with the recipe that makes it
     OUT/report.html   the page: the path to the winner
     OUT/tune.json     the record of the tuning; written last
 
 The calibration items choose; the evaluation items, where there are any, only report. Every
 candidate is a plain recipe with explicit weights, shares and capacity, so the winner is made again
-by `sigmerge merge OUT/winner/sigmerge/recipe.yaml` without any evaluation. Interrupted, the same
-command replays tune.jsonl and goes on where it stopped.
+by `sigmerge merge OUT/winner/sigmerge/recipe.yaml` without any evaluation.
+
+The score of every candidate is kept (`sigmerge.kept`). So an interrupted tuning goes on where it
+stopped when the same command is run again, and a finished one is extended by more calls.
 """
 
 from __future__ import annotations
@@ -25,10 +27,9 @@ from sigmerge.checkpoints.pool import Pool
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.files.documents import content_key
-from sigmerge.files.journal import Journal
 from sigmerge.files.regular import remove
-from sigmerge.jobs.calls import CALL_LINES, Calls, decided_section, experts_of, target_of
-from sigmerge.jobs.candidates import SCRATCH_ANCHOR, Measure, measure_of
+from sigmerge.jobs.calls import Calls, decided_section, experts_of, target_of
+from sigmerge.jobs.candidates import SCRATCH_ANCHOR, KeptMeasure, measure_of, same_files
 from sigmerge.jobs.dense import DenseJob, plan_dense, with_statistics
 from sigmerge.jobs.merge import MergeJob
 from sigmerge.jobs.options import Description, Options, Step
@@ -37,6 +38,7 @@ from sigmerge.jobs.profile import describe_profile, measure_profile, probe_promp
 from sigmerge.jobs.scores import ScoreFunction, check_domains
 from sigmerge.jobs.strategies import BOX, STRATEGIES, Setup, check_method
 from sigmerge.jobs.work_folder import WINNER, WorkFolder
+from sigmerge.kept import Inputs
 from sigmerge.method import conflict
 from sigmerge.method.objective import Answer, Objective, paired_bootstrap
 from sigmerge.method.tuning import Proposal
@@ -54,9 +56,9 @@ from sigmerge.results import TuneResult
 if TYPE_CHECKING:
     from sigmerge.merge3.scoring import CandidateScorer
 
-TUNING_JOURNAL, TUNING_RESULT = "tune.jsonl", "tune.json"
+TUNING_LOG, TUNING_RESULT = "tune.jsonl", "tune.json"
 TUNING_FOLDER = WorkFolder(
-    "tuning", (TUNING_JOURNAL, TUNING_RESULT, PAGE), (WINNER,), last=TUNING_RESULT
+    "tuning", (TUNING_LOG, TUNING_RESULT, PAGE), (WINNER,), last=TUNING_RESULT
 )
 RESAMPLES = 10_000
 REGMEAN_CALLS = 16
@@ -131,7 +133,7 @@ class TuneJob:
         return open_repair_pool(self.recipe, self.options)
 
     @cached_property
-    def measure(self) -> Measure:
+    def measure(self) -> KeptMeasure:
         found = measure_of(
             self.recipe, self.pool, self.out, self.options, "calibration", self.score, self.scorer
         )
@@ -154,11 +156,12 @@ class TuneJob:
         if problems:
             raise RecipeError("The tuning cannot be run:", problems)
         require_page()
-        TUNING_FOLDER.check(self.out, self.options.overwrite, self.recipe.kept)
+        TUNING_FOLDER.check(self.out, True, self.recipe.kept)
         require_whole(self.recipe, self.pool)
-        if (self.out / WINNER).exists() and not (self.out / TUNING_JOURNAL).exists():
+        if (self.out / WINNER).exists() and not (self.out / TUNING_LOG).exists():
             raise OutputError(f"{self.out}: holds winner, which no tuning wrote; choose another.")
-        self._fingerprints()
+        if (self.out / TUNING_RESULT).exists() and not self.options.overwrite:
+            TUNING_FOLDER.check_extends(self.out, self._of, self.section.calls)
         if self.measure.items:
             check_domains(self.measure.items, domains, "The scores")
 
@@ -196,26 +199,26 @@ class TuneJob:
         meter = Meter()
         self.check()
         with TUNING_FOLDER.writing(self.out):
-            if self.options.overwrite:
-                TUNING_FOLDER.clear(self.out)
-            with Journal(
-                self.out / TUNING_JOURNAL, self._header(), CALL_LINES, "tuning"
-            ) as journal:
-                folders, reference = self.recipe.experts, self._repair.reference
-                experts = experts_of(folders, self.measure, journal, reference, self.options)
-                setup = self._setup(experts)
-                self._capture()
-                calls = Calls(
-                    journal, self.measure, setup.target, self.objective, self.section.calls,
-                    self._candidate, self.options, "tuning",
-                )  # fmt: skip
-                ended = STRATEGIES[self.section.method](setup, calls.ask)
-                journal.check_same(self._header())
+            folders, reference = self.recipe.experts, self._repair.reference
+            same = same_files(self.recipe, self.pool)
+            answered = experts_of(folders, self.measure, reference, self.options)
+            experts = {name: each.scores for name, each in answered.items()}
+            setup = self._setup(experts)
+            self._capture()
+            calls = Calls(
+                self.measure, setup.target, self.objective, self.section.calls,
+                self._candidate, self.options, "tuning",
+            )  # fmt: skip
+            ended = STRATEGIES[self.section.method](setup, calls.ask)
+            same.check_same()
+            TUNING_FOLDER.clear(self.out)  # what an earlier tuning wrote, which this one replaces
+            calls.write(self.out / TUNING_LOG, self._about, answered)
             chosen = calls.best if ended.chosen is None else ended.chosen
             plain = calls.best_of(i for i, p in enumerate(calls.proposals) if self._plain(p))
             merged = self._winner(calls.recipe(chosen))
             record = TuneResult(
                 out=str(self.out.absolute()),
+                of=self._of,
                 winner=str((self.out / WINNER).absolute()),
                 settings=self.section.model_dump(),
                 anchors=tuple(self.anchors),
@@ -263,22 +266,33 @@ class TuneJob:
             for name, anchor in self.anchors.items()
         }
 
-    def _fingerprints(self) -> dict[str, str]:
-        """Identifies the plain anchors."""
-        return {name: job.fingerprint() for name, job in self._plans.items()}
-
-    def _header(self) -> dict[str, Any]:
-        """Whose calls a journal holds; a tuning is only continued under the same header."""
-        return {
-            "settings": self.section.model_dump(),
+    @cached_property
+    def _of(self) -> dict[str, str]:
+        """What is tuned, each part by a name for its content. The number of calls is left out."""
+        given = self.recipe.given
+        told = {key: given[key] for key in ("parameters", "modules", "slices") if key in given}
+        by = self.measure.measure.by()
+        scored = (
+            self.measure.name if by is None else [dict(by.settings), Inputs(by.files).digests()]
+        )
+        parts = {
+            "settings": self.section.model_dump(exclude={"calls"}),
             "seed": self.recipe.seed,
-            "anchors": self._fingerprints(),
+            "recipe": [self.recipe.method, self.recipe.preset, told],
+            "pool": same_files(self.recipe, self.pool).key,
             "repair": self._repair.model_dump(
                 include={"c_min", "c_max", "device", "reference", "seed"}
             ),
             "probe": self._prompts and content_key(probe_prompts(self._prompts)),
-            "scorer": self.measure.name,
+            "scores": scored,
         }
+        return {name: content_key([part]) for name, part in parts.items()}
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        """The first line of the log."""
+        settings = self.section.model_dump()
+        return {"settings": settings, "seed": self.recipe.seed, "scores": self.measure.name}
 
     @property
     def _repair(self) -> RepairSection:
@@ -328,9 +342,9 @@ class TuneJob:
         if measure is None:
             return None
         self.options.progress("evaluating", 0, 2)
-        before = measure.answer(*measure.recipe(plain))
+        before = measure.answer(measure.candidate(plain))
         self.options.progress("evaluating", 1, 2)
-        after = measure.answer(*measure.folder(self.out / WINNER))
+        after = measure.answer(measure.folder(self.out / WINNER))
         self.options.progress("evaluating", 2, 2)
         return self._scores(before, after)
 

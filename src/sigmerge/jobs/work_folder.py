@@ -19,6 +19,7 @@ from sigmerge.checkpoints.publishing import (
 from sigmerge.checkpoints.writer import Layout, Output
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.files.digests import file_digests
+from sigmerge.files.documents import read_json_object
 from sigmerge.files.locks import only_writer
 from sigmerge.files.objects import address, url_of
 from sigmerge.files.regular import remove
@@ -176,6 +177,30 @@ class WorkFolder:
         if self.last in names and not overwrite:
             raise OutputError(
                 f"{out}: holds a finished {self.what}; pass --overwrite to replace it."
+            )
+
+    def check_extends(self, out: Path, of: Mapping[str, str], calls: int) -> None:
+        """Refuse a finished run, unless it is of the same and has fewer evaluation calls.
+
+        `of` names each part of what the calls are made of. What was called before is kept, so a
+        longer run costs only what it adds.
+        """
+        try:
+            found = read_json_object(out / self.last, f"the record of a {self.what}")
+            theirs = dict(found["of"])
+            spent = found.get("evaluation_calls") or found["settings"]["calls"]
+        except (SigmergeError, KeyError, TypeError, ValueError):
+            theirs, spent = {}, calls
+        others = [part for part in of if theirs.get(part) != of[part]]
+        if theirs and others:
+            raise OutputError(
+                f"{out}: holds a finished {self.what} that differs in {', '.join(others)}; choose "
+                "a new folder, or pass --overwrite to replace it."
+            )
+        if not theirs or calls <= spent:
+            raise OutputError(
+                f"{out}: holds a finished {self.what}; pass --overwrite to replace it, or more "
+                "evaluation calls to extend it."
             )
 
     def clear(self, out: Path) -> None:

@@ -6,13 +6,12 @@ GPU all threads share one.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -20,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from sigmerge.checkpoints.declared import files_around
 from sigmerge.checkpoints.folder import is_head
 from sigmerge.errors import ScoreError
+from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.files.scratch import scratch
 from sigmerge.merge3.candidate import Weights
 from sigmerge.merge3.extract import Question
@@ -38,9 +39,11 @@ DEFAULT_BATCH = 8
 
 
 class CandidateScorer(Protocol):
-    """Scores a model given by its weights. A search is resumed only with the same `name`.
+    """Scores a model given by its weights; `name` is for people.
 
-    Several threads call it at a time; the answers do not depend on the thread.
+    Several threads call it at a time; the answers do not depend on the thread. They are kept by its
+    `by`, a `ScoredBy`, or, without one, as those of any callable: by its `sigmerge_key`, or by
+    its code and what it closes over.
     """
 
     @property
@@ -122,13 +125,17 @@ class SuiteScorer:
 
     @property
     def name(self) -> str:
+        return self.suite.name
+
+    @cached_property
+    def by(self) -> ScoredBy:
+        """What decides the answers besides a candidate's weights: the model that they go into."""
         from sigmerge.evaluation.run import Evaluation
 
-        evaluation = Evaluation(self.model, self.suite, self.how)
-        parts: list[Any] = [self.how.batch_size]
-        parts += [evaluation.scored_as(name) for name in self.records]
-        parts += [(n, i, r.digest) for n, each in self.records.items() for i, r in each.items()]
-        return f"{self.suite.name} {hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
+        items = {name: each.values() for name, each in self.records.items()}
+        by = Evaluation(self.model, self.suite, self.how).scored_by_all(items)
+        model = {f"model/{name}": file for name, file in files_around(self.model).items()}
+        return replace(by, files={**by.files, **model})
 
     def questions(self) -> list[Question]:
         return [
