@@ -135,7 +135,7 @@ def test_where_evolution_is_ahead_is_counted(tuning: dict[str, dict[str, dict[st
 
 
 def test_merge3_is_that_of_the_grid(grid: Results) -> None:
-    calls, answers, *macro = numbers(figures(TITLE, "MERGE³ as published"))
+    calls, answers, *macro = numbers(figures(TITLE, "MERGE³ after its library"))
     runs = grid.checkpoints.filter(method="merge3").group_by("pool").agg(pl.col("macro").mean())
     found = {row["pool"]: 100 * row["macro"] for row in runs.to_dicts()}
     others = [(POOLS.index(pool), score) for pool, score in found.items()]
