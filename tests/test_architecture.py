@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -141,6 +142,27 @@ def test_the_command_line_knows_no_maths() -> None:
     )
     at_once = {name for file in files for name in imports(file, top_level=True)} - {"sigmerge"}
     assert [name for name in sorted(at_once) if not within(name, allowed)] == []
+
+
+MAY_OPEN_THE_CACHE = {
+    "kept.py": "derivations: everything that is made",
+    "files/cache.py": "where it lies",
+    "files/digests.py": "the digests that keys are made of",
+    "files/objects.py": "stubs of remote files, by the version that the store names",
+    "checkpoints/remote.py": "the same, and results on their way to a store",
+    "cli/main.py": "names its place before anything is imported",
+}
+
+
+def test_only_one_memory_opens_the_cache() -> None:
+    """What is kept between runs goes through `kept`; all else here has another reason."""
+    functions = "cache_place|cache_folder|keep_json|kept_json|write_note"
+    opens = {
+        file.relative_to(ROOT).as_posix()
+        for file in FILES
+        if re.search(rf"\b({functions})\(|\"\.sigmerge\"|SIGMERGE_CACHE\"", file.read_text())
+    }
+    assert opens == set(MAY_OPEN_THE_CACHE)
 
 
 def module(file: Path) -> str:

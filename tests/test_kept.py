@@ -15,6 +15,8 @@ import pytest
 
 from sigmerge import kept
 from sigmerge.errors import PoolError
+from sigmerge.files import digests
+from sigmerge.files.sources import PACKAGE
 from sigmerge.kept import Derivation, Given, Inputs
 
 
@@ -499,3 +501,33 @@ def test_whatever_lies_under_the_name_of_an_entry_gives_way(
         header.symlink_to(tmp_path / "nowhere")
     assert kept.get(of(source)).value == {"text": "CONTENT"}
     assert kept.get(of(source)).kept and not header.is_symlink()
+
+
+def test_nothing_is_kept_inside_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
+    users = tmp_path / "cache/kept"
+    assert kept._roots(PACKAGE / "nano/pool/reference") == [users]
+    installed = tmp_path / "lib/site-packages/other/pool/reference"
+    installed.mkdir(parents=True)
+    assert kept._roots(installed) == [users]
+    own = tmp_path / "pool/reference"
+    assert kept._roots(own) == [tmp_path / "pool/.sigmerge", users]
+
+
+def test_a_file_that_changed_without_its_times_drops_what_was_made_of_it(
+    source: Path, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a file system that keeps no times: --rehash and verify read the file, and find it."""
+    monkeypatch.setattr(digests, "GRAIN", -(10**9))
+    monkeypatch.setattr(digests, "_identity", lambda real, status: str(real))
+    old = of(source)
+    kept.get(old)
+    source.write_text("CONTENT")
+    assert of(source).full == old.full  # the note is believed
+    with digests.rehashing():
+        assert of(source).full != old.full
+    assert f"{source}: its content changed" in caplog.text
+    assert list(kept.listing(root)) == []
+    assert of(source).full != old.full

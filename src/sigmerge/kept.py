@@ -36,7 +36,7 @@ from typing import Any, BinaryIO
 from sigmerge.errors import PoolError, SigmergeError
 from sigmerge.files.cache import cache_place, is_installed, keep_json, kept_json
 from sigmerge.files.checksums import is_intact, sealed
-from sigmerge.files.digests import file_digests
+from sigmerge.files.digests import file_digests, when_contradicted
 from sigmerge.files.documents import content_key
 from sigmerge.files.identity import changed, identify, unchanged
 from sigmerge.files.locks import locked
@@ -646,6 +646,13 @@ def drop_made_of(digest: str, pools: Iterable[Path] = ()) -> None:
         for entry in list(listing(root)):
             if digest in entry.inputs.values():
                 drop(entry)
+
+
+def _drop_made_of_another(file: Path, digest: str) -> None:
+    drop_made_of(digest, [file.parent, file.parent.parent])
+
+
+when_contradicted.append(_drop_made_of_another)
 
 
 def prune(

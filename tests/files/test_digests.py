@@ -158,23 +158,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         file_digests([tmp_path / "pipe"])
 
 
-def test_nothing_is_kept_inside_the_installed_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SIGMERGE_CACHE", str(tmp_path / "cache"))
-    inside = cache.PACKAGE / "nano/pool/reference"
-    assert cache.beside(inside, "note.json") == tmp_path / "cache/profiles/note.json"
-    installed = tmp_path / "lib/site-packages/other/pool/reference"
-    installed.mkdir(parents=True)
-    assert cache.beside(installed, "note.json") == tmp_path / "cache/profiles/note.json"
-    own = tmp_path / "pool/reference"
-    own.mkdir(parents=True)
-    assert cache.beside(own, "note.json") == tmp_path / "pool/.sigmerge/note.json"
-    (tmp_path / "pool/.sigmerge").write_text("no folder")
-    assert cache.beside(own, "note.json") == tmp_path / "cache/profiles/note.json"
-
-
-def test_notes_beside_a_pool_are_made_again_and_never_stop(tmp_path: Path) -> None:
+def test_damaged_notes_are_made_again_and_stop_nothing(tmp_path: Path) -> None:
     note = tmp_path / "note.json"
     assert cache.kept_json(note, {"a"}) is None
     cache.keep_json(note, {"a": 1})
@@ -183,7 +167,6 @@ def test_notes_beside_a_pool_are_made_again_and_never_stop(tmp_path: Path) -> No
     note.write_bytes(b'{"a": ')
     assert cache.kept_json(note, {"a"}) is None
     cache.keep_json(note / "below", {"a": 1})
-    cache.keep_bytes(note / "below", b"")
 
 
 def tree_of(content: bytes, leaf: int, prefix: str = "4MiB-blake3:") -> str:

@@ -1,4 +1,4 @@
-"""Where results are kept between runs: beside a pool, or in the user's cache folder.
+"""The user's cache folder, and notes in it: one JSON object each, with a checksum.
 
 What is kept can be made again. So a note that is missing, damaged or unreadable is made again, and
 a place that is full or read-only keeps nothing; neither stops a run. A note has a checksum, which
@@ -7,7 +7,6 @@ also covers its own name: one with a wrong bit, or under the name of another, is
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from contextlib import suppress
@@ -19,11 +18,9 @@ import platformdirs
 
 from sigmerge.errors import OutputError, SigmergeError
 from sigmerge.files.checksums import CHECKSUM, is_intact, sealed
-from sigmerge.files.documents import read_bytes, read_json, whole, write_json
+from sigmerge.files.documents import read_json, write_json
 from sigmerge.files.scratch import temporary
 from sigmerge.files.sources import PACKAGE
-
-_CHECKSUM = hashlib.sha256().digest_size
 
 
 def cache_place(name: str) -> Path:
@@ -71,21 +68,6 @@ def cache_folder(name: str) -> Path:
     return folder
 
 
-def beside(member: Path, name: str) -> Path:
-    """A place of that name beside a pool's members, or in the cache if that is not ours to write.
-
-    The pool inside the installed package has its notes in the cache.
-    """
-    folder = member.parent / ".sigmerge"
-    if not is_installed(folder):
-        place = folder if folder.exists() else folder.parent
-        if place.is_dir() and os.access(place, os.W_OK):
-            return folder / name
-        if (folder / name).exists():
-            return folder / name
-    return cache_place("profiles") / name
-
-
 def is_installed(folder: Path) -> bool:
     """Whether a folder is in an installed package, into which nothing is written."""
     real = folder.resolve()
@@ -117,23 +99,3 @@ def keep_json(note: Path, content: dict[str, Any]) -> bool:
 def write_note(note: Path, content: dict[str, Any]) -> None:
     """Write a note that has to be there."""
     write_json(note, sealed(content, note.name), indent=None, durable=False)
-
-
-def kept_bytes(note: Path) -> bytes | None:
-    """Other content that was kept; None if it has to be made again."""
-    try:
-        found = read_bytes(note, "a note")
-    except SigmergeError:
-        return None
-    content, checksum = found[:-_CHECKSUM], found[-_CHECKSUM:]
-    return content if checksum == _sealed(note, content) else None
-
-
-def keep_bytes(note: Path, content: bytes) -> None:
-    """Keep other content, with its checksum at the end."""
-    with suppress(OSError), whole(note, durable=False) as partial:
-        partial.write_bytes(content + _sealed(note, content))
-
-
-def _sealed(note: Path, content: bytes) -> bytes:
-    return hashlib.sha256(os.fsencode(note.name) + b"\n" + content).digest()

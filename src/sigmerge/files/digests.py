@@ -9,6 +9,7 @@ leaves' digests one after another, written with the prefix TREE.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -41,6 +42,9 @@ Passed: TypeAlias = Callable[[RemoteFile, int], bytes | None]
 """The digests of the leaves of a remote file's run that begins there, if they are known."""
 
 _rehashed: ContextVar[dict[str, str] | None] = ContextVar("rehashed", default=None)
+when_contradicted: list[Callable[[Path, str], None]] = []
+"""Called with a file and the digest that a note gave it, where reading it gives another."""
+_log = logging.getLogger(__name__)
 _unkept: dict[str, str] = {}
 """Digests that no cache could keep, until the process ends: a job asks for them several times."""
 
@@ -250,6 +254,13 @@ def _remember(one: _File, digest: str, memory: dict[str, str] | None) -> None:
         return
     if memory is not None:
         memory[str(one.note)] = digest
+        if (noted := _noted(one.note, one.key)) not in (None, digest):
+            _log.warning(
+                f"{one.file}: its content changed, and its size and times did not. What was kept "
+                "of it is removed."
+            )
+            for drop in when_contradicted:
+                drop(one.file, str(noted))
     if not keep_json(one.note, {"file": str(one.file), "identity": one.key, "sha256": digest}):
         _unkept[str(one.note)] = digest
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from sigmerge.errors import PoolError
 from sigmerge.files.documents import read_bytes, read_json_lines
+from sigmerge.kept import BESIDE
 from sigmerge.nano.facts import NANO_DOMAINS, Domain, Fact
 
 POOL = Path(__file__).parent / "pool"
@@ -30,7 +31,6 @@ NANO_SPLITS = ("calibration", "evaluation")
 PROBE = "probe.jsonl"
 LOG = "log.jsonl"
 SUMS = "SHA256SUMS"
-NOTES = ".sigmerge"
 
 
 def split_file(split: str, domain: str, pool: Path = POOL) -> Path:
@@ -73,7 +73,7 @@ def read_lines(path: Path) -> list[Any]:
 
 def contents(pool: Path = POOL) -> list[Path]:
     """The pool's files."""
-    notes = pool / NOTES
+    notes = pool / BESIDE
     return sorted(p for p in pool.rglob("*") if p.is_file() and notes not in p.parents)
 
 
