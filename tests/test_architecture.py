@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import sigmerge
+from sigmerge.errors import DISTRIBUTION, MissingExtra, require
 
 ROOT = Path(sigmerge.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -349,3 +351,22 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     script = "import sigmerge, sys; print(*sorted(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert [name for name in (*HEAVY, "typer") if name in ran.stdout.split()] == []
+
+
+def test_every_extra_that_a_hint_names_exists() -> None:
+    """The name on the package index, and extras by purpose, each known to pyproject.toml."""
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    assert project["name"] == DISTRIBUTION
+    text = "".join(file.read_text() for file in FILES)
+    named = re.findall(r"MissingExtra\(.*\[\"(\w+)\"\]\)", text)
+    named += re.findall(r"\brequire\(\"[^\"]*\", (\w+)=\[", text)
+    assert len(named) > 20 and set(named) <= set(project["optional-dependencies"])
+
+
+def test_what_is_lacking_is_said_at_once() -> None:
+    with pytest.raises(MissingExtra) as error:
+        require("A search", tune=["pymoo_", "os"], models=["torch_"], report=["json"])
+    assert str(error.value) == (
+        "A search needs pymoo_ and torch_, which are not installed. "
+        "Install them with: pip install 'sigmerge-llm[tune,models]'"
+    )

@@ -277,7 +277,7 @@ def test_the_version() -> None:
     from importlib.metadata import version
 
     ran = sigmerge("--version")
-    assert (ran.code, ran.out, ran.err) == (0, f"sigmerge {version('sigmerge')}\n", "")
+    assert (ran.code, ran.out, ran.err) == (0, f"sigmerge {version('sigmerge-llm')}\n", "")
 
 
 def test_the_first_page_names_every_command_whole_and_every_exit_code() -> None:

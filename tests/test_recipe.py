@@ -732,7 +732,7 @@ def test_without_huggingface_hub_the_extra_is_named(
     empty = types.ModuleType("huggingface_hub")
     monkeypatch.setitem(sys.modules, "huggingface_hub", empty)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(MissingExtra, match=r"pip install 'sigmerge\[hub\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'sigmerge-llm\[hub\]'"):
         load_recipe(hub_recipe(pool, "org/model"))
 
 

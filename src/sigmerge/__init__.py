@@ -83,7 +83,7 @@ if not TYPE_CHECKING:  # else every misspelt name would have a type
         if name == "__version__":
             from importlib.metadata import version
 
-            return version("sigmerge")
+            return version("sigmerge-llm")
         if name not in _HOMES:
             raise AttributeError(f"module 'sigmerge' has no attribute {name!r}")
         from importlib import import_module

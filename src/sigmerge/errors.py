@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+DISTRIBUTION = "sigmerge-llm"
+"""What the package is called on the package index."""
+
 
 class SigmergeError(Exception):
     """An error a user can act on. The command line prints it without a traceback."""
@@ -63,21 +66,27 @@ class MemoryFull(SigmergeError):
 
 
 class MissingExtra(SigmergeError):
-    """An optional library is not installed."""
+    """Optional libraries are not installed; `extras` of this distribution bring them."""
 
     exit_code = 6
 
-    def __init__(self, library: str, extra: str, purpose: str) -> None:
+    def __init__(self, purpose: str, libraries: Sequence[str], extras: Sequence[str]) -> None:
+        one = len(libraries) == 1
         super().__init__(
-            f"{purpose} needs {library}, which is not installed. "
-            f"Install it with: pip install 'sigmerge[{extra}]'"
+            f"{purpose} needs {' and '.join(libraries)}, which {'is' if one else 'are'} not "
+            f"installed. Install {'it' if one else 'them'} with: {install(*extras)}"
         )
 
 
-def require(purpose: str, extra: str, *libraries: str) -> None:
-    """Raise MissingExtra where a library is not installed. Loads none."""
+def install(*extras: str) -> str:
+    """The command that installs extras."""
+    return f"pip install '{DISTRIBUTION}[{','.join(extras)}]'"
+
+
+def require(purpose: str, **extras: Sequence[str]) -> None:
+    """Raise MissingExtra where libraries of these extras are not installed. Loads none."""
     from importlib.util import find_spec
 
-    for library in libraries:
-        if find_spec(library) is None:
-            raise MissingExtra(library, extra, purpose)
+    lacking = {e: [name for name in each if find_spec(name) is None] for e, each in extras.items()}
+    if libraries := [name for each in lacking.values() for name in each]:
+        raise MissingExtra(purpose, libraries, [e for e, each in lacking.items() if each])

@@ -578,7 +578,9 @@ def test_what_is_said_of_programs_is_in_the_answers(answers: list[dict[str, Any]
 
 
 def test_the_floor_of_ifeval_is_that_of_its_items(answers: list[dict[str, Any]]) -> None:
-    pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'sigmerge[eval]'")
+    pytest.importorskip(
+        "lm_eval", reason="lm-eval is not installed; pip install 'sigmerge-llm[eval]'"
+    )
     from sigmerge.evaluation.harnesses.lm_eval import provide_punkt
 
     provide_punkt()

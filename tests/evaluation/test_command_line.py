@@ -23,7 +23,7 @@ from tests.forks import forked
 from tests.kept_entries import kept_answers, kept_parts
 from tests.nano.measure import answers
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'sigmerge[eval]'")
+pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'sigmerge-llm[eval]'")
 
 
 @pytest.fixture(scope="module")

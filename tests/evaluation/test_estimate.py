@@ -214,6 +214,6 @@ def test_backends_that_are_not_there(folder: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ScoreError, match="'vlm' is no backend; there are hf, vllm"):
         load_model(folder, "vlm", "auto", None)
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'sigmerge\[vllm\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'sigmerge-llm\[vllm\]'"):
         load_model(folder, "vllm", "auto", None)
     assert generate.saved_dtype(folder) == "float32"

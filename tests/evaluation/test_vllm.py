@@ -10,7 +10,7 @@ import torch
 from sigmerge.nano.files import POOL, load_items
 from sigmerge.probing.generate import HfModel, Sampling, VllmModel
 
-pytest.importorskip("vllm", reason="vLLM is not installed; pip install 'sigmerge[vllm]'")
+pytest.importorskip("vllm", reason="vLLM is not installed; pip install 'sigmerge-llm[vllm]'")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="vLLM needs a GPU")
 
 

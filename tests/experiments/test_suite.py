@@ -349,7 +349,7 @@ def test_a_dry_run_names_the_extra_of_a_search(
     searched = [{"name": "merge3", "merge_method": "dare_ties", "search": {"generations": 2}}]
     file = write(tmp_path, evaluated(pool, baselines=searched))
     ran = sigmerge("suite", file, tmp_path / "out", "--dry-run")
-    assert ran.code == 6 and "sigmerge[search]" in ran.err, ran
+    assert ran.code == 6 and "sigmerge-llm[tune]" in ran.err, ran
 
 
 def test_a_copy_of_a_pool_is_refused(pool: PoolOnDisk, tmp_path: Path) -> None:

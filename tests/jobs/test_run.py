@@ -128,7 +128,7 @@ def test_a_library_that_is_missing_is_told_before_anything_is_made(
         (tmp_path / "scores.json").write_text(json.dumps(table))
         given["repair"]["scores"] = str(tmp_path / "scores.json")
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingExtra, match=rf"needs {library}, .*pip install 'sigmerge"):
+    with pytest.raises(MissingExtra, match=rf"needs {library}, .*pip install 'sigmerge-llm"):
         getattr(sigmerge, verb)(given, tmp_path / "results/out")
     assert not (tmp_path / "results").exists()
 

@@ -128,5 +128,5 @@ def test_operators_that_cannot_be_searched() -> None:
 
 def test_without_pymoo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymoo", None)
-    with pytest.raises(MissingExtra, match=r"pymoo.*pip install 'sigmerge\[search\]'"):
+    with pytest.raises(MissingExtra, match=r"pymoo.*pip install 'sigmerge-llm\[tune\]'"):
         searched()

@@ -418,13 +418,13 @@ def test_recipes_that_cannot_be_searched(pool: PoolOnDisk, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("library", "extra"), [("pymoo", "search"), ("scipy", "search"), ("torch", "models")]
+    ("library", "extra"), [("pymoo", "tune"), ("scipy", "tune"), ("torch", "models")]
 )
 def test_missing_extras(
     library: str, extra: str, pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingExtra, match=rf"{library}.*sigmerge\[{extra}\]"):
+    with pytest.raises(MissingExtra, match=rf"{library}.*sigmerge-llm\[{extra}\]'"):
         plan_search(load_recipe(recipe_of(pool)), Options(), SETTINGS)
 
 

@@ -15,7 +15,7 @@ from sigmerge.errors import require
 
 def require_page() -> None:
     """Raise MissingExtra where no page can be made."""
-    require("The report page", "report", "jinja2")
+    require("The report page", report=["jinja2"])
 
 
 def page(template: str, **values: Any) -> str:

@@ -112,7 +112,7 @@ def make_plots(results: Results) -> tuple[list[Plot], list[Skipped]]:
     try:
         import matplotlib
     except ImportError as error:
-        raise MissingExtra("matplotlib", "analysis", "Drawing figures") from error
+        raise MissingExtra("Drawing figures", ["matplotlib"], ["lab"]) from error
     made: list[Plot] = []
     skipped = []
     with matplotlib.rc_context(STYLE):

@@ -23,7 +23,7 @@ from sigmerge.method.deficit import residual_gap
 try:
     import polars as pl
 except ImportError as missing:
-    raise MissingExtra("polars", "analysis", "The analysis of an experiment") from missing
+    raise MissingExtra("The analysis of an experiment", ["polars"], ["lab"]) from missing
 
 if TYPE_CHECKING:
     from polars import DataFrame

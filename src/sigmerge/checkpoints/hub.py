@@ -16,7 +16,7 @@ def download(identifier: str) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
-        raise MissingExtra("huggingface_hub", "hub", f"The hub id {identifier}") from None
+        raise MissingExtra(f"The hub id {identifier}", ["huggingface_hub"], ["hub"]) from None
     name, _, revision = identifier.partition("@")
     options = {"revision": revision or None, "allow_patterns": WANTED}
     try:

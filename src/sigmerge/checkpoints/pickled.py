@@ -37,7 +37,7 @@ def _convert(given: Given) -> None:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError:
-        raise MissingExtra("torch", "models", "Reading pickled weights") from None
+        raise MissingExtra("Reading pickled weights", ["torch"], ["models"]) from None
     try:
         state = torch.load(pickle, map_location="cpu", weights_only=True, mmap=True)
         copies = {name: value.contiguous().clone() for name, value in state.items()}

@@ -50,7 +50,7 @@ def _version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        typer.echo(f"sigmerge {version('sigmerge')}")
+        typer.echo(f"sigmerge {version('sigmerge-llm')}")
         raise typer.Exit
 
 

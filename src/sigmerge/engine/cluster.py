@@ -182,7 +182,7 @@ def _connected(address: str | None, threads: int) -> Any:
     try:
         import ray
     except ImportError:
-        raise MissingExtra("ray", "ray", "--engine ray") from None
+        raise MissingExtra("--engine ray", ["ray"], ["cluster"]) from None
     if address is not None:
         _check_answers(address)
     if ray.is_initialized():

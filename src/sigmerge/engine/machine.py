@@ -72,7 +72,7 @@ def versions() -> dict[str, str]:
 @cache
 def _sigmerge() -> str:
     try:
-        return version("sigmerge")
+        return version("sigmerge-llm")
     except PackageNotFoundError:
         return "source tree"
 

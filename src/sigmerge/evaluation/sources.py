@@ -156,6 +156,6 @@ def _hub_rows(hub: Hub, part: str) -> list[dict[str, Any]]:
     try:
         from datasets import load_dataset
     except ImportError:
-        raise MissingExtra("datasets", "eval", "Reading benchmarks from the hub") from None
+        raise MissingExtra("Reading benchmarks from the hub", ["datasets"], ["eval"]) from None
     name = hub.name.replace("{language}", part) if hub.name else None
     return [dict(row) for row in load_dataset(hub.path, name, split=hub.split)]

@@ -128,7 +128,7 @@ class AnalyzeJob:
 
 
 def _require_analysis() -> None:
-    require("The analysis of an experiment", "analysis", "polars", "matplotlib", "scipy")
+    require("The analysis of an experiment", lab=["polars", "matplotlib", "scipy"])
 
 
 def rules(found: Any) -> dict[str, Any]:

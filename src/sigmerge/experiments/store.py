@@ -322,7 +322,7 @@ class RunStore:
         try:
             import polars as pl
         except ImportError as error:
-            raise MissingExtra("polars", "analysis", "Reading a store of results") from error
+            raise MissingExtra("Reading a store of results", ["polars"], ["lab"]) from error
         with self._snapshot():
             return self._frames(pl)
 

@@ -98,13 +98,13 @@ def _store(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise MissingExtra("fsspec", "storage", f"The address {url}") from None
+        raise MissingExtra(f"The address {url}", ["fsspec"], ["storage"]) from None
     scheme = url.partition(":")[0]
     try:
         store, path = url_to_fs(url)
     except ImportError as problem:
         if scheme == "s3":
-            raise MissingExtra("s3fs", "storage", f"The address {url}") from None
+            raise MissingExtra(f"The address {url}", ["s3fs"], ["storage"]) from None
         raise PoolError(f"{url}: {_line(problem)}.") from None
     except ValueError:
         raise PoolError(f"{url}: no store is called {scheme}; use s3://, gs:// or hf://, or a "

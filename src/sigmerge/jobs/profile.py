@@ -171,7 +171,7 @@ def probe_prompts(file: Path) -> list[str]:
 
     The representation view compares prompts: one alone shows nothing.
     """
-    require("The representation view", "models", "torch", "transformers")
+    require("The representation view", models=["torch", "transformers"])
     exemplars = read_exemplars(file, what="prompts")
     if blank := [one.place for one in exemplars if not one.prompt.strip()]:
         raise RecipeError(f"{blank[0]}: its prompt is empty; take the line away.")

@@ -31,7 +31,7 @@ from sigmerge.checkpoints.publishing import only_target, publish, real_target
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import LIBRARIES, Meter, free_memory
 from sigmerge.engine.workers import Workers
-from sigmerge.errors import OutputError, RecipeError, ScoreError, require
+from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import content_key, write_lines
@@ -266,7 +266,7 @@ def plan_search(
     scorer: CandidateScorer | None = None,
 ) -> SearchJob:
     """Check the recipe, the settings and the suite. Loads no model."""
-    require_search()
+    require_search(models=[] if scorer else ["torch", "transformers"])
     from sigmerge.merge3.estimate import MIXED
     from sigmerge.merge3.extract import labelled
 
@@ -289,7 +289,6 @@ def _suite(suite: str | None, recipe: Recipe, base: DenseJob) -> CandidateScorer
 
     What the recipe names is looked for beside it.
     """
-    require("Scoring candidates", "models", "torch", "transformers")
     from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Data
     from sigmerge.evaluation.suite import load_suite, nano_suite

@@ -31,9 +31,9 @@ def best(history: Iterable[ScoredGenotype]) -> ScoredGenotype:
     return min(history, key=lambda candidate: (-candidate.estimate, candidate.index))
 
 
-def require_search() -> None:
+def require_search(**also: Sequence[str]) -> None:
     """Raise MissingExtra where a library of the search is not installed. Loads none."""
-    require("The search", "search", "scipy", "pymoo")
+    require("The search", tune=["scipy", "pymoo"], **also)
 
 
 Evaluate = Callable[[int, Sequence[Genotype]], Sequence[ScoredGenotype]]

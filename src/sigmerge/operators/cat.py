@@ -172,7 +172,7 @@ def removal_basis(
 def _top(apply: Trim, size: int, rank: int, algebra: Algebra) -> tuple[Array, Array, float]:
     """The largest algebraic eigenpairs in memory, ascending, and the largest |eigenvalue|."""
     if size > max(algebra.dense, rank + 1):
-        require("CAT of wide layers", "models", "scipy")
+        require("CAT of wide layers", models=["scipy"])
         from scipy.sparse.linalg import ArpackNoConvergence
 
         try:

@@ -64,7 +64,7 @@ def tokenizer_of(folder: Path, trust: bool = False) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise MissingExtra("transformers", "models", "A capture pass") from error
+        raise MissingExtra("A capture pass", ["transformers"], ["models"]) from error
     with loading(folder, "its tokenizer"):
         return AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trust

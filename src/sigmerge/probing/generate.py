@@ -71,9 +71,9 @@ BACKENDS = ("hf", "vllm")
 def require_backend(backend: str) -> None:
     """Raise MissingExtra where the libraries of a backend are not installed."""
     if backend == "vllm":
-        require("The vllm backend", "vllm", "vllm")
+        require("The vllm backend", vllm=["vllm"])
     else:
-        require("Evaluating a checkpoint", "eval", "torch", "transformers")
+        require("Evaluating a checkpoint", models=["torch", "transformers"])
 
 
 ANSWERING = {
@@ -270,7 +270,7 @@ class VllmModel:
             from vllm import LLM, SamplingParams
         except ImportError as error:
             if error.name == "vllm":
-                raise MissingExtra("vllm", "vllm", "The vllm backend") from None
+                raise MissingExtra("The vllm backend", ["vllm"], ["vllm"]) from None
             raise ScoreError(f"vllm is installed, but cannot be imported: {error}") from None
         self.name, self._parameters = str(folder), SamplingParams
         self.engine = LLM(

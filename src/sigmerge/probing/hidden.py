@@ -47,7 +47,7 @@ def probe(
     float32 on the `device`. With `offload_folder`, what does not fit the memory is kept there.
     `progress` is called with (prompts done, prompts in all).
     """
-    require("The representation view", "models", "torch", "transformers")
+    require("The representation view", models=["torch", "transformers"])
     import torch
     from transformers import AutoTokenizer
 

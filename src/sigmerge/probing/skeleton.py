@@ -254,7 +254,7 @@ def _empty_model(folder: Path, trust: bool) -> Any:
         from torch.overrides import TorchFunctionMode
         from transformers import AutoConfig
     except ImportError as error:
-        raise MissingExtra("transformers", "models", "A capture pass") from error
+        raise MissingExtra("A capture pass", ["transformers"], ["models"]) from error
 
     class EmptyIsNowhere(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]

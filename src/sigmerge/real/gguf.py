@@ -100,7 +100,7 @@ def _read(file: Path) -> Any:
         import transformers  # noqa: F401
         from gguf import GGUFReader
     except ImportError as error:
-        raise MissingExtra(error.name or "gguf", "gguf", "Reading a GGUF file") from None
+        raise MissingExtra("Reading a GGUF file", [error.name or "gguf"], ["models"]) from None
     with open_regular(file, "a GGUF file", PoolError) as stream:
         if stream.read(len(_MAGIC)) != _MAGIC:
             raise PoolError(f"{file}: is not a GGUF file; its first bytes are not GGUF.")

@@ -17,7 +17,7 @@ from sigmerge.probing.generate import HfModel, Usage
 from tests.evaluation.data import DATA, needs_data
 from tests.evaluation.tiny import write_tiny
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'sigmerge[eval]'")
+pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'sigmerge-llm[eval]'")
 from lm_eval.api.model import LM
 
 from sigmerge.evaluation.harnesses import lm_eval as harness

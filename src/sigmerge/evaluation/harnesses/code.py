@@ -201,7 +201,7 @@ def _deserialize() -> Any:
     try:
         from evalplus.data.mbpp import mbpp_deserialize_inputs
     except ImportError:
-        raise MissingExtra("evalplus", "eval", "Testing generated programs") from None
+        raise MissingExtra("Testing generated programs", ["evalplus"], ["eval"]) from None
     return mbpp_deserialize_inputs
 
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 import yaml
 from pydantic import Field
 
-from sigmerge.errors import MissingExtra, ScoreError
+from sigmerge.errors import MissingExtra, ScoreError, install
 from sigmerge.evaluation.answers import MetricValue, Scored
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer
 from sigmerge.evaluation.costs import ItemCost, tokens
@@ -92,7 +92,7 @@ def harness_version() -> str:
     try:
         return version("lm-eval")
     except PackageNotFoundError:
-        raise MissingExtra("lm-eval", "eval", "An lm_eval benchmark") from None
+        raise MissingExtra("An lm_eval benchmark", ["lm-eval"], ["eval"]) from None
 
 
 def provide_punkt() -> None:
@@ -114,7 +114,7 @@ def provide_punkt() -> None:
     if not (root / "nltk_cache/tokenizers/punkt_tab/english").is_dir():
         raise ScoreError(
             "IFEval's sentence splitter needs nltk's punkt_tab, which is not installed. Install "
-            "it with: pip install 'sigmerge[eval]', or python -m nltk.downloader punkt_tab"
+            f"it with: {install('eval')}, or python -m nltk.downloader punkt_tab"
         )
     nltk.data.path.append(str(root / "nltk_cache"))
 
