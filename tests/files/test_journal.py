@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sigmerge.errors import OutputError, PoolError
+from sigmerge.errors import OutputError
 from sigmerge.files.journal import Journal, as_line, continues
 
 
@@ -146,10 +146,3 @@ def test_what_a_full_disk_took_of_a_line_is_cut_off(
         monkeypatch.undo()
         journal.append({"n": 1})
     assert (tmp_path / "j").read_bytes() == written({}, {"n": 1})
-
-
-def test_a_command_may_write_what_it_names_while_a_journal_is_written(tmp_path: Path) -> None:
-    with Journal(tmp_path / "j", {"scorer": "a", "inputs": [1]}) as journal:
-        journal.check_same({"scorer": "b", "inputs": [1]})
-        with pytest.raises(PoolError, match="changed meanwhile: inputs"):
-            journal.check_same({"scorer": "a", "inputs": [2]})

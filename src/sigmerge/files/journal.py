@@ -1,4 +1,7 @@
-"""A file of JSON lines that survives a kill: what is recorded in it is not done again."""
+"""A file of JSON lines that survives a kill, beside a partial result or an upload.
+
+What is recorded in it is not done again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from sigmerge.errors import OutputError, PoolError
+from sigmerge.errors import OutputError
 from sigmerge.files.checksums import CHECKSUM, sealed
 from sigmerge.files.documents import LARGEST_DOCUMENT
 from sigmerge.files.locks import only_writer
@@ -38,7 +41,7 @@ class Journal:
     Opening a file with the same header puts the records of an interrupted run into `records`. A
     line that is unfinished or not as it was written is cut off with all that follow it. If `kinds`
     are given, every record must have the keys of one of them. `what` names the work in errors, for
-    example "search". Records survive a power cut if they are `durable`; without that they survive
+    example "upload". Records survive a power cut if they are `durable`; without that they survive
     the end of the process.
     """
 
@@ -58,7 +61,6 @@ class Journal:
             self._stack.enter_context(only_writer(lock, f"{file}: another {what} is writing it."))
             self._handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o644)
             self._stack.callback(os.close, self._handle)
-            self._header = header
             self.records = self._read(header)
         except BaseException:
             self._stack.close()
@@ -69,18 +71,6 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    def check_same(self, header: dict[str, Any]) -> None:
-        """Stop if the work is another one than that which the records are of.
-
-        But for the scorer: a command may write files that it names.
-        """
-        keys = [key for key in header if header[key] != self._header[key] and key != "scorer"]
-        if keys:
-            raise PoolError(
-                f"{self.file}: what this {self._what} is made of changed meanwhile: "
-                f"{', '.join(keys)}. Nothing is published; start over when they change no more."
-            )
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record; it is on the disk when this returns."""
