@@ -195,7 +195,7 @@ def test_every_plot_is_drawn(browser: Browser, demo: Path, deep: Path, width: in
                 marks: extent.filter(b => b.width > 0 && b.height > 0).length,
                 all: extent.length, outside: outside.map(t => t.textContent)};
       })"""
-    for page, plots in ((demo, 10), (deep, 9)):
+    for page, plots in ((demo, 12), (deep, 11)):
         browser.open(page, width=width)
         for _ in browser.tabs() if page is demo else [""]:
             drawn = browser.js(script)
@@ -209,7 +209,7 @@ def test_every_plot_is_drawn(browser: Browser, demo: Path, deep: Path, width: in
 def test_hover_shows_the_exact_value(browser: Browser, demo: Path):
     browser.open(demo)
     plots = browser.driver.find_elements("css selector", "#run-1 svg.plot, .overview svg.plot")
-    assert len(plots) == 10
+    assert len(plots) == 12
     for plot in plots:
         mark = plot.find_elements("css selector", "[data-tip]")[-1]
         told = mark.get_attribute("data-tip").replace("\t", "\n").split("\n")

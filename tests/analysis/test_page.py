@@ -315,5 +315,5 @@ def test_page_is_small_and_the_same_every_time(tmp_path):
 
 def test_missing_jinja_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingExtra, match=r"sigmerge\[report\]"):
+    with pytest.raises(MissingExtra, match=r"pip install 'sigmerge-llm\[report\]'"):
         render([PageRun("linear")])

@@ -502,24 +502,27 @@ def test_a_name_that_no_folder_can_have_is_an_error_of_the_output(
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_without_a_home_commands_work_or_say_what_to_set(
+def test_without_a_home_commands_work_and_a_path_behind_one_says_what_to_set(
     shared: PoolOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container that runs as a user whom nobody knows."""
-    from sigmerge.files import cache, objects
+    from sigmerge.files import cache
 
     def nobody(*_: Any) -> None:
         raise KeyError
 
-    recipe = shared.write(shared.recipe("linear"))
-    monkeypatch.delenv("HOME")
+    recipe, behind = repaired(shared), tmp_path / "behind.yaml"
+    behind.write_text(recipe.read_text().replace("scores.json", "~/scores.json"))
+    for name in ("HOME", "XDG_CACHE_HOME", "SIGMERGE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", nobody)
-    assert command("merge", recipe, tmp_path / "out").code == 0
-    monkeypatch.delenv("SIGMERGE_CACHE")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    for known in (cache._users, objects._real):
-        known.cache_clear()
-    ran = command("merge", recipe, tmp_path / "other")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    cache._users.cache_clear()
+    try:
+        assert command("run", recipe, tmp_path / "out").code == 0
+        ran = command("run", behind, tmp_path / "other")
+    finally:
+        cache._users.cache_clear()
     assert ran.code == 2 and "no home folder is known" in ran.err, ran
     assert "set HOME, or SIGMERGE_CACHE" in ran.err
 

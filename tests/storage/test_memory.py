@@ -197,7 +197,7 @@ def test_what_is_an_address(name: str | Path, found: str | None) -> None:
 
 def test_without_fsspec_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
-    with pytest.raises(MissingExtra, match=r"sigmerge\[storage\]"):
+    with pytest.raises(MissingExtra, match=r"pip install 'sigmerge-llm\[storage\]'"):
         objects.RemoteFile("s3://bucket/x", 1, "").read(0, 1)
 
 
