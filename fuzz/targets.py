@@ -31,7 +31,6 @@ from sigmerge.checkpoints.statistics import (
     block_file,
     write_block,
 )
-from sigmerge.checkpoints.verify import verify_result
 from sigmerge.checkpoints.writer import Output, plan_layout
 from sigmerge.errors import SigmergeError
 from sigmerge.evaluation import splits
@@ -155,7 +154,7 @@ def _measurable(folder: Path) -> None:
 def _merge(folder: Path, recipe: str = "recipe.yaml") -> None:
     out = folder / "out"
     api.merge(folder / recipe, out, threads=1)
-    report = verify_result(out, None, None)
+    (report,) = api.verify(out)
     assert not [f for f in report.findings if f.check in ("headers", "numbers")], report.findings
     for file in out.rglob("*"):
         assert not file.is_symlink() and (file.is_dir() or SECRET not in file.read_bytes()), file
@@ -255,6 +254,7 @@ def _answers(folder: Path) -> None:
     (folder / "probe.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ids = {"calibration": ["1"], "evaluation": ["2"], "drawn": ["1"]}
     mark = {"domain": "math", "records": 2, "complete": True, **ids,
+            "sums": {"1": "0" * 64, "2": "1" * 64},
             "sources": {"all": {"records": 2, "sha256": "0" * 64}}}  # fmt: skip
     totals = {"records": 2, "calibration": 1, "evaluation": 1, "drawn": 1}
     split = {"suite": "s", "seed": 0, "totals": totals, "benchmarks": {"b": mark}, "sha256": "0"}

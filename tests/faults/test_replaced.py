@@ -18,6 +18,7 @@ from sigmerge.errors import OutputError, PoolError
 from sigmerge.files.exchange import exchange
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.pools import PoolInputs
+from sigmerge.results import SearchResult
 from tests.command_line import refused
 from tests.command_line import sigmerge as command
 from tests.faults.test_commands import (
@@ -84,20 +85,19 @@ def test_stopped_after_a_result_was_exchanged_for_an_older_one(
 
 
 @pytest.mark.parametrize("damage", ["model.safetensors", "sigmerge/recipe.yaml", "foreign.py"])
-def test_a_winner_that_is_damaged_while_it_is_tested_is_not_published(
-    shared: PoolOnDisk, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+def test_a_winner_that_is_damaged_before_it_is_published_is_not_published(
+    shared: PoolOnDisk, tmp_path: Path, damage: str
 ) -> None:
-    from sigmerge.jobs.search import _Search
+    """It is tested before it is stored; what is stored waits for the record of the search."""
+    out, write = tmp_path / "out", SearchResult.write
 
-    out, test = tmp_path / "out", _Search.test
-
-    def damaged(self: _Search, *given: Any) -> Any:
-        with (tmp_path / ".out.search/winner" / damage).open("ab") as file:
-            file.write(b"\n# evil\n")
-        return test(self, *given)
+    def damaged(self: SearchResult, file: Path) -> None:
+        with (tmp_path / ".out.search/winner" / damage).open("ab") as stream:
+            stream.write(b"\n# evil\n")
+        write(self, file)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Search, "test", damaged)
+        patch.setattr(SearchResult, "write", damaged)
         with pytest.raises(OutputError, match="is not what was written"):
             searched(shared, out, Options(threads=1))
     assert not out.exists()
@@ -149,12 +149,16 @@ def test_a_configuration_that_changes_while_checkpoints_are_scored_stops_the_rep
 def test_a_tokenizer_that_goes_while_checkpoints_are_scored_stops_the_repair(
     tmp_path: Path, section: dict[str, object]
 ) -> None:
-    """The result has the anchor's own: it would have none, and its record would agree."""
+    """The result has the anchor's own: it would have none, and its record would agree.
+
+    A score is shown links; that it removes one of these changes nothing.
+    """
     pool, anchor = make_pool(tmp_path / "pool", layers=1, tokenizer=True), tmp_path / "anchor"
     sigmerge.merge(pool.recipe("ties"), anchor)
 
     def score(folder: Path) -> dict[str, float]:
         (folder / "tokenizer.json").unlink(missing_ok=True)
+        (anchor / "tokenizer.json").unlink(missing_ok=True)
         return dict.fromkeys(SCORES["anchor"], 0.5)
 
     recipe = pool.recipe("ties", repair=section)

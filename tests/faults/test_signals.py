@@ -253,6 +253,10 @@ WRONG: dict[str, tuple[int, str]] = {
     "diff": (3, "diff anchor occupied"),
     "nano train": (2, "nano train"),
     "nano verify": (3, "nano verify occupied"),
+    "cache list": (4, "cache list --pool missing"),
+    "cache verify": (4, "cache verify --pool missing"),
+    "cache prune": (4, "cache prune --older-than soon"),
+    "cache clear": (4, "cache clear --pool missing"),
     "real data": (5, "real data occupied out"),
     "real train": (3, "real train missing occupied out"),
 }

@@ -585,8 +585,8 @@ def test_all_of_a_kept_anchor_is_compared(pool: PoolOnDisk, tmp_path: Path) -> N
     sigmerge.merge(pool.recipe("linear"), tmp_path / "anchor")
 
     def worse(folder: Path) -> dict[str, float]:
-        return dict.fromkeys(DOMAINS, 0.9 if folder in pool.experts.values() else
-                             0.5 if folder == tmp_path / "anchor" else 0.1)  # fmt: skip
+        return dict.fromkeys(DOMAINS, 0.9 if folder.name in pool.experts else
+                             0.5 if folder.name == "anchor" else 0.1)  # fmt: skip
 
     recipe = pool.recipe("linear", repair={"guard": "keep_anchor"})
     kept = sigmerge.repair(recipe, tmp_path / "out", anchor=tmp_path / "anchor", score=worse)

@@ -112,6 +112,7 @@ def measure_profile(
     recipe: Recipe, pool: Pool, options: Options, *, again: bool = False
 ) -> MeasuredViews:
     """The views of a pool. What was kept of an earlier pass is taken, unless it is made `again`."""
+    _ = options.cluster  # one that lacks something says so before anything is hashed
     coordinates = np.array([sum(site.size for site in block) for block in block_sites(pool)])
     views = _weight_views(pool, options, again)
     probe = recipe.repair.probe if recipe.repair else None
