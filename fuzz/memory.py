@@ -6,8 +6,10 @@ A scenario is a pool, its recipes, a suite, the programs that score it, and a ca
 Before each run of a command something changes by chance: weights, a configuration, a tokenizer, a
 program or a file that it reads, exemplars, records, settings of a recipe or a suite, the version of
 a library or the package's own code, or bytes of the cache. States come back, so that old entries
-would be found under a wrong key. Some runs are killed first. Each result is compared with that of
-the same command with an empty cache: there must be no difference.
+would be found under a wrong key. Some runs are killed first, and what they leave beside the output
+stays; often something changes once more before the same command runs again. Each result is compared
+with that of the same command with an empty cache and nothing beside its output: there must be no
+difference.
 
 A run is a fork of this process, which has everything loaded.
 """
@@ -35,6 +37,7 @@ from tests.evaluation.tiny import write_tiny
 from fuzz.kills import TIMES, bytes_of
 from sigmerge import kept
 from sigmerge.cli.main import main as sigmerge
+from sigmerge.files.regular import remove
 from sigmerge.files.scratch import remove_stale
 
 VARIANTS = 3
@@ -197,6 +200,10 @@ CHANGES: dict[str, Callable[[Scenario, int], None]] = {
 }
 DECIDES_NOTHING = ("a library", "own code")
 """A run only says that they are others; what it computes stays."""
+LAST = {"run": "run.json", "tune": "tune.json"}
+"""The last file of commands that write into their output as they go."""
+NAMES_THEM = ("captures",)
+"""Commands whose plan names the keys of what they read, in which both are."""
 COMMANDS: dict[str, tuple[str, ...]] = {
     "run": ("run", "repair.yaml", "OUT"),
     "repair": ("merge", "repair.yaml", "OUT"),
@@ -257,6 +264,9 @@ class Campaign:
         self.counts[change] += 1
         if kill and self._killed(name):
             self.counts["kills"] += 1
+            if self.rng.random() < 0.5:
+                change = self._change()
+                self.counts[change] += 1
         with_cache = self._result(name, self.root / "cache", "out")
         without = self._wanted(name)
         if with_cache != without:
@@ -267,13 +277,14 @@ class Campaign:
 
     def _wanted(self, name: str) -> dict[str, Any]:
         """What a command finds with an empty cache, run once for each state that decides it."""
-        decides = tuple(v for key, v in self.now.state.items() if key not in DECIDES_NOTHING)
+        out = () if name in NAMES_THEM else DECIDES_NOTHING
+        decides = tuple(v for key, v in self.now.state.items() if key not in out)
         if (name, decides) not in self.known:
             empty = self.root / "empty"
             shutil.rmtree(empty, ignore_errors=True)
-            self._hide_beside()
+            hidden = self._hide_beside()
             self.known[name, decides] = self._result(name, empty, "out")
-            self._show_beside()
+            self._show_beside(hidden)
         return self.known[name, decides]
 
     def _change(self) -> str:
@@ -288,24 +299,33 @@ class Campaign:
         self.now.set(name, int(self.rng.integers(VARIANTS)))
         return name
 
-    def _hide_beside(self) -> None:
-        for place in (self.now.pool, self.now.root):
-            if (place / kept.BESIDE).exists():
-                (place / kept.BESIDE).rename(self.root / f"hidden-{place.name}")
+    def _beside(self) -> list[Path]:
+        """What lies beside the pool's members, and what an unfinished command left."""
+        folders = [self.now.pool / kept.BESIDE, self.now.root / kept.BESIDE, self.now.root / "out"]
+        return [*filter(Path.exists, folders), *self.now.root.glob(".out.*")]
 
-    def _show_beside(self) -> None:
-        for place in (self.now.pool, self.now.root):
-            shutil.rmtree(place / kept.BESIDE, ignore_errors=True)
-            if (hidden := self.root / f"hidden-{place.name}").exists():
-                hidden.rename(place / kept.BESIDE)
+    def _hide_beside(self) -> dict[Path, Path]:
+        """Move it away; from where to where."""
+        hidden = {place: self.root / f"hidden-{i}" for i, place in enumerate(self._beside())}
+        for place, to in hidden.items():
+            place.rename(to)
+        return hidden
+
+    def _show_beside(self, hidden: dict[Path, Path]) -> None:
+        for place in self._beside():
+            remove(place)
+        for place, to in hidden.items():
+            to.rename(place)
 
     def _killed(self, name: str) -> bool:
         """Run a command and kill it at a moment by chance; whether it was still at work."""
-        made = self._fork(name, self.root / "cache", "killed")
+        made = self._fork(name, self.root / "cache", "out")
         time.sleep(float(self.rng.random()) * 0.6)
         os.kill(made, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(made, 0)[1])
-        shutil.rmtree(self.now.root / "killed", ignore_errors=True)
+        out, last = self.now.root / "out", LAST.get(name)
+        if last is None or (out / last).exists():  # finished: the next run would refuse it
+            shutil.rmtree(out, ignore_errors=True)
         return code == -signal.SIGKILL
 
     def _result(self, name: str, cache: Path, out: str) -> dict[str, Any]:
@@ -320,7 +340,7 @@ class Campaign:
             result["said"] = (self.root / "errors.txt").read_text()
         if folder.exists():
             result |= bytes_of(folder)
-            for record in ("tune.json", "run.json"):
+            for record in LAST.values():
                 if (file := folder / record).exists():
                     result[record] = _lasting(json.loads(file.read_text()))
             shutil.rmtree(folder)
