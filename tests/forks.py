@@ -6,6 +6,7 @@ with processes of its own.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -65,6 +66,9 @@ def command(*words: object) -> None:
 def _work(work: Callable[[], object], said: Sequence[IO[bytes]]) -> NoReturn:
     code = 1
     try:
+        # What the parent leaves to the collector is the parent's: destroyed here, a client of Ray's
+        # waits for threads that only the parent has, and crashes.
+        gc.freeze()
         os.setsid()
         for number, (name, file) in enumerate(zip(("stdout", "stderr"), said, strict=True), 1):
             os.dup2(file.fileno(), number)

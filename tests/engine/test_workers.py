@@ -6,6 +6,8 @@ import sys
 import threading
 import time
 
+import pytest
+
 from sigmerge.engine.workers import Workers
 from sigmerge.kept import _reusing, reusing
 
@@ -32,6 +34,23 @@ def test_work_that_is_given_up_leaves_no_thread_waiting() -> None:
     thread.start()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_no_driver_outlives_the_team() -> None:
+    """A loop over `overlap` fails, and its traceback keeps the generator: nobody closes it."""
+    over, late = threading.Event(), []
+
+    def block(number: int) -> int:
+        time.sleep(0.3 if number else 0)
+        late.append(over.is_set())
+        return number
+
+    with pytest.raises(ZeroDivisionError), Workers(2) as workers:
+        done = workers.overlap(block, range(2))
+        for number in done:
+            1 / number
+    over.set()
+    assert late == [False, False]
 
 
 def test_no_more_items_are_at_work_than_are_asked_for() -> None:

@@ -5,6 +5,7 @@ Also the exit status of every command, in success and on wrong input.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -77,6 +78,23 @@ def run(folder: Path, words: str, out: Path, *stop: str) -> Ran:
         command(*words.format(out=out).split())
 
     return forked(work)
+
+
+def test_a_fork_destroys_nothing_of_its_parent() -> None:
+    """As a client of Ray's, which does not survive it: SIGSEGV in place of the command's end."""
+
+    parent = os.getpid()
+
+    class Client:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            if os.getpid() != parent:
+                os._exit(11)
+
+    Client()
+    assert forked(gc.collect).code == 0
 
 
 LOADS_MODELS = {"search": "SIGINT", "capture": "SIGTERM"}

@@ -46,6 +46,7 @@ class Workers:
             if self.threads > 1
             else None
         )
+        self._drivers: list[ThreadPoolExecutor] = []
         self._stopped = False
 
     def __enter__(self) -> Workers:
@@ -54,8 +55,10 @@ class Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
+        """No thread is at work afterwards: what they read and write may be closed."""
+        self._stopped = True
+        for threads in [self._pool, *self._drivers] if self._pool else []:
+            threads.shutdown(cancel_futures=True)
         sys.setswitchinterval(self._switch)
         self._limits.restore_original_limits()
 
@@ -91,7 +94,9 @@ class Workers:
             yield from map(function, items)
             return
         waiting: deque[Future[_Result]] = deque()
-        with ThreadPoolExecutor(most, initializer=_enter, initargs=(copy_context(),)) as drivers:
+        drivers = ThreadPoolExecutor(most, initializer=_enter, initargs=(copy_context(),))
+        self._drivers.append(drivers)  # of a loop that fails, this generator may not be told
+        with drivers:
             try:
                 for item in items:
                     waiting.append(drivers.submit(function, item))
