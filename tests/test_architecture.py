@@ -156,6 +156,14 @@ MAY_OPEN_THE_CACHE = {
 }
 
 
+def test_modules_are_imported_by_name_from_two_tables() -> None:
+    """The digest of code follows import statements and tables of "module:class", and no more."""
+    dynamic = ("importlib.import_module",)
+    found = {f for f in FILES for name in imports(f) if within(name, dynamic)}
+    tables = {"operators/table.py", "evaluation/harness_table.py", "__init__.py"}
+    assert {file.relative_to(ROOT).as_posix() for file in found} == tables
+
+
 def test_only_one_memory_opens_the_cache() -> None:
     """What is kept between runs goes through `kept`; all else here has another reason."""
     functions = "cache_place|cache_folder|keep_json|kept_json|write_note"

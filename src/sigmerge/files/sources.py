@@ -30,6 +30,8 @@ _IMPORT = re.compile(
     r"|import[ \t]+(sigmerge[\w.]*))",
     re.MULTILINE,
 )
+_NAMED = re.compile(r'"(sigmerge(?:\.\w+)+):\w+"')
+"""What a table imports by its name: "module:class"."""
 _TYPES_ONLY = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)*", re.MULTILINE)
 
 
@@ -68,13 +70,14 @@ def _closure(module: str) -> set[str]:
 
 @cache
 def _imported(module: str) -> frozenset[str]:
-    """The modules of this package that a module's source names, also inside functions."""
+    """The modules of this package that a source names, also inside functions and tables."""
     file = _file_of(module)
     assert file is not None
     found = {module.rpartition(".")[0] or module}
     if not module.count("."):  # the package itself names all, for its users
         return frozenset()
     text = _TYPES_ONLY.sub("", file.read_text(encoding="utf-8"))
+    found |= {*_NAMED.findall(text)}
     for origin, names, plain in _IMPORT.findall(text):
         found.add(origin or plain)
         for name in re.findall(r"\w+", re.sub(r"\bas\s+\w+", "", names)):
