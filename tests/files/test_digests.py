@@ -11,8 +11,7 @@ import pytest
 from blake3 import blake3
 
 from sigmerge.errors import PoolError
-from sigmerge.files import apart, cache, digests
-from sigmerge.files.apart import leaf_digests
+from sigmerge.files import cache, digests
 from sigmerge.files.digests import (
     file_digests,
     rehashing,
@@ -181,7 +180,7 @@ def tree_of(content: bytes, leaf: int, prefix: str = "4MiB-blake3:") -> str:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "RUN_BYTES", 12)
     monkeypatch.setattr(digests, "LEAF", 4)
-    monkeypatch.setattr(apart, "_BUFFER", 3)
+    monkeypatch.setattr(digests, "_BUFFER", 3)
 
 
 @pytest.mark.usefixtures("small")
@@ -209,7 +208,7 @@ def test_of_a_file_that_became_shorter_what_is_left_is_hashed(file: Path) -> Non
     file.write_bytes(bytes(range(10)))
     rule = digests.leaf_rule(24)
     with file.open("rb") as stream:
-        found = leaf_digests(stream.fileno(), 0, 12, *rule)
+        found = digests.leaf_digests(stream.fileno(), 0, 12, rule)
     leaves = (bytes(range(4)), bytes(range(4, 8)), bytes(range(8, 10)))
     assert found == b"".join(blake3(leaf).digest() for leaf in leaves)
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from sigmerge.errors import PoolError, SigmergeError
-from sigmerge.files.apart import Apart, leaf_digests
 from sigmerge.files.cache import cache_place, keep_json, kept_json
 from sigmerge.files.objects import RemoteFile, remote_file
 from sigmerge.files.regular import open_regular
@@ -33,8 +32,8 @@ RUN_BYTES, LEAF = 1 << 26, 1 << 22
 TREE = "4MiB-blake3:"
 """How a digest of a long file begins."""
 
-APART_FROM = 16
-"""Runs that are worth processes of their own."""
+_BUFFER = 1 << 20
+"""Bytes that are read at a time: caches hold them until they are hashed."""
 _REQUEST = 16 << 20
 """Bytes of a remote file that are requested at a time."""
 
@@ -117,13 +116,34 @@ def by_leaf(begin: int, data: memoryview, leaf: int) -> Iterator[tuple[int, memo
         at = stop
 
 
+def leaf_digests(
+    descriptor: int,
+    begin: int,
+    end: int,
+    rule: LeafRule,
+    progress: Callable[[int], None] | None = None,
+) -> bytes:
+    """The digest of each leaf between two positions of a file, as far as the file goes."""
+    buffer = memoryview(bytearray(min(_BUFFER, end - begin)))
+    found = []
+    for start in range(begin, max(end, begin + 1), rule.size):
+        value, at, stop = rule.hasher(), start, min(start + rule.size, end)
+        while count := os.preadv(descriptor, [buffer[: stop - at]], at):
+            value.update(buffer[:count])
+            at += count
+            if progress:
+                progress(count)
+        found.append(value.digest())
+    return b"".join(found)
+
+
 def digest_now(file: Path) -> str:
     """The digest of a file, which is read."""
     with file.open("rb") as stream:
         handle = stream.fileno()
         size = os.fstat(handle).st_size
         runs = [(at, min(at + RUN_BYTES, size)) for at in range(0, max(size, 1), RUN_BYTES)]
-        return combined(leaf_digests(handle, *run, *leaf_rule(size)) for run in runs)
+        return combined(leaf_digests(handle, *run, leaf_rule(size)) for run in runs)
 
 
 def file_digests(
@@ -148,14 +168,12 @@ def file_digests(
         if known[file] is None
         for begin in range(0, max(todo[file].size, 1), max(RUN_BYTES, todo[file].rule.size))
     ]
-    worth = len(runs) >= APART_FROM
 
     def digest(run: tuple[_File, int]) -> tuple[Path, bytes, bool]:
-        hashing = apart.leaf_digests if worth else leaf_digests
-        return run[0].file, *(_passed(*run, passed) or _hashed(*run, hashing, progress, error))
+        return run[0].file, *(_passed(*run, passed) or _hashed(*run, progress, error))
 
     found: dict[Path, list[tuple[bytes, bool]]] = {}
-    with Apart() as apart, ThreadPoolExecutor(max(1, threads)) as pool:
+    with ThreadPoolExecutor(max(1, threads)) as pool:
         for file, value, settled in pool.map(digest, runs):
             found.setdefault(file, []).append((value, settled))
     for file, parts in found.items():
@@ -207,7 +225,6 @@ def _known(one: _File, memory: dict[str, str] | None) -> str | None:
 def _hashed(
     one: _File,
     begin: int,
-    hashing: Callable[..., bytes],
     progress: Callable[[int], None] | None,
     error: type[SigmergeError],
 ) -> tuple[bytes, bool]:
@@ -216,8 +233,7 @@ def _hashed(
     if one.remote:
         return _hashed_remote(one.remote, begin, end, one.rule, progress)
     with open_regular(one.file, "a file to hash", error) as stream:
-        leaves = hashing if one.size > RUN_BYTES else leaf_digests  # a short file has SHA-256
-        value = leaves(stream.fileno(), begin, end, *one.rule, progress)
+        value = leaf_digests(stream.fileno(), begin, end, one.rule, progress)
         same = _identity(one.file.resolve(), os.fstat(stream.fileno())) == one.key
     return value, same
 
