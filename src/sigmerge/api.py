@@ -1,6 +1,6 @@
 """The verbs of the command line as functions: `sigmerge.merge(recipe, out)`, ….
 
-A recipe is a YAML file, a mapping, or what `load_recipe` returned. Every verb takes the fields of
+A recipe is a YAML file, a mapping, or a `Recipe`. Every verb takes the fields of
 `Options` as keywords (threads=4, overwrite=True, …) and shows a progress bar on a terminal and in a
 notebook; pass `progress=` to replace it. Results are objects with attributes, which a notebook
 displays as tables and figures; `as_json()` gives plain values.
@@ -9,8 +9,8 @@ displays as tables and figures; `as_json()` gives plain values.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import replace
+from functools import wraps
+from inspect import CO_VARKEYWORDS
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Un
 from sigmerge.checkpoints.remote import place_of, target
 from sigmerge.errors import RecipeError
 from sigmerge.jobs.options import Description, Keywords, Options
-from sigmerge.progress import shown
+from sigmerge.progress import shown, silent
 from sigmerge.recipe import Recipe, load_recipe
 from sigmerge.words import shown as named
 from sigmerge.words import unknown
@@ -48,25 +48,50 @@ if TYPE_CHECKING:
 
 RecipeLike = Recipe | str | PathLike[str] | Mapping[str, Any]
 PathName = str | PathLike[str]
-_Made = TypeVar("_Made")
+Made = TypeVar("Made")
+Given = ParamSpec("Given")
 _MadeHere = TypeVar("_MadeHere", covariant=True)
-_Given = ParamSpec("_Given")
-_DESCRIBING: ContextVar[bool] = ContextVar("describing", default=False)
 
 
-class _Job(Protocol[_MadeHere]):
+class Job(Protocol[_MadeHere]):
     def describe(self) -> Description: ...
     def run(self) -> _MadeHere: ...
 
 
-class _Described(Exception):
-    """Carries the description of a job out of its verb."""
+class Verb(Protocol[Given, _MadeHere]):
+    """A verb: called, it does its job; `plan`, called alike, says what the job would do."""
 
-    def __init__(self, description: Description) -> None:
-        self.description = description
+    def __call__(self, *given: Given.args, **how: Given.kwargs) -> _MadeHere: ...
+
+    def plan(self, *given: Given.args, **how: Given.kwargs) -> Description:
+        """What the call would do: its steps, bytes, memory and evaluation calls.
+
+        Everything is checked that can be checked before a tensor is read; nothing is written.
+        """
 
 
-def merge(recipe: RecipeLike, out: PathName, **how: Unpack[Keywords]) -> Merged:
+def verb(job: Callable[Given, Job[Made]]) -> Verb[Given, Made]:
+    """The verb that does the job which a function describes, with a progress bar."""
+    reports = bool(job.__code__.co_flags & CO_VARKEYWORDS) or "progress" in (
+        job.__kwdefaults__ or ()
+    )
+
+    @wraps(job)
+    def call(*given: Given.args, **how: Given.kwargs) -> Made:
+        if not reports:
+            return job(*given, **how).run()
+        with shown(how.get("progress")) as bar:  # type: ignore[arg-type]
+            return job(*given, **{**how, "progress": bar}).run()  # type: ignore[arg-type]
+
+    def plan(*given: Given.args, **how: Given.kwargs) -> Description:
+        return job(*given, **how).describe()
+
+    call.plan = plan  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+@verb
+def merge(recipe: RecipeLike, out: PathName, **how: Unpack[Keywords]) -> Job[Merged]:
     """Merge as the recipe says into a new folder; repair it if the recipe has a repair: section."""
     from sigmerge.jobs.merge import MergeJob
     from sigmerge.recipe.documents import several
@@ -75,10 +100,13 @@ def merge(recipe: RecipeLike, out: PathName, **how: Unpack[Keywords]) -> Merged:
         raise RecipeError(
             f"{recipe}: holds several recipes; sigmerge.merge_several(file, out) merges each."
         )
-    return _with_progress(how, lambda o: _done(MergeJob(_recipe(recipe), target(out), o)))
+    return MergeJob(_recipe(recipe), target(out), _options(how))
 
 
-def merge_several(file: PathName, out: PathName, **how: Unpack[Keywords]) -> tuple[Merged, ...]:
+@verb
+def merge_several(
+    file: PathName, out: PathName, **how: Unpack[Keywords]
+) -> Job[tuple[Merged, ...]]:
     """Merge every recipe of a file of several, each into the folder of its name in `out`.
 
     The results come in the order in which they were made: one may merge what another made.
@@ -90,37 +118,40 @@ def merge_several(file: PathName, out: PathName, **how: Unpack[Keywords]) -> tup
     if not several(place):
         raise RecipeError(f"{file}: holds one recipe; sigmerge.merge(file, out) merges it.")
     strict = how.get("strict", False)
-    return _with_progress(how, lambda o: _done(SeveralJob(place, Path(out), o, strict=strict)))
+    return SeveralJob(place, Path(out), _options(how), strict=strict)
 
 
+@verb
 def capture(
     recipe: RecipeLike,
     *,
     experts: Sequence[str] = (),
     out: PathName | None = None,
     **how: Unpack[Keywords],
-) -> Captures:
+) -> Job[Captures]:
     """Measure the statistics that the recipe's operator needs, of these experts or all."""
     from sigmerge.jobs.capture import CaptureJob
 
     folder = Path(out) if out is not None else None
-    return _with_progress(how, lambda o: _done(CaptureJob(_recipe(recipe), o, experts, folder)))
+    return CaptureJob(_recipe(recipe), _options(how), experts, folder)
 
 
-def profile(recipe: RecipeLike, **how: Unpack[Keywords]) -> Profile:
+@verb
+def profile(recipe: RecipeLike, **how: Unpack[Keywords]) -> Job[Profile]:
     """Measure views, conflict and capacity per layer of the recipe's pool."""
     from sigmerge.jobs.profile import ProfileJob
 
-    return _with_progress(how, lambda o: _done(ProfileJob(_recipe(recipe), o)))
+    return ProfileJob(_recipe(recipe), _options(how))
 
 
+@verb
 def deficits(
     recipe: RecipeLike,
     *,
     anchor: PathName | None = None,
     score: ScoreFunction | None = None,
     **how: Unpack[Keywords],
-) -> Deficits:
+) -> Job[Deficits]:
     """Measure what a stored anchor lost on every domain, and the shares that gives.
 
     `score` is a callable from a checkpoint folder to {domain: fraction}.
@@ -128,9 +159,10 @@ def deficits(
     from sigmerge.jobs.repair import DeficitsJob
 
     stored = place_of(anchor) if anchor is not None else None
-    return _with_progress(how, lambda o: _done(DeficitsJob(_recipe(recipe), o, stored, score)))
+    return DeficitsJob(_recipe(recipe), _options(how), stored, score)
 
 
+@verb
 def repair(
     recipe: RecipeLike,
     out: PathName,
@@ -138,7 +170,7 @@ def repair(
     anchor: PathName | None = None,
     score: ScoreFunction | None = None,
     **how: Unpack[Keywords],
-) -> Merged:
+) -> Job[Merged]:
     """Repair a stored anchor as the recipe's repair: section says, into a new folder.
 
     `score` is a callable from a checkpoint folder to {domain: fraction}; it replaces the recipe's
@@ -147,34 +179,35 @@ def repair(
     from sigmerge.jobs.repair import RepairJob
 
     stored = place_of(anchor) if anchor is not None else None
-    return _with_progress(
-        how, lambda o: _done(RepairJob(_recipe(recipe), target(out), o, stored, score))
-    )
+    return RepairJob(_recipe(recipe), target(out), _options(how), stored, score)
 
 
+@verb
 def replay(
     plan: PathName, out: PathName, *, anchor: PathName | None = None, **how: Unpack[Keywords]
-) -> Merged:
+) -> Job[Merged]:
     """Make the repair of a plan.json again, byte for byte. It needs no scores and no probe."""
     from sigmerge.jobs.replay import ReplayJob
 
     stored = place_of(anchor) if anchor is not None else None
-    return _with_progress(how, lambda o: _done(ReplayJob(Path(plan), target(out), o, stored)))
+    return ReplayJob(Path(plan), target(out), _options(how), stored)
 
 
+@verb
 def run(
     recipe: RecipeLike,
     out: PathName,
     *,
     score: ScoreFunction | None = None,
     **how: Unpack[Keywords],
-) -> RunResult:
+) -> Job[RunResult]:
     """Merge, score, repair, score again and write a page, in a folder of its own."""
     from sigmerge.jobs.run import RunJob
 
-    return _with_progress(how, lambda o: _done(RunJob(_recipe(recipe), Path(out), o, score)))
+    return RunJob(_recipe(recipe), Path(out), _options(how), score)
 
 
+@verb
 def search(
     recipe: RecipeLike,
     out: PathName,
@@ -188,7 +221,7 @@ def search(
     estimator: str | None = None,
     extraction: str | None = None,
     **how: Unpack[Keywords],
-) -> SearchResult:
+) -> Job[SearchResult]:
     """Search the coefficients of a merge by evolution (MERGE³) and store the winner.
 
     The keywords go before the recipe's search: section; `scorer` replaces the suite.
@@ -201,11 +234,10 @@ def search(
         population=population, generations=generations, calls=calls, items=items,
         estimator=estimator, extraction=extraction,
     )  # fmt: skip
-    return _with_progress(
-        how, lambda o: _done(SearchRun(loaded, Path(out), o, settings, suite, scorer))
-    )
+    return SearchRun(loaded, Path(out), _options(how), settings, suite, scorer)
 
 
+@verb
 def tune(
     recipe: RecipeLike,
     out: PathName,
@@ -219,7 +251,7 @@ def tune(
     score: ScoreFunction | None = None,
     scorer: CandidateScorer | None = None,
     **how: Unpack[Keywords],
-) -> TuneResult:
+) -> Job[TuneResult]:
     """Find the strongest merge of a pool within a number of evaluation calls, and store it.
 
     `recipe` may be a folder with reference/ and the experts. The keywords go before the recipe's
@@ -236,18 +268,18 @@ def tune(
         objective=objective, weights=dict(weights) if weights is not None else None,
         floors=dict(floors) if floors is not None else None,
     )  # fmt: skip
-    return _with_progress(
-        how, lambda o: _done(TuneJob(loaded, Path(out), o, settings, score, scorer))
-    )
+    return TuneJob(loaded, Path(out), _options(how), settings, score, scorer)
 
 
-def demo(out: PathName = "demo-out", *, calls: int = 8, **how: Unpack[Keywords]) -> DemoResult:
+@verb
+def demo(out: PathName = "demo-out", *, calls: int = 8, **how: Unpack[Keywords]) -> Job[DemoResult]:
     """Merge and repair the embedded pool with every anchor, then tune it; 0 calls: no tuning."""
     from sigmerge.jobs.demo import DemoJob
 
-    return _with_progress(how, lambda o: _done(DemoJob(Path(out), o, calls)))
+    return DemoJob(Path(out), _options(how), calls)
 
 
+@verb
 def evaluate(
     checkpoint: PathName,
     suite: str = "mergebench",
@@ -269,7 +301,7 @@ def evaluate(
     answers: PathName | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     announce: Callable[[Mapping[str, Any]], None] | None = None,
-) -> Result:
+) -> Job[Result]:
     """Score a checkpoint on a suite. Items that were scored before are not scored again.
 
     `out` is a file for the result, `answers` one for what the model said to every item.
@@ -278,24 +310,23 @@ def evaluate(
     from sigmerge.evaluation.sources import Data
     from sigmerge.jobs.evaluate import EvaluateJob
 
-    with shown(progress) as bar:
-        how = How(
-            data=Data.default(_path(data), hub),
-            splits=_path(splits),
-            limit=limit,
-            only=tuple(only),
-            backend=backend,
-            dtype=dtype,
-            batch_size=batch_size,
-            judge=judge,
-            allow_code=allow_code,
-            trust_remote_code=trust_remote_code,
-            progress=bar,
-            strict=strict,
-            answers=_path(answers),
-            announce=announce or (lambda estimate: None),
-        )
-        return _done(EvaluateJob(Path(checkpoint), suite, split, how, _path(out)))
+    how = How(
+        data=Data.default(_path(data), hub),
+        splits=_path(splits),
+        limit=limit,
+        only=tuple(only),
+        backend=backend,
+        dtype=dtype,
+        batch_size=batch_size,
+        judge=judge,
+        allow_code=allow_code,
+        trust_remote_code=trust_remote_code,
+        progress=progress or silent,
+        strict=strict,
+        answers=_path(answers),
+        announce=announce or (lambda estimate: None),
+    )
+    return EvaluateJob(Path(checkpoint), suite, split, how, _path(out))
 
 
 def aggregate(
@@ -308,6 +339,7 @@ def aggregate(
     return put_together([Path(file) for file in files], named)
 
 
+@verb
 def suite(
     source: PathName | Mapping[str, Any],
     out: PathName,
@@ -315,7 +347,7 @@ def suite(
     pools: Sequence[PathName] = (),
     jobs: int = 1,
     **how: Unpack[Keywords],
-) -> SuiteResult:
+) -> Job[SuiteResult]:
     """Run pools × anchors × settings of a suite into one store, and go on where it stopped.
 
     `pools` are folders that take the place of the suite's own. `jobs` processes make the runs; more
@@ -325,28 +357,32 @@ def suite(
     from sigmerge.experiments.suite import load_suite
 
     loaded = load_suite(_source(source), [Path(pool) for pool in pools])
-    return _with_progress(how, lambda o: _done(SuiteJob(loaded, Path(out), o, jobs)))
+    return SuiteJob(loaded, Path(out), _options(how), jobs)
 
 
+@verb
 def analyze(
     store: PathName,
     out: PathName | None = None,
     *,
     split: str = "evaluation",
     title: str = "The experiment",
-) -> Analyzed:
+) -> Job[Analyzed]:
     """Write statistics, tables and figures of a store; say which of the paper's statements hold."""
     from sigmerge.experiments.analyze import AnalyzeJob
 
-    return _done(AnalyzeJob(Path(store), _path(out), split, title))
+    return AnalyzeJob(Path(store), _path(out), split, title)
 
 
-def anchors(source: PathName, *, pools: Sequence[PathName] = (), **how: Unpack[Keywords]) -> Ranked:
+@verb
+def anchors(
+    source: PathName, *, pools: Sequence[PathName] = (), **how: Unpack[Keywords]
+) -> Job[Ranked]:
     """Rank the anchors of a suite, or the paper's seven on a recipe's pool, before any repair."""
     from sigmerge.experiments.anchors import AnchorsJob, suite_of
 
     chosen = suite_of(str(source), tuple(Path(pool) for pool in pools))
-    return _with_progress(how, lambda o: _done(AnchorsJob(chosen, o)))
+    return AnchorsJob(chosen, _options(how))
 
 
 def report(folder: PathName) -> Path:
@@ -370,9 +406,12 @@ def verify(
     """
     from sigmerge.jobs.verify import VerifyJob
 
-    return _with_progress(how, lambda o: VerifyJob(Path(folder), o, deep, blocks, seed).run())
+    with shown(how.get("progress")) as bar:
+        options = _options({**how, "progress": bar})
+        return VerifyJob(Path(folder), options, deep, blocks, seed).run()
 
 
+@verb
 def extract(
     model: PathName,
     out: PathName,
@@ -381,7 +420,7 @@ def extract(
     rank: int | None = None,
     energy: float | None = None,
     **how: Unpack[Keywords],
-) -> Extracted:
+) -> Job[Extracted]:
     """What a model learnt beyond its base, as a LoRA adapter in PEFT's format.
 
     The largest singular values of each matrix of the layers: `rank` of them, 16 if nothing is said,
@@ -390,7 +429,7 @@ def extract(
     from sigmerge.jobs.extract import ExtractJob
 
     folders = Path(model), Path(base), Path(out)
-    return _with_progress(how, lambda o: _done(ExtractJob(*folders, o, rank, energy)))
+    return ExtractJob(*folders, _options(how), rank, energy)
 
 
 def inspect(checkpoint: PathName, *others: PathName, allow_pickle: bool = False) -> Inspected:
@@ -409,35 +448,8 @@ def diff(one: PathName, other: PathName, **how: Unpack[Keywords]) -> ModelDiffer
     """How far two checkpoints are apart, layer by layer. Nothing is written."""
     from sigmerge.jobs.look import DiffJob
 
-    return _with_progress(how, lambda o: DiffJob(Path(one), Path(other), o).run())
-
-
-def describe(
-    verb: Callable[_Given, object], /, *given: _Given.args, **how: _Given.kwargs
-) -> Description:
-    """What a call of a verb would do, `describe(merge, recipe, out)`: a dry run.
-
-    Everything is checked that can be checked before a tensor is read; nothing is written.
-    """
-    if verb not in DESCRIBED:
-        names = ", ".join(each.__name__ for each in DESCRIBED)
-        given_name = getattr(verb, "__name__", verb)
-        raise TypeError(f"{given_name} is no verb with a description; {names} are")
-    before = _DESCRIBING.set(True)
-    try:
-        verb(*given, **how)
-    except _Described as carried:
-        return carried.description
-    finally:
-        _DESCRIBING.reset(before)
-    raise AssertionError(f"{verb} ran no job")
-
-
-DESCRIBED: tuple[Callable[..., object], ...] = (
-    merge, merge_several, capture, profile, deficits, repair, replay, run, search, tune, demo,
-    evaluate, suite, analyze, anchors, extract,
-)  # fmt: skip
-"""The verbs whose jobs can be described: all that write, but for one file from another."""
+    with shown(how.get("progress")) as bar:
+        return DiffJob(Path(one), Path(other), _options({**how, "progress": bar})).run()
 
 
 def _recipe(recipe: RecipeLike) -> Recipe:
@@ -448,8 +460,7 @@ def _recipe(recipe: RecipeLike) -> Recipe:
     if isinstance(recipe, str | PathLike):
         return load_recipe(Path(recipe))
     raise TypeError(
-        f"{named(recipe)} is no recipe; give a YAML file's path, a mapping, or what load_recipe "
-        "returned"
+        f"{named(recipe)} is no recipe; give a YAML file's path, a mapping, or a Recipe"
     )
 
 
@@ -461,17 +472,8 @@ def _path(name: PathName | None) -> Path | None:
     return Path(name) if name is not None else None
 
 
-def _with_progress(how: Keywords, job: Callable[[Options], _Made]) -> _Made:
-    """Run a job with the options that `how` names, and with a progress bar unless it names one."""
+def _options(how: Keywords) -> Options:
     for name in how:
         if name not in Keywords.__annotations__:
             raise TypeError(unknown("option", name, Keywords.__annotations__))
-    with shown(how.get("progress")) as bar:
-        return job(replace(Options(**how), progress=bar))
-
-
-def _done(job: _Job[_Made]) -> _Made:
-    """Run a job; inside `describe`, hand its description over instead."""
-    if _DESCRIBING.get():
-        raise _Described(job.describe())
-    return job.run()
+    return Options(**how)

@@ -24,6 +24,7 @@ from sigmerge.jobs import options
 from sigmerge.nano.files import POOL
 from sigmerge.probing.generate import Usage
 from sigmerge.records import GuardVerdict, Part, Winner
+from tests.method_stubs import table
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/python-api.md").read_text(encoding="utf-8")
@@ -44,9 +45,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_the_page_runs(ran: dict[str, Any]) -> None:
-    assert ran["plan"].deficit == pytest.approx({"math": 0.3, "coding": 0.3})
+    assert ran["decided"].deficit == pytest.approx({"math": 0.3, "coding": 0.3})
     assert ran["lost"].share == pytest.approx({"math": 0.5, "coding": 0.5})
-    assert ran["profile"].capacity == ran["plan"].capacity
+    assert ran["profile"].capacity == ran["decided"].capacity
     assert ran["planned"].evaluation_calls == 4
     assert not (ran["folder"] / "wrong").exists() and not (ran["folder"] / "new").exists()
 
@@ -60,18 +61,22 @@ def test_the_page_names_every_export() -> None:
         assert re.search(rf"`{name}\(", rows), name
 
 
+def test_the_page_has_the_methods_as_they_are() -> None:
+    assert table() in PAGE, "run python -m tests.method_stubs"
+
+
 def test_verbs_have_typed_keywords() -> None:
     """No verb takes arbitrary keywords: each is spelt out, or named in Keywords."""
     for name, verb in vars(api).items():
-        if name.startswith("_") or not inspect.isfunction(verb) or verb.__module__ != api.__name__:
+        public = inspect.isfunction(verb) and not name.startswith("_") and name != "verb"
+        if not public or verb.__module__ != api.__name__:
             continue
         signature = inspect.signature(verb)
         assert signature.return_annotation is not signature.empty, name
         for parameter in signature.parameters.values():
             assert parameter.annotation is not parameter.empty, (name, parameter)
             if parameter.kind is parameter.VAR_KEYWORD:
-                spelt = "_Given.kwargs" if name == "describe" else "Unpack[Keywords]"
-                assert parameter.annotation == spelt, (name, parameter)
+                assert parameter.annotation == "Unpack[Keywords]", (name, parameter)
 
 
 USER = """
@@ -83,9 +88,12 @@ merged = sigmerge.merge(recipe, "out", threads=2)
 reveal_type(merged.plan)
 reveal_type(sigmerge.profile("recipe.yaml").capacity)
 reveal_type(sigmerge.run(recipe, Path("out")).evaluation)
-reveal_type(sigmerge.describe(sigmerge.merge, recipe, "out", threads=2))
+reveal_type(sigmerge.merge.plan(recipe, "out", threads=2))
+plan = sigmerge.Pool("reference", math="math").plan(sigmerge.Ties(density=0.2))
+reveal_type(plan.save("out"))
+sigmerge.Ties(densty=0.2)
 sigmerge.merge(recipe, "out", thread=2)
-sigmerge.describe(sigmerge.merge, recipe)
+sigmerge.merge.plan(recipe)
 sigmerge.marge(recipe, "out")
 """
 
@@ -103,10 +111,13 @@ def test_a_users_type_checker_sees_the_types(tmp_path: Path) -> None:
     assert 'Revealed type is "tuple[float, ...]"' in text.replace("builtins.", "")
     assert 'Revealed type is "sigmerge.records.PairedScores | None"' in text
     assert 'Revealed type is "sigmerge.jobs.options.Description"' in text
+    assert 'Revealed type is "sigmerge.results.Merged"' in text
     assert [line for line in lines if line.startswith("error")] == [
-        'error: Unexpected keyword argument "thread" for "merge"; did you mean "threads"?  '
+        'error: Unexpected keyword argument "densty" for "Ties"; did you mean "density"?  '
         "[call-arg]",
-        'error: Missing positional argument "out" in call to "describe"  [call-arg]',
+        'error: Unexpected keyword argument "thread" for "__call__" of "Verb"; did you mean '
+        '"threads"?  [call-arg]',
+        'error: Missing positional argument "out" in call to "plan" of "Verb"  [call-arg]',
         'error: Module has no attribute "marge"; maybe "merge"?  [attr-defined]',
     ]
 
@@ -148,7 +159,7 @@ def test_a_repair_displays_its_figures(ran: dict[str, Any]) -> None:
     for title in ("Conflict over depth", "Capacity over depth", "Deficits", "Claimed coordinates"):
         assert title in shown.words
     assert shown.tags.count("figure") == shown.tags.count("svg") >= 6
-    claimed = f"{sum(sum(layer) for layer in ran['plan'].claimed):,} coordinates"
+    claimed = f"{sum(sum(layer) for layer in ran['decided'].claimed):,} coordinates"
     assert claimed in words
 
 

@@ -86,7 +86,7 @@ def test_a_pool_is_checked_once_however_many_variants_repair_it(
     checked = []
     monkeypatch.setattr(repair, "check_probe", lambda *given: checked.append(given))
     monkeypatch.chdir(tmp_path)
-    sigmerge.describe(sigmerge.suite, definition(pool, baselines=[]), tmp_path / "out")
+    sigmerge.suite.plan(definition(pool, baselines=[]), tmp_path / "out")
     assert len(checked) == 1
 
 

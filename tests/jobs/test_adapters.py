@@ -256,7 +256,7 @@ def test_modules_that_an_adapter_names_and_lacks_are_said_before_the_merge(
     folder = write_adapter(tmp_path / "lora", pools.reference, weights, whole=norm, **settings)
     cut(folder, *left_out)
     recipe = pools.recipe({"math": folder}, "task_arithmetic")
-    (step,) = sigmerge.describe(sigmerge.merge, recipe, tmp_path / "out").steps
+    (step,) = sigmerge.merge.plan(recipe, tmp_path / "out").steps
     notes = [note for note in step.notes if "names modules" in note]
     if told is None:
         assert notes == []
@@ -267,7 +267,7 @@ def test_modules_that_an_adapter_names_and_lacks_are_said_before_the_merge(
 
 def test_every_module_of_a_whole_adapter_is_there(pools: Pools, tmp_path: Path) -> None:
     recipe = pools.recipe(pools.adapters, "linear")
-    (step,) = sigmerge.describe(sigmerge.merge, recipe, tmp_path / "out").steps
+    (step,) = sigmerge.merge.plan(recipe, tmp_path / "out").steps
     assert not any("names modules" in note for note in step.notes)
 
 

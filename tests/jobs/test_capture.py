@@ -37,7 +37,7 @@ from tests.probing import models  # noqa: E402
 
 def planned(content: Any) -> list[dict[str, Any]]:
     """The captures of a dry run."""
-    loaded = content if isinstance(content, Recipe) else sigmerge.load_recipe(content)
+    loaded = content if isinstance(content, Recipe) else load_recipe(content)
     return [step.facts for step in CaptureJob(loaded, Options()).describe().steps]
 
 
@@ -189,7 +189,7 @@ def test_what_statistics_are_keyed_by(
 
 def keys(pool: Path, method: str, trust: bool = False, **top: Any) -> list[str]:
     loaded, options = (
-        sigmerge.load_recipe(recipe(pool, method, **top)),
+        load_recipe(recipe(pool, method, **top)),
         Options(trust_remote_code=trust),
     )
     opened, _ = open_merge_pool(loaded, options)
@@ -498,7 +498,7 @@ def test_statistics_are_kept_under_all_that_decides_them(pool: Path, name: str) 
 
 
 def test_a_file_that_is_not_declared_is_not_captured(pool: Path) -> None:
-    loaded = sigmerge.load_recipe(recipe(pool, "regmean"))
+    loaded = load_recipe(recipe(pool, "regmean"))
     opened, _ = open_merge_pool(loaded, Options())
     planned = plan_captures(loaded, opened, Options())
     wanted = derivations(planned, loaded, opened, Options())["math"]
@@ -527,7 +527,7 @@ def test_statistics_are_keyed_by_what_the_model_is_and_reads(pool: Path, file: s
 
 
 def test_an_anchor_made_with_other_statistics_is_stale(pool: Path, tmp_path: Path) -> None:
-    content = sigmerge.load_recipe(recipe(pool, "regmean"))
+    content = load_recipe(recipe(pool, "regmean"))
     sigmerge.merge(content, tmp_path / "out")
     assert is_current(content, tmp_path / "out", Options())
     config = json.loads((pool / "math/config.json").read_text())
@@ -536,7 +536,7 @@ def test_an_anchor_made_with_other_statistics_is_stale(pool: Path, tmp_path: Pat
 
 
 def test_a_plan_counts_the_captures_it_needs(pool: Path) -> None:
-    loaded = sigmerge.load_recipe(recipe(pool, "regmean", capture={"labels": "data"}))
+    loaded = load_recipe(recipe(pool, "regmean", capture={"labels": "data"}))
 
     def plan() -> dict[str, Any]:
         step = plan_dense(loaded, Options()).describe(1)
@@ -595,7 +595,7 @@ def test_missing_exemplars_are_reported_with_their_place(pool: Path) -> None:
     del content["models"][0]["exemplars"]
     content["models"][1]["exemplars"] = "nowhere.jsonl"
     with pytest.raises(RecipeError) as error:
-        sigmerge.load_recipe(content)
+        load_recipe(content)
     text = str(error.value)
     assert "models[0]: exemplars is missing: lot reads each expert's own" in text
     assert "models[1].exemplars" in text and "no such file" in text
@@ -611,18 +611,18 @@ def test_an_empty_file_stops_before_anything_is_captured(pool: Path, tmp_path: P
 def test_tokenizers_that_differ_stop_it(pool: Path) -> None:
     models.write_tokenizer(pool / "coding", models.WORDS[::-1])
     with pytest.raises(PoolError, match="coding: 20 tokens differ from those of math"):
-        plan_dense(sigmerge.load_recipe(recipe(pool, "cat")), Options())
+        plan_dense(load_recipe(recipe(pool, "cat")), Options())
 
 
 def test_an_expert_without_tokenizer_takes_the_references(pool: Path) -> None:
     (pool / "math/tokenizer.json").unlink()
     (pool / "math/tokenizer_config.json").unlink()
-    loaded = sigmerge.load_recipe(recipe(pool, "cat"))
+    loaded = load_recipe(recipe(pool, "cat"))
     opened, _ = open_merge_pool(loaded, Options())
     assert plan_captures(loaded, opened, Options())[0].tokenizer == pool / "reference"
     soup = recipe(pool, "regmean")
     del soup["base_model"]
-    loaded = sigmerge.load_recipe(soup)
+    loaded = load_recipe(soup)
     opened, _ = open_merge_pool(loaded, Options())
     with pytest.raises(RecipeError, match="math: no tokenizer in"):
         plan_captures(loaded, opened, Options())
@@ -642,11 +642,11 @@ def test_other_words_of_the_command(pool: Path) -> None:
     with pytest.raises(RecipeError, match="No expert is called 'maths'; did you mean 'math'"):
         sigmerge.capture(recipe(pool, "lot"), experts=["maths"])
     with pytest.raises(RecipeError, match="did you mean 'limit'"):
-        sigmerge.load_recipe(recipe(pool, "lot", capture={"limits": 3}))
+        load_recipe(recipe(pool, "lot", capture={"limits": 3}))
     soup = recipe(pool, "regmean", capture={"scale": 0.5})
     del soup["base_model"]
     with pytest.raises(RecipeError, match=r"capture\.scale: needs a base_model"):
-        sigmerge.load_recipe(soup)
+        load_recipe(soup)
 
 
 @pytest.mark.parametrize("method", DATA)
@@ -654,7 +654,7 @@ def test_a_merge_that_a_gpu_solves_says_so_and_continues_no_other(
     pool: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sigmerge.probing.loading.checked_device", lambda name: name)
-    loaded = sigmerge.load_recipe(recipe(pool, method))
+    loaded = load_recipe(recipe(pool, method))
     here, there = (plan_dense(loaded, Options(device=name)) for name in ("cpu", "cuda"))
     solves = method != "fisher"
     assert any("solved on the GPU in float64" in note for note in there.recipe.notes) == solves

@@ -55,7 +55,7 @@ def test_an_interrupted_demo_goes_on(tmp_path: Path) -> None:
         sigmerge.demo(out, calls=0, progress=Interrupt())
     assert (out / "linear/run.json").exists()
     assert not (out / "ties/run.json").exists()
-    left = sigmerge.describe(sigmerge.demo, out, calls=0)
+    left = sigmerge.demo.plan(out, calls=0)
     assert [step.facts["operator"] for step in left.steps if step.name == "merge"] == ["ties"]
     went_on, expected = sigmerge.demo(out, calls=0), sigmerge.demo(whole, calls=0)
     assert went_on.rows == expected.rows
@@ -102,7 +102,7 @@ def test_a_tuning_with_other_calls_is_not_taken_for_this_one(tmp_path: Path) -> 
     (tmp_path / "tuned").mkdir()
     record.write(tmp_path / "tuned/tune.json")
     (tmp_path / "tuned/tune.jsonl").touch()
-    left = sigmerge.describe(sigmerge.demo, tmp_path, calls=7)
+    left = sigmerge.demo.plan(tmp_path, calls=7)
     assert "tune" not in [step.name for step in left.steps]
     with pytest.raises(OutputError, match="holds a finished tuning"):
-        sigmerge.describe(sigmerge.demo, tmp_path, calls=8)
+        sigmerge.demo.plan(tmp_path, calls=8)

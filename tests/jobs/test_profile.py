@@ -18,6 +18,7 @@ from sigmerge.jobs import signatures
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.profile import ProfileJob
 from sigmerge.probing import grams, hidden
+from sigmerge.recipe import load_recipe
 from tests.oracles import oracle_conflict
 from tests.pools import PoolOnDisk, make_pool, read_weights
 
@@ -226,7 +227,7 @@ def test_an_expert_with_another_vocabulary_is_refused_by_its_first_difference(
     with pytest.raises(PoolError, match=f"{name}: 2 tokens differ .* the first is '{first}'"):
         sigmerge.profile(file)
     with pytest.raises(PoolError, match="the first is"):
-        ProfileJob(sigmerge.load_recipe(file), Options()).describe()
+        ProfileJob(load_recipe(file), Options()).describe()
 
 
 def test_all_experts_read_the_probe_through_the_references_tokenizer(tmp_path: Path) -> None:
@@ -245,7 +246,7 @@ def test_all_experts_read_the_probe_through_the_references_tokenizer(tmp_path: P
 def test_a_dry_run_counts_the_memory_of_the_probe(pool: PoolOnDisk) -> None:
     (pool.root / "probe.jsonl").write_text('{"prompt": "w5 w6 w7"}\n{"prompt": "w8 w9"}\n')
     file = pool.write(recipe(pool, probe="probe.jsonl"))
-    plain = ProfileJob(sigmerge.load_recipe(pool.write(recipe(pool), "p.yaml")), Options())
-    probed = ProfileJob(sigmerge.load_recipe(file), Options())
+    plain = ProfileJob(load_recipe(pool.write(recipe(pool), "p.yaml")), Options())
+    probed = ProfileJob(load_recipe(file), Options())
     assert probed.describe().peak_memory_bytes >= LIBRARIES
     assert plain.describe().peak_memory_bytes < LIBRARIES

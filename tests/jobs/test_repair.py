@@ -25,6 +25,7 @@ from sigmerge.engine.workers import Stopped, Workers
 from sigmerge.errors import OutputError, PoolError, RecipeError, ScoreError, SigmergeError
 from sigmerge.jobs import occupancy
 from sigmerge.method.controls import VARIANTS
+from sigmerge.recipe import load_recipe
 from tests.checkpoints.damage import edit_config
 from tests.command_line import sigmerge as command_line
 from tests.forks import forked
@@ -257,12 +258,12 @@ def test_an_anchor_left_by_another_seed_is_made_again(pool: PoolOnDisk, tmp_path
     made = pool.recipe("dare_linear", each=each, repair={"scores": "scores.json"})
     file = pool.write(made, "dare.yaml")
     for seed in (1, 2):
-        sigmerge.merge(sigmerge.load_recipe(file, seed=seed), tmp_path / str(seed))
+        sigmerge.merge(load_recipe(file, seed=seed), tmp_path / str(seed))
     left = tmp_path / ".late.anchor"
     plain = {key: value for key, value in made.items() if key != "repair"}
     sigmerge.merge({**plain, "seed": 1}, left)
     (left / "sigmerge/recipe.yaml").write_text(file.read_text())
-    sigmerge.merge(sigmerge.load_recipe(file, seed=2), tmp_path / "late")
+    sigmerge.merge(load_recipe(file, seed=2), tmp_path / "late")
     assert weights(tmp_path / "late") == weights(tmp_path / "2") != weights(tmp_path / "1")
 
 

@@ -329,7 +329,7 @@ def test_a_result_may_lie_beside_the_data(pool: PoolOnDisk, tmp_path: Path) -> N
     (tmp_path / "linear").mkdir()
     file = tmp_path / "recipe.yaml"
     file.write_text(json.dumps(pool.recipe("linear", capture={"folder": "."})))
-    sigmerge.describe(sigmerge.merge, file, tmp_path / "linear", overwrite=True)
+    sigmerge.merge.plan(file, tmp_path / "linear", overwrite=True)
 
 
 @pytest.mark.parametrize("which", ["reference", "math"])

@@ -191,7 +191,7 @@ def test_an_anchor_of_other_code_or_libraries_is_not_current(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An upgrade of sigmerge or of NumPy in between; a partial result is not continued either."""
-    content = sigmerge.load_recipe(recipe(pool))
+    content = load_recipe(recipe(pool))
     anchor = tmp_path / "anchor"
     make_anchor(content, anchor, Options())
     assert is_current(content, anchor, Options())
@@ -207,7 +207,7 @@ def test_an_anchor_of_other_code_or_libraries_is_not_current(
 def test_a_searched_anchor_is_never_current(pool: Path, tmp_path: Path) -> None:
     content = searched(pool)
     del content["repair"]
-    loaded = sigmerge.load_recipe(content)
+    loaded = load_recipe(content)
     sigmerge.merge(loaded, tmp_path / "out")
     assert not is_current(loaded, tmp_path / "out", Options())
 
@@ -268,7 +268,7 @@ def test_search_sections_that_cannot_be_run(
     pool: Path, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RecipeError, match=message):
-        sigmerge.load_recipe({**recipe(pool), **change})
+        load_recipe({**recipe(pool), **change})
 
 
 def test_a_dry_run_of_a_searched_merge(pool: Path, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_every_shipped_recipe_is_sound() -> None:
     files = sorted(RECIPES.glob("*.yaml"))
     assert {file.stem for file in files} >= set(demo_module.DEMO_ANCHORS)
     for file in files:
-        loaded = sigmerge.load_recipe(file)
+        loaded = load_recipe(file)
         assert list(loaded.experts) == list(NANO_DOMAINS)
         assert yaml.safe_load(loaded.text)["repair"]["evaluate"] == {"suite": "nano"}
         if loaded.search is None:

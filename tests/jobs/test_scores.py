@@ -123,7 +123,7 @@ def test_a_command_prints_its_scores_on_the_last_line(tmp_path: Path) -> None:
 
     def scores(line: str) -> dict[str, float]:
         lines = run_command(line, {"checkpoint": tmp_path}, tmp_path, "repair.command")
-        return printed_scores(lines, "repair.command")
+        return printed_scores(lines, "repair.command", Meter()).scores
 
     assert scores(command) == {"math": 0.25}
     script.write_text("import sys\nsys.exit('no GPU here')\n")
@@ -315,7 +315,7 @@ def test_a_suite_of_other_domains_is_told_before_anything_is_scored(
         "repair": lambda: sigmerge.repair(file, out, anchor=anchor),
         "anchors": lambda: sigmerge.anchors(file),
         "guide": lambda: sigmerge.merge(file, out),
-        "describe": lambda: sigmerge.describe(sigmerge.deficits, file, anchor=anchor),
+        "describe": lambda: sigmerge.deficits.plan(file, anchor=anchor),
     }.get(verb, lambda: getattr(sigmerge, verb)(file, out))
     with pytest.raises(ScoreError, match="differ in their domains") as error:
         call()

@@ -217,7 +217,7 @@ def test_a_flag_does_not_change_several_recipes(pool: PoolOnDisk, tmp_path: Path
 def test_from_python(pool: PoolOnDisk, tmp_path: Path) -> None:
     file = written(pool)
     done("merge", file, tmp_path / "line")
-    steps = sigmerge.describe(sigmerge.merge_several, file, tmp_path / "out").steps
+    steps = sigmerge.merge_several.plan(file, tmp_path / "out").steps
     assert [step.name for step in steps] == ["merge", "later"]
     half, last = sigmerge.merge_several(file, tmp_path / "out", threads=1)
     assert [Path(one.out).name for one in (half, last)] == ["half", "merged"]

@@ -78,10 +78,10 @@ def test_a_pointer_in_place_of_the_tokenizer_that_is_taken(
 ) -> None:
     recipe = pool.recipe("linear")
     (pool.experts["math"] / file).write_text("version https://git-lfs.github.com/spec/v1\n")
-    sigmerge.describe(sigmerge.merge, recipe, tmp_path / "out")  # nobody reads that of an expert
+    sigmerge.merge.plan(recipe, tmp_path / "out")  # nobody reads that of an expert
     del recipe["base_model"]
     with pytest.raises(PoolError, match=rf"{file}: is a Git LFS pointer; run `git lfs pull`"):
-        sigmerge.describe(sigmerge.merge, recipe, tmp_path / "out")
+        sigmerge.merge.plan(recipe, tmp_path / "out")
     recipe = {
         **pool.recipe("linear"),
         "merge_method": "checkpoint",
@@ -89,7 +89,7 @@ def test_a_pointer_in_place_of_the_tokenizer_that_is_taken(
     }
     recipe["anchor"] = str(pool.experts["math"])
     with pytest.raises(PoolError, match="is a Git LFS pointer"):
-        sigmerge.describe(sigmerge.merge, recipe, tmp_path / "out")
+        sigmerge.merge.plan(recipe, tmp_path / "out")
 
 
 def test_another_depth_is_one_line(pool: PoolOnDisk, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_dry_run_looks_at_the_disk(pool: PoolOnDisk, monkeypatch: pytest.Monke
         full = type(shutil.disk_usage("/"))(10**6, 10**6, 0)
         patch.setattr(shutil, "disk_usage", lambda path: full)
         with pytest.raises(OutputError, match=r"needs .* the disk has 0 B free"):
-            sigmerge.describe(sigmerge.merge, pool.recipe("ties"), pool.root / "out")
+            sigmerge.merge.plan(pool.recipe("ties"), pool.root / "out")
 
 
 def test_a_full_disk_leaves_nothing(pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:

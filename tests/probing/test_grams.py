@@ -21,6 +21,7 @@ from sigmerge.jobs.pools import block_sites, open_repair_pool
 from sigmerge.jobs.signatures import signatures
 from sigmerge.kept import Derivation, Given, Undeclared
 from sigmerge.probing.grams import prompt_grams, read_grams
+from sigmerge.recipe import load_recipe
 from tests.pools import PoolOnDisk, make_pool
 
 OWN_CODE = """
@@ -57,7 +58,7 @@ def grams(pool: PoolOnDisk, trust: bool = False) -> Derivation:
 
 def sums(pool: PoolOnDisk, **options: Any) -> Derivation:
     chosen = Options(threads=1, **options)
-    opened = open_repair_pool(sigmerge.load_recipe(pool.recipe("task_arithmetic")), chosen)
+    opened = open_repair_pool(load_recipe(pool.recipe("task_arithmetic")), chosen)
     return signatures(opened, block_sites(opened), chosen)
 
 

@@ -16,16 +16,14 @@ from sigmerge import kept
 from sigmerge.checkpoints.declared import checkpoint_files, files_around
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.pool import Pool
-from sigmerge.checkpoints.source import PoolSource
 from sigmerge.engine.machine import Meter, free_memory
-from sigmerge.engine.stream import Workers
 from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.files.documents import content_key
 from sigmerge.files.identity import changed
 from sigmerge.files.objects import address
 from sigmerge.files.regular import is_regular, remove
 from sigmerge.jobs.decided import decided_job
-from sigmerge.jobs.dense import merge_blocks, plan_dense, run_dense, with_statistics
+from sigmerge.jobs.dense import merge_into, plan_dense, run_dense
 from sigmerge.jobs.occupancy import claim_into, write_candidate
 from sigmerge.jobs.options import Options
 from sigmerge.jobs.scores import (
@@ -286,19 +284,22 @@ class StoredMeasure:
             job = decided_job(loaded.repair, self.pool, self._anchors(recipe))
             write_candidate(job, self.place, self.options)
         try:
-            return _answered(self.scorer.measure(self.place))
+            return self._counted(self.scorer.measure(self.place))
         finally:
             remove(self.place)
 
     def folder(self, folder: Path) -> Answered:
-        return _answered(self.scorer(folder))
+        return self._counted(self.scorer(folder))
+
+    def _counted(self, measured: MeasuredScores) -> Answered:
+        found = measured.answered
+        self.items.update({domain: len(each) for domain, each in (found.worth or {}).items()})
+        return found
 
     def answer(self, found: Answered) -> Answer:
-        return Answer(found.scores)
-
-
-def _answered(measured: MeasuredScores) -> Answered:
-    return Answered(dict(measured.scores), None, measured.seconds)
+        if found.worth is None:
+            return Answer(found.scores)
+        return Answer(found.scores, {d: [np.array(w)] for d, w in found.worth.items()})
 
 
 class MemoryMeasure:
@@ -375,15 +376,8 @@ class MemoryMeasure:
         if "repair" in recipe:
             return self._repaired(recipe)
         job = plan_dense(load_recipe(recipe), self.options)
-        if job.operator.needs:
-            job = with_statistics(job, self.options)
         memory = Memory(job.layout, {n: t.shape for n, t in job.pool.layout.tensors.items()})
-        lenient = self.options.allow_nonfinite
-        with (
-            PoolSource(job.members, allow_nonfinite=lenient) as source,
-            Workers(self.options.threads) as team,
-        ):
-            merge_blocks(job, source, team, memory, self.options)
+        merge_into(job, memory, self.options)
         return memory.weights
 
     def _repaired(self, recipe: Mapping[str, Any]) -> Weights:

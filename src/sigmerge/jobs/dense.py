@@ -363,6 +363,17 @@ def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
     )
 
 
+def merge_into(job: DenseJob, sink: Sink, options: Options) -> None:
+    """Merge all blocks into memory: no record is written, and no input is hashed."""
+    if job.operator.needs:
+        job = with_statistics(job, options)
+    with (
+        PoolSource(job.members, allow_nonfinite=options.allow_nonfinite) as source,
+        Workers(options.workers) as workers,
+    ):
+        merge_blocks(job, source, workers, sink, options)
+
+
 def merge_blocks(
     job: DenseJob, source: PoolSource, workers: Workers, output: Sink, options: Options
 ) -> None:

@@ -9,14 +9,12 @@ its code and what it closes over. A suite keeps every item itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from pydantic import BaseModel, ValidationError
 
 from sigmerge import kept
 from sigmerge.checkpoints.declared import checkpoint_files, named, shown_folder
@@ -31,6 +29,7 @@ from sigmerge.jobs.options import Options, Step
 from sigmerge.kept import Derivation, Given, Inputs, KeptEntry, NotToKeep
 from sigmerge.method.deficit import DomainScores, check_scores
 from sigmerge.recipe import Recipe
+from sigmerge.recipe.scored import HarnessScores
 from sigmerge.records import PairedScores, ScoreNoise, ScoreTable
 
 if TYPE_CHECKING:
@@ -38,8 +37,9 @@ if TYPE_CHECKING:
     from sigmerge.evaluation.run import Result
     from sigmerge.evaluation.suite import BenchmarkSuite
 
-ScoreFunction = Callable[[Path], Mapping[str, float]]
-"""A Python callable from a checkpoint folder to {domain: fraction}."""
+ScoreFunction = Callable[[Path], Mapping[str, float | Sequence[float]]]
+"""A Python callable from a checkpoint folder to {domain: fraction}, or to what the answer to every
+item of the domain is worth."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,15 @@ class MeasuredScores:
     metrics: tuple[MetricScore, ...] = ()
     seconds: float = 0.0
     items: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
-    """By domain and benchmark, the items' own scores, where a suite measured them."""
+    """By domain and benchmark, the items' own scores, where they are known."""
+
+    @property
+    def answered(self) -> Answered:
+        """The same with single answers by benchmark; a callable's domain is one benchmark."""
+        single = {domain: each[0] for domain, each in self.items.items() if len(each) == 1}
+        worth = {domain: list(each) for domain, each in single.items()}
+        complete = bool(worth) and worth.keys() == self.scores.keys()
+        return Answered(dict(self.scores), worth if complete else None, self.seconds)
 
 
 @dataclass(frozen=True)
@@ -177,25 +185,41 @@ class CheckpointScorer:
 
     def _kept(self, folder: Path, by: ScoredBy) -> MeasuredScores:
         def ask(shown: Path) -> Answered:
-            measured = self.measure(shown)
-            return Answered(dict(measured.scores), None, measured.seconds)
+            return self.measure(shown).answered
 
         def usable(found: Answered) -> bool:
             return self.by(folder) == by and self.usable(found.scores)
 
         found = kept_score(folder, by, ask, usable, self.allow_pickle)
-        return MeasuredScores(found.scores, {}, seconds=found.seconds)
+        items = {domain: [each] for domain, each in (found.worth or {}).items()}
+        return MeasuredScores(found.scores, {}, seconds=found.seconds, items=items)
 
 
 def callable_scorer(score: ScoreFunction) -> CheckpointScorer:
     def measure(folder: Path) -> MeasuredScores:
         meter = Meter()
-        scores = {str(d): float(q) for d, q in score(folder).items()}
-        return MeasuredScores(scores, {}, seconds=meter.wall_seconds)
+        found = score(folder)
+        return _measured(found, meter)
 
     return CheckpointScorer(
         "a Python callable", measure, lambda model: scored_by_callable(score), keeps=True
     )
+
+
+def _measured(found: Mapping[Any, Any], meter: Meter) -> MeasuredScores:
+    """Scores by domain: fractions, or means of what the answers to items are worth."""
+    worth = {
+        str(domain): [float(each) for each in value]
+        for domain, value in found.items()
+        if isinstance(value, Iterable) and not isinstance(value, str)
+    }
+    if empty := [domain for domain, items in worth.items() if not items]:
+        raise ScoreError(f"{empty[0]}: the score has no item.")
+    scores = {
+        str(d): fmean(worth[str(d)]) if str(d) in worth else float(q) for d, q in found.items()
+    }
+    items = {domain: [each] for domain, each in worth.items()}
+    return MeasuredScores(scores, {}, seconds=meter.wall_seconds, items=items)
 
 
 def scored_by_callable(score: Callable[..., Any]) -> ScoredBy | None:
@@ -247,7 +271,7 @@ def _command_scorer(command: str, recipe: Recipe, options: Options) -> Checkpoin
     def measure(checkpoint: Path) -> MeasuredScores:
         meter = Meter()
         lines = run_command(command, {"checkpoint": checkpoint}, folder, where)
-        return MeasuredScores(printed_scores(lines, where), {}, seconds=meter.wall_seconds)
+        return printed_scores(lines, where, meter)
 
     return CheckpointScorer(
         f"command {command} in {folder}",
@@ -268,12 +292,12 @@ def _usable(recipe: Recipe, scores: DomainScores) -> bool:
     return not check_scores(dict.fromkeys(recipe.experts, zeros), row, list(recipe.experts))
 
 
-def printed_scores(lines: list[str], where: str) -> DomainScores:
+def printed_scores(lines: list[str], where: str, meter: Meter) -> MeasuredScores:
     """Domain scores from a command's output; its last line is a JSON object."""
     last = lines[-1] if lines else ""
     try:
         content = parse_json(last, where, ScoreError, unique=True)
-        return {str(d): float(q) for d, q in content.items()}
+        return _measured(content, meter)
     except (ScoreError, ValueError, AttributeError, TypeError, OverflowError) as error:
         why = f" ({error})" if isinstance(error, ScoreError) else ""
         raise ScoreError(
@@ -543,11 +567,14 @@ def describe_scoring(
 
 
 def read_scores(given: str | Mapping[str, Any], folder: Path) -> ScoreTable:
-    """A score file, or result files of lm-evaluation-harness as the recipe lists them."""
-    if not isinstance(given, str):
+    """The scores of a file or of the recipe itself, or those of result files that it lists."""
+    if isinstance(given, str):
+        file = folder / Path(given).expanduser()
+        content = read_json_object(file, "a score file", ScoreError, unique=True)
+    elif "domains" in given:
         return _harness_table(given, folder)
-    file = folder / Path(given).expanduser()
-    content = read_json_object(file, "a score file", ScoreError, unique=True)
+    else:
+        content, given = dict(given), "repair.scores"
     missing = [key for key in ("experts", "anchor") if not isinstance(content.get(key), dict)]
     if missing:
         shape = '{"experts": {expert: {domain: score}}, "anchor": {domain: score}}'
@@ -559,24 +586,8 @@ def read_scores(given: str | Mapping[str, Any], folder: Path) -> ScoreTable:
     return ScoreTable.model_construct(experts=rows, anchor=content["anchor"], missing={})
 
 
-class _HarnessFiles(BaseModel):
-    """Result files of lm-evaluation-harness, and what each domain takes of them."""
-
-    experts: dict[str, str]
-    anchor: str
-    domains: dict[str, str | list[str]]
-
-
 def _harness_table(given: Mapping[str, Any], folder: Path) -> ScoreTable:
-    try:
-        files = _HarnessFiles.model_validate(given)
-    except ValidationError as error:
-        wrong = dict.fromkeys(str(item["loc"][0]) for item in error.errors())
-        missing = [key for key in wrong if key not in given]
-        what = f"{', '.join(missing)} missing" if missing else f"{', '.join(wrong)} cannot be used"
-        raise ScoreError(f"repair.scores: {what}; result files of "
-                         "lm-evaluation-harness are given as experts: {name: file}, anchor: file, "
-                         "domains: {domain: [task/metric]}.") from None  # fmt: skip
+    files = HarnessScores.model_validate(given)
 
     def read(file: str) -> DomainScores:
         content = read_json_object(folder / file, "a score file", ScoreError, unique=True)

@@ -236,7 +236,7 @@ class RepairSection(Section):
             wrong.append(f"give one of scores, command and evaluate, not {', '.join(sources)}")
         elif self.command is not None:
             wrong += _command_trouble(self.command)
-        elif isinstance(self.scores, dict):
+        elif isinstance(self.scores, dict) and not _in_place(self.scores):
             wrong += _files_trouble(self.scores)
         if self.variant not in VARIANTS:
             wrong.append(unknown("variant", self.variant, VARIANTS))
@@ -269,6 +269,11 @@ class RepairSection(Section):
         if not 0 < sum(self.shares.values()) <= 1 + 1e-9:
             wrong.append(f"shares sum to {sum(self.shares.values()):g}, not to 1 at most")
         return wrong
+
+
+def _in_place(scores: dict[str, Any]) -> bool:
+    """Whether the scores themselves are given, and not files that have them."""
+    return isinstance(scores.get("anchor"), dict)
 
 
 def _files_trouble(scores: dict[str, Any]) -> list[str]:

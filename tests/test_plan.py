@@ -1,4 +1,4 @@
-"""`sigmerge.describe`: the dry run of every verb, from Python as on the command line."""
+"""The plan of every verb: a dry run, from Python as on the command line."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ def pool(tmp_path: Path) -> PoolOnDisk:
     return make_pool(tmp_path / "pool", layers=2, dtype="bf16")
 
 
-def test_the_verbs_with_a_dry_run_are_described() -> None:
+def test_the_verbs_with_a_dry_run_have_a_plan() -> None:
     """`replay` is `repair --plan`, `merge_several` is `merge` of a file of several recipes."""
     dry = {
         command.callback.__name__
         for command in app.registered_commands
         if command.callback and "dry_run" in inspect.signature(command.callback).parameters
     }
-    assert dry == {verb.__name__ for verb in api.DESCRIBED} - {"replay", "merge_several"}
+    planned = {name for name, verb in vars(api).items() if hasattr(verb, "plan")} - {"Verb"}
+    assert dry == planned - {"replay", "merge_several"}
 
 
 def test_a_description_is_that_of_the_command_line(pool: PoolOnDisk) -> None:
     recipe, out = pool.write(pool.recipe("linear")), pool.root / "out"
     before = tree(pool.root)
-    found = sigmerge.describe(sigmerge.merge, recipe, out, threads=3)
+    found = sigmerge.merge.plan(recipe, out, threads=3)
     ran = command("merge", recipe, out, "--threads", "3", "--dry-run", "--json")
     assert json.loads(json.dumps(found.as_json())) == ran.json
     assert tree(pool.root) == before
-    merged = sigmerge.merge(recipe, out)  # described no longer
+    merged = sigmerge.merge(recipe, out)
     assert found.bytes_to_write == merged.provenance.bytes_written
 
 
@@ -58,32 +59,25 @@ def test_a_callable_counts_as_a_source_of_scores(pool: PoolOnDisk, tmp_path: Pat
         return dict.fromkeys(pool.experts, 0.9 if checkpoint.parent == pool.root else 0.5)
 
     recipe = pool.recipe("linear") | {"repair": {}}
-    found = sigmerge.describe(sigmerge.run, recipe, tmp_path / "run", score=score)
+    found = sigmerge.run.plan(recipe, tmp_path / "run", score=score)
     assert [step.name for step in found.steps] == ["merge", "score", "profile", "repair", "score"]
     assert not calls and not (tmp_path / "run").exists()
     sigmerge.run(recipe, tmp_path / "run", score=score, threads=1)
     assert found.evaluation_calls == len(calls) == len(pool.experts) + 2
     anchor = tmp_path / "run/anchor"
-    repair = sigmerge.describe(sigmerge.repair, recipe, tmp_path / "r", anchor=anchor, score=score)
+    repair = sigmerge.repair.plan(recipe, tmp_path / "r", anchor=anchor, score=score)
     assert repair.evaluation_calls == found.evaluation_calls
 
 
-def test_verbs_without_a_job_are_refused(pool: PoolOnDisk) -> None:
-    with pytest.raises(
-        TypeError, match="verify is no verb with a description; merge, merge_several"
-    ):
-        sigmerge.describe(sigmerge.verify, pool.root)
-
-
-def test_an_error_ends_the_description(pool: PoolOnDisk, tmp_path: Path) -> None:
+def test_an_error_ends_the_plan(pool: PoolOnDisk, tmp_path: Path) -> None:
     recipe = pool.recipe("linear")
     with pytest.raises(sigmerge.errors.RecipeError):
-        sigmerge.describe(sigmerge.merge, recipe | {"merge_method": "liner"}, tmp_path / "out")
+        sigmerge.merge.plan(recipe | {"merge_method": "liner"}, tmp_path / "out")
     assert Path(sigmerge.merge(recipe, tmp_path / "out").out).is_dir()
 
 
 def test_a_demo_is_the_steps_of_its_runs(tmp_path: Path) -> None:
-    found = sigmerge.describe(sigmerge.demo, tmp_path / "new")
+    found = sigmerge.demo.plan(tmp_path / "new")
     made = [step.facts["operator"] for step in found.steps if step.name == "merge"]
     assert made == [*DEMO_ANCHORS] and not (tmp_path / "new").exists()
     (tmp_path / "mine.txt").write_text("mine")
@@ -92,7 +86,7 @@ def test_a_demo_is_the_steps_of_its_runs(tmp_path: Path) -> None:
 
 def test_anchors_count_their_evaluations(pool: PoolOnDisk, tmp_path: Path) -> None:
     content = definition(pool)
-    found = sigmerge.describe(sigmerge.anchors, write(tmp_path, content))
+    found = sigmerge.anchors.plan(write(tmp_path, content))
     [step] = found.steps
     assert step.facts["anchors"] == [each["name"] for each in content["anchors"]]
     assert found.evaluation_calls == len(pool.experts) + len(content["anchors"])
