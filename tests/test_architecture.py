@@ -300,8 +300,9 @@ def test_a_noun_means_one_thing() -> None:
     for name, file in MODULES.items():
         for noun in names(file):
             homes.setdefault(noun, []).append(name)
+    assert homes.pop("Recipe") == ["sigmerge.objects", "sigmerge.recipe.record"]  # extends it
     assert {noun: found for noun, found in homes.items() if found[1:]} == {}
-    assert homes["TILE"] == ["sigmerge.kernels"] and homes["Plan"] == ["sigmerge.records"]
+    assert homes["TILE"] == ["sigmerge.kernels"] and homes["Plan"] == ["sigmerge.objects"]
     assert homes["PROVENANCE"] == ["sigmerge.records"]  # assigned in a tuple
 
 

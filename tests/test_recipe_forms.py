@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sigmerge.engine.machine import Meter
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.experiments.suite import load_suite as load_experiment
 from sigmerge.jobs.scores import printed_scores, read_scores
@@ -223,7 +224,7 @@ def test_a_key_that_stands_twice_in_a_file_of_scores(
 
 def test_a_key_that_stands_twice_in_what_a_command_prints() -> None:
     with pytest.raises(ScoreError, match="the key 'math' is given twice"):
-        printed_scores(['{"math": 0.1, "math": 0.2}'], "command")
+        printed_scores(['{"math": 0.1, "math": 0.2}'], "command", Meter())
 
 
 def test_half_of_a_character(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 RecipeLike = Recipe | str | PathLike[str] | Mapping[str, Any]
 PathName = str | PathLike[str]
 Made = TypeVar("Made")
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 _MadeHere = TypeVar("_MadeHere", covariant=True)
 
 
@@ -58,32 +58,32 @@ class Job(Protocol[_MadeHere]):
     def run(self) -> _MadeHere: ...
 
 
-class Verb(Protocol[Given, _MadeHere]):
+class Verb(Protocol[Arguments, _MadeHere]):
     """A verb: called, it does its job; `plan`, called alike, says what the job would do."""
 
-    def __call__(self, *given: Given.args, **how: Given.kwargs) -> _MadeHere: ...
+    def __call__(self, *given: Arguments.args, **how: Arguments.kwargs) -> _MadeHere: ...
 
-    def plan(self, *given: Given.args, **how: Given.kwargs) -> Description:
+    def plan(self, *given: Arguments.args, **how: Arguments.kwargs) -> Description:
         """What the call would do: its steps, bytes, memory and evaluation calls.
 
         Everything is checked that can be checked before a tensor is read; nothing is written.
         """
 
 
-def verb(job: Callable[Given, Job[Made]]) -> Verb[Given, Made]:
+def verb(job: Callable[Arguments, Job[Made]]) -> Verb[Arguments, Made]:
     """The verb that does the job which a function describes, with a progress bar."""
     reports = bool(job.__code__.co_flags & CO_VARKEYWORDS) or "progress" in (
         job.__kwdefaults__ or ()
     )
 
     @wraps(job)
-    def call(*given: Given.args, **how: Given.kwargs) -> Made:
+    def call(*given: Arguments.args, **how: Arguments.kwargs) -> Made:
         if not reports:
             return job(*given, **how).run()
         with shown(how.get("progress")) as bar:  # type: ignore[arg-type]
             return job(*given, **{**how, "progress": bar}).run()  # type: ignore[arg-type]
 
-    def plan(*given: Given.args, **how: Given.kwargs) -> Description:
+    def plan(*given: Arguments.args, **how: Arguments.kwargs) -> Description:
         return job(*given, **how).describe()
 
     call.plan = plan  # type: ignore[attr-defined]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 
 from sigmerge import recipe as recipes
+from sigmerge.api import PathName
 from sigmerge.checkpoints.adapter_folders import split_adapter
 from sigmerge.checkpoints.arrays import Arrays, is_torch, store
 from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.checkpoints.pool import Pool as Members
-from sigmerge.checkpoints.pool import listed
+from sigmerge.checkpoints.pool import PoolMembers, listed
 from sigmerge.checkpoints.remote import target
 from sigmerge.errors import PoolError, RecipeError
 from sigmerge.files.scratch import scratch
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from sigmerge.checkpoints.arrays import Array
+    from sigmerge.checkpoints.arrays import RawArray
     from sigmerge.jobs.scores import ScoreFunction
     from sigmerge.results import Merged, TuneResult
 
-PathName = str | PathLike[str]
 Scores: TypeAlias = "ScoreFunction | PathName | Mapping[str, Any]"
 """How well experts and anchor do: measured by a callable, in a file, or given."""
 
@@ -74,7 +73,7 @@ class Pool:
         return cls(reference, {each.name: each for each in experts}, allow_pickle=allow_pickle)
 
     @cached_property
-    def members(self) -> Members:
+    def members(self) -> PoolMembers:
         """The checkpoints with their tensors, as their headers describe them."""
         with_vectors = self.reference is not None
         plain = Method.of("task_arithmetic" if with_vectors else "linear")
@@ -121,11 +120,11 @@ class Pool:
         `score` is called with a checkpoint's folder. It returns for every domain a fraction or,
         better, what the answer to every item is worth: the noise of scores is known then.
         """
-        from sigmerge.api import tune
+        from sigmerge import api
 
         names = None if anchors is None else [_method(each).operator for each in anchors]
         start = self._recipe(Method.of("task_arithmetic", weight=0.4))
-        return tune(start, out, calls=calls, anchors=names, score=score, **how)
+        return api.tune(start, out, calls=calls, anchors=names, score=score, **how)
 
     def _recipe(self, by: Method, **said: Any) -> Recipe:
         given = {**by.section(self.experts), "base_model": self.reference, **said}
@@ -209,7 +208,7 @@ class Plan:
                 self.recipe, target(out), replace(self.options, **how), self.score
             ).run()
 
-    def tensors(self) -> dict[str, Array]:
+    def tensors(self) -> dict[str, RawArray]:
         """The merge as NumPy arrays; bfloat16, which NumPy lacks, as float32."""
         return self._made().numpy()
 

@@ -1,6 +1,6 @@
 """The records of a run: typed, versioned, written and read here only.
 
-    plan.json         Plan, or RepairPlan: every number between the inputs and the bytes
+    plan.json         MergePlan, or RepairPlan: every number between the inputs and the bytes
     provenance.json   Provenance: which files were read and written, and what that took
     run.json          RunRecord: a whole run with its scores
     search.json       SearchRecord: a search and its winner
@@ -185,7 +185,7 @@ class TriedUpdate(Part):
     error: float = 0.0
 
 
-class Plan(Record):
+class MergePlan(Record):
     """What a merge was made of. A dense merge has this; a repair has more."""
 
     operator: str
@@ -205,7 +205,7 @@ class Plan(Record):
     warnings: tuple[str, ...] = ()
 
 
-class RepairPlan(Plan, Round):
+class RepairPlan(MergePlan, Round):
     """Everything that decides the bytes of a repair."""
 
     anchor: Member
@@ -393,10 +393,10 @@ def read_sealed(kind: type[_Record], file: Path, error: type[SigmergeError]) -> 
     return read(kind, file, error)
 
 
-def read_plan(file: Path) -> Plan:
+def read_plan(file: Path) -> MergePlan:
     """The plan in a file: a RepairPlan if it claims, else that of a dense merge."""
     content = read_json_object(file, "a plan", RecipeError)
-    kind = RepairPlan if "quota" in content else Plan
+    kind = RepairPlan if "quota" in content else MergePlan
     return _validated(kind, content, file, RecipeError)
 
 
@@ -419,7 +419,7 @@ def _validated(
 
 def _name(kind: type[Record]) -> str:
     names = {
-        Plan: "a plan",
+        MergePlan: "a plan",
         RepairPlan: "the plan of a repair",
         Provenance: "a provenance record",
         RunRecord: "the record of a run",

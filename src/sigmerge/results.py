@@ -6,8 +6,8 @@ from typing import Any
 from sigmerge.checkpoints.verify import Report
 from sigmerge.method.deficit import DomainScores
 from sigmerge.records import (
+    MergePlan,
     Part,
-    Plan,
     Provenance,
     RepairPlan,
     RunRecord,
@@ -20,7 +20,7 @@ class Merged(Part):
     """A merge or a repair: the new folder, its plan and its provenance."""
 
     out: str
-    plan: Plan
+    plan: MergePlan
     provenance: Provenance
 
     @property

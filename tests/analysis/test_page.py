@@ -14,7 +14,7 @@ import pytest
 from sigmerge.analysis.page import PageRun, render, write_page
 from sigmerge.analysis.svg import nice_ticks
 from sigmerge.errors import MissingExtra
-from sigmerge.records import PairedScores, Plan, Provenance, RepairPlan, ScoreNoise
+from sigmerge.records import MergePlan, PairedScores, Provenance, RepairPlan, ScoreNoise
 from tests.analysis import samples
 
 HOSTILE = """</script><script>alert("x")</script><img src=x onerror='alert(1)'>&"""
@@ -143,7 +143,7 @@ def test_several_runs_share_an_overview():
 
 
 def test_plain_merge_without_scores_has_no_plots():
-    plan = Plan(operator="linear", seed=0)
+    plan = MergePlan(operator="linear", seed=0)
     page = render([PageRun("linear", recipe=samples.RECIPE, plan=plan)])
     assert titles(page) == []
     assert "linear, merged ·" in page and "./pool/reference" in page

@@ -15,7 +15,7 @@ import pytest
 import sigmerge
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
 from sigmerge.checkpoints.inputs import digested, fingerprint
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.source import PoolSource
 from sigmerge.errors import PoolError
 from sigmerge.files.identity import identify, unchanged
@@ -122,7 +122,7 @@ def test_an_input_written_while_it_is_extracted(
     math = pool.experts["math"]
     found = ExtractJob._found
 
-    def meanwhile(job: ExtractJob, members: Pool) -> object:
+    def meanwhile(job: ExtractJob, members: PoolMembers) -> object:
         made = found(job, members)
         rewrite(math / "model.safetensors")
         return made

@@ -107,7 +107,7 @@ def test_a_users_type_checker_sees_the_types(tmp_path: Path) -> None:
     )  # fmt: skip
     lines = [line.split(": ", 1)[1] for line in ran.stdout.splitlines() if ": " in line]
     text = "\n".join(lines)
-    assert 'Revealed type is "sigmerge.records.Plan"' in text, ran.stdout
+    assert 'Revealed type is "sigmerge.records.MergePlan"' in text, ran.stdout
     assert 'Revealed type is "tuple[float, ...]"' in text.replace("builtins.", "")
     assert 'Revealed type is "sigmerge.records.PairedScores | None"' in text
     assert 'Revealed type is "sigmerge.jobs.options.Description"' in text
@@ -155,7 +155,7 @@ def displayed(result: Any) -> Reader:
 def test_a_repair_displays_its_figures(ran: dict[str, Any]) -> None:
     shown = displayed(ran["repaired"])
     words = " ".join(shown.words)
-    assert str(ran["folder"] / "repaired") in words and "task_arithmetic" in words
+    assert str(ran["folder"] / "repaired") in words and "checkpoint" in words
     for title in ("Conflict over depth", "Capacity over depth", "Deficits", "Claimed coordinates"):
         assert title in shown.words
     assert shown.tags.count("figure") == shown.tags.count("svg") >= 6
@@ -292,13 +292,13 @@ DISPLAYED = (results, options, sys.modules[Result.__module__], sys.modules[Analy
 def test_every_verb_returns_what_a_notebook_displays() -> None:
     kinds = {name: kind for module in DISPLAYED for name, kind in vars(module).items()}
     returned = {
-        inspect.signature(getattr(sigmerge, name)).return_annotation
-        for name in set(sigmerge.__all__)
-        - {"load_recipe", "operator", "parameter", "report", "describe"}
+        inspect.signature(verb).return_annotation.removeprefix("Job[")
+        for name, verb in vars(api).items()
+        if name in sigmerge.__all__ and inspect.isfunction(verb) and name != "report"
     }
     assert len(returned) >= 14
     for name in returned:
-        each = name.removeprefix("tuple[").removesuffix(", ...]")
+        each = name.removeprefix("tuple[").rstrip(",.] ")
         assert hasattr(kinds[each], "_repr_html_"), name
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import sigmerge
+from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError, ScoreError
 from sigmerge.evaluation.command_line import named_files, run_command
 from sigmerge.evaluation.scored_by import ScoredBy
@@ -29,6 +30,7 @@ from sigmerge.jobs.scores import (
 )
 from sigmerge.nano.files import POOL
 from sigmerge.recipe import load_recipe
+from sigmerge.recipe.scored import RepairSection
 from tests.kept_entries import kept_values
 from tests.pools import PoolOnDisk, make_pool
 
@@ -112,8 +114,8 @@ def test_result_files_of_the_harness(tmp_path: Path) -> None:
     assert table.anchor == pytest.approx({"math": 0.5, "coding": 0.3})
     with pytest.raises(ScoreError, match="gsm8k/acc is not in it"):
         harness_scores(results(1, 1, 1), {"math": "gsm8k/acc"}, "m.json")
-    with pytest.raises(ScoreError, match="domains missing"):
-        read_scores(given, tmp_path)
+    with pytest.raises(ValueError, match="domains cannot be used"):
+        RepairSection(scores=given)
 
 
 def test_a_command_prints_its_scores_on_the_last_line(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from sigmerge.analysis import svg
 from sigmerge.analysis.table import PairedRow, between, direction, margin, percent, points
 from sigmerge.method.deficit import DomainScores, best_scores
-from sigmerge.records import PairedScores, PerLayer, Plan, RepairPlan
+from sigmerge.records import MergePlan, PairedScores, PerLayer, RepairPlan
 
 DomainClasses = Mapping[str, str]  # domain -> the class that gives it its colour on the whole page
 
@@ -42,7 +42,7 @@ class Drawn:
         return list(self.domains or self.share or self.deficit)
 
 
-def drawn(plan: Plan | None) -> Drawn:
+def drawn(plan: MergePlan | None) -> Drawn:
     """A plan as the figures draw it; a dense merge has nothing to draw."""
     if not isinstance(plan, RepairPlan):
         return Drawn()

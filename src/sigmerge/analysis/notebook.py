@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from sigmerge.analysis import svg
 from sigmerge.analysis.figures import Drawn, Figure, Grid, drawn, sections
 from sigmerge.method.deficit import DomainScores
-from sigmerge.records import PAGE, Plan, Provenance
+from sigmerge.records import PAGE, MergePlan, Provenance
 from sigmerge.words import size
 
 FRAME_WIDTH = 960
@@ -26,7 +26,7 @@ ROW, FIGURES, LINE = 37, 490, 62
 """Heights of a table's row, of a row of figures and of a notice."""
 
 
-def merged(out: str, plan: Plan, provenance: Provenance) -> str:
+def merged(out: str, plan: MergePlan, provenance: Provenance) -> str:
     """A merge: what was written, and for a repair the figures of its plan."""
     facts = [
         ("folder", out),

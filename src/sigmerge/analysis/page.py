@@ -25,7 +25,7 @@ from sigmerge.analysis.table import PairedRow, between, direction, paired_row, p
 from sigmerge.errors import SigmergeError
 from sigmerge.files.documents import whole
 from sigmerge.files.yaml_documents import parse_yaml
-from sigmerge.records import PairedScores, Plan, Provenance, RepairPlan
+from sigmerge.records import MergePlan, PairedScores, Provenance, RepairPlan
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PageRun:
 
     name: str
     recipe: str = ""
-    plan: Plan | None = None
+    plan: MergePlan | None = None
     provenance: Provenance | None = None
     scores: PairedScores | None = None
     calibration: PairedScores | None = None

@@ -20,13 +20,13 @@ from sigmerge.words import shown
 if TYPE_CHECKING:
     from torch import Tensor
 
-Array = np.ndarray[Any, Any]
+RawArray = np.ndarray[Any, Any]
 NUMPY = {
     "F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1",
     "U64": "u8", "U32": "u4", "U16": "u2", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
 """The types that NumPy has too. It has no bfloat16 and no float8."""
-STORED = {np.dtype(kind): name for name, kind in NUMPY.items()}
+STORED_AS = {np.dtype(kind): name for name, kind in NUMPY.items()}
 TORCH = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
     "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32",
@@ -46,7 +46,7 @@ class Arrays:
             name: np.empty(slot.nbytes, np.uint8) for name, slot in layout.slots.items()
         }  # fmt: skip
 
-    def write(self, tensor: str, start: int, raw: Array) -> None:
+    def write(self, tensor: str, start: int, raw: RawArray) -> None:
         begin = start * raw.itemsize
         self._raw[tensor][begin : begin + raw.nbytes] = raw.reshape(-1).view(np.uint8)
 
@@ -69,7 +69,7 @@ class Arrays:
         }
         return made
 
-    def numpy(self) -> dict[str, Array]:
+    def numpy(self) -> dict[str, RawArray]:
         """Arrays by name, of the stored types; bfloat16, which NumPy lacks, as float32."""
         return {name: self._array(name) for name in sorted(self._raw)}
 
@@ -83,7 +83,7 @@ class Arrays:
             for name, raw in sorted(self._raw.items())
         }  # fmt: skip
 
-    def _array(self, name: str) -> Array:
+    def _array(self, name: str) -> RawArray:
         dtype, raw = self.dtypes[name], self._raw[name]
         if dtype in NUMPY:
             return raw.view(NUMPY[dtype]).reshape(self.shapes[name])
@@ -114,7 +114,7 @@ def store(tensors: Mapping[str, Any], folder: Path) -> Path:
     return folder
 
 
-def _bytes_of(name: str, value: Any) -> tuple[str, Array]:
+def _bytes_of(name: str, value: Any) -> tuple[str, RawArray]:
     """The stored type and the bytes of a tensor."""
     if is_torch(value):
         import torch
@@ -123,7 +123,7 @@ def _bytes_of(name: str, value: Any) -> tuple[str, Array]:
         if value.dtype in kinds:
             flat = value.detach().cpu().contiguous().reshape(-1)
             return kinds[value.dtype], flat.view(torch.uint8).numpy()
-    elif isinstance(value, np.ndarray) and value.dtype in STORED:
-        return STORED[value.dtype], np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    elif isinstance(value, np.ndarray) and value.dtype in STORED_AS:
+        return STORED_AS[value.dtype], np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     kind = getattr(value, "dtype", type(value).__name__)
     raise PoolError(f"{shown(name)}: {kind} is no type of tensor that a checkpoint has.")

@@ -11,7 +11,7 @@ from typing import Any
 
 from sigmerge.checkpoints.folder import INDEX, parted, read_json
 from sigmerge.checkpoints.links import check_file, is_there
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.writer import Output
 from sigmerge.errors import PoolError
 from sigmerge.files.digests import file_digests
@@ -52,7 +52,7 @@ TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 def copy_companions(
     output: Output,
-    pool: Pool,
+    pool: PoolMembers,
     tokenizer: Path | None,
     dtype: str | None,
     chat_template: str | None = None,
@@ -144,7 +144,7 @@ def with_token_ids(config: dict[str, Any], other: dict[str, Any]) -> dict[str, A
 
 
 def model_card(
-    title: str, pool: Pool, recipe: str, notes: Sequence[str], more: Sequence[str] = ()
+    title: str, pool: PoolMembers, recipe: str, notes: Sequence[str], more: Sequence[str] = ()
 ) -> str:
     """README.md: what this is and how to make it again. The same for every run of the recipe."""
     front = ["---", "library_name: transformers"]
@@ -162,7 +162,7 @@ def model_card(
     return "\n".join([*front, *lines])
 
 
-def _hub_names(pool: Pool) -> list[str]:
+def _hub_names(pool: PoolMembers) -> list[str]:
     """The members as a card names them: by hub id where their folder is a download of the hub."""
     names = []
     for member in pool.members.values():

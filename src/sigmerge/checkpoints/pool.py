@@ -18,7 +18,7 @@ from sigmerge.errors import PoolError
 
 
 @dataclass(frozen=True)
-class Pool:
+class PoolMembers:
     """`reference` is the model the experts were tuned from; a plain soup may have none.
 
     `layout` is the checkpoint whose tensors, configuration and tokenizer the output takes over:
@@ -93,7 +93,7 @@ def open_pool(
     soup: bool = False,
     any_architecture: bool = False,
     moved: Callable[[Mapping[str, Checkpoint]], dict[str, Checkpoint]] | None = None,
-) -> Pool:
+) -> PoolMembers:
     """Open and check a pool. All problems of all members are reported together.
 
     Members may differ in precision. Without `outside`, experts need no tensors outside the numbered
@@ -121,9 +121,9 @@ def open_pool(
     return replace(pool, disagreements=tuple(said))
 
 
-def together(reference: Checkpoint | None, experts: Mapping[str, Checkpoint]) -> Pool:
+def together(reference: Checkpoint | None, experts: Mapping[str, Checkpoint]) -> PoolMembers:
     """The pool of members that are called alike, with or without heads of their own."""
-    pool = Pool(reference, experts)
+    pool = PoolMembers(reference, experts)
     own = tuple(f"{name}: {note}" for name, m in pool.members.items() for note in m.notes)
     pool = replace(pool, notes=own)
     if len({frozenset(member.tensors) for member in pool.members.values()}) > 1:
@@ -134,7 +134,7 @@ def together(reference: Checkpoint | None, experts: Mapping[str, Checkpoint]) ->
     return with_heads(pool)
 
 
-def with_heads(pool: Pool) -> Pool:
+def with_heads(pool: PoolMembers) -> PoolMembers:
     """Tied heads: a member without a head of its own reads its embedding in that place.
 
     A head stored beside `tie_word_embeddings: true` that is a copy of the embedding is left out,
@@ -152,7 +152,7 @@ def with_heads(pool: Pool) -> Pool:
     return _rebuilt(pool, members, untied=True)
 
 
-def _rebuilt(pool: Pool, members: dict[str, Checkpoint], untied: bool) -> Pool:
+def _rebuilt(pool: PoolMembers, members: dict[str, Checkpoint], untied: bool) -> PoolMembers:
     experts = {name: members[name] for name in pool.experts}
     reference = members["reference"] if pool.reference else None
     return replace(pool, reference=reference, experts=experts, untied=untied)
@@ -239,7 +239,7 @@ def clash(ours: Tensor, theirs: Tensor) -> str | None:
     return None
 
 
-def _equal_to_reference(pool: Pool) -> list[str]:
+def _equal_to_reference(pool: PoolMembers) -> list[str]:
     """An expert whose bytes are the reference's has nothing to merge.
 
     Almost every expert differs in the first bytes compared; only a true copy is read to its end.
@@ -253,7 +253,7 @@ def _equal_to_reference(pool: Pool) -> list[str]:
     ]
 
 
-def twins(pool: Pool) -> list[str]:
+def twins(pool: PoolMembers) -> list[str]:
     """Notes about experts that hold the same weights: each counts, and no two differ."""
     return [
         f"{one} and {other} hold the same weights"
@@ -262,7 +262,7 @@ def twins(pool: Pool) -> list[str]:
     ]
 
 
-def kept_numbers(pool: Pool) -> list[str]:
+def kept_numbers(pool: PoolMembers) -> list[str]:
     """A note about whole numbers that differ between the members: the layout's are kept."""
     names = [
         name

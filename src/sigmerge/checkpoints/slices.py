@@ -15,7 +15,7 @@ from sigmerge.checkpoints.folder import Checkpoint, is_before
 from sigmerge.checkpoints.header import Tensor
 from sigmerge.checkpoints.kinds import LayerSource, is_by_layer, kinds_of, with_kinds
 from sigmerge.checkpoints.modules import LAYERLESS, ModulePart, config_key, depth_keys, module_part
-from sigmerge.checkpoints.pool import Pool, clash, listed, together
+from sigmerge.checkpoints.pool import PoolMembers, clash, listed, together
 from sigmerge.errors import PoolError
 from sigmerge.words import shown
 
@@ -59,7 +59,7 @@ def stacked_pool(
     slices: Sequence[StackedSlice],
     home: Checkpoint,
     moved: Callable[[Mapping[str, Checkpoint]], dict[str, Checkpoint]] | None = None,
-) -> Pool:
+) -> PoolMembers:
     """The pool of a stacked model. `home` gives its configuration and its other files.
 
     `moved` brings the members to one vocabulary.
@@ -93,7 +93,7 @@ def stacked_pool(
     files = dict.fromkeys(
         file for name in members if name in starts for file in members[name].files
     )
-    return Pool(
+    return PoolMembers(
         replace(home, tensors=bases, files=tuple(files)) if bases else None,
         {name: replace(members[name], tensors=found) for name, found in experts.items()},
         raw.untied,

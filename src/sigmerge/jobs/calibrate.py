@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.errors import RecipeError, ScoreError
 from sigmerge.files.regular import remove
 from sigmerge.jobs.calls import Calls, decided_section, target_of
@@ -60,7 +60,7 @@ class CalibrateJob:
     recipe: Recipe
     out: Path
     options: Options
-    pool: Pool
+    pool: PoolMembers
     stored: Checkpoint
     plan: RepairPlan
     table: ScoreTable

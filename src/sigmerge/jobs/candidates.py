@@ -15,7 +15,7 @@ import numpy as np
 from sigmerge import kept
 from sigmerge.checkpoints.declared import checkpoint_files, files_around
 from sigmerge.checkpoints.folder import Checkpoint, open_checkpoint
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.engine.machine import Meter, free_memory
 from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.files.documents import content_key
@@ -56,7 +56,7 @@ SCRATCH_ANCHOR, SCRATCH_CANDIDATE = ".winner.anchor", ".winner.candidate"
 class Measure(Protocol):
     """Scores recipes and stored checkpoints of a pool; `name` is for people."""
 
-    pool: Pool
+    pool: PoolMembers
     options: Options
 
     @property
@@ -158,7 +158,7 @@ class CandidateOf(NamedTuple):
     libraries: tuple[str, ...]
 
 
-def candidate_of(recipe: Mapping[str, Any], pool: Pool, options: Options) -> CandidateOf:
+def candidate_of(recipe: Mapping[str, Any], pool: PoolMembers, options: Options) -> CandidateOf:
     """What a recipe of a pool makes, without making it. Files are known by their content."""
     plain, loaded = without_repair(recipe), load_recipe(recipe)
     files: dict[str, Mapping[str, Path]] = {}
@@ -188,13 +188,13 @@ def candidate_of(recipe: Mapping[str, Any], pool: Pool, options: Options) -> Can
     return CandidateOf(pool_files(pool) | Inputs.of(**files), settings, tuple(libraries))
 
 
-def pool_files(pool: Pool) -> Inputs:
+def pool_files(pool: PoolMembers) -> Inputs:
     """Every file of a pool's members."""
     members = {f"member/{name}": checkpoint_files(each) for name, each in pool.members.items()}
     return Inputs.of(**members)
 
 
-def same_files(recipe: Recipe, pool: Pool) -> SameInputs:
+def same_files(recipe: Recipe, pool: PoolMembers) -> SameInputs:
     """What all candidates of a recipe are made of: the pool's files, and what experts are shown."""
     shown = {model.name: model.exemplars for model in recipe.models if model.exemplars is not None}
     return SameInputs(pool_files(pool) | Inputs.of(exemplars=shown))
@@ -262,7 +262,9 @@ class StoredMeasure:
 
     side_by_side = False
 
-    def __init__(self, scorer: CheckpointScorer, pool: Pool, work: Path, options: Options) -> None:
+    def __init__(
+        self, scorer: CheckpointScorer, pool: PoolMembers, work: Path, options: Options
+    ) -> None:
         self.scorer, self.pool, self.place = scorer, pool, work / SCRATCH_CANDIDATE
         self.options = replace(options, overwrite=True, progress=silent, durable=False)
         self.items: dict[str, int] = {}
@@ -311,7 +313,7 @@ class MemoryMeasure:
     def __init__(
         self,
         scorer: CandidateScorer,
-        pool: Pool,
+        pool: PoolMembers,
         work: Path,
         options: Options,
         limit: int | None = None,
@@ -409,7 +411,7 @@ def scored_by(scorer: CandidateScorer) -> ScoredBy | None:
 
 def measure_of(
     recipe: Recipe,
-    pool: Pool,
+    pool: PoolMembers,
     work: Path,
     options: Options,
     split: str = "calibration",
@@ -426,7 +428,7 @@ def measure_of(
 
 def _measure_of(
     recipe: Recipe,
-    pool: Pool,
+    pool: PoolMembers,
     work: Path,
     options: Options,
     split: str,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sigmerge import kept
 from sigmerge.checkpoints.companions import tokenizer_files
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.engine.machine import LIBRARIES
 from sigmerge.errors import OutputError, RecipeError
 from sigmerge.files.digests import file_digests
@@ -102,7 +102,7 @@ class CaptureJob:
         return Captures(map(row, planned))
 
 
-def plan_captures(recipe: Recipe, pool: Pool, options: Options) -> list[Capture]:
+def plan_captures(recipe: Recipe, pool: PoolMembers, options: Options) -> list[Capture]:
     """Every check that needs no model: exemplars can be read, tokenizers agree."""
     assert recipe.operator is not None
     planned, problems = [], []
@@ -147,7 +147,7 @@ def plan_captures(recipe: Recipe, pool: Pool, options: Options) -> list[Capture]
 def derivations(
     planned: Sequence[Capture],
     recipe: Recipe,
-    pool: Pool,
+    pool: PoolMembers,
     options: Options,
     out: Path | None = None,
 ) -> dict[str, Derivation]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.writer import mirror_layout
 from sigmerge.errors import RecipeError
 from sigmerge.jobs.occupancy import OccupancyJob
@@ -28,7 +28,7 @@ class Decided:
     coordinates: tuple[int, ...]
 
 
-def decide(section: RepairSection, pool: Pool) -> Decided:
+def decide(section: RepairSection, pool: PoolMembers) -> Decided:
     """The quotas of a repair: section that gives shares and capacity; RecipeError if too many."""
     assert section.shares is not None and section.capacity is not None
     domains = tuple(pool.experts)
@@ -51,7 +51,7 @@ def decide(section: RepairSection, pool: Pool) -> Decided:
     return Decided(turn, tuple(capacity.tolist()), tuple(coordinates.tolist()))
 
 
-def decided_job(section: RepairSection, pool: Pool, anchor: Checkpoint) -> OccupancyJob:
+def decided_job(section: RepairSection, pool: PoolMembers, anchor: Checkpoint) -> OccupancyJob:
     """The repair of an anchor by such a section."""
     assert not isinstance(section.scale, str)
     update = Update(section.scale, section.update, seed=section.seed)
@@ -59,7 +59,7 @@ def decided_job(section: RepairSection, pool: Pool, anchor: Checkpoint) -> Occup
     return OccupancyJob(pool, anchor, rounds, update, None, mirror_layout(anchor))
 
 
-def decided_of(plan: RepairPlan, pool: Pool) -> dict[str, Any] | None:
+def decided_of(plan: RepairPlan, pool: PoolMembers) -> dict[str, Any] | None:
     """The repair: section that claims what a plan claims, without any score; None if none can."""
     if plan.selection != "magnitude" or plan.update == "sparse" or plan.later_rounds:
         return None

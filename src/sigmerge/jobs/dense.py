@@ -26,7 +26,7 @@ from sigmerge.checkpoints.companions import (
 )
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.inputs import fingerprint
-from sigmerge.checkpoints.pool import Pool, kept_numbers, twins
+from sigmerge.checkpoints.pool import PoolMembers, kept_numbers, twins
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, Output, parse_size, plan_layout
 from sigmerge.engine.beside import beside
@@ -57,7 +57,7 @@ from sigmerge.kernels.stored import is_finite
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.features import is_stack, matrix_of, reached
 from sigmerge.recipe import Recipe
-from sigmerge.records import PLAN, PROVENANCE, RECIPE, Plan, Provenance
+from sigmerge.records import PLAN, PROVENANCE, RECIPE, MergePlan, Provenance
 from sigmerge.results import Merged
 from sigmerge.words import counted
 
@@ -77,7 +77,7 @@ class DenseJob:
 
     recipe: Recipe
     operator: Operator
-    pool: Pool
+    pool: PoolMembers
     sites: Mapping[str, Site]
     """Tensors that are merged; the others are copied from the layout's checkpoint."""
     layout: Layout
@@ -342,13 +342,13 @@ def run_dense(job: DenseJob, out: Path, options: Options) -> Merged:
     return Merged(out=output.name, plan=plan, provenance=provenance)
 
 
-def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> Plan:
+def _plan(job: DenseJob, done: Mapping[str, Any], options: Options) -> MergePlan:
     recipe, captured = job.recipe, None
     notes = {n: v for record in done.values() for n, v in (record or {}).items()}
     if job.statistics:
         shown = {"exemplars": dict(job.exemplars), "statistics": job.statistics.names}
         captured = recipe.capture.model_dump() | shown
-    return Plan(
+    return MergePlan(
         operator=recipe.method,
         revision=job.operator.revision,
         preset=recipe.preset,

@@ -17,7 +17,7 @@ from sigmerge.checkpoints.computed import disagreements
 from sigmerge.checkpoints.folder import SHOWN, TURNED, Checkpoint, is_head, open_checkpoint
 from sigmerge.checkpoints.header import encode_header
 from sigmerge.checkpoints.layers import Layer
-from sigmerge.checkpoints.pool import Pool, differences, together
+from sigmerge.checkpoints.pool import PoolMembers, differences, together
 from sigmerge.checkpoints.publishing import (
     ResultKind,
     check_space,
@@ -90,7 +90,7 @@ class ExtractJob:
         """The largest rank: what is said, else 16 unless an energy decides it."""
         return 16 if self.rank is None and self.energy is None else self.rank
 
-    def check(self) -> Pool:
+    def check(self) -> PoolMembers:
         if self.rank is not None and self.rank < 1:
             raise RecipeError(f"--rank: must be 1 or more, not {self.rank}.")
         if self.energy is not None and not 0 < self.energy <= 1:
@@ -164,7 +164,7 @@ class ExtractJob:
             warnings=(*pool.disagreements, *_warnings(found.left_out)),
         )
 
-    def _found(self, pool: Pool) -> _Found:
+    def _found(self, pool: PoolMembers) -> _Found:
         """Every layer that differs; matrices as factors."""
         found, layers = _Found(), model_layers(pool.layout)
 

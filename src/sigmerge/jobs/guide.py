@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sigmerge.checkpoints.folder import RECORDS_FOLDER
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.publishing import only_target, publish, real_target
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import ScoreError
@@ -61,7 +61,7 @@ class GuideJob:
         return anchors_of(self.recipe, [self.recipe.method])[self.recipe.method]
 
     @cached_property
-    def pool(self) -> Pool:
+    def pool(self) -> PoolMembers:
         return open_repair_pool(self.recipe, self.options)
 
     @property

@@ -20,7 +20,7 @@ from sigmerge.checkpoints.companions import copy_companions, model_card
 from sigmerge.checkpoints.folder import INDEX, RECORDS_FOLDER, Checkpoint
 from sigmerge.checkpoints.formed import FormedTensor
 from sigmerge.checkpoints.inputs import fingerprint
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.source import OpenMembers, PoolSource, read_ahead
 from sigmerge.checkpoints.writer import Layout, Output, mirror_layout
 from sigmerge.engine.beside import beside
@@ -80,7 +80,7 @@ Guard = Callable[[Path], GuardVerdict]
 class OccupancyJob:
     """Everything that decides the bytes of a repair."""
 
-    pool: Pool
+    pool: PoolMembers
     anchor: Checkpoint
     rounds: tuple[Round, ...]
     update: Update
@@ -88,7 +88,7 @@ class OccupancyJob:
     layout: Layout
 
     @classmethod
-    def of(cls, plan: RepairPlan, pool: Pool, anchor: Checkpoint) -> OccupancyJob:
+    def of(cls, plan: RepairPlan, pool: PoolMembers, anchor: Checkpoint) -> OccupancyJob:
         drop = {} if plan.drop is None else {"drop": plan.drop}
         update = Update(plan.scale, plan.update, seed=plan.seed, **drop)
         mask_seed = plan.seed if plan.selection == "random" else None
@@ -129,7 +129,7 @@ def _together(coordinates: int, threads: int) -> int:
     return min(max(threads // FEW_THREADS, 3), MOST_BLOCKS) if coordinates <= SMALL_FOR_MANY else 1
 
 
-def describe_occupancy(pool: Pool, threads: int) -> Step:
+def describe_occupancy(pool: PoolMembers, threads: int) -> Step:
     """The writing of a repair as a step of a dry run."""
     blocks = block_sites(pool)
     largest = max(sum(pool.layout.tensors[s.tensor].nbytes for s in block) for block in blocks)
@@ -153,7 +153,7 @@ def describe_occupancy(pool: Pool, threads: int) -> Step:
     )
 
 
-def _formed(pool: Pool, tensor: str) -> int:
+def _formed(pool: PoolMembers, tensor: str) -> int:
     """Coordinates of a tensor that are held in float32, being stored nowhere, of all experts."""
     found = [member.tensors[tensor] for member in pool.members.values()]
     return sum(one.size for one in found if isinstance(one, FormedTensor))
@@ -161,7 +161,7 @@ def _formed(pool: Pool, tensor: str) -> int:
 
 def run_occupancy(
     plan: RepairPlan,
-    pool: Pool,
+    pool: PoolMembers,
     anchor: Checkpoint,
     recipe: str,
     out: Path,
@@ -264,7 +264,7 @@ def _write(
     source, anchor = sources
     with Workers(options.workers) as workers:
         layers = write_blocks(job, source, anchor, workers, output, options)
-    copy_companions(output, Pool(job.anchor, {}), None, None)
+    copy_companions(output, PoolMembers(job.anchor, {}), None, None)
     return claimed_in(layers)
 
 

@@ -18,7 +18,7 @@ from sigmerge.checkpoints.contradictions import contradictions
 from sigmerge.checkpoints.folder import Checkpoint, is_before, open_checkpoint
 from sigmerge.checkpoints.inputs import digested, same_configuration
 from sigmerge.checkpoints.modules import SPEAKING, module_of, module_part
-from sigmerge.checkpoints.pool import Pool, clash, differences, open_pool
+from sigmerge.checkpoints.pool import PoolMembers, clash, differences, open_pool
 from sigmerge.errors import PoolError, RecipeError, SigmergeWarning
 from sigmerge.files.digests import file_digests
 from sigmerge.files.identity import InputIdentity, identify
@@ -52,7 +52,7 @@ def pool_folders(folder: Path) -> tuple[Path, list[Path]]:
     return reference, experts
 
 
-def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
+def open_merge_pool(recipe: Recipe, options: Options) -> tuple[PoolMembers, bool]:
     """The pool of a recipe that merges, and whether tensors outside the blocks are merged."""
     outside = recipe.parameters.get("outside") != "reference"
     vocabulary = _vocabulary(recipe)
@@ -72,7 +72,7 @@ def open_merge_pool(recipe: Recipe, options: Options) -> tuple[Pool, bool]:
     return _said(replace(pool, added_tokens=added), options), outside
 
 
-def _said(pool: Pool, options: Options) -> Pool:
+def _said(pool: PoolMembers, options: Options) -> PoolMembers:
     say_before(pool.disagreements, options)
     return replace(pool, notes=(*pool.notes, *pool.disagreements))
 
@@ -138,7 +138,9 @@ def _moving(
     return lambda members: moved(members, vocabulary, before, behind or before)
 
 
-def _stacked_pool(recipe: Recipe, options: Options, vocabulary: Vocabulary | None) -> Pool | None:
+def _stacked_pool(
+    recipe: Recipe, options: Options, vocabulary: Vocabulary | None
+) -> PoolMembers | None:
     """The pool of a recipe with slices; None if they are whole models, one beside another."""
     sources = {s.model: s for piece in recipe.slices for s in piece.sources}
     members = {
@@ -189,7 +191,7 @@ def _by_source(vocabulary: Vocabulary, recipe: Recipe) -> Vocabulary:
     return replace(vocabulary, request=replace(request, base=called(request.base), tokens=tokens))
 
 
-def planned_slices(recipe: Recipe, pool: Pool) -> tuple[PlanSlice, ...]:
+def planned_slices(recipe: Recipe, pool: PoolMembers) -> tuple[PlanSlice, ...]:
     """What a stacked pool is made of, as a plan lists it."""
     if pool.output is None:
         return ()
@@ -211,7 +213,7 @@ def planned_slices(recipe: Recipe, pool: Pool) -> tuple[PlanSlice, ...]:
     )
 
 
-def require_whole(recipe: Recipe, pool: Pool) -> None:
+def require_whole(recipe: Recipe, pool: PoolMembers) -> None:
     """Refuse a stack of slices: it has no weight per expert that could be moved."""
     if planned_slices(recipe, pool):
         raise RecipeError(
@@ -249,7 +251,7 @@ def _is_plain(piece: RecipeSlice, members: Mapping[str, Checkpoint]) -> bool:
     return whole and not piece.parameters
 
 
-def open_repair_pool(recipe: Recipe, options: Options) -> Pool:
+def open_repair_pool(recipe: Recipe, options: Options) -> PoolMembers:
     """The pool for the profile and the repair, which read the numbered blocks only."""
     if recipe.reference is None:
         raise PoolError("base_model is missing: task vectors need the reference checkpoint.")
@@ -268,7 +270,7 @@ def open_repair_pool(recipe: Recipe, options: Options) -> Pool:
     return _said(pool, options)
 
 
-def _check_counterparts(pool: Pool) -> None:
+def _check_counterparts(pool: PoolMembers) -> None:
     """Whether every layer of a stacked model has a reference and every expert."""
     for name in pool.names:
         block = pool.stack.block_of(name)
@@ -283,7 +285,7 @@ def _check_counterparts(pool: Pool) -> None:
 
 
 def open_anchor(
-    path: Path, pool: Pool, options: Options, *, any_architecture: bool = False
+    path: Path, pool: PoolMembers, options: Options, *, any_architecture: bool = False
 ) -> Checkpoint:
     """The anchor, checked against the pool: same architecture, same blocks."""
     stored = open_checkpoint(path, allow_pickle=options.allow_pickle)
@@ -320,7 +322,7 @@ def _misshapen(anchor: Checkpoint, layout: Checkpoint) -> list[str]:
     ]
 
 
-def merged_sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:
+def merged_sites(recipe: Recipe, pool: PoolMembers, outside: bool) -> dict[str, Site]:
     """The tensors that the recipe's operator merges, with their settings."""
     sites = {}
     placed = positions(pool.layout.tensors)
@@ -340,7 +342,7 @@ def merged_sites(recipe: Recipe, pool: Pool, outside: bool) -> dict[str, Site]:
     return sites
 
 
-def written_dtypes(recipe: Recipe, pool: Pool) -> dict[str, str]:
+def written_dtypes(recipe: Recipe, pool: PoolMembers) -> dict[str, str]:
     """The type of every tensor of a merge: the recipe's, or the narrowest that holds all members'.
 
     As in mergekit: bfloat16 beside float16 is written as float32.
@@ -353,7 +355,7 @@ def written_dtypes(recipe: Recipe, pool: Pool) -> dict[str, str]:
     return found
 
 
-def mixed_precision(recipe: Recipe, pool: Pool, written: Mapping[str, str]) -> list[str]:
+def mixed_precision(recipe: Recipe, pool: PoolMembers, written: Mapping[str, str]) -> list[str]:
     """A note where members differ in precision and the recipe does not say what is written."""
     changed = [n for n, t in pool.layout.tensors.items() if written[n] != t.dtype]
     if recipe.out_dtype is not None or not changed:
@@ -362,7 +364,7 @@ def mixed_precision(recipe: Recipe, pool: Pool, written: Mapping[str, str]) -> l
             "dtype: in the recipe says otherwise"]  # fmt: skip
 
 
-def idle_settings(recipe: Recipe, pool: Pool, sites: Mapping[str, Site]) -> list[str]:
+def idle_settings(recipe: Recipe, pool: PoolMembers, sites: Mapping[str, Site]) -> list[str]:
     """Notes about filters that match no tensor, and experts of which nothing is kept."""
     names = set(sites)
     if pool.output is not None:  # filters of a source see the names that its tensors have there
@@ -420,7 +422,7 @@ def _has_gap(value: Any) -> bool:
     return value is None or (isinstance(value, tuple) and None in value)
 
 
-def block_sites(pool: Pool) -> list[list[Site]]:
+def block_sites(pool: PoolMembers) -> list[list[Site]]:
     """The floating tensors of every numbered block in flat order (rulings 1 and 3)."""
     blocks: list[list[Site]] = [[] for _ in range(pool.stack.depth)]
     experts = tuple(pool.experts)

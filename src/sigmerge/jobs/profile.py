@@ -14,7 +14,7 @@ from sigmerge import kept
 from sigmerge.checkpoints.blocks import find_stack
 from sigmerge.checkpoints.companions import vocabulary
 from sigmerge.checkpoints.folder import Checkpoint
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.engine.machine import INTERPRETER, LIBRARIES, free_memory
 from sigmerge.errors import PoolError, RecipeError, require
 from sigmerge.files.digests import file_digests
@@ -77,7 +77,7 @@ class ProfileJob:
         )
 
 
-def describe_profile(recipe: Recipe, pool: Pool, options: Options) -> Step:
+def describe_profile(recipe: Recipe, pool: PoolMembers, options: Options) -> Step:
     """The profile as a step of a dry run: probe and tokenizers are checked, no tensor is read."""
     blocks = block_sites(pool)
     facts: dict[str, object] = {
@@ -98,7 +98,7 @@ def describe_profile(recipe: Recipe, pool: Pool, options: Options) -> Step:
     )
 
 
-def check_probe(recipe: Recipe, pool: Pool, options: Options) -> list[str]:
+def check_probe(recipe: Recipe, pool: PoolMembers, options: Options) -> list[str]:
     """The prompts of a recipe's probe, which all members read alike; none without a probe."""
     if recipe.repair is None or recipe.repair.probe is None:
         return []
@@ -109,7 +109,7 @@ def check_probe(recipe: Recipe, pool: Pool, options: Options) -> list[str]:
 
 
 def measure_profile(
-    recipe: Recipe, pool: Pool, options: Options, *, again: bool = False
+    recipe: Recipe, pool: PoolMembers, options: Options, *, again: bool = False
 ) -> MeasuredViews:
     """The views of a pool. What was kept of an earlier pass is taken, unless it is made `again`."""
     _ = options.cluster  # one that lacks something says so before anything is hashed
@@ -122,7 +122,7 @@ def measure_profile(
     return MeasuredViews(ordered, coordinates.astype(np.int64))
 
 
-def _weight_views(pool: Pool, options: Options, again: bool) -> Views:
+def _weight_views(pool: PoolMembers, options: Options, again: bool) -> Views:
     """Direction and sign views: one pass that reads every weight once."""
     members = pool.members.values()
     # All at once: at the end of a call threads wait for the last one.
@@ -139,7 +139,7 @@ def _device(recipe: Recipe) -> str:
     return recipe.repair.device if recipe.repair else "cpu"
 
 
-def _representation(recipe: Recipe, pool: Pool, options: Options, again: bool) -> Array:
+def _representation(recipe: Recipe, pool: PoolMembers, options: Options, again: bool) -> Array:
     """The representation view: each expert is loaded and run once, one after the other.
 
     All experts read the prompts through the reference's tokenizer (ruling 23).
@@ -185,7 +185,7 @@ def probe_prompts(file: Path) -> list[str]:
     return prompts
 
 
-def _own_layers(pool: Pool, expert: Checkpoint) -> list[int]:
+def _own_layers(pool: PoolMembers, expert: Checkpoint) -> list[int]:
     """Which of an expert's own layers each layer of the pool is: another one in a stack of slices.
 
     A probe runs the expert as it is.
@@ -198,7 +198,7 @@ def _own_layers(pool: Pool, expert: Checkpoint) -> list[int]:
     return [layer for layer in layers if layer is not None]
 
 
-def _tokenizer(pool: Pool) -> Path:
+def _tokenizer(pool: PoolMembers) -> Path:
     """The folder of the reference's tokenizer; the first expert's if the reference has none."""
     folders = [pool.layout.path, *(expert.path for expert in pool.experts.values())]
     found = next((folder for folder in folders if vocabulary(folder) is not None), None)
@@ -209,7 +209,7 @@ def _tokenizer(pool: Pool) -> Path:
     return found
 
 
-def _check_vocabularies(pool: Pool, options: Options) -> None:
+def _check_vocabularies(pool: PoolMembers, options: Options) -> None:
     """PoolError if an expert's vocabulary differs from the reference's: the views would differ."""
     chosen = _tokenizer(pool)
     folders = {"reference": chosen}

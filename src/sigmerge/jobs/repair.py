@@ -17,7 +17,7 @@ import numpy as np
 from sigmerge.checkpoints.blocks import other_stacks
 from sigmerge.checkpoints.folder import RECORDS_FOLDER, Checkpoint, open_checkpoint
 from sigmerge.checkpoints.inputs import stays
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.publishing import check_space, check_target
 from sigmerge.engine.machine import Meter
 from sigmerge.errors import PoolError, RecipeError, ScoreError
@@ -115,7 +115,7 @@ class RepairJob:
     def scorer(self) -> CheckpointScorer | None:
         return scorer_of(self.recipe, self.options, score=self.score)
 
-    def _open_anchor(self, pool: Pool) -> Checkpoint:
+    def _open_anchor(self, pool: PoolMembers) -> Checkpoint:
         given = self.recipe.any_architecture
         return open_anchor(self.anchor, pool, self.options, any_architecture=given)
 
@@ -162,7 +162,7 @@ class RepairJob:
         unchanged()
         return run_occupancy(plan, pool, stored, text, self.out, self.options, meter, guard)
 
-    def _text(self, plan: RepairPlan, pool: Pool, stored: Checkpoint) -> str:
+    def _text(self, plan: RepairPlan, pool: PoolMembers, stored: Checkpoint) -> str:
         """The recipe that is recorded: after guide:, one that makes the result without scores."""
         if self.recipe.guide is None or not self.made:
             return self.recipe.text
@@ -174,7 +174,7 @@ class RepairJob:
 
     def _calibrated(
         self,
-        pool: Pool,
+        pool: PoolMembers,
         stored: Checkpoint,
         plan: RepairPlan,
         table: ScoreTable,
@@ -208,7 +208,7 @@ class RepairJob:
             remove(leftover, if_possible=True)
         return made
 
-    def _named(self, pool: Pool, stored: Checkpoint) -> dict[str, Any]:
+    def _named(self, pool: PoolMembers, stored: Checkpoint) -> dict[str, Any]:
         """What a plan says of the merge and of the checkpoints that are repaired."""
         recipe, options = self.recipe, self.options
         slices = planned_slices(recipe, pool)
@@ -223,7 +223,7 @@ class RepairJob:
             "slices": slices,
         }
 
-    def _decided_plan(self, pool: Pool, stored: Checkpoint) -> RepairPlan:
+    def _decided_plan(self, pool: PoolMembers, stored: Checkpoint) -> RepairPlan:
         """The plan of a recipe that gives shares and capacity; nothing is measured."""
         recipe, section = self.recipe, self.section
         decided = decide(section, pool)
@@ -245,7 +245,7 @@ class RepairJob:
         )
 
     def _plan(
-        self, pool: Pool, stored: Checkpoint, table: ScoreTable, measured: MeasuredViews
+        self, pool: PoolMembers, stored: Checkpoint, table: ScoreTable, measured: MeasuredViews
     ) -> RepairPlan:
         recipe = self.recipe
         allocation = _allocate(self.section, recipe, measured, table)
@@ -280,7 +280,7 @@ class RepairJob:
 
 
 def repair_steps(
-    recipe: Recipe, pool: Pool, options: Options, score: ScoreFunction | None = None
+    recipe: Recipe, pool: PoolMembers, options: Options, score: ScoreFunction | None = None
 ) -> tuple[Step, ...]:
     """The steps of a repair whose checks have passed: scoring, profile, claims, scoring again."""
     section = recipe.repair
@@ -351,14 +351,14 @@ def _stored_plan(anchor: Path) -> Path | None:
     return file if file.exists() else None
 
 
-def _notes(recipe: Recipe, pool: Pool, anchor: Checkpoint) -> list[str]:
+def _notes(recipe: Recipe, pool: PoolMembers, anchor: Checkpoint) -> list[str]:
     """Warnings of the recipe, of its pool and of the anchor, and of the merge that made this."""
     file = _stored_plan(anchor.path)
     warned = read_plan(file).warnings if file else ()
     return list(dict.fromkeys([*recipe.notes, *pool.disagreements, *anchor.notes, *warned]))
 
 
-def _unrepaired(pool: Pool) -> list[str]:
+def _unrepaired(pool: PoolMembers) -> list[str]:
     """That layers are repaired in one stack alone, where there are more (ruling 1)."""
     others = other_stacks(pool.layout.tensors, pool.stack)
     if not others:
@@ -411,7 +411,7 @@ class _Trial:
     """Scores repairs that are written only to be measured."""
 
     job: RepairJob
-    pool: Pool
+    pool: PoolMembers
     anchor: Checkpoint
     table: ScoreTable
     scorer: CheckpointScorer
@@ -457,7 +457,7 @@ def _check_rounds(plan: RepairPlan, measured: MeasuredViews) -> None:
             )
 
 
-def _as_calibrated(plan: RepairPlan, found: Calibrated, pool: Pool) -> RepairPlan:
+def _as_calibrated(plan: RepairPlan, found: Calibrated, pool: PoolMembers) -> RepairPlan:
     """The plan with the repair that was chosen; one that claims nothing, if none was."""
     changes: dict[str, Any] = {"candidates": found.tried}
     if found.repair is None:

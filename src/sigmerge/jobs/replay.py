@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sigmerge.checkpoints.folder import Checkpoint
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.checkpoints.publishing import check_target
 from sigmerge.checkpoints.remote import place_of
 from sigmerge.engine.machine import Meter
@@ -48,7 +48,7 @@ class ReplayJob:
         guard: Guard | None = (lambda folder: verdict) if verdict is not None and kept else None
         return run_occupancy(plan, pool, stored, text, self.out, self.options, meter, guard)
 
-    def _planned(self) -> tuple[RepairPlan, Pool, Checkpoint, str]:
+    def _planned(self) -> tuple[RepairPlan, PoolMembers, Checkpoint, str]:
         """The plan, its pool, its anchor, and a recipe that says where it came from."""
         plan = read_repair_plan(self.plan_file)
         recipe = recipe_of(plan)
@@ -68,7 +68,7 @@ class ReplayJob:
         return plan, pool, stored, f"# replayed from a plan\n{recipe.text}"
 
 
-def _check_plan(file: Path, plan: RepairPlan, pool: Pool) -> None:
+def _check_plan(file: Path, plan: RepairPlan, pool: PoolMembers) -> None:
     """Whether a plan's claims fit the pool."""
     experts, depth = sorted(pool.experts), pool.stack.depth
     sizes = [sum(site.size for site in block) for block in block_sites(pool)]

@@ -571,7 +571,7 @@ def read_scores(given: str | Mapping[str, Any], folder: Path) -> ScoreTable:
     if isinstance(given, str):
         file = folder / Path(given).expanduser()
         content = read_json_object(file, "a score file", ScoreError, unique=True)
-    elif "domains" in given:
+    elif not isinstance(given.get("anchor"), Mapping):
         return _harness_table(given, folder)
     else:
         content, given = dict(given), "repair.scores"

@@ -22,13 +22,13 @@ from sigmerge.kernels.signature import signature
 from sigmerge.operators.base import Chunk, Pass, Passes, Site
 
 if TYPE_CHECKING:
-    from sigmerge.checkpoints.pool import Pool
+    from sigmerge.checkpoints.pool import PoolMembers
     from sigmerge.jobs.options import Options
 
 # Only types are imported of the pool and of the options: their code does not decide the sums.
 
 
-def signatures(pool: Pool, blocks: list[list[Site]], options: Options) -> Derivation:
+def signatures(pool: PoolMembers, blocks: list[list[Site]], options: Options) -> Derivation:
     """Per layer the products of the experts' task vectors, and how much their signs agree."""
     members = pool.members.values()
     return Derivation(

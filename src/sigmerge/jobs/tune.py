@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from sigmerge.analysis.html import require_page
 from sigmerge.analysis.tuning import write_tuning_page
-from sigmerge.checkpoints.pool import Pool
+from sigmerge.checkpoints.pool import PoolMembers
 from sigmerge.engine.machine import LIBRARIES, Meter
 from sigmerge.errors import OutputError, RecipeError, ScoreError
 from sigmerge.files.documents import content_key
@@ -129,7 +129,7 @@ class TuneJob:
         return Objective(given.objective, given.weights, given.floors)
 
     @cached_property
-    def pool(self) -> Pool:
+    def pool(self) -> PoolMembers:
         return open_repair_pool(self.recipe, self.options)
 
     @cached_property

@@ -40,7 +40,7 @@ from sigmerge.records import (
     PLAN,
     PROVENANCE,
     RECIPE,
-    Plan,
+    MergePlan,
     Provenance,
     RepairPlan,
     RunRecord,
@@ -370,7 +370,7 @@ NOT_DENSE = ("repair", "chat_template")
 """Keys of a recipe that decide no weight of its dense merge."""
 
 
-def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
+def _recipe(plan: MergePlan, folder: Path, provenance: Provenance) -> Recipe:
     """The recipe as run, with the paths that the records name: it means the same from any folder.
 
     A repair is not part of the dense merge.
@@ -402,7 +402,9 @@ def _recipe(plan: Plan, folder: Path, provenance: Provenance) -> Recipe:
     return load_recipe({**given, "models": placed, "seed": plan.seed})
 
 
-def _bases(models: Sequence[Mapping[str, Any]], base: Any, plan: Plan, file: Path) -> Sequence[int]:
+def _bases(
+    models: Sequence[Mapping[str, Any]], base: Any, plan: MergePlan, file: Path
+) -> Sequence[int]:
     """Where the base model stands among the models, if it is none of the plan's experts.
 
     It is written as `base_model` is, or by another path to the same folder. In a soup it is one of
@@ -426,12 +428,12 @@ def _text(model: Mapping[str, Any], file: Path) -> str:
         raise PoolError(f"{file}: is no recipe of a merge.") from None
 
 
-def _sliced_recipe(plan: Plan, given: Mapping[str, Any], provenance: Provenance) -> Recipe:
+def _sliced_recipe(plan: MergePlan, given: Mapping[str, Any], provenance: Provenance) -> Recipe:
     """A recipe with slices; its models are found by the ends of their paths."""
     return load_recipe({**_placed(given, _places(plan, provenance)), "seed": plan.seed})
 
 
-def _places(plan: Plan, provenance: Provenance) -> set[str]:
+def _places(plan: MergePlan, provenance: Provenance) -> set[str]:
     """The checkpoints that the records name, and the folder of the tokenizer."""
     members = [*plan.experts.values(), *([plan.reference] if plan.reference else [])]
     known = {member.path for member in members if member.path}
