@@ -208,7 +208,7 @@ def _other_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _other_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "version", lambda name: "0.0.1")
+    monkeypatch.setattr(kept, "_version", lambda name: "0.0.1")
 
 
 @pytest.mark.parametrize("change", [_other_code, _other_numpy])

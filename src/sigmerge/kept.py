@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -184,7 +184,9 @@ def _check_resolved(value: Any, name: str) -> None:
         raise AssertionError(f"{name}: {value!r} is no resolved setting")
 
 
+@cache
 def _version(library: str) -> str:
+    """A process keeps the library that it has loaded; what is installed is a file to be parsed."""
     try:
         return version(library)
     except PackageNotFoundError:

@@ -118,7 +118,7 @@ def test_grams_are_kept_under_their_settings_and_libraries(
     plain = grams(pool)
     key = plain.full
     assert grams(pool, trust=True).core != plain.core
-    monkeypatch.setattr("sigmerge.kept.version", lambda library: f"another {library}")
+    monkeypatch.setattr("sigmerge.kept._version", lambda library: f"another {library}")
     assert (grams(pool).core, grams(pool).full != key) == (plain.core, True)
     assert {*plain.runtime} == {"tokenizers", "torch", "transformers"}
 

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,11 @@ class Item:
     record: dict[str, Any]
     split: str | None = None
 
-    @property
+    @cached_property
     def id(self) -> str:
         return f"{self.part}/{self.index}"
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the record's content."""
         text = json.dumps(self.record, sort_keys=True, ensure_ascii=False, default=str)

@@ -5,20 +5,34 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from sigmerge.errors import ScoreError
+from sigmerge.errors import PoolError, ScoreError
 from sigmerge.evaluation.answers import Scored
 from sigmerge.evaluation.benchmark import Asked, Benchmark, HarnessScorer, Metric
 from sigmerge.evaluation.costs import ItemCost
 from sigmerge.evaluation.sources import Data, Item
-from sigmerge.nano.facts import LONGEST_ANSWER
-from sigmerge.nano.files import NANO_SPLITS, POOL, load_items
+from sigmerge.files.documents import parse_json_lines, read_bytes
+from sigmerge.nano.facts import LONGEST_ANSWER, Fact
+from sigmerge.nano.files import NANO_SPLITS, POOL, split_file
 from sigmerge.probing.generate import HfModel, LoadedModel, Usage
 from sigmerge.probing.threads import one_torch_thread
+
+
+def items_of(file: Path, split: str) -> tuple[Item, ...]:
+    """The items in a file of facts."""
+    return _parsed(file, split, read_bytes(file, "a file of JSON lines", PoolError))
+
+
+@lru_cache(maxsize=32)
+def _parsed(file: Path, split: str, content: bytes) -> tuple[Item, ...]:
+    """The same bytes give the same items: a search reads them before each candidate."""
+    records = (record for _, record in parse_json_lines(content, str(file), PoolError))
+    return tuple(Item(split, i, vars(Fact(**each)), split) for i, each in enumerate(records))
 
 
 class Nano(Benchmark):
@@ -41,11 +55,8 @@ class Nano(Benchmark):
     def load_records(self, name: str, data: Data, suite_folder: Path) -> list[Item]:
         pool = suite_folder / Path(self.pool).expanduser() if self.pool else POOL
         try:
-            return [
-                Item(split, i, dict(vars(fact)), split)
-                for split in NANO_SPLITS
-                for i, fact in enumerate(load_items(split, self.domain, pool))
-            ]
+            files = {split: split_file(split, self.domain, pool) for split in NANO_SPLITS}
+            return [item for split, file in files.items() for item in items_of(file, split)]
         except (OSError, ValueError, TypeError) as error:
             raise ScoreError(f"{name}: {pool} is no nano pool ({error}).") from None
 
