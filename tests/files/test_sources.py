@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,93 @@ def test_files_that_a_callable_names_are_found(tmp_path: Path) -> None:
     assert callable_files(score) == []
     handle = object()
     assert callable_files(lambda f: (handle, str(tmp_path))) == []
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Writes modules of a user and imports them anew."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "users_package").mkdir()
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.startswith("users_")]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+
+    def write(**texts: str) -> None:
+        for name, text in {"users_package.__init__": "", **texts}.items():
+            (tmp_path / f"{name.replace('.', '/')}.py").write_text(text)
+        forget()
+
+    yield write
+    forget()
+
+
+ELSEWHERE = {
+    "a module": "import users_one\ndef score(f):\n    return users_one.f()",
+    "a name of it": "from users_one import f\ndef score(x):\n    return f()",
+    "its value": "import users_one\ndef score(f):\n    return users_one.g",
+    "in a call": "def score(f):\n    import users_one\n    return users_one.f()",
+    "a name in a call": "def score(x):\n    from users_one import f\n    return f()",
+    "of a package": "from users_package import users_three\ndef score(f):\n    return users_three",
+    "of a package in a call": "def score(f):\n    from users_package import users_three\n",
+    "a submodule": "import users_package.users_three as t\ndef score(f):\n    return t.f()",
+    "in an inner function": "def score(f):\n    def g():\n        import users_one\n    return g()",
+}
+"""How a callable uses what stands in files of the user's own."""
+
+
+@pytest.mark.parametrize("text", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_what_a_callable_imports_is_part_of_it(text: str, modules: Callable[..., None]) -> None:
+    """Found by an attack: of these, only the file of a module that it named itself was."""
+    texts = {
+        "users_one": "from users_two import g\ndef f():\n    return g()\n",
+        "users_package.users_three": "from users_two import g\ndef f():\n    return g()\n",
+    }
+    digests = []
+    for number in (1, 2):
+        modules(**texts, users_two=f"def g():\n    return {number}\n")
+        score = defined(text)
+        digests.append(callable_digest(score))
+        importlib.import_module("users_one")  # what is loaded makes no difference
+        importlib.import_module("users_package.users_three")
+        assert callable_digest(score) == digests[-1]
+    assert None not in digests and digests[0] != digests[1]
+
+
+def test_what_is_set_in_a_module_is_part_of_what_uses_it(modules: Callable[..., None]) -> None:
+    modules(users_one="K = 1\nL = 1\n", **{"users_package.users_deep": "M = 1\n"})
+    text = (
+        "import users_one\nimport users_package.users_deep\n"
+        "def score(f):\n    return users_one.K + users_package.users_deep.M\n"
+    )
+    digests = [callable_digest(score := defined(text))]
+    sys.modules["users_one"].K = 2  # type: ignore[attr-defined]
+    digests.append(callable_digest(score))
+    sys.modules["users_package.users_deep"].M = 2  # type: ignore[attr-defined]
+    digests.append(callable_digest(score))
+    assert len({*digests}) == 3
+    sys.modules["users_one"].L = 2  # type: ignore[attr-defined]
+    assert callable_digest(score) == digests[-1]
+    sys.modules["users_one"].K = object()  # type: ignore[attr-defined]
+    assert callable_digest(score) is None
+
+
+@pytest.mark.parametrize("text", ["import yaml", "import numpy.linalg", "import not_there"])
+def test_a_library_that_is_not_loaded_yet_has_its_version(text: str) -> None:
+    """Else the digest would change with the first call."""
+    program = (
+        "from sigmerge.files.sources import callable_digest\n"
+        f"def score(f):\n    {text}\nprint(callable_digest(score))\n"
+        f"try:\n    exec({text!r}, {{}})\nexcept ImportError:\n    pass\n"
+        "print(callable_digest(score))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    one, other = run.stdout.split()
+    assert one == other != "None"
 
 
 def test_a_callable_has_the_same_digest_in_another_process() -> None:

@@ -365,6 +365,42 @@ def test_files_of_a_command_that_are_exchanged_are_others(tmp_path: Path) -> Non
     assert named == [tmp_path / "a", tmp_path / "b"]
 
 
+@pytest.mark.parametrize("line", ["python score.py {checkpoint}", "python -m score {checkpoint}"])
+def test_what_a_command_imports_beside_itself_is_among_its_files(line: str, tmp_path: Path) -> None:
+    """Through others, from packages, and also what is no Python any more."""
+    for name, text in {
+        "score.py": "import json\ndef f():\n    from inner import deep\nimport helper, numpy\n",
+        "helper.py": "from inner.more import x\nthis is no Python",
+        "inner/__init__.py": "",
+        "inner/deep.py": "from . import near\nfrom ..helper import y\n",
+        "inner/near.py": "import score\n",
+        "inner/more.py": "",
+        "json.py/a folder": "",
+        "other.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    named = named_files(line, tmp_path, "command")
+    found = {file.relative_to(tmp_path).as_posix() for file in named}
+    assert found == {"score.py", "helper.py", "inner/__init__.py", "inner/deep.py", "inner/near.py"}
+
+
+def test_a_command_whose_helper_changed_is_run_again(pool: PoolOnDisk, tmp_path: Path) -> None:
+    """Found by an attack: the deficits were those of before, with exit code 0."""
+    (tmp_path / "grade.py").write_text(
+        "from numbers_of import Q\nimport json\nprint(json.dumps(Q))"
+    )
+    found = []
+    for score in (0.25, 0.5):
+        scores = dict.fromkeys(pool.experts, score)
+        (tmp_path / "numbers_of.py").write_text(f"Q = {scores}\n")
+        command = f"{sys.executable} -B {tmp_path / 'grade.py'} {{checkpoint}}"
+        recipe = pool.recipe("task_arithmetic", repair={"command": command})
+        made = sigmerge.deficits(recipe, anchor=pool.reference)
+        found.append(made.anchor)
+    assert found == [dict.fromkeys(pool.experts, score) for score in (0.25, 0.5)]
+
+
 def test_two_sources_of_scores_are_one_too_many(pool: PoolOnDisk) -> None:
     repair = {"scores": "scores.json", "command": "true"}
     with pytest.raises(RecipeError, match="one of scores, command and evaluate"):

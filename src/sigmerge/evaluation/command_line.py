@@ -6,10 +6,12 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from sigmerge.checkpoints.adapter_folders import home_of
 from sigmerge.errors import ScoreError
+from sigmerge.files.imports import imported_files, module_files
 
 
 def command_words(command: str, where: str) -> list[str]:
@@ -35,12 +37,16 @@ def check_program(command: str, folder: Path, where: str) -> None:
 
 
 def named_files(command: str, folder: Path, where: str) -> list[Path]:
-    """The files that a command names, its script among them, in the order of their names."""
-    words = [
-        part for word in command_words(command, where) for part in (word, *word.split("=")[1:])
-    ]
-    files = [folder / word for word in words if "{" not in word]
-    return [file for file in files if file.is_file()]
+    """The files that a command names, its script among them, as they are named.
+
+    After each what it imports, if it is Python: modules that lie beside it.
+    """
+    words = command_words(command, where)
+    named = [folder / part for word in words for part in (word, *word.split("=")[1:])
+             if "{" not in part]  # fmt: skip
+    files = [[f, *imported_files(f, [f.parent])] for f in named if f.is_file()]
+    files += [module_files(name, [folder]) for flag, name in pairwise(words) if flag == "-m"]
+    return [*dict.fromkeys(file for each in files for file in each)]
 
 
 def run_command(command: str, places: Mapping[str, Path], folder: Path, where: str) -> list[str]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import dis
 import hashlib
 import inspect
 import json
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from sigmerge import _native
+from sigmerge.files.imports import imported_files, is_installed, module_files, users_homes
 from sigmerge.files.regular import is_regular
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -47,7 +48,7 @@ def _closure_digest(module: str) -> str:
     """Of a module's own source and that of every module of the package that it leads to."""
     made = hashlib.sha256(sys.version.encode())
     if _file_of(module) is None:  # a user's own
-        made.update(_file(sys.modules[module]).encode())
+        made.update(_content(Path(str(sys.modules[module].__file__))).encode())
     for name in sorted(_closure(module)):
         file = _file_of(name)
         assert file is not None
@@ -177,7 +178,7 @@ def _parts(value: Any, seen: dict[int, int]) -> Iterator[Any]:
     elif isinstance(value, MethodType):
         yield from (_described(each, seen) for each in (value.__func__, value.__self__))
     elif isinstance(value, ModuleType):
-        yield _module(value)
+        yield _module(value.__name__)
     elif isinstance(value, FunctionType):
         yield from _function(value, seen)
     elif isinstance(value, type):
@@ -203,41 +204,77 @@ def _is_plain_object(value: Any) -> bool:
 
 def _is_users(value: Any) -> bool:
     """Whether a class or function is the user's own, rather than Python's or a library's."""
-    name = str(getattr(value, "__module__", ""))
+    return _is_users_module(str(getattr(value, "__module__", "")))
+
+
+def _is_users_module(name: str) -> bool:
+    top = name.partition(".")[0]
+    if top == PACKAGE.name:
+        return False
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
-        return name.partition(".")[0] not in {*sys.stdlib_module_names, *sys.builtin_module_names}
-    return not any(Path(file).is_relative_to(place) for place in _installed())
+        return top not in {*sys.stdlib_module_names, *sys.builtin_module_names}
+    return not is_installed(Path(file))
+
+
+def _module(name: str) -> Any:
+    """A library by its version; a user's own module by its files and all that they import.
+
+    Whether it is loaded yet makes no difference.
+    """
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return name
+    if top == PACKAGE.name:
+        return name, _package_digest()
+    if files := _users_files(name):
+        return name, [[file.name, _content(file)] for file in files]
+    return name, _version(top)
+
+
+def _users_files(name: str) -> list[Path]:
+    """The files of a user's module and of what it imports, wherever it was loaded from."""
+    homes = users_homes()
+    found = {*module_files(name, homes)}
+    if file := getattr(sys.modules.get(name), "__file__", None):
+        own = Path(file)
+        if is_installed(own):
+            return []
+        above = name.count(".") + (own.name == "__init__.py")
+        home = own.parents[min(above, len(own.parents) - 1)]
+        found |= {*imported_files(own, [*homes, home])}
+    return sorted(found)
+
+
+def _version(top: str) -> str:
+    """That of the distribution with a module of this name."""
+    try:
+        return version(top)
+    except PackageNotFoundError:
+        return " ".join(f"{n} {version(n)}" for n in sorted({*_distributions().get(top, ())}))
 
 
 @cache
-def _installed() -> tuple[Path, ...]:
-    """Where Python and libraries lie."""
-    places = sysconfig.get_paths()
-    return tuple(Path(places[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+def _distributions() -> Mapping[str, list[str]]:
+    return packages_distributions()
 
 
-def _module(module: ModuleType) -> Any:
-    """A module by its distribution's version; a user's own by its file."""
-    top = module.__name__.partition(".")[0]
-    if top in sys.stdlib_module_names:
-        return module.__name__
+@cache
+def _package_digest() -> str:
+    """Of all of this package, whose public names are imported when they are used."""
+    return hashlib.sha256("".join(map(_content, _files().values())).encode()).hexdigest()
+
+
+def _content(file: Path) -> str:
     try:
-        return module.__name__, version(top)
-    except PackageNotFoundError:
-        return module.__name__, _file(module)
-
-
-def _file(module: ModuleType) -> str:
-    try:
-        return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
+        return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
-        raise Unnameable(module.__name__) from None
+        raise Unnameable(str(file)) from None
 
 
 def _function(function: FunctionType, seen: dict[int, int]) -> Iterator[Any]:
     if not _is_users(function):
-        yield _module(sys.modules[function.__module__]), function.__qualname__
+        yield _module(function.__module__), function.__qualname__
         return
     yield _code(function.__code__, seen)
     yield _described(function.__defaults__, seen)
@@ -247,9 +284,39 @@ def _function(function: FunctionType, seen: dict[int, int]) -> Iterator[Any]:
             yield _described(cell.cell_contents, seen)
         except ValueError:  # not bound yet
             yield "empty"
-    for name in sorted(_names(function.__code__)):
-        if name in function.__globals__:
-            yield [name, _described(function.__globals__[name], seen)]
+    names, scope = _names(function.__code__), function.__globals__
+    for name in sorted(names & scope.keys()):
+        yield [name, _described(scope[name], seen)]
+        if isinstance(scope[name], ModuleType):
+            yield from _used(scope[name], names, seen)
+    package = str(scope.get("__package__") or "")
+    for name in sorted(_imported_names(function.__code__, package)):
+        yield [name, _module(name)]
+
+
+def _used(module: ModuleType, names: set[str], seen: dict[int, int]) -> Iterator[Any]:
+    """What a function names of a user's module: its values may be others than its file gave it."""
+    if not _is_users_module(module.__name__) or module.__name__.startswith(PACKAGE.name):
+        return
+    for name in sorted(names & vars(module).keys()):
+        value = vars(module)[name]
+        if not isinstance(value, ModuleType):
+            yield [name, _described(value, seen)]
+        elif value.__name__.startswith(f"{module.__name__}."):
+            yield from _used(value, names, seen)
+
+
+def _imported_names(code: CodeType, package: str) -> set[str]:
+    """The modules that code imports when it runs; of a user's packages all that it may mean."""
+    found: set[str] = set()
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            name, homes = str(step.argval), users_homes()
+            within = [name, *([f"{package}.{name}".rstrip(".")] if package else [])]
+            parts = [f"{each}.{part}" for each in within for part in code.co_names]
+            found |= {name, *(each for each in [*within, *parts] if module_files(each, homes))}
+    inner = (_imported_names(c, package) for c in code.co_consts if isinstance(c, CodeType))
+    return found.union(*inner)
 
 
 _OF_ANY_CLASS = {
@@ -266,7 +333,7 @@ _OF_A_DATACLASS = {
 
 def _class(kind: type, seen: dict[int, int]) -> Iterator[Any]:
     if not _is_users(kind):
-        yield _module(sys.modules[kind.__module__]), kind.__qualname__
+        yield _module(kind.__module__), kind.__qualname__
         return
     yield from (_described(base, seen) for base in kind.__bases__)
     for name, member in sorted(vars(kind).items()):

@@ -1,0 +1,88 @@
+"""The files that a user's Python source leads to: what it imports that no library installed."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+
+def imported_files(file: Path, homes: Sequence[Path]) -> list[Path]:
+    """A file, and all modules in these folders that it imports, directly or through others.
+
+    What is no Python source imports nothing.
+    """
+    found: set[Path] = set()
+    todo = [file]
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo += _imported(one, homes)
+    return sorted(found)
+
+
+def module_files(name: str, homes: Sequence[Path]) -> list[Path]:
+    """The file of a module, of the packages that it is in, and all that these import."""
+    own = _files_of(tuple(name.split(".")), homes)
+    return sorted({each for file in own for each in imported_files(file, homes)})
+
+
+def users_homes() -> list[Path]:
+    """The folders in which Python looks for modules, without those of Python and of libraries."""
+    return [Path(place) for place in sys.path if not is_installed(Path(place))]
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a file is Python's own or a library's."""
+    return any(file.is_relative_to(place) for place in _installed())
+
+
+@cache
+def _installed() -> tuple[Path, ...]:
+    """Where Python and libraries lie."""
+    places = sysconfig.get_paths()
+    return tuple(Path(places[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def _imported(file: Path, homes: Sequence[Path]) -> Iterator[Path]:
+    if file.suffix != ".py":
+        return
+    try:
+        named = _names(file.read_bytes())
+    except OSError:
+        return
+    for level, parts in named:
+        above = file.parents[min(level, len(file.parents)) - 1]
+        yield from _files_of(parts, [above] if level else homes)
+
+
+@cache
+def _names(source: bytes) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """What a source imports: how far above itself, and the parts of the name."""
+    found = []
+    try:
+        nodes = [*ast.walk(ast.parse(source))]
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found += [(0, tuple(alias.name.split("."))) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = tuple(node.module.split(".")) if node.module else ()
+            found += [(node.level, (*base, alias.name)) for alias in node.names]
+    return tuple(dict.fromkeys(found))
+
+
+def _files_of(parts: Sequence[str], homes: Sequence[Path]) -> list[Path]:
+    """The files of a module and of the packages it is in: of the first folder that has any."""
+    for home in homes:
+        places = [home.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+        files = [f for place in places for f in (place.with_name(f"{place.name}.py"),
+                                                 place / "__init__.py")]  # fmt: skip
+        if found := [file for file in files if file.is_file()]:
+            return found
+    return []
