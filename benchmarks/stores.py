@@ -62,7 +62,7 @@ def pools(given: argparse.Namespace, clock: Clock) -> list[Path]:
     if "nano-0" in names and not (folder / "nano-0").exists():
         shutil.copytree(POOL, folder / "nano-0", ignore=shutil.ignore_patterns(".sigmerge"))
     commands = [
-        [*_sigmerge("nano", "train", str(folder / name)), "--device", given.device,
+        [*_sigmerge("pool", "nano", str(folder / name)), "--device", given.device,
          "--size", given.size, *POOLS[name]]
         for name in names
         if not (folder / name).exists()

@@ -3,7 +3,7 @@
     python -m benchmarks.tune WORK POOL... [--rows tune-24,random-24,...] [--jobs 16] [--minutes 8]
     python -m benchmarks.tune results.json --show
 
-POOL is a folder that `sigmerge nano train` made. Prints a table in Markdown, pools in columns. Each
+POOL is a folder that `sigmerge pool nano` made. Prints a table in Markdown, pools in columns. Each
 row is one run on each pool: `tune-N` (N calls), `random-N` and `merge3-N` (the same calls; with
 `-boxB` weights up to B times the anchor's mean weight, as `box: B` of a tune: section), `items-M`
 (tune at 24 calls with M calibration items a domain), `adamerging`, `plain-A`, `paper-A` and

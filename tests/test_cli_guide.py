@@ -6,12 +6,16 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 import sigmerge as package
+from sigmerge.cli.app import GROUPS
+from sigmerge.cli.ending import app
+from sigmerge.cli.flags import VariantName
+from sigmerge.method.controls import VARIANTS
 from sigmerge.nano.files import POOL
 from sigmerge.recipe import load_recipe
 from tests.command_line import sigmerge
@@ -25,16 +29,36 @@ def blocks(language: str) -> list[str]:
 
 def listed(*group: str) -> set[str]:
     """The commands of a page of help."""
-    page = sigmerge(*group, "-h").out.partition("Commands:\n")[2].partition("\n\n")[0]
+    help = sigmerge(*group, "-h").out
+    if not group:
+        return {name for each in GROUPS.values() for name in each if f"\n  {name} " in help}
+    page = help.partition("Commands:\n")[2].partition("\n\n")[0]
     return {line.split()[0] for line in page.splitlines()}
+
+
+def test_every_command_stands_under_one_heading() -> None:
+    commands = {
+        one.name or one.callback.__name__ for one in app.registered_commands if one.callback
+    }
+    groups = {one.name for one in app.registered_groups}
+    named = [name for each in GROUPS.values() for name in each]
+    assert sorted(named) == sorted(commands | groups) == sorted(listed())
+    help = sigmerge("-h").out
+    places = [help.index(f"\n{heading}:\n") for heading in GROUPS]
+    assert places == sorted(places)
+
+
+def test_variants_are_listed() -> None:
+    assert get_args(VariantName) == tuple(VARIANTS)
+    assert "<default|uniform_capacity|" in sigmerge("run", "-h").out
 
 
 def test_every_command_is_in_the_table() -> None:
     rows = "\n".join(line for line in GUIDE.splitlines() if line.startswith("| `sigmerge "))
-    for name in listed() - {"splits", "nano", "probe"}:
+    for name in listed() - {"splits", "pool", "probe"}:
         assert f"| `sigmerge {name}" in rows, name
-    for name in listed("nano"):
-        assert f"| `sigmerge nano {name}" in rows, name
+    for name in listed("pool"):
+        assert f"| `sigmerge pool {name}" in rows, name
     assert listed("splits") == {"build", "verify"} and "splits build\\|verify" in rows
     assert listed("probe") == {"build"} and "| `sigmerge probe build" in rows
 
@@ -47,18 +71,19 @@ def test_every_option_that_it_names_exists() -> None:
             "splits build",
             "splits verify",
             "probe build",
-            *(f"nano {n}" for n in listed("nano")),
+            *(f"pool {n}" for n in listed("pool")),
         ]
     )
     named = set(re.findall(r"--[a-z][a-z-]+", GUIDE))
     assert named and {option for option in named if option not in pages} == set()
 
 
-def test_every_command_but_nano_takes_json() -> None:
-    groups = {"nano", "splits", "probe", "cache", "real"}
-    below = [f"{group} {name}" for group in sorted(groups - {"nano"}) for name in listed(group)]
-    names = [*(listed() - groups), *below]
-    assert [n for n in names if "--json" not in sigmerge(*n.split(), "-h").out] == []
+def test_every_command_prints_as_it_is_told() -> None:
+    groups = {"pool", "splits", "probe", "cache"}
+    below = [f"{group} {name}" for group in sorted(groups) for name in listed(group)]
+    pages = {name: sigmerge(*name.split(), "-h").out for name in [*(listed() - groups), *below]}
+    for option in ("--json", "-q, --quiet", "-v, --verbose"):
+        assert [name for name, page in pages.items() if option not in page] == []
 
 
 def test_every_function_that_it_names_exists() -> None:

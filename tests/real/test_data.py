@@ -334,23 +334,23 @@ def test_wrong_input(public: Path, tmp_path: Path) -> None:
     gone = [file for file in sorted(public.rglob("*.*")) if file.is_file()][:3]
     for file in gone:
         file.unlink()
-    said = refused(5, "real", "data", public, tmp_path / "out", beside=tmp_path)
+    said = refused(5, "pool", "data", public, tmp_path / "out", beside=tmp_path)
     assert all(file.relative_to(public).as_posix().removesuffix(".gz") in said for file in gone)
     assert said.count("\n  - ") == 3
     (tmp_path / "out").mkdir()
-    assert "exists" in refused(4, "real", "data", public, tmp_path / "out", beside=tmp_path)
+    assert "exists" in refused(4, "pool", "data", public, tmp_path / "out", beside=tmp_path)
 
 
 def test_a_chat_template_of_no_folder(public: Path, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    told = refused(3, "real", "data", public, tmp_path / "out", "--chat", nowhere, beside=tmp_path)
+    told = refused(3, "pool", "data", public, tmp_path / "out", "--chat", nowhere, beside=tmp_path)
     assert f"{nowhere}: no such folder; --chat" in told
 
 
 def test_a_damaged_file_is_named(public: Path, tmp_path: Path) -> None:
     packed = next(public.rglob("*.gz"))
     packed.write_bytes(packed.read_bytes()[:-9])
-    assert packed.name in refused(5, "real", "data", public, tmp_path / "out", beside=tmp_path)
+    assert packed.name in refused(5, "pool", "data", public, tmp_path / "out", beside=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -373,12 +373,12 @@ def test_content_of_another_form_is_no_fault_of_ours(
 ) -> None:
     (public / f"{file}.gz").unlink(missing_ok=True)
     (public / file).write_bytes(content)
-    told = refused(5, "real", "data", public, tmp_path / "out", beside=tmp_path)
+    told = refused(5, "pool", "data", public, tmp_path / "out", beside=tmp_path)
     assert f"{public / file}: " in told and said in told
 
 
 def test_the_command(public: Path, tmp_path: Path) -> None:
-    ran = sigmerge("real", "data", public, tmp_path / "out", "--json")
+    ran = sigmerge("pool", "data", public, tmp_path / "out", "--json")
     assert ran.code == 0 and ran.json["files"]["items/svamp.jsonl"]["records"] == 4
-    again = sigmerge("real", "data", public, tmp_path / "again")
+    again = sigmerge("pool", "data", public, tmp_path / "again")
     assert again.code == 0 and "3 training pairs repeat" in again.out

@@ -109,11 +109,13 @@ def test_a_file_of_another_kind_or_cut_short_is_refused(tmp_path: Path) -> None:
 
 def test_an_older_folder_is_replaced_only_if_asked(tmp_path: Path) -> None:
     file, out = write(tmp_path / "tiny.gguf"), tmp_path / "out"
-    assert sigmerge("gguf", file, out, "--dtype", "float32").out == f"checkpoint: {out}\n"
+    assert sigmerge("pool", "gguf", file, out, "--dtype", "float32").out == f"checkpoint: {out}\n"
     size = (out / "model.safetensors").stat().st_size
     assert "exists already" in refused(4, "gguf", file, out, beside=tmp_path)
     assert (out / "model.safetensors").stat().st_size == size
-    assert sigmerge("gguf", file, out, "--overwrite", "--json").json == {"checkpoint": str(out)}
+    assert sigmerge("pool", "gguf", file, out, "--overwrite", "--json").json == {
+        "checkpoint": str(out)
+    }
     assert (out / "model.safetensors").stat().st_size < 0.6 * size
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny.gguf"]
 

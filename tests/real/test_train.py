@@ -335,8 +335,8 @@ def test_wrong_input(made: RealTraining, tmp_path: Path) -> None:
         with pytest.raises(error, match=words):
             replace(made, **change).run(silent)  # type: ignore[arg-type]
 
-    refused(PoolError, "sigmerge gguf", reference=tmp_path / "nowhere")
-    refused(RecipeError, "sigmerge real data", data=tmp_path / "nowhere")
+    refused(PoolError, "sigmerge pool gguf", reference=tmp_path / "nowhere")
+    refused(RecipeError, "sigmerge pool data", data=tmp_path / "nowhere")
     refused(RecipeError, "no training data for poetry; there is math, safety", domains=("poetry",))
     refused(RecipeError, "more than 2 steps", settings=replace(SETTINGS, steps=2))
     refused(RecipeError, "batch of 1 or more", settings=replace(SETTINGS, batch=0))

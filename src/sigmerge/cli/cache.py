@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sigmerge.cli import show
-from sigmerge.cli.app import Json, app, examples
+from sigmerge.cli.app import app, examples
+from sigmerge.cli.flags import Flags, command
 from sigmerge.words import duration, size
 
 cache = typer.Typer(
@@ -30,32 +30,34 @@ Pools = Annotated[
 ]
 
 
-@cache.command("list", epilog=examples("sigmerge cache list --pool pool/"))
-def cache_list(pool: Pools = None, as_json: Json = False) -> None:
+@command(name="list", of=cache, epilog=examples("sigmerge cache list --pool pool/"))
+def cache_list(flags: Flags, pool: Pools = None) -> None:
     """Print every entry: what, of which checkpoint, size, age, and what made it."""
     from sigmerge.jobs.cache import listing
 
-    show.emit(listing(pool or ()), as_json, _lines)
+    flags.emit(listing(pool or ()), _lines)
 
 
-@cache.command("verify", epilog=examples("sigmerge cache verify"))
-def cache_verify(pool: Pools = None, as_json: Json = False) -> None:
+@command(name="verify", of=cache, epilog=examples("sigmerge cache verify"))
+def cache_verify(flags: Flags, pool: Pools = None) -> None:
     """Read every entry and name those that are damaged; no run uses these. Exit code 4 if any."""
     from sigmerge.jobs.cache import listing
 
     found = listing(pool or (), verify=True)
-    show.emit(found, as_json, _verified_lines)
+    flags.emit(found, _verified_lines)
     if found.damaged:
         raise typer.Exit(4)
 
 
-@cache.command(
-    "prune",
+@command(
+    name="prune",
+    of=cache,
     epilog=examples(
         "sigmerge cache prune --older-than 30d", "sigmerge cache prune --larger-than 2GB"
     ),
 )
 def cache_prune(
+    flags: Flags,
     older_than: Annotated[
         str | None, typer.Option("--older-than", help="Not used for so long, as 30d or 12h.")
     ] = None,
@@ -63,7 +65,6 @@ def cache_prune(
         str | None, typer.Option("--larger-than", help="Larger than this, as 500MB or 2GB.")
     ] = None,
     pool: Pools = None,
-    as_json: Json = False,
 ) -> None:
     """Remove entries that are old, or large, or damaged.
 
@@ -72,17 +73,19 @@ def cache_prune(
     from sigmerge.jobs.cache import prune
 
     done = prune(pool or (), older_than=older_than, larger_than=larger_than)
-    show.emit(done, as_json, _lines)
+    flags.emit(done, _lines)
 
 
-@cache.command(
-    "clear", epilog=examples("sigmerge cache clear", "sigmerge cache clear --pool pool/")
+@command(
+    name="clear",
+    of=cache,
+    epilog=examples("sigmerge cache clear", "sigmerge cache clear --pool pool/"),
 )
-def cache_clear(pool: Pools = None, as_json: Json = False) -> None:
+def cache_clear(flags: Flags, pool: Pools = None) -> None:
     """Remove all entries. Nothing is lost but the time to make them again."""
     from sigmerge.jobs.cache import clear
 
-    show.emit(clear(pool or ()), as_json, _lines)
+    flags.emit(clear(pool or ()), _lines)
 
 
 def _lines(found: Any) -> Iterator[str]:

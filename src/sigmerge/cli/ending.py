@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import sys
@@ -13,16 +14,20 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import typer
 
-from sigmerge.cli import merging, nano, operators, scoring, signals, tuning  # noqa: F401  (add commands)
-
-# isort: split
-from sigmerge.cli import experimenting  # noqa: F401  (its commands come after those above)
-
-# isort: split
-from sigmerge.cli import cache, looking, mergekit, real  # noqa: F401  (the same)
-
-# isort: split
+from sigmerge.cli import (  # noqa: F401  (they add their commands)
+    cache,
+    experimenting,
+    looking,
+    mergekit,
+    merging,
+    operators,
+    pools,
+    scoring,
+    signals,
+    tuning,
+)
 from sigmerge.cli.app import app
+from sigmerge.cli.show import is_verbose
 from sigmerge.errors import (
     MemoryFull,
     OutputError,
@@ -100,9 +105,11 @@ def _ended() -> int:
         if is_full(error):
             return _full(full(f"sigmerge {' '.join(sys.argv[1:2])}", error))
         if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "show"):
+            if "--json" in sys.argv:
+                return _failed(error.format_message(), 2)  # type: ignore[attr-defined]
             error.show()
             return 2
-        if "SIGMERGE_DEBUG" in os.environ and not signals.arrived():
+        if ("SIGMERGE_DEBUG" in os.environ or is_verbose()) and not signals.arrived():
             raise
         told = sorted(name for name in os.environ if name.startswith(_LIBRARIES))
         others = (
@@ -110,7 +117,7 @@ def _ended() -> int:
         )
         return _failed(
             f"{type(error).__name__}: {error}\nThis is a fault of sigmerge, not of your input. "
-            f"SIGMERGE_DEBUG=1 shows where it happened; please report it with that.{others}",
+            f"-v shows where it happened; please report it with that.{others}",
             1,
         )
     except BaseException as error:
@@ -179,9 +186,13 @@ def _full(error: MemoryFull) -> int:
 
 
 def _failed(message: str, code: int) -> int:
-    """Report an error, unless a signal caused it."""
+    """Report an error, unless a signal caused it; with --json as an object too."""
     from sigmerge.files.objects import with_addresses
 
-    if not signals.arrived():
-        typer.echo(f"error: {printable(with_addresses(message))}", err=True)
+    if signals.arrived():
+        return code
+    told = with_addresses(message)
+    if "--json" in sys.argv:
+        typer.echo(json.dumps({"error": {"message": told, "exit_code": code}}, indent=2))
+    typer.echo(f"error: {printable(told)}", err=True)
     return code

@@ -8,25 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sigmerge.cli import show
-from sigmerge.cli.app import (
-    Address,
-    Device,
-    DryRun,
-    EngineFlag,
-    EngineKind,
-    Json,
-    OutFolder,
-    Pickle,
-    Reuse,
-    StrictData,
-    Threads,
-    Trust,
-    app,
-    examples,
-    options,
-    recipe_file,
-)
+from sigmerge.cli.app import app, examples
+from sigmerge.cli.flags import PLACED, READ, WORKING, Flags, OutFolder, command, recipe_file
 
 
 def _source(given: str) -> str:
@@ -44,35 +27,23 @@ PoolFolders = Annotated[
     list[Path] | None,
     typer.Option("--pool", help="Pool folder, in place of the suite's pools; repeatable."),
 ]
-MergeDevice = Annotated[
-    Device,
-    typer.Option("--device", help="Where weights are merged; `device:` of a suite: the models."),
-]
 
 
-@app.command(
+@command(
+    *READ, "strict", *PLACED, *WORKING,
     epilog=examples(
         "sigmerge suite nano-paper results/ --pool pool-0 --pool pool-1",
         "sigmerge suite paper results/ --dry-run",
-    )
-)
+    ),
+)  # fmt: skip
 def suite(
     source: SuiteSource,
     out: OutFolder,
+    flags: Flags,
     pool: PoolFolders = None,
     jobs: Annotated[
         int, typer.Option("--jobs", min=1, help="Processes that make runs side by side.")
     ] = 1,
-    device: MergeDevice = Device.cpu,
-    threads: Threads = 0,
-    allow_pickle: Pickle = False,
-    trust_remote_code: Trust = False,
-    strict: StrictData = False,
-    dry_run: DryRun = False,
-    engine: EngineFlag = EngineKind.local,
-    address: Address = None,
-    reuse: Reuse = False,
-    as_json: Json = False,
 ) -> None:
     """Run pools × anchors × settings into one store.
 
@@ -82,20 +53,8 @@ def suite(
     from sigmerge.experiments.runner import SuiteJob
     from sigmerge.experiments.suite import load_suite
 
-    with show.progress(as_json or dry_run) as progress:
-        how = options(
-            threads,
-            progress,
-            allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code,
-            strict=strict,
-            device=device,
-            engine=engine,
-            address=address,
-        )
-        job = SuiteJob(load_suite(source, pool or ()), out, how, jobs)
-        result = show.do(job, dry_run, goes_on=True)
-    show.emit(result, as_json, _suite_lines)
+    loaded = load_suite(source, pool or ())
+    flags.emit(flags.run(lambda how: SuiteJob(loaded, out, how, jobs), goes_on=True), _suite_lines)
 
 
 def _suite_lines(result: Any) -> Iterator[str]:
@@ -103,10 +62,12 @@ def _suite_lines(result: Any) -> Iterator[str]:
     yield f"sigmerge analyze {result.out}  writes tables and figures"
 
 
-@app.command(
-    epilog=examples("sigmerge analyze results/ --out analysis/", "sigmerge analyze --published")
+@command(
+    "dry_run",
+    epilog=examples("sigmerge analyze results/ --out analysis/", "sigmerge analyze --published"),
 )
 def analyze(
+    flags: Flags,
     store: Annotated[
         Path | None, typer.Argument(help="Folder of a suite, or its results.sqlite.")
     ] = None,
@@ -118,8 +79,6 @@ def analyze(
     ] = False,
     split: Annotated[str, typer.Option("--split", help="Of the scores.")] = "evaluation",
     title: Annotated[str, typer.Option("--title", help="Of the page.")] = "The experiment",
-    dry_run: DryRun = False,
-    as_json: Json = False,
 ) -> None:
     """Write statistics, tables and figures of a store."""
     from sigmerge.experiments.analyze import AnalyzeJob
@@ -127,14 +86,14 @@ def analyze(
 
     if published == (store is not None):
         raise typer.BadParameter("give a STORE, or --published without one")
-    if published and dry_run:
+    if published and flags.dry_run:
         raise typer.BadParameter("--published has no dry run: it takes seconds")
     if published:
-        show.emit(recomputed(out), as_json, _published_lines)
+        flags.emit(recomputed(out), _published_lines)
     else:
         assert store is not None
-        done = show.do(AnalyzeJob(store, out, split, title), dry_run)
-        show.emit(done, as_json, _analysis_lines)
+        job = AnalyzeJob(store, out, split, title)
+        flags.emit(flags.run(lambda how: job), _analysis_lines)
 
 
 def _published_lines(result: Any) -> Iterator[str]:
@@ -150,27 +109,25 @@ def _analysis_lines(result: Any) -> Iterator[str]:
     yield from (f"not in this experiment: {n}: {why}" for n, why in result.skipped.items())
 
 
-@app.command(
-    epilog=examples("sigmerge anchors recipe.yaml", "sigmerge anchors nano-compare --pool my-pool/")
+@command(
+    *WORKING,
+    epilog=examples(
+        "sigmerge anchors recipe.yaml", "sigmerge anchors nano-compare --pool my-pool/"
+    ),
 )
 def anchors(
     source: Annotated[
         str,
         typer.Argument(callback=_source, help="A recipe with a repair: section, or a suite."),
     ],
+    flags: Flags,
     pool: PoolFolders = None,
-    threads: Threads = 0,
-    dry_run: DryRun = False,
-    reuse: Reuse = False,
-    as_json: Json = False,
 ) -> None:
     """Rank anchors by their calibration scores, before any repair."""
     from sigmerge.experiments.anchors import AnchorsJob, suite_of
 
-    with show.progress(as_json) as progress:
-        how = options(threads, progress)
-        result = show.do(AnchorsJob(suite_of(source, tuple(pool or ())), how), dry_run)
-    show.emit(result, as_json, _anchor_lines)
+    chosen = suite_of(source, tuple(pool or ()))
+    flags.emit(flags.run(lambda how: AnchorsJob(chosen, how)), _anchor_lines)
 
 
 def _anchor_lines(result: Any) -> Iterator[str]:
@@ -199,8 +156,10 @@ probe = typer.Typer(no_args_is_help=True, help="Make probe prompts for the repre
 app.add_typer(probe, name="probe")
 
 
-@probe.command(
-    "build",
+@command(
+    "dry_run",
+    name="build",
+    of=probe,
     epilog=examples(
         "sigmerge probe build probe.jsonl --data math.jsonl --data coding.jsonl",
         "sigmerge probe build probe.jsonl --suite my-suite.yaml",
@@ -208,6 +167,7 @@ app.add_typer(probe, name="probe")
 )
 def probe_build(
     out: Annotated[Path, typer.Argument(help="New JSONL file of prompts.")],
+    flags: Flags,
     suite: Annotated[
         str | None, typer.Option("--suite", help="Draw from a suite's calibration items.")
     ] = None,
@@ -225,8 +185,6 @@ def probe_build(
     template: Annotated[
         Path | None, typer.Option("--template", help="File with {prompt} where it goes.")
     ] = None,
-    dry_run: DryRun = False,
-    as_json: Json = False,
 ) -> None:
     """Draw as many prompts from each domain, up to the response."""
     from sigmerge.errors import RecipeError
@@ -238,7 +196,7 @@ def probe_build(
         text = read_bytes(template, "a template", RecipeError, limit=1 << 20)
         form = text.decode("utf-8", errors="replace")
     job = ProbeJob(out, suite, tuple(data or ()), benchmarks, per_domain, seed, form)
-    show.emit(show.do(job, dry_run), as_json, _probe_lines)
+    flags.emit(flags.run(lambda how: job), _probe_lines)
 
 
 def _probe_lines(result: Any) -> Iterator[str]:

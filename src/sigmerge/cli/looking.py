@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sigmerge.cli import show
-from sigmerge.cli.app import Json, Pickle, Threads, app, examples, options
+from sigmerge.cli.app import examples
+from sigmerge.cli.flags import Flags, command
 from sigmerge.words import counted, size
 
 PRINTED = 12
@@ -18,34 +18,33 @@ PRINTED = 12
 Model = Annotated[Path, typer.Argument(help="Checkpoint folder, or model+adapter.")]
 
 
-@app.command(
+@command(
+    "overwrite",
     epilog=examples(
         "sigmerge init pool/ recipe.yaml", "sigmerge init pool/ ties.yaml --method ties"
-    )
+    ),
 )
 def init(
     pool: Annotated[Path, typer.Argument(help="Folder with reference/ and one folder per expert.")],
+    flags: Flags,
     recipe: Annotated[Path, typer.Argument(help="Recipe to write.")] = Path("recipe.yaml"),
     method: Annotated[str, typer.Option(help="Merge method.")] = "task_arithmetic",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
-    as_json: Json = False,
 ) -> None:
     """Write a recipe for a pool, to start from."""
     from sigmerge.jobs.look import write_recipe
 
-    text = write_recipe(pool, recipe, method, overwrite)
+    text = write_recipe(pool, recipe, method, flags.overwrite)
     following = f"next: sigmerge merge {recipe} merged/ --dry-run"
     lines = [f"{recipe}:", text.rstrip(), following]
-    show.emit({"recipe": str(recipe), "text": text}, as_json, lambda _: iter(lines))
+    flags.emit({"recipe": str(recipe), "text": text}, lambda _: iter(lines))
 
 
-@app.command(epilog=examples("sigmerge inspect pool/math", "sigmerge inspect pool/"))
+@command("allow_pickle", epilog=examples("sigmerge inspect pool/math", "sigmerge inspect pool/"))
 def inspect(
     checkpoints: Annotated[
         list[Path], typer.Argument(help="Checkpoint folders, model+adapter, or a pool's folder.")
     ],
-    allow_pickle: Pickle = False,
-    as_json: Json = False,
+    flags: Flags,
 ) -> None:
     """Print what checkpoints are: architecture, layers, sizes, types. Reads headers only.
 
@@ -54,8 +53,8 @@ def inspect(
     from sigmerge.jobs.look import inspect_checkpoints
     from sigmerge.jobs.options import Options
 
-    found = inspect_checkpoints(checkpoints, Options(allow_pickle=allow_pickle))
-    show.emit(found, as_json, _inspected_lines)
+    found = inspect_checkpoints(checkpoints, Options(allow_pickle=flags.allow_pickle))
+    flags.emit(found, _inspected_lines)
 
 
 def _inspected_lines(found: Any) -> Iterator[str]:
@@ -80,20 +79,12 @@ def _checkpoint_lines(found: Any) -> Iterator[str]:
         yield "  config: " + ", ".join(f"{key} {value}" for key, value in found.settings.items())
 
 
-@app.command(epilog=examples("sigmerge diff pool/reference pool/math"))
-def diff(
-    one: Model,
-    other: Model,
-    threads: Threads = 0,
-    allow_pickle: Pickle = False,
-    as_json: Json = False,
-) -> None:
+@command("threads", "allow_pickle", epilog=examples("sigmerge diff pool/reference pool/math"))
+def diff(one: Model, other: Model, flags: Flags) -> None:
     """Print how far two checkpoints are apart, layer by layer. Reads all weights."""
     from sigmerge.jobs.look import DiffJob
 
-    with show.progress(as_json) as bar:
-        found = DiffJob(one, other, options(threads, bar, allow_pickle=allow_pickle)).run()
-    show.emit(found, as_json, _diff_lines)
+    flags.emit(flags.run(lambda how: DiffJob(one, other, how)), _diff_lines)
 
 
 def _diff_lines(found: Any) -> Iterator[str]:

@@ -8,46 +8,28 @@ from typing import Annotated, Any
 
 import typer
 
-from sigmerge.cli import show
-from sigmerge.cli.app import (
-    DryRun,
-    Json,
-    NoFsync,
-    Nonfinite,
-    OutFolder,
-    Overwrite,
-    Pickle,
-    RecipeFile,
-    Threads,
-    app,
-    examples,
-    options,
-)
+from sigmerge.cli.app import examples
+from sigmerge.cli.flags import Flags, OutFolder, RecipeFile, command
 from sigmerge.words import size
 
 
-@app.command(
+@command(
+    "overwrite", "no_fsync", "allow_pickle", "allow_nonfinite", "threads", "dry_run",
     epilog=examples(
         "sigmerge extract tuned/ adapter/ --base reference/ --rank 16",
         "sigmerge extract tuned/ adapter/ --base reference/ --energy 0.95",
-    )
-)
+    ),
+)  # fmt: skip
 def extract(
     model: Annotated[Path, typer.Argument(help="Folder of the tuned model.")],
     out: OutFolder,
     base: Annotated[Path, typer.Option("--base", help="Folder of the model it was tuned from.")],
+    flags: Flags,
     rank: Annotated[int | None, typer.Option("--rank", help="Largest rank of an update.")] = None,
     energy: Annotated[
         float | None,
         typer.Option("--energy", help="Part of each update's squared norm to keep, up to 1."),
     ] = None,
-    overwrite: Overwrite = False,
-    threads: Threads = 0,
-    dry_run: DryRun = False,
-    allow_pickle: Pickle = False,
-    allow_nonfinite: Nonfinite = False,
-    no_fsync: NoFsync = False,
-    as_json: Json = False,
 ) -> None:
     """Extract a LoRA adapter in PEFT's format from a tuned model.
 
@@ -58,13 +40,8 @@ def extract(
     """
     from sigmerge.jobs.extract import ExtractJob
 
-    with show.progress(as_json) as bar:
-        how = options(
-            threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
-            allow_nonfinite=allow_nonfinite, durable=not no_fsync,
-        )  # fmt: skip
-        done = show.do(ExtractJob(model, base, out, how, rank, energy), dry_run)
-    show.emit(done, as_json, _extracted_lines)
+    done = flags.run(lambda how: ExtractJob(model, base, out, how, rank, energy))
+    flags.emit(done, _extracted_lines)
 
 
 def _extracted_lines(done: Any) -> Iterator[str]:
@@ -78,15 +55,15 @@ def _extracted_lines(done: Any) -> Iterator[str]:
     yield from (f"warning: {text}" for text in done.warnings)
 
 
-@app.command(epilog=examples("sigmerge migrate mergekit.yaml"))
-def migrate(recipe: RecipeFile, allow_pickle: Pickle = False, as_json: Json = False) -> None:
+@command("allow_pickle", epilog=examples("sigmerge migrate mergekit.yaml"))
+def migrate(recipe: RecipeFile, flags: Flags) -> None:
     """Print what differs from mergekit when a recipe runs here.
 
     A recipe that `merge --dry-run` refuses is an error, as it is there.
     """
     from sigmerge.jobs.migration import migration
 
-    show.emit(migration(recipe, allow_pickle), as_json, _changed_lines)
+    flags.emit(migration(recipe, flags.allow_pickle), _changed_lines)
 
 
 def _changed_lines(changes: Any) -> Iterator[str]:

@@ -7,16 +7,17 @@ from typing import Annotated
 import typer
 
 from sigmerge.cli import show
-from sigmerge.cli.app import Json, app, examples
+from sigmerge.cli.app import examples
+from sigmerge.cli.flags import Flags, command
 
 
-@app.command(epilog=examples("sigmerge operators", "sigmerge operators ties"))
+@command(epilog=examples("sigmerge operators", "sigmerge operators ties"))
 def operators(
+    flags: Flags,
     name: Annotated[str | None, typer.Argument(help="Show only this operator.")] = None,
-    as_json: Json = False,
 ) -> None:
     """List the merge operators, their parameters and papers."""
     from sigmerge.operators.table import names, operator
 
     rows = [show.operator_row(operator(key)) for key in ([name] if name else names())]
-    show.emit({"operators": rows}, as_json, show.operator_lines)
+    flags.emit({"operators": rows}, show.operator_lines)

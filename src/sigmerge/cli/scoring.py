@@ -9,18 +9,8 @@ import typer
 
 from sigmerge.cli import evaluation_lines as lines
 from sigmerge.cli import show
-from sigmerge.cli.app import (
-    DataFolder,
-    DryRun,
-    Json,
-    Reuse,
-    StrictData,
-    SuiteName,
-    Trust,
-    UseHub,
-    app,
-    examples,
-)
+from sigmerge.cli.app import app, examples
+from sigmerge.cli.flags import DataFolder, Flags, SuiteName, UseHub, command
 
 SplitName = Annotated[
     Literal["calibration", "evaluation", "all"],
@@ -36,11 +26,13 @@ LoadedAs = Annotated[
 ]
 
 
-@app.command(
-    epilog=examples("sigmerge evaluate merged/ --suite mergebench --split evaluation --data data/")
-)
+@command(
+    "trust_remote_code", "strict", "dry_run", "reuse",
+    epilog=examples("sigmerge evaluate merged/ --suite mergebench --split evaluation --data data/"),
+)  # fmt: skip
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder to score.")],
+    flags: Flags,
     suite: SuiteName = "mergebench",
     split: SplitName = "calibration",
     data: DataFolder = None,
@@ -65,15 +57,10 @@ def evaluate(
         bool,
         typer.Option("--allow-code-execution", help="Run generated programs, in a sandbox."),
     ] = False,
-    dry_run: DryRun = False,
-    strict: StrictData = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the result here.")] = None,
     answers: Annotated[
         Path | None, typer.Option("--answers", help="Write what the model answered, as JSON lines.")
     ] = None,
-    trust_remote_code: Trust = False,
-    reuse: Reuse = False,
-    as_json: Json = False,
 ) -> None:
     """Score a checkpoint on a suite. Items that were scored before are not scored again.
 
@@ -84,29 +71,28 @@ def evaluate(
     from sigmerge.jobs.evaluate import EvaluateJob
 
     def announce(cost: Any) -> None:
-        if not as_json:
+        if not flags.as_json and not flags.quiet:
             typer.echo(lines.estimate_line(cost), err=True)
 
-    with show.progress(as_json) as bar:
+    with show.progress(flags.as_json or flags.quiet) as bar:
         how = How(
             data=Data.default(data, hub), splits=splits_file, limit=limit,
             only=tuple(only or ()), backend=backend, dtype=dtype, batch_size=batch_size or None,
-            judge=judge, allow_code=allow_code, trust_remote_code=trust_remote_code, progress=bar,
-            strict=strict, announce=announce, answers=answers,
+            judge=judge, allow_code=allow_code, trust_remote_code=flags.trust_remote_code,
+            progress=bar, strict=flags.strict, announce=announce, answers=answers,
         )  # fmt: skip
-        result = show.do(EvaluateJob(checkpoint, suite, split, how, out), dry_run, goes_on=True)
-    show.emit(result, as_json, lambda done: lines.evaluation_lines(done.as_json(), answers))
+        job = EvaluateJob(checkpoint, suite, split, how, out)
+        result = show.do(job, flags.dry_run, goes_on=True)
+    flags.emit(result, lambda done: lines.evaluation_lines(done.as_json(), answers))
 
 
-@app.command(
-    epilog=examples("sigmerge aggregate merged.json repaired.json --expert math=math.json")
-)
+@command(epilog=examples("sigmerge aggregate merged.json repaired.json --expert math=math.json"))
 def aggregate(
     files: Annotated[list[Path], typer.Argument(help="Result files of sigmerge evaluate.")],
+    flags: Flags,
     expert: Annotated[
         list[str] | None, typer.Option("--expert", help="NAME=FILE of an expert; repeatable.")
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Put results side by side, with gaps to the experts."""
     from sigmerge.jobs.aggregate import aggregate as verb
@@ -114,16 +100,19 @@ def aggregate(
     if wrong := [text for text in expert or [] if "=" not in text]:
         raise typer.BadParameter(f"--expert {wrong[0]}: expected NAME=FILE")
     experts = {name: Path(file) for name, file in (text.split("=", 1) for text in expert or [])}
-    show.emit(verb(files, experts), as_json, lines.aggregate_lines)
+    flags.emit(verb(files, experts), lines.aggregate_lines)
 
 
 splits = typer.Typer(no_args_is_help=True, help="Fix and check which records calibrate.")
 app.add_typer(splits, name="splits")
 
 
-@splits.command("build", epilog=examples("sigmerge splits build splits.json --data benchmarks/"))
+@command(
+    name="build", of=splits, epilog=examples("sigmerge splits build splits.json --data benchmarks/")
+)
 def splits_build(
     file: Annotated[Path, typer.Argument(help="Split file to write.")],
+    flags: Flags,
     suite: SuiteName = "mergebench",
     data: DataFolder = None,
     hub: UseHub = False,
@@ -134,24 +123,27 @@ def splits_build(
     only: Annotated[
         list[str] | None, typer.Option("--benchmark", help="Only this benchmark; repeatable.")
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Divide every benchmark 20/80, and draw calibration items."""
     from sigmerge.jobs.splits import build
 
     found = build(suite, file, data=data, hub=hub, seed=seed, only=only or ())
-    show.emit(found, as_json, lines.split_lines)
+    flags.emit(found, lines.split_lines)
 
 
-@splits.command("verify", epilog=examples("sigmerge splits verify splits.json --data benchmarks/"))
+@command(
+    name="verify",
+    of=splits,
+    epilog=examples("sigmerge splits verify splits.json --data benchmarks/"),
+)
 def splits_verify(
     file: Annotated[Path, typer.Argument(help="Split file to check.")],
+    flags: Flags,
     suite: SuiteName = "mergebench",
     data: DataFolder = None,
     hub: UseHub = False,
-    as_json: Json = False,
 ) -> None:
     """Check a split file against itself and the source data."""
     from sigmerge.jobs.splits import verify
 
-    show.emit(verify(suite, file, data=data, hub=hub), as_json, lines.split_lines)
+    flags.emit(verify(suite, file, data=data, hub=hub), lines.split_lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -12,6 +13,17 @@ import typer
 
 from sigmerge.cli.signals import resumable
 from sigmerge.words import counted, duration, printable, size
+
+_LOG = logging.getLogger("sigmerge")
+
+
+def set_verbosity(verbose: bool) -> None:
+    """Whether the package's debug messages are printed too, and where an error happened."""
+    _LOG.setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def is_verbose() -> bool:
+    return _LOG.level == logging.DEBUG
 
 
 def operator_row(chosen: Any) -> dict[str, Any]:
@@ -310,7 +322,7 @@ def run_lines(result: Any) -> Iterator[str]:
     yield f"page: {result.out}/report.html"
 
 
-def print_table(rows: Any) -> None:
+def table_lines(rows: Any) -> Iterator[str]:
     from rich.console import Console
 
     from sigmerge.analysis.table import PairedRow, rich_table
@@ -318,12 +330,11 @@ def print_table(rows: Any) -> None:
     listed = [
         PairedRow(r.name, r.domains, r.anchor, r.repaired, r.gap_before, r.gap_after) for r in rows
     ]
-    Console().print(
-        rich_table(
-            listed,
-            "Macro-5 on evaluation items of the embedded pool, on which its experts were trained",
-        )
-    )
+    title = "Macro-5 on evaluation items of the embedded pool, on which its experts were trained"
+    console = Console(color_system=None)
+    with console.capture() as drawn:
+        console.print(rich_table(listed, title))
+    yield from drawn.get().splitlines()
 
 
 def search_lines(result: Any) -> Iterator[str]:
@@ -388,8 +399,12 @@ def report_lines(reports: Any) -> Iterator[str]:
         yield from (f"  warning: {text}" for text in report.warnings)
 
 
-def no_lines(result: Any) -> Iterator[str]:
-    yield from ()
+def demo_lines(done: Any) -> Iterator[str]:
+    yield from table_lines(done.rows)
+    if done.tuned is not None:
+        tuned = f"{100 * done.tuned.tuned:.2f} ({done.tuned.page})"
+        yield f"tuned with {done.tuned.calls} evaluation calls: {tuned}"
+    yield f"page: {done.page}"
 
 
 def do(job: Any, dry_run: bool = False, goes_on: bool = False) -> Any:

@@ -9,24 +9,15 @@ from typing import Annotated, Literal
 import typer
 
 from sigmerge.cli import show
-from sigmerge.cli.app import (
-    Address,
-    CaptureDevice,
-    DryRun,
-    EngineFlag,
-    EngineKind,
-    Json,
+from sigmerge.cli.app import examples
+from sigmerge.cli.flags import (
+    PLACED,
+    READ,
+    WORKING,
+    WRITTEN,
+    Flags,
     OutFolder,
-    Pickle,
-    Reuse,
-    Seed,
-    StrictData,
-    Threads,
-    Trust,
-    app,
-    examples,
-    load,
-    options,
+    command,
     recipe_file,
 )
 
@@ -38,16 +29,18 @@ RecipeOrPool = Annotated[
 ]
 
 
-@app.command(
+@command(
+    *WRITTEN, "seed", "strict", *READ, *PLACED, *WORKING,
     epilog=examples(
         "sigmerge tune recipe.yaml tuned/ --calls 24",
         "sigmerge tune pool/ tuned/ --floor safety=0.95",
         "sigmerge merge tuned/winner/sigmerge/recipe.yaml again/",
-    )
-)
+    ),
+)  # fmt: skip
 def tune(
     recipe: RecipeOrPool,
     out: OutFolder,
+    flags: Flags,
     calls: Annotated[
         int | None, typer.Option("--calls", help="Evaluation calls in all; default 24.")
     ] = None,
@@ -69,18 +62,6 @@ def tune(
         list[str] | None,
         typer.Option("--floor", help="DOMAIN=FRACTION of its expert to keep; repeatable."),
     ] = None,
-    seed: Seed = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start over.")] = False,
-    threads: Threads = 0,
-    dry_run: DryRun = False,
-    allow_pickle: Pickle = False,
-    device: CaptureDevice = None,
-    trust_remote_code: Trust = False,
-    strict: StrictData = False,
-    engine: EngineFlag = EngineKind.local,
-    address: Address = None,
-    reuse: Reuse = False,
-    as_json: Json = False,
 ) -> None:
     """Find the strongest merge of a pool in a few evaluation calls.
 
@@ -90,19 +71,13 @@ def tune(
     from sigmerge.jobs.tune import TuneJob, pool_recipe
     from sigmerge.recipe.scored import TuneSection
 
-    loaded = pool_recipe(recipe, seed) if recipe.is_dir() else load(recipe, seed, device)
+    loaded = pool_recipe(recipe, flags.seed) if recipe.is_dir() else flags.load(recipe)
     settings = (loaded.tune or TuneSection()).changed(
         calls=calls, anchors=anchor, method=method, objective=objective,
         weights=_numbers("--weight", weight), floors=_numbers("--floor", floor),
     )  # fmt: skip
-    with show.progress(as_json) as bar:
-        how = options(
-            threads, bar, overwrite=overwrite, allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code, strict=strict, device=device, engine=engine,
-            address=address,
-        )  # fmt: skip
-        done = show.do(TuneJob(loaded, out, how, settings), dry_run, goes_on=True)
-    show.emit(done, as_json, show.tune_lines)
+    done = flags.run(lambda how: TuneJob(loaded, out, how, settings), goes_on=True)
+    flags.emit(done, show.tune_lines)
 
 
 def _numbers(flag: str, given: Sequence[str] | None) -> dict[str, float] | None:

@@ -96,8 +96,8 @@ def verify(pool: Path = POOL) -> int:
     """Check every file against the list; the number of files. PoolError names what differs."""
     if not (pool / SUMS).is_file():
         raise PoolError(
-            f"{pool}: no {SUMS} in it, so it is no pool of the embedded kind; `sigmerge nano "
-            "train` makes one, and `sigmerge verify` checks other results."
+            f"{pool}: no {SUMS} in it, so it is no pool of the embedded kind; `sigmerge pool "
+            "nano` makes one, and `sigmerge verify` checks other results."
         )
     listed = {}
     text = read_bytes(pool / SUMS, "a list of sums", PoolError).decode(errors="replace")

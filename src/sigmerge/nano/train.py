@@ -5,7 +5,7 @@ at a small learning rate, with all facts of its own domain and some replay of th
 mixture. Data, initial weights and batches come from CPU generators keyed by the seed; on one
 machine and thread count a CPU run gives the same bytes every time.
 
-    sigmerge nano train OUT --seed 0 --size nano --device cpu
+    sigmerge pool nano OUT --seed 0 --size nano --device cpu
 
 The shipped settings were chosen so that the repair gains. `--rate 1e-3 --replay 0` makes harsher
 experts, which move farther and forget more: pools to test a method on that was not tuned on them.

@@ -1,6 +1,6 @@
 """Training pairs and held-out items of five domains, from a folder of public data.
 
-    sigmerge real data DATA OUT
+    sigmerge pool data DATA OUT
 
 OUT/train/DOMAIN.jsonl      {"prompt", "response"}
 OUT/items/NAME.jsonl        held-out {"prompt", "response"}; NAME_number: {"prompt", "answer"};

@@ -1,6 +1,6 @@
 """A checkpoint folder from a GGUF file of the Llama architecture.
 
-    sigmerge gguf model.gguf reference/
+    sigmerge pool gguf model.gguf reference/
 
 The weights are dequantised in float32 and rounded once. llama.cpp stores the rows of the query and
 key projections in another order, which is undone. Without a head of its own in the file the head

@@ -73,7 +73,7 @@ class FineTuning:
 
 @dataclass(frozen=True)
 class RealTraining:
-    """A reference folder and the output of `sigmerge real data` in, a pool out."""
+    """A reference folder and the output of `sigmerge pool data` in, a pool out."""
 
     reference: Path
     data: Path
@@ -98,12 +98,13 @@ class RealTraining:
             raise RecipeError(f"seed: {given.seed} is none; give one from 0 to {SEEDS - 1}.")
         if not (self.reference / "config.json").is_file():
             raise PoolError(
-                f"{self.reference}: no checkpoint folder; `sigmerge gguf` makes one of a GGUF file."
+                f"{self.reference}: no checkpoint folder; `sigmerge pool gguf` makes one of a "
+                "GGUF file."
             )
         found = sorted(file.stem for file in (self.data / "train").glob("*.jsonl"))
         if not found:
             raise RecipeError(
-                f"{self.data}: holds no train/DOMAIN.jsonl; `sigmerge real data` makes them."
+                f"{self.data}: holds no train/DOMAIN.jsonl; `sigmerge pool data` makes them."
             )
         if missing := self._missing():
             raise RecipeError(
@@ -118,11 +119,11 @@ class RealTraining:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise RecipeError("--device cuda: torch sees no GPU here; use --device cpu.")
         if self.out.exists() and not (self.out / RECORDS).is_dir():
-            raise OutputError(f"{self.out}: exists, and `sigmerge real train` did not make it.")
+            raise OutputError(f"{self.out}: exists, and `sigmerge pool train` did not make it.")
         return list(self.domains) or found
 
     def _missing(self) -> list[str]:
-        """What `sigmerge real data` wrote and is not there any more; nothing of other data.
+        """What `sigmerge pool data` wrote and is not there any more; nothing of other data.
 
         The pairs of domains that are not trained now may lie elsewhere.
         """
