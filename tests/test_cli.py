@@ -411,3 +411,44 @@ def test_a_repair_by_given_shares_prints_them(pool: PoolOnDisk) -> None:
     recipe["models"] = recipe["models"][:2]
     ran = sigmerge("merge", pool.write(recipe), pool.root / "shared")
     assert ran.code == 0 and "math: share 0.600," in ran.out
+
+
+def test_json_has_errors_too(pool: PoolOnDisk) -> None:
+    file = pool.write(pool.recipe("linear") | {"merge_method": "liner"})
+    ran = sigmerge("merge", file, pool.root / "out", "--json")
+    assert ran.code == 2 and ran.json["error"]["exit_code"] == 2
+    assert "did you mean 'linear'" in ran.json["error"]["message"]
+    assert ran.err == f"error: {ran.json['error']['message']}\n"
+    ran = sigmerge("merge", file, pool.root / "out", "--variant", "none", "--json")
+    assert ran.code == 2 and "'--variant'" in ran.json["error"]["message"]
+
+
+def test_quiet_prints_problems_alone(pool: PoolOnDisk) -> None:
+    file = pool.write(pool.recipe("linear"))
+    ran = sigmerge("merge", file, pool.root / "out", "--quiet")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    again = sigmerge("merge", file, pool.root / "out", "-q")
+    assert again.code == 4 and again.err.startswith("error: ") and again.out == ""
+
+
+def test_verbose_shows_where_a_fault_happened(
+    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr("sigmerge.jobs.merge.make_anchor", broken)
+    file = pool.write(pool.recipe("linear"))
+    told = sigmerge("merge", file, pool.root / "out")
+    assert told.code == 1 and "-v shows where it happened" in told.err
+    with pytest.raises(RuntimeError, match="a fault"):
+        sigmerge("merge", file, pool.root / "out", "-v")
+
+
+def test_verbose_says_what_the_cache_has(pool: PoolOnDisk, own_cache: Path) -> None:
+    recipe = pool.recipe("linear") | {"repair": {"variant": "view_sign"}}
+    file = pool.write(recipe)
+    assert "cache: signature" in (first := sigmerge("profile", file, "-v").err)
+    assert "is made" in first and "is found" not in first
+    assert "is found" in (again := sigmerge("profile", file, "-v").err) and "is made" not in again
+    assert "cache:" not in sigmerge("profile", file).err

@@ -307,11 +307,15 @@ def get(
     `make` runs the derivation's own maker, where that needs objects of this process. One process
     makes an entry, and others wait. Inputs that change meanwhile stop it.
     """
+    said = wanted.name, wanted.of or "no model"
     if not again and (found := look(wanted)):
+        _log.debug("cache: %s of %s is found", *said)
         return found
     with _making(wanted) as place:
         if not again and (found := look(wanted)):
+            _log.debug("cache: %s of %s was made by another process", *said)
             return found
+        _log.debug("cache: %s of %s is made", *said)
         return _made(wanted, place, make or wanted.make)
 
 

@@ -262,21 +262,21 @@ WRONG: dict[str, tuple[int, str]] = {
     "verify": (3, "verify occupied"),
     "extract": (3, "extract occupied out --base anchor"),
     "migrate": (2, "migrate broken.yaml"),
-    "gguf": (3, "gguf broken.yaml out"),
+    "pool gguf": (3, "pool gguf broken.yaml out"),
     "splits build": (2, "splits build splits.json --suite missing.yaml"),
     "splits verify": (5, "splits verify missing.json --suite nano"),
     "probe build": (2, "probe build"),
     "init": (2, "init occupied out"),
     "inspect": (3, "inspect occupied"),
     "diff": (3, "diff anchor occupied"),
-    "nano train": (2, "nano train"),
-    "nano verify": (3, "nano verify occupied"),
+    "pool nano": (2, "pool nano"),
+    "pool verify": (3, "pool verify occupied"),
     "cache list": (4, "cache list --pool missing"),
     "cache verify": (4, "cache verify --pool missing"),
     "cache prune": (4, "cache prune --older-than soon"),
     "cache clear": (4, "cache clear --pool missing"),
-    "real data": (5, "real data occupied out"),
-    "real train": (3, "real train missing occupied out"),
+    "pool data": (5, "pool data occupied out"),
+    "pool train": (3, "pool train missing occupied out"),
 }
 """Command -> its exit status on wrong input."""
 RIGHT = (
@@ -284,7 +284,7 @@ RIGHT = (
     "deficits repair.yaml --anchor anchor", "repair repair.yaml two --anchor anchor",
     "operators", "evaluate anchor --suite nano --limit 1 --out result.json",
     "aggregate result.json", "splits build splits.json --suite nano",
-    "splits verify splits.json --suite nano", "nano verify",
+    "splits verify splits.json --suite nano", "pool verify",
 )  # fmt: skip
 """Commands that take a moment. The others have tests of their own."""
 
