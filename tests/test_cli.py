@@ -341,9 +341,8 @@ def test_a_fault_of_ours_is_one_line_unless_asked_for(
     recipe = pool.write(pool.recipe("ties"))
     said = refused(1, "merge", recipe, pool.root / "out", beside=pool.root)
     assert "KeyError: 'of ours'" in said and "fault of sigmerge" in said
-    monkeypatch.setenv("SIGMERGE_DEBUG", "1")
     with pytest.raises(KeyError):
-        sigmerge("merge", recipe, pool.root / "out")
+        sigmerge("merge", recipe, pool.root / "out", "-v")
 
 
 @pytest.mark.parametrize(("stream", "method", "code"), [("stdout", "ties", 0), ("stderr", "no", 2)])
@@ -431,18 +430,15 @@ def test_quiet_prints_problems_alone(pool: PoolOnDisk) -> None:
     assert again.code == 4 and again.err.startswith("error: ") and again.out == ""
 
 
-def test_verbose_shows_where_a_fault_happened(
-    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*given: object) -> None:
-        raise RuntimeError("a fault")
-
-    monkeypatch.setattr("sigmerge.jobs.merge.make_anchor", broken)
-    file = pool.write(pool.recipe("linear"))
-    told = sigmerge("merge", file, pool.root / "out")
-    assert told.code == 1 and "-v shows where it happened" in told.err
-    with pytest.raises(RuntimeError, match="a fault"):
-        sigmerge("merge", file, pool.root / "out", "-v")
+def test_every_result_has_a_page(pool: PoolOnDisk) -> None:
+    recipe, out = pool.recipe("ties"), pool.root / "out"
+    sigmerge("merge", pool.write(recipe), out)
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    assert sigmerge("report", out).out == f"page: {out}/sigmerge/report.html\n"
+    assert "ties" in (out / "sigmerge/report.html").read_text()
+    assert all(file.read_bytes() == content for file, content in before.items())
+    assert sigmerge("verify", out).code == 0
+    assert "no records of a run" in refused(4, "report", pool.reference, beside=pool.root)
 
 
 def test_verbose_says_what_the_cache_has(pool: PoolOnDisk, own_cache: Path) -> None:

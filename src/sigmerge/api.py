@@ -386,7 +386,7 @@ def anchors(
 
 
 def report(folder: PathName) -> Path:
-    """Write the page of a finished run again, from its records."""
+    """Write the page of a result again, from its records: of a run, a tuning, a merge, a repair."""
     from sigmerge.jobs.report import write_report
 
     return write_report(Path(folder))

@@ -634,6 +634,7 @@ def test_the_seed_of_the_command_is_that_of_a_pool_folder(
 
 def test_the_page_shows_the_path(whole: Path) -> None:
     page = (whole / "report.html").read_text()
+    assert sigmerge.report(whole).read_text() == page
     for words in ("Score against calls", "Weights of", "What each step brought", "plain anchor"):
         assert words in page
     assert yaml.safe_load((whole / "winner/sigmerge/recipe.yaml").read_text())["models"]

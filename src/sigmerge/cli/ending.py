@@ -109,7 +109,7 @@ def _ended() -> int:
                 return _failed(error.format_message(), 2)  # type: ignore[attr-defined]
             error.show()
             return 2
-        if ("SIGMERGE_DEBUG" in os.environ or is_verbose()) and not signals.arrived():
+        if is_verbose() and not signals.arrived():
             raise
         told = sorted(name for name in os.environ if name.startswith(_LIBRARIES))
         others = (

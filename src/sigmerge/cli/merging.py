@@ -261,12 +261,12 @@ def demo(
     flags.emit(flags.run(lambda how: DemoJob(out, how, calls), goes_on=True), show.demo_lines)
 
 
-@command(epilog=examples("sigmerge report run/"))
+@command(epilog=examples("sigmerge report run/", "sigmerge report merged/"))
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a finished `sigmerge run`.")],
+    folder: Annotated[Path, typer.Argument(help="What run, tune, merge, repair or demo wrote.")],
     flags: Flags,
 ) -> None:
-    """Write the page of a finished run again."""
+    """Write the page of a result, from its records."""
     from sigmerge.jobs.report import write_report
 
     page = str(write_report(folder))

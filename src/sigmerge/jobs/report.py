@@ -1,4 +1,4 @@
-"""The page of finished runs, from their records."""
+"""The page of what a verb made, from its records."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sigmerge.errors import OutputError
 from sigmerge.files.digests import file_digests
 from sigmerge.files.documents import whole
 from sigmerge.files.yaml_documents import decoded
+from sigmerge.jobs.tune import TUNING_FOLDER, TUNING_RESULT
 from sigmerge.jobs.work_folder import WorkFolder, are_recorded
 from sigmerge.records import (
     PAGE,
@@ -23,6 +24,7 @@ from sigmerge.records import (
     RECIPE,
     Provenance,
     RunRecord,
+    TuneRecord,
     read,
     read_plan,
     read_sealed,
@@ -60,7 +62,21 @@ def page_of(folder: Path, record: RunRecord | None = None) -> PageRun:
 
 
 def write_report(folder: Path) -> Path:
-    """Write the page of a finished run again, from its records; the anchor may be gone."""
+    """Write the page of what a verb made again, from its records: of a run, a tuning, a merge or a
+    repair, or of all the runs in a folder, as the demo's."""
+    for record, written in PAGES.items():
+        if (folder / record).exists():
+            return written(folder)
+    if runs := sorted(file.parent for file in folder.glob(f"*/{RUN}")):
+        return write_joint_report(runs, folder / PAGE, folder.resolve().name)
+    raise OutputError(
+        f"{folder}: has no records of a run, a tuning, a merge or a repair. `sigmerge analyze` "
+        "writes the page of a suite's results."
+    )
+
+
+def _run_page(folder: Path) -> Path:
+    """The anchor of the run may be gone."""
     read_sealed(RunRecord, folder / RUN, OutputError)  # there is a run, before it is locked
     with RUN_FOLDER.writing(real_target(folder)):
         record = read_sealed(RunRecord, folder / RUN, OutputError)
@@ -73,6 +89,29 @@ def write_report(folder: Path) -> Path:
         with _fitting(folder):
             finish_run(folder, record)
     return folder / PAGE
+
+
+def _tuning_page(folder: Path) -> Path:
+    from sigmerge.analysis.tuning import write_tuning_page
+
+    with TUNING_FOLDER.writing(real_target(folder)), _fitting(folder):
+        record = read_sealed(TuneRecord, folder / TUNING_RESULT, OutputError)
+        write_tuning_page(folder / PAGE, record)
+    return folder / PAGE
+
+
+def _merge_page(folder: Path) -> Path:
+    """The page of a checkpoint lies among its records."""
+    records = folder / RECORDS_FOLDER
+    provenance = read(Provenance, records / PROVENANCE)
+    recipe = decoded(records / RECIPE, "a recipe", OutputError)
+    with _fitting(folder):
+        plan = read_plan(records / PLAN)
+        shown = PageRun(
+            folder.resolve().name, recipe, plan, provenance, warnings=plan.warnings
+        )  # fmt: skip
+        write_page(records / PAGE, [shown])
+    return records / PAGE
 
 
 def finish_run(folder: Path, record: _Run) -> _Run:
@@ -115,3 +154,11 @@ def write_joint_report(folders: Sequence[Path], page: Path, title: str) -> Path:
     """Write one page about several runs."""
     write_page(page, [page_of(folder) for folder in folders], title=title)
     return page
+
+
+PAGES = {
+    RUN: _run_page,
+    TUNING_RESULT: _tuning_page,
+    f"{RECORDS_FOLDER}/{PLAN}": _merge_page,
+}
+"""By the record that tells what a folder is, what writes its page."""
