@@ -252,6 +252,63 @@ def test_one_process_makes_and_the_other_waits(source: Path) -> None:
     assert (source.parent / "made").read_text() == "x"
 
 
+def test_nothing_is_taken_from_a_process_that_makes_it(source: Path, root: Path) -> None:
+    """Clearing and pruning leave its lock and its files; who waits makes it no second time."""
+    fork = multiprocessing.get_context("fork")
+    both = [fork.Process(target=_get_slow, args=(source,)) for _ in range(2)]
+    for one in both:
+        one.start()
+    until = time.monotonic() + 10
+    while not list(root.rglob(".*.lock")):
+        assert time.monotonic() < until
+    time.sleep(0.2)  # the other waits
+    kept.clear(root)
+    kept.prune(root, older_than=0)
+    for one in both:
+        one.join()
+    assert [one.exitcode for one in both] == [0, 0]
+    assert (source.parent / "made").read_text() == "x"
+
+
+def test_an_entry_that_is_removed_while_it_is_made_anew(source: Path, root: Path) -> None:
+    kept.get(of(source))
+
+    def cleared(given: Given) -> Any:
+        value = upper(given)
+        kept.clear(root)
+        return value
+
+    made_anew = kept.get(of(source), cleared, again=True)
+    assert (made_anew.folder / "whole.txt").read_text() == "CONTENT"
+    assert kept.get(of(source)).kept
+
+
+def test_a_lock_whose_file_is_gone_is_no_lock(source: Path, root: Path) -> None:
+    """Who waited for it would else make an entry beside the next process."""
+    ours = of(source)
+    folder = root / ours.name / ours.core
+
+    def other() -> None:
+        time.sleep(0.3)
+        with kept._making(of(source)):
+            (source.parent / "got").write_text("it")
+            time.sleep(0.6)
+            assert not (source.parent / "at once").exists()
+
+    waits = multiprocessing.get_context("fork").Process(target=other)
+    waits.start()
+    with kept._making(ours):
+        time.sleep(0.6)
+        (folder / f".{ours.full}.lock").unlink()
+    until = time.monotonic() + 10
+    while not (source.parent / "got").exists():
+        assert time.monotonic() < until
+    with kept._making(ours):
+        (source.parent / "at once").write_text("made")
+    waits.join()
+    assert waits.exitcode == 0
+
+
 def _in_steps(given: Given) -> Any:
     steps = []
     for name in "abcd":
@@ -407,6 +464,48 @@ def test_the_cache_is_listed_checked_and_pruned(source: Path, root: Path) -> Non
     stranger.write_text("not ours")
     kept.clear(root)
     assert list(root.rglob("*")) == [stranger]
+
+
+def test_what_is_read_is_used(source: Path, root: Path) -> None:
+    """Removal is by last use; an entry that only grows is used when it is read."""
+    kept.get(of(source))
+    with kept.parts(grown(source, settings={"level": 3})) as parts:
+        parts.put({"a": 1})
+    for header in (*root.rglob("*.json"), *root.rglob("*.jsonl")):
+        os.utime(header, (1, 1))
+    assert (
+        kept.look(of(source)) and kept.look_at_parts(grown(source, settings={"level": 3})).records
+    )
+    assert kept.prune(root, older_than=3600) == []
+
+
+@pytest.mark.parametrize("age", [0, 2 * 86400])
+def test_what_a_stopped_maker_left_goes_after_a_day(age: int, source: Path, root: Path) -> None:
+    def stopped(given: Given) -> Any:
+        (given.out / "half").write_text("x")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept.get(of(source), stopped)
+    (partial,) = root.rglob("*.partial")
+    os.utime(partial, (time.time() - age,) * 2)
+    kept.prune(root, older_than=3600)
+    assert partial.exists() == (age == 0)
+    kept.clear(root)
+    assert not partial.exists() and not [*root.rglob("*.lock")]
+
+
+def test_the_wanted_entry_goes_before_an_outdated_one_beside_the_pool(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    member = tmp_path / "pool/math"
+    member.mkdir(parents=True)
+    kept.get(of(source, near=member), lambda given: "outdated")
+    _other_numpy(monkeypatch)
+    kept.get(of(source), lambda given: "wanted")
+    with kept.reusing():
+        assert kept.get(of(source, near=member)).value == "wanted"
+    assert kept.get(of(source, near=member)).value == "wanted" and not caplog.messages
 
 
 def test_entries_made_of_a_content_are_dropped(source: Path, root: Path) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +40,7 @@ from sigmerge.files.checksums import is_intact, sealed
 from sigmerge.files.digests import file_digests, when_contradicted
 from sigmerge.files.documents import content_key
 from sigmerge.files.identity import changed, identify, unchanged
-from sigmerge.files.locks import locked
+from sigmerge.files.locks import has_name, locked
 from sigmerge.files.objects import address, open_stored, remote_file
 from sigmerge.files.regular import remove
 from sigmerge.files.scratch import scratch
@@ -323,10 +324,10 @@ def look(wanted: Derivation) -> KeptEntry | None:
     """The entry of a derivation if it is kept; an outdated one where they are reused."""
     if found := _unkept.get(wanted.full):
         return found
-    for root in _roots(wanted.near):
-        folder = root / wanted.name / wanted.core
-        if found := _read(folder, wanted.full):
-            return found
+    folders = [root / wanted.name / wanted.core for root in _roots(wanted.near)]
+    if found := next(filter(None, (_read(folder, wanted.full) for folder in folders)), None):
+        return found
+    for folder in folders:
         for other in _others(folder, wanted.full, ".json"):
             if _reusing.get() and (found := _read(folder, other)):
                 return found
@@ -402,9 +403,14 @@ def _read(folder: Path, key: str) -> KeptEntry | None:
     content = kept_json(header, {*_HEADER, "value", "files"})
     if content is None or not _as_listed(folder / key, content["files"]):
         return None
+    _use(header)
+    return KeptEntry(content["value"], folder / key, float(content["seconds"]), kept=True)
+
+
+def _use(header: Path) -> None:
+    """Note that an entry was used now, where that is possible."""
     with suppress(OSError):
         os.utime(header)
-    return KeptEntry(content["value"], folder / key, float(content["seconds"]), kept=True)
 
 
 def _listed(folder: Path, names: Iterable[str]) -> dict[str, Any]:
@@ -434,6 +440,8 @@ def parts(wanted: Derivation) -> Iterator[GrowingEntry]:
     """An entry that grows. One process adds to it at a time; others wait."""
     with _making(wanted) as place:
         yield GrowingEntry(wanted, place)
+    if place is not None:
+        _bound(place.parent.parent)
 
 
 def look_at_parts(wanted: Derivation) -> GrowingEntry:
@@ -455,7 +463,10 @@ class GrowingEntry:
                     self.records |= older
                 elif fresh := older.keys() - _grown(folder, wanted.full)[0].keys():
                     _say_outdated(wanted, header, len(fresh))
-            self.records |= _grown(folder, wanted.full)[0]
+            own = _grown(folder, wanted.full)[0]
+            if own:
+                _use(folder / f"{wanted.full}.jsonl")
+            self.records |= own
 
     def put(self, records: Mapping[str, Any]) -> None:
         """Add parts; they are on the disk when this returns, or live until the process ends."""
@@ -526,16 +537,41 @@ def _making(wanted: Derivation) -> Iterator[Path | None]:
         for root in _roots(wanted.near):
             folder = root / wanted.name / wanted.core
             try:
-                folder.mkdir(parents=True, exist_ok=True)
-                lock = folder / f".{wanted.full}.lock"
-                if stack.enter_context(locked(lock)) is None:
-                    _say(f"another process makes the {wanted.name} of {wanted.of}; waiting for it")
-                    stack.enter_context(locked(lock, wait=True))
+                stack.enter_context(_alone(folder, wanted))
                 place = folder
                 break
             except OSError:
                 continue
         yield place
+
+
+@contextmanager
+def _alone(folder: Path, wanted: Derivation) -> Iterator[None]:
+    """Hold the lock of an entry; a lock whose file was removed while it was waited for is none."""
+    lock = folder / f".{wanted.full}.lock"
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            handle = stack.enter_context(locked(lock))
+            if handle is None:
+                _say(f"another process makes the {wanted.name} of {wanted.of}; waiting for it")
+                handle = stack.enter_context(locked(lock, wait=True))
+            if handle is not None and has_name(lock, handle):
+                yield
+                return
+
+
+@contextmanager
+def _if_free(folder: Path, key: str) -> Iterator[bool]:
+    """Whether no process makes an entry. None begins to meanwhile; the lock file goes."""
+    lock = folder / f".{key}.lock"
+    with ExitStack() as stack:
+        free = False
+        with suppress(OSError):
+            free = stack.enter_context(locked(lock)) is not None
+        yield free
+        if free:
+            remove(lock, if_possible=True)
 
 
 def _roots(near: Path | None) -> list[Path]:
@@ -636,11 +672,15 @@ def listing(root: Path, *, verify: bool = False) -> Iterator[Listed]:
 
 
 def drop(entry: Listed) -> None:
-    """Remove an entry; its header goes first, so that no half of one is ever found."""
+    """Remove an entry; its header goes first, so that no half of one is ever found.
+
+    Files of one that a process makes anew are left to it.
+    """
     header = entry.files[0]
     remove(header, if_possible=True)
-    remove(header.with_suffix(""), if_possible=True)
-    remove(header.with_name(f".{entry.key}.lock"), if_possible=True)
+    with _if_free(header.parent, entry.key) as free:
+        if free:
+            remove(header.with_suffix(""), if_possible=True)
     for folder in (header.parent, header.parent.parent):
         with suppress(OSError):
             folder.rmdir()
@@ -675,18 +715,26 @@ def prune(
         if (old and large) or not entry.sound:
             drop(entry)
             gone.append(entry)
-    for partial in root.glob("*/*/*.partial"):
-        if now - partial.stat().st_mtime > 86400:
-            remove(partial, if_possible=True)
+    _drop_unfinished(root, before=now - 86400)
     return gone
+
+
+def _drop_unfinished(root: Path, before: float = math.inf) -> None:
+    """Remove what stopped makers left, and has not been written since then."""
+    keys = [*root.glob("*/*/*.partial"), *root.glob("*/*/.*.lock")]
+    for place in keys:
+        with suppress(FileNotFoundError):
+            old = place.stat().st_mtime < before
+            with _if_free(place.parent, place.stem.removeprefix(".")) as free:
+                if free and old:
+                    remove(place, if_possible=True)
 
 
 def clear(root: Path) -> None:
     """Remove all entries of a root, and nothing else."""
     for entry in list(listing(root)):
         drop(entry)
-    for left in (*root.glob("*/*/*.partial"), *root.glob("*/*/.*.lock")):
-        remove(left, if_possible=True)
+    _drop_unfinished(root)
     for folder in (*root.glob("*/*"), *root.glob("*")):
         with suppress(OSError):
             folder.rmdir()

@@ -42,7 +42,7 @@ def only_writer(lock_file: Path, message: str) -> Iterator[None]:
             handle = stack.enter_context(locked(lock_file))
         except OSError as error:
             raise OutputError(f"{lock_file}: cannot be written ({reason(error)}).") from None
-        if handle is None or not _names(lock_file, handle):
+        if handle is None or not has_name(lock_file, handle):
             raise OutputError(message)
         try:
             yield
@@ -51,7 +51,7 @@ def only_writer(lock_file: Path, message: str) -> Iterator[None]:
                 lock_file.unlink()
 
 
-def _names(file: Path, handle: int) -> bool:
+def has_name(file: Path, handle: int) -> bool:
     """Whether the file still has this name."""
     try:
         return os.path.samestat(os.fstat(handle), file.stat())
