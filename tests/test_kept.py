@@ -127,6 +127,21 @@ def test_an_input_that_changed_since_the_key_was_made_stops_it(source: Path) -> 
     source.write_text("other content")
     with pytest.raises(PoolError):
         kept.get(wanted)
+    assert not made  # which may take hours
+
+
+def test_an_input_that_was_another_for_a_while_stops_it(source: Path, root: Path) -> None:
+    """Its content is that of the key again, and what was made of it may not be."""
+
+    def slow(given: Given) -> Any:
+        text = source.read_text()
+        source.write_text("another")
+        source.write_text(text)
+        return 1
+
+    with pytest.raises(PoolError, match="changed while it was read"):
+        kept.get(Derivation("slow", slow, Inputs.of(text=source)))
+    assert not list(root.rglob("*.json"))
 
 
 def _bit(file: Path) -> None:
