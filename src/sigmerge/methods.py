@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from sigmerge.errors import RecipeError
 from sigmerge.files.yaml_documents import Place
 from sigmerge.operators.base import Operator, Parameter
-from sigmerge.operators.plugin import TileOperator
 from sigmerge.operators.table import OPERATORS, operator
 from sigmerge.recipe.settings import ParameterCheck
 from sigmerge.words import unknown
@@ -42,7 +41,7 @@ class Method:
 
         known = self._parameters()
         check = ParameterCheck(
-            self._operator(), PRESET, problem, problem, problem, lambda note: None
+            self.made, PRESET, problem, problem, problem, lambda note: None
         )  # fmt: skip
         for argument, value in self.arguments().items():
             if argument not in known:
@@ -59,7 +58,7 @@ class Method:
             raise RecipeError(f"{type(self).__name__} cannot be made:", problems)
 
     @staticmethod
-    def of(operator: str | TileOperator, /, **arguments: Any) -> Method:
+    def of(operator: str | Operator, /, **arguments: Any) -> Method:
         """The method of an operator by its name in recipes, or of one of your own.
 
         >>> Method.of("linear", normalize=False)
@@ -108,9 +107,19 @@ class Method:
 
     def _parameters(self) -> dict[str, Parameter]:
         """The operator's parameters by their arguments."""
-        return {ARGUMENT.get(each.name, each.name): each for each in self._operator().parameters}
+        return {ARGUMENT.get(each.name, each.name): each for each in self.made.parameters}
 
-    def _operator(self) -> Operator:
+    def settings(self, experts: int) -> dict[str, Any]:
+        """What an operator reads of its site, where all experts have the same numbers."""
+        known, given = self._parameters(), self.arguments()
+        return {
+            known[name].name: (value,) * experts if known[name].per_model else value
+            for name, value in given.items()
+        }
+
+    @property
+    def made(self) -> Operator:
+        """The operator that merges."""
         return operator(self.operator)
 
 
@@ -122,7 +131,8 @@ class _Scaled(Method):
     def _written(self) -> dict[str, tuple[str, Any]]:
         return self.on._written() | super()._written() | {"on": ("on", self.on.operator)}
 
-    def _operator(self) -> Operator:
+    @property
+    def made(self) -> Operator:
         return operator(self.operator, self.on.operator)
 
 

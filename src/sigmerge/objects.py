@@ -24,7 +24,7 @@ from sigmerge.jobs.merge import MergeJob, anchor_and_repair, check_scores
 from sigmerge.jobs.options import Description, Keywords, Options
 from sigmerge.jobs.pools import open_merge_pool
 from sigmerge.methods import Method
-from sigmerge.operators.plugin import TileOperator
+from sigmerge.operators.base import Operator
 from sigmerge.progress import shown
 from sigmerge.words import counted, size
 
@@ -82,7 +82,7 @@ class Pool:
 
     def plan(
         self,
-        method: Method | TileOperator | str,
+        method: Method | Operator | str,
         *,
         dtype: Literal["float32", "bfloat16", "float16"] | None = None,
         seed: int = 0,
@@ -112,7 +112,7 @@ class Pool:
         out: PathName,
         *,
         calls: int = 24,
-        anchors: Sequence[Method | TileOperator | str] | None = None,
+        anchors: Sequence[Method | Operator | str] | None = None,
         **how: Unpack[Keywords],
     ) -> TuneResult:
         """The strongest merge of the pool within a number of evaluation calls, stored in `out`.
@@ -263,7 +263,7 @@ class Plan:
 def merge_state_dicts(
     reference: Mapping[str, Any] | None,
     experts: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]],
-    method: Method | TileOperator | str,
+    method: Method | Operator | str,
     *,
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     seed: int = 0,
@@ -298,10 +298,10 @@ def _deficits(given: Scores | None) -> tuple[dict[str, Any], ScoreFunction | Non
     return {}, given
 
 
-def _method(given: Method | TileOperator | str) -> Method:
+def _method(given: Method | Operator | str) -> Method:
     if isinstance(given, Method):
         return given
-    if isinstance(given, TileOperator | str):
+    if isinstance(given, Operator | str):
         return Method.of(given)
     raise TypeError(f"{given!r} is no method; give sigmerge.Ties(…), a name, or your own operator")
 

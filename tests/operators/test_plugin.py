@@ -23,7 +23,7 @@ from tests.pools import PoolOnDisk, Weights, make_pool, read_weights, weight_byt
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/write-an-operator.md").read_text(encoding="utf-8")
-DEFINITION, USE = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+DEFINITION, USE, CLASS, CHECKED = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
 [ENTRY_POINTS] = re.findall(r"^```toml\n(.*?)^```", PAGE, re.S | re.M)
 
 
@@ -43,6 +43,18 @@ def defined(tmp_path: Path, text: str = DEFINITION) -> None:
     file = tmp_path / "my_operator.py"
     file.write_text(text)
     exec(compile(text, str(file), "exec"), {"__name__": "my_operator"})
+
+
+def test_the_pages_operators_keep_the_rules(tmp_path: Path) -> None:
+    defined(tmp_path)
+    scope = {"__name__": "my_operator", "sigmerge": package, "np": np}
+    exec(CLASS, scope)
+    exec(CHECKED, scope)
+    long = {"w": np.float32([[3, 4], [0, 0]])}
+    short = {"w": np.float32([[0, 0], [0, 1]])}
+    merged = package.merge_state_dicts({"w": np.zeros((2, 2), np.float32)}, [long, short],
+                                       "equal_norm")  # fmt: skip
+    np.testing.assert_allclose(merged["w"], [[1.8, 2.4], [0, 3]], rtol=1e-6)
 
 
 def test_the_page_says_thirty_lines() -> None:

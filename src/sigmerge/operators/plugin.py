@@ -86,7 +86,7 @@ class TileOperator(Operator):
 class Plugins:
     """The operators that users registered in this process or installed, by name."""
 
-    registered: dict[str, TileOperator]
+    registered: dict[str, Operator]
 
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.registered, *_installed())))
@@ -97,18 +97,18 @@ class Plugins:
         found = _installed().get(name)
         return _load(found) if found else None
 
-    def add(self, made: TileOperator) -> None:
+    def add(self, made: Operator) -> None:
         """Register an operator. Running a notebook's cell again replaces the cell's own."""
         found = _installed().get(made.name)
-        if found is not None and found.module != made.function.__module__:
+        if found is not None and found.module != _origin(made).__module__:
             raise RecipeError(
                 f"{_package(found)} installs an operator {made.name}; choose another name."
             )
         old = self.registered.get(made.name)
-        if old is not None and _place(old.function) != _place(made.function):
+        if old is not None and _place(old) != _place(made):
             raise RecipeError(
-                f"An operator {made.name} is registered already, by {_place(old.function)}; choose "
-                "another name."
+                f"An operator {made.name} is registered already, by {_place(old)}; choose another "
+                "name."
             )
         self.registered[made.name] = made
 
@@ -153,8 +153,20 @@ def _package(point: EntryPoint) -> str:
     return f"the package {point.dist.name}" if point.dist else "a package"
 
 
-def _place(function: TileFunction) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
+def _origin(made: Operator) -> TileFunction | type[Operator]:
+    """The code that a user wrote."""
+    return made.function if isinstance(made, TileOperator) else type(made)
+
+
+def _place(made: Operator) -> str:
+    return f"{_origin(made).__module__}.{_origin(made).__qualname__}"
+
+
+def class_operator(name: str, kind: type[Operator]) -> Operator:
+    """An operator of a user's class."""
+    made = kind()
+    made.name, made.revision = name, _revision(kind)
+    return made
 
 
 def _revision(made: TileFunction | type[Operator]) -> str:

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from sigmerge.errors import RecipeError
 from sigmerge.operators.base import Operator, Parameter
-from sigmerge.operators.plugin import PLUGINS, TileFunction, TileOperator
+from sigmerge.operators.plugin import PLUGINS, TileFunction, TileOperator, class_operator
 from sigmerge.words import unknown
 
 OPERATORS = {
@@ -93,13 +93,14 @@ def register(
     whole: bool = False,
     title: str | None = None,
     paper: str = "",
-) -> Callable[[TileFunction], TileOperator]:
-    """Make an operator of a function over tiles; recipes use it as `merge_method: name`.
+) -> Callable[[TileFunction | type[Operator]], Operator]:
+    """Make an operator of a function over tiles, or of a class; recipes use it as
+    `merge_method: name`.
 
     The function is called with a `Tile` and the tensor's `Site`, and fills `tile.out`. The rows of
     `tile.experts` are the task vectors, or with vectors=False the experts' values. With whole=True
     a tile is a whole tensor, else an arbitrary part of one. It is called from several threads, and
-    must return the same values for the same tile.
+    must return the same values for the same tile. A class says the other arguments itself.
     """
     if not isinstance(name, str):
         raise RecipeError('An operator needs a name: write @sigmerge.operator("name").')
@@ -109,11 +110,15 @@ def register(
             f"{', '.join(BUILT_IN)}."
         )
 
-    def registered(function: TileFunction) -> TileOperator:
-        made = TileOperator(
-            name, function, parameters, vectors=vectors, whole=whole,
-            title=title or name.replace("_", " "), paper=paper or "of your own",
-        )  # fmt: skip
+    def registered(function: TileFunction | type[Operator]) -> Operator:
+        made: Operator
+        if isinstance(function, type):
+            made = class_operator(name, function)
+        else:
+            made = TileOperator(
+                name, function, parameters, vectors=vectors, whole=whole,
+                title=title or name.replace("_", " "), paper=paper or "of your own",
+            )  # fmt: skip
         PLUGINS.add(made)
         return made
 
