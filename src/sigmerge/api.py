@@ -4,6 +4,18 @@ A recipe is a YAML file, a mapping, or a `Recipe`. Every verb takes the fields o
 `Options` as keywords (threads=4, overwrite=True, …) and shows a progress bar on a terminal and in a
 notebook; pass `progress=` to replace it. Results are objects with attributes, which a notebook
 displays as tables and figures; `as_json()` gives plain values.
+
+The examples of this package run one after another beside `pool/`, the embedded pool, with
+
+>>> import sigmerge
+>>> experts = [{"model": "pool/math", "name": "math"}, {"model": "pool/coding", "name": "coding"}]
+>>> recipe = {
+...     "merge_method": "task_arithmetic",
+...     "base_model": "pool/reference",
+...     "models": experts,
+...     "parameters": {"weight": 0.4},
+...     "repair": {"shares": {"math": 0.5, "coding": 0.5}, "capacity": 0.2},
+... }
 """
 
 from __future__ import annotations
@@ -92,7 +104,12 @@ def verb(job: Callable[Arguments, Job[Made]]) -> Verb[Arguments, Made]:
 
 @verb
 def merge(recipe: RecipeLike, out: PathName, **how: Unpack[Keywords]) -> Job[Merged]:
-    """Merge as the recipe says into a new folder; repair it if the recipe has a repair: section."""
+    """Merge as the recipe says into a new folder; repair it if the recipe has a repair: section.
+
+    >>> done = sigmerge.merge({**recipe, "repair": None}, "merged")
+    >>> done.plan.operator, done.provenance.bytes_written
+    ('task_arithmetic', 2823936)
+    """
     from sigmerge.jobs.merge import MergeJob
     from sigmerge.recipe.documents import several
 
@@ -110,6 +127,11 @@ def merge_several(
     """Merge every recipe of a file of several, each into the folder of its name in `out`.
 
     The results come in the order in which they were made: one may merge what another made.
+
+    >>> text = "name: half\\nmerge_method: linear\\nmodels: [{model: pool/math}]\\n"
+    >>> _ = Path("several.yaml").write_text(text + "---\\n" + text.replace("half", "whole"))
+    >>> [Path(done.out).name for done in sigmerge.merge_several("several.yaml", "several")]
+    ['half', 'whole']
     """
     from sigmerge.jobs.several import SeveralJob
     from sigmerge.recipe.documents import several
@@ -129,7 +151,13 @@ def capture(
     out: PathName | None = None,
     **how: Unpack[Keywords],
 ) -> Job[Captures]:
-    """Measure the statistics that the recipe's operator needs, of these experts or all."""
+    """Measure the statistics that the recipe's operator needs, of these experts or all.
+
+    >>> shown = [{**one, "exemplars": f"pool/exemplars/{one['name']}.jsonl"} for one in experts]
+    >>> reading = {**recipe, "merge_method": "regmean", "models": shown, "repair": None}
+    >>> sigmerge.capture.plan(reading).steps[0].name
+    'capture math'
+    """
     from sigmerge.jobs.capture import CaptureJob
 
     folder = Path(out) if out is not None else None
@@ -138,7 +166,12 @@ def capture(
 
 @verb
 def profile(recipe: RecipeLike, **how: Unpack[Keywords]) -> Job[Profile]:
-    """Measure views, conflict and capacity per layer of the recipe's pool."""
+    """Measure views, conflict and capacity per layer of the recipe's pool.
+
+    >>> found = sigmerge.profile({**recipe, "repair": {"variant": "view_sign"}})
+    >>> [round(each, 2) for each in found.capacity]
+    [0.24, 0.2, 0.45, 0.13, 0.29, 0.13]
+    """
     from sigmerge.jobs.profile import ProfileJob
 
     return ProfileJob(_recipe(recipe), _options(how))
@@ -155,6 +188,13 @@ def deficits(
     """Measure what a stored anchor lost on every domain, and the shares that gives.
 
     `score` is a callable from a checkpoint folder to {domain: fraction}.
+
+    >>> def score(checkpoint):
+    ...     lost = 0.4 if checkpoint.name == "merged" else 0.0
+    ...     return {"math": 0.9 - lost, "coding": 0.8 - lost / 4}
+    >>> lost = sigmerge.deficits({**recipe, "repair": {}}, anchor="merged", score=score)
+    >>> {domain: round(each, 2) for domain, each in lost.share.items()}
+    {'math': 0.8, 'coding': 0.2}
     """
     from sigmerge.jobs.repair import DeficitsJob
 
@@ -175,6 +215,10 @@ def repair(
 
     `score` is a callable from a checkpoint folder to {domain: fraction}; it replaces the recipe's
     own source of scores.
+
+    >>> done = sigmerge.repair(recipe, "repaired", anchor="merged")
+    >>> done.repair.order
+    ('math', 'coding')
     """
     from sigmerge.jobs.repair import RepairJob
 
@@ -186,7 +230,12 @@ def repair(
 def replay(
     plan: PathName, out: PathName, *, anchor: PathName | None = None, **how: Unpack[Keywords]
 ) -> Job[Merged]:
-    """Make the repair of a plan.json again, byte for byte. It needs no scores and no probe."""
+    """Make the repair of a plan.json again, byte for byte. It needs no scores and no probe.
+
+    >>> again = sigmerge.replay("repaired/sigmerge/plan.json", "again", anchor="merged")
+    >>> again.repair.order
+    ('math', 'coding')
+    """
     from sigmerge.jobs.replay import ReplayJob
 
     stored = place_of(anchor) if anchor is not None else None
@@ -201,7 +250,12 @@ def run(
     score: ScoreFunction | None = None,
     **how: Unpack[Keywords],
 ) -> Job[RunResult]:
-    """Merge, score, repair, score again and write a page, in a folder of its own."""
+    """Merge, score, repair, score again and write a page, in a folder of its own.
+
+    >>> probed = {**recipe, "repair": {"probe": "pool/probe.jsonl"}}
+    >>> [step.name for step in sigmerge.run.plan(probed, "run", score=score).steps]
+    ['merge', 'score', 'profile', 'repair', 'score']
+    """
     from sigmerge.jobs.run import RunJob
 
     return RunJob(_recipe(recipe), Path(out), _options(how), score)
@@ -225,6 +279,9 @@ def search(
     """Search the coefficients of a merge by evolution (MERGE³) and store the winner.
 
     The keywords go before the recipe's search: section; `scorer` replaces the suite.
+
+    >>> sigmerge.search.plan({**recipe, "repair": None}, "found", calls=48).evaluation_calls
+    48
     """
     from sigmerge.jobs.search import SearchRun
     from sigmerge.recipe.scored import SearchSection
@@ -257,6 +314,9 @@ def tune(
     `recipe` may be a folder with reference/ and the experts. The keywords go before the recipe's
     tune: section; `score` (a callable from a checkpoint folder to {domain: fraction}) or `scorer`
     (one that answers items) replaces its source of scores.
+
+    >>> sigmerge.tune.plan("pool", "tuned", calls=8).evaluation_calls
+    8
     """
     from sigmerge.jobs.tune import TuneJob, pool_recipe
     from sigmerge.recipe.scored import TuneSection
@@ -273,7 +333,11 @@ def tune(
 
 @verb
 def demo(out: PathName = "demo-out", *, calls: int = 8, **how: Unpack[Keywords]) -> Job[DemoResult]:
-    """Merge and repair the embedded pool with every anchor, then tune it; 0 calls: no tuning."""
+    """Merge and repair the embedded pool with every anchor, then tune it; 0 calls: no tuning.
+
+    >>> sigmerge.demo.plan("demo-out", calls=0).evaluation_calls > 50
+    True
+    """
     from sigmerge.jobs.demo import DemoJob
 
     return DemoJob(Path(out), _options(how), calls)
@@ -305,6 +369,9 @@ def evaluate(
     """Score a checkpoint on a suite. Items that were scored before are not scored again.
 
     `out` is a file for the result, `answers` one for what the model said to every item.
+
+    >>> sigmerge.evaluate.plan("merged", "nano").evaluation_calls
+    1
     """
     from sigmerge.evaluation.how import How
     from sigmerge.evaluation.sources import Data
@@ -332,7 +399,12 @@ def evaluate(
 def aggregate(
     files: Sequence[PathName], experts: Mapping[str, PathName] | None = None
 ) -> Aggregated:
-    """Put result files of `evaluate` side by side, with the gaps to the experts."""
+    """Put result files of `evaluate` side by side, with the gaps to the experts.
+
+    >>> _ = sigmerge.evaluate("merged", "nano", limit=2, out="merged.json")
+    >>> [Path(row.file).name for row in sigmerge.aggregate(["merged.json"]).rows]
+    ['merged.json']
+    """
     from sigmerge.jobs.aggregate import aggregate as put_together
 
     named = {name: Path(file) for name, file in (experts or {}).items()}
@@ -352,6 +424,9 @@ def suite(
 
     `pools` are folders that take the place of the suite's own. `jobs` processes make the runs; more
     than one need a script that is guarded by `if __name__ == "__main__":`.
+
+    >>> sigmerge.suite.plan("nano-study", "study").steps[0].facts["runs"]
+    145
     """
     from sigmerge.experiments.runner import SuiteJob
     from sigmerge.experiments.suite import load_suite
@@ -368,7 +443,12 @@ def analyze(
     split: str = "evaluation",
     title: str = "The experiment",
 ) -> Job[Analyzed]:
-    """Write statistics, tables and figures of a store; say which of the paper's statements hold."""
+    """Write statistics, tables and figures of a store; say which of the paper's statements hold.
+
+    >>> sigmerge.analyze("study")
+    Traceback (most recent call last):
+    sigmerge.experiments.store.StoreError: study: no such store of results; ...
+    """
     from sigmerge.experiments.analyze import AnalyzeJob
 
     return AnalyzeJob(Path(store), _path(out), split, title)
@@ -378,7 +458,11 @@ def analyze(
 def anchors(
     source: PathName, *, pools: Sequence[PathName] = (), **how: Unpack[Keywords]
 ) -> Job[Ranked]:
-    """Rank the anchors of a suite, or the paper's seven on a recipe's pool, before any repair."""
+    """Rank the anchors of a suite, or the paper's seven on a recipe's pool, before any repair.
+
+    >>> sigmerge.anchors.plan("nano-compare").evaluation_calls
+    12
+    """
     from sigmerge.experiments.anchors import AnchorsJob, suite_of
 
     chosen = suite_of(str(source), tuple(Path(pool) for pool in pools))
@@ -386,7 +470,11 @@ def anchors(
 
 
 def report(folder: PathName) -> Path:
-    """Write the page of a result again, from its records: of a run, a tuning, a merge, a repair."""
+    """Write the page of a result again, from its records: of a run, a tuning, a merge, a repair.
+
+    >>> print(sigmerge.report("merged").as_posix())
+    merged/sigmerge/report.html
+    """
     from sigmerge.jobs.report import write_report
 
     return write_report(Path(folder))
@@ -403,6 +491,9 @@ def verify(
     """Check a result against its records; with `deep` compute blocks again from the inputs.
 
     So many `blocks` are drawn by the `seed`; None are all of them, and another seed each time.
+
+    >>> sigmerge.verify("merged").ok
+    True
     """
     from sigmerge.jobs.verify import VerifyJob
 
@@ -425,6 +516,10 @@ def extract(
 
     The largest singular values of each matrix of the layers: `rank` of them, 16 if nothing is said,
     or as few as keep `energy`, a part of the squared norm.
+
+    >>> done = sigmerge.extract("pool/math", "adapter", base="pool/reference", rank=4)
+    >>> done.modules, done.rank
+    (42, 4)
     """
     from sigmerge.jobs.extract import ExtractJob
 
@@ -437,6 +532,10 @@ def inspect(checkpoint: PathName, *others: PathName, allow_pickle: bool = False)
 
     With others: `warnings` has what their configurations compute otherwise. A folder with
     reference/ and the experts stands for all of them.
+
+    >>> found = sigmerge.inspect("pool/math")
+    >>> found.layers, found.parameters
+    (6, 1408896)
     """
     from sigmerge.jobs.look import inspect_checkpoints
 
@@ -445,7 +544,12 @@ def inspect(checkpoint: PathName, *others: PathName, allow_pickle: bool = False)
 
 
 def diff(one: PathName, other: PathName, **how: Unpack[Keywords]) -> ModelDifference:
-    """How far two checkpoints are apart, layer by layer. Nothing is written."""
+    """How far two checkpoints are apart, layer by layer. Nothing is written.
+
+    >>> parts = sigmerge.diff("pool/reference", "pool/math").parts
+    >>> parts[0].name, parts[0].changed > 0
+    ('layer 0', True)
+    """
     from sigmerge.jobs.look import DiffJob
 
     with shown(how.get("progress")) as bar:

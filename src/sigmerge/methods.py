@@ -29,6 +29,10 @@ class Method:
 
     A parameter is one value for all layers, or a list that runs from the first layer to the last.
     A parameter that experts have of their own may also be a mapping from their names.
+
+    >>> method = sigmerge.Ties(density=0.2, weight={"math": 1.0, "coding": 0.5})
+    >>> replace(method, density=0.5).density
+    0.5
     """
 
     operator: ClassVar[str]
@@ -61,7 +65,7 @@ class Method:
     def of(operator: str | Operator, /, **arguments: Any) -> Method:
         """The method of an operator by its name in recipes, or of one of your own.
 
-        >>> Method.of("linear", normalize=False)
+        >>> sigmerge.Method.of("linear", normalize=False)
         Linear(weight=1.0, normalize=False, outside='merge')
         """
         name = operator if isinstance(operator, str) else operator.name
@@ -185,4 +189,10 @@ def _class_of(name: str) -> type[Method]:
 def _about(made: Operator) -> str:
     lines = [f"{made.title}: {made.paper}.", ""]
     lines += [f"{ARGUMENT.get(p.name, p.name)}: {p.doc}" for p in own_parameters(made)]
+    lines += ["", f">>> method = sigmerge.{class_name(made.name)}({_needed(made)})"]
     return "\n".join(lines)
+
+
+def _needed(made: Operator) -> str:
+    """The arguments without which there is no method, as an example writes them."""
+    return ", ".join(f"{each.name}=0.5" for each in own_parameters(made) if each.paper is None)

@@ -36,6 +36,7 @@ def check_operator(
     `arguments` or yours. The results must be finite and the same to the last bit; a function over
     tiles must give each coordinate the same value however its tensor is cut. Returns the merge.
 
+    >>> from sigmerge.testing import check_operator
     >>> merged = check_operator("ties", density=0.5)
     >>> merged["lm_head.weight"].shape
     (40, 12)

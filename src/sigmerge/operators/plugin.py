@@ -187,7 +187,11 @@ def parameter(
     low: float = -float("inf"),
     high: float = float("inf"),
 ) -> Parameter:
-    """An option of an operator of yours; the default's type, or `choices`, is what it accepts."""
+    """An option of an operator of yours; the default's type, or `choices`, is what it accepts.
+
+    >>> sigmerge.parameter("density", 0.5, "share of entries that are kept", low=0, high=1).high
+    1
+    """
     if isinstance(default, str) != bool(choices) or (choices and default not in choices):
         raise TypeError(f"{name}: a text default needs choices, and must be one of them.")
     kind = tuple(choices) if choices else type(default)

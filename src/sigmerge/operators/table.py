@@ -101,6 +101,12 @@ def register(
     `tile.experts` are the task vectors, or with vectors=False the experts' values. With whole=True
     a tile is a whole tensor, else an arbitrary part of one. It is called from several threads, and
     must return the same values for the same tile. A class says the other arguments itself.
+
+    >>> @sigmerge.operator("average")
+    ... def average(tile, site):
+    ...     tile.out[:] = tile.experts.mean(axis=0)
+    >>> sigmerge.Pool.open("pool").plan("average")
+    Plan (merge): reads 16.9 MB, writes 2.82 MB, holds ... MB at most
     """
     if not isinstance(name, str):
         raise RecipeError('An operator needs a name: write @sigmerge.operator("name").')
