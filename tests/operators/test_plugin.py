@@ -18,6 +18,7 @@ from sigmerge.errors import OutputError, RecipeError, SigmergeError
 from sigmerge.operators import plugin
 from sigmerge.operators.plugin import PLUGINS
 from sigmerge.operators.table import names, operator
+from sigmerge.recipe import load_recipe
 from tests.command_line import sigmerge
 from tests.pools import PoolOnDisk, Weights, make_pool, read_weights, weight_bytes
 
@@ -179,9 +180,9 @@ def test_an_anchor_of_a_changed_function_is_made_again(pool: PoolOnDisk, tmp_pat
 
     defined(tmp_path)
     package.merge(recipe(pool), tmp_path / "anchor")
-    assert is_current(package.load_recipe(recipe(pool)), tmp_path / "anchor", Options())
+    assert is_current(load_recipe(recipe(pool)), tmp_path / "anchor", Options())
     defined(tmp_path, DEFINITION.replace("argmax", "argmin"))
-    assert not is_current(package.load_recipe(recipe(pool)), tmp_path / "anchor", Options())
+    assert not is_current(load_recipe(recipe(pool)), tmp_path / "anchor", Options())
 
 
 def test_lines_scales_it(pool: PoolOnDisk, tmp_path: Path) -> None:
@@ -210,13 +211,13 @@ def test_values_by_tiles(pool: PoolOnDisk, tmp_path: Path) -> None:
     found = read_weights(tmp_path / "out")
     assert all(np.array_equal(found[name], np.maximum(one[name], other[name])) for name in one)
     with pytest.raises(RecipeError, match="which: must be one of low, high, not 'middle'"):
-        package.load_recipe(content | {"parameters": {"which": "middle"}})
+        load_recipe(content | {"parameters": {"which": "middle"}})
 
 
 def test_parameters_are_checked(pool: PoolOnDisk, tmp_path: Path) -> None:
     defined(tmp_path)
     with pytest.raises(RecipeError) as error:
-        package.load_recipe(recipe(pool, parameters={"density": 2, "densty": 1}))
+        load_recipe(recipe(pool, parameters={"density": 2, "densty": 1}))
     assert "density: must lie between 0 and 1, not 2" in str(error.value)
     assert "did you mean 'density'?" in str(error.value)
     with pytest.raises(TypeError, match="needs choices"):
