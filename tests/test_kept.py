@@ -443,6 +443,41 @@ def test_outdated_parts_are_counted(
         assert len(kept.look_at_parts(grown(source)).records) == 1240
 
 
+def test_own_parts_go_before_outdated_ones(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kept.parts(grown(source)) as parts:
+        parts.put({"a": "old", "b": "old"})
+    _other_numpy(monkeypatch)
+    with kept.parts(grown(source)) as parts:
+        parts.put({"a": "new"})
+    with kept.reusing():
+        assert kept.look_at_parts(grown(source)).records == {"a": "new", "b": "old"}
+
+
+def test_a_folder_shows_one_group_of_inputs(source: Path) -> None:
+    def reads(given: Given) -> Any:
+        shown = {prefix: given.folder(prefix) for prefix in ("model", "tokenizer")}
+        return {p: sorted(f.relative_to(s).as_posix() for f in s.rglob("*") if f.is_file())
+                for p, s in shown.items()}  # fmt: skip
+
+    inputs = Inputs.of(model={"a.txt": source}, tokenizer={"in/b.txt": source}, text=source)
+    found = kept.get(Derivation("reads", reads, inputs)).value
+    assert found == {"model": ["a.txt"], "tokenizer": ["in/b.txt"]}
+
+
+def test_a_remote_file_is_known_by_its_version(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Remote:
+        url, identity = "s3://pool/file", "version 1"
+
+    keys = [of(source).core]
+    for version in ("version 1", "version 2"):
+        Remote.identity = version
+        monkeypatch.setattr(kept, "remote_file", lambda file: Remote())
+        keys.append(of(source).core)
+    assert len({*keys}) == 3
+
+
 def test_parts_that_cannot_be_written_live_on(source: Path, root: Path) -> None:
     root.parent.mkdir()
     root.write_text("a file")
@@ -638,10 +673,13 @@ def test_a_file_that_changed_without_its_times_drops_what_was_made_of_it(
     monkeypatch.setattr(digests, "_identity", lambda real, status: str(real))
     old = of(source)
     kept.get(old)
+    beside = source.parent.parent / ".sigmerge"  # a member's file: the pool is above its folder
+    kept.get(of(source, near=source.parent, settings={"level": 2}))
+    assert [*kept.listing(beside)]
     source.write_text("CONTENT")
     assert of(source).full == old.full  # the note is believed
     with digests.rehashing():
         assert of(source).full != old.full
     assert f"{source}: its content changed" in caplog.text
-    assert list(kept.listing(root)) == []
+    assert list(kept.listing(root)) == [] == list(kept.listing(beside))
     assert of(source).full != old.full

@@ -386,8 +386,7 @@ def _is_volatile(wanted: Derivation, role: str) -> bool:
 def _publish(wanted: Derivation, place: Path, partial: Path, value: Any, seconds: float) -> Path:
     """The files first, then the header, which makes the entry one; the folder of the files."""
     folder, header = place / wanted.full, place / f"{wanted.full}.json"
-    remove(header)
-    remove(folder)
+    remove(folder)  # a header whose files are not as it lists them is none
     listed = _listed(partial, sorted(_names_in(partial)))
     content = {**wanted.header(seconds), "value": value, "files": listed}
     if partial.is_dir():
