@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis  # noqa: F401  (it asks who refers to what, which it cannot see once frozen)
@@ -47,13 +48,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
-def pytest_collection_finish() -> None:
-    """Modules and tests stay until the end: no garbage collection need look at them again.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and tests stay until the end: no garbage collection looks at them, now or later.
 
     There are some 700,000 objects, and the probe pass collects garbage after every expert.
     """
+    gc.disable()
+    result = yield
     gc.collect()
     gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import sigmerge as package
+from sigmerge.analysis import plots
 from sigmerge.analysis.claims import claims
 from sigmerge.experiments.analyze import rules
 from tests.analysis.experiment import make_store, read
@@ -19,6 +20,13 @@ from tests.pools import PoolOnDisk, make_pool
 @pytest.fixture
 def pool(tmp_path: Path) -> PoolOnDisk:
     return make_pool(tmp_path / "pool", layers=2, dtype="bf16")
+
+
+@pytest.fixture(autouse=True)
+def one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of the time of an analysis; tests/analysis/test_plots.py looks at all."""
+    builders = {"sensitivity": plots.PLOT_BUILDERS["sensitivity"]}
+    monkeypatch.setattr(plots, "PLOT_BUILDERS", builders)
 
 
 def test_a_suite_is_analysed(pool: PoolOnDisk, tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_a_search_stays_in_its_box_and_fills_it(
 ) -> None:
     """Task arithmetic at 0.4: a box of 4 ends at 1.6, the usual one at 1."""
     for box, most in ((None, 1.0), (4.0, 1.6)):
-        settings = TuneSection(calls=65, anchors=["task_arithmetic"], method=method, box=box)
+        settings = TuneSection(calls=24, anchors=["task_arithmetic"], method=method, box=box)
         record = run(pool, tmp_path / str(box), settings=settings)
         weights = [weight for call in record.calls for weight in call.weights.values()]
         assert 0.8 * most < max(weights) <= most

@@ -25,7 +25,11 @@ from sigmerge.files.sources import PACKAGE
 
 def cache_place(name: str) -> Path:
     """A folder in SIGMERGE_CACHE, or in the user's cache folder; it need not exist."""
-    return Path(os.environ.get("SIGMERGE_CACHE") or _users()) / name
+    return Path(cache_root()) / name
+
+
+def cache_root() -> str:
+    return os.environ.get("SIGMERGE_CACHE") or _users()
 
 
 @cache

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sigmerge.errors import MissingExtra, PoolError, SigmergeError
-from sigmerge.files.cache import cache_place, kept_json
+from sigmerge.files.cache import cache_root, kept_json
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9]+):/{1,2}([^/].*)")
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "mtime", "LastModified", "created")
@@ -119,18 +119,18 @@ def _line(problem: Exception) -> str:
 
 def remote_root() -> Path:
     """The folder of all stand-ins, as resolved paths name it."""
-    return _real(cache_place("remote"))
+    return _remote_in(cache_root())
 
 
-@cache
-def _real(folder: Path) -> Path:
-    return Path(os.path.realpath(folder))
+@cache  # asked of every file again and again
+def _remote_in(root: str) -> Path:
+    return Path(os.path.realpath(Path(root) / "remote"))
 
 
 def remote_folder(file: Path) -> tuple[str, Path] | None:
     """The address of the remote folder behind a stand-in or a file in it, and the stand-in."""
     root = remote_root()
-    if not str(file).startswith(str(root)):  # asked of every file again and again
+    if not str(file).startswith(str(root)):
         return None
     if not file.is_relative_to(root) or len(parts := file.relative_to(root).parts) < 2:
         return None
