@@ -28,10 +28,7 @@ from sigmerge.jobs.options import Options  # noqa: E402
 from sigmerge.jobs.pools import open_merge_pool  # noqa: E402
 from sigmerge.kept import Undeclared  # noqa: E402
 from sigmerge.probing import captures  # noqa: E402
-from sigmerge.recipe import (
-    Recipe,
-    load_recipe,
-)
+from sigmerge.recipe import Recipe, load_recipe  # noqa: E402
 from tests.oracles import oracle_features as oracle  # noqa: E402
 from tests.oracles.oracle_mixtures import routed  # noqa: E402
 from tests.pools import weight_bytes  # noqa: E402
