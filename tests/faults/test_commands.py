@@ -91,12 +91,12 @@ def test_kills_by_chance() -> None:
 
     def work() -> None:
         chosen = [word for name in names for word in ("--command", name)]
-        sys.argv = ["fuzz.kills", "--count", "12", *chosen]
+        sys.argv = ["fuzz.kills", "--count", "6", *chosen]
         sys.exit(by_chance.main())
 
     ran = forked(work)
     assert ran.code == 0, ran
-    assert "12 kills, 0 wrong" in ran.out
+    assert "6 kills, 0 wrong" in ran.out
 
 
 def test_a_search_is_killed_by_chance() -> None:
