@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-PARTS = ("adapters",)
+PARTS = ("adapters", "stacks")
 
 
 def main(words: list[str]) -> int:

@@ -22,6 +22,8 @@ import torch
 import transformers as hf
 
 import sigmerge
+from benchmarks.meaning.page import put_section
+from benchmarks.measure import versions
 from sigmerge.checkpoints.kinds import LISTS
 from sigmerge.errors import SigmergeError
 
@@ -326,3 +328,40 @@ def outcome(name: str, column: str) -> Outcome:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return MAKERS[column](name, Path(folder))
+
+
+def lines(found: Mapping[str, Sequence[Outcome]]) -> list[str]:
+    cells = [one for row in found.values() for one in row]
+    tried = [one for one in cells if one.apart is not None or one.refused]
+    refused = [f"{name}, {column}: {one.refused}" for name, row in found.items()
+               for column, one in zip(COLUMNS, row, strict=True) if one.refused]  # fmt: skip
+    return [
+        f"`python -m benchmarks.meaning stacks`. {versions('peft', 'transformers', 'torch')}.",
+        "",
+        f"Of {len(tried)} results of {len(found)} kinds of models {sum(o.equal for o in cells)} "
+        f"compute what their parts compute, {len(refused)} are refused before a tensor is read, "
+        f"and {sum(not (o.equal or o.refused) for o in tried)} compute something else. A cell is "
+        "the largest difference of the model that transformers loads, without a missing or "
+        "unexpected tensor and with nothing to object from `sigmerge verify`, as a share of the "
+        "largest value. *stack*: three layers of one model and three of another, beside each "
+        "layer itself, called as its own model calls it; the configurations lie there without "
+        "lists of kinds where an index decides. *adapter*: an update of every linear layer, "
+        "beside PEFT in use. *classifier*, *no head* and *tie*: the mean of two models with a "
+        "classifier, without a head, and with the embedding as head, beside the mean that torch "
+        "makes. –: there is no such model.",
+        "",
+        *[f"* {one}" for one in refused],
+        *([""] if refused else []),
+        f"| model | {' | '.join(COLUMNS)} |",
+        f"|---|{'--:|' * len(COLUMNS)}",
+        *(f"| {name} | {' | '.join(one.cell for one in row)} |" for name, row in found.items()),
+    ]
+
+
+def main() -> int:
+    found = {name: [outcome(name, column) for column in COLUMNS] for name in CONFIGS}
+    text = lines(found)
+    put_section("Kinds of models", text)
+    print("\n".join(text))
+    cells = [one for row in found.values() for one in row]
+    return int(any(one.apart is not None and not one.equal for one in cells))
