@@ -286,11 +286,12 @@ def test_nothing_is_taken_from_a_process_that_makes_it(source: Path, root: Path)
 
 
 def test_an_entry_that_is_removed_while_it_is_made_anew(source: Path, root: Path) -> None:
-    kept.get(of(source))
+    before = kept.get(of(source))
 
     def cleared(given: Given) -> Any:
         value = upper(given)
         kept.clear(root)
+        assert (before.folder / "whole.txt").exists()  # until the new one is whole
         return value
 
     made_anew = kept.get(of(source), cleared, again=True)
@@ -576,6 +577,18 @@ def test_the_size_is_bounded(source: Path, root: Path, monkeypatch: pytest.Monke
     kept.get(of(source, settings={"level": 2}))
     assert len(list(kept.listing(root))) == 1
     assert kept.look(of(source)) is None
+
+
+def test_parts_that_are_added_bound_the_size(
+    source: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.get(of(source))
+    os.utime(_header(root), (1, 1))
+    monkeypatch.setenv("SIGMERGE_CACHE_SIZE", "1")
+    monkeypatch.setattr(kept, "_bounded", {})
+    with kept.parts(grown(source, settings={"level": 3})) as parts:
+        parts.put({"a": 1})
+    assert [entry.files[0].suffix for entry in kept.listing(root)] == [".jsonl"]
 
 
 @pytest.mark.parametrize(
