@@ -7,7 +7,6 @@ Ours is what transformers loads of `merge_method: passthrough` over model+adapte
 
 from __future__ import annotations
 
-import re
 import tempfile
 import warnings
 from collections import Counter
@@ -22,7 +21,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import sigmerge
-from benchmarks.meaning.page import put_section
+from benchmarks.meaning.page import put_section, reason
 from benchmarks.measure import versions
 from sigmerge.errors import SigmergeError
 
@@ -307,7 +306,7 @@ def outcome(kind: Kind, folder: Path) -> Outcome:
         recipe = {"merge_method": "passthrough", "models": [{"model": f"{base}+{adapter}"}]}
         sigmerge.merge(recipe, out, threads=1)
     except SigmergeError as error:
-        return Outcome(kind, largest, refused=_reason(error))
+        return Outcome(kind, largest, refused=reason(error))
     model, info = _load(kind.model, out)
     ours = _logits(model)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -317,12 +316,6 @@ def outcome(kind: Kind, folder: Path) -> Outcome:
     return Outcome(
         kind, largest, float(ours.abs().max()), apart, forgotten, tied, loaded="; ".join(found)
     )
-
-
-def _reason(error: SigmergeError) -> str:
-    """What an error says, without the folders of this run: the last of its lines."""
-    told = str(error).splitlines()[-1].strip(" -").removeprefix("adapter: ")
-    return re.sub(r"(?:/[^\s:]+)+: ", "", told).partition("; ")[0].rstrip(".")
 
 
 def outcomes(kinds: Iterable[Kind] = KINDS) -> list[Outcome]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from sigmerge.errors import SigmergeError
+
 PAGE = Path("docs/results/weights.md")
 
 
@@ -19,3 +21,9 @@ def put_section(title: str, lines: list[str]) -> None:
         rest = text[old.end() :]
         text = text[: old.start()] + section + ("\n" + rest if rest else "")
     PAGE.write_text(text, encoding="utf-8")
+
+
+def reason(error: SigmergeError) -> str:
+    """What an error says, without the folders of this run: the last of its lines."""
+    told = str(error).splitlines()[-1].strip(" -").removeprefix("adapter: ")
+    return re.sub(r"(?:/[^\s:]+)+: ", "", told).partition("; ")[0].rstrip(".")

@@ -22,7 +22,7 @@ import torch
 import transformers as hf
 
 import sigmerge
-from benchmarks.meaning.page import put_section
+from benchmarks.meaning.page import put_section, reason
 from benchmarks.measure import versions
 from sigmerge.checkpoints.kinds import LISTS
 from sigmerge.errors import SigmergeError
@@ -232,7 +232,7 @@ def _outcome(
     try:
         sigmerge.merge(recipe, out, threads=1)
     except SigmergeError as error:
-        return Outcome(refused=str(error).splitlines()[-1].strip(" -"))
+        return Outcome(refused=reason(error))
     wanted = truth()
     model, wrong = _load(made, out)
     (report,) = sigmerge.verify(out)
