@@ -18,7 +18,7 @@ from tests.analysis.test_browser import Browser, browser  # noqa: F401  (a fixtu
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs/example.ipynb"
-ALL, FEW = '"evaluate": {"suite": "nano"}', '"evaluate": {"suite": "nano", "limit": 5}'
+ALL, FEW = "LIMIT = None", "LIMIT = 5"
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,11 @@ def outputs(cell: Any, kind: str) -> list[str]:
     return [out["data"][kind] for out in cell["outputs"] if kind in out.get("data", {})]
 
 
+def printed(cell: Any) -> list[str]:
+    texts = [out["text"] for out in cell["outputs"] if out.get("name") == "stdout"]
+    return "".join(texts).splitlines()
+
+
 def test_the_notebook_is_kept_without_outputs() -> None:
     notebook = nbformat.read(FILE, as_version=4)
     nbformat.validate(notebook)
@@ -45,15 +50,14 @@ def test_the_notebook_is_kept_without_outputs() -> None:
 
 def test_the_notebook_runs(executed: Any) -> None:
     code = [cell for cell in executed.cells if cell.cell_type == "code"]
-    setup, profile, run, scores, own = code
-    assert setup["outputs"] == []
-    assert any("Conflict over depth" in html for html in outputs(profile, "text/html"))
-    assert any("What the merge kept" in html for html in outputs(run, "text/html"))
-    [printed] = [out["text"] for out in scores["outputs"] if out["output_type"] == "stream"]
-    assert [line.split()[0] for line in printed.splitlines()] == [
-        "math", "instruction", "coding", "multilingual", "safety",
-    ]  # fmt: skip
-    assert any("Verdict" in text for text in outputs(own, "text/plain"))
+    pool, plan, _, methods, sweep, repaired, shares, own = code
+    assert outputs(pool, "text/plain")[0].startswith("Pool of 2 experts (math, coding)")
+    assert any("evaluation calls" in html for html in outputs(plan, "text/html"))
+    assert [line.split()[0] for line in printed(methods)] == ["linear", "task_arithmetic", "ties"]
+    assert [line.split()[0] for line in printed(sweep)] == ["0.3", "0.5", "0.7"]
+    assert any("Conflict over depth" in html for html in outputs(repaired, "text/html"))
+    assert [line.split()[0] for line in printed(shares)] == ["math", "coding"]
+    assert "'math': " in outputs(own, "text/plain")[-1]
     errors = [
         out["text"]
         for cell in code
@@ -65,10 +69,9 @@ def test_the_notebook_runs(executed: Any) -> None:
 
 def test_a_notebook_shows_progress(executed: Any) -> None:
     """One output with a bar for each stage, all of them full at the end."""
-    run = [cell for cell in executed.cells if cell.cell_type == "code"][2]
-    [bars] = [html for html in outputs(run, "text/html") if "<progress" in html]
-    for stage in ("merging", "repairing"):
-        assert f" {stage}: " in bars
+    repaired = [cell for cell in executed.cells if cell.cell_type == "code"][5]
+    [bars] = [html for html in outputs(repaired, "text/html") if " repairing: " in html]
+    assert " merging: " in bars
     for bar in bars.split("<progress ")[1:]:
         value, most = (part.split("'")[1] for part in bar.split(" style")[0].split(" "))
         assert value == most
