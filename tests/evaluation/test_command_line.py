@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -135,6 +136,22 @@ def test_a_split_scores_as_in_lm_evals_own_command_line(place: Path, tmp_path: P
         }
         assert found.keys() == set(drawn[name])
         assert found == expected
+
+
+def test_a_task_that_changed_in_the_same_process_is_another(place: Path, tmp_path: Path):
+    """Its index is no memory: a changed task is read anew, and one that was added is found."""
+    own = Path(shutil.copytree(place, tmp_path / "own"))
+    content = yaml.safe_load((own / "own.yaml").read_text())
+    del content["domains"]["said"]
+    (own / "own.yaml").write_text(yaml.safe_dump(content))
+    right = [evaluate(POOL / "math", str(own / "own.yaml"), limit=8)["macro"]]
+    task = own / "tasks/nano_chosen.yaml"
+    task.write_text(task.read_text().replace("doc_to_target: 0", "doc_to_target: 1"))
+    right.append(evaluate(POOL / "math", str(own / "own.yaml"), limit=8)["macro"])
+    assert sum(right) == 1 and right[0] != right[1]
+    (own / "tasks/late.yaml").write_text(task.read_text().replace("nano_chosen", "nano_late"))
+    (own / "own.yaml").write_text(yaml.safe_dump(content).replace("nano_chosen", "nano_late"))
+    assert evaluate(POOL / "math", str(own / "own.yaml"), limit=8)["macro"] == right[1]
 
 
 def test_a_task_of_the_hub_is_not_downloaded_unasked():

@@ -31,6 +31,7 @@ from sigmerge.evaluation.costs import ItemCost, tokens
 from sigmerge.evaluation.how import How
 from sigmerge.evaluation.scored_by import ScoredBy
 from sigmerge.evaluation.sources import Data, Item, NoSource
+from sigmerge.files.imports import is_installed
 from sigmerge.probing.generate import HfModel, LoadedModel, Usage, VllmModel, vllm_usage
 from sigmerge.words import did_you_mean
 
@@ -338,9 +339,17 @@ def _homes() -> dict[str, Path]:
     return homes
 
 
-@cache
 def _index(folder: Path) -> Any:
-    """The tasks of a folder."""
+    """The tasks of a folder; those of a user's are read anew, since they may have changed."""
+    return _index_of_library(folder) if is_installed(folder) else _index_now(folder)
+
+
+@cache
+def _index_of_library(folder: Path) -> Any:
+    return _index_now(folder)
+
+
+def _index_now(folder: Path) -> Any:
     from lm_eval.tasks import TaskManager
 
     with _quiet():
