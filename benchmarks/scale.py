@@ -102,14 +102,14 @@ def bound(place: Place, model: Model, what: str) -> tuple[float, str]:
 
 
 def memory(model: Model, what: str, threads: int) -> tuple[float, float]:
-    """Bytes that are the program's own, and bytes of mapped files that the system may take back."""
+    """Bytes of the program's own, and of remote members that it holds."""
     tile, chunk = 65536, 32 * 65536
     scratch = threads * ((EXPERTS + 4) * 4 * tile + 3 * EXPERTS * 65536 * 8)
-    mapped = float(threads * (EXPERTS + 1) * chunk * 4)
+    held = float(threads * (EXPERTS + 1) * chunk * 4)
     own = 0.25e9 + scratch
     if what == "repair":
-        own, mapped = own + model.block, float((EXPERTS + 2) * BYTES * model.block)
-    return own, mapped
+        own, held = own + model.block, float((EXPERTS + 2) * BYTES * model.block)
+    return own, held
 
 
 def gigabytes(count: float) -> str:
@@ -144,7 +144,7 @@ def page() -> Iterator[str]:
         cells = [memory(model, what, threads) for model in MODELS]
         title = f"{what}, {threads} threads"
         rows.append([f"{title}: own", *(gigabytes(own) for own, _ in cells)])
-        rows.append([f"{title}: mapped", *(gigabytes(mapped) for _, mapped in cells)])
+        rows.append([f"{title}: held", *(gigabytes(held) for _, held in cells)])
     yield from table(["GB", *names], rows)
     yield from TIMES.strip().splitlines()
     speeds = [[name, f"{speed.core:g}", f"{speed.waiting:g}"] for name, speed in SPEEDS.items()]
@@ -177,15 +177,14 @@ once; `scope: model` of TIES reads everything once before.
 MEMORY = """
 ## Memory
 
-*Own* is what the program allocates. *Mapped* are pages of the input files: at most so many are in
-memory at a time, and the system takes them back when it needs room, at the price of reading them
-again. Loops on the processor read local files into memory of their own and map nothing, as long as
-the process may open the files once more; the rows *mapped* are bounds for all other cases. A merge
-holds tiles and chunks, whatever the size of the model. A repair holds one byte for every coordinate
-of a block, its owner; claims and updates pass over the block in tiles. So at 405 B, with a block of
-3.19 · 10⁹ coordinates, it needs 3.6 GB of its own, and 45 GB of pages if all passes over a block
-after the first are to come from memory. A block in a remote store is no file: its members are held,
-and those 45 GB are the program's own, for every task of a cluster.
+*Own* is what the program allocates. Loops read local files strip by strip, and hold nothing of
+them; *held* is what comes to it where members lie in a remote store, or a process may not open all
+files of the pool at once: what is asked for is then read whole. A merge holds tiles and chunks,
+whatever the size of the model. A repair holds one byte for every coordinate of a block, its owner;
+claims and updates pass over the block in tiles. So at 405 B, with a block of 3.19 · 10⁹
+coordinates, it needs 3.6 GB of its own; of members in a remote store it holds a block, another
+45 GB, for every task of a cluster. If all passes over a local block after the first are to come
+from the page cache, that needs as much room.
 `--dry-run` counts all of it as the peak.
 """
 TIMES = """

@@ -2,7 +2,6 @@
 #include "bindings.hpp"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 
 #include <string.h>
 
@@ -74,22 +73,12 @@ static void bind_files(nb::module_ &m) {
         Free released;
         read_summed(descriptor, begin, out.size - WORD, out.data + WORD, pieces.data, totals.size, totals.data);
     });
-    m.def("advise", [](Table ranges, int64_t advice) {
-        expect(ranges.columns == 2 || ranges.rows == 0, "rows of address and length");
-        Free released;
-        for (int64_t i = 0; i < ranges.rows; i++)
-            madvise(reinterpret_cast<void *>(ranges.data[2 * i]), static_cast<size_t>(ranges.data[2 * i + 1]),
-                    static_cast<int>(advice));
-    });
     m.def("advise_file", [](int64_t descriptor, int64_t begin, int64_t end, int64_t step, int64_t advice) {
         expect(step > 0, "a step");
         Free released;
         for (int64_t at = begin; at < end; at += step)
             posix_fadvise(static_cast<int>(descriptor), at, step < end - at ? step : end - at,
                           static_cast<int>(advice));
-    });
-    m.def("exit_on_sigbus", [](Bytes line, int64_t code) {
-        exit_on_sigbus(reinterpret_cast<const char *>(line.data), line.size, code);
     });
     m.def("send", [](Table functions, Table spans, int64_t there, Table slots, int64_t slot, int64_t stream) {
         expect(spans.size % 4 == 0, "rows of four");

@@ -114,10 +114,6 @@ constexpr int64_t WORD = 8;
 void read_summed(int64_t descriptor, int64_t begin, int64_t count, uint8_t *to, const int64_t *pieces,
                  int64_t number, uint64_t *totals);
 
-// SIGBUS ends the process with a line and an exit code from now on: a file became shorter while it
-// was mapped.
-void exit_on_sigbus(const char *line, int64_t length, int64_t code);
-
 // Bytes from files to a GPU and back, through slots of pinned memory (device.cpp).
 struct Driver {
     int (*copy_there)(uint64_t to, uint64_t from, uint64_t count, uint64_t stream);

@@ -1,6 +1,5 @@
 // Memory of threads, reading and writing: what does not depend on an instruction set.
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -112,26 +111,6 @@ void read_summed(int64_t descriptor, int64_t begin, int64_t count, uint8_t *to, 
             totals[i] = checksum(to + (first + skip - begin), stop - skip, skip, totals[i]);
         }
     }
-}
-
-namespace {
-const char *sigbus_line;
-size_t sigbus_length;
-int sigbus_code;
-
-void on_sigbus(int) {
-    if (write(2, sigbus_line, sigbus_length) >= 0) _exit(sigbus_code);
-    _exit(sigbus_code);
-}
-}  // namespace
-
-void exit_on_sigbus(const char *line, int64_t length, int64_t code) {
-    static char kept[512];
-    sigbus_length = static_cast<size_t>(length < 512 ? length : 512);
-    memcpy(kept, line, sigbus_length);
-    sigbus_line = kept;
-    sigbus_code = static_cast<int>(code);
-    signal(SIGBUS, on_sigbus);
 }
 
 Reader::Reader(Scratch &scratch, const Source *sources, int64_t members, int64_t size, int64_t strip)

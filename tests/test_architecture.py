@@ -101,7 +101,7 @@ def test_kernels_know_numbers_only() -> None:
 
 
 def test_the_engine_knows_no_paper() -> None:
-    ours = ("_native", "kernels", "operators.base", "engine", "errors", "files.mapped")
+    ours = ("_native", "kernels", "operators.base", "engine", "errors", "files.opened")
     allowed = tuple(f"sigmerge.{name}" for name in ours)
     strangers = [
         f"{file.name} imports {name}"

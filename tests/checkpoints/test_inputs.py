@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,38 +160,3 @@ def test_the_same_content_is_the_same_job(pool: PoolOnDisk) -> None:
     swap(folder / "config.json")
     (folder / "notes.txt").write_text("not read")
     assert fingerprint({"math": open_checkpoint(folder)}) == before
-
-
-TRUNCATED = """
-import os, sys, threading
-from pathlib import Path
-import numpy as np
-from sigmerge.checkpoints.folder import open_checkpoint
-from sigmerge.checkpoints.reader import Reader
-from sigmerge.checkpoints.truncation import exit_on_truncation
-
-exit_on_truncation()
-checkpoint, reader = open_checkpoint(Path(sys.argv[1])), Reader()
-views = [reader.raw(t) for t in checkpoint.tensors.values() if t.floating]
-os.truncate(checkpoint.files[0], 8)
-if sys.argv[2] == "thread":
-    thread = threading.Thread(target=lambda: [view.sum() for view in views])
-    thread.start()
-    thread.join()
-else:
-    [view.tobytes() for view in views]
-print("went on")
-"""
-
-
-@pytest.mark.parametrize("where", ["main", "thread"])
-def test_an_input_truncated_while_it_is_mapped(pool: PoolOnDisk, where: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", TRUNCATED, str(pool.experts["math"]), where],
-        capture_output=True,
-        text=True,
-    )
-    assert (ran.returncode, ran.stdout) == (3, "")
-    assert (
-        ran.stderr.startswith("error: an input file became shorter") and ran.stderr.count("\n") == 1
-    )

@@ -32,7 +32,7 @@ from sigmerge.kernels import LANES, philox, tensors
 from sigmerge.kernels.merge import KEEP_ALL, NORM, norm
 from sigmerge.kernels.select import count_high
 from sigmerge.kernels.staging import Drain
-from sigmerge.kernels.stored import BF16, F32, MEMORY, address_of
+from sigmerge.kernels.stored import BF16, F32, MEMORY, Span, address_of
 from sigmerge.method.occupancy import Parts
 from tests.adapters import write_adapter
 from tests.command_line import sigmerge as command
@@ -152,7 +152,7 @@ def test_chunks_that_may_end_anywhere_are_longer(
 
     class Noted(Gpu):
         def write(self, rows: stream.StoredRows, *given: Any) -> bool:
-            lengths.add(len(rows.values[0]))
+            lengths.add(rows.values[0].size)
             return super().write(rows, *given)
 
     patch.setattr(Options, "gpu", lambda self: Noted("cpu", 1 << 20))
@@ -284,7 +284,7 @@ def test_a_driver_that_lacks_something_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_no_pass_takes_a_short_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.zeros(5, np.float32)
-    rows = stream.StoredRows("w", 0, ("math", "reference"), (values, values))
+    rows = stream.StoredRows("w", 0, ("math", "reference"), (Span.of(values), Span.of(values)))
     formula = SimpleNamespace(thin=KEEP_ALL)
     asked: list[str] = []
     monkeypatch.setattr(Gpu, "_fitting", lambda self, *given, **how: asked.append("asked"))
@@ -300,7 +300,7 @@ def test_no_pass_takes_a_short_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_threads_launch_at_a_time_and_let_others_while_they_wait() -> None:
     """A program that waits for others lets them launch: here for as many as there are threads."""
     values, device, together = np.zeros(5, np.float32), Gpu("cpu"), 2 * gpu.AT_ONCE
-    rows = stream.StoredRows("w", 0, ("math", "reference"), (values, values))
+    rows = stream.StoredRows("w", 0, ("math", "reference"), (Span.of(values), Span.of(values)))
     all_there, now, most = threading.Barrier(together, timeout=10), list[int](), list[int]()
 
     def program(*_: Any) -> bool:
@@ -380,7 +380,7 @@ def test_more_blocks_are_at_work_where_all_have_room() -> None:
 
 def test_a_second_pass_takes_the_copies_of_the_first() -> None:
     values = np.arange(10, dtype=np.float32)
-    rows = stream.StoredRows("w", 0, ("math", "reference"), (values, values + 1))
+    rows = stream.StoredRows("w", 0, ("math", "reference"), (Span.of(values), Span.of(values + 1)))
     device = Gpu("cpu", keep=1000)
     first = device._copies(rows, again=True)
     again = device._copies(rows, again=True)
@@ -485,27 +485,28 @@ def test_a_gpu_gives_the_same_bytes(pool: PoolOnDisk, tmp_path: Path, case: str)
 def test_a_block_goes_to_the_device_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every byte once, whatever lies between spans; no part has more than a worker copies."""
     monkeypatch.setattr(gpu, "SENT", 1000)
-    parts = gpu._parts([(5000, 0, 300), (9000, 512, 2700), (7000, 3328, 4)])
-    assert [sum(count for _, _, count in part) for part in parts] == [1000, 1000, 1000, 4]
+    parts = gpu._parts([(3, 5000, 0, 300), (4, 9000, 512, 2700), (3, 7000, 3328, 4)])
+    assert [sum(count for *_, count in part) for part in parts] == [1000, 1000, 1000, 4]
     spans = [span for part in parts for span in part]
-    assert spans == [(5000, 0, 300), (9000, 512, 700), (9700, 1212, 1000), (10700, 2212, 1000),
-                     (7000, 3328, 4)]  # fmt: skip
+    assert spans == [(3, 5000, 0, 300), (4, 9000, 512, 700), (4, 9700, 1212, 1000),
+                     (4, 10700, 2212, 1000), (3, 7000, 3328, 4)]  # fmt: skip
 
 
-def test_mapped_files_are_read_not_mapped_in(
-    pool: PoolOnDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fault(*given: Any) -> None:
-        raise AssertionError("pages were mapped in")
+def test_what_lies_together_in_one_file_is_one_span() -> None:
+    lying = np.array([(3, 0), (3, 256), (4, 512), (4, 768), (-1, 1024)])
+    sizes = np.array([256, 256, 256, 100, 50])
+    spans = gpu._spans(lying, gpu._places(sizes), sizes)
+    assert list(spans) == [(3, 0, 0, 512), (4, 512, 512, 356), (-1, 1024, 1024, 50)]
 
-    monkeypatch.setattr(gpu.ctypes, "memmove", fault)
+
+def test_files_go_to_the_device_as_they_are(pool: PoolOnDisk) -> None:
     checkpoint = open_checkpoint(next(f for n, f in pool.experts.items() if n != "math"))
     with PoolSource({"some": checkpoint}) as source:
         name = max(checkpoint.tensors, key=lambda name: checkpoint.tensors[name].size)
         values = source.raw("some", name)
         rows = stream.StoredRows(name, 0, ("some", "again"), (values, values))
-        copies = Gpu("cpu", keep=0)._copies(rows, again=False)
-        assert all(copy.view(torch.int16).numpy().tobytes() == values.tobytes() for copy in copies)
+        copies, stored = Gpu("cpu", keep=0)._copies(rows, again=False), values.array().tobytes()
+        assert all(copy.view(torch.int16).numpy().tobytes() == stored for copy in copies)
 
 
 @pytest.mark.parametrize("verb", ["merge", "repair"])

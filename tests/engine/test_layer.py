@@ -34,14 +34,12 @@ class InFiles(MemorySource):
     def raw(self, member: str, tensor: str) -> Any:
         begin = 8 if tensor == "v" else 8 + 4 * SIZES["v"]
         end = begin + 4 * SIZES[tensor]
-        return self.reader.raw(
+        return self.reader.span(
             Tensor(tensor, "F32", (SIZES[tensor],), self.folder / member, begin, end)
         )
 
 
-def test_a_tile_in_a_file_is_what_is_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tile_lies_where_its_row_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer, "CLAIM_TILE", 64)
     sites = [Site(name, size, 0, 1, ("a", "b"), {}, 0, (size,)) for name, size in SIZES.items()]
     with Reader() as reader:
@@ -49,11 +47,11 @@ def test_a_tile_in_a_file_is_what_is_mapped(
         block = layer.LayerBlock(0, sites, ("a", "b"), source, InFiles(tmp_path, reader, "anchor"))
         assert [last - first for first, last in block.tiles] == [64, 6, 64, 64, 64, 8]
         for name, rows in zip(("a", "b", "reference", "anchor"), block.all_sources, strict=True):
-            mapped = b"".join(source.raw(name, site.tensor).tobytes() for site in sites)
+            whole = b"".join(source.raw(name, site.tensor).array().tobytes() for site in sites)
             for (first, last), (kind, *place) in zip(block.tiles, rows.tolist(), strict=True):
                 assert kind == F32
                 assert (
-                    os.pread(place[0], 4 * (last - first), place[1]) == mapped[4 * first : 4 * last]
+                    os.pread(place[0], 4 * (last - first), place[1]) == whole[4 * first : 4 * last]
                 )
 
 

@@ -67,12 +67,12 @@ class Noted(Gpu):
 
     def merge(self, rows: stream.StoredRows, *given: Any) -> bool:
         done = super().merge(rows, *given)
-        self.lengths.update([len(rows.values[0])] * done)
+        self.lengths.update([rows.values[0].size] * done)
         return done
 
     def read(self, kernel: Any, rows: stream.StoredRows, *given: Any) -> bool:
         done = super().read(kernel, rows, *given)
-        self.lengths.update([len(rows.values[0])] * done)
+        self.lengths.update([rows.values[0].size] * done)
         return done
 
 
@@ -155,7 +155,7 @@ def test_short_of_memory_parts_keep_their_sums(
 @pytest.mark.parametrize("what", SUMS)
 def test_what_is_not_finite_is_declined(device: Noted, what: str) -> None:
     for chunk in chunks(device, 611)[1:]:
-        raw = chunk.source.raw("coding", "w611")
+        raw = chunk.source.raw("coding", "w611").owner
         raw[600] = np.nan
         with pytest.raises(ArithmeticError, match="w611"):
             if what == "norms":

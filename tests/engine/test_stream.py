@@ -24,9 +24,9 @@ from sigmerge.engine.beside import beside
 from sigmerge.engine.stream import Stream
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
-from sigmerge.files.mapped import MappedFile
+from sigmerge.files.opened import OpenFile
 from sigmerge.kernels import merge as kernels
-from sigmerge.kernels.stored import FilePlace
+from sigmerge.kernels.stored import FilePlace, Span
 from sigmerge.operators.base import Site
 from tests.operators.driver import MemorySource, run
 from tests.pools import (
@@ -291,9 +291,9 @@ def test_what_a_loop_reads_is_there_until_it_ends(small_tiles: None, by_part: bo
 
     class Formed(MemorySource):
         def piece(self, member: str, tensor: str, start: int, stop: int) -> Any:
-            values = super().piece(member, tensor, start, stop).copy()
+            values = super().piece(member, tensor, start, stop).array().copy()
             made.append(weakref.ref(values))
-            return values
+            return Span.of(values)
 
     weights = {name: {"w": np.arange(400.0) + i} for i, name in enumerate(("a", "b", "reference"))}
     site = Site("w", 400, 0, 1, ("a", "b"), {}, 0, (400,))
@@ -317,7 +317,13 @@ def test_a_member_that_cannot_be_read_stops_a_merge(
 ) -> None:
     """Also one that lets NaN through, and where the file is whole when it is looked at again."""
     failing = os.open(tmp_path, os.O_RDONLY)
-    monkeypatch.setattr(MappedFile, "descriptor", lambda file: failing)
+    opened = OpenFile.__init__
+
+    def broken(self: OpenFile, path: Path) -> None:
+        opened(self, path)
+        os.dup2(failing, self.descriptor)
+
+    monkeypatch.setattr(OpenFile, "__init__", broken)
     with pytest.raises(PoolError, match="became shorter while it was read, or its disk fails"):
         merged(pool, case, tmp_path / "out", allow_nonfinite=True)
     assert not (tmp_path / "out").exists()

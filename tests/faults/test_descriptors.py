@@ -9,10 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from sigmerge.files.mapped import mapped
 from sigmerge.words import reason
 from tests.command_line import sigmerge
 from tests.pools import draw, shapes, weight_bytes, write_member
@@ -66,18 +64,3 @@ def test_what_is_said_of_a_limit_that_can_be_raised(monkeypatch: pytest.MonkeyPa
     said = reason(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     assert "256 at once are allowed to a process, and `ulimit -n 4096` allows more" in said
     assert reason(OSError(errno.EACCES, "Permission denied")) == "Permission denied"
-
-
-def test_a_map_keeps_no_descriptor(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(range(100)))
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    maps = []
-    for _ in range(3):
-        with (tmp_path / "file").open("rb") as stream:
-            maps.append(np.frombuffer(mapped(stream.fileno()), np.uint8, 50, 50))
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-    assert all(one.tobytes() == bytes(range(50, 100)) for one in maps)
-    assert not maps[0].flags.writeable
-    (tmp_path / "empty").touch()
-    with (tmp_path / "empty").open("rb") as stream, pytest.raises(ValueError, match="empty"):
-        mapped(stream.fileno())

@@ -55,9 +55,6 @@ class Pool:
     def sources(self) -> np.ndarray:
         return np.stack([rows_of(row, self.tiles) for row in self.members])
 
-    def claimed(self, domain: int) -> None:
-        pass
-
     def not_finite(self, domain: int, tile: int) -> None:
         raise ArithmeticError(f"{self.domains[domain]} in tile {tile}")
 

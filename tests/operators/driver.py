@@ -9,6 +9,7 @@ import numpy as np
 
 from sigmerge.engine.stream import Stream
 from sigmerge.engine.workers import Workers
+from sigmerge.kernels.stored import Span
 from sigmerge.operators.base import Operator, Site
 from sigmerge.operators.table import operator
 
@@ -28,18 +29,16 @@ class MemorySource:
             for name, tensors in members.items()
         }
 
-    def piece(self, member: str, tensor: str, start: int, stop: int) -> Array:
-        return self.raw(member, tensor)[start:stop]
+    def piece(self, member: str, tensor: str, start: int, stop: int) -> Span:
+        return self.raw(member, tensor).part(start, stop)
 
-    def raw(self, member: str, tensor: str) -> Array:
-        return self.members[member][tensor]
+    def raw(self, member: str, tensor: str) -> Span:
+        return Span.of(self.members[member][tensor])
 
     def not_finite(self, members: Sequence[str], tensor: str, start: int, stop: int) -> None:
         raise ArithmeticError(f"{tensor} is not finite")
 
-    def done(
-        self, tensor: str, start: int, stop: int, read: float = 1.0, *, mapped: bool = True
-    ) -> None:
+    def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
         pass
 
     def prefetch(self, tensors: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """The safetensors container: what lies where in a file, read from its header alone.
 
 A file is eight bytes of header length, a JSON header, and one contiguous run of tensor bytes. We
-read it ourselves because tensors are then mapped, tiled and written in place without a copy.
+read it ourselves because tensors are then read, tiled and written in place without a copy.
 """
 
 from __future__ import annotations

@@ -1,53 +1,47 @@
-"""Tensor bytes, handed out in pieces: memory-mapped, or read by range from a remote store."""
+"""Tensor bytes, handed out in pieces: by their place in an open file, or from a remote store."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import numpy as np
 
-from sigmerge._native import advise, advise_file
+from sigmerge._native import advise_file, read
 from sigmerge.checkpoints.ahead import Passing, ReadAhead
-from sigmerge.checkpoints.header import Tensor, Version, version_of
-from sigmerge.errors import PoolError
+from sigmerge.checkpoints.header import Tensor, version_of
 from sigmerge.files.identity import changed
-from sigmerge.files.mapped import forget, mapped, note
 from sigmerge.files.objects import RemoteFile, remote_file
+from sigmerge.files.opened import OpenFile, became_shorter, named_reads
+from sigmerge.kernels import Array
 from sigmerge.kernels.convert import STORAGE
+from sigmerge.kernels.stored import Span
 
-MEMORY_PAGE = mmap.PAGESIZE
 AHEAD = 4 << 20
 """Bytes of one request when reading ahead. Of a longer one Linux reads only the beginning: as much
 as its device takes at a time, or as it reads ahead by itself."""
 
 
 class Reader:
-    """Maps each file once. `release` gives pages back, so resident memory follows the work.
+    """Opens each file once, and keeps it open as long as few are; `close` lets go of them.
 
-    `close` ends the threads that read ahead; the maps go with the arrays that view them. What is
-    read of a remote file belongs to the array that is returned; `passing` is called with it. As a
-    context manager it notes which file lies where, until it is closed and its maps may go.
+    A file is closed when no span of it is left. What is read of a remote file belongs to the array
+    that is returned; `passing` is called with it.
     """
 
     def __init__(self, passing: Passing | None = None) -> None:
         self._passing = passing
-        self._maps: dict[Path, memoryview] = {}
-        self._versions: dict[Path, Version] = {}
-        self._firsts: list[int] | None = None
+        self._files: dict[Path, OpenFile] = {}
         self._lock = threading.Lock()
         self._ahead: SimpleQueue[Tensor | None] | None = None
         self._remote: dict[Path, RemoteFile | None] = {}
         self._requests: ReadAhead | None = None
 
     def __enter__(self) -> Reader:
-        self._firsts = []
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,10 +49,7 @@ class Reader:
 
     def close(self) -> None:
         with self._lock:
-            for first in self._firsts or ():
-                forget(first)
-            self._firsts = None
-            self._maps.clear()
+            self._files.clear()
             if self._ahead is not None:
                 with suppress(Empty):
                     while True:
@@ -76,52 +67,58 @@ class Reader:
             self._remote[tensor.file] = remote_file(tensor.file)
         return self._remote[tensor.file]
 
-    def _map(self, tensor: Tensor) -> memoryview:
-        """The map of a tensor's file, which is the file whose header was read."""
-        file = tensor.file
-        found = self._maps.get(file) or self._mapped(file)  # without the lock, which all take
-        if tensor.version and tensor.version != self._versions[file]:
-            raise changed(file)
-        return found
+    def _open(self, tensor: Tensor) -> OpenFile:
+        """A tensor's file, which is the file whose header was read, and has all of the tensor."""
+        file = self._files.get(tensor.file) or self._opened(tensor.file)  # no lock, as a rule
+        if tensor.version and tensor.version != version_of(file.status):
+            raise changed(tensor.file)
+        if file.status.st_size < tensor.end:
+            raise became_shorter(tensor.file)
+        return file
 
-    def _mapped(self, file: Path) -> memoryview:
+    def _opened(self, path: Path) -> OpenFile:
         with self._lock:
-            if file not in self._maps:
-                with file.open("rb") as stream:
-                    content = mapped(stream.fileno())
-                    status = os.fstat(stream.fileno())
-                    if self._firsts is not None:
-                        self._firsts.append(_address(content))
-                        note(self._firsts[-1], len(content), file, status)
-                    self._versions[file] = version_of(status)
-                    self._maps[file] = content
-            return self._maps[file]
+            if path in self._files:
+                return self._files[path]
+            made = OpenFile(path)
+            if made.may_stay:
+                self._files[path] = made
+            return made
 
-    def _whole(self, tensor: Tensor) -> memoryview:
-        """The map of a tensor's file, which has all of the tensor."""
-        with suppress(ValueError):  # an empty file is not mapped
-            content = self._map(tensor)
-            if len(content) >= tensor.end:
-                return content
-        raise became_shorter(tensor.file)
+    def span(self, tensor: Tensor, start: int = 0, stop: int | None = None) -> Span:
+        """Elements [start, stop) of a floating tensor in their stored type.
 
-    def raw(self, tensor: Tensor, start: int = 0, stop: int | None = None) -> np.ndarray[Any, Any]:
-        """Elements [start, stop) of a floating tensor in their stored type."""
+        They are read now if they are remote, or if too many files are open.
+        """
         dtype = STORAGE[tensor.dtype]
         count = (tensor.size if stop is None else stop) - start
         offset = tensor.begin + start * dtype.itemsize
         if remote := self.remote(tensor):
             end = offset + count * dtype.itemsize
             data = self._requested().read(remote, offset, end)
-            return np.frombuffer(memoryview(data).toreadonly(), dtype)
-        view = np.frombuffer(self._whole(tensor), dtype, count, offset)
-        return view if offset % dtype.itemsize == 0 else view.copy()
+            return Span.of(np.frombuffer(memoryview(data).toreadonly(), dtype))
+        file = self._open(tensor)
+        found = Span(dtype, count, file.descriptor, offset, file)
+        if file.may_stay:
+            return found
+        with named_reads():
+            return Span.of(found.array())
 
-    def bytes(self, tensor: Tensor) -> memoryview:
+    def raw(self, tensor: Tensor, start: int = 0, stop: int | None = None) -> Array:
+        """The same, read."""
+        with named_reads():
+            return self.span(tensor, start, stop).array()
+
+    def bytes(self, tensor: Tensor, begin: int = 0, end: int | None = None) -> memoryview:
+        """Bytes of a tensor, from its own beginning on, as far as it goes."""
+        first = min(tensor.begin + begin, tensor.end)
+        last = tensor.end if end is None else min(tensor.begin + end, tensor.end)
         if remote := self.remote(tensor):
-            data = self._requested().read(remote, tensor.begin, tensor.end)
-            return memoryview(data)
-        return self._whole(tensor)[tensor.begin : tensor.end]
+            return memoryview(self._requested().read(remote, first, last))
+        file, content = self._open(tensor), np.empty(last - first, np.uint8)
+        with named_reads():
+            read(file.descriptor, first, content)
+        return content.data
 
     def _requested(self) -> ReadAhead:
         with self._lock:
@@ -149,40 +146,6 @@ class Reader:
                 thread.start()  # or the system lets no thread start; then there is none to end
                 self._ahead, self._thread = queue, thread
             self._ahead.put(tensor)
-
-    def release(self, pieces: Iterable[tuple[Tensor, int, int]]) -> None:
-        """These elements will not be needed soon: drop their pages from resident memory."""
-        here = [piece for piece in pieces if not self.remote(piece[0])]
-        release_pages([self._span(*piece) for piece in here])
-
-    def address(self, tensor: Tensor) -> int:
-        """Where the first byte of a tensor in a local file lies in memory."""
-        return _address(self._map(tensor)) + tensor.begin
-
-    def _span(self, tensor: Tensor, start: int, stop: int) -> tuple[int, int]:
-        """The first address of elements [start, stop), and the last."""
-        item, first = tensor.nbytes // max(1, tensor.size), self.address(tensor)
-        return first + start * item, first + stop * item
-
-
-def became_shorter(file: Path) -> PoolError:
-    return PoolError(
-        f"{file} became shorter while it was read. Nothing is published. Put the whole file back, "
-        "then run the same command again."
-    )
-
-
-def _address(mapped: memoryview) -> int:
-    """Where a map lies in memory."""
-    return int(np.frombuffer(mapped, np.uint8).__array_interface__["data"][0])
-
-
-def release_pages(spans: Sequence[tuple[int, int]]) -> None:
-    """Drop the pages of mapped files between these addresses from resident memory."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        firsts = [(first // MEMORY_PAGE * MEMORY_PAGE, stop) for first, stop in spans]
-        ranges = [(first, max(0, stop - first)) for first, stop in firsts]
-        advise(np.array(ranges, np.int64).reshape(-1, 2), mmap.MADV_DONTNEED)
 
 
 def _read_ahead(tensors: SimpleQueue[Tensor | None]) -> None:

@@ -16,14 +16,15 @@ from sigmerge.checkpoints.folder import Checkpoint
 from sigmerge.checkpoints.formed import FormedTensor, stored_pieces
 from sigmerge.checkpoints.header import ITEM_SIZE, Tensor
 from sigmerge.checkpoints.links import is_there
-from sigmerge.checkpoints.reader import Reader, release_pages
+from sigmerge.checkpoints.reader import Reader
 from sigmerge.checkpoints.remote import place_of
 from sigmerge.errors import PoolError
 from sigmerge.files.leaves import HELD
 from sigmerge.files.objects import remote_file, remote_folder
+from sigmerge.files.opened import named_reads
 from sigmerge.kernels import TILE, Array
-from sigmerge.kernels.convert import STORAGE, WIDEN
-from sigmerge.kernels.stored import is_finite
+from sigmerge.kernels.convert import STORAGE
+from sigmerge.kernels.stored import Span, is_finite, load_rows, table
 
 FORMED_AT_ONCE = 16 * TILE
 """Coordinates of a tensor that one worker forms at a time."""
@@ -89,14 +90,15 @@ class FormedValues:
         if isinstance(tensor, FormedTensor):
             tensor.form(self, start, out)
             return is_finite(out)
-        raw = self._reader.raw(tensor, start, start + out.size)
-        return WIDEN[tensor.dtype](raw, out)
+        row = self._reader.span(tensor, start, start + out.size)
+        with named_reads():
+            return load_rows(table([row]), table([]), out[None])
 
 
 class PoolSource:
     """Reads members by name. NaN or infinity stops the run unless it is allowed.
 
-    Use as a context manager, or call `close`: files stay mapped and a thread reads ahead until
+    Use as a context manager, or call `close`: files stay open and a thread reads ahead until
     then. `passing` is called with what is read of a remote file.
     """
 
@@ -112,8 +114,7 @@ class PoolSource:
         self.allow_nonfinite = allow_nonfinite
         self._read = 0.0
         self._lock = threading.Lock()
-        self._raw: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
-        self._lying: dict[str, list[tuple[int, int]] | None] = {}
+        self._held: dict[tuple[str, str], Span] = {}
         self._formed = FormedValues(self.reader)
 
     def __enter__(self) -> PoolSource:
@@ -124,8 +125,7 @@ class PoolSource:
         self.close()
 
     def close(self) -> None:
-        self._raw.clear()
-        self._lying.clear()
+        self._held.clear()
         self._formed.kept.clear()
         self.reader.close()
 
@@ -160,12 +160,6 @@ class PoolSource:
         """Whether a tensor's bytes are in a local file: not formed, and not remote."""
         return not isinstance(stored, FormedTensor) and self.reader.remote(stored) is None
 
-    def _whole(self, stored: Tensor, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """A run of a tensor that does not lie here, in an array of its own."""
-        if isinstance(stored, FormedTensor):
-            return self._formed(stored, start, stop)
-        return self.reader.raw(stored, start, stop)
-
     def check(self, member: str, tensor: str) -> None:
         """Raise if a tensor that is only copied holds NaN or infinity."""
         self.not_finite([member], tensor, 0, self.members[member].tensors[tensor].size)
@@ -198,29 +192,22 @@ class PoolSource:
         files = " and ".join(dict.fromkeys(str(part.file) for part, _, _ in pieces))
         return f"formed of {files}"
 
-    def raw(self, member: str, tensor: str) -> np.ndarray[Any, Any]:
-        """A whole tensor as it is stored; nothing is read before it is touched.
+    def raw(self, member: str, tensor: str) -> Span:
+        """A whole tensor as it is stored; see `piece`."""
+        return self.piece(member, tensor, 0, self.members[member].tensors[tensor].size)
 
-        One that is stored nowhere is formed in float32, and a remote one is read, unless it is held
-        already.
+    def piece(self, member: str, tensor: str, start: int, stop: int) -> Span:
+        """A run of a tensor as it is stored; nothing is read before it is touched.
+
+        What is stored nowhere is formed in float32, and what is remote is read, unless it is held.
         """
-        key = member, tensor
-        if key not in self._raw:
-            stored = self.members[member].tensors[tensor]
-            if not self._lies_here(stored):
-                return self._whole(stored, 0, stored.size)
-            self._raw[key] = self.reader.raw(stored)
-        return self._raw[key]
-
-    def piece(self, member: str, tensor: str, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """A run of a tensor as it is stored; of one that is not here, only this is made or read."""
-        held = self._raw.get((member, tensor))
+        held = self._held.get((member, tensor))
         if held is not None:
-            return held[start:stop]
+            return held.part(start, stop)
         stored = self.members[member].tensors[tensor]
-        if not self._lies_here(stored):
-            return self._whole(stored, start, stop)
-        return self.raw(member, tensor)[start:stop]
+        if isinstance(stored, FormedTensor):
+            return Span.of(self._formed(stored, start, stop))
+        return self.reader.span(stored, start, stop)
 
     def hold(self, tensors: Sequence[str], run: Callable[..., Iterable[Any]]) -> None:
         """Form or read now, by run(function, items), what does not lie here; `let_go` ends it."""
@@ -232,7 +219,8 @@ class PoolSource:
                     continue
                 formed = isinstance(stored, FormedTensor)
                 kind = np.dtype(np.float32) if formed else STORAGE[stored.dtype]
-                room = self._raw[name, tensor] = np.empty(stored.size, kind)
+                room = np.empty(stored.size, kind)
+                self._held[name, tensor] = Span.of(room)
                 starts = range(0, stored.size, FORMED_AT_ONCE)
                 work += [(stored, s, room[s : s + FORMED_AT_ONCE]) for s in starts]
 
@@ -250,39 +238,14 @@ class PoolSource:
             for name, member in self.members.items():
                 stored = member.tensors.get(tensor)
                 if stored is not None and not self._lies_here(stored):
-                    self._raw.pop((name, tensor), None)
+                    self._held.pop((name, tensor), None)
 
-    def done(
-        self, tensor: str, start: int, stop: int, read: float = 1.0, *, mapped: bool = True
-    ) -> None:
-        """These coordinates, or that share of them, were read and are not needed for now.
-
-        `mapped`: in memory that maps a file, whose pages are given back.
-        """
-        if tensor not in self._lying:
-            self._lying[tensor] = self._all_here(tensor)
-        if (lying := self._lying[tensor]) is not None:
-            if mapped:
-                release_pages([(first + start * i, first + stop * i) for first, i in lying])
-            passed = (stop - start) * sum(item for _, item in lying)
-        else:
-            pieces = [p for t in self._stored(tensor) for p in stored_pieces(t, start, stop)]
-            self.reader.release(pieces)
-            passed = sum((last - first) * ITEM_SIZE[one.dtype] for one, first, last in pieces)
+    def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
+        """These coordinates, or that share of them, were read."""
+        pieces = [p for t in self._stored(tensor) for p in stored_pieces(t, start, stop)]
+        passed = sum((last - first) * ITEM_SIZE[one.dtype] for one, first, last in pieces)
         with self._lock:
             self._read += passed * read
-
-    def _all_here(self, tensor: str) -> list[tuple[int, int]] | None:
-        """By member where a tensor lies in memory, and bytes of an entry; None if one does not."""
-        stored = self._stored(tensor)
-        if not all(self._lies_here(one) for one in stored):
-            return None
-        return [(self.reader.address(one), ITEM_SIZE[one.dtype]) for one in stored]
-
-    def release(self, member: str, tensor: str) -> None:
-        """This member's values are not needed for now, but were not read for the last time."""
-        stored = self.members[member].tensors[tensor]
-        self.reader.release(stored_pieces(stored, 0, stored.size))
 
     def prefetch(self, tensors: Iterable[str]) -> None:
         self.reader.prefetch([

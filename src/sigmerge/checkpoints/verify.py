@@ -228,7 +228,6 @@ def _nonfinite(
             check = partial(_nonfinite_in, source, name)
             found = workers.map(check, [tensor.name for tensor in tensors])
             for tensor, problem in zip(tensors, found, strict=True):
-                source.reader.release([(tensor, 0, tensor.size)])
                 done += tensor.nbytes
                 progress("checking numbers", done, total)
                 if problem:

@@ -180,12 +180,10 @@ class Flags:
 
     def options(self, progress: Callable[[str, int, int], None]) -> Options:
         """The options of a job; 0 threads are all cores."""
-        from sigmerge.checkpoints.truncation import exit_on_truncation
         from sigmerge.engine.machine import default_threads
         from sigmerge.files.digests import rehash_from_now_on
         from sigmerge.jobs.options import Options
 
-        exit_on_truncation()
         if self.rehash:
             rehash_from_now_on()
         return Options(

@@ -79,10 +79,8 @@ def gguf(
     ] = "bfloat16",
 ) -> None:
     """Turn a GGUF file into a checkpoint folder."""
-    from sigmerge.checkpoints.truncation import exit_on_truncation
     from sigmerge.real.gguf import convert
 
-    exit_on_truncation()
     made = convert(file, out, dtype, overwrite=flags.overwrite)
     flags.emit({"checkpoint": str(made)}, lambda done: iter([f"checkpoint: {made}"]))
 

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from sigmerge.engine.reading import named_reads, place_at
+from sigmerge._native import read
 from sigmerge.engine.stream import StoredRows
 from sigmerge.errors import PoolError, RecipeError
-from sigmerge.files.mapped import mapped_at
+from sigmerge.files.opened import named_reads
 from sigmerge.kernels import TILE, Array, staging, tensors
 from sigmerge.kernels.merge import LEAD, NORM, TRIM, Formula
 from sigmerge.kernels.parts import PartSums
 from sigmerge.kernels.signature import signature
 from sigmerge.kernels.staging import Drain
-from sigmerge.kernels.stored import BF16, CODE, MEMORY, FilePlace, address_of
+from sigmerge.kernels.stored import BF16, CODE, MEMORY, Span
 from sigmerge.kernels.tensor_claims import TensorClaims, TileCopies, sizes
 from sigmerge.kernels.tensors import Tensors
 
@@ -302,9 +302,9 @@ class Gpu:
                 self._kept.put(key, copies)
         return copies
 
-    def _copied(self, rows: Sequence[Array]) -> Tensors:
+    def _copied(self, rows: Sequence[Span]) -> Tensors:
         """Rows on the device; those of one type are a matrix."""
-        kinds, length = [tensors.STORED[CODE[values.dtype]] for values in rows], len(rows[0])
+        kinds, length = [tensors.STORED[CODE[row.dtype]] for row in rows], rows[0].size
         alike = len(set(kinds)) == 1
         with self._for_all():
             found = [tensors.matrix(len(rows), length, kinds[0], self._device)] if alike else [
@@ -313,14 +313,15 @@ class Gpu:
         if alike:
             self._send_rows(rows, found[0])
             return found[0][:, :length]
-        for values, place in zip(rows, found, strict=True):
-            self._send_rows([values], place[None])
+        for row, place in zip(rows, found, strict=True):
+            self._send_rows([row], place[None])
         return found
 
-    def _send_rows(self, rows: Sequence[Array], matrix: torch.Tensor) -> None:
+    def _send_rows(self, rows: Sequence[Span], matrix: torch.Tensor) -> None:
         """Copy rows into those of a matrix, which may be longer."""
         apart = matrix.stride(0) * matrix.itemsize
-        self.send([(address_of(v), row * apart, v.nbytes) for row, v in enumerate(rows)], matrix)
+        spans = [(r.descriptor, r.position, i * apart, r.nbytes) for i, r in enumerate(rows)]
+        self.send(spans, matrix)
 
     @contextmanager
     def _for_all(self) -> Iterator[None]:
@@ -338,15 +339,17 @@ class Gpu:
             torch.cuda.current_stream().synchronize()
         return found
 
-    def send(self, spans: Sequence[_Span], there: torch.Tensor) -> None:
+    def send(self, spans: Sequence[_Copy], there: torch.Tensor) -> None:
         """Copy bytes to the device, where they are when this returns."""
         if self._device.type != "cuda":
-            for address, place, count in spans:
-                _read(address, there.data_ptr() + place, count)
+            with named_reads():
+                for descriptor, position, place, count in spans:
+                    _read(descriptor, position, there.data_ptr() + place, count)
             return
         ring, stream = self._own_ring(), self._own_stream().cuda_stream
         with named_reads():
-            staging.send(_sources(spans), there.data_ptr(), ring.table, SLOT_BYTES, stream)
+            lying = np.array(spans, np.int64)
+            staging.send(lying, there.data_ptr(), ring.table, SLOT_BYTES, stream)
 
     def _own_ring(self) -> _Ring:
         """The ring of the calling thread."""
@@ -373,31 +376,22 @@ class _Ring:
         self.table = np.array([(m.data_ptr(), e.cuda_event) for m, e in pairs], np.int64)
 
 
-_Span: TypeAlias = tuple[int, int, int]
-"""An address here, a place on the device, and how many bytes."""
+_Copy: TypeAlias = tuple[int, int, int, int]
+"""A descriptor and a position, or MEMORY and an address; a place on the device; how many bytes."""
 
 
-def _sources(spans: Sequence[_Span]) -> Array:
-    """Spans as `staging.send` reads them: those of mapped files by their place in the file."""
-    rows = []
-    for address, place, count in spans:
-        lies = place_at(address) or FilePlace(MEMORY, address, 1)
-        rows.append((lies.descriptor, lies.position, place, count))
-    return np.array(rows, np.int64)
-
-
-def _parts(spans: Iterable[_Span]) -> list[list[_Span]]:
+def _parts(spans: Iterable[_Copy]) -> list[list[_Copy]]:
     """Spans, cut where needed, in parts of SENT bytes."""
-    parts: list[list[_Span]] = []
+    parts: list[list[_Copy]] = []
     left = 0
-    for address, place, count in spans:
+    for descriptor, position, place, count in spans:
         done = 0
         while done < count:
             if not left:
                 parts.append([])
                 left = SENT
             taken = min(count - done, left)
-            parts[-1].append((address + done, place + done, taken))
+            parts[-1].append((descriptor, position + done, place + done, taken))
             done, left = done + taken, left - taken
     return parts
 
@@ -430,9 +424,9 @@ class _BlockCopies(TileCopies):
             return there, places[first:last]
         some = sizes(rows[first:last, 0], edges[first : last + 1])
         if alone:
-            return self._copied(rows[first:last, 2], some, map)
+            return self._copied(rows[first:last, 1:], some, map)
         with self._gpu.launches_of_others():
-            return self._copied(rows[first:last, 2], some, self._run)
+            return self._copied(rows[first:last, 1:], some, self._run)
 
     def bring(self, rows: Array, edges: Array) -> None:
         each = np.stack([sizes(member[:, 0], edges) for member in rows])
@@ -440,7 +434,7 @@ class _BlockCopies(TileCopies):
         if needed > self._left:
             return
         try:
-            there, places = self._copied(rows[..., 2].ravel(), each.ravel(), self._run)
+            there, places = self._copied(rows[..., 1:].reshape(-1, 2), each.ravel(), self._run)
         except torch.OutOfMemoryError:
             if len(rows) == 1:  # of several, some may still have room
                 self._left = 0
@@ -449,10 +443,10 @@ class _BlockCopies(TileCopies):
         for member, row in zip(rows, places.reshape(each.shape), strict=True):
             self._whole[member.tobytes()] = there, row
 
-    def _copied(self, addresses: Array, sizes: Array, run: _Map) -> tuple[torch.Tensor, Array]:
+    def _copied(self, lying: Array, sizes: Array, run: _Map) -> tuple[torch.Tensor, Array]:
         places = _places(sizes)
         there = self._gpu.bytes_there(int(places[-1]) + _aligned(int(sizes[-1])))
-        spans = _spans(addresses, places, sizes)
+        spans = _spans(lying, places, sizes)
         for _ in run(lambda part: self._gpu.send(part, there), _parts(spans)):
             pass
         return there, places
@@ -467,20 +461,24 @@ def _aligned(sizes: Any) -> Any:
     return -(-sizes // 256) * 256
 
 
-def _spans(addresses: Array, places: Array, sizes: Array) -> Iterator[_Span]:
-    """(address, place, bytes) of what lies together here and there."""
-    together = [starts[1:] == starts[:-1] + sizes[:-1] for starts in (addresses, places)]
-    firsts = np.flatnonzero(np.concatenate([[True], ~(together[0] & together[1])]))
+def _spans(lying: Array, places: Array, sizes: Array) -> Iterator[_Copy]:
+    """Spans of what lies together here and there; rows of `lying` are descriptor and position."""
+    files, positions = lying[:, 0], lying[:, 1]
+    together = [starts[1:] == starts[:-1] + sizes[:-1] for starts in (positions, places)]
+    whole = together[0] & together[1] & (files[1:] == files[:-1])
+    firsts = np.flatnonzero(np.concatenate([[True], ~whole]))
     lasts = np.concatenate([firsts[1:], [len(sizes)]]) - 1
     counts = places[lasts] + sizes[lasts] - places[firsts]
-    return zip(addresses[firsts].tolist(), places[firsts].tolist(), counts.tolist(), strict=True)
+    found = (files[firsts], positions[firsts], places[firsts], counts)
+    return zip(*(each.tolist() for each in found), strict=True)
 
 
-def _read(address: int, target: int, count: int) -> None:
-    """Copy bytes in memory, without Python's lock; those of a mapped file are read from it."""
-    file = mapped_at(address)
-    if file is None or not file.read(address, (ctypes.c_char * count).from_address(target)):
-        ctypes.memmove(target, address, count)
+def _read(descriptor: int, position: int, target: int, count: int) -> None:
+    """Copy bytes of a file or of memory into memory, without Python's lock."""
+    if descriptor == MEMORY:
+        ctypes.memmove(target, position, count)
+    else:
+        read(descriptor, position, _at(target, count))
 
 
 def _at(address: int, count: int) -> Array:
@@ -510,7 +508,7 @@ def _take(argument: Any, changed: Any) -> None:
 
 
 def _size(rows: StoredRows) -> int:
-    return len(rows.values[0])
+    return rows.values[0].size
 
 
 _NOTHING = torch.empty(0)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sigmerge._native import WriteFailed
-from sigmerge.engine.reading import place_of
 from sigmerge.engine.stream import Direct, Source, rounded
 from sigmerge.kernels import Array, claim
 from sigmerge.kernels.claim import CLAIM_TILE, Admission, Admitted
 from sigmerge.kernels.convert import STORAGE
-from sigmerge.kernels.stored import CODE, MEMORY, address_of
+from sigmerge.kernels.stored import CODE, MEMORY, Span, address_of
 from sigmerge.operators.base import Site
 
 PIECE = 32
 """Tiles of one tensor that one worker rewrites at a time."""
-
-
-class Stored(Source, Protocol):
-    def release(self, member: str, tensor: str) -> None:
-        """This member's values are not needed for now, but were not read for the last time."""
 
 
 class Piece(NamedTuple):
@@ -38,8 +32,7 @@ class Piece(NamedTuple):
 class LayerBlock:
     """Layer `index`: its domains, tiles, where they lie, and the pieces in which it is rewritten.
 
-    `anchor` is the source of one member, called "anchor"; `loops` pass over the tiles, and `run` is
-    like `map`.
+    `anchor` is the source of one member, called "anchor"; `loops` pass over the tiles.
     """
 
     def __init__(
@@ -47,16 +40,16 @@ class LayerBlock:
         index: int,
         sites: Sequence[Site],
         domains: Sequence[str],
-        source: Stored,
+        source: Source,
         anchor: Source,
         loops: Any = claim,
-        run: Callable[..., Iterable[Any]] = map,
     ) -> None:
-        self.index, self.domains, self.loops, self._run = index, domains, loops, run
+        self.index, self.domains, self.loops = index, domains, loops
         self._sites, self._source, self._anchor = sites, source, anchor
         self.tiles: list[tuple[int, int]] = []
         self.pieces: list[Piece] = []
         self._places: list[tuple[str, int]] = []
+        self._spans: list[Span] = []  # what the loops read
         offset, tiles = 0, PIECE * getattr(loops, "longer", 1)
         for site in sites:
             starts = range(0, site.size, CLAIM_TILE)
@@ -74,7 +67,6 @@ class LayerBlock:
         self.all_sources = np.empty((len(members), len(self._places), 3), np.int64)
         for row, (of, name) in zip(self.all_sources, members, strict=True):
             self._lay(row, of, name)
-        self._mapped = bool((self.all_sources[..., 1] == MEMORY).any())
         self.edges = np.array([0, *(stop for _, stop in self.tiles)], np.int64)
 
     @property
@@ -83,15 +75,15 @@ class LayerBlock:
         return self.all_sources[:-1]
 
     def _lay(self, tiles: Array, source: Source, member: str) -> None:
-        """Fill the rows of a member's tiles. A device finds them in memory."""
+        """Fill the rows of a member's tiles."""
         first = 0
         for site in self._sites:
-            raw = source.raw(member, site.tensor)
-            skips = np.arange(0, site.size, CLAIM_TILE) * raw.itemsize
-            rows, place = tiles[first : first + len(skips)], place_of(raw)
-            rows[:, 0], rows[:, 1], rows[:, 2] = CODE[raw.dtype], MEMORY, address_of(raw) + skips
-            if place is not None and self.loops is claim:
-                rows[:, 1], rows[:, 2] = place.descriptor, place.position + skips
+            row = source.raw(member, site.tensor)
+            self._spans.append(row)
+            skips = np.arange(0, site.size, CLAIM_TILE) * row.dtype.itemsize
+            rows = tiles[first : first + len(skips)]
+            rows[:, 0], rows[:, 1] = CODE[row.dtype], row.descriptor
+            rows[:, 2] = row.position + skips
             first += len(skips)
 
     def not_finite(self, domain: int, tile: int) -> None:
@@ -99,14 +91,6 @@ class LayerBlock:
         first, last = self.tiles[tile]
         names = [self.domains[domain], "reference"]
         self._source.not_finite(names, tensor, start, start + last - first)
-
-    def claimed(self, domain: int) -> None:
-        """Nothing reads this domain's values until the update: their memory is given back."""
-        if not self._mapped:
-            return
-        name, tensors = self.domains[domain], [site.tensor for site in self._sites]
-        for _ in self._run(lambda tensor: self._source.release(name, tensor), tensors):
-            pass
 
     def wrote(
         self, piece: Piece, update: Admission, owner: Any, dtype: str, direct: Direct
@@ -139,7 +123,7 @@ class LayerBlock:
     def _done(self, piece: Piece) -> None:
         stop = piece.start + piece.size
         for source in (self._source, self._anchor):
-            source.done(piece.tensor, piece.start, stop, mapped=self._mapped)
+            source.done(piece.tensor, piece.start, stop)
 
     def _admit(self, piece: Piece, update: Admission, owner: Any, dtype: str) -> tuple[Array, bool]:
         kind = STORAGE[dtype]

@@ -17,9 +17,9 @@ import numpy as np
 
 from sigmerge._native import WriteFailed
 from sigmerge.engine.beside import Write
-from sigmerge.engine.reading import named_reads, place_of
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import OutputError
+from sigmerge.files.opened import named_reads
 from sigmerge.kernels import STRIP, TILE, Array
 from sigmerge.kernels import merge as kernels
 from sigmerge.kernels.convert import NARROW, STORAGE
@@ -32,6 +32,7 @@ from sigmerge.kernels.stored import (
     CODE,
     MEMORY,
     FilePlace,
+    Span,
     address_of,
     is_finite,
     load_rows,
@@ -61,7 +62,7 @@ class StoredRows(NamedTuple):
     tensor: str
     start: int
     members: Sequence[str]
-    values: Sequence[Array]
+    values: Sequence[Span]
 
 
 class Accelerator(Protocol):
@@ -112,22 +113,17 @@ class Source(Protocol):
     def in_files(self) -> bool:
         """Whether all values lie in files; those of a chunk that do not are made all at once."""
 
-    def raw(self, member: str, tensor: str) -> Array:
+    def raw(self, member: str, tensor: str) -> Span:
         """A whole tensor as it is stored, flat; bfloat16 as uint16 bit patterns."""
 
-    def piece(self, member: str, tensor: str, start: int, stop: int) -> Array:
+    def piece(self, member: str, tensor: str, start: int, stop: int) -> Span:
         """A run of a tensor as it is stored."""
 
     def not_finite(self, members: Sequence[str], tensor: str, start: int, stop: int) -> None:
         """Raise if a value of these members is NaN or infinite, and that is not allowed."""
 
-    def done(
-        self, tensor: str, start: int, stop: int, read: float = 1.0, *, mapped: bool = True
-    ) -> None:
-        """These coordinates, or that share of them, were read and are not needed for now.
-
-        `mapped`: in memory that maps a file, whose pages can be given back.
-        """
+    def done(self, tensor: str, start: int, stop: int, read: float = 1.0) -> None:
+        """These coordinates, or that share of them, were read."""
 
     def prefetch(self, tensors: Iterable[str]) -> None:
         """These tensors come next."""
@@ -188,10 +184,10 @@ class StreamChunk:
             return False
         for part, given in self._by_part(arguments):
             first, last = part.start - self.start, part.stop - self.start
-            own = [row[first:last] for row in rows]
+            own = [row.part(first, last) for row in rows]
             with named_reads():
-                fine = kernel(part._table(own), part.start, part.size, *given)
-            part._done(own, share)
+                fine = kernel(table(own), part.start, part.size, *given)
+            part._done(share)
             part._check(fine, reference=reference)
         return True
 
@@ -258,8 +254,12 @@ class StreamChunk:
         """The expert's own stored values, where the merge is nothing else and they are finite."""
         if not formula.is_copy:
             return None
-        (raw,) = self._stored(reference=False)
-        return raw if raw.dtype == STORAGE[dtype] and is_finite(raw) else None
+        (row,) = self._stored(reference=False)
+        if row.dtype != STORAGE[dtype]:
+            return None
+        with named_reads():
+            raw = row.array()
+        return raw if is_finite(raw) else None
 
     def norm(self, formula: Formula, tile: int) -> float:
         """‖τ‖₁ of what a formula gives, added up tile by tile."""
@@ -283,7 +283,7 @@ class StreamChunk:
         for start in range(self.start, self.stop, self.step):
             tile = Tile(start, *_rows(rows, min(self.step, self.stop - start)))
             first = start - self.start
-            here = self._table([row[first : first + tile.out.size] for row in stored])
+            here = table([row.part(first, first + tile.out.size) for row in stored])
             with named_reads():
                 fine = load_rows(here[:rows], here[-1:] if less else here[:0], tile.experts)
             self._check(fine, reference=bool(less) or reference)
@@ -303,7 +303,7 @@ class StreamChunk:
         values = np.empty((1, tile.out.size), np.float32)
         stop = tile.start + tile.out.size
         raw = self.source.piece("reference", self.site.tensor, tile.start, stop)
-        here = self._table([raw])
+        here = table([raw])
         with named_reads():
             fine = load_rows(here, here[:0], values)
         self._check(fine, reference=True)
@@ -330,19 +330,13 @@ class StreamChunk:
         rows = self._stored(reference=reference)
         where = (self.start, self.size, tile, self.strip, np.array(target, np.int64), number)
         with named_reads():
-            fine, stored, found = kernels.merge(formula, self._table(rows), *where)
-        self._done(rows)
+            fine, stored, found = kernels.merge(formula, table(rows), *where)
+        self._done()
         self._check(fine, reference=reference)
         return stored, found
 
-    def _table(self, rows: Sequence[Array]) -> Array:
-        """The members for a loop, which reads those that lie in files itself."""
-        return table(rows, [place_of(row) for row in rows])
-
-    def _done(self, rows: Sequence[Array], share: float = 1.0) -> None:
-        """Pages of members that do not lie in files are given back."""
-        mapped = any(place_of(row) is None for row in rows)
-        self.source.done(self.site.tensor, self.start, self.stop, share, mapped=mapped)
+    def _done(self, share: float = 1.0) -> None:
+        self.source.done(self.site.tensor, self.start, self.stop, share)
 
     def _by_part(self, arguments: Sequence[Any]) -> Iterator[tuple[StreamChunk, Sequence[Any]]]:
         """The chunk, or its parts if these have sums of their own, with a kernel's arguments."""
@@ -354,10 +348,10 @@ class StreamChunk:
             part = replace(self, start=start, stop=min(self.stop, start + length))
             yield part, [_of_part(each, number) for each in arguments]
 
-    def _named(self, values: Sequence[Array], reference: bool) -> StoredRows:
+    def _named(self, values: Sequence[Span], reference: bool) -> StoredRows:
         return StoredRows(self.site.tensor, self.start, self._names(reference), values)
 
-    def _stored(self, *, reference: bool) -> list[Array]:
+    def _stored(self, *, reference: bool) -> list[Span]:
         """The members' values; a table of them does not keep them alive while a kernel runs."""
         tensor, names = self.site.tensor, self._names(reference)
         return [self.source.piece(name, tensor, self.start, self.stop) for name in names]

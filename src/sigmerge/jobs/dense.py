@@ -35,6 +35,7 @@ from sigmerge.engine.sink import Sink
 from sigmerge.engine.stream import CHUNK, Stream, rounded
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError, RecipeError
+from sigmerge.files.opened import named_reads
 from sigmerge.files.sources import code_digest
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import (
@@ -439,7 +440,8 @@ def _copy_tensor(
 
         def copy(first: int) -> None:
             last = min(first + CHUNK, stored.size)
-            raw = origin.piece(member, name, first, last)
+            with named_reads():
+                raw = origin.piece(member, name, first, last).array()
             if raw.dtype == STORAGE[dtype] and is_finite(raw):
                 output.write(name, first, raw)
             else:

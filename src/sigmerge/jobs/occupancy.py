@@ -26,11 +26,11 @@ from sigmerge.checkpoints.writer import Layout, Output, mirror_layout
 from sigmerge.engine.beside import beside
 from sigmerge.engine.layer import LayerBlock, Piece
 from sigmerge.engine.machine import INTERPRETER, Meter, versions
-from sigmerge.engine.reading import named_reads
 from sigmerge.engine.sink import Sink
 from sigmerge.engine.stream import ahead
 from sigmerge.engine.workers import Workers
 from sigmerge.errors import PoolError
+from sigmerge.files.opened import named_reads
 from sigmerge.files.sources import code_digest
 from sigmerge.jobs.options import Options, Step
 from sigmerge.jobs.pools import PoolInputs, block_sites
@@ -277,7 +277,12 @@ def _guarded(
         warnings = tuple(dict.fromkeys([*warnings, verdict.warning]))
     if verdict.kept == "anchor":
         for name, stored in job.anchor.tensors.items():
-            output.write_bytes(name, anchor.reader.bytes(stored))
+            if not stored.floating or not stored.size:
+                output.write_bytes(name, anchor.reader.bytes(stored))
+                continue
+            for start in range(0, stored.size, COPIED):
+                stop = min(start + COPIED, stored.size)
+                output.write(name, start, anchor.reader.raw(stored, start, stop))
     return plan.model_copy(update={"guard": verdict, "warnings": warnings})
 
 
@@ -417,7 +422,7 @@ def _write_layer(
     names = [site.tensor for site in sites]
     for one in (source, anchor):
         one.hold(names, workers.map)
-    block = LayerBlock(index, sites, job.domains, source, anchor, loops, workers.map)
+    block = LayerBlock(index, sites, job.domains, source, anchor, loops)
     if loops is not compiled:
         claiming = {d for turn in job.rounds for d, quota in enumerate(turn.quota[index]) if quota}
         rows = [*sorted(claiming), *([-2] if claiming else []), -1]
@@ -467,7 +472,8 @@ def _copy_outside(job: OccupancyJob, anchor: PoolSource, workers: Workers, outpu
 
     def copy(piece: tuple[str, int, int]) -> None:
         name, start, stop = piece
-        raw = anchor.piece("anchor", name, start, stop)
+        with named_reads():
+            raw = anchor.piece("anchor", name, start, stop).array()
         if not is_finite(raw):
             anchor.not_finite(["anchor"], name, start, stop)
         output.write(name, start, raw)

@@ -232,7 +232,7 @@ class _Comparison:
 
     def write(self, tensor: str, start: int, raw: Array) -> None:
         begin = start * raw.itemsize
-        held = self._held(tensor)[begin : begin + raw.nbytes]
+        held = self._held(tensor, begin, begin + raw.nbytes)
         if held == raw.view(np.uint8).data:
             return
         unequal = raw.size
@@ -278,9 +278,9 @@ class _Comparison:
             for tensor, count in self._counts.items()
         ] + self._strange
 
-    def _held(self, tensor: str) -> memoryview:
+    def _held(self, tensor: str, begin: int = 0, end: int | None = None) -> memoryview:
         stored = self._stored.tensors.get(tensor)
-        return memoryview(b"") if stored is None else self._reader.bytes(stored)
+        return memoryview(b"") if stored is None else self._reader.bytes(stored, begin, end)
 
     def finish(self, block: str, record: Any = None, tensors: Iterable[str] | None = None) -> None:
         self.done[block] = record

@@ -1,12 +1,13 @@
 """Stored values as the native core reads them: in an open file, or in memory.
 
 A row of a table of members is (type, descriptor, position), or (type, MEMORY, address). Whoever
-makes a table keeps its arrays alive, and its files open, while a loop runs.
+makes a table keeps its spans while a loop runs, and they keep what is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -35,26 +36,54 @@ class FilePlace(NamedTuple):
     width: int
 
 
-def address_of(row: Array) -> int:
-    if not row.flags.c_contiguous:
+def address_of(values: Array) -> int:
+    if not values.flags.c_contiguous:
         raise ValueError("a kernel reads contiguous values only")
-    return int(row.__array_interface__["data"][0])
+    return int(values.__array_interface__["data"][0])
 
 
-def table(rows: Sequence[Array], places: Sequence[FilePlace | None] = ()) -> Array:
-    """The members of a loop: rows that have a place in a file are read there."""
-    lying = places or [None] * len(rows)
-    return np.array(
-        [
-            (CODE[row.dtype], at.descriptor, at.position) if at else _in_memory(row)
-            for row, at in zip(rows, lying, strict=True)
-        ],
-        np.int64,
-    ).reshape(-1, 3)
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Values of one type that lie one behind the other, in an open file or in memory.
+
+    `owner` is that file, which is open as long as there is a span, or the flat array.
+    """
+
+    dtype: np.dtype[Any]
+    size: int
+    descriptor: int
+    position: int
+    owner: Any
+
+    @classmethod
+    def of(cls, values: Array) -> Span:
+        """Values in memory."""
+        return cls(values.dtype, values.size, MEMORY, address_of(values), values)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def part(self, first: int, stop: int) -> Span:
+        """The values [first, stop)."""
+        position = self.position + first * self.dtype.itemsize
+        return replace(self, size=min(stop, self.size) - first, position=position)
+
+    def array(self) -> Array:
+        """The values: read from the file, or where they are in memory."""
+        if self.descriptor == MEMORY:
+            first = (self.position - address_of(self.owner)) // self.dtype.itemsize
+            return np.asarray(self.owner[first : first + self.size])
+        values = np.empty(self.size, self.dtype)
+        _native.read(self.descriptor, self.position, values)
+        return values
 
 
-def _in_memory(row: Array) -> tuple[int, int, int]:
-    return CODE[row.dtype], MEMORY, address_of(row)
+def table(rows: Sequence[Span | Array]) -> Array:
+    """The members of a loop."""
+    given = [row if isinstance(row, Span) else Span.of(row) for row in rows]
+    lying = [(CODE[row.dtype], row.descriptor, row.position) for row in given]
+    return np.array(lying, np.int64).reshape(-1, 3)
 
 
 def is_finite(row: Array) -> bool:

@@ -83,9 +83,6 @@ class Block(Protocol):
     def not_finite(self, domain: int, tile: int) -> None:
         """Called for a tile on which θ_d or θ_ref holds NaN or infinity; may raise."""
 
-    def claimed(self, domain: int) -> None:
-        """Called when θ_d is not read again before the update."""
-
 
 @dataclass(frozen=True)
 class Claims:
@@ -145,7 +142,6 @@ def claim(
             before = step.left if step else kernels.SETTLED
             step = _Step(block, owner, domain, quota[domain], free, *how, before)
             support[domain], mass[domain] = step.claim()
-            block.claimed(domain)
         free -= quota[domain]
     if step:
         step.settle()

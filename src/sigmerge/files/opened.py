@@ -1,0 +1,61 @@
+"""Files that loops read by descriptor: each is open as long as anything refers to it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from sigmerge._native import ReadFailed
+from sigmerge.errors import PoolError
+
+
+class OpenFile:
+    """A file to be read. Who has taken its descriptor keeps it until nothing reads there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.status = os.fstat(self.descriptor)
+        _opened[self.descriptor] = self
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):  # it could be opened
+            os.close(self.descriptor)
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether it may be open for long: half of what a process may open is for other files."""
+        return self.descriptor < _most_descriptors() // 2
+
+
+_opened: WeakValueDictionary[int, OpenFile] = WeakValueDictionary()
+
+
+def _most_descriptors() -> int:
+    if sys.platform == "win32":
+        return 512
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def became_shorter(file: Path | ReadFailed) -> PoolError:
+    return PoolError(
+        f"{file}: became shorter while it was read, or its disk fails. Nothing is published. Put "
+        "the whole file back, then run the same command again."
+    )
+
+
+@contextmanager
+def named_reads() -> Iterator[None]:
+    """PoolError with the file's name where a loop could not read one."""
+    try:
+        yield
+    except ReadFailed as failure:
+        file = _opened.get(failure.descriptor)
+        raise became_shorter(file.path if file else failure) from None
